@@ -1,0 +1,74 @@
+"""Backends by name, and the one way to start an SPMD program on any of them (design section 6).
+
+No framework is imported before one of its backends is asked for.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+from linop.backends.base import Backend, BoundPlan
+from linop.errors import ArgumentError
+
+BACKENDS = {
+    "reference": "linop.backends.reference",
+    "threads": "linop.backends.threads",
+    "mpi": "linop.backends.mpi",
+}
+"""Each module has ``get(**options) -> Backend`` and ``launch(main, workers) -> list``."""
+
+__all__ = ["BACKENDS", "Backend", "BoundPlan", "get", "launch"]
+
+
+def get(name: str, **options: Any) -> Backend:
+    """The backend of that name.
+
+    Args:
+        name: a key of `BACKENDS`.
+        options: ``comm`` for ``mpi``: the communicator, COMM_WORLD by default.
+
+    Raises:
+        ArgumentError: no such backend. MissingExtraError: it needs a package that is not installed.
+    """
+    backend: Backend = _module(name).get(**options)
+    return backend
+
+
+def launch(
+    main: Callable[[Backend], Any], workers: int | None = None, backend: str | None = None
+) -> list[Any]:
+    """Run ``main(backend)`` on every worker: on the ranks under ``mpiexec``, else on threads.
+
+    Args:
+        main: the SPMD program.
+        workers: how many; by default all ranks, or 1 thread.
+        backend: a name, to choose another than that.
+
+    Returns:
+        What `main` returned, by worker; None for workers that ran in other processes.
+
+    Raises:
+        BackendError: fewer ranks than workers; and whatever `main` raised. Under ``mpiexec`` an
+            exception that leaves a process ends the whole job.
+    """
+    if workers is not None and (not isinstance(workers, int) or workers < 1):
+        raise ArgumentError(f"launch: workers is a whole number from 1; given {workers!r}")
+    name = backend or ("mpi" if in_mpi_job() else "threads")
+    results: list[Any] = _module(name).launch(main, workers)
+    return results
+
+
+def in_mpi_job() -> bool:
+    """Whether this process was started by an ``mpiexec``."""
+    marks = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMI_RANK", "PMIX_RANK", "MPI_LOCALNRANKS")
+    return any(mark in os.environ for mark in marks)
+
+
+def _module(name: str) -> Any:
+    if name not in BACKENDS:
+        raise ArgumentError(f"unknown backend {name!r}; there are {', '.join(BACKENDS)}")
+    return import_module(BACKENDS[name])
+

@@ -1,0 +1,38 @@
+"""Backends whose one process holds all workers: plans take and give all regions."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+from linop.backends.base import Backend, BoundPlan
+from linop.operator import LinearOperator
+from linop.space import Array, Vector
+
+
+class Whole(Backend):
+    """A backend that holds every worker."""
+
+    @abstractmethod
+    def apply(self, op: LinearOperator, x: Vector) -> Vector:
+        """op(x), for a vector with all regions, in new memory."""
+
+    def compile(self, op: LinearOperator) -> BoundPlan:
+        op.stages  # noqa: B018 - find what is wrong with it now
+        return WholePlan(op, self)
+
+
+class WholePlan(BoundPlan):
+    """A plan over all workers, run when it is finished."""
+
+    def __init__(self, op: LinearOperator, backend: Whole) -> None:
+        super().__init__(op, backend)
+        self._whole = backend
+
+    def _bind_adjoint(self) -> BoundPlan:
+        return WholePlan(self.op.H, self._whole)
+
+    def _begin(self, arrays: dict[str, Array]) -> Vector:
+        return Vector(self.domain, arrays)
+
+    def _end(self, running: Vector) -> dict[str, Array]:
+        return self._whole.apply(self.op, running).arrays

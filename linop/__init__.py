@@ -1,0 +1,99 @@
+"""linop: a backend-agnostic linear-operator algebra for data movement.
+
+Regions of memory on workers, five memory operators on them, and everything composed from these:
+collectives, halo exchanges, repartitions, with adjoints that are derived, never written.
+"""
+
+from linop import errors
+from linop.algebra import direct_sum, hstack, identity, vstack, zero
+from linop.collectives import (
+    all_gather,
+    all_reduce,
+    all_to_all,
+    broadcast,
+    gather,
+    reduce_scatter,
+    repartition,
+    ring_all_reduce,
+    scatter,
+    send_recv,
+    shift,
+    sum_reduce,
+)
+from linop.cost import Cost
+from linop.errors import LinopError
+from linop.halo import HaloDim, halo_exchange, halo_geometry
+from linop.local import convolution, diagonal, fft, from_scipy, local, matrix, restriction
+from linop.memory import add, allocate, clear, copy, deallocate, move
+from linop.movement import Movement, Transfer
+from linop.operator import LinearOperator
+from linop.partition import Partition
+from linop.plan import Plan
+from linop.region import Region, Subset
+from linop.solvers import cgls
+from linop.space import Space, Vector
+from linop.tensor import COPIES, REPLICATED, TensorSpace
+from linop.verify import verify
+
+# isort: split
+# The floors above the core, which itself never imports them.
+from linop import backends, testing
+from linop.backends import launch
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "COPIES",
+    "Cost",
+    "HaloDim",
+    "LinearOperator",
+    "LinopError",
+    "Movement",
+    "Partition",
+    "Plan",
+    "REPLICATED",
+    "Region",
+    "Space",
+    "Subset",
+    "TensorSpace",
+    "Transfer",
+    "Vector",
+    "add",
+    "all_gather",
+    "all_reduce",
+    "all_to_all",
+    "allocate",
+    "backends",
+    "broadcast",
+    "cgls",
+    "clear",
+    "convolution",
+    "copy",
+    "deallocate",
+    "diagonal",
+    "direct_sum",
+    "errors",
+    "fft",
+    "from_scipy",
+    "gather",
+    "halo_exchange",
+    "halo_geometry",
+    "hstack",
+    "identity",
+    "launch",
+    "local",
+    "matrix",
+    "move",
+    "reduce_scatter",
+    "repartition",
+    "restriction",
+    "ring_all_reduce",
+    "scatter",
+    "send_recv",
+    "shift",
+    "sum_reduce",
+    "testing",
+    "verify",
+    "vstack",
+    "zero",
+]

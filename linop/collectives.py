@@ -1,0 +1,455 @@
+"""Collectives, composed from the memory operators and nothing else (paper, section 3).
+
+Each says which subset is added to which, in `_out_of_place`; adjoints are derived. Where the paper
+writes a copy C_{a→b} = S_{a→b} A_b, all A_b are done at once here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from linop.algebra import Named, identity
+from linop.errors import ArgumentError, PartitionError
+from linop.memory import add, allocate, copy, deallocate
+from linop.operator import LinearOperator, compose
+from linop.partition import Partition, as_partition, balanced
+from linop.region import Part, Region, Subset, as_subset, naturals
+from linop.space import Space
+from linop.tensor import COPIES, REPLICATED, Axis, TensorSpace, as_tensor_space, shared_part
+
+Pair = tuple[Part, Part]
+
+
+def out_of_place(domain: Space, codomain: Space, pairs: Iterable[Pair]) -> LinearOperator:
+    """D_domain ΣS_{a→b} A_codomain: zeros, plus every subset a of the domain added to its subset b of
+    the codomain. Where names are in both spaces, the new regions are made under primed names and
+    moved to their own once the old ones are gone."""
+    clash = any(region.name in domain for region in codomain.regions)
+    fresh = {r.name: _primed(r, domain) if clash else r for r in codomain.regions}
+    bring = allocate(domain, *fresh.values())
+    factors = [bring]
+    for a, b in pairs:
+        target = as_subset(b)
+        subset = Subset(fresh[target.region.name], target.start, target.stop)
+        factors.append(add(bring.codomain, a, subset))
+    # The deallocations are written as adjoints of allocations, so that they end in `codomain` itself.
+    if not clash:
+        return compose(allocate(codomain, *domain.regions).H, *reversed(factors))
+    dropped = deallocate(bring.codomain, *domain.regions)
+    renamed = allocate(dropped.codomain, *codomain.regions)
+    moves = [add(renamed.codomain, fresh[r.name], r) for r in codomain.regions]
+    end = allocate(codomain, *fresh.values()).H
+    return compose(end, *reversed(moves), renamed, dropped, *reversed(factors))
+
+
+def send_recv(space: Space, a: Part, b: Part) -> LinearOperator:
+    """The copy C_{a→b}, where a and b are on different workers: in place where the space has b's
+    region, out of place where it has not."""
+    return copy(space, a, b)
+
+
+def broadcast(
+    X: TensorSpace,
+    partition: Partition,
+    transpose_src: bool = False,
+    transpose_dest: bool = False,
+) -> LinearOperator:
+    """B: every block of X copied to all workers of the new grid that it matches (equation 8).
+
+    Grid axes match as in NumPy's broadcasting, one way: X's grid is extended with ones on the left;
+    then each of its axes is as long as the new grid's, or 1. Transposition reverses a grid before
+    that: the worker at (i, j) stands at (j, i).
+
+    Args:
+        X: the blocks to send.
+        partition: the new grid.
+        transpose_src, transpose_dest: reverse X's grid, or the new one.
+
+    Returns:
+        The operator from X to its blocks on the new grid, with `COPIES` where it broadcast. Its
+        adjoint is the sum-reduction (equation 9).
+
+    Raises:
+        PartitionError: the grids do not match; the message names the axis.
+    """
+    X = as_tensor_space("broadcast", X)
+    small, roles = _oriented(X, transpose_src)
+    large = as_partition(partition).T if transpose_dest else as_partition(partition)
+    small, roles = _matched("broadcast", "source", small, roles, "destination", large)
+    new_roles = _roles(small, large, roles)
+    Y = _on_grid(X, partition, new_roles, transpose_dest)
+    pairs = [
+        (X.region(small.worker(_fold(large.coordinates(w), small))), Y.region(w))
+        for w in partition.workers
+    ]
+    return Named("B", f"{X.partition}→{partition}", out_of_place(X, Y, _once(pairs)))
+
+
+def sum_reduce(
+    Y: TensorSpace,
+    partition: Partition,
+    transpose_src: bool = False,
+    transpose_dest: bool = False,
+) -> LinearOperator:
+    """R: the independent copies in Y summed to the blocks of a smaller grid; the adjoint of a
+    broadcast (paper, section 3, and DistDL's reduction rules).
+
+    The new grid is extended with ones on the left; then each of its axes is as long as that of Y's
+    grid, or 1: there the copies are summed. Transposition reverses a grid before that.
+
+    Args:
+        Y: blocks, with `COPIES` along the grid axes that are summed.
+        partition: the new grid.
+        transpose_src, transpose_dest: reverse Y's grid, or the new one.
+
+    Raises:
+        PartitionError: the grids do not match, or an axis to be summed does not hold copies; the
+            message names the axis.
+    """
+    Y = as_tensor_space("sum_reduce", Y)
+    large, roles = _oriented(Y, transpose_src)
+    small = as_partition(partition).T if transpose_dest else as_partition(partition)
+    kept = small.ndim
+    small, _ = _matched("sum_reduce", "destination", small, (COPIES,) * kept, "source", large)
+    for k, (n, role) in enumerate(zip(large.shape, roles, strict=True)):
+        if small.shape[k] < n and role is not COPIES:
+            raise PartitionError(
+                f"sum_reduce: grid axis {k} of the source ({large}) is to be summed, but it does not "
+                f"hold independent copies: {_describe(role)}; give axes= with COPIES there"
+            )
+    X = _on_grid(Y, partition, roles[large.ndim - kept :], transpose_dest)
+    pairs = [
+        (Y.region(w), X.region(small.worker(_fold(large.coordinates(w), small))))
+        for w in large.workers
+    ]
+    return Named("R", f"{Y.partition}→{partition}", out_of_place(Y, X, _once(pairs)))
+
+
+def all_reduce(Y: TensorSpace, grid_axes: int | Sequence[int] | None = None) -> LinearOperator:
+    """B R: every copy along the grid axes becomes the sum of the copies; self-adjoint (section 3).
+
+    Args:
+        Y: blocks, with `COPIES` along the grid axes.
+        grid_axes: which; by default all that hold several copies.
+    """
+    Y = as_tensor_space("all_reduce", Y)
+    axes = _copied_axes("all_reduce", Y, grid_axes)
+    one = tuple(slice(0, 1) if k in axes else slice(None) for k in range(Y.partition.ndim))
+    reduced = sum_reduce(Y, Y.partition[one])
+    spread = broadcast(as_tensor_space("all_reduce", reduced.codomain), Y.partition)
+    return compose(spread, reduced)
+
+
+def ring_all_reduce(Y: TensorSpace, grid_axes: int | Sequence[int] | None = None) -> LinearOperator:
+    """The all-reduce as two rounds around a ring of P workers, a P-th of the data a message: adds
+    until each worker has one chunk summed, then copies. Equal to `all_reduce`, and in place.
+
+    Args:
+        Y: blocks, with `COPIES` along the grid axes.
+        grid_axes: the axes that make up the ring; by default all that hold several copies.
+    """
+    Y = as_tensor_space("ring_all_reduce", Y)
+    rings = Y.lines(_copied_axes("ring_all_reduce", Y, grid_axes))
+    factors: list[LinearOperator] = []
+    for hop, first_chunk in ((add, 0), (copy, 1)):
+        for step in range(len(rings[0]) - 1):
+            for ring in rings:
+                chunks = _chunks(ring[0], len(ring))
+                for k, here in enumerate(ring):
+                    piece = chunks[(k + first_chunk - step) % len(ring)]
+                    if piece is not None:
+                        there = ring[(k + 1) % len(ring)]
+                        factors.append(hop(Y, here[piece], there[piece]))
+    body = compose(*reversed(factors)) if factors else identity(Y)
+    return Named("Ring", str(len(rings[0])), body)
+
+
+def all_gather(
+    X: TensorSpace, grid_axes: int | Sequence[int] | None = None, into: Axis = COPIES
+) -> LinearOperator:
+    """Every worker along the grid axes gets the concatenation of their blocks.
+
+    Args:
+        X: blocks that the grid axes split.
+        grid_axes: which; by default all that split a dimension.
+        into: `COPIES`, independent ones, with the reduce-scatter as adjoint; or `REPLICATED`, one
+            tensor held by all, with a mere slice as adjoint.
+    """
+    X = as_tensor_space("all_gather", X)
+    split = [k for k, axis in enumerate(X.axes) if isinstance(axis, int)]
+    axes = split if grid_axes is None else _grid_axes("all_gather", X, grid_axes)
+    for k in axes:
+        if k not in split:
+            raise PartitionError(f"all_gather: grid axis {k} splits nothing: {_describe(X.axes[k])}")
+    if into not in (COPIES, REPLICATED):
+        raise ArgumentError(f"all_gather: into is COPIES or REPLICATED; given {into!r}")
+    roles = [into if k in axes else axis for k, axis in enumerate(X.axes)]
+    kept = {d: X.bounds[d] for d in range(X.ndim) if d in roles}
+    Y = X.like(X.partition, roles, kept)
+    return Named("G", _over(axes), out_of_place(X, Y, _along_lines(X, Y, axes)))
+
+
+def reduce_scatter(
+    Y: TensorSpace,
+    grid_axes: int | Sequence[int] | None = None,
+    dims: int | Sequence[int] | None = None,
+) -> LinearOperator:
+    """The copies along the grid axes summed, and the sum cut into blocks along these same axes: the
+    adjoint of `all_gather`.
+
+    Args:
+        Y: blocks, with `COPIES` along the grid axes.
+        grid_axes: which; by default all that hold several copies.
+        dims: the tensor dimension that each splits afterwards; by default grid axis k splits k.
+    """
+    Y = as_tensor_space("reduce_scatter", Y)
+    axes = _copied_axes("reduce_scatter", Y, grid_axes)
+    into = axes if dims is None else naturals(dims, "dims of reduce_scatter")
+    if len(into) != len(axes):
+        raise ArgumentError(f"reduce_scatter: {len(into)} dims for {len(axes)} grid axes")
+    roles: list[Axis] = list(Y.axes)
+    for k, d in zip(axes, into, strict=True):
+        roles[k] = d
+    kept = {d: Y.bounds[d] for d in range(Y.ndim) if d in Y.axes}
+    X = Y.like(Y.partition, roles, kept)
+    return Named("RS", _over(axes), out_of_place(Y, X, _along_lines(Y, X, axes)))
+
+
+def all_to_all(X: TensorSpace, grid_axis: int, dim: int) -> LinearOperator:
+    """The tensor dimension that a grid axis splits is put together, and `dim` is split instead: a
+    block permutation within each line of workers along the axis (paper, section 3).
+
+    Args:
+        X: blocks; `grid_axis` splits one dimension, and no axis splits `dim`.
+    """
+    X = as_tensor_space("all_to_all", X)
+    (axis,) = _grid_axes("all_to_all", X, grid_axis)
+    if not isinstance(X.axes[axis], int):
+        raise PartitionError(f"all_to_all: grid axis {axis} splits nothing: {_describe(X.axes[axis])}")
+    roles: list[Axis] = list(X.axes)
+    roles[axis] = dim
+    kept = {d: X.bounds[d] for d in range(X.ndim) if d in X.axes and d in roles and d != dim}
+    Y = X.like(X.partition, roles, kept)
+    return Named("T", f"{X.axes[axis]}→{dim}", out_of_place(X, Y, _along_lines(X, Y, [axis])))
+
+
+def repartition(X: TensorSpace, partition: Partition | TensorSpace) -> LinearOperator:
+    """The same global tensor in other blocks, on the same workers, others, or both.
+
+    Args:
+        X: blocks, each element in one of them.
+        partition: the new grid, whose axis k splits dimension k; or the tensor space itself, with
+            any decomposition, copies and replicated axes included.
+
+    Raises:
+        PartitionError: global shape or dtype differ, or X holds copies, so that it is not said
+            which one to take.
+    """
+    X = as_tensor_space("repartition", X)
+    Y = _target("repartition", X, partition)
+    return Named("P", f"{X.partition}→{Y.partition}", out_of_place(X, Y, _meeting(X, Y)))
+
+
+def scatter(X: TensorSpace, partition: Partition | TensorSpace) -> LinearOperator:
+    """From one worker that holds the whole tensor to blocks on many (paper, section 3).
+
+    Raises:
+        PartitionError: X is not on one worker.
+    """
+    X = as_tensor_space("scatter", X)
+    if len(X.regions) != 1 or X.regions[0].replicated:
+        raise PartitionError(f"scatter: the tensor is on workers {X.workers}; expected one")
+    Y = _target("scatter", X, partition)
+    return Named("Sc", f"→{Y.partition}", out_of_place(X, Y, _meeting(X, Y)))
+
+
+def gather(X: TensorSpace, worker: int = 0) -> LinearOperator:
+    """From blocks on many workers to the whole tensor on one."""
+    X = as_tensor_space("gather", X)
+    Y = _target("gather", X, Partition((1,) * X.ndim, [worker]))
+    return Named("Ga", f"→{worker}", out_of_place(X, Y, _meeting(X, Y)))
+
+
+def shift(X: TensorSpace, steps: int, grid_axis: int = 0, periodic: bool = True) -> LinearOperator:
+    """Every block moved some steps along a grid axis.
+
+    Args:
+        X: blocks.
+        steps: how far; negative goes to lower coordinates.
+        grid_axis: along which axis.
+        periodic: whether the grid closes to a ring; if not, blocks that leave are dropped, and
+            zeros, of the shape of the block there before, come in.
+    """
+    X = as_tensor_space("shift", X)
+    (axis,) = _grid_axes("shift", X, grid_axis)
+    if X.axes[axis] is REPLICATED:
+        raise PartitionError(f"shift: along grid axis {axis} all workers hold the same block")
+    n = X.partition.shape[axis]
+    came_from = [k - steps if periodic or 0 <= k - steps < n else None for k in range(n)]
+    came_from = [None if k is None else k % n for k in came_from]
+    bounds = {d: X.bounds[d] for d in range(X.ndim)}
+    role = X.axes[axis]
+    if isinstance(role, int):
+        old = X.bounds[role]
+        bounds[role] = tuple(old[k if j is None else j] for k, j in enumerate(came_from))
+    Y = X.like(X.partition, X.axes, bounds)
+    pairs: list[Pair] = []
+    for sources, targets in zip(X.lines([axis]), Y.lines([axis]), strict=True):
+        pairs += [(sources[j], targets[k]) for k, j in enumerate(came_from) if j is not None]
+    return Named("Shift", f"{steps:+d}", out_of_place(X, Y, pairs))
+
+
+def _meeting(X: TensorSpace, Y: TensorSpace) -> list[Pair]:
+    """Every block of X with every block of Y that holds some of the same elements."""
+    if not X.disjoint:
+        raise PartitionError(
+            f"{X!r} holds elements more than once, so which to take is not said; sum_reduce copies "
+            f"first, or name the blocks with send_recv"
+        )
+    split = [X.axes.index(d) if d in X.axes else None for d in range(X.ndim)]
+    at = {r: X.partition.coordinates(r.workers[0]) for r in X.regions}
+    blocks = {tuple(0 if k is None else c[k] for k in split): r for r, c in at.items()}
+    pairs: list[Pair] = []
+    for target in Y.regions:
+        hits: list[tuple[int, ...]] = [()]
+        for cuts, box in zip(X.bounds, Y.block(target), strict=True):
+            meet = [k for k, (a, b) in enumerate(cuts) if max(a, box.start) < min(b, box.stop)]
+            hits = [(*hit, k) for hit in hits for k in meet]
+        pairs += [p for hit in hits if (p := shared_part(X, blocks[hit], Y, target)) is not None]
+    return pairs
+
+
+def _along_lines(X: TensorSpace, Y: TensorSpace, grid_axes: Sequence[int]) -> list[Pair]:
+    """Every block of X with every block of Y of its line that holds some of the same elements."""
+    pairs: list[Pair] = []
+    for workers in X._worker_lines(grid_axes):
+        for target in dict.fromkeys(map(Y.region, workers)):
+            for source in dict.fromkeys(map(X.region, workers)):
+                if (pair := shared_part(X, source, Y, target)) is not None:
+                    pairs.append(pair)
+    return _once(pairs)
+
+
+def _oriented(X: TensorSpace, transpose: bool) -> tuple[Partition, tuple[Axis, ...]]:
+    return (X.partition.T, X.axes[::-1]) if transpose else (X.partition, X.axes)
+
+
+def _matched(
+    what: str,
+    small_name: str,
+    small: Partition,
+    roles: tuple[Axis, ...],
+    large_name: str,
+    large: Partition,
+) -> tuple[Partition, tuple[Axis, ...]]:
+    """The smaller grid (and its roles) extended on the left to match the larger one.
+
+    Raises:
+        PartitionError: it has more axes, or an axis neither matches nor is 1.
+    """
+    if small.ndim > large.ndim:
+        raise PartitionError(
+            f"{what}: the {small_name} grid {small} has more axes ({small.ndim}) than the "
+            f"{large_name} grid {large} ({large.ndim})"
+        )
+    extended = small.extend(large.ndim)
+    for k, (m, n) in enumerate(zip(extended.shape, large.shape, strict=True)):
+        if m not in (1, n):
+            raise PartitionError(
+                f"{what}: grid axis {k} does not match: {m} in the {small_name} grid {extended}, "
+                f"{n} in the {large_name} grid {large}; it must be {n} or 1 in the former"
+            )
+    return extended, (COPIES,) * (large.ndim - small.ndim) + roles
+
+
+def _roles(small: Partition, large: Partition, roles: Sequence[Axis]) -> tuple[Axis, ...]:
+    """The roles of the larger grid's axes: copies where the smaller one is extended."""
+    return tuple(
+        role if m == n else COPIES
+        for m, n, role in zip(small.shape, large.shape, roles, strict=True)
+    )
+
+
+def _on_grid(
+    X: TensorSpace, partition: Partition, roles: Sequence[Axis], transposed: bool
+) -> TensorSpace:
+    """The blocks of X on another grid, whose axes have these roles once it is transposed."""
+    axes = tuple(reversed(roles)) if transposed else tuple(roles)
+    return X.like(partition, axes, {d: X.bounds[d] for d in range(X.ndim)})
+
+
+def _fold(coordinates: Sequence[int], small: Partition) -> tuple[int, ...]:
+    """Coordinates in the larger grid as those in the smaller: 0 where its axis is 1."""
+    return tuple(0 if n == 1 else k for k, n in zip(coordinates, small.shape, strict=True))
+
+
+def _target(what: str, X: TensorSpace, target: Any) -> TensorSpace:
+    if isinstance(target, TensorSpace):
+        if target.global_shape != X.global_shape or target.dtype != X.dtype:
+            raise PartitionError(
+                f"{what}: global shape {target.global_shape} and dtype {target.dtype} given, "
+                f"{X.global_shape} and {X.dtype} expected"
+            )
+        return target
+    return TensorSpace(X.global_shape, as_partition(target), X.dtype, name=X.name)
+
+
+def _grid_axes(what: str, X: TensorSpace, axes: Any) -> tuple[int, ...]:
+    given = (axes,) if isinstance(axes, int) else tuple(axes)
+    ndim = X.partition.ndim
+    if any(not isinstance(k, int) or not -ndim <= k < ndim for k in given):
+        raise PartitionError(f"{what}: grid axes {given} of {X.partition!r}, which has {ndim}")
+    chosen = tuple(k % ndim for k in given)
+    if len(set(chosen)) < len(chosen):
+        raise PartitionError(f"{what}: grid axes {given} name an axis twice")
+    return chosen
+
+
+def _copied_axes(what: str, Y: TensorSpace, axes: Any) -> tuple[int, ...]:
+    if axes is None:
+        return Y.copied
+    chosen = _grid_axes(what, Y, axes)
+    for k in chosen:
+        if Y.axes[k] is not COPIES:
+            raise PartitionError(
+                f"{what}: grid axis {k} does not hold independent copies: {_describe(Y.axes[k])}"
+            )
+    return chosen
+
+
+def _chunks(block: Region, count: int) -> list[Any]:
+    """A block cut into so many pieces along its longest dimension; None for empty ones."""
+    if block.size == 0:
+        return [None] * count
+    if block.ndim == 0:
+        return [..., *[None] * (count - 1)]
+    axis = max(range(block.ndim), key=lambda d: block.shape[d])
+    pieces: list[Any] = []
+    start = 0
+    for length in balanced(block.shape[axis], count):
+        index = [slice(None)] * block.ndim
+        index[axis] = slice(start, start + length)
+        pieces.append(tuple(index) if length else None)
+        start += length
+    return pieces
+
+
+def _once(pairs: Iterable[Pair]) -> list[Pair]:
+    """Each pair once: the holders of a replicated block name it several times."""
+    return list(dict.fromkeys(pairs))
+
+
+def _primed(region: Region, space: Space) -> Region:
+    name = region.name + "'"
+    while name in space:
+        name += "'"
+    return Region(name, region.shape, region.workers)
+
+
+def _describe(role: Axis) -> str:
+    return f"it splits dimension {role}" if isinstance(role, int) else f"it is {role!r}"
+
+
+def _over(axes: Sequence[int]) -> str:
+    return ",".join(map(str, axes))

@@ -1,0 +1,62 @@
+"""Every error linop raises on purpose: one small family, each also the fitting built-in.
+
+Catch :class:`LinopError` for all of them, or the built-in you would have caught anyway. A message
+states what was given, what was expected, and how to mend it.
+"""
+
+from __future__ import annotations
+
+
+class LinopError(Exception):
+    """Base of every error that linop raises on purpose."""
+
+    # KeyError would print the repr of its message; every error of this family prints the text.
+    __str__ = Exception.__str__
+
+
+class SpaceError(LinopError, ValueError):
+    """Two spaces that should be the same are not, or a space cannot be built as asked."""
+
+
+class RegionError(SpaceError, KeyError):
+    """A region is unknown to a space, or named twice in it."""
+
+
+class SubsetError(LinopError, IndexError, ValueError):
+    """An index into a region that is out of bounds, has a step, or does not fit its dimensions."""
+
+
+class ShapeError(LinopError, ValueError):
+    """Shapes that should be equal are not."""
+
+
+class DTypeError(LinopError, TypeError):
+    """An array or a scalar of a type that the space cannot hold."""
+
+
+class ArgumentError(LinopError, TypeError):
+    """An argument of the wrong kind (not: of the wrong value)."""
+
+
+class PartitionError(LinopError, ValueError):
+    """A partition that does not fit the tensor, the operator, or another partition."""
+
+
+class UndecidableError(LinopError, RuntimeError):
+    """A question about an operator that cannot be answered exactly from what is known of it."""
+
+
+class PlanError(LinopError, RuntimeError):
+    """The plans of all workers do not fit together. See :mod:`linop.verify` for its kinds."""
+
+
+class BackendError(LinopError, RuntimeError):
+    """A backend cannot run an operator here: a worker is missing, or workers disagree."""
+
+
+class DeadlockError(BackendError):
+    """Workers wait for messages that nobody is going to send."""
+
+
+class MissingExtraError(LinopError, ImportError):
+    """An optional package is not installed; the message names the extra that installs it."""

@@ -1,0 +1,98 @@
+"""The five memory operators as linear operators on spaces (paper, section 2; design section 3).
+
+Allocate, clear and add are placed here; copy and move are compositions of them, and so is everything
+built on top.
+"""
+
+from __future__ import annotations
+
+from linop.errors import ArgumentError, ShapeError, SpaceError
+from linop.operator import LinearOperator, Primitive, compose
+from linop.primitives import Action, Add, Allocate, Clear, Deallocate
+from linop.region import Part, Region, Subset, as_subset
+from linop.space import Space
+
+
+def allocate(space: Space, *regions: Region) -> LinearOperator:
+    """A_b: space -> space ⊕ b, new regions filled with zeros (equation 3). Adjoint: `deallocate`.
+
+    Raises:
+        RegionError: the space has a region of that name already.
+    """
+    return _place(space, Allocate(_regions("allocate", regions)))
+
+
+def deallocate(space: Space, *regions: Region) -> LinearOperator:
+    """D_b = A_b*: space ⊕ b -> space, regions taken out (equation 4). Adjoint: `allocate`.
+
+    Raises:
+        RegionError: the space has no such region.
+    """
+    return _place(space, Deallocate(_regions("deallocate", regions)))
+
+
+def clear(space: Space, part: Part) -> LinearOperator:
+    """K_b: sets a region or a subset of one to zero (equation 5). Self-adjoint."""
+    return _place(space, Clear(space.require(part)))
+
+
+def add(space: Space, a: Part, b: Part) -> LinearOperator:
+    """S_{a→b}: adds a to b, in place (equation 6). Adjoint: S_{b→a}.
+
+    Raises:
+        ShapeError: a and b differ in shape. SpaceError: they share elements.
+    """
+    source, target = space.require(a), space.require(b)
+    if source.shape != target.shape:
+        raise ShapeError(
+            f"add {source} to {target}: shapes {source.shape} and {target.shape}; they must be equal"
+        )
+    if source.overlaps(target):
+        raise SpaceError(f"add {source} to {target}: they overlap; go through a region between them")
+    return _place(space, Add(source, target))
+
+
+def copy(space: Space, a: Part, b: Part) -> LinearOperator:
+    """C_{a→b}: in place S_{a→b} K_b where the space has b's region; out of place S_{a→b} A_b, with
+    b's region allocated, where it has not (paper, section 2 and appendix A.2)."""
+    target = as_subset(b)
+    bring = _allocate_or_clear(space, target)
+    return compose(add(bring.codomain, a, target), bring)
+
+
+def move(space: Space, a: Part, b: Part) -> LinearOperator:
+    """M_{a→b}: in place K_a S_{a→b} K_b; out of place D_a S_{a→b} A_b, where the space lacks b's
+    region: then a is a whole region, and leaves the space (paper, section 2 and appendix A.3).
+
+    Raises:
+        SpaceError: b's region is new and a is a subset, which cannot leave alone.
+    """
+    source, target = as_subset(a), as_subset(b)
+    copied = copy(space, source, target)
+    if target.region.name in space:
+        return compose(clear(copied.codomain, source), copied)
+    if not source.whole:
+        raise SpaceError(
+            f"move {source} to the new region {target.region.name!r}: only a whole region can leave "
+            f"the space; allocate {target.region.name!r} first to move in place"
+        )
+    return compose(deallocate(copied.codomain, source.region), copied)
+
+
+def _allocate_or_clear(space: Space, target: Subset) -> LinearOperator:
+    if target.region.name in space:
+        return clear(space, target)
+    return allocate(space, target.region)
+
+
+def _place(space: Space, action: Action) -> LinearOperator:
+    return Primitive(space, action, action.codomain(space))
+
+
+def _regions(what: str, regions: tuple[Region, ...]) -> tuple[Region, ...]:
+    for region in regions:
+        if not isinstance(region, Region):
+            raise ArgumentError(f"{what}: expected a whole Region, given {region!r}")
+    if not regions:
+        raise ArgumentError(f"{what}: expected at least one region")
+    return regions

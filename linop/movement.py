@@ -1,0 +1,282 @@
+"""The normal form of data movement: a sparse block 0/1 matrix as a set of transfers (section 4).
+
+A `Movement` is exact: two compositions of memory operators are equal for all vectors exactly if
+their movements are. It is one of two independent roads to an adjoint (swap the ends of every
+transfer); the other is the rule of each operator.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, reduce
+from typing import Any
+
+import numpy as np
+import scipy.sparse
+
+from linop import boxes
+from linop.boxes import Table
+from linop.errors import SpaceError
+from linop.primitives import Delta, Placed, independent_runs
+from linop.region import Region, Subset
+from linop.space import Array, Scalar, Space
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """One block: ``target += coefficient * source``."""
+
+    source: Subset
+    target: Subset
+    coefficient: Scalar
+
+    def __str__(self) -> str:
+        scale = "" if self.coefficient == 1 else f"{self.coefficient:g} · "
+        return f"{self.target} += {scale}{self.source}"
+
+
+class Movement:
+    """A linear map between spaces as canonical transfers.
+
+    Iterating gives `Transfer` objects, in canonical order. ``==`` is exact equality of operators.
+    """
+
+    __slots__ = ("__dict__", "codomain", "domain", "table")
+
+    def __init__(self, domain: Space, codomain: Space, table: Table) -> None:
+        if domain.dtype != codomain.dtype:
+            raise SpaceError(f"a movement keeps the dtype; given {domain.dtype}, {codomain.dtype}")
+        self.domain = domain
+        self.codomain = codomain
+        self.table = boxes.canonical(table)
+
+    def __len__(self) -> int:
+        """Number of transfers."""
+        return len(self.table)
+
+    def __iter__(self) -> Iterator[Transfer]:
+        return (self.transfer(row) for row in range(len(self.table)))
+
+    def transfer(self, row: int) -> Transfer:
+        """The transfer in a row of the table."""
+        t = self.table
+        return Transfer(
+            _box(self.domain.regions[t.src[row]], t.of[row], t.extent[row]),
+            _box(self.codomain.regions[t.dst[row]], t.at[row], t.extent[row]),
+            _number(t.coef[row]),
+        )
+
+    def __repr__(self) -> str:
+        head = "; ".join(str(t) for t, _ in zip(self, range(6), strict=False))
+        more = f"; … {len(self)} in all" if len(self) > 6 else ""
+        return f"Movement({head}{more})"
+
+    # Making them
+
+    @staticmethod
+    def of_blocks(domain: Space, codomain: Space, blocks: Iterable[Delta]) -> Movement:
+        """From (target, source, coefficient) blocks; the regions must be those of the spaces."""
+        return Movement(domain, codomain, _table(domain, codomain, list(blocks)))
+
+    @staticmethod
+    def between(domain: Space, codomain: Space) -> Movement:
+        """The identity on the regions that both spaces have, zero elsewhere."""
+        return Movement(domain, codomain, _shared(domain, codomain))
+
+    @staticmethod
+    def of_program(placed: Sequence[Placed]) -> Movement:
+        """The product of actions, first applied first. Runs of independent actions become one table
+        each; the tables are multiplied as a balanced tree, so that the large ones are few."""
+        factors = []
+        for run in independent_runs(placed):
+            domain, codomain = run[0][0], run[-1][2]
+            blocks = [
+                (target, source, coefficient)
+                for _, action, _ in run
+                for target, source, coefficient in action.delta
+                if target.region.name in codomain and source.region.name in domain
+            ]
+            table = boxes.concatenate(
+                _shared(domain, codomain), _table(domain, codomain, blocks)
+            )
+            factors.append(Movement(domain, codomain, table))
+        while len(factors) > 1:
+            pairs = [factors[k : k + 2] for k in range(0, len(factors), 2)]
+            factors = [pair[1] @ pair[0] if len(pair) == 2 else pair[0] for pair in pairs]
+        return factors[0]
+
+    # The algebra
+
+    def adjoint(self) -> Movement:
+        """Swap the ends of every transfer and conjugate its coefficient."""
+        t = self.table
+        swapped = Table(t.src, t.dst, t.of, t.at, t.extent, np.conj(t.coef))
+        return Movement(self.codomain, self.domain, swapped)
+
+    def conj(self) -> Movement:
+        """The complex conjugate matrix."""
+        return self._with_coef(np.conj(self.table.coef))
+
+    def scale(self, scalar: Scalar) -> Movement:
+        """The matrix times a number."""
+        return self._with_coef(self.table.coef * scalar)
+
+    def _with_coef(self, coef: Array) -> Movement:
+        t = self.table
+        table = Table(t.dst, t.src, t.at, t.of, t.extent, coef)
+        return Movement(self.domain, self.codomain, table)
+
+    def __matmul__(self, other: Movement) -> Movement:
+        """Composition: intersect the boxes in the middle space."""
+        self.domain.same_as(other.codomain, "composition of movements")
+        right = other.table
+        if self.domain.regions != other.codomain.regions:
+            right = _renumber(right, dst=(other.codomain, self.domain))
+        return Movement(other.domain, self.codomain, boxes.join(self.table, right))
+
+    def __add__(self, other: Movement) -> Movement:
+        self.domain.same_as(other.domain, "sum of movements, domains")
+        self.codomain.same_as(other.codomain, "sum of movements, codomains")
+        right = _renumber(
+            other.table,
+            dst=(other.codomain, self.codomain),
+            src=(other.domain, self.domain),
+        )
+        return Movement(self.domain, self.codomain, boxes.concatenate(self.table, right))
+
+    def __sub__(self, other: Movement) -> Movement:
+        return self + other.scale(-1)
+
+    @staticmethod
+    def direct_sum(movements: Sequence[Movement], domain: Space, codomain: Space) -> Movement:
+        """The block diagonal of movements between parts of two spaces."""
+        tables = [
+            _renumber(m.table, dst=(m.codomain, codomain), src=(m.domain, domain))
+            for m in movements
+        ]
+        empty = _table(domain, codomain, [])
+        return Movement(domain, codomain, boxes.concatenate(empty, *tables))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Movement):
+            return NotImplemented
+        return (
+            self.domain == other.domain
+            and self.codomain == other.codomain
+            and len(self - other) == 0
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+    # What it does
+
+    def to_matrix(self) -> scipy.sparse.csr_array:
+        """The sparse matrix, codomain.size x domain.size."""
+        shape = (self.codomain.size, self.domain.size)
+        rows, columns, values = [], [], []
+        for transfer in self:
+            rows.append(_flat_index(self.codomain, transfer.target))
+            columns.append(_flat_index(self.domain, transfer.source))
+            values.append(np.full(transfer.source.size, transfer.coefficient))
+        if not rows:
+            return scipy.sparse.csr_array(shape, dtype=self.table.coef.dtype)
+        index = (np.concatenate(rows), np.concatenate(columns))
+        return scipy.sparse.csr_array((np.concatenate(values), index), shape=shape)
+
+    @cached_property
+    def fingerprint(self) -> bytes:
+        """A digest that is the same on every worker that built the same movement."""
+        digest = hashlib.sha256()
+        for space in (self.domain, self.codomain):
+            digest.update(repr((space.dtype.str, space.regions)).encode())
+        t = self.table
+        for column in (t.dst, t.src, t.at, t.of, t.extent, t.coef.astype(np.complex128)):
+            digest.update(np.ascontiguousarray(column).tobytes())
+        return digest.digest()
+
+
+def _table(domain: Space, codomain: Space, blocks: Sequence[Delta]) -> Table:
+    ndim = _ndim(domain, codomain)
+    pad = [0] * ndim
+    ones = [1] * ndim
+    dst, src, at, of, extent, coef = [], [], [], [], [], []
+    for target, source, coefficient in blocks:
+        more = ndim - len(target.start)
+        dst.append(codomain.index[target.region.name])
+        src.append(domain.index[source.region.name])
+        at.append([*target.start, *pad[:more]])
+        of.append([*source.start, *pad[:more]])
+        extent.append([*target.shape, *ones[:more]])
+        coef.append(coefficient)
+
+    def boxed(rows: list[list[int]]) -> boxes.Ints:
+        return np.array(rows, np.int64).reshape(len(dst), ndim)
+
+    coefs = np.array(coef, np.complex128 if np.iscomplexobj(coef) else np.float64)
+    numbers = np.array(dst, np.int64), np.array(src, np.int64)
+    return Table(*numbers, boxed(at), boxed(of), boxed(extent), coefs)
+
+
+def _shared(domain: Space, codomain: Space) -> Table:
+    """The identity on the regions that both spaces have."""
+    ndim = _ndim(domain, codomain)
+    shared = [r for r in domain.regions if codomain._by_name.get(r.name) == r]
+    dst = np.array([codomain.index[r.name] for r in shared], np.int64)
+    src = np.array([domain.index[r.name] for r in shared], np.int64)
+    extent = np.array(
+        [[*r.shape, *[1] * (ndim - r.ndim)] for r in shared], np.int64
+    ).reshape(len(shared), ndim)
+    zeros = np.zeros_like(extent)
+    return Table(dst, src, zeros, zeros.copy(), extent, np.ones(len(shared)))
+
+
+def _ndim(*spaces: Space) -> int:
+    """Dimensions of a table between spaces: at least one, so that scalars have a column."""
+    return max([1, *(r.ndim for space in spaces for r in space.regions)])
+
+
+def _renumber(
+    table: Table,
+    dst: tuple[Space, Space] | None = None,
+    src: tuple[Space, Space] | None = None,
+) -> Table:
+    """Region numbers of one space (first) as those of another (second)."""
+
+    def numbers(column: boxes.Ints, spaces: tuple[Space, Space] | None) -> boxes.Ints:
+        if spaces is None or spaces[0].regions == spaces[1].regions:
+            return column
+        new = np.array([spaces[1].index[r.name] for r in spaces[0].regions], np.int64)
+        return new[column] if len(column) else column
+
+    return Table(
+        numbers(table.dst, dst),
+        numbers(table.src, src),
+        table.at,
+        table.of,
+        table.extent,
+        table.coef,
+    )
+
+
+def _box(region: Region, start: Any, extent: Any) -> Subset:
+    low = tuple(int(s) for s in start[: region.ndim])
+    return Subset(region, low, tuple(a + int(n) for a, n in zip(low, extent, strict=False)))
+
+
+def _number(value: Any) -> Scalar:
+    """A coefficient as the simplest Python number that equals it."""
+    if value.imag == 0:
+        value = value.real
+        return int(value) if value == int(value) else float(value)
+    return complex(value)
+
+
+def _flat_index(space: Space, subset: Subset) -> boxes.Ints:
+    """Positions of a subset's elements in the flat vector of a space, in C order."""
+    axes = np.ix_(*(np.arange(s.start, s.stop) for s in subset.slices))
+    strides = np.cumprod([1, *reversed(subset.region.shape[1:])])[::-1]
+    terms = (axis * stride for axis, stride in zip(axes, strides, strict=False))
+    index = reduce(np.add, terms, np.zeros((), np.int64))
+    return np.ravel(index) + space.offsets[subset.region.name]

@@ -1,0 +1,522 @@
+"""Linear operators: the algebra, and what every operator can be asked (design sections 3 and 4).
+
+An operator is frozen data with a domain and a codomain, one adjoint rule (`_adjoint`), one reference
+rule on real arrays (`_run`), one normal form (`_stages`) and one notation (`symbol`). A composed
+operator checks once, when it is built, that its parts fit; a malformed one cannot exist.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property, reduce
+from typing import Any, Protocol
+
+import numpy as np
+import scipy.sparse
+import scipy.sparse.linalg
+
+from linop import laws
+from linop.cost import Cost, cost
+from linop.errors import ArgumentError, SpaceError, UndecidableError
+from linop.movement import Movement
+from linop.primitives import Action, Placed
+from linop.space import Array, Scalar, Space, Vector, check_scalar
+from linop.stages import Stages, bare_or_dict
+
+Arrays = dict[str, Array]
+
+
+class Compiler(Protocol):
+    """What `LinearOperator.compile` needs of a backend."""
+
+    def compile(self, op: LinearOperator) -> Any: ...
+
+
+class LinearOperator:
+    """A linear map ``domain -> codomain``.
+
+    ``a @ b`` composes, ``a + b``, ``2 * a``, ``a / 2``, ``a ** 3`` are what they say, ``op.H`` is the
+    adjoint (symbolic: building it runs nothing, and ``A.H.H is A``), ``op(x)`` and ``op @ x`` apply
+    it here, one primitive at a time; `compile` gives the plan that runs it on workers.
+    """
+
+    __array_ufunc__ = None  # numpy_scalar * op is ours
+    loose = False  # whether its symbol wants parentheses inside a product
+
+    def __init__(self, domain: Space, codomain: Space) -> None:
+        for space in (domain, codomain):
+            if not isinstance(space, Space):
+                raise ArgumentError(f"an operator maps a Space to a Space; given {space!r}")
+        if domain.dtype != codomain.dtype:
+            raise SpaceError(
+                f"an operator keeps the dtype: domain {domain.dtype}, codomain {codomain.dtype}"
+            )
+        self.domain = domain
+        self.codomain = codomain
+
+    # What a class of operators says of itself
+
+    def _adjoint(self) -> LinearOperator:
+        raise NotImplementedError
+
+    def _conj(self) -> LinearOperator:
+        """The operator with the complex conjugate matrix."""
+        return self
+
+    def _run(self, arrays: Arrays) -> Arrays:
+        """Apply to arrays that the callee may change: the reference rule."""
+        raise NotImplementedError
+
+    def _stages(self) -> Stages:
+        raise NotImplementedError
+
+    def _simplified(self) -> LinearOperator:
+        return self
+
+    def _program(self) -> Iterator[LinearOperator]:
+        """The factors in the order in which they are applied, names looked through."""
+        yield self
+
+    def symbol(self, latex: bool = False) -> str:
+        """The operator in the paper's notation, as text or as LaTeX."""
+        raise NotImplementedError
+
+    # What every operator can be asked
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(codomain.size, domain.size)."""
+        return self.codomain.size, self.domain.size
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self.codomain.dtype
+
+    @property
+    def H(self) -> LinearOperator:  # noqa: N802 - SciPy's name
+        """The adjoint; ``A.H.H is A``."""
+        if "_h" not in self.__dict__:
+            adjoint = self._adjoint()
+            self.__dict__["_h"] = adjoint
+            adjoint.__dict__.setdefault("_h", self)
+        adjoint = self.__dict__["_h"]
+        return adjoint
+
+    def adjoint(self) -> LinearOperator:
+        """The adjoint, as a method (SciPy's and PyLops' convention)."""
+        return self.H
+
+    def conj(self) -> LinearOperator:
+        """The operator with the complex conjugate matrix."""
+        return self if self.dtype.kind != "c" else self._conj()
+
+    @property
+    def T(self) -> LinearOperator:  # noqa: N802 - SciPy's name
+        """The transpose: the adjoint without conjugation."""
+        return self.H.conj()
+
+    @cached_property
+    def stages(self) -> Stages:
+        """The normal form: alternating movements and layers of local maps."""
+        return self._stages()
+
+    def movement(self) -> Movement:
+        """The normal form of an operator that only moves data (design section 4).
+
+        Raises:
+            UndecidableError: it contains local operators.
+        """
+        if not self.stages.pure:
+            local = ", ".join(sorted({call.map.symbol for call in self.stages.calls}))
+            raise UndecidableError(
+                f"{self!r} is not data movement alone: it contains the local operators {local}; "
+                f"see its .stages"
+            )
+        return self.stages.movements[0]
+
+    def to_matrix(self) -> scipy.sparse.csr_array:
+        """The matrix as scipy.sparse, of `shape`; rows and columns in the order of the spaces'
+        regions, each in C order. A local operator of unknown matrix is applied to unit vectors."""
+        return scipy.sparse.csr_array(self.stages.to_matrix().astype(self._matrix_dtype))
+
+    @property
+    def _matrix_dtype(self) -> np.dtype[Any]:
+        narrow = self.dtype.kind not in "iufc" or self.dtype.itemsize < 4
+        return np.dtype(np.float64) if narrow and self.dtype.kind != "c" else self.dtype
+
+    def equals(self, other: LinearOperator) -> bool:
+        """Whether both are the same map, proven for all vectors.
+
+        Exact on movement; with local operators, exact where their matrices are known.
+
+        Raises:
+            UndecidableError: it depends on local operators of unknown matrix, or on rounding.
+        """
+        if not isinstance(other, LinearOperator):
+            raise ArgumentError(f"equals: expected an operator, given {other!r}")
+        if self is other:
+            return True
+        if self.domain != other.domain or self.codomain != other.codomain:
+            return False
+        return self.stages.equals(other.stages)
+
+    def simplify(self) -> LinearOperator:
+        """An equal operator after the laws ``K K = K``, ``A* A = I``, ``M* M``, … (`linop.laws`);
+        the operator itself where none applies."""
+        return self._simplified()
+
+    def cost(self) -> Cost:
+        """Messages and bytes of every worker, without running anything."""
+        return cost(self.stages)
+
+    def compile(self, backend: Compiler) -> Any:
+        """The plan that runs this operator on a backend: ``plan(x)``, ``plan.H(y)``."""
+        if not hasattr(backend, "compile"):
+            raise ArgumentError(
+                f"compile: expected a backend, given {backend!r}; linop.backends.get(name) makes one"
+            )
+        return backend.compile(self)
+
+    def to_scipy(self) -> scipy.sparse.linalg.LinearOperator:
+        """As a SciPy LinearOperator on flat vectors (all regions in order, each in C order)."""
+
+        def flat(op: LinearOperator) -> Callable[[Array], Array]:
+            return lambda x: op.codomain.flatten(op(op.domain.unflatten(x)))
+
+        return scipy.sparse.linalg.LinearOperator(
+            self.shape, matvec=flat(self), rmatvec=flat(self.H), dtype=self.dtype
+        )
+
+    # Applying
+
+    def __call__(self, x: Any) -> Any:
+        """Apply to a `Vector` (giving one), or to arrays: the bare array of the only region, or a
+        dict by region name (giving what a worker with all regions would get).
+
+        Raises:
+            RegionError, ShapeError, DTypeError: the argument is not in the domain.
+        """
+        vector = x if isinstance(x, Vector) else self.domain.vector({} if x is None else x)
+        self.domain.same_as(vector.space, "argument of an operator")
+        vector.require_all("applying an operator here")
+        arrays = self._run({n: a.copy() for n, a in vector.arrays.items()})
+        if isinstance(x, Vector):
+            return Vector(self.codomain, {r.name: arrays[r.name] for r in self.codomain.regions})
+        return bare_or_dict(self.codomain.regions, [arrays[r.name] for r in self.codomain.regions])
+
+    def __matmul__(self, other: Any) -> Any:
+        if isinstance(other, LinearOperator):
+            return compose(self, other)
+        return self(other)
+
+    # The algebra
+
+    def __add__(self, other: LinearOperator) -> LinearOperator:
+        return Sum((self, other)) if isinstance(other, LinearOperator) else NotImplemented
+
+    def __sub__(self, other: LinearOperator) -> LinearOperator:
+        return Sum((self, -other)) if isinstance(other, LinearOperator) else NotImplemented
+
+    def __neg__(self) -> LinearOperator:
+        return Scaled(-1, self)
+
+    def __mul__(self, scalar: Scalar) -> LinearOperator:
+        if isinstance(scalar, LinearOperator):
+            raise ArgumentError("op * op: compose operators with @; * takes a scalar")
+        return Scaled(scalar, self) if np.isscalar(scalar) else NotImplemented
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, scalar: Scalar) -> LinearOperator:
+        return Scaled(1 / scalar, self) if np.isscalar(scalar) else NotImplemented
+
+    def __pow__(self, power: int) -> LinearOperator:
+        if not isinstance(power, int) or power < 0:
+            raise ArgumentError(f"power: expected a whole number from 0, given {power!r}")
+        self.codomain.same_as(self.domain, "power")
+        return compose(*(self,) * power) if power else Identity(self.domain)
+
+    def __str__(self) -> str:
+        return self.symbol()
+
+    def __repr__(self) -> str:
+        m, n = self.shape
+        return f"<{m}x{n} {type(self).__name__} with dtype={self.dtype.name}: {self}>"
+
+    def _repr_latex_(self) -> str:
+        return f"${self.symbol(latex=True)}$"
+
+
+class Identity(LinearOperator):
+    """I on a space."""
+
+    def __init__(self, space: Space) -> None:
+        super().__init__(space, space)
+
+    def _adjoint(self) -> LinearOperator:
+        return self
+
+    def _run(self, arrays: Arrays) -> Arrays:
+        return arrays
+
+    def _stages(self) -> Stages:
+        return Stages((Movement.between(self.domain, self.codomain),))
+
+    def symbol(self, latex: bool = False) -> str:
+        return "I"
+
+
+class Zero(LinearOperator):
+    """O between two spaces."""
+
+    def _adjoint(self) -> LinearOperator:
+        return Zero(self.codomain, self.domain)
+
+    def _run(self, arrays: Arrays) -> Arrays:
+        return self.codomain.zeros().arrays
+
+    def _stages(self) -> Stages:
+        return Stages((Movement.of_blocks(self.domain, self.codomain, []),))
+
+    def symbol(self, latex: bool = False) -> str:
+        return "O"
+
+
+class Primitive(LinearOperator):
+    """A memory primitive placed in a space: allocate, deallocate, clear or add."""
+
+    def __init__(self, domain: Space, action: Action, codomain: Space) -> None:
+        super().__init__(domain, codomain)
+        self.action = action
+
+    @property
+    def placed(self) -> Placed:
+        return self.domain, self.action, self.codomain
+
+    def _adjoint(self) -> LinearOperator:
+        return Primitive(self.codomain, self.action.adjoint, self.domain)
+
+    def _run(self, arrays: Arrays) -> Arrays:
+        self.action.run(arrays, self.dtype)
+        return arrays
+
+    def _stages(self) -> Stages:
+        return Stages((Movement.of_program([self.placed]),))
+
+    def symbol(self, latex: bool = False) -> str:
+        return subscripted(self.action.letter, self.action.subscript, latex)
+
+
+class Composition(LinearOperator):
+    """The product of factors, the last one applied first. Make it with ``@`` or `compose`."""
+
+    def __init__(self, factors: Sequence[LinearOperator]) -> None:
+        super().__init__(factors[-1].domain, factors[0].codomain)
+        self.factors = tuple(factors)
+
+    def _adjoint(self) -> LinearOperator:
+        return Composition([factor.H for factor in reversed(self.factors)])
+
+    def _conj(self) -> LinearOperator:
+        return Composition([factor.conj() for factor in self.factors])
+
+    def _run(self, arrays: Arrays) -> Arrays:
+        for factor in reversed(self.factors):
+            arrays = factor._run(arrays)
+        return arrays
+
+    def _program(self) -> Iterator[LinearOperator]:
+        """The factors in the order in which they are applied, names looked through."""
+        for factor in reversed(self.factors):
+            yield from factor._program()
+
+    def _stages(self) -> Stages:
+        pieces: list[Stages] = []
+        placed: list[Placed] = []
+
+        def flush() -> None:
+            if placed:
+                pieces.append(Stages((Movement.of_program(placed),)))
+                placed.clear()
+
+        for factor in self._program():
+            if isinstance(factor, Primitive):
+                placed.append(factor.placed)
+            else:
+                flush()
+                pieces.append(factor.stages)
+        flush()
+        return reduce(lambda right, left: left.after(right), pieces)
+
+    def _simplified(self) -> LinearOperator:
+        scalar: Scalar = 1
+        steps: list[Any] = []
+        changed = False
+        for factor in self._program():
+            simple = factor._simplified()
+            changed |= simple is not factor
+            if isinstance(simple, Scaled):
+                scalar, simple, changed = scalar * simple.scalar, simple.operand, True
+            if isinstance(simple, Zero):
+                return Zero(self.domain, self.codomain)
+            inner = simple._program()
+            steps += [s.action if isinstance(s, Primitive) else s for s in inner]
+        kept = [step for step in steps if not isinstance(step, Identity)]
+        reduced = laws.reduce_program(kept)
+        if not changed and len(reduced) == len(steps):
+            return self
+        product = _placed(reduced, self.domain, self.codomain)
+        return product if scalar == 1 else Scaled(scalar, product)
+
+    def symbol(self, latex: bool = False) -> str:
+        return joined_symbols(self.factors, " ", latex)
+
+
+class Sum(LinearOperator):
+    """The sum of terms over the same spaces."""
+
+    loose = True
+
+    def __init__(self, terms: Sequence[LinearOperator]) -> None:
+        super().__init__(terms[0].domain, terms[0].codomain)
+        for term in terms[1:]:
+            self.domain.same_as(term.domain, "sum of operators, domains")
+            self.codomain.same_as(term.codomain, "sum of operators, codomains")
+        self.terms = tuple(t for term in terms for t in _terms(term))
+
+    def _adjoint(self) -> LinearOperator:
+        return Sum([term.H for term in self.terms])
+
+    def _conj(self) -> LinearOperator:
+        return Sum([term.conj() for term in self.terms])
+
+    def _run(self, arrays: Arrays) -> Arrays:
+        results = (t._run({n: a.copy() for n, a in arrays.items()}) for t in self.terms)
+        total = next(results)
+        for result in results:
+            for name, array in result.items():
+                total[name] += array
+        return total
+
+    def _stages(self) -> Stages:
+        return Stages.sum([term.stages for term in self.terms])
+
+    def _simplified(self) -> LinearOperator:
+        simple = [term._simplified() for term in self.terms]
+        kept = [term for term in simple if not isinstance(term, Zero)]
+        if not kept:
+            return Zero(self.domain, self.codomain)
+        if len(kept) == 1:
+            return kept[0]
+        unchanged = all(a is b for a, b in zip(kept, self.terms, strict=False))
+        return self if unchanged and len(kept) == len(self.terms) else Sum(kept)
+
+    def symbol(self, latex: bool = False) -> str:
+        text = " + ".join(term.symbol(latex) for term in self.terms)
+        return text.replace("+ -", "- ")
+
+
+class Scaled(LinearOperator):
+    """A scalar times an operator."""
+
+    def __init__(self, scalar: Scalar, operand: LinearOperator) -> None:
+        super().__init__(operand.domain, operand.codomain)
+        factor = check_scalar(scalar, operand.dtype)
+        if not math.isfinite(abs(factor)):
+            raise ArgumentError(f"a scalar multiple needs a finite number, given {scalar!r}")
+        inner = isinstance(operand, Scaled)
+        self.scalar: Scalar = factor * operand.scalar if inner else factor
+        self.operand: LinearOperator = operand.operand if inner else operand
+
+    def _adjoint(self) -> LinearOperator:
+        return Scaled(np.conj(self.scalar).item(), self.operand.H)
+
+    def _conj(self) -> LinearOperator:
+        return Scaled(np.conj(self.scalar).item(), self.operand.conj())
+
+    def _run(self, arrays: Arrays) -> Arrays:
+        result = self.operand._run(arrays)
+        for array in result.values():
+            array *= self.scalar
+        return result
+
+    def _stages(self) -> Stages:
+        return self.operand.stages.scale(self.scalar)
+
+    def _simplified(self) -> LinearOperator:
+        simple = self.operand._simplified()
+        if self.scalar == 0 or isinstance(simple, Zero):
+            return Zero(self.domain, self.codomain)
+        if self.scalar == 1:
+            return simple
+        return self if simple is self.operand else Scaled(self.scalar, simple)
+
+    def symbol(self, latex: bool = False) -> str:
+        operand = _parenthesis(self.operand, latex)
+        if self.scalar == -1:
+            return f"-{operand}"
+        number = f"({self.scalar})" if isinstance(self.scalar, complex) else f"{self.scalar:g}"
+        return f"{number} {operand}"
+
+
+def compose(*factors: LinearOperator) -> LinearOperator:
+    """The product of operators, the last one applied first.
+
+    Raises:
+        SpaceError: the codomain of a factor is not the domain of the one before it.
+    """
+    flat: list[LinearOperator] = []
+    for factor in factors:
+        if not isinstance(factor, LinearOperator):
+            raise ArgumentError(f"compose: expected an operator, given {factor!r}")
+        inner = factor.factors if isinstance(factor, Composition) else (factor,)
+        if flat:
+            left, right = flat[-1], inner[0]
+            if left.domain != right.codomain:
+                what = f"composition ({left}) @ ({right}): left domain, right codomain"
+                left.domain.same_as(right.codomain, what)
+        flat += inner
+    return flat[0] if len(flat) == 1 else Composition(flat)
+
+
+def _placed(steps: Sequence[Any], domain: Space, codomain: Space) -> LinearOperator:
+    """Actions (and opaque operators), first applied first, as a composition between two spaces."""
+    space = domain
+    factors: list[LinearOperator] = []
+    for k, step in enumerate(steps):
+        if isinstance(step, Action):
+            after = step.codomain(space)
+            step = Primitive(space, step, codomain if k == len(steps) - 1 else after)
+        factors.append(step)
+        space = step.codomain
+    if not factors:
+        return Identity(domain)
+    return compose(*reversed(factors))
+
+
+def _terms(op: LinearOperator) -> tuple[LinearOperator, ...]:
+    return op.terms if isinstance(op, Sum) else (op,)
+
+
+def joined_symbols(items: Sequence[LinearOperator], separator: str, latex: bool) -> str:
+    """The symbols of operators in a row; both ends of a long one."""
+    shown = items if len(items) <= 16 else [*items[:6], *items[-6:]]
+    parts = [_parenthesis(item, latex) for item in shown]
+    if len(shown) < len(items):
+        parts.insert(len(parts) // 2, r"\cdots" if latex else "⋯")
+    return separator.join(parts)
+
+
+def _parenthesis(op: LinearOperator, latex: bool) -> str:
+    text = op.symbol(latex)
+    if not op.loose:
+        return text
+    return rf"\left({text}\right)" if latex else f"({text})"
+
+
+def subscripted(letter: str, text: str, latex: bool = False) -> str:
+    """A letter with a subscript, braced where it is longer than one character."""
+    if latex:
+        text = text.replace("→", r" \to ").replace("×", r" \times ").replace("_", r"\_")
+    return f"{letter}_{text}" if len(text) == 1 else f"{letter}_{{{text}}}"

@@ -1,0 +1,156 @@
+"""What one worker does: an ordered list of typed steps (design section 5).
+
+A plan is pure data. `linop.lowering` makes the plans of an operator, `linop.verify` checks those of
+all workers together without running them, and a backend runs one.
+
+Arrays live in two generations: the steps of a stage read the regions of the stage before it, and
+write regions of their own; `Advance` makes the new ones current and forgets the others. So an array
+is never changed after its stage, and passing a region on costs nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from linop.region import Region, Subset
+from linop.space import Scalar
+from linop.stages import Call
+
+
+@dataclass(frozen=True)
+class Receive:
+    """Get ready for a message of `size` elements from a peer; at most one per stage and peer."""
+
+    stage: int
+    peer: int
+    size: int
+
+    def __str__(self) -> str:
+        return f"receive {self.size} elements from {self.peer}"
+
+
+@dataclass(frozen=True)
+class Send:
+    """Pack parts of current regions, in order, into one message to a peer; does not wait."""
+
+    stage: int
+    peer: int
+    parts: tuple[Subset, ...]
+
+    @property
+    def size(self) -> int:
+        return sum(part.size for part in self.parts)
+
+    def __str__(self) -> str:
+        return f"send {self.size} elements to {self.peer}: {', '.join(map(str, self.parts))}"
+
+
+@dataclass(frozen=True)
+class Make:
+    """A new array for a region: zeros, or uninitialised if every element is going to be set."""
+
+    region: Region
+    zeroed: bool
+
+    def __str__(self) -> str:
+        return f"make {self.region}{list(self.region.shape)}{' of zeros' if self.zeroed else ''}"
+
+
+@dataclass(frozen=True)
+class Alias:
+    """A new region that is a current one unchanged: no copy."""
+
+    source: Region
+    target: Region
+
+    def __str__(self) -> str:
+        return f"keep {self.source}" + (
+            f" as {self.target}" if self.source.name != self.target.name else ""
+        )
+
+
+@dataclass(frozen=True)
+class Message:
+    """A piece of a received message: elements from `offset` on, shaped like the target."""
+
+    peer: int
+    offset: int
+
+    def __str__(self) -> str:
+        return f"message from {self.peer} at {self.offset}"
+
+
+@dataclass(frozen=True)
+class Put:
+    """Set or increase a part of a new region by a multiple of a current part, or of a message."""
+
+    target: Subset
+    source: Subset | Message
+    coefficient: Scalar
+    accumulate: bool
+
+    def __str__(self) -> str:
+        scale = "" if self.coefficient == 1 else f"{self.coefficient} · "
+        return f"{self.target} {'+=' if self.accumulate else '='} {scale}{self.source}"
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Until all messages of the stage have come."""
+
+    stage: int
+
+    def __str__(self) -> str:
+        return "wait for messages"
+
+
+@dataclass(frozen=True)
+class Apply:
+    """A local map, from current regions to new ones."""
+
+    call: Call
+    outputs: tuple[Region, ...]
+
+    def __str__(self) -> str:
+        call = self.call
+        return f"{', '.join(call.outputs)} = {call.map.symbol}({', '.join(call.inputs)})"
+
+
+@dataclass(frozen=True)
+class Advance:
+    """The stage is over: its regions become the current ones."""
+
+    stage: int
+
+    def __str__(self) -> str:
+        return "next stage"
+
+
+Step = Receive | Send | Make | Alias | Put | Wait | Apply | Advance
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The steps of one worker, with the regions it is given and those it gives back."""
+
+    worker: int
+    dtype: np.dtype
+    inputs: tuple[Region, ...]
+    outputs: tuple[Region, ...]
+    steps: tuple[Step, ...]
+
+    def describe(self) -> str:
+        """The steps, one a line, and what they send."""
+        sent = [step for step in self.steps if isinstance(step, Send)]
+        size = sum(step.size for step in sent) * self.dtype.itemsize
+        lines = [
+            f"worker {self.worker}: {_names(self.inputs)} -> {_names(self.outputs)}, "
+            f"{len(sent)} messages, {size} bytes sent"
+        ]
+        return "\n".join(lines + [f"  {step}" for step in self.steps])
+
+
+def _names(regions: tuple[Region, ...]) -> str:
+    return ", ".join(r.name for r in regions) or "nothing"

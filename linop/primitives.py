@@ -1,0 +1,190 @@
+"""The four memory primitives, as actions on whatever space they are placed in (paper, section 2).
+
+An action says what it does to memory and nothing about the rest of the space. Each has one adjoint
+rule, one reference rule (`run`, on real arrays) and one difference from the identity (`delta`);
+`linop.memory` places actions in spaces, and composes copy and move out of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from linop.errors import RegionError
+from linop.region import Region, Subset
+from linop.space import Array, Space
+
+Delta = tuple[Subset, Subset, int]
+"""Destination, source, coefficient: one block of a matrix."""
+
+
+@dataclass(frozen=True)
+class Action:
+    """What a memory primitive does. Subclasses are the four of the paper."""
+
+    letter = "?"
+
+    @property
+    def adjoint(self) -> Action:
+        """The action whose matrix is the transpose."""
+        raise NotImplementedError
+
+    @property
+    def parts(self) -> tuple[Subset | Region, ...]:
+        """The memory it touches."""
+        raise NotImplementedError
+
+    @cached_property
+    def delta(self) -> tuple[Delta, ...]:
+        """The blocks in which its matrix differs from the identity on the memory that stays."""
+        return ()
+
+    def codomain(self, space: Space) -> Space:
+        """The space after the action."""
+        return space
+
+    def run(self, arrays: dict[str, Array], dtype: np.dtype) -> None:
+        """Do it, in place, to the arrays of a vector: the reference rule."""
+        raise NotImplementedError
+
+    @property
+    def subscript(self) -> str:
+        names = [str(part) for part in self.parts]
+        return ",".join(names if len(names) <= 4 else [names[0], "…", names[-1]])
+
+
+@dataclass(frozen=True)
+class Allocate(Action):
+    """A_b: brings zero-filled regions into the space (equation 3)."""
+
+    regions: tuple[Region, ...]
+    letter = "A"
+
+    @property
+    def adjoint(self) -> Action:
+        return Deallocate(self.regions)
+
+    @property
+    def parts(self) -> tuple[Region, ...]:
+        return self.regions
+
+    def codomain(self, space: Space) -> Space:
+        for region in self.regions:
+            if region.name in space:
+                raise RegionError(f"allocate: the space has a region {region.name!r} already")
+        return Space((*space.regions, *self.regions), space.dtype)
+
+    def run(self, arrays: dict[str, Array], dtype: np.dtype) -> None:
+        for region in self.regions:
+            arrays[region.name] = np.zeros(region.shape, dtype)
+
+
+@dataclass(frozen=True)
+class Deallocate(Action):
+    """D_b = A_b*: takes regions out of the space (equation 4)."""
+
+    regions: tuple[Region, ...]
+    letter = "D"
+
+    @property
+    def adjoint(self) -> Action:
+        return Allocate(self.regions)
+
+    @property
+    def parts(self) -> tuple[Region, ...]:
+        return self.regions
+
+    def codomain(self, space: Space) -> Space:
+        gone = {space.require(region).region.name for region in self.regions}
+        return Space((r for r in space.regions if r.name not in gone), space.dtype)
+
+    def run(self, arrays: dict[str, Array], dtype: np.dtype) -> None:
+        for region in self.regions:
+            del arrays[region.name]
+
+
+@dataclass(frozen=True)
+class Clear(Action):
+    """K_b: sets a part to zero; self-adjoint (equation 5)."""
+
+    part: Subset
+    letter = "K"
+
+    @property
+    def adjoint(self) -> Action:
+        return self
+
+    @property
+    def parts(self) -> tuple[Subset, ...]:
+        return (self.part,)
+
+    @cached_property
+    def delta(self) -> tuple[Delta, ...]:
+        return ((self.part, self.part, -1),)
+
+    def run(self, arrays: dict[str, Array], dtype: np.dtype) -> None:
+        arrays[self.part.region.name][self.part.slices] = 0
+
+
+@dataclass(frozen=True)
+class Add(Action):
+    """S_{a→b}: adds part a to part b (equation 6); its adjoint is S_{b→a} (equation 7)."""
+
+    source: Subset
+    target: Subset
+    letter = "S"
+
+    @property
+    def adjoint(self) -> Action:
+        return Add(self.target, self.source)
+
+    @property
+    def parts(self) -> tuple[Subset, ...]:
+        return (self.source, self.target)
+
+    @cached_property
+    def delta(self) -> tuple[Delta, ...]:
+        return ((self.target, self.source, 1),)
+
+    def run(self, arrays: dict[str, Array], dtype: np.dtype) -> None:
+        target = arrays[self.target.region.name][self.target.slices]
+        target += arrays[self.source.region.name][self.source.slices]
+
+    @property
+    def subscript(self) -> str:
+        return f"{self.source}→{self.target}"
+
+
+Placed = tuple[Space, Action, Space]
+"""An action between the space before it and the space after it."""
+
+
+def independent_runs(placed: Iterable[Placed]) -> list[list[Placed]]:
+    """Cut a program of actions, first applied first, into runs whose matrix is I + ΣX.
+
+    A product (I + X_n)···(I + X_1) is I + ΣX exactly if X_j X_i = 0 for all j > i: no action reads
+    what an earlier one of its run wrote. A region that comes back after it was deallocated starts a
+    new run too, since its contents do not pass through.
+    """
+    runs: list[list[Placed]] = []
+    written: dict[str, list[Subset]] = {}
+    gone: set[str] = set()
+    for step in placed:
+        action = step[1]
+        stale = any(
+            source.overlaps(box)
+            for _, source, _ in action.delta
+            for box in written.get(source.region.name, ())
+        ) or (isinstance(action, Allocate) and any(r.name in gone for r in action.regions))
+        if stale or not runs:
+            runs.append([])
+            written, gone = {}, set()
+        runs[-1].append(step)
+        for target, _, _ in action.delta:
+            written.setdefault(target.region.name, []).append(target)
+        if isinstance(action, Deallocate):
+            gone.update(region.name for region in action.regions)
+    return runs

@@ -1,0 +1,187 @@
+"""Regions of memory and rectangular subsets of them (design section 2; the paper's x_a).
+
+A `Region` is a named n-d piece of memory on a worker, or one logical piece that several workers
+hold identical copies of. A `Subset` is a box in it. Nothing here knows dtypes or spaces.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from types import EllipsisType
+from typing import Any
+
+import numpy as np
+
+from linop.errors import ArgumentError, SpaceError, SubsetError
+
+Index = slice | EllipsisType | tuple["slice | EllipsisType", ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """A named n-d piece of memory.
+
+    Args:
+        name: unique within a space.
+        shape: extent of each dimension; may be empty (a scalar) or hold zeros (no memory at all).
+        workers: the worker that holds it; or several, which then hold identical copies of *one*
+            logical piece: a replicated region counts once in the inner product.
+
+    Indexing with slices of unit step gives a `Subset`: ``region[2:5, :]``.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    workers: tuple[int, ...]
+
+    def __init__(
+        self, name: str, shape: int | Sequence[int], workers: int | Iterable[int] = 0
+    ) -> None:
+        if not isinstance(name, str) or not name:
+            raise ArgumentError(f"a region's name is a non-empty string; given {name!r}")
+        object.__setattr__(self, "name", name)
+        object.__setattr__(self, "shape", naturals(shape, f"shape of region {name!r}"))
+        held = naturals(workers, f"workers of region {name!r}")
+        if not held:
+            raise SpaceError(f"region {name!r} is held by no worker; give at least one")
+        if len(set(held)) < len(held):
+            raise SpaceError(f"region {name!r} names a worker twice: {held}")
+        object.__setattr__(self, "workers", tuple(sorted(held)))
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """Number of elements, one copy counted."""
+        return math.prod(self.shape)
+
+    @property
+    def replicated(self) -> bool:
+        """Whether several workers hold identical copies of this region."""
+        return len(self.workers) > 1
+
+    def __getitem__(self, index: Index) -> Subset:
+        return Subset(self, *_bounds(self, index))
+
+    def __iter__(self) -> Iterator[Any]:
+        raise ArgumentError(f"region {self.name!r} is not iterable; index it with slices")
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True, slots=True)
+class Subset:
+    """A rectangular part of a region: ``start[k] <= i[k] < stop[k]`` in every dimension k."""
+
+    region: Region
+    start: tuple[int, ...]
+    stop: tuple[int, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(b - a for a, b in zip(self.start, self.stop, strict=True))
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def workers(self) -> tuple[int, ...]:
+        return self.region.workers
+
+    @property
+    def slices(self) -> tuple[slice, ...]:
+        return tuple(slice(a, b) for a, b in zip(self.start, self.stop, strict=True))
+
+    @property
+    def whole(self) -> bool:
+        """Whether this is all of its region."""
+        return self.shape == self.region.shape
+
+    def overlaps(self, other: Subset) -> bool:
+        """Whether the two share an element."""
+        return self.region == other.region and all(
+            max(a, c) < min(b, d)
+            for a, b, c, d in zip(self.start, self.stop, other.start, other.stop, strict=True)
+        )
+
+    def contains(self, other: Subset) -> bool:
+        """Whether every element of `other` is one of this subset."""
+        return other.size == 0 or (
+            self.region == other.region
+            and all(a <= c for a, c in zip(self.start, other.start, strict=True))
+            and all(b >= d for b, d in zip(self.stop, other.stop, strict=True))
+        )
+
+    def __str__(self) -> str:
+        if self.whole:
+            return self.region.name
+        return f"{self.region.name}[{', '.join(f'{s.start}:{s.stop}' for s in self.slices)}]"
+
+
+Part = Region | Subset
+
+
+def as_subset(part: Part) -> Subset:
+    """The part as a subset: a region stands for all of itself."""
+    if isinstance(part, Subset):
+        return part
+    if isinstance(part, Region):
+        return Subset(part, (0,) * part.ndim, part.shape)
+    raise ArgumentError(f"expected a Region or a Subset of one, given {part!r}")
+
+
+def naturals(values: int | Iterable[int], what: str) -> tuple[int, ...]:
+    """A number or several as a tuple of whole numbers, none negative."""
+    try:
+        items = (values,) if isinstance(values, int | np.integer) else tuple(values)
+        numbers = tuple(int(v) for v in items)
+        whole = all(n == v for n, v in zip(numbers, items, strict=True))
+    except (TypeError, ValueError):
+        whole = False
+    if not whole:
+        raise ArgumentError(f"{what}: expected whole numbers, given {values!r}")
+    if any(n < 0 for n in numbers):
+        raise SpaceError(f"{what}: {numbers} has a negative number")
+    return numbers
+
+
+def _bounds(region: Region, index: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Start and stop of an index into a region."""
+    items = list(index) if isinstance(index, tuple) else [index]
+    if items.count(Ellipsis) > 1:
+        raise SubsetError(f"region {region.name!r}: more than one '...' in {index!r}")
+    if Ellipsis in items:
+        at = items.index(Ellipsis)
+        items[at : at + 1] = [slice(None)] * (region.ndim - len(items) + 1)
+    if len(items) > region.ndim:
+        raise SubsetError(
+            f"region {region.name!r} has {region.ndim} dimensions; {len(items)} indices given"
+        )
+    items += [slice(None)] * (region.ndim - len(items))
+    bounds = [_slice(region, k, item) for k, item in enumerate(items)]
+    return tuple(a for a, _ in bounds), tuple(b for _, b in bounds)
+
+
+def _slice(region: Region, k: int, item: Any) -> tuple[int, int]:
+    n = region.shape[k]
+    where = f"region {region.name!r}, dimension {k} of extent {n}"
+    if not isinstance(item, slice):
+        raise SubsetError(
+            f"{where}: index {item!r} given; a subset keeps all dimensions, so give a slice: i:i+1"
+        )
+    if item.step not in (None, 1):
+        raise SubsetError(f"{where}: step {item.step} given; subsets have unit steps")
+    start = 0 if item.start is None else int(item.start)
+    stop = n if item.stop is None else int(item.stop)
+    start, stop = (start + n if start < 0 else start), (stop + n if stop < 0 else stop)
+    if not (0 <= start <= n and 0 <= stop <= n):
+        raise SubsetError(f"{where}: {item.start}:{item.stop} is out of bounds")
+    if stop < start:
+        raise SubsetError(f"{where}: {item.start}:{item.stop} ends before it starts")
+    return start, stop

@@ -1,0 +1,76 @@
+"""Iterative solvers on linop vectors, for operators and plans alike.
+
+SciPy's solvers run in one process, through ``op.to_scipy()``; these run where the vectors are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from linop.errors import ArgumentError
+from linop.space import Vector
+
+
+def cgls(
+    Op: Any,  # noqa: N803 - PyLops' name
+    y: Vector,
+    x0: Vector | None = None,
+    niter: int = 10,
+    damp: float = 0.0,
+    tol: float = 1e-4,
+    show: bool = False,
+    callback: Callable[[Vector], None] | None = None,
+) -> tuple[Vector, int, int, float, float, list[float]]:
+    """Conjugate gradients for min ‖y - Op x‖² + damp² ‖x‖², with PyLops' signature.
+
+    Args:
+        Op: an operator, or the plan of one: called on vectors, with an adjoint ``Op.H``.
+        y: data, in the codomain. On an SPMD backend made by ``backend.vector``, so that its inner
+            products span all workers; every worker makes the same call.
+        x0: initial guess; zero by default.
+        niter: number of iterations, at most.
+        damp: damping.
+        tol: stop when ‖Op* r - damp² x‖² is below this.
+        show: print the residual of every iteration, on the first worker.
+        callback: called with the current x after every iteration.
+
+    Returns:
+        x; istop (1: converged, 2: niter reached); iterations done; ‖r‖; √(‖r‖² + damp² ‖x‖²); and
+        ‖r‖ before the first iteration and after each.
+    """
+    if not isinstance(y, Vector):
+        raise ArgumentError(
+            f"cgls: expected a Vector, given {type(y).__name__}; make one with "
+            f"backend.vector(Op.codomain, array), or Op.codomain.vector(array) in one process"
+        )
+    adjoint = Op.H
+    squared = damp**2
+    r = y.copy() if x0 is None else y - Op(x0)
+    s = adjoint(r)
+    x = 0 * s if x0 is None else x0.copy()
+    if x0 is not None and squared:
+        s = s - squared * x
+    c = s.copy()
+    gamma = abs(s.inner(s))
+    cost = [r.norm()]
+    iteration = 0
+    while iteration < niter and gamma > tol:
+        q = Op(c)
+        step = gamma / (abs(q.inner(q)) + squared * abs(c.inner(c)))
+        x = x + step * c
+        r = r - step * q
+        s = adjoint(r)
+        if squared:
+            s = s - squared * x
+        gamma, last = abs(s.inner(s)), gamma
+        c = s + (gamma / last) * c
+        iteration += 1
+        cost.append(r.norm())
+        if show and getattr(getattr(Op, "backend", None), "worker", None) in (None, 0):
+            print(f"cgls {iteration:5d}  residual {cost[-1]:.6e}  gradient {math.sqrt(gamma):.6e}")
+        if callback is not None:
+            callback(x)
+    damped = math.sqrt(cost[-1] ** 2 + squared * abs(x.inner(x)))
+    return x, 1 if gamma <= tol else 2, iteration, cost[-1], damped, cost

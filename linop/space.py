@@ -1,0 +1,422 @@
+"""Spaces, the direct sums of regions, and the vectors in them (design section 2).
+
+A `Space` owns the inner product: nothing else computes one. This module knows no operator, no
+backend and no communicator.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from linop.errors import ArgumentError, DTypeError, RegionError, ShapeError, SpaceError
+from linop.region import Part, Region, Subset, as_subset
+
+Array = npt.NDArray[Any]
+Scalar = int | float | complex
+
+
+class Space:
+    """The direct sum of regions over one dtype, with the Euclidean (complex: Hermitian) inner
+    product. A replicated region counts once.
+
+    The order of the regions fixes the order of rows and columns in matrices and flat vectors, and
+    nothing else: spaces with the same regions and dtype are equal, since a direct sum is addressed
+    by name.
+
+    Raises:
+        RegionError: two regions share a name.
+        DTypeError: the dtype holds no numbers.
+    """
+
+    def __init__(self, regions: Iterable[Region] | Region, dtype: npt.DTypeLike = np.float64):
+        self.regions: tuple[Region, ...] = (
+            (regions,) if isinstance(regions, Region) else tuple(regions)
+        )
+        self.dtype: np.dtype[Any] = np.dtype(dtype)
+        for region in self.regions:
+            if not isinstance(region, Region):
+                raise ArgumentError(f"a Space is made of Regions; given {region!r}")
+        if len(self._by_name) < len(self.regions):
+            names = [r.name for r in self.regions]
+            twice = sorted({n for n in names if names.count(n) > 1})
+            raise RegionError(f"duplicate region {', '.join(map(repr, twice))} in a space: {names}")
+        if self.dtype.kind not in "iufcV" or self.dtype.names is not None:
+            raise DTypeError(f"a space holds numbers; given dtype {self.dtype}")
+
+    @cached_property
+    def _by_name(self) -> dict[str, Region]:
+        return {region.name: region for region in self.regions}
+
+    @cached_property
+    def index(self) -> Mapping[str, int]:
+        """Position of each region, by name."""
+        return {region.name: k for k, region in enumerate(self.regions)}
+
+    @cached_property
+    def offsets(self) -> Mapping[str, int]:
+        """Where each region's elements start in a flat vector, by name."""
+        sizes = np.cumsum([0, *(region.size for region in self.regions)])
+        return {r.name: int(k) for r, k in zip(self.regions, sizes, strict=False)}
+
+    @cached_property
+    def size(self) -> int:
+        """Dimension of the space: the number of elements, a replicated region counted once."""
+        return sum(region.size for region in self.regions)
+
+    @cached_property
+    def workers(self) -> tuple[int, ...]:
+        """Every worker that holds a region, in order."""
+        return tuple(sorted({w for region in self.regions for w in region.workers}))
+
+    @cached_property
+    def _on(self) -> dict[int, tuple[Region, ...]]:
+        held: dict[int, list[Region]] = {}
+        for region in self.regions:
+            for worker in region.workers:
+                held.setdefault(worker, []).append(region)
+        return {worker: tuple(regions) for worker, regions in held.items()}
+
+    def on(self, worker: int) -> tuple[Region, ...]:
+        """The regions that a worker holds, in the order of the space."""
+        return self._on.get(worker, ())
+
+    def __getitem__(self, name: str) -> Region:
+        try:
+            return self._by_name[name]
+        except (KeyError, TypeError):
+            known = ", ".join(map(repr, self._by_name)) or "none at all"
+            raise RegionError(f"unknown region {name!r}; this space has {known}") from None
+
+    def __contains__(self, item: object) -> bool:
+        """Whether a region (itself, or one of that name) belongs to the space."""
+        if isinstance(item, Region):
+            return self._by_name.get(item.name) == item
+        return item in self._by_name
+
+    def __len__(self) -> int:
+        return len(self.regions)
+
+    def __iter__(self) -> Iterator[Region]:
+        return iter(self.regions)
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        if not isinstance(other, Space):
+            return NotImplemented
+        return self.dtype == other.dtype and self._by_name == other._by_name
+
+    def __hash__(self) -> int:
+        return hash((self.dtype, frozenset(self.regions)))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self}, dtype={self.dtype.name})"
+
+    def __str__(self) -> str:
+        parts = [f"{r.name}{list(r.shape)}@{_workers(r)}" for r in self.regions]
+        return " ⊕ ".join(parts if len(parts) <= 8 else [*parts[:6], "…", parts[-1]]) or "0"
+
+    def require(self, part: Part) -> Subset:
+        """The part as a subset of a region of this space.
+
+        Raises:
+            RegionError: the space has no such region, or another one under that name.
+        """
+        subset = as_subset(part)
+        mine = self[subset.region.name]
+        if mine != subset.region:
+            raise RegionError(
+                f"region {mine.name!r} of this space is {mine!r}; given {subset.region!r}"
+            )
+        return subset
+
+    # Vectors
+
+    def vector(self, arrays: Mapping[str, npt.ArrayLike] | npt.ArrayLike) -> Vector:
+        """The vector with these arrays, by region name; or the bare array of the only region.
+
+        Regions may be left out: then the vector is the part of an element that this process holds.
+        Arrays keep their memory; other sequences of numbers are converted to the space's dtype.
+
+        Raises:
+            RegionError: a name is unknown. ShapeError, DTypeError: an array does not fit.
+        """
+        if not isinstance(arrays, Mapping):
+            if len(self.regions) != 1:
+                raise ArgumentError(
+                    f"a bare array fits a space of one region; this one has {len(self.regions)}: "
+                    f"give a dict by region name ({', '.join(self._by_name)})"
+                )
+            arrays = {self.regions[0].name: arrays}
+        return Vector(self, {n: self.check(self[n], array) for n, array in arrays.items()})
+
+    def check(self, region: Region, array: npt.ArrayLike) -> Array:
+        """The array, if it can be the content of the region.
+
+        Raises:
+            ShapeError, DTypeError: it cannot.
+        """
+        if not hasattr(array, "dtype"):
+            array = np.asarray(array, self.dtype)
+        if array.shape != region.shape:  # type: ignore[union-attr]
+            raise ShapeError(
+                f"array of region {region.name!r}: shape {array.shape} given, "  # type: ignore[union-attr]
+                f"{region.shape} expected"
+            )
+        if array.dtype != self.dtype:  # type: ignore[union-attr]
+            raise DTypeError(
+                f"array of region {region.name!r}: dtype {array.dtype} given, "  # type: ignore[union-attr]
+                f"{self.dtype} expected; convert it with .astype({self.dtype.name!r})"
+            )
+        if not isinstance(array, np.ndarray):
+            raise ArgumentError(
+                f"array of region {region.name!r}: {type(array).__module__}."
+                f"{type(array).__qualname__} given, numpy.ndarray expected"
+            )
+        return array
+
+    def zeros(self) -> Vector:
+        """The zero vector, every region present."""
+        return Vector(self, {r.name: np.zeros(r.shape, self.dtype) for r in self.regions})
+
+    def random(self, seed: int | None = None) -> Vector:
+        """A random vector, the same for the same seed: normally distributed, or for an integer
+        dtype whole numbers from -9 to 9."""
+        if self.dtype.kind in "iu":
+            return self.integers(seed)
+        return self._fill(seed, lambda rng, shape: rng.standard_normal(shape))
+
+    def integers(self, seed: int | None = None, low: int = -9, high: int = 9) -> Vector:
+        """A random vector of whole numbers from `low` to `high`, both included (an unsigned dtype
+        starts at 0): sums and inner products of them are exact in floating point."""
+        low = max(low, 0) if self.dtype.kind == "u" else low
+        return self._fill(seed, lambda rng, shape: rng.integers(low, high, shape, endpoint=True))
+
+    def _fill(
+        self, seed: int | None, draw: Callable[[np.random.Generator, tuple[int, ...]], Any]
+    ) -> Vector:
+        rng = np.random.default_rng(seed)
+        arrays = {}
+        for region in self.regions:
+            values = np.asarray(draw(rng, region.shape))
+            if self.dtype.kind == "c":
+                values = values + 1j * draw(rng, region.shape)
+            arrays[region.name] = values.astype(self.dtype)
+        return Vector(self, arrays)
+
+    def flatten(self, vector: Vector) -> Array:
+        """All elements in one new 1-d array: the regions in order, each in C order."""
+        self.same_as(vector.space, "flatten")
+        vector.require_all("flatten")
+        pieces = [vector[r.name].ravel() for r in self.regions]
+        return np.concatenate(pieces) if pieces else np.zeros(0, self.dtype)
+
+    def unflatten(self, flat: npt.ArrayLike) -> Vector:
+        """The vector whose elements, in the order of `flatten`, are these; a copy."""
+        flat = np.asarray(flat)
+        if flat.size != self.size:
+            raise ShapeError(f"flat vector of size {flat.size} given, {self.size} expected")
+        flat = flat.reshape(-1).astype(self.dtype)
+        pieces = np.split(flat, list(self.offsets.values())[1:]) if self.regions else []
+        return Vector(
+            self, {r.name: p.reshape(r.shape) for r, p in zip(self.regions, pieces, strict=True)}
+        )
+
+    def same_as(self, other: Space, what: str) -> None:
+        """Check that the other space is this one.
+
+        Raises:
+            SpaceError: it is not; the message shows where the two differ, side by side.
+        """
+        if not isinstance(other, Space):
+            raise ArgumentError(f"{what}: expected a Space, given {other!r}")
+        if self != other:
+            raise SpaceError(f"{what}: the spaces differ\n{side_by_side(self, other)}")
+
+    # The inner product
+
+    def partial_inners(self, v: Vector, w: Vector) -> dict[int, Scalar]:
+        """<v, w> of the regions present, by the worker that counts them: a replicated region is
+        counted by its first worker. Low precision is summed in double precision."""
+        partial: dict[int, Scalar] = {}
+        for region in self.regions:
+            if region.name in v and region.name in w:
+                worker = region.workers[0]
+                x, y = _wide(v[region.name]), _wide(w[region.name])
+                partial[worker] = partial.get(worker, 0) + np.vdot(x, y).item()
+        return partial
+
+    def inner(self, v: Vector, w: Vector) -> Scalar:
+        """<v, w>, conjugate-linear in v (paper, equation 2), summed in the order of workers, so
+        that every backend finds the same bits."""
+        self.same_as(v.space, "inner product, left side")
+        self.same_as(w.space, "inner product, right side")
+        return v.total(w)(self.partial_inners(v, w))
+
+
+class Vector:
+    """An element of a space: one array for each region that this process holds.
+
+    Supports ``v[name]``, ``v + w``, ``v - w``, ``2 * v``, ``v / 2``, `inner`, `norm`, `copy`.
+    A vector made by a backend (``backend.vector``) holds one worker's regions, and its inner
+    product sums over all workers: a collective call.
+    """
+
+    __slots__ = ("arrays", "space", "_total")
+    __array_ufunc__ = None  # numpy_scalar * vector is ours
+
+    def __init__(
+        self,
+        space: Space,
+        arrays: dict[str, Array],
+        total: Callable[[dict[int, Scalar]], Scalar] | None = None,
+    ) -> None:
+        self.space = space
+        self.arrays = arrays
+        self._total = total
+
+    def __getitem__(self, name: str) -> Array:
+        try:
+            return self.arrays[name]
+        except KeyError:
+            self.space[name]  # an unknown name is its own error
+            raise RegionError(
+                f"region {name!r} is not held here; this process holds {list(self.arrays)}"
+            ) from None
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.arrays
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{n}={a!r}" for n, a in self.arrays.items())
+        return f"Vector({shown})"
+
+    def require_all(self, what: str) -> None:
+        """Check that every region is present.
+
+        Raises:
+            SpaceError: this is one worker's part of a vector.
+        """
+        if len(self.arrays) < len(self.space.regions):
+            raise SpaceError(
+                f"{what} needs all {len(self.space.regions)} regions, this vector holds "
+                f"{list(self.arrays)}: one worker's part; backend.vector(space, arrays) makes "
+                f"vectors whose inner products span all workers"
+            )
+
+    def total(self, other: Vector) -> Callable[[dict[int, Scalar]], Scalar]:
+        """What sums the partial inner products of all workers."""
+        distributed = self._total or other._total
+        if distributed is not None:
+            return distributed
+        for vector in (self, other):
+            vector.require_all("an inner product")
+        return sum_by_worker
+
+    def inner(self, other: Vector) -> Scalar:
+        """<self, other>, conjugate-linear in self."""
+        return self.space.inner(self, other)
+
+    def norm(self) -> float:
+        """The norm that the inner product induces."""
+        return math.sqrt(abs(self.inner(self)))
+
+    def copy(self) -> Vector:
+        """The same values in new memory."""
+        return self._map(lambda a: a.copy())
+
+    def _map(self, f: Callable[..., Array], *others: Vector) -> Vector:
+        for other in others:
+            self.space.same_as(other.space, "vector arithmetic")
+            if other.arrays.keys() != self.arrays.keys():
+                raise SpaceError(
+                    f"vector arithmetic: one side holds {list(self.arrays)}, "
+                    f"the other {list(other.arrays)}"
+                )
+        total = next((v._total for v in (self, *others) if v._total), None)
+        arrays = {n: f(a, *(o.arrays[n] for o in others)) for n, a in self.arrays.items()}
+        return Vector(self.space, arrays, total)
+
+    def _scale(self, scalar: Any) -> Vector:
+        factor = check_scalar(scalar, self.space.dtype)
+        return self._map(lambda a: np.multiply(a, factor, dtype=a.dtype))
+
+    def __add__(self, other: Vector) -> Vector:
+        return self._map(np.add, other) if isinstance(other, Vector) else NotImplemented
+
+    def __sub__(self, other: Vector) -> Vector:
+        return self._map(np.subtract, other) if isinstance(other, Vector) else NotImplemented
+
+    def __mul__(self, scalar: Scalar) -> Vector:
+        return self._scale(scalar) if np.isscalar(scalar) else NotImplemented
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, scalar: Scalar) -> Vector:
+        if not np.isscalar(scalar):
+            return NotImplemented
+        check_scalar(1 / scalar, self.space.dtype)
+        return self._map(lambda a: np.divide(a, scalar).astype(a.dtype, copy=False))
+
+    def __neg__(self) -> Vector:
+        return self._map(np.negative)
+
+
+def sum_by_worker(partial: Mapping[int, Scalar]) -> Scalar:
+    """The sum in the order of workers."""
+    return sum((partial[w] for w in sorted(partial)), 0)
+
+
+def check_scalar(scalar: Any, dtype: np.dtype[Any]) -> Scalar:
+    """The scalar as a Python number, if a space of this dtype is closed under it.
+
+    Raises:
+        ArgumentError: not a number. DTypeError: complex for a real space, or a fraction for an
+            integer one.
+    """
+    if not np.isscalar(scalar) or isinstance(scalar, str | bytes):
+        raise ArgumentError(f"expected a scalar, given {scalar!r}")
+    value: Scalar = scalar.item() if isinstance(scalar, np.generic) else scalar
+    if isinstance(value, complex) and dtype.kind != "c":
+        if value.imag:
+            raise DTypeError(f"complex scalar {value} on a space of dtype {dtype}; use a complex one")
+        value = value.real
+    if dtype.kind in "iu":
+        if value != int(value):  # type: ignore[arg-type]
+            raise DTypeError(f"fraction {value} on a space of dtype {dtype}; use a floating one")
+        return int(value)  # type: ignore[arg-type]
+    return value
+
+
+def side_by_side(left: Space, right: Space) -> str:
+    """The two spaces in two columns, the rows that differ marked with ≠."""
+    names = list(dict.fromkeys([*left._by_name, *right._by_name]))
+    rows = [("dtype " + left.dtype.name, "dtype " + right.dtype.name)]
+    rows += [(_describe(left, n), _describe(right, n)) for n in names]
+    rows = [r for r in rows if r[0] != r[1]][:12] or rows[:1]
+    width = max(len(a) for a, _ in rows)
+    return "\n".join(f"  {a:<{width}}  ≠  {b}" for a, b in rows)
+
+
+def _describe(space: Space, name: str) -> str:
+    if name not in space:
+        return f"(no {name!r})"
+    region = space[name]
+    return f"{name!r} shape {region.shape} on worker {_workers(region)}"
+
+
+def _workers(region: Region) -> str:
+    return ",".join(map(str, region.workers))
+
+
+def _wide(array: Array) -> Array:
+    """The array in the widest dtype of its kind, in which inner products are summed."""
+    kind = array.dtype.kind
+    wide = {"i": np.int64, "u": np.uint64, "c": np.complex128}.get(kind, np.float64)
+    return array.astype(wide, copy=False)

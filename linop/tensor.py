@@ -1,0 +1,289 @@
+"""Global tensors cut into blocks over a partition (design section 2: `TensorSpace`)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from enum import Enum
+from functools import cached_property
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from linop.errors import ArgumentError, PartitionError, ShapeError, SpaceError
+from linop.partition import Partition, as_partition, balanced
+from linop.region import Region, Subset, naturals
+from linop.space import Array, Space, Vector
+
+
+class Role(Enum):
+    """What a grid axis does that splits no tensor dimension."""
+
+    COPIES = "copies"
+    REPLICATED = "replicated"
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+COPIES = Role.COPIES
+"""A grid axis along which every worker has its own, independent copy."""
+
+REPLICATED = Role.REPLICATED
+"""A grid axis along which all workers hold the same piece, which counts once."""
+
+Axis = int | Role
+Bounds = tuple[tuple[int, int], ...]
+"""Global (start, stop) of each block along a tensor dimension."""
+
+
+class TensorSpace(Space):
+    """A space that holds a global tensor in blocks, one per worker of a partition.
+
+    Args:
+        shape: the global shape.
+        partition: the grid of workers.
+        dtype: of the elements.
+        axes: what each grid axis does: a tensor dimension that it splits, `COPIES` (independent
+            copies along it) or `REPLICATED` (identical copies that count once). By default grid
+            axis k splits dimension k.
+        name: region names are ``name@worker``; a replicated block is named after its first worker.
+        sizes: block lengths, by tensor dimension, where they are not to be balanced.
+        bounds: global (start, stop) of blocks, by tensor dimension, where they are not to follow
+            one another: blocks that overlap or leave gaps.
+
+    Balanced means that the first ``n mod p`` blocks are one longer; with more workers than elements
+    the last blocks are empty.
+
+    Raises:
+        PartitionError: axes do not fit the grid or the tensor, or blocks do not fit the tensor.
+    """
+
+    def __init__(
+        self,
+        shape: int | Sequence[int],
+        partition: Partition,
+        dtype: npt.DTypeLike = np.float64,
+        axes: Sequence[Axis] | None = None,
+        name: str = "x",
+        *,
+        sizes: Mapping[int, Sequence[int]] | None = None,
+        bounds: Mapping[int, Bounds] | None = None,
+    ) -> None:
+        self.global_shape = naturals(shape, "shape of a tensor")
+        self.partition = as_partition(partition)
+        self.name = name
+        self.axes: tuple[Axis, ...] = self._check_axes(axes)
+        self.bounds: tuple[Bounds, ...] = tuple(
+            self._bounds(d, dict(sizes or {}), dict(bounds or {}))
+            for d in range(self.ndim)
+        )
+        super().__init__(self._blocks(), dtype)
+
+    def _check_axes(self, axes: Sequence[Axis] | None) -> tuple[Axis, ...]:
+        grid, ndim = self.partition.shape, self.ndim
+        given = tuple(range(len(grid))) if axes is None else tuple(axes)
+        if len(given) != len(grid):
+            raise PartitionError(f"axes {given} for a grid of {len(grid)} axes; give one for each")
+        checked: list[Axis] = []
+        for k, axis in enumerate(given):
+            if isinstance(axis, Role):
+                checked.append(axis)
+            elif isinstance(axis, int | np.integer):
+                if not -ndim <= axis < ndim:
+                    raise PartitionError(
+                        f"grid axis {k} of {self.partition!r} splits dimension {axis}, which a "
+                        f"tensor of shape {self.global_shape} does not have; give axes="
+                    )
+                checked.append(int(axis) % ndim)
+            else:
+                raise ArgumentError(
+                    f"axes: expected dimensions, COPIES or REPLICATED; given {axis!r}"
+                )
+        split = [axis for axis in checked if isinstance(axis, int)]
+        if len(set(split)) < len(split):
+            raise PartitionError(f"axes {given}: two grid axes split the same tensor dimension")
+        return tuple(checked)
+
+    def _bounds(
+        self, dim: int, sizes: dict[int, Sequence[int]], bounds: dict[int, Bounds]
+    ) -> Bounds:
+        n = self.global_shape[dim]
+        parts = self.partition.shape[self.axes.index(dim)] if dim in self.axes else 1
+        if dim in bounds:
+            cut = tuple((int(a), int(b)) for a, b in bounds[dim])
+            if any(not 0 <= a <= b <= n for a, b in cut):
+                raise PartitionError(f"blocks {cut} of dimension {dim} leave its extent {n}")
+        else:
+            lengths = naturals(sizes.get(dim, balanced(n, parts)), f"sizes of dimension {dim}")
+            if sum(lengths) != n:
+                raise PartitionError(f"blocks {lengths} of dimension {dim} do not sum to {n}")
+            stops = tuple(accumulate(lengths))
+            cut = tuple((b - m, b) for b, m in zip(stops, lengths, strict=True))
+        if len(cut) != parts:
+            raise PartitionError(f"{len(cut)} blocks of dimension {dim} for {parts} grid points")
+        return cut
+
+    def _blocks(self) -> Iterator[Region]:
+        shared = tuple(k for k, axis in enumerate(self.axes) if axis is REPLICATED)
+        for holders in self._worker_lines(shared):
+            first = min(holders)
+            shape = tuple(s.stop - s.start for s in self.slices(first))
+            yield Region(f"{self.name}@{first}", shape, holders)
+
+    def _worker_lines(self, grid_axes: Sequence[int]) -> list[list[int]]:
+        """Groups of workers that differ in their coordinates along some grid axes only."""
+        last = np.moveaxis(
+            self.partition.grid, tuple(grid_axes), tuple(range(-len(grid_axes), 0))
+        )
+        length = math.prod(self.partition.shape[k] for k in grid_axes)
+        lines: list[list[int]] = last.reshape(-1, length).tolist()
+        return lines
+
+    @cached_property
+    def _of_worker(self) -> dict[int, Region]:
+        return {worker: region for region in self.regions for worker in region.workers}
+
+    def region(self, worker: int) -> Region:
+        """The block that a worker holds.
+
+        Raises:
+            PartitionError: the worker is not in the partition.
+        """
+        self.partition.coordinates(worker)
+        return self._of_worker[worker]
+
+    def slices(self, worker: int) -> tuple[slice, ...]:
+        """Where a worker's block lies in the global tensor.
+
+        Raises:
+            PartitionError: the worker is not in the partition.
+        """
+        at = self.partition.coordinates(worker)
+        blocks = (at[self.axes.index(d)] if d in self.axes else 0 for d in range(self.ndim))
+        return tuple(slice(*self.bounds[d][k]) for d, k in enumerate(blocks))
+
+    def block(self, region: Region) -> tuple[slice, ...]:
+        """Where a region of this space lies in the global tensor."""
+        return self.slices(region.workers[0])
+
+    def local_shape(self, worker: int) -> tuple[int, ...]:
+        """The shape of a worker's block."""
+        return self.region(worker).shape
+
+    def scatter(self, array: npt.ArrayLike) -> Vector:
+        """The vector whose blocks are the parts of a global array, each in memory of its own.
+
+        Raises:
+            ShapeError: the array has another shape. DTypeError: it has another dtype.
+        """
+        array = np.asarray(array) if hasattr(array, "dtype") else np.asarray(array, self.dtype)
+        if array.shape != self.global_shape:
+            raise ShapeError(
+                f"scatter: global array of shape {array.shape} given, {self.global_shape} expected"
+            )
+        blocks = {r.name: array[self.block(r)].copy() for r in self.regions}
+        return self.vector(blocks)
+
+    def gather(self, vector: Vector | Mapping[str, npt.ArrayLike]) -> Array:
+        """The global array that the blocks of a vector make up.
+
+        Raises:
+            SpaceError: copies, or blocks that overlap, disagree; or blocks leave elements out.
+        """
+        vector = vector if isinstance(vector, Vector) else self.vector(vector)
+        self.same_as(vector.space, "gather")
+        vector.require_all("gather")
+        array = np.zeros(self.global_shape, self.dtype)
+        seen = np.zeros(self.global_shape, bool)
+        for region in self.regions:
+            where = self.block(region)
+            array[where] = vector[region.name]
+            seen[where] = True
+        if not seen.all():
+            raise SpaceError(f"gather: the blocks of {self!r} leave out elements of the tensor")
+        for region in self.regions:
+            if not _same(array[self.block(region)], vector[region.name]):
+                raise SpaceError(
+                    f"gather: block {region.name!r} differs from another copy of the same elements; "
+                    f"sum_reduce the copies first, or read one block by its region"
+                )
+        return array
+
+    def like(
+        self, partition: Partition, axes: Sequence[Axis], bounds: Mapping[int, Bounds] | None = None
+    ) -> TensorSpace:
+        """The same global tensor on another partition; balanced where `bounds` does not say."""
+        return TensorSpace(
+            self.global_shape, partition, self.dtype, axes, self.name, bounds=bounds
+        )
+
+    @property
+    def copied(self) -> tuple[int, ...]:
+        """The grid axes along which there are several independent copies."""
+        grid = self.partition.shape
+        return tuple(k for k, axis in enumerate(self.axes) if axis is COPIES and grid[k] > 1)
+
+    def lines(self, grid_axes: Sequence[int]) -> list[tuple[Region, ...]]:
+        """The blocks in groups that differ in their coordinates along some grid axes only, each in
+        row-major order; the holders of a replicated block are one."""
+        lines = (tuple(map(self.region, line)) for line in self._worker_lines(grid_axes))
+        return list(dict.fromkeys(lines))
+
+    @property
+    def ndim(self) -> int:
+        """Dimensions of the global tensor."""
+        return len(self.global_shape)
+
+    @property
+    def disjoint(self) -> bool:
+        """Whether each element of the tensor is in one block at most."""
+        ordered = [sorted(cuts) for cuts in self.bounds]
+        apart = all(
+            a[1] <= b[0] for cuts in ordered for a, b in zip(cuts, cuts[1:], strict=False)
+        )
+        return apart and not self.copied
+
+    def __repr__(self) -> str:
+        return (
+            f"TensorSpace({self.global_shape}, {self.partition!r}, dtype={self.dtype.name}, "
+            f"axes={self.axes}, name={self.name!r})"
+        )
+
+
+def as_tensor_space(what: str, value: Any) -> TensorSpace:
+    """The tensor space, or an error that says what was given instead.
+
+    Raises:
+        ArgumentError: not a tensor space.
+    """
+    if not isinstance(value, TensorSpace):
+        raise ArgumentError(f"{what}: expected a TensorSpace, given {value!r}")
+    return value
+
+
+def shared_part(
+    X: TensorSpace, source: Region, Y: TensorSpace, target: Region
+) -> tuple[Subset, Subset] | None:
+    """The elements of the global tensor that a block of X and a block of Y both hold, as a subset
+    of each; None if there are none."""
+    there, here = X.block(source), Y.block(target)
+    low = [max(a.start, b.start) for a, b in zip(there, here, strict=True)]
+    high = [min(a.stop, b.stop) for a, b in zip(there, here, strict=True)]
+    if any(a >= b for a, b in zip(low, high, strict=True)):
+        return None
+    return _within(source, there, low, high), _within(target, here, low, high)
+
+
+def _within(
+    region: Region, block: Sequence[slice], low: Sequence[int], high: Sequence[int]
+) -> Subset:
+    start = tuple(a - s.start for a, s in zip(low, block, strict=True))
+    stop = tuple(b - s.start for b, s in zip(high, block, strict=True))
+    return Subset(region, start, stop)
+
+
+def _same(a: Array, b: Array) -> bool:
+    return bool(((a == b) | ((a != a) & (b != b))).all())
