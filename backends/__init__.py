@@ -71,4 +71,3 @@ def _module(name: str) -> Any:
     if name not in BACKENDS:
         raise ArgumentError(f"unknown backend {name!r}; there are {', '.join(BACKENDS)}")
     return import_module(BACKENDS[name])
-

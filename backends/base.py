@@ -54,8 +54,8 @@ class BoundPlan(ABC):
     """An operator bound to a backend: ``plan(x)`` applies it, ``plan.H`` is its adjoint's plan.
 
     A worker with one region on a side passes and gets a bare array; with several, a dict by region
-    name; with none, None. A process that holds all workers does the same with all regions. A `Vector`
-    gives a `Vector`. Subclasses say how a run begins and ends.
+    name; with none, None. A process that holds all workers does the same with all regions. A
+    `Vector` gives a `Vector`. Subclasses say how a run begins and ends.
     """
 
     def __init__(self, op: LinearOperator, backend: Backend) -> None:
@@ -86,7 +86,7 @@ class BoundPlan(ABC):
         return self.op.codomain
 
     @property
-    def H(self) -> BoundPlan:  # noqa: N802 - as on operators
+    def H(self) -> BoundPlan:
         """The plan of the adjoint; ``plan.H.H is plan``. Needs no communication."""
         if self._adjoint is None:
             self._adjoint = self._bind_adjoint()
@@ -148,7 +148,7 @@ class Transport(Protocol):
         """Until all these sends and receives are done."""
 
     def gather_all(self, data: bytes) -> list[bytes]:
-        """Everybody's data (of equal length), by worker."""
+        """Everybody's data, of equal length, by worker."""
 
 
 class Worker(Backend):
@@ -220,7 +220,9 @@ def held_arrays(space: Space, worker: int | None, x: Any) -> dict[str, Array]:
         for name in x:
             space[name]
         if missing:
-            raise RegionError(f"{me}: no array for the regions {missing}; it holds {_list(regions)}")
+            raise RegionError(
+                f"{me}: no array for the regions {missing}; it holds {_list(regions)}"
+            )
         given = {r.name: x[r.name] for r in regions}
     elif not regions:
         if x is not None and np.size(x):
@@ -269,7 +271,9 @@ def sum_over_workers(value: Scalar, space: Space, transport: Transport) -> Scala
     """The sum of one number of every worker, in the order of workers: the same bits everywhere."""
     form = {"i": "=q", "u": "=Q", "c": "=dd"}.get(space.dtype.kind, "=d")
     numbers = (value.real, value.imag) if form == "=dd" else (value,)
-    parts = [struct.unpack(form, data) for data in transport.gather_all(struct.pack(form, *numbers))]
+    parts = [
+        struct.unpack(form, data) for data in transport.gather_all(struct.pack(form, *numbers))
+    ]
     return sum_by_worker({w: complex(*p) if len(p) > 1 else p[0] for w, p in enumerate(parts)})
 
 

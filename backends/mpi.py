@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from types import TracebackType
@@ -25,30 +26,37 @@ except (ImportError, RuntimeError) as error:
         f"backend 'mpi' needs mpi4py and an MPI library: pip install 'linop-algebra[mpi]' ({error})"
     ) from None
 
+_SPIN = 1000
+"""Polls (about 1 µs each) before a waiting rank begins to sleep between them."""
+_NAP = 50e-6
+"""Seconds of such a sleep."""
+
 
 def get(comm: MPI.Comm | None = None) -> Backend:
     """The backend of this rank.
 
     Args:
-        comm: an intracommunicator, COMM_WORLD by default; worker w is its rank w. The first call for
-            a communicator is collective, for it is duplicated to keep messages apart.
+        comm: an intracommunicator, COMM_WORLD by default; worker w is its rank w. The first call
+            for a communicator is collective, for it is duplicated to keep messages apart.
     """
     comm = MPI.COMM_WORLD if comm is None else comm
     if not isinstance(comm, MPI.Comm):
         raise ArgumentError(f"comm: expected an mpi4py communicator, given {comm!r}")
     if comm == MPI.COMM_NULL or comm.Is_inter():
         raise BackendError("comm: expected an intracommunicator that this rank belongs to")
-    worker: Backend | None = comm.Get_attr(_CACHED)
-    if worker is None:
-        worker = Worker("mpi", Messages(comm.Dup()))
-        comm.Set_attr(_CACHED, worker)
-        if comm.size > 1:
-            _abort_on_uncaught_exception()
+    known = comm.Get_attr(_CACHED)
+    if isinstance(known, Backend):
+        return known
+    worker = Worker("mpi", Messages(comm.Dup()))
+    comm.Set_attr(_CACHED, worker)
+    if comm.size > 1:
+        _abort_on_uncaught_exception()
     return worker
 
 
 def launch(main: Callable[[Backend], Any], workers: int | None = None) -> list[Any]:
-    """Run ``main(backend)`` on the first `workers` ranks (by default all); the others return at once.
+    """Run ``main(backend)`` on the first `workers` ranks (by default all); the others return at
+    once.
 
     Returns:
         What `main` returned on this rank, in its place; None elsewhere.
@@ -56,7 +64,7 @@ def launch(main: Callable[[Backend], Any], workers: int | None = None) -> list[A
     Raises:
         BackendError: there are fewer ranks than workers; on every rank.
     """
-    world = MPI.COMM_WORLD
+    world: MPI.Comm = MPI.COMM_WORLD
     size = world.size if workers is None else workers
     if size > world.size:
         raise BackendError(
@@ -95,9 +103,11 @@ class Messages:
 
     def wait(self, pending: Sequence[Any]) -> None:
         requests = list(pending)
-        # Yielding between tests lets oversubscribed ranks run; MPI's own wait may spin.
+        polls = 0
         while not MPI.Request.Testall(requests):
-            os.sched_yield()
+            # MPI's own wait may spin. Ranks that share a core, or wait long, must let others run.
+            os.sched_yield() if polls < _SPIN else time.sleep(_NAP)
+            polls += 1
 
     def gather_all(self, data: bytes) -> list[bytes]:
         gathered = bytearray(len(data) * self.workers)
@@ -135,9 +145,7 @@ def _abort_on_uncaught_exception() -> None:
     if getattr(sys.excepthook, "_linop", False):
         return
 
-    def hook(
-        kind: type[BaseException], error: BaseException, trace: TracebackType | None
-    ) -> None:
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         del kind
         _abort(error, trace)
 

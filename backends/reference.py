@@ -44,6 +44,7 @@ class ReferenceWorker(Worker):
 
     def __init__(self, mailbox: Mailbox) -> None:
         super().__init__("reference", mailbox)
+        self.mailbox = mailbox
 
     def compile(self, op: LinearOperator) -> BoundPlan:
         check_workers(op, self)
@@ -66,7 +67,7 @@ class ReferenceWorkerPlan(BoundPlan):
 
     def _end(self, running: dict[str, Array]) -> dict[str, Array]:
         whole: dict[str, Array] = {}
-        for worker, part in enumerate(self._worker.transport.gather_all(running)):
+        for worker, part in enumerate(self._worker.mailbox.gather_all(running)):
             for name, array in part.items():
                 if not np.array_equal(whole.setdefault(name, array), array, equal_nan=True):
                     raise SpaceError(

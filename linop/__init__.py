@@ -4,6 +4,13 @@ Regions of memory on workers, five memory operators on them, and everything comp
 collectives, halo exchanges, repartitions, with adjoints that are derived, never written.
 """
 
+import pathlib
+
+if not (pathlib.Path(__path__[0]) / "backends").is_dir():
+    # This is a checkout, imported from its root: the other floors lie beside this folder, not in it
+    # (setup.cfg maps them into the package when it is installed).
+    __path__.append(str(pathlib.Path(__path__[0]).parent))
+
 from linop import errors
 from linop.algebra import direct_sum, hstack, identity, vstack, zero
 from linop.collectives import (
@@ -44,6 +51,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "COPIES",
+    "REPLICATED",
     "Cost",
     "HaloDim",
     "LinearOperator",
@@ -51,7 +59,6 @@ __all__ = [
     "Movement",
     "Partition",
     "Plan",
-    "REPLICATED",
     "Region",
     "Space",
     "Subset",

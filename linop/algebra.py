@@ -10,16 +10,14 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from linop.errors import ArgumentError, SpaceError
-from linop.memory import allocate, deallocate
+from linop.memory import deallocate
+from linop.notation import joined_symbols, subscripted
 from linop.operator import (
     Arrays,
     Identity,
     LinearOperator,
     Sum,
     Zero,
-    compose,
-    joined_symbols,
-    subscripted,
 )
 from linop.space import Space
 from linop.stages import LocalMap, Stages
@@ -103,10 +101,6 @@ class Named(LinearOperator):
     def _program(self) -> Iterator[LinearOperator]:
         yield from self.body._program()
 
-    def expand(self) -> LinearOperator:
-        """The composition that the name stands for."""
-        return self.body
-
     def _adjoint(self) -> LinearOperator:
         return Named(self.name, self.subscript, self.body.H, not self.starred)
 
@@ -128,6 +122,11 @@ class Named(LinearOperator):
         if not self.starred:
             return base
         return base + ("^{*}" if latex else "*")
+
+
+def expanded(op: LinearOperator) -> LinearOperator:
+    """The composition that a name stands for; other operators as they are."""
+    return op.body if isinstance(op, Named) else op
 
 
 def identity(space: Space) -> LinearOperator:

@@ -38,7 +38,7 @@ class Table:
 
     @property
     def ndim(self) -> int:
-        return self.at.shape[1]
+        return int(self.at.shape[1])
 
     def take(self, rows: Any) -> Table:
         """The rows that an index array or a mask selects."""
@@ -90,9 +90,9 @@ def join(left: Table, right: Table) -> Table:
 
 
 def _candidates(left: Table, right: Table) -> tuple[Ints, Ints]:
-    """Pairs of rows that share the middle region, pruned by the first dimension: with the right rows
-    sorted by start, only those count that start inside the left box or less than the longest right
-    box of that region before it."""
+    """Pairs of rows that share the middle region, pruned by the first dimension: with the right
+    rows sorted by start, only those count that start inside the left box or less than the longest
+    right box of that region before it."""
     regions = int(max(left.src.max(), right.dst.max())) + 1
     longest = np.zeros(regions, np.int64)
     np.maximum.at(longest, right.dst, right.extent[:, 0])

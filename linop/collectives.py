@@ -22,8 +22,8 @@ Pair = tuple[Part, Part]
 
 
 def out_of_place(domain: Space, codomain: Space, pairs: Iterable[Pair]) -> LinearOperator:
-    """D_domain ΣS_{a→b} A_codomain: zeros, plus every subset a of the domain added to its subset b of
-    the codomain. Where names are in both spaces, the new regions are made under primed names and
+    """D_domain ΣS_{a→b} A_codomain: zeros, plus every subset a of the domain added to its subset b
+    of the codomain. Where names are in both spaces, the new regions are made under primed names and
     moved to their own once the old ones are gone."""
     clash = any(region.name in domain for region in codomain.regions)
     fresh = {r.name: _primed(r, domain) if clash else r for r in codomain.regions}
@@ -181,7 +181,9 @@ def all_gather(
     axes = split if grid_axes is None else _grid_axes("all_gather", X, grid_axes)
     for k in axes:
         if k not in split:
-            raise PartitionError(f"all_gather: grid axis {k} splits nothing: {_describe(X.axes[k])}")
+            raise PartitionError(
+                f"all_gather: grid axis {k} splits nothing: {_describe(X.axes[k])}"
+            )
     if into not in (COPIES, REPLICATED):
         raise ArgumentError(f"all_gather: into is COPIES or REPLICATED; given {into!r}")
     roles = [into if k in axes else axis for k, axis in enumerate(X.axes)]
@@ -226,7 +228,9 @@ def all_to_all(X: TensorSpace, grid_axis: int, dim: int) -> LinearOperator:
     X = as_tensor_space("all_to_all", X)
     (axis,) = _grid_axes("all_to_all", X, grid_axis)
     if not isinstance(X.axes[axis], int):
-        raise PartitionError(f"all_to_all: grid axis {axis} splits nothing: {_describe(X.axes[axis])}")
+        raise PartitionError(
+            f"all_to_all: grid axis {axis} splits nothing: {_describe(X.axes[axis])}"
+        )
     roles: list[Axis] = list(X.axes)
     roles[axis] = dim
     kept = {d: X.bounds[d] for d in range(X.ndim) if d in X.axes and d in roles and d != dim}

@@ -1,7 +1,7 @@
 """Generalized, unbalanced halo exchange (paper, section 3, equations 10 to 12, and appendix B).
 
-The output of a sliding kernel is balanced over the workers; `halo_geometry` derives which input each
-of them needs for its part, and `halo_exchange` moves it there, one dimension at a time.
+The output of a sliding kernel is balanced over the workers; `halo_geometry` derives which input
+each of them needs for its part, and `halo_exchange` moves it there, one dimension at a time.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ def halo_geometry(
     Args:
         shape: of the global input.
         partition: grid axis k splits dimension k, input and output both balanced.
-        kernel_size, stride, padding, dilation: of the sliding kernel, as in torch.nn: one number, or
-            one per dimension.
+        kernel_size, stride, padding, dilation: of the sliding kernel, as in torch.nn: one number,
+            or one per dimension.
 
     Raises:
         PartitionError: more grid axes than dimensions. ShapeError: the parameters do not fit the
@@ -106,8 +106,8 @@ def halo_exchange(
 
     Args:
         X: the blocks of the input, copies along some grid axes allowed.
-        kernel_size, stride, padding, dilation: of the sliding kernel, as in torch.nn: one number, or
-            one per dimension of the tensor.
+        kernel_size, stride, padding, dilation: of the sliding kernel, as in torch.nn: one number,
+            or one per dimension of the tensor.
         in_place: exchange on extended blocks that hold the bulk already.
 
     Returns:
@@ -126,9 +126,7 @@ def halo_exchange(
     extended = {
         d: tuple(_hull(*pair) for pair in zip(X.bounds[d], needed[d], strict=True)) for d in needed
     }
-    E = TensorSpace(
-        X.global_shape, X.partition, X.dtype, X.axes, f"{X.name}⁺", bounds=extended
-    )
+    E = TensorSpace(X.global_shape, X.partition, X.dtype, X.axes, f"{X.name}⁺", bounds=extended)
     exchange = _Exchange(X, E, tuple(needed[d] for d in range(X.ndim)))
     phases = [phase for d in range(X.ndim) for phase in exchange.phases(d)]
     body = compose(*reversed(phases)) if phases else identity(E)
@@ -219,15 +217,15 @@ def _geometry(X: TensorSpace, kernels: Sequence[Kernel]) -> list[list[HaloDim]]:
     return [
         [
             _halo_dim(kernel, n, bulk, outputs)
-            for bulk, outputs in zip(X.bounds[d], _blocks(kernel.outputs(n), len(X.bounds[d])), strict=True)
+            for bulk, outputs in zip(
+                X.bounds[d], _blocks(kernel.outputs(n), len(X.bounds[d])), strict=True
+            )
         ]
         for d, (kernel, n) in enumerate(zip(kernels, X.global_shape, strict=True))
     ]
 
 
-def _halo_dim(
-    kernel: Kernel, n: int, bulk: tuple[int, int], outputs: tuple[int, int]
-) -> HaloDim:
+def _halo_dim(kernel: Kernel, n: int, bulk: tuple[int, int], outputs: tuple[int, int]) -> HaloDim:
     a, b = bulk
     if outputs[0] == outputs[1]:
         return HaloDim(a, a, 0, 0, 0, 0, 0, b - a)
@@ -247,9 +245,7 @@ def _halo_dim(
 
 def _of_worker(X: TensorSpace, geometry: list[list[HaloDim]], worker: int) -> tuple[HaloDim, ...]:
     at = X.partition.coordinates(worker)
-    return tuple(
-        dims[at[X.axes.index(d)] if d in X.axes else 0] for d, dims in enumerate(geometry)
-    )
+    return tuple(dims[at[X.axes.index(d)] if d in X.axes else 0] for d, dims in enumerate(geometry))
 
 
 def _hull(bulk: tuple[int, int], need: tuple[int, int]) -> tuple[int, int]:

@@ -64,7 +64,8 @@ LAWS: tuple[Callable[[Action, Action], list[Action] | None], ...] = (
 
 
 def _copied_back(after: Action, history: Sequence[Step]) -> bool:
-    """S_{b→a} K_a S_{a→b} Z_b = S_{a→b} Z_b where Z_b allocates or clears b: a copy that returns."""
+    """S_{b→a} K_a S_{a→b} Z_b = S_{a→b} Z_b where Z_b allocates or clears b: a copy that
+    returns."""
     if not isinstance(after, Add) or len(history) < 3:
         return False
     cleared, copied, zeroed = history[:3]
@@ -120,9 +121,7 @@ def _apply(after: Action, before: Step) -> list[Action] | None:
     return next((r for r in results if r is not None), None)
 
 
-def _history(
-    done: Sequence[Step], touching: dict[str, list[int]], step: Action
-) -> list[int]:
+def _history(done: Sequence[Step], touching: dict[str, list[int]], step: Action) -> list[int]:
     """Positions of the last three steps that touch a region of this one, latest first."""
     found: set[int] = set()
     for name in _names(step):
@@ -136,7 +135,7 @@ def _names(action: Action) -> set[str]:
 
 
 def _target(action: Action) -> Subset | None:
-    return action.parts[-1] if isinstance(action, Add | Clear) else None  # type: ignore[return-value]
+    return as_subset(action.parts[-1]) if isinstance(action, Add | Clear) else None
 
 
 def _erased(action: Action) -> Subset | None:
@@ -155,7 +154,7 @@ def _joined(steps: Sequence[Step]) -> list[Step]:
     joined: list[Step] = []
     for step in steps:
         last = joined[-1] if joined else None
-        if isinstance(step, Allocate | Deallocate) and type(last) is type(step):
+        if isinstance(step, Allocate | Deallocate) and isinstance(last, type(step)):
             joined[-1] = type(step)((*last.regions, *step.regions))
         else:
             joined.append(step)

@@ -1,8 +1,8 @@
 """Local operators: linear maps inside one worker's memory (design section 3).
 
-All of them are a pair of functions that are each other's adjoint, with the matrix where it is known.
-Domain and codomain may be given as a `Region` or a `Space`, on one worker (or replicated over the same
-workers, which then all compute).
+All of them are a pair of functions that are each other's adjoint, with the matrix where it is
+known. Domain and codomain may be given as a `Region` or a `Space`, on one worker (or replicated
+over the same workers, which then all compute).
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import numpy.typing as npt
 import scipy.sparse
 import scipy.sparse.linalg
 
+from linop.algebra import Local
 from linop.errors import ArgumentError, DTypeError, ShapeError, SpaceError
 from linop.halo import PerDim, per_dim
 from linop.operator import LinearOperator
-from linop.algebra import Local
 from linop.region import Region, Subset
 from linop.space import Array, Space, Vector
 from linop.stages import Function, LocalMap
@@ -79,7 +79,9 @@ def matrix(
     )
 
 
-def diagonal(d: npt.ArrayLike, domain: Place | None = None, *, name: str = "diag") -> LinearOperator:
+def diagonal(
+    d: npt.ArrayLike, domain: Place | None = None, *, name: str = "diag"
+) -> LinearOperator:
     """Multiplication by an array of the shape of the only region of the domain.
 
     Args:
@@ -140,7 +142,9 @@ def fft(domain: Place, codomain: Place | None = None, *, name: str = "F") -> Lin
     (region,) = _single("fft", space)
     if space.dtype.kind != "c":
         raise DTypeError(f"fft: a space of dtype {space.dtype} given, a complex one expected")
-    target = _space(codomain or Region(f"{region.name}^", region.shape, region.workers), space.dtype)
+    target = _space(
+        codomain or Region(f"{region.name}^", region.shape, region.workers), space.dtype
+    )
     if _single("fft", target)[0].shape != region.shape:
         raise ShapeError(f"fft: domain {space} and codomain {target} differ in shape")
 
@@ -170,8 +174,8 @@ def convolution(
     dilation: PerDim = 1,
     name: str = "C",
 ) -> LinearOperator:
-    """The sliding product of a kernel with one region, as torch.nn means it: not flipped, the region
-    padded with zeros.
+    """The sliding product of a kernel with one region, as torch.nn means it: not flipped, the
+    region padded with zeros.
 
     Args:
         kernel: n-d, as many dimensions as the region.
@@ -192,7 +196,8 @@ def convolution(
         raise ShapeError(f"convolution: kernel of shape {k.shape} for a region of {region.shape}")
     steps = per_dim("stride", stride, k.ndim, 1)
     spread = tuple(
-        d * (n - 1) + 1 for d, n in zip(per_dim("dilation", dilation, k.ndim, 1), k.shape, strict=True)
+        d * (n - 1) + 1
+        for d, n in zip(per_dim("dilation", dilation, k.ndim, 1), k.shape, strict=True)
     )
     wide = np.zeros(spread, k.dtype)
     wide[tuple(slice(None, None, d) for d in per_dim("dilation", dilation, k.ndim, 1))] = k
@@ -210,14 +215,16 @@ def convolution(
         if not result.size:
             return np.zeros(result.shape, source.dtype)
         whole = np.pad(x, pads)
-        return scipy.signal.correlate(whole, np.conj(wide), "valid")[every].astype(source.dtype)
+        slid: Array = scipy.signal.correlate(whole, np.conj(wide), "valid")[every]
+        return slid.astype(source.dtype)
 
     def backward(y: Array) -> Array:
         if not result.size:
             return np.zeros(region.shape, source.dtype)
         spaced = np.zeros(full, y.dtype)
         spaced[every] = y
-        return scipy.signal.convolve(spaced, np.conj(wide), "full")[inside].astype(source.dtype)
+        spread_out: Array = scipy.signal.convolve(spaced, np.conj(wide), "full")[inside]
+        return spread_out.astype(source.dtype)
 
     def known() -> scipy.sparse.sparray:
         return _convolution_matrix(wide, padded, inside, every, full, (result.size, region.size))
@@ -232,8 +239,8 @@ def from_scipy(
     *,
     name: str | None = None,
 ) -> LinearOperator:
-    """Any SciPy or PyLops operator (whatever `scipy.sparse.linalg.aslinearoperator` takes), acting on
-    regions flattened in C order. Matrices are better given to `matrix`, which knows them.
+    """Any SciPy or PyLops operator (whatever `scipy.sparse.linalg.aslinearoperator` takes), acting
+    on regions flattened in C order. Matrices are better given to `matrix`, which knows them.
 
     Args:
         A: of shape (codomain size, domain size).
@@ -255,7 +262,12 @@ def from_scipy(
 
 
 def _operator(
-    domain: Space, codomain: Space, forward: Function, backward: Function, name: str, known: Any = None
+    domain: Space,
+    codomain: Space,
+    forward: Function,
+    backward: Function,
+    name: str,
+    known: Any = None,
 ) -> LinearOperator:
     holders = {r.workers for space in (domain, codomain) for r in space.regions}
     if len(holders) > 1:

@@ -1,7 +1,8 @@
 """From stages to the plan of one worker (design section 5).
 
 In this version every movement becomes point-to-point messages, one per pair of workers and stage.
-All workers derive the same global order from the same canonical transfers, so messages cannot cross.
+All workers derive the same global order from the same canonical transfers, so messages cannot
+cross.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The five memory operators as linear operators on spaces (paper, section 2; design section 3).
 
-Allocate, clear and add are placed here; copy and move are compositions of them, and so is everything
-built on top.
+Allocate, clear and add are placed here; copy and move are compositions of them, and so is
+everything built on top.
 """
 
 from __future__ import annotations
@@ -45,10 +45,12 @@ def add(space: Space, a: Part, b: Part) -> LinearOperator:
     source, target = space.require(a), space.require(b)
     if source.shape != target.shape:
         raise ShapeError(
-            f"add {source} to {target}: shapes {source.shape} and {target.shape}; they must be equal"
+            f"add {source} to {target}: shapes {source.shape} and {target.shape} must be equal"
         )
     if source.overlaps(target):
-        raise SpaceError(f"add {source} to {target}: they overlap; go through a region between them")
+        raise SpaceError(
+            f"add {source} to {target}: they overlap; go through a region between them"
+        )
     return _place(space, Add(source, target))
 
 
@@ -73,8 +75,8 @@ def move(space: Space, a: Part, b: Part) -> LinearOperator:
         return compose(clear(copied.codomain, source), copied)
     if not source.whole:
         raise SpaceError(
-            f"move {source} to the new region {target.region.name!r}: only a whole region can leave "
-            f"the space; allocate {target.region.name!r} first to move in place"
+            f"move {source} to the new region {target.region.name!r}: only a whole region can "
+            f"leave the space; allocate {target.region.name!r} first to move in place"
         )
     return compose(deallocate(copied.codomain, source.region), copied)
 

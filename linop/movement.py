@@ -98,9 +98,7 @@ class Movement:
                 for target, source, coefficient in action.delta
                 if target.region.name in codomain and source.region.name in domain
             ]
-            table = boxes.concatenate(
-                _shared(domain, codomain), _table(domain, codomain, blocks)
-            )
+            table = boxes.concatenate(_shared(domain, codomain), _table(domain, codomain, blocks))
             factors.append(Movement(domain, codomain, table))
         while len(factors) > 1:
             pairs = [factors[k : k + 2] for k in range(0, len(factors), 2)]
@@ -225,9 +223,9 @@ def _shared(domain: Space, codomain: Space) -> Table:
     shared = [r for r in domain.regions if codomain._by_name.get(r.name) == r]
     dst = np.array([codomain.index[r.name] for r in shared], np.int64)
     src = np.array([domain.index[r.name] for r in shared], np.int64)
-    extent = np.array(
-        [[*r.shape, *[1] * (ndim - r.ndim)] for r in shared], np.int64
-    ).reshape(len(shared), ndim)
+    extent = np.array([[*r.shape, *[1] * (ndim - r.ndim)] for r in shared], np.int64).reshape(
+        len(shared), ndim
+    )
     zeros = np.zeros_like(extent)
     return Table(dst, src, zeros, zeros.copy(), extent, np.ones(len(shared)))
 

@@ -1,8 +1,8 @@
 """Linear operators: the algebra, and what every operator can be asked (design sections 3 and 4).
 
-An operator is frozen data with a domain and a codomain, one adjoint rule (`_adjoint`), one reference
-rule on real arrays (`_run`), one normal form (`_stages`) and one notation (`symbol`). A composed
-operator checks once, when it is built, that its parts fit; a malformed one cannot exist.
+An operator is frozen data with a domain and a codomain, one adjoint rule (`_adjoint`), one
+reference rule on real arrays (`_run`), one normal form (`_stages`) and one notation (`symbol`). A
+composed operator checks once, when it is built, that its parts fit; a malformed one cannot exist.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from linop import laws
 from linop.cost import Cost, cost
 from linop.errors import ArgumentError, SpaceError, UndecidableError
 from linop.movement import Movement
+from linop.notation import joined_symbols, parenthesised, subscripted
 from linop.primitives import Action, Placed
-from linop.space import Array, Scalar, Space, Vector, check_scalar
+from linop.space import Array, Scalar, Space, Vector, check_scalar, is_scalar
 from linop.stages import Stages, bare_or_dict
 
 Arrays = dict[str, Array]
@@ -36,9 +37,9 @@ class Compiler(Protocol):
 class LinearOperator:
     """A linear map ``domain -> codomain``.
 
-    ``a @ b`` composes, ``a + b``, ``2 * a``, ``a / 2``, ``a ** 3`` are what they say, ``op.H`` is the
-    adjoint (symbolic: building it runs nothing, and ``A.H.H is A``), ``op(x)`` and ``op @ x`` apply
-    it here, one primitive at a time; `compile` gives the plan that runs it on workers.
+    ``a @ b`` composes, ``a + b``, ``2 * a``, ``a / 2``, ``a ** 3`` are what they say, ``op.H`` is
+    the adjoint (symbolic: building it runs nothing, and ``A.H.H is A``), ``op(x)`` and ``op @ x``
+    apply it here, one primitive at a time; `compile` gives the plan that runs it on workers.
     """
 
     __array_ufunc__ = None  # numpy_scalar * op is ours
@@ -54,6 +55,7 @@ class LinearOperator:
             )
         self.domain = domain
         self.codomain = codomain
+        self._h: LinearOperator | None = None
 
     # What a class of operators says of itself
 
@@ -94,14 +96,12 @@ class LinearOperator:
         return self.codomain.dtype
 
     @property
-    def H(self) -> LinearOperator:  # noqa: N802 - SciPy's name
+    def H(self) -> LinearOperator:
         """The adjoint; ``A.H.H is A``."""
-        if "_h" not in self.__dict__:
-            adjoint = self._adjoint()
-            self.__dict__["_h"] = adjoint
-            adjoint.__dict__.setdefault("_h", self)
-        adjoint = self.__dict__["_h"]
-        return adjoint
+        if self._h is None:
+            self._h = self._adjoint()
+            self._h._h = self
+        return self._h
 
     def adjoint(self) -> LinearOperator:
         """The adjoint, as a method (SciPy's and PyLops' convention)."""
@@ -112,7 +112,7 @@ class LinearOperator:
         return self if self.dtype.kind != "c" else self._conj()
 
     @property
-    def T(self) -> LinearOperator:  # noqa: N802 - SciPy's name
+    def T(self) -> LinearOperator:
         """The transpose: the adjoint without conjugation."""
         return self.H.conj()
 
@@ -142,8 +142,8 @@ class LinearOperator:
 
     @property
     def _matrix_dtype(self) -> np.dtype[Any]:
-        narrow = self.dtype.kind not in "iufc" or self.dtype.itemsize < 4
-        return np.dtype(np.float64) if narrow and self.dtype.kind != "c" else self.dtype
+        half = self.dtype.kind not in "iuc" and self.dtype.itemsize < 4  # SciPy has no such sparse
+        return np.dtype(np.float64) if half else self.dtype
 
     def equals(self, other: LinearOperator) -> bool:
         """Whether both are the same map, proven for all vectors.
@@ -174,7 +174,8 @@ class LinearOperator:
         """The plan that runs this operator on a backend: ``plan(x)``, ``plan.H(y)``."""
         if not hasattr(backend, "compile"):
             raise ArgumentError(
-                f"compile: expected a backend, given {backend!r}; linop.backends.get(name) makes one"
+                f"compile: expected a backend, given {backend!r}; make one with "
+                f"linop.backends.get(name)"
             )
         return backend.compile(self)
 
@@ -224,12 +225,12 @@ class LinearOperator:
     def __mul__(self, scalar: Scalar) -> LinearOperator:
         if isinstance(scalar, LinearOperator):
             raise ArgumentError("op * op: compose operators with @; * takes a scalar")
-        return Scaled(scalar, self) if np.isscalar(scalar) else NotImplemented
+        return Scaled(scalar, self) if is_scalar(scalar) else NotImplemented
 
     __rmul__ = __mul__
 
     def __truediv__(self, scalar: Scalar) -> LinearOperator:
-        return Scaled(1 / scalar, self) if np.isscalar(scalar) else NotImplemented
+        return Scaled(1 / scalar, self) if is_scalar(scalar) else NotImplemented
 
     def __pow__(self, power: int) -> LinearOperator:
         if not isinstance(power, int) or power < 0:
@@ -425,9 +426,10 @@ class Scaled(LinearOperator):
         factor = check_scalar(scalar, operand.dtype)
         if not math.isfinite(abs(factor)):
             raise ArgumentError(f"a scalar multiple needs a finite number, given {scalar!r}")
-        inner = isinstance(operand, Scaled)
-        self.scalar: Scalar = factor * operand.scalar if inner else factor
-        self.operand: LinearOperator = operand.operand if inner else operand
+        self.scalar: Scalar = factor
+        self.operand = operand
+        if isinstance(operand, Scaled):
+            self.scalar, self.operand = factor * operand.scalar, operand.operand
 
     def _adjoint(self) -> LinearOperator:
         return Scaled(np.conj(self.scalar).item(), self.operand.H)
@@ -438,7 +440,7 @@ class Scaled(LinearOperator):
     def _run(self, arrays: Arrays) -> Arrays:
         result = self.operand._run(arrays)
         for array in result.values():
-            array *= self.scalar
+            np.multiply(array, self.scalar, out=array)
         return result
 
     def _stages(self) -> Stages:
@@ -453,7 +455,7 @@ class Scaled(LinearOperator):
         return self if simple is self.operand else Scaled(self.scalar, simple)
 
     def symbol(self, latex: bool = False) -> str:
-        operand = _parenthesis(self.operand, latex)
+        operand = parenthesised(self.operand, latex)
         if self.scalar == -1:
             return f"-{operand}"
         number = f"({self.scalar})" if isinstance(self.scalar, complex) else f"{self.scalar:g}"
@@ -486,10 +488,11 @@ def _placed(steps: Sequence[Any], domain: Space, codomain: Space) -> LinearOpera
     factors: list[LinearOperator] = []
     for k, step in enumerate(steps):
         if isinstance(step, Action):
-            after = step.codomain(space)
-            step = Primitive(space, step, codomain if k == len(steps) - 1 else after)
-        factors.append(step)
-        space = step.codomain
+            after = codomain if k == len(steps) - 1 else step.codomain(space)
+            factors.append(Primitive(space, step, after))
+        else:
+            factors.append(step)
+        space = factors[-1].codomain
     if not factors:
         return Identity(domain)
     return compose(*reversed(factors))
@@ -497,26 +500,3 @@ def _placed(steps: Sequence[Any], domain: Space, codomain: Space) -> LinearOpera
 
 def _terms(op: LinearOperator) -> tuple[LinearOperator, ...]:
     return op.terms if isinstance(op, Sum) else (op,)
-
-
-def joined_symbols(items: Sequence[LinearOperator], separator: str, latex: bool) -> str:
-    """The symbols of operators in a row; both ends of a long one."""
-    shown = items if len(items) <= 16 else [*items[:6], *items[-6:]]
-    parts = [_parenthesis(item, latex) for item in shown]
-    if len(shown) < len(items):
-        parts.insert(len(parts) // 2, r"\cdots" if latex else "⋯")
-    return separator.join(parts)
-
-
-def _parenthesis(op: LinearOperator, latex: bool) -> str:
-    text = op.symbol(latex)
-    if not op.loose:
-        return text
-    return rf"\left({text}\right)" if latex else f"({text})"
-
-
-def subscripted(letter: str, text: str, latex: bool = False) -> str:
-    """A letter with a subscript, braced where it is longer than one character."""
-    if latex:
-        text = text.replace("→", r" \to ").replace("×", r" \times ").replace("_", r"\_")
-    return f"{letter}_{text}" if len(text) == 1 else f"{letter}_{{{text}}}"

@@ -89,7 +89,7 @@ class Partition:
         return Partition.of_grid(self.grid.T)
 
     @property
-    def T(self) -> Partition:  # noqa: N802 - NumPy's name
+    def T(self) -> Partition:
         return self.transpose()
 
     def extend(self, ndim: int) -> Partition:
@@ -106,7 +106,9 @@ class Partition:
         try:
             return Partition.of_grid(np.asarray(self.grid[index]))
         except IndexError as error:
-            raise PartitionError(f"index {index!r} into a grid of shape {self.shape}: {error}") from None
+            raise PartitionError(
+                f"index {index!r} into a grid of shape {self.shape}: {error}"
+            ) from None
 
     @staticmethod
     def of_grid(grid: np.ndarray) -> Partition:

@@ -14,7 +14,7 @@ from linop.space import Vector
 
 
 def cgls(
-    Op: Any,  # noqa: N803 - PyLops' name
+    Op: Any,
     y: Vector,
     x0: Vector | None = None,
     niter: int = 10,

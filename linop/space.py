@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
@@ -46,7 +46,8 @@ class Space:
             names = [r.name for r in self.regions]
             twice = sorted({n for n in names if names.count(n) > 1})
             raise RegionError(f"duplicate region {', '.join(map(repr, twice))} in a space: {names}")
-        if self.dtype.kind not in "iufcV" or self.dtype.names is not None:
+        # Kind V is also that of numbers from other packages, such as ml_dtypes.bfloat16.
+        if self.dtype.kind not in "iufcV" or self.dtype.type is np.void:
             raise DTypeError(f"a space holds numbers; given dtype {self.dtype}")
 
     @cached_property
@@ -160,26 +161,21 @@ class Space:
         """The array, if it can be the content of the region.
 
         Raises:
-            ShapeError, DTypeError: it cannot.
+            ShapeError, DTypeError: it cannot. ArgumentError: it is not in this kind of memory.
         """
-        if not hasattr(array, "dtype"):
-            array = np.asarray(array, self.dtype)
-        if array.shape != region.shape:  # type: ignore[union-attr]
-            raise ShapeError(
-                f"array of region {region.name!r}: shape {array.shape} given, "  # type: ignore[union-attr]
-                f"{region.shape} expected"
-            )
-        if array.dtype != self.dtype:  # type: ignore[union-attr]
+        given: Any = array if hasattr(array, "dtype") else np.asarray(array, self.dtype)
+        where = f"array of region {region.name!r}"
+        if given.shape != region.shape:
+            raise ShapeError(f"{where}: shape {given.shape} given, {region.shape} expected")
+        if given.dtype != self.dtype:
             raise DTypeError(
-                f"array of region {region.name!r}: dtype {array.dtype} given, "  # type: ignore[union-attr]
-                f"{self.dtype} expected; convert it with .astype({self.dtype.name!r})"
+                f"{where}: dtype {given.dtype} given, {self.dtype} expected; "
+                f"convert it with .astype({self.dtype.name!r})"
             )
-        if not isinstance(array, np.ndarray):
-            raise ArgumentError(
-                f"array of region {region.name!r}: {type(array).__module__}."
-                f"{type(array).__qualname__} given, numpy.ndarray expected"
-            )
-        return array
+        if not isinstance(given, np.ndarray):
+            kind = f"{type(given).__module__}.{type(given).__qualname__}"
+            raise ArgumentError(f"{where}: {kind} given, numpy.ndarray expected")
+        return given
 
     def zeros(self) -> Vector:
         """The zero vector, every region present."""
@@ -268,7 +264,7 @@ class Vector:
     product sums over all workers: a collective call.
     """
 
-    __slots__ = ("arrays", "space", "_total")
+    __slots__ = ("_total", "arrays", "space")
     __array_ufunc__ = None  # numpy_scalar * vector is ours
 
     def __init__(
@@ -354,12 +350,12 @@ class Vector:
         return self._map(np.subtract, other) if isinstance(other, Vector) else NotImplemented
 
     def __mul__(self, scalar: Scalar) -> Vector:
-        return self._scale(scalar) if np.isscalar(scalar) else NotImplemented
+        return self._scale(scalar) if is_scalar(scalar) else NotImplemented
 
     __rmul__ = __mul__
 
     def __truediv__(self, scalar: Scalar) -> Vector:
-        if not np.isscalar(scalar):
+        if not is_scalar(scalar):
             return NotImplemented
         check_scalar(1 / scalar, self.space.dtype)
         return self._map(lambda a: np.divide(a, scalar).astype(a.dtype, copy=False))
@@ -373,6 +369,11 @@ def sum_by_worker(partial: Mapping[int, Scalar]) -> Scalar:
     return sum((partial[w] for w in sorted(partial)), 0)
 
 
+def is_scalar(value: Any) -> TypeGuard[Scalar]:
+    """Whether a value is one number."""
+    return isinstance(value, int | float | complex | np.number)
+
+
 def check_scalar(scalar: Any, dtype: np.dtype[Any]) -> Scalar:
     """The scalar as a Python number, if a space of this dtype is closed under it.
 
@@ -380,16 +381,16 @@ def check_scalar(scalar: Any, dtype: np.dtype[Any]) -> Scalar:
         ArgumentError: not a number. DTypeError: complex for a real space, or a fraction for an
             integer one.
     """
-    if not np.isscalar(scalar) or isinstance(scalar, str | bytes):
+    if not is_scalar(scalar):
         raise ArgumentError(f"expected a scalar, given {scalar!r}")
     value: Scalar = scalar.item() if isinstance(scalar, np.generic) else scalar
     if isinstance(value, complex) and dtype.kind != "c":
         if value.imag:
-            raise DTypeError(f"complex scalar {value} on a space of dtype {dtype}; use a complex one")
+            raise DTypeError(f"complex scalar {value} on a space of dtype {dtype}")
         value = value.real
     if dtype.kind in "iu":
         if value != int(value):  # type: ignore[arg-type]
-            raise DTypeError(f"fraction {value} on a space of dtype {dtype}; use a floating one")
+            raise DTypeError(f"fraction {value} on a space of dtype {dtype}")
         return int(value)  # type: ignore[arg-type]
     return value
 

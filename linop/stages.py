@@ -2,7 +2,8 @@
 
 This is the normal form of every operator. One that only moves data is a single movement; wherever a
 local map stands, its arguments are moved into place before it and its results away after it. The
-algebra (compose, add, scale, direct sum, adjoint) closes over stages, so lowering meets nothing else.
+algebra (compose, add, scale, direct sum, adjoint) closes over stages, so lowering meets nothing
+else.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ class LocalMap:
     """A linear map inside one worker's memory: a pair of functions that are each other's adjoint.
 
     A function gets and returns the bare array of a side with one region, a dict by region name
-    otherwise, and must not change its argument. `matrix` builds the sparse matrix where it is known.
+    otherwise, and must not change its argument. `matrix` builds the sparse matrix where it is
+    known.
     """
 
     domain: Space
@@ -182,7 +184,7 @@ class Stages:
         """The block diagonal: all blocks stage by stage, side by side."""
         depth = max((len(block.layers) for block in blocks), default=0)
         padded = [
-            block._renamed(lambda name, k=k: f"{name}⟨{k}⟩", inner=True)._deepened(depth)
+            block._renamed(f"{{}}⟨{k}⟩".format, inner=True)._deepened(depth)
             for k, block in enumerate(blocks)
         ]
         movements = []
@@ -204,7 +206,7 @@ class Stages:
                 total = total + term.movements[0]
             return Stages((total,))
         domain, codomain = terms[0].domain, terms[0].codomain
-        apart = [t._renamed(lambda name, k=k: f"{name}+{k}") for k, t in enumerate(terms)]
+        apart = [t._renamed(f"{{}}+{k}".format) for k, t in enumerate(terms)]
         spread = _union([t.domain for t in apart], domain)
         gathered = _union([t.codomain for t in apart], domain)
         copies = _renaming(domain, spread, len(terms))
@@ -269,7 +271,9 @@ class Stages:
         matrix = self.movements[0].to_matrix()
         for i, layer in enumerate(self.layers):
             before, after = self.movements[i].codomain, self.movements[i + 1].domain
-            matrix = self.movements[i + 1].to_matrix() @ _layer_matrix(before, after, layer) @ matrix
+            matrix = (
+                self.movements[i + 1].to_matrix() @ _layer_matrix(before, after, layer) @ matrix
+            )
         return scipy.sparse.csr_array(matrix)
 
     @cached_property
@@ -318,7 +322,7 @@ def _layer_matrix(before: Space, after: Space, layer: Layer) -> scipy.sparse.csr
     """The matrix of a layer: its maps' matrices in their places, identity where regions pass."""
     used = {name for call in layer for name in call.inputs}
     made = {name for call in layer for name in call.outputs}
-    blocks = [
+    blocks: list[tuple[tuple[str, ...], tuple[str, ...], scipy.sparse.sparray]] = [
         ((r.name,), (r.name,), scipy.sparse.eye_array(r.size))
         for r in before.regions
         if r.name not in used and r.name not in made

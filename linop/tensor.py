@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -77,8 +77,7 @@ class TensorSpace(Space):
         self.name = name
         self.axes: tuple[Axis, ...] = self._check_axes(axes)
         self.bounds: tuple[Bounds, ...] = tuple(
-            self._bounds(d, dict(sizes or {}), dict(bounds or {}))
-            for d in range(self.ndim)
+            self._bounds(d, dict(sizes or {}), dict(bounds or {})) for d in range(self.ndim)
         )
         super().__init__(self._blocks(), dtype)
 
@@ -135,9 +134,7 @@ class TensorSpace(Space):
 
     def _worker_lines(self, grid_axes: Sequence[int]) -> list[list[int]]:
         """Groups of workers that differ in their coordinates along some grid axes only."""
-        last = np.moveaxis(
-            self.partition.grid, tuple(grid_axes), tuple(range(-len(grid_axes), 0))
-        )
+        last = np.moveaxis(self.partition.grid, tuple(grid_axes), tuple(range(-len(grid_axes), 0)))
         length = math.prod(self.partition.shape[k] for k in grid_axes)
         lines: list[list[int]] = last.reshape(-1, length).tolist()
         return lines
@@ -207,7 +204,7 @@ class TensorSpace(Space):
         for region in self.regions:
             if not _same(array[self.block(region)], vector[region.name]):
                 raise SpaceError(
-                    f"gather: block {region.name!r} differs from another copy of the same elements; "
+                    f"gather: block {region.name!r} differs from another copy of its elements; "
                     f"sum_reduce the copies first, or read one block by its region"
                 )
         return array
@@ -216,9 +213,7 @@ class TensorSpace(Space):
         self, partition: Partition, axes: Sequence[Axis], bounds: Mapping[int, Bounds] | None = None
     ) -> TensorSpace:
         """The same global tensor on another partition; balanced where `bounds` does not say."""
-        return TensorSpace(
-            self.global_shape, partition, self.dtype, axes, self.name, bounds=bounds
-        )
+        return TensorSpace(self.global_shape, partition, self.dtype, axes, self.name, bounds=bounds)
 
     @property
     def copied(self) -> tuple[int, ...]:
@@ -241,9 +236,7 @@ class TensorSpace(Space):
     def disjoint(self) -> bool:
         """Whether each element of the tensor is in one block at most."""
         ordered = [sorted(cuts) for cuts in self.bounds]
-        apart = all(
-            a[1] <= b[0] for cuts in ordered for a, b in zip(cuts, cuts[1:], strict=False)
-        )
+        apart = all(a[1] <= b[0] for cuts in ordered for a, b in pairwise(cuts))
         return apart and not self.copied
 
     def __repr__(self) -> str:
@@ -286,4 +279,5 @@ def _within(
 
 
 def _same(a: Array, b: Array) -> bool:
-    return bool(((a == b) | ((a != a) & (b != b))).all())
+    unequal = a != b
+    return not (unequal & ~(np.isnan(a) & np.isnan(b))).any() if unequal.any() else True

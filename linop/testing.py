@@ -1,6 +1,8 @@
-"""Checks of adjoints: the paper's dot-product test on any backend, and exact ones (design section 4).
+"""Checks of adjoints: the paper's dot-product test on any backend, and exact ones (design section
+4).
 
-Each check returns a `Report`, true if it passed; each ``assert_`` form raises with the report's text.
+Each check returns a `Report`, true if it passed; each ``assert_`` form raises with the report's
+text.
 """
 
 from __future__ import annotations
@@ -115,7 +117,8 @@ def check_exact(op: LinearOperator, adjoint: LinearOperator | None = None) -> Re
             False,
             math.inf,
             0.0,
-            f"spaces differ: {op.domain} -> {op.codomain}, adjoint {other.domain} -> {other.codomain}",
+            f"spaces differ: {op.domain} -> {op.codomain}, "
+            f"adjoint {other.domain} -> {other.codomain}",
         )
     forward, backward = _applied(op), _applied(other)
     difference = np.abs(backward - forward.conj().T)

@@ -1,0 +1,26 @@
+"""The suite's own modules, importable from every test and from the jobs that tests start.
+
+pytest runs with ``--import-mode=importlib``, which puts no folder on the path; this puts there the
+suite's folder alone, never the root, whose folder ``linop/`` would hide an installed package.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+from hypothesis import HealthCheck, Phase, settings
+
+HERE = str(Path(__file__).parent)
+if HERE not in sys.path:
+    sys.path.insert(0, HERE)
+
+COMMON = {
+    "deadline": None,  # threads and subprocesses: times vary with the machine's load
+    "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large],
+    # `explain` runs a failing example many times more, and says little about operators.
+    "phases": (Phase.explicit, Phase.reuse, Phase.generate, Phase.target, Phase.shrink),
+}
+settings.register_profile("default", max_examples=25, **COMMON)
+settings.register_profile("ci", max_examples=25, derandomize=True, print_blob=True, **COMMON)
+settings.register_profile("thorough", max_examples=500, **COMMON)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if "CI" in os.environ else "default"))

@@ -1,0 +1,86 @@
+"""The generic tests, over the whole catalogue: three ways to one result (design, section 4).
+
+The rules of the expression, the transposition of its normal form, and its literal interpretation
+are independent of each other; plans on threads are a fourth.
+"""
+
+import pytest
+from catalogue import FACTORIES, NAMES, build, describe
+from checks import (
+    backend_agrees,
+    conjugates,
+    interpretation,
+    plans_fit,
+    prints,
+    rounding,
+    simplifies,
+    stays_exact,
+    two_roads,
+)
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+import linop
+from describing import Description, seeds
+from linop import LinearOperator
+
+pytestmark = pytest.mark.filterwarnings("error")
+
+each = pytest.mark.parametrize("name", NAMES)
+
+
+def drawn(data: st.DataObject, name: str) -> tuple[LinearOperator, Description, float]:
+    """An operator, its description, and the tolerance with which it is compared."""
+    description = data.draw(describe(name), label=name)
+    op = build(name, description)
+    assume(stays_exact(op))
+    return op, description, 0.0 if FACTORIES[name].exact else rounding(op)
+
+
+@each
+@given(data=st.data())
+def test_adjoint_by_rules_is_adjoint_by_transposition(name: str, data: st.DataObject) -> None:
+    op, description, tolerance = drawn(data, name)
+    if FACTORIES[name].pure:
+        assert op.H.movement() == op.movement().adjoint()
+    two_roads(op, tolerance)
+    # Whoever builds it from the same description builds the same operator.
+    assert build(name, description).stages.fingerprint == op.stages.fingerprint
+
+
+@each
+@given(data=st.data(), seed=seeds)
+def test_interpretation_is_the_matrix(name: str, data: st.DataObject, seed: int) -> None:
+    op, _, tolerance = drawn(data, name)
+    interpretation(op, seed, tolerance)
+
+
+@each
+@given(data=st.data(), seed=seeds)
+def test_threads_are_the_reference(name: str, data: st.DataObject, seed: int) -> None:
+    op, _, tolerance = drawn(data, name)
+    plans_fit(op)
+    backend_agrees(op, "threads", seed, tolerance)
+
+
+@each
+@given(data=st.data())
+def test_the_algebra_of_one_operator(name: str, data: st.DataObject) -> None:
+    op, description, tolerance = drawn(data, name)
+    simplifies(op, tolerance)
+    simplifies(op.H, tolerance)
+    conjugates(op, tolerance)
+    prints(op)
+    if FACTORIES[name].pure:
+        assert op.equals(build(name, description))
+
+
+@each
+@given(data=st.data(), seed=seeds)
+def test_the_checks_for_users_pass(name: str, data: st.DataObject, seed: int) -> None:
+    op, _, _ = drawn(data, name)
+    report = linop.testing.check_adjoint(op, seed=seed, trials=1)
+    assert report, str(report)
+    if max(op.shape) <= 40:  # it applies the operator to every unit vector
+        report = linop.testing.check_exact(op)
+        assert report, str(report)

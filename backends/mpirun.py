@@ -1,0 +1,147 @@
+"""Starting MPI jobs on this machine, and ending them with everything they started.
+
+For ``linop verify --backend mpi``, ``linop demo`` and the tests. It imports no MPI: what runs inside
+a job is `linop.backends.mpi`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from linop.errors import BackendError, MissingExtraError
+
+_DEFAULTS = {
+    # Open MPI: as root (in containers), and with more ranks than cores. Other MPIs ignore these.
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    "OMPI_MCA_mpi_yield_when_idle": "1",
+    # Jobs that run side by side would be bound to the same first cores.
+    "PRTE_MCA_hwloc_default_binding_policy": "none",
+    # A rank that is aborted, by MPI or by `end`, prints where it was.
+    "PYTHONFAULTHANDLER": "1",
+}
+_RANK = {b"PMIX_RANK", b"PMI_RANK"}
+
+
+def command(workers: int, arguments: Sequence[str]) -> list[str]:
+    """The command line that runs a program on so many ranks: by the ``mpiexec`` beside this Python,
+    which fits the mpi4py there, else by the one on the PATH.
+
+    Raises:
+        MissingExtraError: there is none.
+    """
+    beside = Path(sys.executable).with_name("mpiexec")
+    found = str(beside) if os.access(beside, os.X_OK) else shutil.which("mpiexec")
+    if found is None:
+        raise MissingExtraError(
+            "no mpiexec beside Python or on the PATH; it comes with an MPI library: "
+            "pip install 'linop-algebra[mpi]'"
+        )
+    return [found, "-n", str(workers), *arguments]
+
+
+class Job(subprocess.Popen[str]):
+    """A program on so many ranks, just started; options as for `subprocess.Popen`, but `env` only
+    adds to this process's environment."""
+
+    def __init__(
+        self,
+        workers: int,
+        arguments: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        **options: Any,
+    ) -> None:
+        # Under MPICH every rank leads a session of its own: neither a process group nor a session
+        # holds them all, so they are found by this.
+        mark = {"LINOP_JOB": uuid.uuid4().hex}
+        self._mark = b"LINOP_JOB=" + mark["LINOP_JOB"].encode()
+        super().__init__(
+            command(workers, arguments),
+            env=_DEFAULTS | os.environ | (env or {}) | mark,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C is for us, who then end the job
+            text=True,
+            **options,
+        )
+
+    def end(self, grace: float = 5) -> None:
+        """Kill everything the job started and has left. Ranks that still run are aborted, so that
+        their stacks go to stderr; mpiexec has `grace` seconds to pass that on."""
+        if self.poll() is None:
+            ranks = [process for process, is_rank in self._processes() if is_rank]
+            for process in ranks:
+                _kill(process, signal.SIGABRT)
+            if not ranks:
+                self.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.wait(grace)
+        while left := self._processes():
+            for process, _ in left:
+                _kill(process, signal.SIGKILL)
+            time.sleep(0.01)
+        self.kill()
+        self.wait()
+
+    def _processes(self) -> list[tuple[int, bool]]:
+        """What still runs, mpiexec included, and whether it is a rank; nothing without /proc."""
+        found = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):  # another user's, or just ended
+                variables = (folder / "environ").read_bytes().split(b"\0")
+                if self._mark in variables:
+                    names = {variable.partition(b"=")[0] for variable in variables}
+                    found.append((int(folder.name), not _RANK.isdisjoint(names)))
+        return found
+
+
+def mpiexec(
+    workers: int,
+    arguments: Sequence[str],
+    *,
+    timeout: float,
+    env: Mapping[str, str] | None = None,
+) -> subprocess.CompletedProcess[str]:
+    """Run a program on so many ranks to its end: status and output.
+
+    Args:
+        workers: how many ranks.
+        arguments: the program and its arguments.
+        timeout: in seconds.
+        env: what to add to this process's environment.
+
+    Raises:
+        MissingExtraError: there is no ``mpiexec``.
+        BackendError: the time is up. The job is killed; the message has its output so far and the
+            stacks of its ranks.
+    """
+    pipe = subprocess.PIPE
+    with Job(workers, arguments, env=env, stdout=pipe, stderr=pipe) as job:
+        try:
+            out, err = job.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            job.end()
+            said = "\n".join(job.communicate()).strip() or "nothing"
+            raise BackendError(
+                f"mpiexec -n {workers} {' '.join(arguments)}: no end after {timeout:g} s, killed. "
+                f"The job said:\n{said}"
+            ) from None
+        finally:
+            job.end()
+    return subprocess.CompletedProcess(job.args, job.returncode, out, err)
+
+
+def _kill(process: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(process, number)

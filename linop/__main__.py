@@ -1,0 +1,5 @@
+"""``python -m linop``: the command line."""
+
+from linop.cli import main
+
+main()

@@ -1,0 +1,242 @@
+"""The command line: ``linop doctor``, ``verify``, ``show`` and ``demo``."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+from rich.text import Text
+
+import linop
+from linop import LinearOperator, backends, doctor
+from linop.algebra import expanded
+from linop.backends import in_mpi_job, mpirun
+from linop.errors import LinopError
+from linop.samples import samples
+from linop.testing import check_adjoint, check_exact
+
+app = typer.Typer(
+    help="Linear-operator algebra for data movement.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+console = Console()
+
+Target = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="MODULE:OPERATOR",
+        help="an operator, or a function that returns one (given the number of workers if it takes "
+        "an argument called workers)",
+    ),
+]
+
+
+@app.command("doctor")
+def doctor_command() -> None:
+    """Say what is installed, and what each missing extra would enable."""
+    table = Table("part", "found", "what it gives")
+    for part in doctor.examine():
+        found = Text(part.found, style="green" if part.present else "yellow")
+        table.add_row(part.name, found, part.purpose)
+    console.print(table)
+
+
+@app.command()
+def show(target: Target) -> None:
+    """Print an operator and its adjoint as mathematics, and the traffic of every worker."""
+    for name, op in _operators(target, workers=4):
+        console.print(f"[bold]{name}[/bold]: {op.domain} -> {op.codomain}", highlight=False)
+        table = Table("", "operator", "adjoint", title=None)
+        back = op.H
+        table.add_row("named", str(op), str(back))
+        table.add_row("expanded", str(expanded(op)), str(expanded(back)))
+        table.add_row("simplified", str(op.simplify()), str(back.simplify()))
+        costs = op.cost(), back.cost()
+        table.add_row("messages", *(str(c.messages) for c in costs))
+        table.add_row("bytes", *(str(c.bytes) for c in costs))
+        console.print(table, highlight=False, markup=False)
+        traffic = Table("worker", "sends", "bytes", "receives", "bytes", title="one application")
+        for worker, t in costs[0].workers.items():
+            row = (worker, t.messages_sent, t.bytes_sent, t.messages_received, t.bytes_received)
+            traffic.add_row(*map(str, row))
+        console.print(traffic)
+
+
+@app.command()
+def verify(
+    target: Target = None,
+    backend: Annotated[
+        list[str] | None, typer.Option(help="which backends; by default reference and threads")
+    ] = None,
+    workers: Annotated[int, typer.Option(min=1, help="how many workers")] = 4,
+) -> None:
+    """Check adjoints: of one operator, or of samples of all of linop's own."""
+    chosen = backend or ["reference", "threads"]
+    for name in chosen:
+        if name not in backends.BACKENDS:
+            raise typer.BadParameter(f"{name!r}; there are {', '.join(backends.BACKENDS)}")
+    if in_mpi_job():
+        results = linop.launch(lambda here: _verified_by_rank(target, here, workers), workers)
+        raise typer.Exit(any(result for result in results if result))
+    failed = _verify_here(target, [name for name in chosen if name != "mpi"], workers)
+    if "mpi" in chosen:
+        failed += _verify_by_ranks(target, workers)
+    raise typer.Exit(1 if failed else 0)
+
+
+def _verify_here(target: str | None, names: list[str], workers: int) -> int:
+    """Check in this process, and print a table; how many checks failed."""
+    if not names:
+        return 0
+    operators = list(_operators(target, workers))
+    table = Table("operator", "size", "check", "error", "")
+    failed = 0
+    with Progress(console=console, transient=True) as progress:
+        for name, op in progress.track(operators, description="checking"):
+            reports = [check_adjoint(op, backend) for backend in names]
+            if max(op.shape) <= 600:
+                reports.append(check_exact(op))
+            for report in reports:
+                verdict = Text("passed", "green") if report else Text(report.details, "red")
+                size = "×".join(map(str, op.shape))
+                table.add_row(name, size, report.check, f"{report.error:.1e}", verdict)
+                failed += not report
+    console.print(table)
+    return failed
+
+
+def _verify_by_ranks(target: str | None, workers: int) -> int:
+    """Check in an MPI job, and print what it says; 0 if all passed."""
+    arguments = [sys.executable, "-m", "linop", "verify", "--workers", str(workers)]
+    job = mpirun.mpiexec(workers, arguments + ([target] if target else []), timeout=300)
+    console.print(job.stdout, markup=False, highlight=False, soft_wrap=True)
+    if job.returncode:
+        console.print(job.stderr, markup=False, highlight=False, soft_wrap=True)
+    return job.returncode
+
+
+def _verified_by_rank(target: str | None, backend: Any, workers: int) -> int:
+    """Check on one rank, together with the others; worker 0 prints. How many checks failed."""
+    failed = 0
+    for name, op in _operators(target, workers):
+        report = check_adjoint(op, backend)
+        failed += not report
+        if backend.worker == 0:
+            print(f"{name}: {report}", flush=True)
+    return failed
+
+
+@app.command()
+def demo(
+    output: Annotated[Path, typer.Option(help="where to write the picture")] = Path(
+        "linop-demo.png"
+    ),
+) -> None:
+    """Blur a photograph over a 2x2 grid of workers, and restore it, on every backend."""
+    from linop import demo as job
+    from linop import drawing
+
+    photo = job.photograph()
+    A = job.blur(photo.shape, linop.Partition(job.GRID), job.gaussian())
+    one = job.blur(photo.shape, linop.Partition((1, 1)), job.gaussian())
+    height, width = photo.shape
+    console.print(f"A photograph of {height}×{width} pixels over a {A.X.partition} grid of workers")
+    for name, op in (("A", A.op), ("A*", A.op.H), ("H", expanded(A.exchange))):
+        console.print(f"  {name:<2} = {op}", highlight=False, markup=False, soft_wrap=True)
+    data = job.degraded(photo)
+    answers: dict[str, Any] = {}
+
+    def solved(name: str) -> Any:
+        def run() -> tuple[str, bool]:
+            if name == "mpi":
+                with tempfile.TemporaryDirectory() as folder:
+                    answers[name], good = job.restored_by_mpi(data, Path(folder))
+            else:
+                answers[name], good = job.restored_here(name, A, data)
+            return _difference(answers[name], answers["one"], good)
+
+        return run
+
+    def solved_by_one() -> tuple[str, bool]:
+        answers["one"], good = job.restored_here("reference", one, data)
+        return f"error {_error(answers['one'], photo):.4f}, data {_error(data, photo):.4f}", good
+
+    def solved_by_scipy() -> tuple[str, bool]:
+        answers["scipy"] = job.restored_by_scipy(A, data)
+        return _difference(answers["scipy"], answers["one"], True)
+
+    table = Table("what", "backend", "workers", "seconds", "found", "")
+    rows = [*job.proofs(photo.shape)]
+    with Progress(console=console, transient=True) as progress:
+        task = progress.add_task("restoring", total=5)
+        for what, name, workers, run in (
+            ("cgls on one worker", "reference", 1, solved_by_one),
+            ("SciPy's lsqr", "to_scipy()", 4, solved_by_scipy),
+            ("A* passes; cgls", "reference", 4, solved("reference")),
+            ("A* passes; cgls", "threads", 4, solved("threads")),
+            ("A* passes; cgls", "mpi", 4, solved("mpi")),
+        ):
+            rows.append(job.timed(what, name, workers, run))
+            progress.advance(task)
+    for row in rows:
+        mark = "[green]yes[/green]" if row.good else "[red]NO[/red]"
+        seconds = f"{row.seconds:.2f}"
+        table.add_row(row.what, row.backend, str(row.workers), seconds, row.found, mark)
+    console.print(table)
+    drawing.restoration(output, photo, data, answers["mpi"], A)
+    console.print(f"picture: {output}")
+    raise typer.Exit(0 if all(row.good for row in rows) else 1)
+
+
+def _difference(answer: Any, other: Any, adjoint_passed: bool) -> tuple[str, bool]:
+    """How far an answer is from that of one worker: rounding, grown over the iterations."""
+    worst = float(abs(answer - other).max())
+    return f"differs from one worker's by {worst:.1e}", adjoint_passed and worst < 1e-9
+
+
+def _error(image: Any, photo: Any) -> float:
+    return float(((image - photo) ** 2).mean() ** 0.5)
+
+
+def _operators(target: str | None, workers: int) -> Iterator[tuple[str, LinearOperator]]:
+    """The operators that a target names; linop's own samples without one."""
+    if target is None:
+        yield from samples(workers)
+        return
+    module_name, _, attribute = target.partition(":")
+    if not attribute:
+        raise typer.BadParameter(f"{target!r}: expected MODULE:OPERATOR")
+    sys.path.insert(0, "")
+    try:
+        found: Any = importlib.import_module(module_name)
+        for part in attribute.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as error:
+        raise typer.BadParameter(f"{target!r}: {error}") from None
+    if not isinstance(found, LinearOperator) and callable(found):
+        names = getattr(getattr(found, "__code__", None), "co_varnames", ())
+        found = found(workers=workers) if "workers" in names else found()
+    if not isinstance(found, LinearOperator):
+        raise typer.BadParameter(f"{target!r} is {type(found).__name__}, not an operator")
+    yield target, found
+
+
+def main() -> None:
+    """Run the command line; an error of linop's is one line, not a traceback."""
+    try:
+        app()
+    except LinopError as error:
+        if in_mpi_job():
+            raise
+        Console(stderr=True).print(f"[red]error:[/red] {error}", highlight=False)
+        raise SystemExit(1) from None
