@@ -30,19 +30,18 @@ class Execution:
         self.messages: dict[int, Array] = {}
         self.pending: list[Any] = []
         self._steps = iter(plan.steps)
-        self._paused: Step | None = None
 
     def to_first_wait(self) -> None:
         """Run until messages have to be waited for."""
-        self._paused = next(self._run(), None)
+        next(self._run(), None)
 
     def to_end(self) -> dict[str, Array]:
-        """Run the rest, and return the results by region name. They share no memory with the
-        arguments, nor with each other."""
-        if self._paused is not None:
+        """Run all, or what is left, and return the results by region name. They share no memory
+        with the arguments, nor with each other."""
+        self._settle()
+        for _ in self._run():
             self._settle()
-            for _ in self._run():
-                self._settle()
+        self._settle()
         taken = list(self.given.values())
         results = {}
         for region in self.plan.outputs:
@@ -79,7 +78,6 @@ class Execution:
                 for region, result in zip(step.outputs, step.call.map(inputs), strict=True):
                     self.new[region.name] = result
             case Advance():
-                self._settle()
                 self.current, self.new = self.new, {}
                 self.messages.clear()
 

@@ -65,7 +65,7 @@ def launch(main: Callable[[Backend], Any], workers: int | None = None) -> list[A
         BackendError: there are fewer ranks than workers; on every rank.
     """
     world: MPI.Comm = MPI.COMM_WORLD
-    size = world.size if workers is None else workers
+    size: int = world.size if workers is None else workers
     if size > world.size:
         raise BackendError(
             f"launch: {size} workers wanted, and the job has {world.size} ranks; start it with "
@@ -83,6 +83,8 @@ def launch(main: Callable[[Backend], Any], workers: int | None = None) -> list[A
             if stop.code not in (None, 0):
                 _abort(stop, None)
             raise
+        if size < MPI.COMM_WORLD.size:
+            world.Free()
     return results
 
 

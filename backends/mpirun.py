@@ -26,6 +26,8 @@ _DEFAULTS = {
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
     "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
     "OMPI_MCA_mpi_yield_when_idle": "1",
+    # All ranks are on this machine: looking for a network costs a second at every start.
+    "OMPI_MCA_btl": "^ofi",
     # Jobs that run side by side would be bound to the same first cores.
     "PRTE_MCA_hwloc_default_binding_policy": "none",
     # A rank that is aborted, by MPI or by `end`, prints where it was.

@@ -34,9 +34,8 @@ class Reference(Whole):
 
     name = "reference"
 
-    def apply(self, op: LinearOperator, x: Vector) -> Vector:
-        result: Vector = op(x)
-        return result
+    def bind(self, op: LinearOperator) -> Callable[[Vector], Vector]:
+        return op
 
 
 class ReferenceWorker(Worker):

@@ -11,12 +11,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
 from linop.backends.base import Backend, Worker
+from linop.backends.execute import Execution
 from linop.backends.whole import Whole
 from linop.errors import BackendError, DeadlockError
-from linop.lowering import workers_of
+from linop.lowering import lower, workers_of
 from linop.operator import LinearOperator
 from linop.space import Array, Vector
 
@@ -183,13 +182,20 @@ class Threads(Whole):
 
     name = "threads"
 
-    def apply(self, op: LinearOperator, x: Vector) -> Vector:
+    def bind(self, op: LinearOperator) -> Callable[[Vector], Vector]:
         needed = workers_of(op.stages)
+        plans = [lower(op.stages, worker) for worker in range(max(needed, default=0) + 1)]
 
-        def main(mailbox: Mailbox) -> dict[str, np.ndarray]:
-            backend = Worker("threads", mailbox)
-            result: Vector = backend.compile(op)(backend.vector(op.domain, x.arrays))
-            return result.arrays
+        def apply(x: Vector) -> Vector:
+            def main(mailbox: Mailbox) -> dict[str, Array]:
+                plan = plans[mailbox.worker]
+                given = {region.name: x[region.name] for region in plan.inputs}
+                return Execution(plan, mailbox, 0, given).to_end()
 
-        parts = run(needed[-1] + 1 if needed else 1, main)
-        return Vector(op.codomain, {n: a for part in reversed(parts) for n, a in part.items()})
+            results: dict[str, Array] = {}
+            for part in run(len(plans), main):
+                for name, array in part.items():
+                    results.setdefault(name, array)
+            return Vector(op.codomain, results)
+
+        return apply

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
 
 from linop.backends.base import Backend, BoundPlan
 from linop.operator import LinearOperator
@@ -13,11 +14,10 @@ class Whole(Backend):
     """A backend that holds every worker."""
 
     @abstractmethod
-    def apply(self, op: LinearOperator, x: Vector) -> Vector:
-        """op(x), for a vector with all regions, in new memory."""
+    def bind(self, op: LinearOperator) -> Callable[[Vector], Vector]:
+        """What applies the operator to a vector with all regions, giving one in new memory."""
 
     def compile(self, op: LinearOperator) -> BoundPlan:
-        op.stages  # noqa: B018 - find what is wrong with it now
         return WholePlan(op, self)
 
 
@@ -27,6 +27,7 @@ class WholePlan(BoundPlan):
     def __init__(self, op: LinearOperator, backend: Whole) -> None:
         super().__init__(op, backend)
         self._whole = backend
+        self._apply = backend.bind(op)
 
     def _bind_adjoint(self) -> BoundPlan:
         return WholePlan(self.op.H, self._whole)
@@ -35,4 +36,4 @@ class WholePlan(BoundPlan):
         return Vector(self.domain, arrays)
 
     def _end(self, running: Vector) -> dict[str, Array]:
-        return self._whole.apply(self.op, running).arrays
+        return self._apply(running).arrays

@@ -135,7 +135,8 @@ def _refine(table: Table, group: Ints) -> tuple[Table, Ints]:
         if _aligned(group, start, stop):
             continue
         span = int(stop.max()) + 1
-        cuts = np.unique(np.concatenate([group * span + start, group * span + stop]))
+        cuts = np.sort(np.concatenate([group * span + start, group * span + stop]))
+        cuts = cuts[np.concatenate([[True], cuts[1:] != cuts[:-1]])]
         first = np.searchsorted(cuts, group * span + start)
         rows, within = expand(np.searchsorted(cuts, group * span + stop) - first)
         cell = first[rows] + within

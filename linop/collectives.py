@@ -7,6 +7,7 @@ writes a copy C_{a→b} = S_{a→b} A_b, all A_b are done at once here.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import accumulate, pairwise
 from typing import Any
 
 from linop.algebra import Named, identity
@@ -33,7 +34,7 @@ def out_of_place(domain: Space, codomain: Space, pairs: Iterable[Pair]) -> Linea
         target = as_subset(b)
         subset = Subset(fresh[target.region.name], target.start, target.stop)
         factors.append(add(bring.codomain, a, subset))
-    # The deallocations are written as adjoints of allocations, so that they end in `codomain` itself.
+    # Deallocations are written as adjoints of allocations, so that they end in `codomain` itself.
     if not clash:
         return compose(allocate(codomain, *domain.regions).H, *reversed(factors))
     dropped = deallocate(bring.codomain, *domain.regions)
@@ -115,8 +116,8 @@ def sum_reduce(
     for k, (n, role) in enumerate(zip(large.shape, roles, strict=True)):
         if small.shape[k] < n and role is not COPIES:
             raise PartitionError(
-                f"sum_reduce: grid axis {k} of the source ({large}) is to be summed, but it does not "
-                f"hold independent copies: {_describe(role)}; give axes= with COPIES there"
+                f"sum_reduce: grid axis {k} of the source ({large}) is to be summed, but it does "
+                f"not hold independent copies: {_describe(role)}; give axes= with COPIES there"
             )
     X = _on_grid(Y, partition, roles[large.ndim - kept :], transpose_dest)
     pairs = [
@@ -151,16 +152,16 @@ def ring_all_reduce(Y: TensorSpace, grid_axes: int | Sequence[int] | None = None
     """
     Y = as_tensor_space("ring_all_reduce", Y)
     rings = Y.lines(_copied_axes("ring_all_reduce", Y, grid_axes))
+    rings_of_chunks = [[_chunks(block, len(ring)) for block in ring] for ring in rings]
     factors: list[LinearOperator] = []
     for hop, first_chunk in ((add, 0), (copy, 1)):
         for step in range(len(rings[0]) - 1):
-            for ring in rings:
-                chunks = _chunks(ring[0], len(ring))
+            for ring in rings_of_chunks:
                 for k, here in enumerate(ring):
-                    piece = chunks[(k + first_chunk - step) % len(ring)]
-                    if piece is not None:
-                        there = ring[(k + 1) % len(ring)]
-                        factors.append(hop(Y, here[piece], there[piece]))
+                    there = ring[(k + 1) % len(ring)]
+                    c = (k + first_chunk - step) % len(ring)
+                    if here[c] is not None:
+                        factors.append(hop(Y, here[c], there[c]))
     body = compose(*reversed(factors)) if factors else identity(Y)
     return Named("Ring", str(len(rings[0])), body)
 
@@ -423,20 +424,14 @@ def _copied_axes(what: str, Y: TensorSpace, axes: Any) -> tuple[int, ...]:
 
 
 def _chunks(block: Region, count: int) -> list[Any]:
-    """A block cut into so many pieces along its longest dimension; None for empty ones."""
-    if block.size == 0:
-        return [None] * count
-    if block.ndim == 0:
-        return [..., *[None] * (count - 1)]
+    """A block cut into so many subsets along its longest dimension; None for empty ones."""
+    if block.size == 0 or block.ndim == 0:
+        return [as_subset(block) if block.size else None, *[None] * (count - 1)]
     axis = max(range(block.ndim), key=lambda d: block.shape[d])
-    pieces: list[Any] = []
-    start = 0
-    for length in balanced(block.shape[axis], count):
-        index = [slice(None)] * block.ndim
-        index[axis] = slice(start, start + length)
-        pieces.append(tuple(index) if length else None)
-        start += length
-    return pieces
+    stops = accumulate(balanced(block.shape[axis], count))
+    bounds = pairwise([0, *stops])
+    before = (slice(None),) * axis
+    return [block[(*before, slice(a, b))] if a < b else None for a, b in bounds]
 
 
 def _once(pairs: Iterable[Pair]) -> list[Pair]:

@@ -49,15 +49,16 @@ def photograph() -> Array:
         raise MissingExtraError(
             f"the demo needs Matplotlib: pip install 'linop-algebra[plot]' ({error})"
         ) from None
-    with cbook.get_sample_data("grace_hopper.jpg") as file:
-        return np.asarray(Image.open(file).convert("L"), np.float64) / 255
+    path = str(cbook.get_sample_data("grace_hopper.jpg", asfileobj=False))
+    return np.asarray(Image.open(path).convert("L"), np.float64) / 255
 
 
 def gaussian(width: int = WIDTH, sigma: float = 3.0) -> Array:
     """A 2-d Gaussian kernel that sums to 1."""
     t = np.arange(width) - (width - 1) / 2
     bell = np.exp(-(t**2) / (2 * sigma**2))
-    return np.outer(bell, bell) / bell.sum() ** 2
+    bell /= bell.sum()
+    return np.outer(bell, bell)
 
 
 @dataclass(frozen=True)

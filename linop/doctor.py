@@ -63,7 +63,7 @@ def _asked(name: str, question: Callable[[Any], str], purpose: str) -> Part:
 
 
 def _mpi_library() -> Part:
-    def version(MPI: Any) -> str:  # noqa: N803 - mpi4py's name
+    def version(MPI: Any) -> str:
         first = MPI.Get_library_version().strip().splitlines()[0].strip("\0, ")
         return f"{first[:60]} (MPI {'.'.join(map(str, MPI.Get_version()))})"
 
@@ -71,7 +71,7 @@ def _mpi_library() -> Part:
 
 
 def _cuda_aware() -> Part:
-    def kinds(MPI: Any) -> str:  # noqa: N803 - mpi4py's name
+    def kinds(MPI: Any) -> str:
         # What the library says of itself (MPI 4.1's side document); only a transfer proves it.
         info = MPI.COMM_WORLD.Get_info()
         said = info.Get("mpi_memory_alloc_kinds") or "" if info != MPI.INFO_NULL else ""

@@ -9,7 +9,7 @@ from linop.space import Array
 
 
 def restoration(path: Path, photo: Array, data: Array, restored: Array, op: Blur) -> None:
-    """Write one picture: the photograph, its partition with halos, the data, and the restoration."""
+    """Write one picture: photograph, partition with halos, data, and restoration."""
     from matplotlib.figure import Figure
     from matplotlib.patches import Rectangle
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 from linop.algebra import Named, identity
 from linop.collectives import out_of_place
@@ -24,8 +24,7 @@ PerDim = int | Sequence[int]
 """One number for all dimensions, or one for each."""
 
 
-@dataclass(frozen=True)
-class HaloDim:
+class HaloDim(NamedTuple):
     """What a worker needs in one dimension. All lengths are in elements.
 
     ``start:stop`` is the range of global input indices that its outputs need, without boundary

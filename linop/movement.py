@@ -197,37 +197,34 @@ class Movement:
 
 def _table(domain: Space, codomain: Space, blocks: Sequence[Delta]) -> Table:
     ndim = _ndim(domain, codomain)
-    pad = [0] * ndim
-    ones = [1] * ndim
-    dst, src, at, of, extent, coef = [], [], [], [], [], []
-    for target, source, coefficient in blocks:
-        more = ndim - len(target.start)
-        dst.append(codomain.index[target.region.name])
-        src.append(domain.index[source.region.name])
-        at.append([*target.start, *pad[:more]])
-        of.append([*source.start, *pad[:more]])
-        extent.append([*target.shape, *ones[:more]])
-        coef.append(coefficient)
-
-    def boxed(rows: list[list[int]]) -> boxes.Ints:
-        return np.array(rows, np.int64).reshape(len(dst), ndim)
-
-    coefs = np.array(coef, np.complex128 if np.iscomplexobj(coef) else np.float64)
-    numbers = np.array(dst, np.int64), np.array(src, np.int64)
-    return Table(*numbers, boxed(at), boxed(of), boxed(extent), coefs)
+    zeros, ones = (0,) * ndim, (1,) * ndim
+    ends: list[int] = []
+    boxed: list[int] = []
+    for target, source, _ in blocks:
+        ends += codomain.index[target.region.name], domain.index[source.region.name]
+        pad = len(target.start)
+        boxed += (*target.start, *zeros[pad:], *source.start, *zeros[pad:])
+        boxed += (*target.shape, *ones[pad:])
+    coef = [coefficient for *_, coefficient in blocks]
+    dst, src = np.array(ends, np.int64).reshape(-1, 2).T
+    at, of, extent = np.moveaxis(np.array(boxed, np.int64).reshape(-1, 3, ndim), 1, 0)
+    return Table(dst, src, at, of, extent, np.array(coef, np.result_type(np.float64, *coef)))
 
 
 def _shared(domain: Space, codomain: Space) -> Table:
     """The identity on the regions that both spaces have."""
     ndim = _ndim(domain, codomain)
-    shared = [r for r in domain.regions if codomain._by_name.get(r.name) == r]
-    dst = np.array([codomain.index[r.name] for r in shared], np.int64)
-    src = np.array([domain.index[r.name] for r in shared], np.int64)
-    extent = np.array([[*r.shape, *[1] * (ndim - r.ndim)] for r in shared], np.int64).reshape(
-        len(shared), ndim
-    )
+    ones = (1,) * ndim
+    ends: list[int] = []
+    extents: list[int] = []
+    for k, region in enumerate(domain.regions):
+        if region in codomain:
+            ends += codomain.index[region.name], k
+            extents += (*region.shape, *ones[region.ndim :])
+    dst, src = np.array(ends, np.int64).reshape(-1, 2).T
+    extent = np.array(extents, np.int64).reshape(-1, ndim)
     zeros = np.zeros_like(extent)
-    return Table(dst, src, zeros, zeros.copy(), extent, np.ones(len(shared)))
+    return Table(dst, src, zeros, zeros, extent, np.ones(len(dst)))
 
 
 def _ndim(*spaces: Space) -> int:

@@ -5,6 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+_LATEX = str.maketrans(
+    {c: "\\" + c for c in "#$%&_{}"}
+    | {"→": r" \to ", "×": r" \times ", "…": r" \dots ", "⁺": "^{+}", "^": r"\hat{}"}
+)
+
 
 class Symbolic(Protocol):
     """What has a symbol: every operator."""
@@ -34,5 +39,5 @@ def parenthesised(op: Symbolic, latex: bool) -> str:
 def subscripted(letter: str, text: str, latex: bool = False) -> str:
     """A letter with a subscript, braced where it is longer than one character."""
     if latex:
-        text = text.replace("→", r" \to ").replace("×", r" \times ").replace("_", r"\_")
+        text = text.translate(_LATEX)
     return f"{letter}_{text}" if len(text) == 1 else f"{letter}_{{{text}}}"

@@ -174,11 +174,10 @@ def independent_runs(placed: Iterable[Placed]) -> list[list[Placed]]:
     gone: set[str] = set()
     for step in placed:
         action = step[1]
-        stale = any(
-            source.overlaps(box)
-            for _, source, _ in action.delta
-            for box in written.get(source.region.name, ())
-        ) or (isinstance(action, Allocate) and any(r.name in gone for r in action.regions))
+        stale = isinstance(action, Allocate) and any(r.name in gone for r in action.regions)
+        for _, source, _ in action.delta:
+            boxes = written.get(source.region.name)
+            stale = stale or (boxes is not None and any(map(source.overlaps, boxes)))
         if stale or not runs:
             runs.append([])
             written, gone = {}, set()

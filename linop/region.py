@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from types import EllipsisType
 from typing import Any
 
@@ -74,7 +75,7 @@ class Region:
         return self.name
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Subset:
     """A rectangular part of a region: ``start[k] <= i[k] < stop[k]`` in every dimension k."""
 
@@ -82,7 +83,7 @@ class Subset:
     start: tuple[int, ...]
     stop: tuple[int, ...]
 
-    @property
+    @cached_property
     def shape(self) -> tuple[int, ...]:
         return tuple(b - a for a, b in zip(self.start, self.stop, strict=True))
 

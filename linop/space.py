@@ -214,8 +214,15 @@ class Space:
         return np.concatenate(pieces) if pieces else np.zeros(0, self.dtype)
 
     def unflatten(self, flat: npt.ArrayLike) -> Vector:
-        """The vector whose elements, in the order of `flatten`, are these; a copy."""
+        """The vector whose elements, in the order of `flatten`, are these; a copy.
+
+        Raises:
+            ShapeError: there are more or fewer of them. DTypeError: they are complex, or fractions,
+                and the space is not.
+        """
         flat = np.asarray(flat)
+        if not np.can_cast(flat.dtype, self.dtype, "same_kind"):
+            raise DTypeError(f"flat vector of dtype {flat.dtype} given, {self.dtype} expected")
         if flat.size != self.size:
             raise ShapeError(f"flat vector of size {flat.size} given, {self.size} expected")
         flat = flat.reshape(-1).astype(self.dtype)

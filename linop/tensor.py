@@ -174,9 +174,11 @@ class TensorSpace(Space):
         """The vector whose blocks are the parts of a global array, each in memory of its own.
 
         Raises:
-            ShapeError: the array has another shape. DTypeError: it has another dtype.
+            ShapeError: the array has another shape. DTypeError: its values do not fit the dtype.
         """
         array = np.asarray(array) if hasattr(array, "dtype") else np.asarray(array, self.dtype)
+        if np.can_cast(array.dtype, self.dtype, "safe"):
+            array = array.astype(self.dtype, copy=False)
         if array.shape != self.global_shape:
             raise ShapeError(
                 f"scatter: global array of shape {array.shape} given, {self.global_shape} expected"
