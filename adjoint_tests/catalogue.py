@@ -315,7 +315,7 @@ def _beside(op: LinearOperator, space: Space) -> LinearOperator:
 def _step(space: Space, kind: str, *rest: Any) -> LinearOperator:
     """One step of a program."""
     match kind, rest:
-        case ("add" | "copy" | "move"), (a, b):
+        case (("add" | "copy" | "move"), (a, b)):
             return getattr(linop, kind)(space, part_of(space, a), part_of(space, b))
         case "clear", (part,):
             return linop.clear(space, part_of(space, part))
@@ -953,9 +953,7 @@ def blur(source: Any, kernel_size: Any, stride: Any, padding: Any, dilation: Any
         dims = geometry[worker]
         pads = [(h.left_padding, h.right_padding) for h in dims]
         columns = zip(region.shape, kernel_size, stride, pads, dilation, strict=True)
-        out = tuple(
-            max(0, (n + sum(p) - d * (k - 1) - 1) // s + 1) for n, k, s, p, d in columns
-        )
+        out = tuple(max(0, (n + sum(p) - d * (k - 1) - 1) // s + 1) for n, k, s, p, d in columns)
         domain = Space(region, X.dtype)
         codomain = Space(Region(f"y@{worker}", out, worker), X.dtype)
         options = {"stride": stride, "padding": pads, "dilation": dilation}

@@ -1,7 +1,7 @@
 """Starting MPI jobs on this machine, and ending them with everything they started.
 
-For ``linop verify --backend mpi``, ``linop demo`` and the tests. It imports no MPI: what runs inside
-a job is `linop.backends.mpi`.
+For ``linop verify --backend mpi``, ``linop demo`` and the tests. It imports no MPI: what runs
+inside a job is `linop.backends.mpi`.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Job(subprocess.Popen[str]):
         self._mark = b"LINOP_JOB=" + mark["LINOP_JOB"].encode()
         super().__init__(
             command(workers, arguments),
-            env=_DEFAULTS | os.environ | (env or {}) | mark,
+            env=_DEFAULTS | os.environ | dict(env or {}) | mark,
             stdin=subprocess.DEVNULL,
             start_new_session=True,  # Ctrl-C is for us, who then end the job
             text=True,

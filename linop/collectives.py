@@ -328,7 +328,7 @@ def _meeting(X: TensorSpace, Y: TensorSpace) -> list[Pair]:
 def _along_lines(X: TensorSpace, Y: TensorSpace, grid_axes: Sequence[int]) -> list[Pair]:
     """Every block of X with every block of Y of its line that holds some of the same elements."""
     pairs: list[Pair] = []
-    for workers in X._worker_lines(grid_axes):
+    for workers in X.worker_lines(grid_axes):
         for target in dict.fromkeys(map(Y.region, workers)):
             for source in dict.fromkeys(map(X.region, workers)):
                 if (pair := shared_part(X, source, Y, target)) is not None:

@@ -127,12 +127,12 @@ class TensorSpace(Space):
 
     def _blocks(self) -> Iterator[Region]:
         shared = tuple(k for k, axis in enumerate(self.axes) if axis is REPLICATED)
-        for holders in self._worker_lines(shared):
+        for holders in self.worker_lines(shared):
             first = min(holders)
             shape = tuple(s.stop - s.start for s in self.slices(first))
             yield Region(f"{self.name}@{first}", shape, holders)
 
-    def _worker_lines(self, grid_axes: Sequence[int]) -> list[list[int]]:
+    def worker_lines(self, grid_axes: Sequence[int]) -> list[list[int]]:
         """Groups of workers that differ in their coordinates along some grid axes only."""
         last = np.moveaxis(self.partition.grid, tuple(grid_axes), tuple(range(-len(grid_axes), 0)))
         length = math.prod(self.partition.shape[k] for k in grid_axes)
@@ -226,7 +226,7 @@ class TensorSpace(Space):
     def lines(self, grid_axes: Sequence[int]) -> list[tuple[Region, ...]]:
         """The blocks in groups that differ in their coordinates along some grid axes only, each in
         row-major order; the holders of a replicated block are one."""
-        lines = (tuple(map(self.region, line)) for line in self._worker_lines(grid_axes))
+        lines = (tuple(map(self.region, line)) for line in self.worker_lines(grid_axes))
         return list(dict.fromkeys(lines))
 
     @property

@@ -51,8 +51,9 @@ def check_adjoint(
     seed: int = 0,
     trials: int = 3,
 ) -> Report:
-    """The dot-product test: |<F x, y> - <x, F* y>| / max(‖F x‖ ‖y‖, ‖x‖ ‖F* y‖) below rounding, for
-    random x and y (paper, equation 13). Integer spaces are compared exactly.
+    """The dot-product test (paper, equation 13), for random x and y:
+    ``abs(<F x, y> - <x, F* y>) / max(‖F x‖ ‖y‖, ‖x‖ ‖F* y‖)`` is below rounding. Integer spaces are
+    compared exactly.
 
     Args:
         op: the operator F.
