@@ -28,7 +28,8 @@ def get(name: str, **options: Any) -> Backend:
 
     Args:
         name: a key of `BACKENDS`.
-        options: ``comm`` for ``mpi``: the communicator, COMM_WORLD by default.
+        options: ``workers`` for ``reference`` and ``threads``: how many, by default as many as an
+            operator needs; ``comm`` for ``mpi``: the communicator, by default COMM_WORLD.
 
     Raises:
         ArgumentError: no such backend. MissingExtraError: it needs a package that is not installed.

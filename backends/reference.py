@@ -18,9 +18,9 @@ from linop.operator import LinearOperator
 from linop.space import Array, Vector
 
 
-def get() -> Backend:
-    """The backend; it holds all workers."""
-    return Reference()
+def get(workers: int | None = None) -> Backend:
+    """The backend; it holds all workers: so many, or by default as many as an operator needs."""
+    return Reference(workers)
 
 
 def launch(main: Callable[[Backend], Any], workers: int | None = None) -> list[Any]:

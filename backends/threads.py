@@ -24,10 +24,22 @@ _AGREE = -1
 """The tag of `gather_all`; plans have tags from 2 on."""
 
 
-def get() -> Backend:
+def get(workers: int | None = None) -> Backend:
     """The backend of the worker whose thread this is; outside of `launch`, one that starts the
-    threads itself, for vectors that hold all regions."""
-    return getattr(_HERE, "backend", None) or Threads()
+    threads itself, for vectors that hold all regions.
+
+    Args:
+        workers: how many; by default as many as are there, or as an operator needs.
+
+    Raises:
+        BackendError: inside `launch`, where there are others than `workers`.
+    """
+    here: Worker | None = getattr(_HERE, "backend", None)
+    if here is None:
+        return Threads(workers)
+    if workers not in (None, here.workers):
+        raise BackendError(f"{workers} workers wanted; this program has {here.workers}")
+    return here
 
 
 def launch(main: Callable[[Backend], Any], workers: int | None = None) -> list[Any]:

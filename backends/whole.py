@@ -5,19 +5,23 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable
 
-from linop.backends.base import Backend, BoundPlan
+from linop.backends.base import Backend, BoundPlan, check_workers
 from linop.operator import LinearOperator
 from linop.space import Array, Vector
 
 
 class Whole(Backend):
-    """A backend that holds every worker."""
+    """A backend that holds every worker: so many, or by default as many as an operator needs."""
+
+    def __init__(self, workers: int | None = None) -> None:
+        self.workers = workers
 
     @abstractmethod
     def bind(self, op: LinearOperator) -> Callable[[Vector], Vector]:
         """What applies the operator to a vector with all regions, giving one in new memory."""
 
     def compile(self, op: LinearOperator) -> BoundPlan:
+        check_workers(op, self)
         return WholePlan(op, self)
 
 
