@@ -916,7 +916,8 @@ def _convolutions(draw: st.DrawFn, workers: int) -> Description:
     }
 
 
-@operator_factory(_convolutions, pure=False)
+# SciPy convolves by Fourier transforms where it expects that to be faster.
+@operator_factory(_convolutions, pure=False, exact=False)
 def convolution(
     shape: Any,
     left: Any,
@@ -939,7 +940,9 @@ def convolution(
 
 
 @operator_factory(
-    lambda workers: halos(workers, COMPUTED, ("split", "copies"), uneven=False), pure=False
+    lambda workers: halos(workers, COMPUTED, ("split", "copies"), uneven=False),
+    pure=False,
+    exact=False,
 )
 def blur(source: Any, kernel_size: Any, stride: Any, padding: Any, dilation: Any) -> LinearOperator:
     """A convolution of the whole tensor: local convolutions after a halo exchange."""

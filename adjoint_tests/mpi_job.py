@@ -1,17 +1,19 @@
 """Property tests over MPI, the parent's side: jobs that take one example after the other.
 
 Hypothesis runs in pytest's own process. A `Job` is an ``mpiexec`` of workers (`mpi_worker`) that
-lives on between examples; every rank has its own socket to the parent, so that a rank can report
-while others are stuck, and an idle rank sleeps. A rank that fails, dies, or does not answer in time
-is always the same failure, `FailedExampleError`: a fault that shows as the one or the other by
-chance would be two faults to Hypothesis. The next example then starts a new job.
+lives on between examples. Every rank has a socket to the parent: so a rank can report while others
+are stuck, nothing of MPI is needed between examples, and an idle rank sleeps.
+
+A rank that fails, dies, or does not answer in time: all are the one `FailedExampleError`, raised in
+one place. To Hypothesis, a fault that shows now as this and now as that would be several.
 """
 
 from __future__ import annotations
 
 import atexit
-import shutil
+import contextlib
 import socket
+import subprocess
 import sys
 import tempfile
 import time
@@ -22,38 +24,48 @@ from pathlib import Path
 from typing import Any
 
 from linop.backends import mpirun
-from mpi_worker import READY, Failed, Passed
+from mpi_worker import SOCKET, STACK, Answer
 
-WORKER = Path(__file__).with_name("mpi_worker.py")
 START = 60.0
 """Seconds in which a job has to start, and to import the module of a check."""
 HURRY = 5.0
-"""The watch after an example was stuck for all of the first: shrinking it would take for ever."""
+"""The watch, once an example was stuck for all of the first: it is yet to be shrunk."""
 
 Check = Callable[..., None]
 """Called on every rank as ``check(comm, *arguments)``; a function of a module."""
-Answer = Passed | Failed | None
-"""None: the rank's process has ended."""
+Answers = dict[int, Answer | None]
+"""By rank; None is a rank that died, and one that is missing was stuck."""
 
 
 class FailedExampleError(AssertionError):
-    """Some rank failed, died, or was stuck; the message has the words and the stacks of all."""
+    """Some rank failed, died, or was stuck; the message has the words or the stack of each."""
+
+
+@cache
+def job(ranks: int) -> Job:
+    """The one job of so many ranks, which lives until pytest ends."""
+    shared = Job(ranks)
+    atexit.register(shared.close)
+    return shared
 
 
 class Job:
-    """An MPI job that runs examples.
+    """An MPI job that runs examples. The first one starts it, and the next after one that left it
+    unusable.
 
     Args:
         ranks: how many.
         watch: seconds in which an example has to end.
-        grace: seconds that are left once a rank has failed: the others may wait for it for ever.
+        grace: seconds left to the others once a rank has failed: they may wait for it for ever.
     """
 
     def __init__(self, ranks: int, watch: float = 30.0, grace: float = 1.0) -> None:
         self.ranks = ranks
         self.watch = watch
         self.grace = grace
-        self._running: Ranks | None = None
+        self.starts = 0
+        """How often it was started."""
+        self._ranks: Ranks | None = None
 
     def run(self, check: Check, *arguments: Any) -> None:
         """Run ``check(comm, *arguments)`` on every rank, on a communicator of its own.
@@ -61,43 +73,138 @@ class Job:
         Raises:
             FailedExampleError: not every rank returned from it in time.
         """
-        if self._running is None:
-            self._running = Ranks(self.ranks)
-        answers = self._running.ask(check, arguments, self.watch, self.grace)
-        if all(isinstance(answer, Passed) for answer in answers.values()) and self._all(answers):
+        if self._ranks is None:
+            self.starts += 1
+            self._ranks = Ranks(self.ranks)
+        answers = self._ranks.ask(check, arguments, self.watch, self.grace)
+        if len(answers) == self.ranks and all(map(passed, answers.values())):
             return
-        report = self._report(answers)
+        # After anything else than an assertion a receive may be left whose buffer is gone.
+        usable = len(answers) == self.ranks and all(a and a.harmless for a in answers.values())
+        if not usable:
+            self._ranks.job.end()
+            if all(map(passed, answers.values())):
+                self.watch = min(self.watch, HURRY)
+        report = self._ranks.report(answers)
+        if not usable:
+            self.close()
         raise FailedExampleError(report)
 
     def close(self) -> None:
-        """End the job; the next example starts another."""
-        if self._running is not None:
-            self._running.end()
-            self._running = None
+        """End the job and all its processes."""
+        if self._ranks is not None:
+            self._ranks.close()
+            self._ranks = None
 
-    def _all(self, answers: dict[int, Answer]) -> bool:
-        return len(answers) == self.ranks
 
-    def _report(self, answers: dict[int, Answer]) -> str:
-        assert self._running is not None
-        running = self._running
-        if not any(isinstance(answer, Failed) or answer is None for answer in answers.values()):
-            self.watch = min(self.watch, HURRY)
-        words = [self._words(rank, answers) for rank in range(self.ranks)]
-        clean = self._all(answers) and all(a is not None and a.clean for a in answers.values())
-        if not clean:
-            # A receive may be left behind whose buffer is gone: nothing can run there any more.
-            running.stop()
-            words += running.stacks()
-        words.append(running.output())
-        if not clean:
-            self.close()
-        return "\n".join([f"failed on a job of {self.ranks} ranks", *filter(None, words)])
+class Ranks:
+    """The ranks of a running job.
 
-    def _words(self, rank: int, answers: dict[int, Answer]) -> str:
-        if rank not in answers:
-            return f"--- rank {rank} was stuck"
-        answer = answers[rank]
-        if answer is None:
-            return f"--- rank {rank} died"
-        return f"--- rank {rank} " + (f"failed: {answer.text}" if answer.text else "passed")
+    Raises:
+        RuntimeError: it does not start; the message has its output.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="linop-")
+        self.folder = Path(self._folder.name)
+        self.links: dict[int, Connection] = {}
+        """The connection to each rank."""
+        worker = str(Path(__file__).with_name("mpi_worker.py"))
+        arguments = [sys.executable, worker, str(self.folder)]
+        # Only this user can enter the folder, and so send a rank what it is going to unpickle.
+        with socket.socket(socket.AF_UNIX) as server, (self.folder / "output").open("wb") as output:
+            server.bind(str(self.folder / SOCKET))
+            server.listen(count)
+            server.settimeout(0.2)
+            self.job = mpirun.Job(count, arguments, stdout=output, stderr=subprocess.STDOUT)
+            self._output = (self.folder / "output").open(errors="replace")
+            try:
+                self._greet([self._accept(server) for _ in range(count)])
+            except (EOFError, OSError) as error:
+                self.job.end()
+                words = self.output()
+                self.close()
+                raise RuntimeError(f"an MPI job does not start: {error}\n{words}") from error
+
+    def _accept(self, server: socket.socket) -> Connection:
+        late = time.monotonic() + START
+        while self.job.poll() is None and time.monotonic() < late:
+            with contextlib.suppress(TimeoutError):
+                return Connection(server.accept()[0].detach())
+        raise OSError("a rank is missing")
+
+    def _greet(self, links: list[Connection]) -> None:
+        for link in links:
+            link.send(sys.path)
+        self.links = {link.recv(): link for link in links}
+
+    def ask(self, check: Check, arguments: tuple[Any, ...], watch: float, grace: float) -> Answers:
+        """What every rank says of an example."""
+        for link in self.links.values():
+            with contextlib.suppress(OSError):  # it died after its last example: `recv` will tell
+                link.send((check, arguments))
+        imported = self._answers(START, grace)
+        if any(answer is None or answer.error for answer in imported.values()):
+            return imported
+        return self._answers(watch, grace)
+
+    def _answers(self, seconds: float, grace: float) -> Answers:
+        """One answer of every rank, as far as they come in time."""
+        answers: Answers = {}
+        end = time.monotonic() + seconds
+        waiting = {link: rank for rank, link in self.links.items()}
+        while waiting and (left := end - time.monotonic()) > 0:
+            for link in wait(list(waiting), left):
+                assert isinstance(link, Connection)
+                rank = waiting.pop(link)
+                try:
+                    answers[rank] = link.recv()
+                except (EOFError, OSError):
+                    answers[rank] = None
+                if not passed(answers[rank]):
+                    end = min(end, time.monotonic() + grace)
+        return answers
+
+    def report(self, answers: Answers) -> str:
+        """What every rank said, or where it was, and what the job printed."""
+        lines = [f"an example failed on {len(self.links)} ranks"]
+        for rank in sorted(self.links):
+            if rank not in answers:
+                lines += [f"--- rank {rank} was stuck", self._stack(rank)]
+            elif (answer := answers[rank]) is None:
+                lines += [f"--- rank {rank} died", self._stack(rank)]
+            else:
+                lines += [
+                    f"--- rank {rank} " + ("failed" if answer.error else "passed"),
+                    answer.error,
+                ]
+        output = self.output()
+        lines += ["--- output of the job", output] if output else []
+        return "\n".join(line.rstrip() for line in lines if line)
+
+    def output(self) -> str:
+        """What the job has printed since it was asked last."""
+        return self._output.read()
+
+    def _stack(self, rank: int) -> str:
+        file = self.folder / STACK.format(rank)
+        return file.read_text().partition("\nExtension modules")[0] if file.exists() else ""
+
+    def close(self) -> None:
+        """End the job: politely, if it still runs."""
+        for link in self.links.values():
+            with contextlib.suppress(OSError):
+                link.send(None)
+        if self.job.poll() is None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.job.wait(5)
+        self.job.end()
+        for link in self.links.values():
+            link.close()
+        self._output.close()
+        self._folder.cleanup()
+
+
+def passed(answer: Answer | None) -> bool:
+    """Whether a rank passed."""
+    return answer is not None and not answer.error

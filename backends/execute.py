@@ -82,9 +82,9 @@ class Execution:
                 self.messages.clear()
 
     def _put(self, step: Put) -> None:
-        target = self.new[step.target.region.name][step.target.slices]
+        target = self.new[step.target.region.name][step.target.index]
         if isinstance(step.source, Subset):
-            source = self.current[step.source.region.name][step.source.slices]
+            source = self.current[step.source.region.name][step.source.index]
         else:
             start = step.source.offset
             piece = self.messages[step.source.peer][start : start + step.target.size]
@@ -100,7 +100,7 @@ class Execution:
         buffer = np.empty(step.size, self.plan.dtype)
         start = 0
         for part in step.parts:
-            piece = self.current[part.region.name][part.slices]
+            piece = self.current[part.region.name][part.index]
             buffer[start : start + part.size].reshape(part.shape)[...] = piece
             start += part.size
         return buffer

@@ -99,7 +99,7 @@ def diagonal(
         lambda x: d * x,
         lambda y: np.conj(d) * y,
         name,
-        lambda: scipy.sparse.diags_array(d.ravel()),
+        lambda: _selection(np.arange(d.size), d.size, d.ravel()),
     )
 
 
@@ -117,16 +117,14 @@ def restriction(
     (region,) = _single("restriction", space)
     if isinstance(keep, Subset):
         space.require(keep)
-        index = np.arange(region.size).reshape(region.shape)[keep.slices]
+        index = np.arange(region.size).reshape(region.shape)[keep.index]
     else:
         index = np.asarray(keep)
         if index.size and not (-region.size <= index.min() and index.max() < region.size):
             raise ShapeError(f"restriction: indices outside of a region of {region.size} elements")
     target = Region(f"{region.name}'", index.shape, region.workers)
     ones = np.ones(index.size, space.dtype)
-    shape = (index.size, region.size)
-    rows = np.arange(index.size), index.ravel() % max(region.size, 1)
-    A = scipy.sparse.csr_array((ones, rows), shape=shape)
+    A = _selection(index.ravel() % max(region.size, 1), region.size, ones)
     return matrix(A, space, _space(codomain or target, space.dtype), name=name)
 
 
@@ -148,20 +146,18 @@ def fft(domain: Place, codomain: Place | None = None, *, name: str = "F") -> Lin
     if _single("fft", target)[0].shape != region.shape:
         raise ShapeError(f"fft: domain {space} and codomain {target} differ in shape")
 
-    def dense() -> scipy.sparse.sparray:
-        eye = np.eye(region.size).reshape(-1, *region.shape)
-        axes = tuple(range(1, region.ndim + 1))
-        columns = scipy.fft.fftn(eye, axes=axes, norm="ortho") if axes else eye
-        return scipy.sparse.csr_array(columns.reshape(region.size, -1).T)
+    def forward(x: Array) -> Array:
+        return scipy.fft.fftn(x, norm="ortho").astype(space.dtype) if x.size else x
 
-    return _operator(
-        space,
-        target,
-        lambda x: scipy.fft.fftn(x, norm="ortho").astype(space.dtype),
-        lambda y: scipy.fft.ifftn(y, norm="ortho").astype(space.dtype),
-        name,
-        dense,
-    )
+    def backward(y: Array) -> Array:
+        return scipy.fft.ifftn(y, norm="ortho").astype(space.dtype) if y.size else y
+
+    def dense() -> scipy.sparse.sparray:
+        units = np.eye(region.size).reshape(region.size, *region.shape)
+        columns = [np.ravel(forward(unit.astype(space.dtype))) for unit in units]
+        return scipy.sparse.csr_array(np.reshape(columns, (region.size, region.size)).T)
+
+    return _operator(space, target, forward, backward, name, dense)
 
 
 def convolution(
@@ -327,6 +323,12 @@ def _flatly(f: Function, source: Space, target: Space) -> Function:
         return target.unflatten(f(source.flatten(vector))).arrays
 
     return apply
+
+
+def _selection(index: Array, columns: int, values: Array) -> scipy.sparse.csr_array:
+    """The matrix with one value a row, in the column of the index."""
+    entries = (values, (np.arange(index.size), index))
+    return scipy.sparse.csr_array(entries, shape=(index.size, columns))
 
 
 def _pads(padding: Any, ndim: int) -> list[tuple[int, int]]:

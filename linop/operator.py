@@ -250,13 +250,13 @@ class LinearOperator:
 
 
 class Identity(LinearOperator):
-    """I on a space."""
+    """I on a space; its regions may come out in another order."""
 
-    def __init__(self, space: Space) -> None:
-        super().__init__(space, space)
+    def __init__(self, space: Space, codomain: Space | None = None) -> None:
+        super().__init__(space, codomain or space)
 
     def _adjoint(self) -> LinearOperator:
-        return self
+        return self if self.domain is self.codomain else Identity(self.codomain, self.domain)
 
     def _run(self, arrays: Arrays) -> Arrays:
         return arrays
@@ -486,15 +486,23 @@ def _placed(steps: Sequence[Any], domain: Space, codomain: Space) -> LinearOpera
     """Actions (and opaque operators), first applied first, as a composition between two spaces."""
     space = domain
     factors: list[LinearOperator] = []
-    for k, step in enumerate(steps):
+
+    def arrive(at: Space) -> None:
+        """Put the regions in the order of an equal space, where it is another."""
+        if space.regions != at.regions:
+            factors.append(Identity(space, at))
+
+    for step in steps:
         if isinstance(step, Action):
-            after = codomain if k == len(steps) - 1 else step.codomain(space)
-            factors.append(Primitive(space, step, after))
+            factors.append(Primitive(space, step, step.codomain(space)))
         else:
+            arrive(step.domain)
             factors.append(step)
         space = factors[-1].codomain
-    if not factors:
-        return Identity(domain)
+    if factors and isinstance(last := factors[-1], Primitive):
+        factors[-1] = Primitive(last.domain, last.action, codomain)
+    elif not factors or space.regions != codomain.regions:
+        factors.append(Identity(space, codomain))
     return compose(*reversed(factors))
 
 

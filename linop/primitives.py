@@ -126,7 +126,7 @@ class Clear(Action):
         return ((self.part, self.part, -1),)
 
     def run(self, arrays: dict[str, Array], dtype: np.dtype) -> None:
-        arrays[self.part.region.name][self.part.slices] = 0
+        arrays[self.part.region.name][self.part.index] = 0
 
 
 @dataclass(frozen=True)
@@ -150,8 +150,8 @@ class Add(Action):
         return ((self.target, self.source, 1),)
 
     def run(self, arrays: dict[str, Array], dtype: np.dtype) -> None:
-        target = arrays[self.target.region.name][self.target.slices]
-        target += arrays[self.source.region.name][self.source.slices]
+        target = arrays[self.target.region.name][self.target.index]
+        target += arrays[self.source.region.name][self.source.index]
 
     @property
     def subscript(self) -> str:

@@ -100,6 +100,11 @@ class Subset:
         return tuple(slice(a, b) for a, b in zip(self.start, self.stop, strict=True))
 
     @property
+    def index(self) -> tuple[slice | EllipsisType, ...]:
+        """What selects the subset in an array, as a view even where it has no dimension."""
+        return (*self.slices, ...)
+
+    @property
     def whole(self) -> bool:
         """Whether this is all of its region."""
         return self.shape == self.region.shape

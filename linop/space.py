@@ -203,7 +203,7 @@ class Space:
             values = np.asarray(draw(rng, region.shape))
             if self.dtype.kind == "c":
                 values = values + 1j * draw(rng, region.shape)
-            arrays[region.name] = values.astype(self.dtype)
+            arrays[region.name] = np.asarray(values.astype(self.dtype))
         return Vector(self, arrays)
 
     def flatten(self, vector: Vector) -> Array:
@@ -343,7 +343,10 @@ class Vector:
                     f"the other {list(other.arrays)}"
                 )
         total = next((v._total for v in (self, *others) if v._total), None)
-        arrays = {n: f(a, *(o.arrays[n] for o in others)) for n, a in self.arrays.items()}
+        # A ufunc gives a scalar for arrays without dimensions.
+        arrays = {
+            n: np.asarray(f(a, *(o.arrays[n] for o in others))) for n, a in self.arrays.items()
+        }
         return Vector(self.space, arrays, total)
 
     def _scale(self, scalar: Any) -> Vector:

@@ -99,9 +99,9 @@ class LocalMap:
             unit[k] = 1
             vector = self.domain.unflatten(unit)
             outputs = self([vector[r.name] for r in self.domain.regions])
-            columns.append(np.concatenate([np.ravel(y) for y in outputs]))
-        dense = np.stack(columns, axis=1) if columns else np.zeros(self.shape)
-        return scipy.sparse.csr_array(dense)
+            columns += [np.ravel(y) for y in outputs]
+        flat = np.concatenate(columns) if columns else np.zeros(0)
+        return scipy.sparse.csr_array(flat.reshape(self.shape[::-1]).T)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -297,7 +297,9 @@ def bare_or_dict(regions: Sequence[Region], arrays: Sequence[Array]) -> Any:
 
 
 def _conj(x: Any) -> Any:
-    return {n: np.conj(a) for n, a in x.items()} if isinstance(x, Mapping) else np.conj(x)
+    if isinstance(x, Mapping):
+        return {name: _conj(array) for name, array in x.items()}
+    return None if x is None else np.asarray(np.conj(x))  # a ufunc gives a scalar for no dimensions
 
 
 def _rename(space: Space, rename: Callable[[str], str]) -> Space:
@@ -309,11 +311,11 @@ def _union(spaces: Sequence[Space], like: Space) -> Space:
 
 
 def _renaming(narrow: Space, wide: Space, copies: int) -> Movement:
-    """[I; ···; I] from a space to so many renamed copies of it, laid out one after the other."""
+    """[I; ···; I] from a space to so many copies of it, whose regions are called ``name+k``."""
     blocks: list[Delta] = [
-        (as_subset(wide.regions[k * len(narrow) + i]), as_subset(region), 1)
+        (as_subset(wide[f"{region.name}+{k}"]), as_subset(region), 1)
         for k in range(copies)
-        for i, region in enumerate(narrow.regions)
+        for region in narrow.regions
     ]
     return Movement.of_blocks(narrow, wide, blocks)
 

@@ -166,6 +166,10 @@ class TensorSpace(Space):
         """Where a region of this space lies in the global tensor."""
         return self.slices(region.workers[0])
 
+    def _index(self, region: Region) -> tuple[Any, ...]:
+        """What selects a block in the global array, as a view even where it has no dimension."""
+        return (*self.block(region), ...)
+
     def local_shape(self, worker: int) -> tuple[int, ...]:
         """The shape of a worker's block."""
         return self.region(worker).shape
@@ -183,7 +187,7 @@ class TensorSpace(Space):
             raise ShapeError(
                 f"scatter: global array of shape {array.shape} given, {self.global_shape} expected"
             )
-        blocks = {r.name: array[self.block(r)].copy() for r in self.regions}
+        blocks = {r.name: array[self._index(r)].copy() for r in self.regions}
         return self.vector(blocks)
 
     def gather(self, vector: Vector | Mapping[str, npt.ArrayLike]) -> Array:
@@ -198,13 +202,13 @@ class TensorSpace(Space):
         array = np.zeros(self.global_shape, self.dtype)
         seen = np.zeros(self.global_shape, bool)
         for region in self.regions:
-            where = self.block(region)
+            where = self._index(region)
             array[where] = vector[region.name]
             seen[where] = True
         if not seen.all():
             raise SpaceError(f"gather: the blocks of {self!r} leave out elements of the tensor")
         for region in self.regions:
-            if not _same(array[self.block(region)], vector[region.name]):
+            if not _same(array[self._index(region)], vector[region.name]):
                 raise SpaceError(
                     f"gather: block {region.name!r} differs from another copy of its elements; "
                     f"sum_reduce the copies first, or read one block by its region"

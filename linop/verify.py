@@ -194,7 +194,7 @@ class _Worker:
         name = step.target.region.name
         if name not in self.summed:
             raise UnknownRegionError(f"{self._where(step)}: region {name!r} was not made")
-        written, zeroed = self.new[name][step.target.slices], self.summed[name][step.target.slices]
+        written, zeroed = self.new[name][step.target.index], self.summed[name][step.target.index]
         if written.shape != step.target.shape:
             raise UnknownRegionError(f"{self._where(step)}: {step.target} is out of bounds")
         if step.accumulate and not zeroed.all():
@@ -224,7 +224,7 @@ class _Worker:
 
     def _read(self, part: Subset, step: Step) -> None:
         self._have(part.region, step)
-        if self.current[part.region.name][part.slices].shape != part.shape:
+        if self.current[part.region.name][part.index].shape != part.shape:
             raise UnknownRegionError(f"{self._where(step)}: {part} is out of bounds")
 
     def _read_message(self, message: Message, size: int, step: Step) -> None:

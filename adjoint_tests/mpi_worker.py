@@ -1,0 +1,84 @@
+"""Property tests over MPI, one rank of a job: takes examples from the parent until it is told to end.
+
+`mpi_job` starts it as a script. It imports nothing but the standard library until the parent has
+told it the path on which modules are found: those that the parent itself would find.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import sys
+import traceback
+from dataclasses import dataclass
+from multiprocessing.connection import Client, Connection
+from pathlib import Path
+from typing import Any
+
+SOCKET = "parent"
+STACK = "stack-of-rank-{}"
+"""Files of a job's folder."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a rank says of an example."""
+
+    error: str = ""
+    """The traceback; empty if the check passed."""
+    asserted: bool = False
+    """Whether an assertion failed: outside of plan calls, so that none is left unfinished."""
+
+    @property
+    def harmless(self) -> bool:
+        """Whether the rank can go on to another example."""
+        return not self.error or self.asserted
+
+
+def main(folder: Path) -> None:
+    """The life of a rank."""
+    with Client(str(folder / SOCKET), "AF_UNIX") as parent:
+        sys.path[:] = parent.recv()
+        from mpi4py import MPI
+
+        rank = MPI.COMM_WORLD.rank
+        # A file for each rank: in the job's output the stacks of all would be mixed.
+        faulthandler.enable((folder / STACK.format(rank)).open("w"))
+        parent.send(rank)
+        serve(parent, MPI.COMM_WORLD)
+
+
+def serve(parent: Connection, world: Any) -> None:
+    """Run examples until there is None."""
+    while True:
+        try:
+            example = parent.recv()
+        except EOFError:
+            os._exit(1)  # the parent is gone; mpiexec ends the others, whatever they wait for
+        except Exception:
+            parent.send(Answer(traceback.format_exc()))
+            continue
+        if example is None:
+            return
+        # The check's module is imported now, which may take longer than an example is given.
+        parent.send(Answer())
+        parent.send(answer(world, *example))
+
+
+def answer(world: Any, check: Any, arguments: tuple[Any, ...]) -> Answer:
+    """Run one example, on a communicator that no example before it has used."""
+    comm = world.Dup()
+    try:
+        check(comm, *arguments)
+    except BaseException as error:
+        return Answer(traceback.format_exc(), isinstance(error, AssertionError))
+    comm.Free()
+    return Answer()
+
+
+if __name__ == "__main__":
+    # By its name, so that the parent unpickles the same classes.
+    sys.path.insert(0, str(Path(__file__).parent))
+    from mpi_worker import main as work
+
+    work(Path(sys.argv[1]))

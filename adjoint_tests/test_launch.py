@@ -1,0 +1,168 @@
+"""Starting SPMD programs, how they fail, and backends by name."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import linop
+from linop import COPIES, LinearOperator, Partition, TensorSpace
+from linop.backends import Backend
+from linop.errors import ArgumentError, BackendError, DeadlockError
+
+
+def total(workers: int) -> LinearOperator:
+    """Copies of 50 numbers on every worker, summed everywhere."""
+    return linop.all_reduce(TensorSpace((50,), Partition((workers,)), axes=(COPIES,)))
+
+
+def promptly(error: type[BaseException], text: str, main: Callable[[Backend], Any]) -> Any:
+    """The error with which a program of three workers ends, at once."""
+    begun = time.monotonic()
+    with pytest.raises(error, match=text) as caught:
+        linop.launch(main, workers=3)
+    assert time.monotonic() - begun < 10
+    return caught.value
+
+
+def test_promptly_fails_where_nothing_is_raised() -> None:
+    with pytest.raises(pytest.fail.Exception):
+        promptly(ValueError, "any", lambda backend: None)
+
+
+def test_a_skipped_plan_call_is_a_deadlock() -> None:
+    def main(backend: Backend) -> None:
+        first, second = (total(3).compile(backend) for _ in range(2))
+        if backend.worker != 1:
+            first(np.ones(50))
+        second(np.ones(50))
+
+    promptly(DeadlockError, "deadlock: worker .* waits for worker .*: its message of plan", main)
+
+
+def test_waiting_for_a_worker_that_has_ended_is_a_deadlock() -> None:
+    def main(backend: Backend) -> None:
+        plan = total(3).compile(backend)
+        if backend.worker:
+            plan(np.ones(50))
+
+    error = promptly(DeadlockError, "waits for worker 0, which has ended: its message of", main)
+    assert "worker 1 waits" in str(error)
+
+
+def test_a_compile_that_others_do_not_call_is_a_deadlock() -> None:
+    def main(backend: Backend) -> None:
+        for _ in range(2 if backend.worker == 2 else 1):
+            total(3).compile(backend)
+
+    promptly(DeadlockError, "worker 2 waits for worker 0, which has ended: its compile", main)
+
+
+def test_a_slow_worker_is_no_deadlock() -> None:
+    def main(backend: Backend) -> float:
+        plan = total(3).compile(backend)
+        time.sleep(0.2 if backend.worker == 1 else 0)
+        return float(plan(np.ones(50))[0])
+
+    assert linop.launch(main, workers=3) == [3, 3, 3]
+
+
+@pytest.mark.parametrize("name", ["threads", "reference"])
+def test_workers_that_build_different_operators_are_told(name: str) -> None:
+    def main(backend: Backend) -> None:
+        X = TensorSpace((6,), Partition((3,)))
+        with pytest.raises(BackendError, match=r"different operators: \[0, 2\] / \[1\] agree"):
+            linop.shift(X, 2 if backend.worker == 1 else 1).compile(backend)
+
+    linop.launch(main, workers=3, backend=name)
+
+
+@pytest.mark.parametrize("name", ["threads", "reference"])
+def test_a_missing_worker_is_told_on_every_worker(name: str) -> None:
+    text = r"has workers 0 to 1; .* needs \[2, 3\] too: start more"
+
+    def main(backend: Backend) -> None:
+        with pytest.raises(BackendError, match=text):
+            total(4).compile(backend)
+
+    linop.launch(main, workers=2, backend=name)
+    with pytest.raises(BackendError, match=text):
+        total(4).compile(linop.backends.get(name, workers=2))
+
+
+@pytest.mark.parametrize("error", [ValueError("mine"), SystemExit(3), KeyboardInterrupt("mine")])
+def test_an_exception_ends_the_program_and_names_its_worker(error: BaseException) -> None:
+    def main(backend: Backend) -> None:
+        plan = total(3).compile(backend)
+        if backend.worker == 1:
+            raise error
+        plan(np.ones(50))
+
+    assert promptly(type(error), "mine|3", main) is error
+    assert error.__notes__ == ["raised on worker 1 of 3"]
+
+
+# Backends by name
+
+
+def test_get_inside_and_outside_of_launch() -> None:
+    assert linop.backends.get("threads").workers is None
+    assert linop.backends.get("threads", workers=2).workers == 2
+    assert linop.backends.get("reference").worker is None
+
+    def main(backend: Backend) -> None:
+        assert linop.backends.get("threads") is backend
+        assert linop.backends.get("threads", workers=2) is backend
+        with pytest.raises(BackendError, match="5 workers wanted; this program has 2"):
+            linop.backends.get("threads", workers=5)
+
+    linop.launch(main, workers=2)
+    assert linop.backends.get("threads").worker is None
+
+
+def test_an_unknown_backend() -> None:
+    with pytest.raises(ArgumentError, match="unknown backend 'gpu'; there are reference, threads"):
+        linop.backends.get("gpu")
+    with pytest.raises(ArgumentError, match="unknown backend 'gpu'"):
+        linop.launch(print, backend="gpu")
+
+
+@pytest.mark.parametrize("workers", [0, -1, 2.0, "2"])
+def test_a_wrong_number_of_workers(workers: Any) -> None:
+    with pytest.raises(ArgumentError, match="launch: workers is a whole number from 1; given"):
+        linop.launch(print, workers=workers)
+
+
+WITHOUT_MPI4PY = """
+import sys
+sys.modules["mpi4py"] = None
+import linop
+try:
+    linop.backends.get("mpi")
+except linop.errors.MissingExtraError as error:
+    assert isinstance(error, ImportError)
+    print(error)
+"""
+
+
+def test_a_missing_mpi4py_names_the_extra() -> None:
+    path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+    found = subprocess.run(
+        [sys.executable, "-c", WITHOUT_MPI4PY],
+        env=os.environ | {"PYTHONPATH": path},
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert found.stdout.startswith(
+        "backend 'mpi' needs mpi4py and an MPI library: pip install 'linop-algebra[mpi]' ("
+    ), found.stderr
+    assert len(found.stdout.splitlines()) == 1
