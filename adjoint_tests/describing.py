@@ -1,7 +1,7 @@
 """Small descriptions of spaces, parts and tensors, and what is built from them.
 
-A description is plain data (dicts, tuples, strings and numbers) that Hypothesis draws and shrinks, a
-failing test prints, and another process builds the same operator from.
+A description is plain data (dicts, tuples, strings and numbers) that Hypothesis draws and shrinks,
+a failing test prints, and another process builds the same operator from.
 """
 
 from __future__ import annotations

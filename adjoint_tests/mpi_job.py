@@ -79,8 +79,7 @@ class Job:
         answers = self._ranks.ask(check, arguments, self.watch, self.grace)
         if len(answers) == self.ranks and all(map(passed, answers.values())):
             return
-        # After anything else than an assertion a receive may be left whose buffer is gone.
-        usable = len(answers) == self.ranks and all(a and a.harmless for a in answers.values())
+        usable = len(answers) == self.ranks and all(a and a.usable for a in answers.values())
         if not usable:
             self._ranks.job.end()
             if all(map(passed, answers.values())):

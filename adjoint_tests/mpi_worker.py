@@ -26,13 +26,8 @@ class Answer:
 
     error: str = ""
     """The traceback; empty if the check passed."""
-    asserted: bool = False
-    """Whether an assertion failed: outside of plan calls, so that none is left unfinished."""
-
-    @property
-    def harmless(self) -> bool:
-        """Whether the rank can go on to another example."""
-        return not self.error or self.asserted
+    usable: bool = True
+    """Whether the rank can take another example."""
 
 
 def main(folder: Path) -> None:
@@ -56,7 +51,7 @@ def serve(parent: Connection, world: Any) -> None:
         except EOFError:
             os._exit(1)  # the parent is gone; mpiexec ends the others, whatever they wait for
         except Exception:
-            parent.send(Answer(traceback.format_exc()))
+            parent.send(Answer(traceback.format_exc(), usable=False))
             continue
         if example is None:
             return
@@ -71,9 +66,15 @@ def answer(world: Any, check: Any, arguments: tuple[Any, ...]) -> Answer:
     try:
         check(comm, *arguments)
     except BaseException as error:
-        return Answer(traceback.format_exc(), isinstance(error, AssertionError))
+        return Answer(traceback.format_exc(), usable=not in_communication(error))
     comm.Free()
     return Answer()
+
+
+def in_communication(error: BaseException) -> bool:
+    """Whether a plan was interrupted: a receive may be left, into a buffer that is gone."""
+    frames = [frame.f_globals["__name__"] for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return not {"linop.backends.execute", "linop.backends.mpi"}.isdisjoint(frames)
 
 
 if __name__ == "__main__":

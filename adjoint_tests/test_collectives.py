@@ -128,8 +128,7 @@ def test_repartition_to_disjoint_and_overlapping_workers(there: tuple[int, ...])
 
 @given(data=st.data(), worker=st.integers(0, 7), seed=seeds)
 def test_scatter_and_gather(data: st.DataObject, worker: int, seed: int) -> None:
-    described = data.draw(whole_tensors())
-    Y = tensor_of(described)
+    Y = tensor_of(data.draw(whole_tensors()))
     one = Partition((1,) * Y.ndim, [worker])
     X = TensorSpace(Y.global_shape, one, Y.dtype, name=Y.name)
     S, G = linop.scatter(X, Y), linop.gather(Y, worker)
@@ -281,8 +280,7 @@ def test_replicated_into_copies_costs_no_message(described: Description, seed: i
 
 @given(data=st.data(), into=st.sampled_from([COPIES, REPLICATED]), seed=seeds)
 def test_all_gather_joins_blocks(data: st.DataObject, into: Any, seed: int) -> None:
-    described = data.draw(tensors(WORKERS, dtypes=COMPUTED))
-    X = tensor_of(described)
+    X = tensor_of(described := data.draw(tensors(WORKERS, dtypes=COMPUTED)))
     axes = [k for k in split_axes(described) if data.draw(st.booleans())]
     dims, workers = [X.axes[k] for k in axes], X.partition.workers
     G = linop.all_gather(X, axes, into)
@@ -329,11 +327,9 @@ def test_all_to_all_joins_one_dimension_and_cuts_another(data: st.DataObject, se
     P, old, new = X.partition, X.axes[axis], data.draw(st.sampled_from(free_dims(described)))
 
     def wanted(x: Held) -> Held:
-        cut = {}
-        for w in P.workers:
-            line = np.concatenate([x[v] for v in along(P, w, [axis])], old)
-            cut[w] = np.array_split(line, P.shape[axis], new)[P.coordinates(w)[axis]]
-        return cut
+        lines = {w: np.concatenate([x[v] for v in along(P, w, [axis])], old) for w in P.workers}
+        cut = {w: np.array_split(line, P.shape[axis], new) for w, line in lines.items()}
+        return {w: cut[w][P.coordinates(w)[axis]] for w in P.workers}
 
     T = linop.all_to_all(X, axis, new)
     results_in(T, seed, wanted)
@@ -343,8 +339,7 @@ def test_all_to_all_joins_one_dimension_and_cuts_another(data: st.DataObject, se
 @given(data=st.data(), steps=st.integers(-9, 9), periodic=st.booleans(), seed=seeds)
 def test_shift_moves_blocks(data: st.DataObject, steps: int, periodic: bool, seed: int) -> None:
     X = tensor_of(data.draw(tensors(WORKERS, dtypes=COMPUTED)))
-    axes = [k for k, role in enumerate(X.axes) if role is not REPLICATED]
-    assume(axes)
+    assume(axes := [k for k, role in enumerate(X.axes) if role is not REPLICATED])
     axis = data.draw(st.sampled_from(axes))
     n = X.partition.shape[axis]
 

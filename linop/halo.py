@@ -114,11 +114,12 @@ def halo_exchange(
         or, in place, from extended blocks (bulk and halo, a `TensorSpace` itself) to the same.
 
     Raises:
-        ShapeError: the parameters do not fit the shape, or leave no output.
+        ShapeError: the parameters do not fit the shape, or leave no output. PartitionError: the
+            blocks of X overlap, or leave gaps.
     """
     X = as_tensor_space("halo_exchange", X)
-    if not all(list(cuts) == sorted(cuts) for cuts in X.bounds):
-        raise PartitionError("halo_exchange: the blocks of X must follow one another")
+    if not X.tiled:
+        raise PartitionError(f"halo_exchange: the blocks of X must follow one another; {X.bounds}")
     kernels = _kernels(X.global_shape, kernel_size, stride, padding, dilation)
     geometry = _geometry(X, kernels)
     needed = {d: tuple((h.start, h.stop) for h in dims) for d, dims in enumerate(geometry)}

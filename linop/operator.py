@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, reduce
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import scipy.sparse
@@ -26,12 +26,6 @@ from linop.space import Array, Scalar, Space, Vector, check_scalar, is_scalar
 from linop.stages import Stages, bare_or_dict
 
 Arrays = dict[str, Array]
-
-
-class Compiler(Protocol):
-    """What `LinearOperator.compile` needs of a backend."""
-
-    def compile(self, op: LinearOperator) -> Any: ...
 
 
 class LinearOperator:
@@ -138,12 +132,9 @@ class LinearOperator:
     def to_matrix(self) -> scipy.sparse.csr_array:
         """The matrix as scipy.sparse, of `shape`; rows and columns in the order of the spaces'
         regions, each in C order. A local operator of unknown matrix is applied to unit vectors."""
-        return scipy.sparse.csr_array(self.stages.to_matrix().astype(self._matrix_dtype))
-
-    @property
-    def _matrix_dtype(self) -> np.dtype[Any]:
         half = self.dtype.kind not in "iuc" and self.dtype.itemsize < 4  # SciPy has no such sparse
-        return np.dtype(np.float64) if half else self.dtype
+        dtype = np.dtype(np.float64) if half else self.dtype
+        return scipy.sparse.csr_array(self.stages.to_matrix().astype(dtype))
 
     def equals(self, other: LinearOperator) -> bool:
         """Whether both are the same map, proven for all vectors.
@@ -170,7 +161,7 @@ class LinearOperator:
         """Messages and bytes of every worker, without running anything."""
         return cost(self.stages)
 
-    def compile(self, backend: Compiler) -> Any:
+    def compile(self, backend: Any) -> Any:
         """The plan that runs this operator on a backend: ``plan(x)``, ``plan.H(y)``."""
         if not hasattr(backend, "compile"):
             raise ArgumentError(
@@ -188,8 +179,6 @@ class LinearOperator:
         return scipy.sparse.linalg.LinearOperator(
             self.shape, matvec=flat(self), rmatvec=flat(self.H), dtype=self.dtype
         )
-
-    # Applying
 
     def __call__(self, x: Any) -> Any:
         """Apply to a `Vector` (giving one), or to arrays: the bare array of the only region, or a

@@ -239,6 +239,14 @@ class TensorSpace(Space):
         return len(self.global_shape)
 
     @property
+    def tiled(self) -> bool:
+        """Whether along each dimension the blocks follow one another, from one end to the other."""
+        return all(
+            cuts[0][0] == 0 and cuts[-1][1] == n and all(a[1] == b[0] for a, b in pairwise(cuts))
+            for cuts, n in zip(self.bounds, self.global_shape, strict=True)
+        )
+
+    @property
     def disjoint(self) -> bool:
         """Whether each element of the tensor is in one block at most."""
         ordered = [sorted(cuts) for cuts in self.bounds]

@@ -40,7 +40,7 @@ class DuplicateMessageError(PlanError):
 
 
 class SizeMismatchError(PlanError):
-    """A message is longer or shorter than its receiver expects."""
+    """A message is longer or shorter than its receiver expects, or two parts differ in shape."""
 
 
 class DTypeMismatchError(PlanError):
@@ -172,6 +172,7 @@ class _Worker:
                 self.summed[step.region.name] = np.full(step.region.shape, step.zeroed)
             case Alias():
                 self._have(step.source, step)
+                self._same_shape(step.source, step.target, step)
                 self._bring(step.target, np.ones(step.target.shape, bool), step)
             case Put():
                 self._put(step)
@@ -189,6 +190,7 @@ class _Worker:
     def _put(self, step: Put) -> None:
         if isinstance(step.source, Subset):
             self._read(step.source, step)
+            self._same_shape(step.source, step.target, step)
         else:
             self._read_message(step.source, step.target.size, step)
         name = step.target.region.name
@@ -234,6 +236,12 @@ class _Worker:
             raise UnknownRegionError(f"{self._where(step)}: reads a message before waiting for it")
         if message.offset + size > self.expected[message.peer]:
             raise SizeMismatchError(f"{self._where(step)}: reads past the end of {message}")
+
+    def _same_shape(self, source: Region | Subset, target: Region | Subset, step: Step) -> None:
+        if source.shape != target.shape:
+            raise SizeMismatchError(
+                f"{self._where(step)}: shapes {source.shape} and {target.shape} differ"
+            )
 
     def _where(self, step: object) -> str:
         return f"worker {self.plan.worker}, step {self.at} ({step})"
