@@ -1,23 +1,25 @@
-"""What holds on every rank of an MPI job: checks that `mpi_job` runs, ``check(comm, *arguments)``.
+"""What holds on every rank of an MPI job: checks that `mpi_job` runs as ``check(comm, *arguments)``.
 
 The description of an operator comes from Hypothesis, in another process. Every rank builds the
-operator, and finds by itself what the result must be.
+operator, and finds by itself what the result must be. This module must not import MPI: that of
+pytest's own process is never started.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from mpi4py import MPI
 
 import linop
 from catalogue import FACTORIES, build
 from checks import dot_products, rounding, same_arrays
 from describing import Description
-from linop import LinearOperator, Region, Space, Vector
-from linop.backends import Backend, BoundPlan
-from linop.errors import BackendError
+from linop import Space, Vector
+from linop.backends import BoundPlan
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
 
 
 def operator(comm: MPI.Comm, name: str, description: Description, seed: int) -> None:

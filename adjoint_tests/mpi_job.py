@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import importlib.util
 import socket
 import subprocess
 import sys
@@ -23,7 +24,10 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from linop.backends import mpirun
+from linop.errors import MissingExtraError
 from mpi_worker import SOCKET, STACK, Answer
 
 START = 60.0
@@ -35,6 +39,20 @@ Check = Callable[..., None]
 """Called on every rank as ``check(comm, *arguments)``; a function of a module."""
 Answers = dict[int, Answer | None]
 """By rank; None is a rank that died, and one that is missing was stuck."""
+
+
+def _missing() -> str:
+    """Why there is no MPI here; empty if there is. It is not started to find out."""
+    if importlib.util.find_spec("mpi4py") is None:
+        return "mpi4py is not installed: pip install 'linop-algebra[mpi]'"
+    try:
+        mpirun.command(1, [])
+    except MissingExtraError as error:
+        return str(error)
+    return ""
+
+
+needs_mpi = pytest.mark.skipif(bool(_missing()), reason=_missing() or "MPI is there")
 
 
 class FailedExampleError(AssertionError):
@@ -88,6 +106,12 @@ class Job:
         if not usable:
             self.close()
         raise FailedExampleError(report)
+
+    @property
+    def folder(self) -> Path:
+        """Of the running job; every rank has it in its command line."""
+        assert self._ranks is not None, "not running"
+        return self._ranks.folder
 
     def close(self) -> None:
         """End the job and all its processes."""

@@ -13,14 +13,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import linop
 from catalogue import halos, kernels
 from checks import same_arrays
 from describing import COMPUTED, Description, grids, seeds, tensor_of, whole_numbers
-from linop import COPIES, HaloDim, LinearOperator, Partition, TensorSpace
+from linop import COPIES, HaloDim, Partition, TensorSpace
 from linop.errors import ArgumentError, LinopError, PartitionError, ShapeError
 
 WORKERS = 8
@@ -90,7 +90,7 @@ def wholes(X: TensorSpace, x: Held) -> Held:
 
 
 def held(vector: linop.Vector) -> Held:
-    """What each worker holds of a vector with one region a worker."""
+    """What each worker holds."""
     return {w: vector[region.name] for region in vector.space for w in region.workers}
 
 
@@ -160,7 +160,15 @@ def layers(draw: st.DrawFn) -> Description:
     return {"shape": shape, "grid": draw(grids(WORKERS, 1, ndim)), "kernel": kernel}
 
 
+def line(n: int, workers: int, size: int, stride: int, padding: int) -> Description:
+    """A layer of one dimension."""
+    kernel = {"kernel_size": (size,), "stride": (stride,), "padding": (padding,), "dilation": (1,)}
+    return {"shape": (n,), "grid": (workers,), "kernel": kernel}
+
+
 @given(layer=layers())
+@example(line(11, 8, 1, 3, 0))  # needs of worker 3 begin behind its own block
+@example(line(1, 5, 1, 1, 2))  # worker 0 needs nothing but padding
 def test_geometry_is_what_the_outputs_touch(layer: Description) -> None:
     shape, kernel, partition = layer["shape"], layer["kernel"], Partition(layer["grid"])
     geometry = linop.halo_geometry(shape, partition, **kernel)
@@ -243,7 +251,6 @@ def messages(H: Any, dim: int) -> list[tuple[int, int]]:
     (stage,) = (f for f in H.body.factors if str(f) == f"C_{{E{dim}}}")
     buffers = {r.name: r.workers for r in stage.domain if r.name[0] in "sr"}
     sends = [name for name in buffers if name.startswith("s")]
-    assert len(buffers) == 2 * len(sends)
     return [(*buffers[name], *buffers["r" + name[1:]]) for name in sends]
 
 
@@ -262,10 +269,8 @@ def test_a_halo_comes_from_further_workers_too() -> None:
 # Equations 10 to 12
 
 
-def stages(op: LinearOperator) -> list[str]:
+def stages(op: Any) -> list[str]:
     """The factors of a composition, in print, without the buffers that come and go."""
-    assert isinstance(op, linop.algebra.Named)
-    assert isinstance(op.body, linop.operator.Composition)
     return [str(f) for f in op.body.factors if str(f)[0] not in "AD"]
 
 
@@ -294,8 +299,7 @@ def test_dimensions_nest_as_in_equations_11_and_12(ndim: int, in_place: bool) ->
 
 def test_without_neighbours_nothing_is_exchanged() -> None:
     for X in (TensorSpace(6, Partition(1)), TensorSpace((2, 6), Partition(2), axes=[0])):
-        kernel = (1, 3)[2 - X.ndim :]
-        H = linop.halo_exchange(X, kernel)
+        H = linop.halo_exchange(X, (1, 3)[2 - X.ndim :])
         assert stages(H) == ["C_{trim}", "C_{bulk}"]
         assert H.cost().messages == 0
 
@@ -365,14 +369,10 @@ BAD: dict[str, tuple[Callable[[], Any], type[LinopError], str]] = {
     "no output": (lambda: linop.halo_exchange(X, (1, 3), 1, 0, 2), ShapeError,
                   "dimension 1 of extent 4: a kernel of size 3, dilation 2 and padding 0 does not "
                   "fit; there is no output"),
-    "too many": (lambda: linop.halo_exchange(X, (3, 3, 3)), ShapeError,
-                 "kernel_size: 3 numbers for 2 dimensions: (3, 3, 3)"),
     "too few": (lambda: linop.halo_geometry((6, 4), Partition(2), 3, padding=[1]), ShapeError,
                 "padding: 1 numbers for 2 dimensions: (1,)"),
     "no kernel": (lambda: linop.halo_exchange(X, (3, 0)), ShapeError,
                   "kernel_size: (3, 0); each is at least 1"),
-    "no stride": (lambda: linop.halo_exchange(X, 3, 0), ShapeError,
-                  "stride: (0, 0); each is at least 1"),
     "grid": (lambda: linop.halo_geometry(6, Partition((2, 2)), 3), PartitionError,
              "grid axis 1 of Partition((2, 2)) splits dimension 1, which a tensor of shape (6,)"),
     "no grid": (lambda: linop.halo_geometry(6, 2, 3), ArgumentError, "expected a Partition, given"),

@@ -246,7 +246,13 @@ def test_a_vector_keeps_the_arrays_it_is_given() -> None:
     assert v["a"][0] == 0
     assert Space(Region("a", 2)).vector(a)["a"] is a
     same_arrays(Space(Region("a", 2)).vector([1, 2])["a"], np.array([1.0, 2.0]))
-    same_arrays(Space(Region("b", ())).vector(np.float64(2))["b"], np.array(2.0))
+
+
+def test_a_numpy_scalar_is_an_array_without_dimensions() -> None:
+    """Which is what NumPy's functions make of one: ``2 * np.array(1.0)``."""
+    space = Space(Region("s", ()))
+    same_arrays(space.vector(2 * np.array(1.0))["s"], np.array(2.0))
+    assert linop.identity(space)(2 * np.array(1.0)) == 2
 
 
 def test_arithmetic_keeps_scalars_arrays() -> None:

@@ -18,7 +18,8 @@ from linop.errors import ArgumentError, BackendError, RegionError
 from linop.lowering import lower, workers_of
 from linop.operator import LinearOperator
 from linop.region import Region
-from linop.space import Array, Scalar, Space, Vector, sum_by_worker
+from linop.scalars import Array, Scalar
+from linop.space import Space, Vector, sum_by_worker
 from linop.stages import bare_or_dict
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from linop.plan import Advance, Alias, Apply, Make, Plan, Put, Receive, Send, Step, Wait
 from linop.region import Subset
-from linop.space import Array
+from linop.scalars import Array
 
 if TYPE_CHECKING:
     from linop.backends.base import Transport

@@ -17,7 +17,7 @@ import numpy as np
 
 from linop.backends.base import Backend, Worker
 from linop.errors import ArgumentError, BackendError, MissingExtraError
-from linop.space import Array
+from linop.scalars import Array
 
 try:
     from mpi4py import MPI

@@ -15,7 +15,8 @@ from linop.backends.threads import Mailbox, run
 from linop.backends.whole import Whole
 from linop.errors import SpaceError
 from linop.operator import LinearOperator
-from linop.space import Array, Vector
+from linop.scalars import Array
+from linop.space import Vector
 
 
 def get(workers: int | None = None) -> Backend:

@@ -17,7 +17,8 @@ from linop.backends.whole import Whole
 from linop.errors import BackendError, DeadlockError
 from linop.lowering import lower, workers_of
 from linop.operator import LinearOperator
-from linop.space import Array, Vector
+from linop.scalars import Array
+from linop.space import Vector
 
 _HERE = threading.local()
 _AGREE = -1

@@ -6,14 +6,18 @@ from abc import abstractmethod
 from collections.abc import Callable
 
 from linop.backends.base import Backend, BoundPlan, check_workers
+from linop.errors import ArgumentError
 from linop.operator import LinearOperator
-from linop.space import Array, Vector
+from linop.scalars import Array
+from linop.space import Vector
 
 
 class Whole(Backend):
     """A backend that holds every worker: so many, or by default as many as an operator needs."""
 
     def __init__(self, workers: int | None = None) -> None:
+        if workers is not None and (not isinstance(workers, int) or workers < 1):
+            raise ArgumentError(f"workers is a whole number from 1; given {workers!r}")
         self.workers = workers
 
     @abstractmethod

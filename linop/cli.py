@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
+import inspect
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -19,6 +21,7 @@ import linop
 from linop import LinearOperator, backends, doctor
 from linop.algebra import expanded
 from linop.backends import in_mpi_job, mpirun
+from linop.cost import Traffic
 from linop.errors import LinopError
 from linop.samples import samples
 from linop.testing import check_adjoint, check_exact
@@ -29,7 +32,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-console = Console()
+console = Console(emoji=False)
 
 Target = Annotated[
     str | None,
@@ -65,10 +68,12 @@ def show(target: Target) -> None:
         table.add_row("messages", *(str(c.messages) for c in costs))
         table.add_row("bytes", *(str(c.bytes) for c in costs))
         console.print(table, highlight=False, markup=False)
-        traffic = Table("worker", "sends", "bytes", "receives", "bytes", title="one application")
-        for worker, t in costs[0].workers.items():
-            row = (worker, t.messages_sent, t.bytes_sent, t.messages_received, t.bytes_received)
-            traffic.add_row(*map(str, row))
+        sides = ("sends", "bytes", "receives", "bytes")
+        traffic = Table("worker", *sides, *(f"{side}, adjoint" for side in sides))
+        for worker in sorted({w for c in costs for w in c.workers}):
+            both = [c.workers.get(worker, Traffic()) for c in costs]
+            numbers = (n for t in both for n in dataclasses.astuple(t))
+            traffic.add_row(str(worker), *map(str, numbers))
         console.print(traffic)
 
 
@@ -224,8 +229,8 @@ def _operators(target: str | None, workers: int) -> Iterator[tuple[str, LinearOp
     except (ImportError, AttributeError) as error:
         raise typer.BadParameter(f"{target!r}: {error}") from None
     if not isinstance(found, LinearOperator) and callable(found):
-        names = getattr(getattr(found, "__code__", None), "co_varnames", ())
-        found = found(workers=workers) if "workers" in names else found()
+        wants_workers = "workers" in inspect.signature(found).parameters
+        found = found(workers=workers) if wants_workers else found()
     if not isinstance(found, LinearOperator):
         raise typer.BadParameter(f"{target!r} is {type(found).__name__}, not an operator")
     yield target, found

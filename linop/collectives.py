@@ -287,6 +287,8 @@ def shift(X: TensorSpace, steps: int, grid_axis: int = 0, periodic: bool = True)
             zeros, of the shape of the block there before, come in.
     """
     X = as_tensor_space("shift", X)
+    if not isinstance(steps, int):
+        raise ArgumentError(f"shift: steps is a whole number; given {steps!r}")
     (axis,) = _grid_axes("shift", X, grid_axis)
     if X.axes[axis] is REPLICATED:
         raise PartitionError(f"shift: along grid axis {axis} all workers hold the same block")

@@ -22,7 +22,7 @@ from linop import LinearOperator, Partition, TensorSpace
 from linop.backends import mpirun
 from linop.backends.base import Backend
 from linop.errors import BackendError, MissingExtraError
-from linop.space import Array
+from linop.scalars import Array
 
 GRID = (2, 2)
 WIDTH = 13

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from linop.demo import Blur
-from linop.space import Array
+from linop.scalars import Array
 
 
 def restoration(path: Path, photo: Array, data: Array, restored: Array, op: Blur) -> None:

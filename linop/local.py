@@ -20,7 +20,8 @@ from linop.errors import ArgumentError, DTypeError, ShapeError, SpaceError
 from linop.halo import PerDim, per_dim
 from linop.operator import LinearOperator
 from linop.region import Region, Subset
-from linop.space import Array, Space, Vector
+from linop.scalars import Array
+from linop.space import Space, Vector
 from linop.stages import Function, LocalMap
 
 Place = Region | Space
@@ -120,6 +121,9 @@ def restriction(
         index = np.arange(region.size).reshape(region.shape)[keep.index]
     else:
         index = np.asarray(keep)
+        index = index.astype(np.int64) if index.size == 0 else index
+        if index.dtype.kind not in "iu":
+            raise ArgumentError(f"restriction: expected whole numbers, given {keep!r}")
         if index.size and not (-region.size <= index.min() and index.max() < region.size):
             raise ShapeError(f"restriction: indices outside of a region of {region.size} elements")
     target = Region(f"{region.name}'", index.shape, region.workers)
@@ -244,7 +248,10 @@ def from_scipy(
     """
     if isinstance(A, np.ndarray) or scipy.sparse.issparse(A):
         return matrix(A, domain, codomain, name=name or "A")
-    op = A if hasattr(A, "matvec") else scipy.sparse.linalg.aslinearoperator(A)
+    try:
+        op = A if hasattr(A, "matvec") else scipy.sparse.linalg.aslinearoperator(A)
+    except TypeError:
+        raise ArgumentError(f"from_scipy: expected an operator or a matrix, given {A!r}") from None
     dtype = np.dtype(op.dtype or np.float64)
     source, target = _sides(op.shape, dtype, domain, codomain)
     _checked_dtype(dtype, source.dtype)

@@ -21,7 +21,8 @@ from linop.boxes import Table
 from linop.errors import SpaceError
 from linop.primitives import Delta, Placed, independent_runs
 from linop.region import Region, Subset
-from linop.space import Array, Scalar, Space
+from linop.scalars import Array, Scalar
+from linop.space import Space
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ composed operator checks once, when it is built, that its parts fit; a malformed
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, reduce
 from typing import Any
@@ -22,7 +21,8 @@ from linop.errors import ArgumentError, SpaceError, UndecidableError
 from linop.movement import Movement
 from linop.notation import joined_symbols, parenthesised, subscripted
 from linop.primitives import Action, Placed
-from linop.space import Array, Scalar, Space, Vector, check_scalar, is_scalar
+from linop.scalars import Array, Scalar, check_scalar, is_scalar
+from linop.space import Space, Vector
 from linop.stages import Stages, bare_or_dict
 
 Arrays = dict[str, Array]
@@ -155,7 +155,7 @@ class LinearOperator:
     def simplify(self) -> LinearOperator:
         """An equal operator after the laws ``K K = K``, ``A* A = I``, ``M* M``, … (`linop.laws`);
         the operator itself where none applies."""
-        return self._simplified()
+        return _ordered(self._simplified(), self.domain, self.codomain)
 
     def cost(self) -> Cost:
         """Messages and bytes of every worker, without running anything."""
@@ -413,8 +413,6 @@ class Scaled(LinearOperator):
     def __init__(self, scalar: Scalar, operand: LinearOperator) -> None:
         super().__init__(operand.domain, operand.codomain)
         factor = check_scalar(scalar, operand.dtype)
-        if not math.isfinite(abs(factor)):
-            raise ArgumentError(f"a scalar multiple needs a finite number, given {scalar!r}")
         self.scalar: Scalar = factor
         self.operand = operand
         if isinstance(operand, Scaled):
@@ -447,7 +445,7 @@ class Scaled(LinearOperator):
         operand = parenthesised(self.operand, latex)
         if self.scalar == -1:
             return f"-{operand}"
-        number = f"({self.scalar})" if isinstance(self.scalar, complex) else f"{self.scalar:g}"
+        number = str(self.scalar) if isinstance(self.scalar, complex) else f"{self.scalar:g}"
         return f"{number} {operand}"
 
 
@@ -475,24 +473,21 @@ def _placed(steps: Sequence[Any], domain: Space, codomain: Space) -> LinearOpera
     """Actions (and opaque operators), first applied first, as a composition between two spaces."""
     space = domain
     factors: list[LinearOperator] = []
-
-    def arrive(at: Space) -> None:
-        """Put the regions in the order of an equal space, where it is another."""
-        if space.regions != at.regions:
-            factors.append(Identity(space, at))
-
     for step in steps:
-        if isinstance(step, Action):
-            factors.append(Primitive(space, step, step.codomain(space)))
-        else:
-            arrive(step.domain)
-            factors.append(step)
+        opaque = not isinstance(step, Action)
+        factors.append(step if opaque else Primitive(space, step, step.codomain(space)))
         space = factors[-1].codomain
-    if factors and isinstance(last := factors[-1], Primitive):
-        factors[-1] = Primitive(last.domain, last.action, codomain)
-    elif not factors or space.regions != codomain.regions:
-        factors.append(Identity(space, codomain))
-    return compose(*reversed(factors))
+    return compose(*reversed(factors)) if factors else Identity(domain, codomain)
+
+
+def _ordered(op: LinearOperator, domain: Space, codomain: Space) -> LinearOperator:
+    """The operator between equal spaces, with their regions in the order wanted."""
+    factors = [op]
+    if op.domain.regions != domain.regions:
+        factors.append(Identity(domain, op.domain))
+    if op.codomain.regions != codomain.regions:
+        factors.insert(0, Identity(op.codomain, codomain))
+    return compose(*factors)
 
 
 def _terms(op: LinearOperator) -> tuple[LinearOperator, ...]:

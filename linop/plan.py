@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from linop.region import Region, Subset
-from linop.space import Scalar
+from linop.scalars import Scalar
 from linop.stages import Call
 
 

@@ -15,7 +15,8 @@ import numpy as np
 
 from linop.errors import RegionError
 from linop.region import Region, Subset
-from linop.space import Array, Space
+from linop.scalars import Array
+from linop.space import Space
 
 Delta = tuple[Subset, Subset, int]
 """Destination, source, coefficient: one block of a matrix."""

@@ -7,6 +7,7 @@ hold identical copies of. A `Subset` is a box in it. Nothing here knows dtypes o
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -183,8 +184,12 @@ def _slice(region: Region, k: int, item: Any) -> tuple[int, int]:
         )
     if item.step not in (None, 1):
         raise SubsetError(f"{where}: step {item.step} given; subsets have unit steps")
-    start = 0 if item.start is None else int(item.start)
-    stop = n if item.stop is None else int(item.stop)
+    try:
+        start = 0 if item.start is None else operator.index(item.start)
+        stop = n if item.stop is None else operator.index(item.stop)
+    except TypeError:
+        bounds = f"{item.start}:{item.stop}"
+        raise SubsetError(f"{where}: {bounds} given; bounds are whole numbers") from None
     start, stop = (start + n if start < 0 else start), (stop + n if stop < 0 else stop)
     if not (0 <= start <= n and 0 <= stop <= n):
         raise SubsetError(f"{where}: {item.start}:{item.stop} is out of bounds")

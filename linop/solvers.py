@@ -45,6 +45,8 @@ def cgls(
             f"cgls: expected a Vector, given {type(y).__name__}; make one with "
             f"backend.vector(Op.codomain, array), or Op.codomain.vector(array) in one process"
         )
+    if x0 is not None and not isinstance(x0, Vector):
+        raise ArgumentError(f"cgls: x0 is a Vector like y; given {type(x0).__name__}")
     adjoint = Op.H
     squared = damp**2
     r = y.copy() if x0 is None else y - Op(x0)

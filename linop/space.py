@@ -9,16 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
-from typing import Any, TypeGuard
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from linop.errors import ArgumentError, DTypeError, RegionError, ShapeError, SpaceError
 from linop.region import Part, Region, Subset, as_subset
-
-Array = npt.NDArray[Any]
-Scalar = int | float | complex
+from linop.scalars import Array, Scalar, check_scalar, is_scalar, of_dtype
 
 
 class Space:
@@ -163,8 +161,10 @@ class Space:
         Raises:
             ShapeError, DTypeError: it cannot. ArgumentError: it is not in this kind of memory.
         """
-        given: Any = array if hasattr(array, "dtype") else np.asarray(array, self.dtype)
         where = f"array of region {region.name!r}"
+        given: Any = array if hasattr(array, "dtype") else of_dtype(array, self.dtype, where)
+        if isinstance(given, np.generic):
+            given = np.asarray(given)
         if given.shape != region.shape:
             raise ShapeError(f"{where}: shape {given.shape} given, {region.shape} expected")
         if given.dtype != self.dtype:
@@ -208,7 +208,7 @@ class Space:
 
     def flatten(self, vector: Vector) -> Array:
         """All elements in one new 1-d array: the regions in order, each in C order."""
-        self.same_as(vector.space, "flatten")
+        self.same_as(as_vector("flatten", vector).space, "flatten")
         vector.require_all("flatten")
         pieces = [vector[r.name].ravel() for r in self.regions]
         return np.concatenate(pieces) if pieces else np.zeros(0, self.dtype)
@@ -237,9 +237,7 @@ class Space:
         Raises:
             SpaceError: it is not; the message shows where the two differ, side by side.
         """
-        if not isinstance(other, Space):
-            raise ArgumentError(f"{what}: expected a Space, given {other!r}")
-        if self != other:
+        if self != as_space(what, other):
             raise SpaceError(f"{what}: the spaces differ\n{side_by_side(self, other)}")
 
     # The inner product
@@ -309,7 +307,7 @@ class Vector:
         if len(self.arrays) < len(self.space.regions):
             raise SpaceError(
                 f"{what} needs all {len(self.space.regions)} regions, this vector holds "
-                f"{list(self.arrays)}: one worker's part; backend.vector(space, arrays) makes "
+                f"{list(self.arrays)}; for one worker's part backend.vector(space, arrays) makes "
                 f"vectors whose inner products span all workers"
             )
 
@@ -324,7 +322,7 @@ class Vector:
 
     def inner(self, other: Vector) -> Scalar:
         """<self, other>, conjugate-linear in self."""
-        return self.space.inner(self, other)
+        return self.space.inner(self, as_vector("inner product", other))
 
     def norm(self) -> float:
         """The norm that the inner product induces."""
@@ -374,35 +372,31 @@ class Vector:
         return self._map(np.negative)
 
 
+def as_space(what: str, value: Any) -> Space:
+    """The space, or an error that says what was given instead.
+
+    Raises:
+        ArgumentError: not a space.
+    """
+    if not isinstance(value, Space):
+        raise ArgumentError(f"{what}: expected a Space, given {value!r}")
+    return value
+
+
+def as_vector(what: str, value: Any) -> Vector:
+    """The vector, or an error that says what was given instead.
+
+    Raises:
+        ArgumentError: not a vector.
+    """
+    if not isinstance(value, Vector):
+        raise ArgumentError(f"{what}: expected a Vector, given {value!r}")
+    return value
+
+
 def sum_by_worker(partial: Mapping[int, Scalar]) -> Scalar:
     """The sum in the order of workers."""
     return sum((partial[w] for w in sorted(partial)), 0)
-
-
-def is_scalar(value: Any) -> TypeGuard[Scalar]:
-    """Whether a value is one number."""
-    return isinstance(value, int | float | complex | np.number)
-
-
-def check_scalar(scalar: Any, dtype: np.dtype[Any]) -> Scalar:
-    """The scalar as a Python number, if a space of this dtype is closed under it.
-
-    Raises:
-        ArgumentError: not a number. DTypeError: complex for a real space, or a fraction for an
-            integer one.
-    """
-    if not is_scalar(scalar):
-        raise ArgumentError(f"expected a scalar, given {scalar!r}")
-    value: Scalar = scalar.item() if isinstance(scalar, np.generic) else scalar
-    if isinstance(value, complex) and dtype.kind != "c":
-        if value.imag:
-            raise DTypeError(f"complex scalar {value} on a space of dtype {dtype}")
-        value = value.real
-    if dtype.kind in "iu":
-        if value != int(value):  # type: ignore[arg-type]
-            raise DTypeError(f"fraction {value} on a space of dtype {dtype}")
-        return int(value)  # type: ignore[arg-type]
-    return value
 
 
 def side_by_side(left: Space, right: Space) -> str:

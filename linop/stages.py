@@ -21,7 +21,8 @@ from linop.errors import DTypeError, ShapeError, UndecidableError
 from linop.movement import Movement
 from linop.primitives import Delta
 from linop.region import Region, as_subset
-from linop.space import Array, Scalar, Space
+from linop.scalars import Array, Scalar
+from linop.space import Space
 
 Function = Callable[[Any], Any]
 

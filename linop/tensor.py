@@ -15,7 +15,8 @@ import numpy.typing as npt
 from linop.errors import ArgumentError, PartitionError, ShapeError, SpaceError
 from linop.partition import Partition, as_partition, balanced
 from linop.region import Region, Subset, naturals
-from linop.space import Array, Space, Vector
+from linop.scalars import Array, of_dtype
+from linop.space import Space, Vector
 
 
 class Role(Enum):
@@ -76,6 +77,9 @@ class TensorSpace(Space):
         self.partition = as_partition(partition)
         self.name = name
         self.axes: tuple[Axis, ...] = self._check_axes(axes)
+        for d in (*(sizes or {}), *(bounds or {})):
+            if d not in range(self.ndim):
+                raise PartitionError(f"no dimension {d} in a tensor of shape {self.global_shape}")
         self.bounds: tuple[Bounds, ...] = tuple(
             self._bounds(d, dict(sizes or {}), dict(bounds or {})) for d in range(self.ndim)
         )
@@ -180,7 +184,9 @@ class TensorSpace(Space):
         Raises:
             ShapeError: the array has another shape. DTypeError: its values do not fit the dtype.
         """
-        array = np.asarray(array) if hasattr(array, "dtype") else np.asarray(array, self.dtype)
+        if not hasattr(array, "dtype"):
+            array = of_dtype(array, self.dtype, "scatter")
+        array = np.asarray(array)
         if np.can_cast(array.dtype, self.dtype, "safe"):
             array = array.astype(self.dtype, copy=False)
         if array.shape != self.global_shape:

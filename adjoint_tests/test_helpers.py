@@ -1,0 +1,474 @@
+"""Every helper of the tests fails where it should, and so do the checks for users.
+
+A check that cannot fail proves nothing. Faults are planted in results, in adjoints, and in linop's
+own rules; each must be found.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse
+from hypothesis import HealthCheck, Phase, find, given, settings
+from hypothesis import strategies as st
+
+import catalogue
+import checks
+import linop
+from catalogue import FACTORIES, NAMES, build, describe
+from linop import LinearOperator, Partition, Region, Space, TensorSpace, Vector
+from linop.errors import ArgumentError, ShapeError
+from linop.stages import LocalMap, Stages
+
+x, y = Region("x", 3), Region("y", 3, 1)
+X, XY = Space(x), Space([x, y])
+ADD, COPY = linop.add(XY, x, y), linop.copy(XY, x, y)
+SUM = linop.all_reduce(TensorSpace(3, Partition(2), axes=(linop.COPIES,)))
+
+
+def fails(check: Callable[..., None], *args: Any) -> bool:
+    """Whether a check finds fault, in whatever words."""
+    try:
+        check(*args)
+    except (AssertionError, linop.LinopError, ValueError):
+        return True
+    return False
+
+
+def lying(op: LinearOperator, *, to: LinearOperator) -> LinearOperator:
+    """A copy of an operator that says its adjoint is another."""
+    liar = 1 * op
+    liar._h = to
+    to._h = liar
+    return liar
+
+
+# The helpers
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        np.array([1.0, 2, 4]),  # one element
+        np.array([1.0, 2, np.nan]),
+        np.array([1.0, 2]),
+        np.array([[1.0, 2, 3]]),
+        np.array([1.0, 2, 3], np.float32),
+        [1.0, 2, 3],
+        np.array([1.0, 2, 3 + 1e-15]),
+    ],
+)
+def test_same_arrays_fails(given: Any) -> None:
+    assert fails(checks.same_arrays, given, np.array([1.0, 2, 3]))
+
+
+def test_same_arrays_with_a_tolerance_fails_beyond_it() -> None:
+    wanted = np.array([1.0, 2, 3])
+    checks.same_arrays(wanted + 1e-9, wanted, 1e-8)
+    assert fails(checks.same_arrays, wanted + 1e-7, wanted, 1e-8)
+    assert fails(checks.same_arrays, np.array([1.0, 2, np.nan]), wanted, 1e-8)
+
+
+def test_same_vectors_fails() -> None:
+    v = XY.integers(0)
+    w = v.copy()
+    w["y"][1] += 1
+    assert fails(checks.same_vectors, w, v)
+    assert fails(checks.same_vectors, Vector(XY, {"x": v["x"]}), v)
+    assert fails(checks.same_vectors, X.integers(0), v)
+    checks.same_vectors(v.copy(), v)
+
+
+def test_same_matrices_fails() -> None:
+    one = scipy.sparse.eye_array(3).tocsr()
+    off = one.copy()
+    off[0, 2] = 1e-9
+    assert fails(checks.same_matrices, off, one)
+    assert fails(checks.same_matrices, one[:2], one)
+    assert fails(checks.same_matrices, one.toarray(), one)
+    checks.same_matrices(off, one, 1e-8)
+
+
+def test_same_stages_fails() -> None:
+    assert fails(checks.same_stages, ADD.stages, COPY.stages)
+    mixed = linop.direct_sum(linop.diagonal(np.ones(3), X), linop.identity(Space(y)))
+    assert fails(checks.same_stages, mixed.stages, ADD.stages)
+    checks.same_stages(mixed.stages, linop.identity(XY).stages)
+
+
+@pytest.mark.parametrize(
+    "adjoint",
+    [
+        linop.add(XY, x, y),  # not transposed
+        linop.add(XY, y[:2], x[:2]),  # an element is missing
+        2 * linop.add(XY, y, x),
+        linop.identity(XY),
+        linop.deallocate(XY, y),  # other spaces
+    ],
+)
+def test_two_roads_fails(adjoint: LinearOperator) -> None:
+    assert fails(checks.two_roads, lying(ADD, to=adjoint))
+    checks.two_roads(lying(ADD, to=linop.add(XY, y, x)))
+
+
+def test_two_roads_wants_the_adjoint_of_the_adjoint_itself() -> None:
+    op = 1 * ADD
+    op._h = 1 * linop.add(XY, y, x)
+    assert fails(checks.two_roads, op)
+
+
+def test_untouched_fails() -> None:
+    v = X.integers(0)
+
+    def writes(w: Vector) -> Vector:
+        w["x"][0] += 1
+        return X.zeros()
+
+    assert fails(checks.untouched, writes, v)
+    assert fails(checks.untouched, lambda w: w, v)
+    assert fails(checks.untouched, lambda w: X.vector(w["x"][::-1]), v)
+    shared = np.zeros(3)
+    assert fails(checks.untouched, lambda w: Vector(XY, {"x": shared, "y": shared}), v)
+
+
+class Misapplied(LinearOperator):
+    """An add that is applied as a copy: a wrong reference rule with a right normal form."""
+
+    def _run(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return COPY._run(arrays)
+
+    def _adjoint(self) -> LinearOperator:
+        return ADD.H
+
+    def _stages(self) -> Stages:
+        return ADD.stages
+
+    def symbol(self, latex: bool = False) -> str:
+        return "S_{x→y"  # and a bracket too few
+
+
+def test_interpretation_and_backend_agrees_fail() -> None:
+    wrong = Misapplied(XY, XY)
+    assert fails(checks.interpretation, wrong)
+    assert fails(checks.backend_agrees, wrong)
+    for op in (ADD, COPY, SUM):
+        checks.interpretation(op)
+        checks.backend_agrees(op)
+        checks.backend_agrees(op, "reference")
+
+
+def test_dot_products_fails() -> None:
+    """If forward and adjoint drop the same element it passes: it is never the only check."""
+    v, w = XY.integers(0), XY.integers(1)
+    assert fails(checks.dot_products, ADD(v), w, v, ADD(w))
+    part = linop.add(XY, x[:2], y[:2])
+    checks.dot_products(part(v), w, v, part.H(w))
+    assert fails(checks.dot_products, ADD(v), w, v, part.H(w))
+
+
+def test_whole_vector_fails() -> None:
+    space = Space([Region("r", 2, (0, 1)), y])
+    r, one = np.ones(2), np.ones(3)
+    good = [{"r": r}, {"r": r.copy(), "y": one}]
+    checks.whole_vector(space, good)
+    assert fails(checks.whole_vector, space, [{"r": r}, {"r": 2 * r, "y": one}])
+    assert fails(checks.whole_vector, space, [{"r": r, "y": one}, good[1]])
+
+
+def test_plans_fit_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    checks.plans_fit(SUM)
+    plans = checks.plans_of(SUM)
+    assert [plan.worker for plan in plans] == [0, 1]
+    silent = [replace(plans[0], steps=()), plans[1]]
+    monkeypatch.setattr(checks, "plans_of", lambda op: silent)
+    assert fails(checks.plans_fit, SUM)
+    # Plans that fit, but are those of something cheaper.
+    monkeypatch.setattr(checks, "plans_of", lambda op: [])
+    assert fails(checks.plans_fit, SUM)
+
+
+def test_simplifies_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    checks.simplifies(ADD)
+    for wrong in (COPY, linop.deallocate(XY, y)):
+        monkeypatch.setattr(LinearOperator, "simplify", lambda self, wrong=wrong: wrong)
+        assert fails(checks.simplifies, ADD)
+
+
+def test_conjugates_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    op = linop.diagonal(np.array([1j, 2]))
+    checks.conjugates(op)
+    monkeypatch.setattr(LinearOperator, "conj", lambda self: self)
+    assert fails(checks.conjugates, op)
+
+
+def test_prints_fails() -> None:
+    checks.prints(ADD)
+    assert fails(checks.prints, Misapplied(XY, XY))
+
+
+def test_stays_exact_knows_what_a_dtype_holds() -> None:
+    def scaled(scalar: int, dtype: Any) -> LinearOperator:
+        return scalar * linop.identity(Space(x, dtype))
+
+    assert checks.stays_exact(scaled(100, np.float16))
+    assert not checks.stays_exact(scaled(200, np.float16))
+    assert checks.stays_exact(scaled(900_000, np.float32))
+    assert not checks.stays_exact(scaled(1_000_000, np.float32))
+    assert not checks.stays_exact(scaled(2**28, np.int32))
+
+
+# The catalogue
+
+
+@pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=5)
+@given(data=st.data())
+def test_descriptions_are_plain_data(name: str, data: st.DataObject) -> None:
+    """Another process builds the same operator from what is sent to it."""
+    workers = data.draw(st.sampled_from([2, 4, 8]))
+    description = data.draw(describe(name, workers))
+    sent = pickle.loads(pickle.dumps(description))
+    assert sent == description
+    op, other = build(name, description), build(name, sent)
+    assert max([*op.domain.workers, *op.codomain.workers], default=0) < workers
+    assert op.domain.regions == other.domain.regions
+    assert op.codomain.regions == other.codomain.regions
+    assert op.stages.fingerprint == other.stages.fingerprint
+    if FACTORIES[name].pure:
+        assert op.stages.pure
+
+
+def test_two_factories_of_one_name_are_refused() -> None:
+    def identity() -> LinearOperator:
+        return ADD
+
+    with pytest.raises(ValueError, match="two factories are called identity"):
+        catalogue.operator_factory(lambda workers: st.none())(identity)
+
+
+EXPECTED = (
+    "allocate deallocate clear add copy_in_place copy_out_of_place move_in_place move_out_of_place "
+    "identity zero scaled power sum_of_operators direct_sum hstack vstack "
+    "send_recv scatter gather broadcast sum_reduce all_reduce all_gather reduce_scatter all_to_all "
+    "repartition halo_exchange shift ring_all_reduce "
+    "dense_matrix sparse_matrix diagonal convolution fft restriction of_scipy of_pylops"
+).split()
+
+
+def test_every_operator_is_in_the_catalogue() -> None:
+    assert set(EXPECTED) <= set(NAMES)
+    # Whatever is public and makes operators has a factory that calls it.
+    made = {"matrix", "from_scipy", "local", "copy", "move"}
+    building = {
+        name
+        for name in linop.__all__
+        if callable(getattr(linop, name))
+        and getattr(getattr(linop, name), "__annotations__", {}).get("return") == "LinearOperator"
+    }
+    assert building - made <= set(NAMES), "a new operator needs a factory in catalogue.py"
+
+
+# Faults planted in linop are found by the generic tests
+
+Patch = tuple[Any, str, Callable[[Any], Any]]
+
+
+def _patched(where: str, name: str, wrong: Callable[[Any], Any]) -> Patch:
+    module, _, kind = where.partition(":")
+    owner = __import__(f"linop.{module}", fromlist=["_"])
+    return (getattr(owner, kind) if kind else owner), name, wrong
+
+
+def _dropping_the_last(run: Any) -> Any:
+    return lambda *args: list(run(*args))[:-1]
+
+
+def _unreversed(self: Any) -> LinearOperator:
+    from linop.operator import Composition
+
+    return Composition([factor.H for factor in self.factors])
+
+
+def _unconjugated(self: Any) -> LinearOperator:
+    from linop.operator import Scaled
+
+    return Scaled(self.scalar, self.operand.H)
+
+
+def _untransposed(self: Any) -> LocalMap:
+    known = self.matrix
+    return LocalMap(self.codomain, self.domain, self.backward, self.forward, "*", lambda: known().T)
+
+
+def _overwriting(self: Any, arrays: Any, dtype: Any) -> None:
+    target = arrays[self.target.region.name]
+    target[self.target.index] = arrays[self.source.region.name][self.source.index]
+
+
+def _without_coefficients(put: Any) -> Any:
+    return lambda self, step: put(self, replace(step, coefficient=1))
+
+
+def _without_sums(put: Any) -> Any:
+    return lambda self, step: put(self, replace(step, accumulate=False))
+
+
+def _halved(run: Any) -> Any:
+    def scaled(self: Any, scalar: Any) -> Any:
+        return run(self, scalar if abs(scalar) < 2 else scalar / 2)
+
+    return scaled
+
+
+FAULTS: dict[str, tuple[str, str, Callable[[Any], Any], str, Callable[..., None]]] = {
+    "the adjoint of an add is itself": (
+        "primitives:Add", "adjoint", lambda _: property(lambda self: self), "add", checks.two_roads,
+    ),
+    "the adjoint of a product keeps its order": (
+        "operator:Composition", "_adjoint", lambda _: _unreversed, "copy_in_place", checks.two_roads,
+    ),
+    "the adjoint of a multiple is not conjugated": (
+        "operator:Scaled", "_adjoint", lambda _: _unconjugated, "scaled", checks.two_roads,
+    ),
+    "the adjoint of a movement is itself": (
+        "movement:Movement", "adjoint", lambda _: lambda self: self, "add", checks.two_roads,
+    ),
+    "the matrix of an adjoint local map is not conjugated": (
+        "stages:LocalMap", "adjoint", lambda _: property(_untransposed), "dense_matrix",
+        checks.two_roads,
+    ),
+    "an add overwrites": (
+        "primitives:Add", "run", lambda _: _overwriting, "add", checks.interpretation,
+    ),
+    "a clear does nothing": (
+        "primitives:Clear", "run", lambda _: lambda *_: None, "clear", checks.interpretation,
+    ),
+    "a normal form loses a factor of 2": (
+        "movement:Movement", "scale", _halved, "scaled", checks.interpretation,
+    ),
+    "laws erase too much": (
+        "laws", "_lost", lambda _: lambda after, before: [after], "random_movement",
+        checks.simplifies,
+    ),
+    "a backend ignores coefficients": (
+        "backends.execute:Execution", "_put", _without_coefficients, "scaled",
+        checks.backend_agrees,
+    ),
+    "a backend overwrites instead of adding": (
+        "backends.execute:Execution", "_put", _without_sums, "sum_reduce", checks.backend_agrees,
+    ),
+    "a worker's last step is lost": (
+        "lowering", "_movement_steps", _dropping_the_last, "send_recv", checks.plans_fit,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_planted_faults_are_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    where, attribute, wrong, name, check = FAULTS[fault]
+    owner, attribute, wrong = _patched(where, attribute, wrong)
+    healthy = describe(name)
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, attribute, wrong(getattr(owner, attribute)))
+        if owner is linop.laws:  # type: ignore[attr-defined]
+            patch.setattr(owner, "LAWS", (owner._lost, *owner.LAWS))
+        smallest = find(
+            healthy,
+            lambda description: fails(check, build(name, description)),
+            settings=settings(
+                max_examples=400,
+                database=None,
+                derandomize=True,
+                deadline=None,
+                phases=(Phase.generate,),
+                suppress_health_check=list(HealthCheck),
+            ),
+        )
+    # It was the fault, and nothing else.
+    check(build(name, smallest))
+
+
+# The checks for users
+
+
+def test_check_adjoint_finds_wrong_adjoints() -> None:
+    good = linop.testing.check_adjoint(ADD)
+    assert good
+    assert good.passed
+    assert str(good).startswith("dot-product test on reference passed for <6x6 Primitive")
+    for wrong in (ADD, 2 * ADD.H, linop.identity(XY), linop.add(XY, y[:2], x[:2])):
+        report = linop.testing.check_adjoint(ADD, adjoint=wrong)
+        assert not report
+        assert report.error > report.tolerance
+        assert "FAILED" in str(report)
+        assert "seed=" in str(report)
+        threads = linop.testing.check_adjoint(ADD, "threads", adjoint=wrong)
+        assert not threads
+        with pytest.raises(AssertionError, match="dot-product test on threads FAILED"):
+            linop.testing.assert_adjoint(ADD, "threads", adjoint=wrong)
+    linop.testing.assert_adjoint(ADD, "threads")
+
+
+def test_check_adjoint_is_exact_on_integers() -> None:
+    space = Space([x, y], np.int64)
+    op, wrong = linop.add(space, x, y), linop.add(space, y[:2], x[:2])
+    assert linop.testing.check_adjoint(op).tolerance == 0
+    assert not linop.testing.check_adjoint(op, adjoint=wrong)
+
+
+def test_check_adjoint_finds_a_wrong_pair_of_functions() -> None:
+    def double(v: np.ndarray) -> np.ndarray:
+        return 2 * v
+
+    def triple(v: np.ndarray) -> np.ndarray:
+        return 3 * v
+
+    def spoiled(v: np.ndarray) -> np.ndarray:
+        return v * np.nan
+
+    for backward in (triple, spoiled, np.zeros_like):
+        op = linop.local(x, x, double, backward)
+        assert not linop.testing.check_adjoint(op)
+        assert not linop.testing.check_exact(op)
+    assert linop.testing.check_exact(linop.local(x, x, double, double))
+
+
+def test_check_exact_finds_wrong_adjoints() -> None:
+    assert linop.testing.check_exact(ADD)
+    linop.testing.assert_exact(ADD)
+    for wrong in (ADD, 2 * ADD.H, linop.identity(XY), linop.add(XY, y[:2], x[:2])):
+        report = linop.testing.check_exact(ADD, wrong)
+        assert not report
+        assert "worst at row" in str(report)
+        with pytest.raises(AssertionError, match="exact adjoint FAILED"):
+            linop.testing.assert_exact(ADD, wrong)
+    spaces = linop.testing.check_exact(ADD, linop.deallocate(XY, y))
+    assert not spaces
+    assert "spaces differ" in str(spaces)
+
+
+def test_check_exact_wants_movement_exact() -> None:
+    """Half an ulp is a fault in movement, and rounding in a product."""
+    close = (1 + 2**-52) * ADD.H
+    assert not linop.testing.check_exact(ADD, close)
+    W = np.linspace(0, 1, 6).reshape(2, 3) / 3
+    op = linop.matrix(W)
+    near = linop.matrix(W.T * (1 + 2**-52), op.codomain, op.domain)
+    assert linop.testing.check_exact(op, near)
+    far = linop.matrix(W.T * (1 + 1e-9), op.codomain, op.domain)
+    assert not linop.testing.check_exact(op, far)
+
+
+def test_the_checks_want_operators() -> None:
+    for check in (linop.testing.check_adjoint, linop.testing.check_exact):
+        with pytest.raises(ArgumentError, match="expected an operator, given 3"):
+            check(3)
+    # A local function of the wrong shape is told, not compared.
+    op = linop.local(x, x, lambda v: v[:2], lambda v: v)
+    with pytest.raises(ShapeError, match="local operator L returned"):
+        linop.testing.check_adjoint(op)

@@ -1,0 +1,70 @@
+"""The whole catalogue on 1, 2, 3 and 4 ranks of MPI, and what programs rely on there.
+
+Hypothesis draws in this process; the examples run in MPI jobs (`mpi_job`). How plain programs start
+and fail is in `test_mpi_programs`; that this machinery finds faults, in `test_mpi_faults`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+import mpi_checks
+import mpi_facts
+from catalogue import NAMES, build, describe
+from checks import stays_exact
+from describing import seeds
+from mpi_job import job, needs_mpi
+
+pytestmark = [needs_mpi, pytest.mark.timeout(400)]
+
+FEWER = settings(max_examples=max(1, settings().max_examples // 3))
+"""Threads have run many more; what is left to differ is the transport."""
+
+
+@pytest.mark.parametrize("name", NAMES)
+@FEWER
+@given(ranks=st.integers(1, 4), data=st.data(), seed=seeds)
+def test_ranks_are_the_reference(name: str, ranks: int, data: st.DataObject, seed: int) -> None:
+    description = data.draw(describe(name, ranks), label=name)
+    assume(stays_exact(build(name, description)))
+    job(ranks).run(mpi_checks.operator, name, description, seed)
+
+
+every_size = pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+
+
+@every_size
+@pytest.mark.parametrize(
+    "fact",
+    [
+        mpi_facts.missing_worker,
+        mpi_facts.wrong_argument,
+        mpi_facts.other_communicators,
+        mpi_facts.messages_apart,
+    ],
+)
+def test_fact(fact: Callable[..., None], ranks: int) -> None:
+    job(ranks).run(fact)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_communicator_is_duplicated_once(ranks: int) -> None:
+    job(ranks).run(mpi_facts.duplicated_once)
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("what", mpi_facts.UNLIKE)
+def test_workers_that_built_different_operators_are_told(what: str, ranks: int) -> None:
+    for odd in range(ranks):
+        job(ranks).run(mpi_facts.different_operators, what, odd)
+
+
+@every_size
+@pytest.mark.parametrize("shape", [(10,), (3, 4)])
+def test_solvers_are_the_same_as_on_threads(shape: tuple[int, ...], ranks: int) -> None:
+    job(ranks).run(mpi_facts.solver, shape)
