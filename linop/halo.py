@@ -288,7 +288,7 @@ def per_dim(what: str, value: Any, ndim: int, least: int) -> tuple[int, ...]:
     """One number for each dimension, from one for all or from a sequence.
 
     Raises:
-        ShapeError: the wrong number of them, or one below `least`.
+        ShapeError: the wrong number of them, or one below `least`. SpaceError: one below 0.
     """
     values = naturals(value, what)
     values = values * ndim if not hasattr(value, "__len__") else values

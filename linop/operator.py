@@ -455,6 +455,8 @@ def compose(*factors: LinearOperator) -> LinearOperator:
     Raises:
         SpaceError: the codomain of a factor is not the domain of the one before it.
     """
+    if len(factors) == 1:
+        return factors[0]
     flat: list[LinearOperator] = []
     for factor in factors:
         if not isinstance(factor, LinearOperator):
@@ -466,7 +468,7 @@ def compose(*factors: LinearOperator) -> LinearOperator:
                 what = f"composition ({left}) @ ({right}): left domain, right codomain"
                 left.domain.same_as(right.codomain, what)
         flat += inner
-    return flat[0] if len(flat) == 1 else Composition(flat)
+    return Composition(flat)
 
 
 def _placed(steps: Sequence[Any], domain: Space, codomain: Space) -> LinearOperator:
