@@ -66,11 +66,8 @@ UNLIKE: dict[str, Callable[[int, bool], LinearOperator]] = {
     "shape": lambda n, odd: total(n, size=6 if odd else 5),
     "dtype": lambda n, odd: total(n, dtype=np.float32 if odd else np.float64),
     "factor": lambda n, odd: (3 if odd else 2) * total(n),
-    "adjoint": lambda n, odd: (lambda s: s.H if odd else s)(
-        linop.shift(TensorSpace((7,), Partition((n,))), 1)
-    ),
-    "more stages": lambda n, odd: _other_symbol(n, odd) @ _other_symbol(n, odd) if odd
-    else _other_symbol(n, odd),
+    "direction": lambda n, odd: linop.shift(TensorSpace((7,), Partition((n,))), -1 if odd else 1),
+    "stages": lambda n, odd: _other_symbol(n, False) ** (2 if odd else 1),
     "local operator": _other_symbol,
     "workers": lambda n, odd: total(n - 1 if odd else n),
     # It misses a worker on one rank, and would run on the others.
@@ -128,7 +125,9 @@ def other_communicators(comm: MPI.Comm) -> None:
     assert backwards.rank == comm.size - 1 - comm.rank
     backwards.Free()
     halves.Free()
-    refuses(BackendError, "intracommunicator", lambda: linop.backends.get("mpi", comm=MPI.COMM_NULL))
+    refuses(
+        BackendError, "intracommunicator", lambda: linop.backends.get("mpi", comm=MPI.COMM_NULL)
+    )
     refuses(ArgumentError, "mpi4py communicator", lambda: linop.backends.get("mpi", comm=3))
 
 

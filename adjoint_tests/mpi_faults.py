@@ -1,13 +1,11 @@
 """Checks with faults in them, which `test_mpi_faults` wants to be found: each is wrong on two ranks
-or more, from size 3 on."""
+or more, from size 3 on. Jobs that such a fault ends start again often: nothing slow is imported."""
 
 from __future__ import annotations
 
 import os
 import time
-from functools import partialmethod
-from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,7 +14,6 @@ from linop import LinearOperator
 from mpi_facts import total
 
 if TYPE_CHECKING:
-    from describing import Description
     from mpi4py import MPI
 
 
@@ -64,55 +61,6 @@ def one_rank_dies(comm: MPI.Comm, size: int) -> None:
 def faulty(comm: MPI.Comm, size: int) -> bool:
     """Whether this rank is the faulty one."""
     return comm.size >= 2 and size >= 3 and comm.rank == comm.size - 1
-
-
-def broken(comm: MPI.Comm, what: str, name: str, description: Description) -> None:
-    """The check of operators, with a fault in the library; on every rank."""
-    import mpi_checks  # and with it the catalogue and PyLops: the faults above start without them
-
-    path, attribute, wrong = BREAKS[what]
-    owner = resolve_name(path)
-    right = getattr(owner, attribute)
-    setattr(owner, attribute, partialmethod(wrong, right))
-    try:
-        mpi_checks.operator(comm, name, description, 0)
-    finally:
-        setattr(owner, attribute, right)
-
-
-def _sends_zeros(self: Any, send: Any, peer: int, tag: int, buffer: Any) -> Any:
-    return send(self, peer, tag, np.zeros_like(buffer))
-
-
-def _changes_its_argument(self: Any, end: Any, running: Any) -> Any:
-    results = end(self, running)
-    for array in running.given.values():
-        array += 1
-    return results
-
-
-def _returns_its_argument(self: Any, end: Any, running: Any) -> Any:
-    given = {array.shape: array for array in running.given.values()}
-    return {name: given.get(array.shape, array) for name, array in end(self, running).items()}
-
-
-def _inner_products_of_its_own(self: Any, vector: Any, space: Any, arrays: Any) -> Any:
-    local = vector(self, space, arrays)
-    local._total = lambda partial: sum(partial.values())
-    return local
-
-
-BREAKS: dict[str, tuple[str, str, Any]] = {
-    "sends zeros": ("linop.backends.mpi:Messages", "send", _sends_zeros),
-    "changes its argument": ("linop.backends.base:WorkerPlan", "_end", _changes_its_argument),
-    "returns its argument": ("linop.backends.base:WorkerPlan", "_end", _returns_its_argument),
-    "inner products of its own": (
-        "linop.backends.base:Worker",
-        "vector",
-        _inner_products_of_its_own,
-    ),
-}
-"""A class of the library, a method of it, and what stands in for that: it is given the right one."""
 
 
 def prints_and_fails(comm: MPI.Comm) -> None:

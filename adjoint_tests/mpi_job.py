@@ -13,6 +13,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import importlib.util
+import re
 import socket
 import subprocess
 import sys
@@ -28,12 +29,15 @@ import pytest
 
 from linop.backends import mpirun
 from linop.errors import MissingExtraError
-from mpi_worker import SOCKET, STACK, Answer
+from mpi_worker import OUTPUT, SOCKET, Answer
 
 START = 60.0
 """Seconds in which a job has to start, and to import the module of a check."""
 HURRY = 5.0
 """The watch, once an example was stuck for all of the first: it is yet to be shrunk."""
+
+MPIEXEC = "mpiexec"
+"""File in a job's folder: what is printed there before the ranks have their own."""
 
 Check = Callable[..., None]
 """Called on every rank as ``check(comm, *arguments)``; a function of a module."""
@@ -132,20 +136,20 @@ class Ranks:
         self.folder = Path(self._folder.name)
         self.links: dict[int, Connection] = {}
         """The connection to each rank."""
+        self._read: dict[str, int] = {}
         worker = str(Path(__file__).with_name("mpi_worker.py"))
         arguments = [sys.executable, worker, str(self.folder)]
         # Only this user can enter the folder, and so send a rank what it is going to unpickle.
-        with socket.socket(socket.AF_UNIX) as server, (self.folder / "output").open("wb") as output:
+        with socket.socket(socket.AF_UNIX) as server, (self.folder / MPIEXEC).open("wb") as output:
             server.bind(str(self.folder / SOCKET))
             server.listen(count)
             server.settimeout(0.2)
             self.job = mpirun.Job(count, arguments, stdout=output, stderr=subprocess.STDOUT)
-            self._output = (self.folder / "output").open(errors="replace")
             try:
                 self._greet([self._accept(server) for _ in range(count)])
             except (EOFError, OSError) as error:
                 self.job.end()
-                words = self.output()
+                words = self.printed(MPIEXEC)
                 self.close()
                 raise RuntimeError(f"an MPI job does not start: {error}\n{words}") from error
 
@@ -189,29 +193,25 @@ class Ranks:
         return answers
 
     def report(self, answers: Answers) -> str:
-        """What every rank said, or where it was, and what the job printed."""
+        """What every rank said and printed, or where it was; and what mpiexec says."""
         lines = [f"an example failed on {len(self.links)} ranks"]
         for rank in sorted(self.links):
-            if rank not in answers:
-                lines += [f"--- rank {rank} was stuck", self._stack(rank)]
-            elif (answer := answers[rank]) is None:
-                lines += [f"--- rank {rank} died", self._stack(rank)]
-            else:
-                lines += [
-                    f"--- rank {rank} " + ("failed" if answer.error else "passed"),
-                    answer.error,
-                ]
-        output = self.output()
-        lines += ["--- output of the job", output] if output else []
+            answer = answers.get(rank)
+            state = "was stuck" if rank not in answers else "died"
+            if answer is not None:
+                state = "failed" if answer.error else "passed"
+            words = answer.error if answer is not None else ""
+            lines += [f"--- rank {rank} {state}", words, self.printed(OUTPUT.format(rank))]
+        lines += ["--- mpiexec", self.printed(MPIEXEC)]
         return "\n".join(line.rstrip() for line in lines if line)
 
-    def output(self) -> str:
-        """What the job has printed since it was asked last."""
-        return self._output.read()
-
-    def _stack(self, rank: int) -> str:
-        file = self.folder / STACK.format(rank)
-        return file.read_text().partition("\nExtension modules")[0] if file.exists() else ""
+    def printed(self, name: str) -> str:
+        """What has come into a file since it was asked for last."""
+        with (self.folder / name).open("rb") as file:
+            file.seek(self._read.get(name, 0))
+            text = file.read().decode(errors="replace")
+            self._read[name] = file.tell()
+        return re.sub(r"\nExtension modules: .*", "", text)
 
     def close(self) -> None:
         """End the job: politely, if it still runs."""
@@ -224,7 +224,6 @@ class Ranks:
         self.job.end()
         for link in self.links.values():
             link.close()
-        self._output.close()
         self._folder.cleanup()
 
 

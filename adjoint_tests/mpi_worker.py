@@ -1,4 +1,4 @@
-"""Property tests over MPI, one rank of a job: takes examples from the parent until it is told to end.
+"""Property tests over MPI, one rank of a job: it takes examples from the parent until the end.
 
 `mpi_job` starts it as a script. It imports nothing but the standard library until the parent has
 told it the path on which modules are found: those that the parent itself would find.
@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 SOCKET = "parent"
-STACK = "stack-of-rank-{}"
-"""Files of a job's folder."""
+OUTPUT = "rank-{}"
+"""Files of a job's folder: the parent's socket, and what each rank prints."""
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,11 @@ def main(folder: Path) -> None:
         from mpi4py import MPI
 
         rank = MPI.COMM_WORLD.rank
-        # A file for each rank: in the job's output the stacks of all would be mixed.
-        faulthandler.enable((folder / STACK.format(rank)).open("w"))
+        # A file of its own: through mpiexec, output comes late, and the stacks of all are mixed.
+        with (folder / OUTPUT.format(rank)).open("wb") as output:
+            os.dup2(output.fileno(), sys.stdout.fileno())
+            os.dup2(output.fileno(), sys.stderr.fileno())
+        faulthandler.enable()
         parent.send(rank)
         serve(parent, MPI.COMM_WORLD)
 
@@ -57,7 +60,9 @@ def serve(parent: Connection, world: Any) -> None:
             return
         # The check's module is imported now, which may take longer than an example is given.
         parent.send(Answer())
-        parent.send(answer(world, *example))
+        said = answer(world, *example)
+        sys.stdout.flush()
+        parent.send(said)
 
 
 def answer(world: Any, check: Any, arguments: tuple[Any, ...]) -> Answer:

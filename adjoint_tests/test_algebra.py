@@ -109,9 +109,9 @@ def test_direct_sums_and_stacks(
         for s, whole in ((s, tuple((0, n) for n in s["regions"][0][1])) for s in (first, second))
     )
     A, B = dense(a), dense(b)
-    O = np.zeros((len(A), len(B)))
+    empty = np.zeros((len(A), len(B)))
     both = linop.direct_sum(a, b)
-    same(both, np.block([[A, O], [O.T, B]]))
+    same(both, np.block([[A, empty], [empty.T, B]]))
     assert both.domain.regions == (*a.domain.regions, *b.domain.regions)
     assert both.H.equals(linop.direct_sum(a.H, b.H))
     assert (both @ both).equals(linop.direct_sum(a @ a, b @ b))
@@ -137,11 +137,11 @@ def test_identity_and_zero() -> None:
     space = Space([x, z])
     same(linop.identity(space), np.eye(4))
     assert linop.identity(space).H.equals(linop.identity(space))
-    O = linop.zero(X, Y)
-    same(O, np.zeros((3, 2)))
-    assert (O.domain, O.codomain) == (X, Y)
-    assert O.H.equals(linop.zero(Y, X))
-    assert (str(linop.identity(space)), str(O)) == ("I", "O")
+    none = linop.zero(X, Y)
+    same(none, np.zeros((3, 2)))
+    assert (none.domain, none.codomain) == (X, Y)
+    assert none.H.equals(linop.zero(Y, X))
+    assert (str(linop.identity(space)), str(none)) == ("I", "O")
 
 
 def test_an_adjoint_is_built_once_and_runs_nothing() -> None:
@@ -236,7 +236,7 @@ def test_operators_on_spaces_in_another_order() -> None:
 
 
 def test_simplifying_keeps_the_order_of_regions() -> None:
-    one, two, order = reordered()
+    one, two, _ = reordered()
     for op in (
         linop.identity(two.domain) @ one,
         one @ linop.identity(two.domain),
@@ -263,7 +263,7 @@ def test_sums_of_local_operators_of_any_depth() -> None:
 def test_compositions_sums_and_multiples_print() -> None:
     a = linop.matrix(np.ones((2, 2)), X, X, name="A")
     b = linop.matrix(np.ones((2, 2)), X, X, name="B")
-    I = linop.identity(X)
+    one = linop.identity(X)
     printed = {
         "A B": a @ b,
         "A + B": a + b,
@@ -274,7 +274,7 @@ def test_compositions_sums_and_multiples_print() -> None:
         "(A + B) A": (a + b) @ a,
         "2 (A + B)": 2 * (a + b),
         "A A A": a**3,
-        "A* B* + I": a.H @ b.H + I,
+        "A* B* + I": a.H @ b.H + one,
         "A*": a.H,
         "A": a.H.H,
     }
@@ -362,7 +362,7 @@ def test_to_scipy_is_the_same_map(data: st.DataObject, seed: int) -> None:
     same_arrays((flat @ columns)[:, 1], op.codomain.flatten(op(2 * v)))
 
 
-@pytest.mark.parametrize("dtype", COMPUTED + ("float16",))
+@pytest.mark.parametrize("dtype", (*COMPUTED, "float16"))
 def test_to_matrix_has_the_dtype_of_the_operator(dtype: str) -> None:
     op = linop.identity(Space(x, dtype))
     # SciPy has no sparse matrices of half precision.

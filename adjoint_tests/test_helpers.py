@@ -329,7 +329,8 @@ FAULTS: dict[str, tuple[str, str, Callable[[Any], Any], str, Callable[..., None]
         "primitives:Add", "adjoint", lambda _: property(lambda self: self), "add", checks.two_roads,
     ),
     "the adjoint of a product keeps its order": (
-        "operator:Composition", "_adjoint", lambda _: _unreversed, "copy_in_place", checks.two_roads,
+        "operator:Composition", "_adjoint", lambda _: _unreversed, "copy_in_place",
+        checks.two_roads,
     ),
     "the adjoint of a multiple is not conjugated": (
         "operator:Scaled", "_adjoint", lambda _: _unconjugated, "scaled", checks.two_roads,

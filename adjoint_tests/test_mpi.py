@@ -7,7 +7,6 @@ and fail is in `test_mpi_programs`; that this machinery finds faults, in `test_m
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 from hypothesis import assume, given, settings

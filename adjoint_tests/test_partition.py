@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,9 +14,19 @@ from hypothesis import strategies as st
 
 import linop
 from checks import same_arrays, same_vectors
-from describing import COMPUTED, Description, grids, orders, seeds, tensor_of, tensors
+from describing import (
+    COMPUTED,
+    MOVED,
+    Description,
+    dtype_of,
+    grids,
+    orders,
+    seeds,
+    tensor_of,
+    tensors,
+)
 from linop import COPIES, REPLICATED, Partition, Region, Space, TensorSpace
-from linop.errors import PartitionError, SpaceError
+from linop.errors import ArgumentError, DTypeError, PartitionError, ShapeError, SpaceError
 from linop.partition import balanced
 
 
@@ -62,6 +74,43 @@ def test_sub_grids_are_numpys() -> None:
     assert Partition(4) == Partition((4,))
     assert Partition(()).workers == (0,)
     assert Partition(()).worker(()) == 0
+
+
+@given(grids(12), st.data())
+def test_sub_grids_are_numpys_of_any_grid(grid: tuple[int, ...], data: st.DataObject) -> None:
+    partition = Partition(grid, data.draw(orders(12, math.prod(grid))))
+    index = tuple(
+        data.draw(st.integers(-n, n - 1) | st.slices(n).filter(lambda s, n=n: len(range(n)[s]) > 0))
+        for n in grid
+    )
+    part = partition[index]
+    same_arrays(part.grid, np.asarray(partition.grid[index]))
+    assert all(partition[index].worker(part.coordinates(w)) == w for w in part.workers)
+    assert partition[...] == partition
+    assert partition[None, ...] == partition.extend(partition.ndim + 1)
+
+
+GRID = Partition((2, 3), [5, 4, 3, 2, 1, 0])
+REFUSED: dict[str, Callable[[], Any]] = {
+    "no such worker": lambda: GRID.coordinates(6),
+    "no such point": lambda: GRID.worker((0, 3)),
+    "before the first point": lambda: GRID.worker((0, -1)),
+    "a point of too few numbers": lambda: GRID.worker((1,)),
+    "an index beyond": lambda: GRID[2],
+    "an index too many": lambda: GRID[0, 0, 0],
+    "no workers left": lambda: GRID[0:0],
+    "a worker twice by index": lambda: GRID[[0, 0]],
+    "an axis of none": lambda: Partition((2, 0)),
+    "a worker twice": lambda: Partition(2, [1, 1]),
+    "too few workers": lambda: Partition((2, 2), [0, 1, 2]),
+    "a negative worker": lambda: Partition(2, [0, -1]),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_partitions_refuse(what: str) -> None:
+    with pytest.raises(PartitionError):
+        REFUSED[what]()
 
 
 def test_partitions_differ_in_shape_or_workers() -> None:
@@ -211,3 +260,106 @@ def test_the_core_holds_thousands_of_workers() -> None:
     assert len(X.regions) == 4096
     assert op.H.movement() == op.movement().adjoint() == linop.identity(X).movement()
     assert (linop.shift(X, 1).cost().messages, linop.shift(X, 0).cost().messages) == (4096, 0)
+
+
+# What tensors hold
+
+
+@given(tensors(8, dtypes=COMPUTED, roles=("split",), shape=(5, 4, 3)))
+def test_blocks_tile_the_tensor(described: Description) -> None:
+    """Where a grid splits only: every element is in exactly as many blocks as there are copies."""
+    X = tensor_of(described)
+    times = np.zeros(X.global_shape, int)
+    for worker in X.partition.workers:
+        times[X.slices(worker)] += 1
+    assert X.tiled
+    copies = math.prod(
+        n for n, axis in zip(described["grid"], X.axes, strict=True) if axis is COPIES
+    )
+    assert (times == copies).all()
+    assert X.size == copies * 60
+
+
+@given(tensors(8, dtypes=COMPUTED), seeds)
+def test_replicated_blocks_count_once(described: Description, seed: int) -> None:
+    """In the size, and in the inner product; independent copies count each."""
+    X = tensor_of(described)
+    copies = math.prod(
+        n for n, axis in zip(described["grid"], X.axes, strict=True) if axis is COPIES
+    )
+    assert X.size == copies * math.prod(X.global_shape)
+    whole = np.random.default_rng(seed).integers(-9, 9, (2, *X.global_shape)).astype(X.dtype)
+    v, w = (X.scatter(np.asarray(values)) for values in whole)
+    assert v.inner(w) == copies * np.vdot(whole[0].astype(complex), whole[1]).real
+    for region in X:
+        alike = [a for a, axis in zip(described["grid"], X.axes, strict=True) if axis is REPLICATED]
+        assert len(region.workers) == math.prod(alike)
+        assert region.name == f"x@{min(region.workers)}"
+
+
+@pytest.mark.parametrize("given_", [np.dtype(bool), *map(dtype_of, MOVED)], ids=str)
+@pytest.mark.parametrize("wanted", MOVED)
+def test_scatter_casts_what_loses_nothing(given_: np.dtype[Any], wanted: str) -> None:
+    X = TensorSpace(3, Partition(2), dtype_of(wanted))
+    array = np.ones(3, given_)
+    if np.can_cast(given_, X.dtype, "safe"):
+        same_arrays(X.gather(X.scatter(array)), np.ones(3, X.dtype))
+    else:
+        with pytest.raises(DTypeError, match=f"{given_} given, {X.dtype} expected"):
+            X.scatter(array)
+
+
+def test_scatter_takes_numbers_without_a_dtype() -> None:
+    X = TensorSpace(3, Partition(2), np.float32)
+    same_arrays(X.gather(X.scatter([1, 2.5, True])), np.array([1, 2.5, 1], np.float32))
+    whole = TensorSpace((), Partition(3), int, axes=(COPIES,))
+    same_arrays(whole.gather(whole.scatter(7)), np.array(7))
+    assert whole.size == 3
+
+
+UNFIT: dict[str, tuple[type[Exception], Callable[[], Any]]] = {
+    "shape": (ShapeError, lambda: TensorSpace((2, 3), Partition(2)).scatter(np.ones((3, 2)))),
+    "fractions": (DTypeError, lambda: TensorSpace(2, Partition(2), int).scatter([0.5, 1])),
+    "complex": (DTypeError, lambda: TensorSpace(2, Partition(2)).scatter([1j, 1])),
+    "dimensions": (PartitionError, lambda: TensorSpace(4, GRID)),
+    "axis": (PartitionError, lambda: TensorSpace((4, 4), GRID, axes=(0, -3))),
+    "axis twice": (PartitionError, lambda: TensorSpace((4, 4), GRID, axes=(1, -1))),
+    "axes": (PartitionError, lambda: TensorSpace((4, 4), GRID, axes=(0,))),
+    "role": (ArgumentError, lambda: TensorSpace(4, Partition(2), axes=("copies",))),  # type: ignore[arg-type]
+    "partition": (ArgumentError, lambda: TensorSpace(4, 2)),  # type: ignore[arg-type]
+    "sum of sizes": (PartitionError, lambda: TensorSpace(4, Partition(2), sizes={0: (1, 2)})),
+    "number of sizes": (PartitionError, lambda: TensorSpace(4, Partition(2), sizes={0: (4,)})),
+    "sizes of what": (PartitionError, lambda: TensorSpace(4, Partition(2), sizes={1: (1, 3)})),
+    "bounds": (PartitionError, lambda: TensorSpace(4, Partition(1), bounds={0: ((2, 5),)})),
+    "reversed": (PartitionError, lambda: TensorSpace(4, Partition(1), bounds={0: ((2, 1),)})),
+    "bounds of what": (PartitionError, lambda: TensorSpace(4, Partition(1), bounds={2: ((0, 1),)})),
+    "a stranger's block": (PartitionError, lambda: TensorSpace(4, Partition(2)).slices(2)),
+    "a stranger's region": (PartitionError, lambda: TensorSpace(4, Partition(2)).region(2)),
+    "a part": (SpaceError, lambda: TensorSpace(2, Partition(2)).gather({"x@0": np.ones(1)})),
+    "another": (SpaceError, lambda: TensorSpace(2, Partition(2)).gather(
+        TensorSpace(2, Partition(1)).zeros())),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", UNFIT)
+def test_tensors_refuse(what: str) -> None:
+    error, attempt = UNFIT[what]
+    with pytest.raises(error):
+        attempt()
+
+
+@given(tensors(8, dtypes=COMPUTED, overlapping=True), st.data())
+def test_gather_rejects_what_disagrees(described: Description, data: st.DataObject) -> None:
+    """Where an element is in two blocks, and one of the two is changed."""
+    X = tensor_of(described)
+    v = X.scatter(np.zeros(X.global_shape, X.dtype))
+    times = np.zeros(X.global_shape, int)
+    for region in X:
+        times[(*X.block(region), ...)] += 1
+    if not times.all() or times.max(initial=0) < 2:
+        return
+    region = data.draw(st.sampled_from([r for r in X if (times[(*X.block(r), ...)] > 1).any()]))
+    twice = np.argwhere(times[(*X.block(region), ...)] > 1)
+    v[region.name][tuple(data.draw(st.sampled_from(twice.tolist())))] = 1
+    with pytest.raises(SpaceError, match="differs from another copy"):
+        X.gather(v)

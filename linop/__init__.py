@@ -30,13 +30,14 @@ from linop.collectives import (
 from linop.cost import Cost
 from linop.errors import LinopError
 from linop.halo import HaloDim, halo_exchange, halo_geometry
-from linop.local import convolution, diagonal, fft, from_scipy, local, matrix, restriction
+from linop.local import diagonal, fft, from_scipy, local, matrix, restriction
 from linop.memory import add, allocate, clear, copy, deallocate, move
 from linop.movement import Movement, Transfer
 from linop.operator import LinearOperator
 from linop.partition import Partition
 from linop.plan import Plan
 from linop.region import Region, Subset
+from linop.sliding import convolution
 from linop.solvers import cgls
 from linop.space import Space, Vector
 from linop.tensor import COPIES, REPLICATED, TensorSpace

@@ -44,11 +44,12 @@ class Table:
         """The rows that an index array or a mask selects."""
         return Table(*(getattr(self, f.name)[rows] for f in fields(self)))
 
-    def padded(self, ndim: int) -> Table:
-        """The same table in at least `ndim` dimensions."""
+    def of_ndim(self, ndim: int) -> Table:
+        """The same table in so many dimensions; those that go are padding."""
         more = ndim - self.ndim
         if more <= 0:
-            return self
+            at, of, extent = (box[:, :ndim] for box in (self.at, self.of, self.extent))
+            return Table(self.dst, self.src, at, of, extent, self.coef)
         zeros = np.zeros((len(self), more), np.int64)
         return Table(
             self.dst,
@@ -63,7 +64,7 @@ class Table:
 def concatenate(*tables: Table) -> Table:
     """All rows of all tables."""
     ndim = max(t.ndim for t in tables)
-    wide = [t.padded(ndim) for t in tables]
+    wide = [t.of_ndim(ndim) for t in tables]
     return Table(*(np.concatenate([getattr(t, f.name) for t in wide]) for f in fields(Table)))
 
 
@@ -71,7 +72,7 @@ def join(left: Table, right: Table) -> Table:
     """The rows of the product left ∘ right: every pair whose boxes meet in the middle, cut to where
     they do. Not canonical: rows may overlap."""
     ndim = max(left.ndim, right.ndim)
-    left, right = left.padded(ndim), right.padded(ndim)
+    left, right = left.of_ndim(ndim), right.of_ndim(ndim)
     if not len(left) or not len(right):
         return left.take(slice(0, 0))
     i, j = _candidates(left, right)

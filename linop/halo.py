@@ -288,9 +288,9 @@ def per_dim(what: str, value: Any, ndim: int, least: int) -> tuple[int, ...]:
     """One number for each dimension, from one for all or from a sequence.
 
     Raises:
-        ShapeError: the wrong number of them, or one below `least`. SpaceError: one below 0.
+        ShapeError: the wrong number of them, or one below `least`.
     """
-    values = naturals(value, what)
+    values = naturals(value, what, ShapeError)
     values = values * ndim if not hasattr(value, "__len__") else values
     if len(values) != ndim:
         raise ShapeError(f"{what}: {len(values)} numbers for {ndim} dimensions: {values}")

@@ -82,7 +82,9 @@ def reduce_program(steps: Sequence[Step]) -> list[Step]:
     current = [piece for step in steps for piece in _split(step)]
     while len(shorter := _reduce_once(current)) < len(current):
         current = shorter
-    return _joined(shorter)
+    joined = _joined(shorter)
+    # Allocations of several regions were split, and what stands between them may keep them apart.
+    return joined if len(joined) < len(steps) else list(steps)
 
 
 def _reduce_once(steps: Sequence[Step]) -> list[Step]:

@@ -7,7 +7,6 @@ over the same workers, which then all compute).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,10 +16,9 @@ import scipy.sparse.linalg
 
 from linop.algebra import Local
 from linop.errors import ArgumentError, DTypeError, ShapeError, SpaceError
-from linop.halo import PerDim, per_dim
 from linop.operator import LinearOperator
 from linop.region import Region, Subset
-from linop.scalars import Array
+from linop.scalars import Array, sparse_dtype
 from linop.space import Space, Vector
 from linop.stages import Function, LocalMap
 
@@ -45,7 +43,9 @@ def local(
         name: in prints.
         dtype: of the spaces, where a `Region` is given.
     """
-    return _operator(_space(domain, dtype), _space(codomain, dtype), forward, adjoint, name)
+    return local_operator(
+        place_space(domain, dtype), place_space(codomain, dtype), forward, adjoint, name
+    )
 
 
 def matrix(
@@ -68,13 +68,13 @@ def matrix(
     if A.ndim != 2:
         raise ShapeError(f"matrix: expected two dimensions, given shape {A.shape}")
     source, target = _sides(A.shape, A.dtype, domain, codomain)
-    A = A.astype(_checked_dtype(A.dtype, source.dtype))
+    A = A.astype(sparse_dtype(checked_dtype(A.dtype, source.dtype)))
     adjoint = A.conj().T
-    return _operator(
+    return local_operator(
         source,
         target,
-        _flatly(lambda x: A @ x, source, target),
-        _flatly(lambda y: adjoint @ y, target, source),
+        _flatly(lambda x: (A @ x).astype(x.dtype, copy=False), source, target),
+        _flatly(lambda y: (adjoint @ y).astype(y.dtype, copy=False), target, source),
         name,
         lambda: scipy.sparse.csr_array(A),
     )
@@ -90,17 +90,17 @@ def diagonal(
         domain: by default a region ``x`` of worker 0.
     """
     d = np.asarray(d)
-    space = _space(Region("x", d.shape) if domain is None else domain, d.dtype)
+    space = place_space(Region("x", d.shape) if domain is None else domain, d.dtype)
     if len(space) != 1 or space.regions[0].shape != d.shape:
         raise ShapeError(f"diagonal: shape {d.shape} given for the space {space}")
-    d = d.astype(_checked_dtype(d.dtype, space.dtype))
-    return _operator(
+    d = d.astype(checked_dtype(d.dtype, space.dtype))
+    return local_operator(
         space,
         space,
         lambda x: d * x,
         lambda y: np.conj(d) * y,
         name,
-        lambda: _selection(np.arange(d.size), d.size, d.ravel()),
+        lambda: _selection(np.arange(d.size), d.size, d.ravel().astype(sparse_dtype(d.dtype))),
     )
 
 
@@ -114,8 +114,8 @@ def restriction(
         keep: a subset of it, or whole numbers that index it flattened.
         codomain: by default a region ``<name>'`` of the same worker, of the subset's shape.
     """
-    space = _space(domain, np.float64)
-    (region,) = _single("restriction", space)
+    space = place_space(domain, np.float64)
+    region = single_region("restriction", space)
     if isinstance(keep, Subset):
         space.require(keep)
         index = np.arange(region.size).reshape(region.shape)[keep.index]
@@ -127,9 +127,9 @@ def restriction(
         if index.size and not (-region.size <= index.min() and index.max() < region.size):
             raise ShapeError(f"restriction: indices outside of a region of {region.size} elements")
     target = Region(f"{region.name}'", index.shape, region.workers)
-    ones = np.ones(index.size, space.dtype)
+    ones = np.ones(index.size, sparse_dtype(space.dtype))
     A = _selection(index.ravel() % max(region.size, 1), region.size, ones)
-    return matrix(A, space, _space(codomain or target, space.dtype), name=name)
+    return matrix(A, space, place_space(codomain or target, space.dtype), name=name)
 
 
 def fft(domain: Place, codomain: Place | None = None, *, name: str = "F") -> LinearOperator:
@@ -140,14 +140,14 @@ def fft(domain: Place, codomain: Place | None = None, *, name: str = "F") -> Lin
     """
     import scipy.fft  # loaded where it is used: half of the time of `import linop` otherwise
 
-    space = _space(domain, np.complex128)
-    (region,) = _single("fft", space)
+    space = place_space(domain, np.complex128)
+    region = single_region("fft", space)
     if space.dtype.kind != "c":
         raise DTypeError(f"fft: a space of dtype {space.dtype} given, a complex one expected")
-    target = _space(
+    target = place_space(
         codomain or Region(f"{region.name}^", region.shape, region.workers), space.dtype
     )
-    if _single("fft", target)[0].shape != region.shape:
+    if single_region("fft", target).shape != region.shape:
         raise ShapeError(f"fft: domain {space} and codomain {target} differ in shape")
 
     def forward(x: Array) -> Array:
@@ -161,75 +161,7 @@ def fft(domain: Place, codomain: Place | None = None, *, name: str = "F") -> Lin
         columns = [np.ravel(forward(unit.astype(space.dtype))) for unit in units]
         return scipy.sparse.csr_array(np.reshape(columns, (region.size, region.size)).T)
 
-    return _operator(space, target, forward, backward, name, dense)
-
-
-def convolution(
-    kernel: npt.ArrayLike,
-    domain: Place,
-    codomain: Place,
-    *,
-    stride: PerDim = 1,
-    padding: int | Sequence[int | tuple[int, int]] = 0,
-    dilation: PerDim = 1,
-    name: str = "C",
-) -> LinearOperator:
-    """The sliding product of a kernel with one region, as torch.nn means it: not flipped, the
-    region padded with zeros.
-
-    Args:
-        kernel: n-d, as many dimensions as the region.
-        domain, codomain: one region each; the codomain's shape is that of the output.
-        stride, dilation: one number, or one per dimension.
-        padding: one number, or per dimension a number or (left, right).
-
-    Raises:
-        ShapeError: shapes do not fit; the message gives the output's.
-    """
-    import scipy.signal  # as scipy.fft above
-
-    source, target = _space(domain, np.float64), _space(codomain, np.float64)
-    (region,), (result,) = _single("convolution", source), _single("convolution", target)
-    k = np.asarray(kernel)
-    k = k.astype(_checked_dtype(k.dtype, source.dtype))
-    if k.ndim != region.ndim:
-        raise ShapeError(f"convolution: kernel of shape {k.shape} for a region of {region.shape}")
-    steps = per_dim("stride", stride, k.ndim, 1)
-    spread = tuple(
-        d * (n - 1) + 1
-        for d, n in zip(per_dim("dilation", dilation, k.ndim, 1), k.shape, strict=True)
-    )
-    wide = np.zeros(spread, k.dtype)
-    wide[tuple(slice(None, None, d) for d in per_dim("dilation", dilation, k.ndim, 1))] = k
-    pads = _pads(padding, k.ndim)
-    padded = tuple(n + a + b for n, (a, b) in zip(region.shape, pads, strict=True))
-    full = tuple(n - w + 1 for n, w in zip(padded, spread, strict=True))
-    expected = tuple(max(0, -(-n // s)) for n, s in zip(full, steps, strict=True))
-    empty = result.size == 0 and region.size == 0
-    if result.shape != expected and not empty:
-        raise ShapeError(f"convolution: output of shape {expected}; {result.shape} given")
-    inside = tuple(slice(a, a + n) for n, (a, _) in zip(region.shape, pads, strict=True))
-    every = tuple(slice(None, None, s) for s in steps)
-
-    def forward(x: Array) -> Array:
-        if not result.size:
-            return np.zeros(result.shape, source.dtype)
-        whole = np.pad(x, pads)
-        slid: Array = scipy.signal.correlate(whole, np.conj(wide), "valid")[every]
-        return slid.astype(source.dtype)
-
-    def backward(y: Array) -> Array:
-        if not result.size:
-            return np.zeros(region.shape, source.dtype)
-        spaced = np.zeros(full, y.dtype)
-        spaced[every] = y
-        spread_out: Array = scipy.signal.convolve(spaced, np.conj(wide), "full")[inside]
-        return spread_out.astype(source.dtype)
-
-    def known() -> scipy.sparse.sparray:
-        return _convolution_matrix(wide, padded, inside, every, full, (result.size, region.size))
-
-    return _operator(source, target, forward, backward, name, known)
+    return local_operator(space, target, forward, backward, name, dense)
 
 
 def from_scipy(
@@ -254,8 +186,8 @@ def from_scipy(
         raise ArgumentError(f"from_scipy: expected an operator or a matrix, given {A!r}") from None
     dtype = np.dtype(op.dtype or np.float64)
     source, target = _sides(op.shape, dtype, domain, codomain)
-    _checked_dtype(dtype, source.dtype)
-    return _operator(
+    checked_dtype(dtype, source.dtype)
+    return local_operator(
         source,
         target,
         _flatly(lambda x: op.matvec(x).astype(source.dtype, copy=False), source, target),
@@ -264,7 +196,7 @@ def from_scipy(
     )
 
 
-def _operator(
+def local_operator(
     domain: Space,
     codomain: Space,
     forward: Function,
@@ -272,6 +204,11 @@ def _operator(
     name: str,
     known: Any = None,
 ) -> LinearOperator:
+    """A pair of functions as an operator, with what builds its matrix, if that is known.
+
+    Raises:
+        SpaceError: the regions are on different workers.
+    """
     holders = {r.workers for space in (domain, codomain) for r in space.regions}
     if len(holders) > 1:
         raise SpaceError(
@@ -281,7 +218,8 @@ def _operator(
     return Local(LocalMap(domain, codomain, forward, backward, name, known))
 
 
-def _space(place: Place, dtype: npt.DTypeLike) -> Space:
+def place_space(place: Place, dtype: npt.DTypeLike) -> Space:
+    """The space that a place stands for; of the dtype, where it is a region."""
     if isinstance(place, Space):
         return place
     if isinstance(place, Region):
@@ -289,20 +227,25 @@ def _space(place: Place, dtype: npt.DTypeLike) -> Space:
     raise ArgumentError(f"expected a Region or a Space, given {place!r}")
 
 
-def _single(what: str, space: Space) -> tuple[Region, ...]:
+def single_region(what: str, space: Space) -> Region:
+    """The only region of a space.
+
+    Raises:
+        SpaceError: it has none, or several.
+    """
     if len(space) != 1:
         raise SpaceError(f"{what}: a space of one region expected, given {space}")
-    return space.regions
+    return space.regions[0]
 
 
 def _sides(
     shape: tuple[int, ...], dtype: np.dtype, domain: Place | None, codomain: Place | None
 ) -> tuple[Space, Space]:
-    held = [r for p in (domain, codomain) if p is not None for r in _space(p, dtype).regions]
+    held = [r for p in (domain, codomain) if p is not None for r in place_space(p, dtype).regions]
     workers = held[0].workers if held else (0,)
     like = next((p.dtype for p in (domain, codomain) if isinstance(p, Space)), dtype)
-    source = _space(Region("x", shape[1], workers) if domain is None else domain, like)
-    target = _space(Region("y", shape[0], workers) if codomain is None else codomain, like)
+    source = place_space(Region("x", shape[1], workers) if domain is None else domain, like)
+    target = place_space(Region("y", shape[0], workers) if codomain is None else codomain, like)
     if shape != (target.size, source.size):
         raise ShapeError(
             f"a matrix of shape {tuple(shape)} given for {source} -> {target}, which needs "
@@ -311,7 +254,7 @@ def _sides(
     return source, target
 
 
-def _checked_dtype(given: np.dtype, wanted: np.dtype) -> np.dtype:
+def checked_dtype(given: np.dtype, wanted: np.dtype) -> np.dtype:
     """The space's dtype, if values of the given one can be converted to it.
 
     Raises:
@@ -336,37 +279,3 @@ def _selection(index: Array, columns: int, values: Array) -> scipy.sparse.csr_ar
     """The matrix with one value a row, in the column of the index."""
     entries = (values, (np.arange(index.size), index))
     return scipy.sparse.csr_array(entries, shape=(index.size, columns))
-
-
-def _pads(padding: Any, ndim: int) -> list[tuple[int, int]]:
-    items = [padding] * ndim if isinstance(padding, int) else list(padding)
-    if len(items) != ndim:
-        raise ShapeError(f"padding: {len(items)} entries for {ndim} dimensions")
-    return [(p, p) if isinstance(p, int) else (int(p[0]), int(p[1])) for p in items]
-
-
-def _convolution_matrix(
-    wide: Array,
-    padded: tuple[int, ...],
-    inside: tuple[slice, ...],
-    every: tuple[slice, ...],
-    full: tuple[int, ...],
-    shape: tuple[int, int],
-) -> scipy.sparse.csr_array:
-    """One diagonal of ones a kernel entry: output i reads padded input i + offset."""
-    if 0 in shape:
-        return scipy.sparse.csr_array(shape, dtype=wide.dtype)
-    number = np.full(padded, -1)
-    number[inside] = np.arange(shape[1]).reshape([s.stop - s.start for s in inside])
-    rows, columns, values = [], [], []
-    for offset in np.argwhere(wide != 0):
-        window = tuple(slice(o, o + n) for o, n in zip(offset, full, strict=True))
-        read = number[window][every].ravel()
-        written = np.flatnonzero(read >= 0)
-        rows.append(written)
-        columns.append(read[written])
-        values.append(np.full(len(written), wide[tuple(offset)]))
-    if not rows:
-        return scipy.sparse.csr_array(shape, dtype=wide.dtype)
-    index = (np.concatenate(rows), np.concatenate(columns))
-    return scipy.sparse.csr_array((np.concatenate(values), index), shape=shape)

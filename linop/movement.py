@@ -51,7 +51,7 @@ class Movement:
             raise SpaceError(f"a movement keeps the dtype; given {domain.dtype}, {codomain.dtype}")
         self.domain = domain
         self.codomain = codomain
-        self.table = boxes.canonical(table)
+        self.table = boxes.canonical(table.of_ndim(_ndim(domain, codomain)))
 
     def __len__(self) -> int:
         """Number of transfers."""
@@ -190,8 +190,8 @@ class Movement:
         digest = hashlib.sha256()
         for space in (self.domain, self.codomain):
             digest.update(repr((space.dtype.str, space.regions)).encode())
-        t = self.table
-        for column in (t.dst, t.src, t.at, t.of, t.extent, t.coef.astype(np.complex128)):
+        t = self.table  # + 0 below: zero has one sign
+        for column in (t.dst, t.src, t.at, t.of, t.extent, t.coef.astype(np.complex128) + 0):
             digest.update(np.ascontiguousarray(column).tobytes())
         return digest.digest()
 

@@ -21,7 +21,7 @@ from linop.errors import ArgumentError, SpaceError, UndecidableError
 from linop.movement import Movement
 from linop.notation import joined_symbols, parenthesised, subscripted
 from linop.primitives import Action, Placed
-from linop.scalars import Array, Scalar, check_scalar, is_scalar
+from linop.scalars import Array, Scalar, check_scalar, is_scalar, sparse_dtype
 from linop.space import Space, Vector
 from linop.stages import Stages, bare_or_dict
 
@@ -132,9 +132,7 @@ class LinearOperator:
     def to_matrix(self) -> scipy.sparse.csr_array:
         """The matrix as scipy.sparse, of `shape`; rows and columns in the order of the spaces'
         regions, each in C order. A local operator of unknown matrix is applied to unit vectors."""
-        half = self.dtype.kind not in "iuc" and self.dtype.itemsize < 4  # SciPy has no such sparse
-        dtype = np.dtype(np.float64) if half else self.dtype
-        return scipy.sparse.csr_array(self.stages.to_matrix().astype(dtype))
+        return scipy.sparse.csr_array(self.stages.to_matrix().astype(sparse_dtype(self.dtype)))
 
     def equals(self, other: LinearOperator) -> bool:
         """Whether both are the same map, proven for all vectors.

@@ -28,12 +28,14 @@ class Partition:
     """
 
     def __init__(self, shape: int | Sequence[int], workers: Iterable[int] | None = None) -> None:
-        self.shape: tuple[int, ...] = naturals(shape, "shape of a partition")
+        self.shape: tuple[int, ...] = naturals(shape, "shape of a partition", PartitionError)
         if 0 in self.shape:
             raise PartitionError(f"a partition's axes have at least one worker; given {self.shape}")
         size = math.prod(self.shape)
         self.workers: tuple[int, ...] = (
-            tuple(range(size)) if workers is None else naturals(workers, "workers of a partition")
+            tuple(range(size))
+            if workers is None
+            else naturals(workers, "workers of a partition", PartitionError)
         )
         if len(self.workers) != size:
             raise PartitionError(
@@ -79,7 +81,7 @@ class Partition:
         Raises:
             PartitionError: there is no such grid point.
         """
-        at = naturals(coordinates, "coordinates")
+        at = naturals(coordinates, "coordinates", PartitionError)
         if len(at) != self.ndim or any(k >= n for k, n in zip(at, self.shape, strict=True)):
             raise PartitionError(f"coordinates {at} are outside of a grid of shape {self.shape}")
         return self.workers[int(np.ravel_multi_index(at, self.shape)) if at else 0]
@@ -114,6 +116,8 @@ class Partition:
     def of_grid(grid: np.ndarray) -> Partition:
         """From an array of workers."""
         return Partition(grid.shape, grid.ravel().tolist())
+
+    __iter__ = None  # no sequence: `workers` and `grid` are
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Partition):

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from linop.errors import ArgumentError, SpaceError, SubsetError
+from linop.errors import ArgumentError, LinopError, SpaceError, SubsetError
 
 Index = slice | EllipsisType | tuple["slice | EllipsisType", ...]
 
@@ -143,8 +143,14 @@ def as_subset(part: Part) -> Subset:
     raise ArgumentError(f"expected a Region or a Subset of one, given {part!r}")
 
 
-def naturals(values: int | Iterable[int], what: str) -> tuple[int, ...]:
-    """A number or several as a tuple of whole numbers, none negative."""
+def naturals(
+    values: int | Iterable[int], what: str, error: type[LinopError] = SpaceError
+) -> tuple[int, ...]:
+    """A number or several as a tuple of whole numbers.
+
+    Raises:
+        ArgumentError: they are not; or `error`, where one is negative.
+    """
     try:
         items = (values,) if isinstance(values, int | np.integer) else tuple(values)
         numbers = tuple(int(v) for v in items)
@@ -154,7 +160,7 @@ def naturals(values: int | Iterable[int], what: str) -> tuple[int, ...]:
     if not whole:
         raise ArgumentError(f"{what}: expected whole numbers, given {values!r}")
     if any(n < 0 for n in numbers):
-        raise SpaceError(f"{what}: {numbers} has a negative number")
+        raise error(f"{what}: {numbers} has a negative number")
     return numbers
 
 

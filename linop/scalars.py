@@ -17,6 +17,12 @@ _RANK = {"b": 0, "i": 0, "u": 0, "f": 1, "V": 1, "c": 2}
 """Which kinds of dtype hold the numbers of which; V is that of other packages' (bfloat16)."""
 
 
+def sparse_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The dtype itself, or float64 for the short floating ones, of which SciPy has no matrices."""
+    short = dtype.kind not in "iuc" and dtype.itemsize < 4
+    return np.dtype(np.float64) if short else dtype
+
+
 def is_scalar(value: Any) -> TypeGuard[Scalar]:
     """Whether a value is one number."""
     return isinstance(value, int | float | complex | np.number)

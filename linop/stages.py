@@ -21,7 +21,7 @@ from linop.errors import DTypeError, ShapeError, UndecidableError
 from linop.movement import Movement
 from linop.primitives import Delta
 from linop.region import Region, as_subset
-from linop.scalars import Array, Scalar
+from linop.scalars import Array, Scalar, sparse_dtype
 from linop.space import Space
 
 Function = Callable[[Any], Any]
@@ -102,7 +102,8 @@ class LocalMap:
             outputs = self([vector[r.name] for r in self.domain.regions])
             columns += [np.ravel(y) for y in outputs]
         flat = np.concatenate(columns) if columns else np.zeros(0)
-        return scipy.sparse.csr_array(flat.reshape(self.shape[::-1]).T)
+        dense = flat.reshape(self.shape[::-1]).T
+        return scipy.sparse.csr_array(dense.astype(sparse_dtype(self.domain.dtype)))
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -265,7 +266,7 @@ class Stages:
             )
         into = Movement.between(self.domain, other.domain).to_matrix()
         out = Movement.between(other.codomain, self.codomain).to_matrix()
-        return _same_matrix(self.to_matrix(), out @ other.to_matrix() @ into)
+        return _same_matrix(self.to_matrix(), out @ other.to_matrix() @ into, self.domain.dtype)
 
     def to_matrix(self) -> scipy.sparse.csr_array:
         """The sparse matrix, codomain.size x domain.size."""
@@ -349,7 +350,9 @@ def _positions(space: Space, names: Sequence[str]) -> Array:
     return np.concatenate(ranges) if ranges else np.zeros(0, np.int64)
 
 
-def _same_matrix(a: scipy.sparse.csr_array, b: scipy.sparse.csr_array) -> bool:
+def _same_matrix(
+    a: scipy.sparse.csr_array, b: scipy.sparse.csr_array, dtype: np.dtype[Any]
+) -> bool:
     """Whether two matrices are equal, entry by entry.
 
     Raises:
@@ -359,7 +362,8 @@ def _same_matrix(a: scipy.sparse.csr_array, b: scipy.sparse.csr_array) -> bool:
     worst = difference.max() if difference.nnz else 0
     if worst == 0:
         return True
-    if worst <= 64 * np.finfo(np.float64).eps * max(abs(a).max(), abs(b).max()):
+    eps = np.finfo(dtype if dtype.kind in "fc" else np.float64).eps
+    if worst <= 16 * eps * max(abs(a).max(), abs(b).max()):
         raise UndecidableError(
             f"equals: cannot decide; the matrices differ by {worst:.1e}, which may be rounding. "
             f"Compare to_matrix() of both with a tolerance of your own"

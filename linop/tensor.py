@@ -120,7 +120,9 @@ class TensorSpace(Space):
             if any(not 0 <= a <= b <= n for a, b in cut):
                 raise PartitionError(f"blocks {cut} of dimension {dim} leave its extent {n}")
         else:
-            lengths = naturals(sizes.get(dim, balanced(n, parts)), f"sizes of dimension {dim}")
+            lengths = naturals(
+                sizes.get(dim, balanced(n, parts)), f"sizes of dimension {dim}", PartitionError
+            )
             if sum(lengths) != n:
                 raise PartitionError(f"blocks {lengths} of dimension {dim} do not sum to {n}")
             stops = tuple(accumulate(lengths))

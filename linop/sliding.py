@@ -1,0 +1,162 @@
+"""Convolution inside one worker's memory; `linop.halo` gets it what it needs of others."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+from numbers import Integral
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import scipy.sparse
+
+from linop.errors import ShapeError
+from linop.halo import PerDim, per_dim
+from linop.local import Place, checked_dtype, local_operator, place_space, single_region
+from linop.operator import LinearOperator
+from linop.scalars import Array, sparse_dtype
+
+
+def convolution(
+    kernel: npt.ArrayLike,
+    domain: Place,
+    codomain: Place,
+    *,
+    stride: PerDim = 1,
+    padding: int | Sequence[int | tuple[int, int]] = 0,
+    dilation: PerDim = 1,
+    name: str = "C",
+) -> LinearOperator:
+    """The sliding product of a kernel with one region, as torch.nn means it: not flipped, the
+    region padded with zeros.
+
+    Args:
+        kernel: n-d, as many dimensions as the region.
+        domain, codomain: one region each; the codomain's shape is that of the output.
+        stride, dilation: one number, or one per dimension.
+        padding: one number, or per dimension a number or (left, right).
+
+    Raises:
+        ShapeError: shapes or parameters do not fit; the message gives the output's shape.
+    """
+    source, target = place_space(domain, np.float64), place_space(codomain, np.float64)
+    region, result = single_region("convolution", source), single_region("convolution", target)
+    weights = np.asarray(kernel)
+    weights = weights.astype(checked_dtype(weights.dtype, source.dtype))
+    if weights.ndim != region.ndim or 0 in weights.shape:
+        raise ShapeError(
+            f"convolution: kernel of shape {weights.shape} for a region of shape {region.shape}"
+        )
+    spread = _spread(weights, per_dim("dilation", dilation, region.ndim, 1))
+    steps = per_dim("stride", stride, region.ndim, 1)
+    window = _Window(region.shape, spread, steps, _pads(padding, region.ndim))
+    nothing = result.size == 0 and region.size == 0  # a worker without a part in it
+    if result.shape != window.output and not nothing:
+        raise ShapeError(f"convolution: output of shape {window.output}; {result.shape} given")
+    if not result.size:
+        return local_operator(
+            source,
+            target,
+            lambda x: np.zeros(result.shape, source.dtype),
+            lambda y: np.zeros(region.shape, source.dtype),
+            name,
+            lambda: scipy.sparse.csr_array((0, region.size), dtype=sparse_dtype(source.dtype)),
+        )
+    return local_operator(source, target, window.forward, window.backward, name, window.matrix)
+
+
+@dataclass(frozen=True)
+class _Window:
+    """A kernel (dilated already) that slides over a padded region."""
+
+    shape: tuple[int, ...]
+    kernel: Array
+    steps: tuple[int, ...]
+    pads: tuple[tuple[int, int], ...]
+
+    @property
+    def padded(self) -> tuple[int, ...]:
+        return tuple(n + a + b for n, (a, b) in zip(self.shape, self.pads, strict=True))
+
+    @property
+    def full(self) -> tuple[int, ...]:
+        """The output's shape before striding."""
+        columns = zip(self.padded, self.kernel.shape, strict=True)
+        return tuple(max(0, n - k + 1) for n, k in columns)
+
+    @property
+    def output(self) -> tuple[int, ...]:
+        return tuple(-(-n // s) for n, s in zip(self.full, self.steps, strict=True))
+
+    @property
+    def every(self) -> tuple[Any, ...]:
+        """What selects the output from the full one."""
+        return (*(slice(None, None, s) for s in self.steps), ...)
+
+    @property
+    def inside(self) -> tuple[Any, ...]:
+        """What selects the region from the padded one."""
+        bounds = zip(self.shape, self.pads, strict=True)
+        return (*(slice(a, a + n) for n, (a, _) in bounds), ...)
+
+    def forward(self, x: Array) -> Array:
+        from scipy.signal import correlate  # half of the time of `import linop` otherwise
+
+        whole = np.zeros(self.padded, x.dtype)
+        whole[self.inside] = x
+        full: Array = np.asarray(correlate(whole, np.conj(self.kernel), "valid"))
+        result: Array = full[self.every].astype(x.dtype)
+        return result
+
+    def backward(self, y: Array) -> Array:
+        from scipy.signal import convolve
+
+        spaced = np.zeros(self.full, y.dtype)
+        spaced[self.every] = y
+        whole: Array = np.asarray(convolve(spaced, np.conj(self.kernel), "full"))
+        result: Array = whole[self.inside].astype(y.dtype)
+        return result
+
+    def matrix(self) -> scipy.sparse.csr_array:
+        """One entry a kernel element and output: output i reads padded input i + offset."""
+        number: Array = np.full(self.padded, -1)
+        number[self.inside] = np.arange(math.prod(self.shape)).reshape(self.shape)
+        rows, columns, values = [], [], []
+        offsets: Iterator[tuple[int, ...]] = product(*map(range, self.kernel.shape))
+        for offset in offsets:
+            part = [slice(o, o + n) for o, n in zip(offset, self.full, strict=True)]
+            read = number[(*part, ...)][self.every].ravel()
+            written = np.flatnonzero(read >= 0)
+            rows.append(written)
+            columns.append(read[written])
+            values.append(np.full(len(written), self.kernel[offset]))
+        index = (np.concatenate(rows), np.concatenate(columns))
+        data = np.concatenate(values).astype(sparse_dtype(self.kernel.dtype))
+        shape = (math.prod(self.output), math.prod(self.shape))
+        matrix = scipy.sparse.csr_array((data, index), shape=shape)
+        matrix.eliminate_zeros()  # those of dilation
+        return matrix
+
+
+def _spread(kernel: Array, dilation: tuple[int, ...]) -> Array:
+    """The kernel with zeros between its elements."""
+    shape = tuple(d * (n - 1) + 1 for d, n in zip(dilation, kernel.shape, strict=True))
+    wide: Array = np.zeros(shape, kernel.dtype)
+    wide[(*(slice(None, None, d) for d in dilation), ...)] = kernel
+    return wide
+
+
+def _pads(padding: Any, ndim: int) -> tuple[tuple[int, int], ...]:
+    """(left, right) of each dimension.
+
+    Raises:
+        ShapeError: the wrong number of them, or a negative one.
+    """
+    items = [padding] * ndim if isinstance(padding, Integral) else list(padding)
+    pairs = [(p, p) if isinstance(p, Integral) else tuple(p) for p in items]
+    if len(pairs) != ndim or any(len(p) != 2 or min(p) < 0 for p in pairs):
+        raise ShapeError(f"padding: {padding!r} for {ndim} dimensions; numbers from 0 expected")
+    return tuple((int(a), int(b)) for a, b in pairs)
