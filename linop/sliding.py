@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import product
 from numbers import Integral
 from typing import Any
 
@@ -125,14 +124,13 @@ class _Window:
         number: Array = np.full(self.padded, -1)
         number[self.inside] = np.arange(math.prod(self.shape)).reshape(self.shape)
         rows, columns, values = [], [], []
-        offsets: Iterator[tuple[int, ...]] = product(*map(range, self.kernel.shape))
-        for offset in offsets:
-            part = [slice(o, o + n) for o, n in zip(offset, self.full, strict=True)]
+        for offset, weight in np.ndenumerate(self.kernel):
+            part: list[Any] = [slice(o, o + n) for o, n in zip(offset, self.full, strict=True)]
             read = number[(*part, ...)][self.every].ravel()
             written = np.flatnonzero(read >= 0)
             rows.append(written)
             columns.append(read[written])
-            values.append(np.full(len(written), self.kernel[offset]))
+            values.append(np.full(len(written), weight))
         index = (np.concatenate(rows), np.concatenate(columns))
         data = np.concatenate(values).astype(sparse_dtype(self.kernel.dtype))
         shape = (math.prod(self.output), math.prod(self.shape))
@@ -145,7 +143,8 @@ def _spread(kernel: Array, dilation: tuple[int, ...]) -> Array:
     """The kernel with zeros between its elements."""
     shape = tuple(d * (n - 1) + 1 for d, n in zip(dilation, kernel.shape, strict=True))
     wide: Array = np.zeros(shape, kernel.dtype)
-    wide[(*(slice(None, None, d) for d in dilation), ...)] = kernel
+    every: list[Any] = [slice(None, None, d) for d in dilation]
+    wide[(*every, ...)] = kernel
     return wide
 
 
