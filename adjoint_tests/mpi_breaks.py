@@ -59,4 +59,4 @@ BREAKS: dict[str, tuple[str, str, Any]] = {
         _inner_products_of_its_own,
     ),
 }
-"""A class of the library, a method of it, and what stands in for that and is given the right one."""
+"""A class of the library, a method of it, and what stands in for it, given the right one."""

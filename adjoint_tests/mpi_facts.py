@@ -66,7 +66,7 @@ UNLIKE: dict[str, Callable[[int, bool], LinearOperator]] = {
     "shape": lambda n, odd: total(n, size=6 if odd else 5),
     "dtype": lambda n, odd: total(n, dtype=np.float32 if odd else np.float64),
     "factor": lambda n, odd: (3 if odd else 2) * total(n),
-    "direction": lambda n, odd: linop.shift(TensorSpace((7,), Partition((n,))), -1 if odd else 1),
+    "target": lambda n, odd: linop.shift(TensorSpace((7,), Partition((n,))), 0 if odd else 1),
     "stages": lambda n, odd: _other_symbol(n, False) ** (2 if odd else 1),
     "local operator": _other_symbol,
     "workers": lambda n, odd: total(n - 1 if odd else n),
@@ -151,7 +151,8 @@ def messages_apart(comm: MPI.Comm) -> None:
 def solver(comm: MPI.Comm, shape: tuple[int, ...]) -> None:
     """Conjugate gradients on ranks are those on threads, to the bit: so are inner products."""
     X = TensorSpace(shape, Partition((comm.size,)))
-    op = 3 * linop.identity(X) + linop.shift(X, 1)
+    H = linop.halo_exchange(X, 3, padding=1)
+    op = 3 * linop.identity(X) + H.H @ H
     y = op.codomain.random(1)
 
     def solve(backend: Backend) -> Any:

@@ -201,7 +201,10 @@ class Ranks:
             if answer is not None:
                 state = "failed" if answer.error else "passed"
             words = answer.error if answer is not None else ""
-            lines += [f"--- rank {rank} {state}", words, self.printed(OUTPUT.format(rank))]
+            printed = self.printed(OUTPUT.format(rank))
+            if rank in answers:  # it was idle when the job was ended: where, says nothing
+                printed = printed.partition("Fatal Python error: Aborted")[0]
+            lines += [f"--- rank {rank} {state}", words, printed]
         lines += ["--- mpiexec", self.printed(MPIEXEC)]
         return "\n".join(line.rstrip() for line in lines if line)
 

@@ -35,7 +35,7 @@ Jobs = dict[int, Job]
 @pytest.fixture(scope="module")
 def jobs() -> Iterator[Jobs]:
     """Jobs of few ranks and little patience."""
-    jobs = {ranks: Job(ranks, watch=3, grace=0.5) for ranks in (1, 2, 3)}
+    jobs = {ranks: Job(ranks, watch=2, grace=0.5) for ranks in (1, 2, 3)}
     yield jobs
     for job in jobs.values():
         job.close()

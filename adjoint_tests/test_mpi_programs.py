@@ -109,8 +109,7 @@ linop.launch(main)
 }
 
 
-@pytest.mark.parametrize("odd", [0, 2])
-@pytest.mark.parametrize("when", FAILS)
+@pytest.mark.parametrize(("when", "odd"), list(zip(FAILS, [0, 2, 0, 2], strict=True)))
 def test_one_worker_that_raises_ends_the_job(when: str, odd: int, program: Path) -> None:
     job = mpiexec(3, program, f"ODD = {odd}\n" + FAILS[when])
     ended_soon(job)
@@ -119,8 +118,7 @@ def test_one_worker_that_raises_ends_the_job(when: str, odd: int, program: Path)
     assert re.search(r'program\.py", line \d+, in fail\n', job.stderr)
 
 
-@pytest.mark.parametrize("odd", [0, 1])
-@pytest.mark.parametrize("status", ["3", "'with words'"])
+@pytest.mark.parametrize(("status", "odd"), [("3", 0), ("'with words'", 1)])
 def test_one_worker_that_exits_ends_the_job(status: str, odd: int, program: Path) -> None:
     text = f"""
 def main(backend):

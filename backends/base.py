@@ -163,8 +163,9 @@ class Worker(Backend):
         self._plans = 0
 
     def compile(self, op: LinearOperator) -> BoundPlan:
-        check_workers(op, self)
+        # Agreement first: it is collective, and who needs a missing worker may not be all.
         check_agreement(op, self.transport)
+        check_workers(op, self)
         self._plans += 1
         return WorkerPlan(op, self, tag=2 * self._plans)
 

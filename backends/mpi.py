@@ -1,17 +1,19 @@
 """The ``mpi`` backend: one rank a worker, buffers of bytes through mpi4py (design section 6).
 
-An exception that leaves a process ends the whole job: the other ranks would wait for it for ever.
+An exception, or an exit status, that leaves a process ends the whole job: the other ranks would wait
+for it for ever.
 """
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -49,8 +51,6 @@ def get(comm: MPI.Comm | None = None) -> Backend:
         return known
     worker = Worker("mpi", Messages(comm.Dup()))
     comm.Set_attr(_CACHED, worker)
-    if comm.size > 1:
-        _abort_on_uncaught_exception()
     return worker
 
 
@@ -75,14 +75,7 @@ def launch(main: Callable[[Backend], Any], workers: int | None = None) -> list[A
     if size < world.size:
         world = world.Split(0 if world.rank < size else MPI.UNDEFINED, world.rank)
     if world != MPI.COMM_NULL:
-        _abort_on_uncaught_exception()
-        try:
-            results[world.rank] = main(get(world))
-        except SystemExit as stop:
-            # The other ranks would wait in vain: no exception hook runs for this one.
-            if stop.code not in (None, 0):
-                _abort(stop, None)
-            raise
+        results[world.rank] = main(get(world))
         if size < MPI.COMM_WORLD.size:
             world.Free()
     return results
@@ -135,21 +128,39 @@ _CACHED = MPI.Comm.Create_keyval(delete_fn=_free)
 
 def _abort(error: BaseException, trace: TracebackType | None) -> None:
     sys.stdout.flush()
-    print(f"linop: worker {MPI.COMM_WORLD.rank} ends the job:", file=sys.stderr)
-    traceback.print_exception(type(error), error, trace)
+    lines = traceback.format_exception(type(error), error, trace)
+    # One write, which the lines of other ranks cannot interrupt.
+    sys.stderr.write(f"linop: worker {MPI.COMM_WORLD.rank} ends the job:\n{''.join(lines)}")
     sys.stderr.flush()
     code = error.code if isinstance(error, SystemExit) else 1
     MPI.COMM_WORLD.Abort(code if isinstance(code, int) else 1)
 
 
-def _abort_on_uncaught_exception() -> None:
-    """Make an exception that nobody catches end the job, not only this rank."""
-    if getattr(sys.excepthook, "_linop", False):
-        return
+class _EndsJob:
+    """Makes a rank that ends with an exception or a status take the whole job with it: the others
+    would wait for it for ever."""
 
-    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    def __init__(self) -> None:
+        self.status: object = None
+        sys.excepthook = self.hook
+        # No hook runs for a SystemExit, so the status is kept until MPI is about to be finalized.
+        sys.exit = self.exit
+        atexit.register(self.at_exit)
+
+    def hook(
+        self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
         del kind
         _abort(error, trace)
 
-    hook._linop = True  # type: ignore[attr-defined]
-    sys.excepthook = hook
+    def exit(self, status: Any = None, /) -> NoReturn:
+        self.status = status
+        raise SystemExit(status)
+
+    def at_exit(self) -> None:
+        if self.status not in (None, 0) and not MPI.Is_finalized():
+            _abort(SystemExit(self.status), None)
+
+
+if MPI.COMM_WORLD.size > 1:
+    _EndsJob()

@@ -47,8 +47,8 @@ class ReferenceWorker(Worker):
         self.mailbox = mailbox
 
     def compile(self, op: LinearOperator) -> BoundPlan:
-        check_workers(op, self)
         check_agreement(op, self.transport)
+        check_workers(op, self)
         return ReferenceWorkerPlan(op, self)
 
 

@@ -1,0 +1,249 @@
+"""Factories of local operators (design, section 3), and of compositions with communication."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pylops
+import scipy.sparse
+import scipy.sparse.linalg
+from hypothesis import strategies as st
+
+import linop
+from describing import (
+    COMPLEX,
+    COMPUTED,
+    Description,
+    boxes,
+    dtype_of,
+    holders,
+    part_of,
+    seeds,
+    shapes,
+    space_of,
+    spaces,
+    tensor_of,
+    tensors,
+    whole_numbers,
+)
+from factories_collectives import halos, kernels
+from linop import LinearOperator, Region, Space
+from registry import operator_factory
+
+
+@st.composite
+def _matrices(draw: st.DrawFn, workers: int) -> Description:
+    """Two spaces on the same workers, and a seed for the values between them."""
+    held = draw(holders(workers))
+    dtype = draw(st.sampled_from(COMPUTED))
+
+    def side(letter: str) -> Description:
+        count = draw(st.integers(0, 2))
+        rank = draw(st.integers(0, 2))
+        regions = tuple((f"{letter}{k}", draw(shapes(rank, 3)), held) for k in range(count))
+        return {"regions": regions, "dtype": dtype}
+
+    return {"domain": side("x"), "codomain": side("y"), "seed": draw(seeds)}
+
+
+def _values(domain: Space, codomain: Space, seed: int) -> np.ndarray:
+    return whole_numbers((codomain.size, domain.size), domain.dtype, seed)
+
+
+@operator_factory(_matrices, pure=False)
+def dense_matrix(domain: Any, codomain: Any, seed: Any) -> LinearOperator:
+    source, target = space_of(domain), space_of(codomain)
+    return linop.matrix(_values(source, target, seed), source, target)
+
+
+@operator_factory(_matrices, pure=False)
+def sparse_matrix(domain: Any, codomain: Any, seed: Any) -> LinearOperator:
+    source, target = space_of(domain), space_of(codomain)
+    return linop.matrix(scipy.sparse.csc_array(_values(source, target, seed)), source, target)
+
+
+@operator_factory(_matrices, pure=False)
+def pair_of_functions(domain: Any, codomain: Any, seed: Any) -> LinearOperator:
+    source, target = space_of(domain), space_of(codomain)
+    A = _values(source, target, seed)
+
+    def applied(B: np.ndarray, before: Space, after: Space) -> Callable[[Any], Any]:
+        def apply(x: Any) -> Any:
+            # What comes is a bare array for one region, a dict for several, None for none.
+            given = before.vector({} if x is None else x)
+            result = after.unflatten(B @ before.flatten(given)).arrays
+            return next(iter(result.values())) if len(result) == 1 else result
+
+        return apply
+
+    forward, backward = applied(A, source, target), applied(A.conj().T, target, source)
+    return linop.local(source, target, forward, backward)
+
+
+@operator_factory(_matrices, pure=False)
+def of_scipy(domain: Any, codomain: Any, seed: Any) -> LinearOperator:
+    source, target = space_of(domain), space_of(codomain)
+    A = _values(source, target, seed)
+    op = scipy.sparse.linalg.LinearOperator(
+        A.shape, lambda x: A @ x, lambda y: A.conj().T @ y, dtype=A.dtype
+    )
+    return linop.from_scipy(op, source, target)
+
+
+@st.composite
+def _vectors(draw: st.DrawFn, workers: int) -> Description:
+    return {
+        "size": draw(st.integers(2, 8)),
+        "to": draw(holders(workers)),
+        "dtype": draw(st.sampled_from(("float64", "float32", "complex128", "complex64"))),
+        "kind": draw(st.sampled_from(["difference", "restriction", "padding", "matrix"])),
+        "seed": draw(seeds),
+    }
+
+
+@operator_factory(_vectors, pure=False)
+def of_pylops(size: Any, to: Any, dtype: Any, kind: Any, seed: Any) -> LinearOperator:
+    A: Any
+    if kind == "difference":
+        A = pylops.FirstDerivative(size, kind="forward", dtype=dtype)
+    elif kind == "restriction":
+        A = pylops.Restriction(size, np.arange(seed % 2, size, 2), dtype=dtype)
+    elif kind == "padding":
+        A = pylops.Pad(size, (seed % 3, 1), dtype=dtype)
+    else:
+        A = pylops.MatrixMult(whole_numbers((3, size), dtype, seed), dtype=dtype)
+    domain = Space(Region("x", size, to), dtype_of(dtype))
+    return linop.from_scipy(A, domain)
+
+
+@st.composite
+def _regions(draw: st.DrawFn, workers: int, dtypes: Sequence[str] = COMPUTED) -> Description:
+    """One region, and a seed."""
+    shape = draw(shapes(draw(st.integers(0, 3)), 4))
+    space = {"regions": (("x", shape, draw(holders(workers))),)}
+    return {"space": {**space, "dtype": draw(st.sampled_from(dtypes))}, "seed": draw(seeds)}
+
+
+@operator_factory(_regions, pure=False)
+def diagonal(space: Any, seed: Any) -> LinearOperator:
+    domain = space_of(space)
+    return linop.diagonal(whole_numbers(domain.regions[0].shape, domain.dtype, seed), domain)
+
+
+@operator_factory(lambda workers: _regions(workers, COMPLEX), pure=False, exact=False)
+def fft(space: Any, seed: Any) -> LinearOperator:
+    del seed
+    return linop.fft(space_of(space))
+
+
+@st.composite
+def _restrictions(draw: st.DrawFn, workers: int) -> Description:
+    space = draw(spaces(workers, COMPUTED, most=1))
+    shape = space["regions"][0][1]
+    indices = st.lists(st.integers(0, math.prod(shape) - 1), max_size=5)
+    keep = draw(boxes(shape) if not math.prod(shape) or draw(st.booleans()) else indices)
+    return {"space": space, "keep": keep}
+
+
+@operator_factory(_restrictions, pure=False)
+def restriction(space: Any, keep: Any) -> LinearOperator:
+    domain = space_of(space)
+    chosen = part_of(domain, ("x0", keep)) if isinstance(keep, tuple) else np.array(keep, int)
+    return linop.restriction(domain, chosen)
+
+
+@st.composite
+def _convolutions(draw: st.DrawFn, workers: int) -> Description:
+    ndim = draw(st.integers(1, 2))
+    kernel = draw(kernels(ndim))
+    left = tuple(draw(st.integers(0, 2)) for _ in range(ndim))
+    columns = zip(*(kernel[k] for k in ("kernel_size", "padding", "dilation")), left, strict=True)
+    least = [max(1, d * (size - 1) + 1 - p - a) for size, p, d, a in columns]
+    return {
+        "shape": tuple(n + draw(st.integers(0, 3)) for n in least),
+        "left": left,
+        **kernel,
+        "to": draw(holders(workers)),
+        "dtype": draw(st.sampled_from(COMPUTED)),
+        "seed": draw(seeds),
+    }
+
+
+# SciPy convolves by Fourier transforms where it expects that to be faster.
+@operator_factory(_convolutions, pure=False, exact=False)
+def convolution(
+    shape: Any,
+    left: Any,
+    kernel_size: Any,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    to: Any,
+    dtype: Any,
+    seed: Any,
+) -> LinearOperator:
+    kernel = whole_numbers(kernel_size, dtype, seed)
+    pads = list(zip(left, padding, strict=True))
+    columns = zip(shape, kernel_size, stride, pads, dilation, strict=True)
+    out = tuple((n + sum(p) - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in columns)
+    domain = Space(Region("x", shape, to), dtype_of(dtype))
+    codomain = Space(Region("y", out, to), dtype_of(dtype))
+    options = {"stride": stride, "padding": pads, "dilation": dilation}
+    return linop.convolution(kernel, domain, codomain, **options)
+
+
+@operator_factory(
+    lambda workers: halos(workers, COMPUTED, ("split", "copies"), uneven=False),
+    pure=False,
+    exact=False,
+)
+def blur(source: Any, kernel_size: Any, stride: Any, padding: Any, dilation: Any) -> LinearOperator:
+    """A convolution of the whole tensor: local convolutions after a halo exchange."""
+    X = tensor_of(source)
+    H = linop.halo_exchange(X, kernel_size, stride, padding, dilation)
+    geometry = {w: _halo_of(X, w, kernel_size, stride, padding, dilation) for w in X.workers}
+    values = whole_numbers(kernel_size, X.dtype, 7)
+    blocks = []
+    for region in H.codomain.regions:
+        (worker,) = region.workers
+        dims = geometry[worker]
+        pads = [(h.left_padding, h.right_padding) for h in dims]
+        columns = zip(region.shape, kernel_size, stride, pads, dilation, strict=True)
+        out = tuple(max(0, (n + sum(p) - d * (k - 1) - 1) // s + 1) for n, k, s, p, d in columns)
+        domain = Space(region, X.dtype)
+        codomain = Space(Region(f"y@{worker}", out, worker), X.dtype)
+        options = {"stride": stride, "padding": pads, "dilation": dilation}
+        blocks.append(linop.convolution(values, domain, codomain, **options))
+    return linop.direct_sum(*blocks) @ H
+
+
+def _halo_of(X: linop.TensorSpace, worker: int, *kernel: Any) -> tuple[linop.HaloDim, ...]:
+    """What a worker needs: halo_geometry's answer for the grid axes that split, laid out by
+    dimension, since it knows no copies."""
+    at = X.partition.coordinates(worker)
+    grid = [X.partition.shape[X.axes.index(d)] if d in X.axes else 1 for d in range(X.ndim)]
+    here = [at[X.axes.index(d)] if d in X.axes else 0 for d in range(X.ndim)]
+    partition = linop.Partition(grid)
+    return linop.halo_geometry(X.global_shape, partition, *kernel)[partition.worker(here)]
+
+
+@st.composite
+def _mixed_with_fft(draw: st.DrawFn, workers: int) -> Description:
+    source = draw(
+        tensors(workers, dtypes=COMPLEX, roles=("split",), ndim=2, grid=(draw(st.integers(1, 4)),))
+        if workers >= 4
+        else tensors(workers, dtypes=COMPLEX, roles=("split",), ndim=2, grid=(1,))
+    )
+    return {"source": source}
+
+
+@operator_factory(_mixed_with_fft, pure=False, exact=False)
+def fft_after_gather(source: Any) -> LinearOperator:
+    """A global transform in the middle of communication: gathered, transformed, and back."""
+    X = tensor_of(source)
+    G = linop.gather(X)
+    F = linop.fft(G.codomain, G.codomain)
+    return G.H @ F @ G
