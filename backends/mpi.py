@@ -1,7 +1,7 @@
 """The ``mpi`` backend: one rank a worker, buffers of bytes through mpi4py (design section 6).
 
-An exception, or an exit status, that leaves a process ends the whole job: the other ranks would wait
-for it for ever.
+An exception, or an exit status, that leaves a process ends the whole job: the other ranks would
+wait for it for ever.
 """
 
 from __future__ import annotations
