@@ -323,7 +323,7 @@ linop.restriction(c, [5])
 linop.restriction(c, [0.5])
     LinopError: whole numbers
 linop.convolution(np.ones(2), a, b)
-    ShapeError: kernel of shape (2,) for a region of (4, 3)
+    ShapeError: kernel of shape (2,) for a region of shape (4, 3)
 linop.convolution(np.ones(2), c, c)
     ShapeError: output of shape (2,); (3,) given
 linop.local(c, b, abs, abs)

@@ -11,13 +11,13 @@ from itertools import accumulate, pairwise
 from typing import Any
 
 from linop.algebra import Named, identity
-from linop.errors import ArgumentError, PartitionError
+from linop.errors import ArgumentError, PartitionError, expect
 from linop.memory import add, allocate, copy, deallocate
 from linop.operator import LinearOperator, compose
-from linop.partition import Partition, as_partition, balanced
+from linop.partition import Partition, balanced
 from linop.region import Part, Region, Subset, as_subset, naturals
 from linop.space import Space
-from linop.tensor import COPIES, REPLICATED, Axis, TensorSpace, as_tensor_space, shared_part
+from linop.tensor import COPIES, REPLICATED, Axis, TensorSpace, shared_part
 
 Pair = tuple[Part, Part]
 
@@ -74,9 +74,10 @@ def broadcast(
     Raises:
         PartitionError: the grids do not match; the message names the axis.
     """
-    X = as_tensor_space("broadcast", X)
+    X = expect("broadcast", X, TensorSpace)
     small, roles = _oriented(X, transpose_src)
-    large = as_partition(partition).T if transpose_dest else as_partition(partition)
+    partition = expect("broadcast", partition, Partition)
+    large = partition.T if transpose_dest else partition
     small, roles = _matched("broadcast", "source", small, roles, "destination", large)
     new_roles = _roles(small, large, roles)
     Y = _on_grid(X, partition, new_roles, transpose_dest)
@@ -108,9 +109,10 @@ def sum_reduce(
         PartitionError: the grids do not match, or an axis to be summed does not hold copies; the
             message names the axis.
     """
-    Y = as_tensor_space("sum_reduce", Y)
+    Y = expect("sum_reduce", Y, TensorSpace)
     large, roles = _oriented(Y, transpose_src)
-    small = as_partition(partition).T if transpose_dest else as_partition(partition)
+    partition = expect("sum_reduce", partition, Partition)
+    small = partition.T if transpose_dest else partition
     kept = small.ndim
     small, _ = _matched("sum_reduce", "destination", small, (COPIES,) * kept, "source", large)
     for k, (n, role) in enumerate(zip(large.shape, roles, strict=True)):
@@ -134,11 +136,11 @@ def all_reduce(Y: TensorSpace, grid_axes: int | Sequence[int] | None = None) -> 
         Y: blocks, with `COPIES` along the grid axes.
         grid_axes: which; by default all that hold several copies.
     """
-    Y = as_tensor_space("all_reduce", Y)
+    Y = expect("all_reduce", Y, TensorSpace)
     axes = _copied_axes("all_reduce", Y, grid_axes)
     one = tuple(slice(0, 1) if k in axes else slice(None) for k in range(Y.partition.ndim))
     reduced = sum_reduce(Y, Y.partition[one])
-    spread = broadcast(as_tensor_space("all_reduce", reduced.codomain), Y.partition)
+    spread = broadcast(expect("all_reduce", reduced.codomain, TensorSpace), Y.partition)
     return compose(spread, reduced)
 
 
@@ -150,7 +152,7 @@ def ring_all_reduce(Y: TensorSpace, grid_axes: int | Sequence[int] | None = None
         Y: blocks, with `COPIES` along the grid axes.
         grid_axes: the axes that make up the ring; by default all that hold several copies.
     """
-    Y = as_tensor_space("ring_all_reduce", Y)
+    Y = expect("ring_all_reduce", Y, TensorSpace)
     rings = Y.lines(_copied_axes("ring_all_reduce", Y, grid_axes))
     rings_of_chunks = [[_chunks(block, len(ring)) for block in ring] for ring in rings]
     factors: list[LinearOperator] = []
@@ -177,7 +179,7 @@ def all_gather(
         into: `COPIES`, independent ones, with the reduce-scatter as adjoint; or `REPLICATED`, one
             tensor held by all, with a mere slice as adjoint.
     """
-    X = as_tensor_space("all_gather", X)
+    X = expect("all_gather", X, TensorSpace)
     split = [k for k, axis in enumerate(X.axes) if isinstance(axis, int)]
     axes = split if grid_axes is None else _grid_axes("all_gather", X, grid_axes)
     for k in axes:
@@ -206,7 +208,7 @@ def reduce_scatter(
         grid_axes: which; by default all that hold several copies.
         dims: the tensor dimension that each splits afterwards; by default grid axis k splits k.
     """
-    Y = as_tensor_space("reduce_scatter", Y)
+    Y = expect("reduce_scatter", Y, TensorSpace)
     axes = _copied_axes("reduce_scatter", Y, grid_axes)
     into = axes if dims is None else naturals(dims, "dims of reduce_scatter")
     if len(into) != len(axes):
@@ -226,7 +228,7 @@ def all_to_all(X: TensorSpace, grid_axis: int, dim: int) -> LinearOperator:
     Args:
         X: blocks; `grid_axis` splits one dimension, and no axis splits `dim`.
     """
-    X = as_tensor_space("all_to_all", X)
+    X = expect("all_to_all", X, TensorSpace)
     (axis,) = _grid_axes("all_to_all", X, grid_axis)
     if not isinstance(X.axes[axis], int):
         raise PartitionError(
@@ -251,7 +253,7 @@ def repartition(X: TensorSpace, partition: Partition | TensorSpace) -> LinearOpe
         PartitionError: global shape or dtype differ, or X holds copies, so that it is not said
             which one to take.
     """
-    X = as_tensor_space("repartition", X)
+    X = expect("repartition", X, TensorSpace)
     Y = _target("repartition", X, partition)
     return Named("P", f"{X.partition}→{Y.partition}", out_of_place(X, Y, _meeting(X, Y)))
 
@@ -262,7 +264,7 @@ def scatter(X: TensorSpace, partition: Partition | TensorSpace) -> LinearOperato
     Raises:
         PartitionError: X is not on one worker.
     """
-    X = as_tensor_space("scatter", X)
+    X = expect("scatter", X, TensorSpace)
     if len(X.regions) != 1 or X.regions[0].replicated:
         raise PartitionError(f"scatter: the tensor is on workers {X.workers}; expected one")
     Y = _target("scatter", X, partition)
@@ -271,7 +273,7 @@ def scatter(X: TensorSpace, partition: Partition | TensorSpace) -> LinearOperato
 
 def gather(X: TensorSpace, worker: int = 0) -> LinearOperator:
     """From blocks on many workers to the whole tensor on one."""
-    X = as_tensor_space("gather", X)
+    X = expect("gather", X, TensorSpace)
     Y = _target("gather", X, Partition((1,) * X.ndim, [worker]))
     return Named("Ga", f"→{worker}", out_of_place(X, Y, _meeting(X, Y)))
 
@@ -286,7 +288,7 @@ def shift(X: TensorSpace, steps: int, grid_axis: int = 0, periodic: bool = True)
         periodic: whether the grid closes to a ring; if not, blocks that leave are dropped, and
             zeros, of the shape of the block there before, come in.
     """
-    X = as_tensor_space("shift", X)
+    X = expect("shift", X, TensorSpace)
     if not isinstance(steps, int):
         raise ArgumentError(f"shift: steps is a whole number; given {steps!r}")
     (axis,) = _grid_axes("shift", X, grid_axis)
@@ -399,7 +401,7 @@ def _target(what: str, X: TensorSpace, target: Any) -> TensorSpace:
                 f"{X.global_shape} and {X.dtype} expected"
             )
         return target
-    return TensorSpace(X.global_shape, as_partition(target), X.dtype, name=X.name)
+    return TensorSpace(X.global_shape, expect("partition", target, Partition), X.dtype, name=X.name)
 
 
 def _grid_axes(what: str, X: TensorSpace, axes: Any) -> tuple[int, ...]:

@@ -6,6 +6,10 @@ states what was given, what was expected, and how to mend it.
 
 from __future__ import annotations
 
+from typing import TypeVar
+
+T = TypeVar("T")
+
 
 class LinopError(Exception):
     """Base of every error that linop raises on purpose."""
@@ -60,3 +64,14 @@ class DeadlockError(BackendError):
 
 class MissingExtraError(LinopError, ImportError):
     """An optional package is not installed; the message names the extra that installs it."""
+
+
+def expect(what: str, value: object, kind: type[T]) -> T:
+    """The value, if it is of the kind wanted.
+
+    Raises:
+        ArgumentError: it is not; the message says what was given instead.
+    """
+    if not isinstance(value, kind):
+        raise ArgumentError(f"{what}: expected a {kind.__name__}, given {value!r}")
+    return value

@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 
 from linop.algebra import Named, identity
 from linop.collectives import out_of_place
-from linop.errors import PartitionError, ShapeError
+from linop.errors import PartitionError, ShapeError, expect
 from linop.memory import allocate, clear, copy
 from linop.operator import LinearOperator, compose
 from linop.partition import Partition, balanced
 from linop.region import Region, Subset, naturals
-from linop.tensor import Bounds, TensorSpace, as_tensor_space, shared_part
+from linop.tensor import Bounds, TensorSpace, shared_part
 
 PerDim = int | Sequence[int]
 """One number for all dimensions, or one for each."""
@@ -117,7 +117,7 @@ def halo_exchange(
         ShapeError: the parameters do not fit the shape, or leave no output. PartitionError: the
             blocks of X overlap, or leave gaps.
     """
-    X = as_tensor_space("halo_exchange", X)
+    X = expect("halo_exchange", X, TensorSpace)
     if not X.tiled:
         raise PartitionError(f"halo_exchange: the blocks of X must follow one another; {X.bounds}")
     kernels = _kernels(X.global_shape, kernel_size, stride, padding, dilation)

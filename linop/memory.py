@@ -6,11 +6,11 @@ everything built on top.
 
 from __future__ import annotations
 
-from linop.errors import ArgumentError, ShapeError, SpaceError
+from linop.errors import ArgumentError, ShapeError, SpaceError, expect
 from linop.operator import LinearOperator, Primitive, compose
 from linop.primitives import Action, Add, Allocate, Clear, Deallocate
 from linop.region import Part, Region, Subset, as_subset
-from linop.space import Space, as_space
+from linop.space import Space
 
 
 def allocate(space: Space, *regions: Region) -> LinearOperator:
@@ -19,7 +19,7 @@ def allocate(space: Space, *regions: Region) -> LinearOperator:
     Raises:
         RegionError: the space has a region of that name already.
     """
-    return _place(as_space("allocate", space), Allocate(_regions("allocate", regions)))
+    return _place(expect("allocate", space, Space), Allocate(_regions("allocate", regions)))
 
 
 def deallocate(space: Space, *regions: Region) -> LinearOperator:
@@ -28,12 +28,12 @@ def deallocate(space: Space, *regions: Region) -> LinearOperator:
     Raises:
         RegionError: the space has no such region.
     """
-    return _place(as_space("deallocate", space), Deallocate(_regions("deallocate", regions)))
+    return _place(expect("deallocate", space, Space), Deallocate(_regions("deallocate", regions)))
 
 
 def clear(space: Space, part: Part) -> LinearOperator:
     """K_b: sets a region or a subset of one to zero (equation 5). Self-adjoint."""
-    return _place(space, Clear(as_space("clear", space).require(part)))
+    return _place(space, Clear(expect("clear", space, Space).require(part)))
 
 
 def add(space: Space, a: Part, b: Part) -> LinearOperator:
@@ -42,7 +42,7 @@ def add(space: Space, a: Part, b: Part) -> LinearOperator:
     Raises:
         ShapeError: a and b differ in shape. SpaceError: they share elements.
     """
-    source, target = as_space("add", space).require(a), space.require(b)
+    source, target = expect("add", space, Space).require(a), space.require(b)
     if source.shape != target.shape:
         raise ShapeError(
             f"add {source} to {target}: shapes {source.shape} and {target.shape} must be equal"
@@ -58,7 +58,7 @@ def copy(space: Space, a: Part, b: Part) -> LinearOperator:
     """C_{a→b}: in place S_{a→b} K_b where the space has b's region; out of place S_{a→b} A_b, with
     b's region allocated, where it has not (paper, section 2 and appendix A.2)."""
     target = as_subset(b)
-    bring = _allocate_or_clear(as_space("copy", space), target)
+    bring = _allocate_or_clear(expect("copy", space, Space), target)
     return compose(add(bring.codomain, a, target), bring)
 
 

@@ -7,6 +7,7 @@ composed operator checks once, when it is built, that its parts fit; a malformed
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, reduce
 from typing import Any
@@ -28,7 +29,7 @@ from linop.stages import Stages, bare_or_dict
 Arrays = dict[str, Array]
 
 
-class LinearOperator:
+class LinearOperator(ABC):
     """A linear map ``domain -> codomain``.
 
     ``a @ b`` composes, ``a + b``, ``2 * a``, ``a / 2``, ``a ** 3`` are what they say, ``op.H`` is
@@ -53,19 +54,21 @@ class LinearOperator:
 
     # What a class of operators says of itself
 
+    @abstractmethod
     def _adjoint(self) -> LinearOperator:
-        raise NotImplementedError
+        """The adjoint, from the adjoints of its parts: the adjoint rule."""
 
     def _conj(self) -> LinearOperator:
         """The operator with the complex conjugate matrix."""
         return self
 
+    @abstractmethod
     def _run(self, arrays: Arrays) -> Arrays:
         """Apply to arrays that the callee may change: the reference rule."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _stages(self) -> Stages:
-        raise NotImplementedError
+        """The normal form, from those of its parts."""
 
     def _simplified(self) -> LinearOperator:
         return self
@@ -74,9 +77,9 @@ class LinearOperator:
         """The factors in the order in which they are applied, names looked through."""
         yield self
 
+    @abstractmethod
     def symbol(self, latex: bool = False) -> str:
         """The operator in the paper's notation, as text or as LaTeX."""
-        raise NotImplementedError
 
     # What every operator can be asked
 

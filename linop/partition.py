@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from linop.errors import ArgumentError, PartitionError
+from linop.errors import PartitionError
 from linop.region import naturals
 
 
@@ -133,17 +133,6 @@ class Partition:
 
     def __str__(self) -> str:
         return "×".join(map(str, self.shape)) or "1"
-
-
-def as_partition(value: Any) -> Partition:
-    """The partition, or an error that says what was given instead.
-
-    Raises:
-        ArgumentError: not a partition.
-    """
-    if not isinstance(value, Partition):
-        raise ArgumentError(f"expected a Partition, given {value!r}")
-    return value
 
 
 def balanced(n: int, parts: int) -> tuple[int, ...]:

@@ -7,6 +7,7 @@ rule, one reference rule (`run`, on real arrays) and one difference from the ide
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,20 +24,20 @@ Delta = tuple[Subset, Subset, int]
 
 
 @dataclass(frozen=True)
-class Action:
+class Action(ABC):
     """What a memory primitive does. Subclasses are the four of the paper."""
 
     letter = "?"
 
     @property
+    @abstractmethod
     def adjoint(self) -> Action:
         """The action whose matrix is the transpose."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def parts(self) -> tuple[Subset | Region, ...]:
         """The memory it touches."""
-        raise NotImplementedError
 
     @cached_property
     def delta(self) -> tuple[Delta, ...]:
@@ -47,9 +48,9 @@ class Action:
         """The space after the action."""
         return space
 
+    @abstractmethod
     def run(self, arrays: dict[str, Array], dtype: np.dtype) -> None:
         """Do it, in place, to the arrays of a vector: the reference rule."""
-        raise NotImplementedError
 
     @property
     def subscript(self) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from linop.errors import ArgumentError, DTypeError, RegionError, ShapeError, SpaceError
+from linop.errors import ArgumentError, DTypeError, RegionError, ShapeError, SpaceError, expect
 from linop.region import Part, Region, Subset, as_subset
 from linop.scalars import Array, Scalar, check_scalar, is_scalar, of_dtype
 
@@ -208,7 +208,7 @@ class Space:
 
     def flatten(self, vector: Vector) -> Array:
         """All elements in one new 1-d array: the regions in order, each in C order."""
-        self.same_as(as_vector("flatten", vector).space, "flatten")
+        self.same_as(expect("flatten", vector, Vector).space, "flatten")
         vector.require_all("flatten")
         pieces = [vector[r.name].ravel() for r in self.regions]
         return np.concatenate(pieces) if pieces else np.zeros(0, self.dtype)
@@ -237,7 +237,7 @@ class Space:
         Raises:
             SpaceError: it is not; the message shows where the two differ, side by side.
         """
-        if self != as_space(what, other):
+        if self != expect(what, other, Space):
             raise SpaceError(f"{what}: the spaces differ\n{side_by_side(self, other)}")
 
     # The inner product
@@ -322,7 +322,7 @@ class Vector:
 
     def inner(self, other: Vector) -> Scalar:
         """<self, other>, conjugate-linear in self."""
-        return self.space.inner(self, as_vector("inner product", other))
+        return self.space.inner(self, expect("inner product", other, Vector))
 
     def norm(self) -> float:
         """The norm that the inner product induces."""
@@ -370,28 +370,6 @@ class Vector:
 
     def __neg__(self) -> Vector:
         return self._map(np.negative)
-
-
-def as_space(what: str, value: Any) -> Space:
-    """The space, or an error that says what was given instead.
-
-    Raises:
-        ArgumentError: not a space.
-    """
-    if not isinstance(value, Space):
-        raise ArgumentError(f"{what}: expected a Space, given {value!r}")
-    return value
-
-
-def as_vector(what: str, value: Any) -> Vector:
-    """The vector, or an error that says what was given instead.
-
-    Raises:
-        ArgumentError: not a vector.
-    """
-    if not isinstance(value, Vector):
-        raise ArgumentError(f"{what}: expected a Vector, given {value!r}")
-    return value
 
 
 def sum_by_worker(partial: Mapping[int, Scalar]) -> Scalar:

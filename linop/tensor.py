@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from linop.errors import ArgumentError, PartitionError, ShapeError, SpaceError
-from linop.partition import Partition, as_partition, balanced
+from linop.errors import ArgumentError, PartitionError, ShapeError, SpaceError, expect
+from linop.partition import Partition, balanced
 from linop.region import Region, Subset, naturals
 from linop.scalars import Array, of_dtype
 from linop.space import Space, Vector
@@ -74,7 +74,7 @@ class TensorSpace(Space):
         bounds: Mapping[int, Bounds] | None = None,
     ) -> None:
         self.global_shape = naturals(shape, "shape of a tensor")
-        self.partition = as_partition(partition)
+        self.partition = expect("partition", partition, Partition)
         self.name = name
         self.axes: tuple[Axis, ...] = self._check_axes(axes)
         for d in (*(sizes or {}), *(bounds or {})):
@@ -266,17 +266,6 @@ class TensorSpace(Space):
             f"TensorSpace({self.global_shape}, {self.partition!r}, dtype={self.dtype.name}, "
             f"axes={self.axes}, name={self.name!r})"
         )
-
-
-def as_tensor_space(what: str, value: Any) -> TensorSpace:
-    """The tensor space, or an error that says what was given instead.
-
-    Raises:
-        ArgumentError: not a tensor space.
-    """
-    if not isinstance(value, TensorSpace):
-        raise ArgumentError(f"{what}: expected a TensorSpace, given {value!r}")
-    return value
 
 
 def shared_part(
