@@ -68,13 +68,16 @@ def matrix(
     if A.ndim != 2:
         raise ShapeError(f"matrix: expected two dimensions, given shape {A.shape}")
     source, target = _sides(A.shape, A.dtype, domain, codomain)
-    A = A.astype(sparse_dtype(checked_dtype(A.dtype, source.dtype)))
+    wide = sparse_dtype(checked_dtype(A.dtype, source.dtype))
+    A = A.astype(wide)
     adjoint = A.conj().T
     return local_operator(
         source,
         target,
-        _flatly(lambda x: (A @ x).astype(x.dtype, copy=False), source, target),
-        _flatly(lambda y: (adjoint @ y).astype(y.dtype, copy=False), target, source),
+        _flatly(
+            lambda x: (A @ x.astype(wide, copy=False)).astype(x.dtype, copy=False), source, target
+        ),
+        _flatly(lambda y: (adjoint @ y.astype(wide, copy=False)).astype(y.dtype), target, source),
         name,
         lambda: scipy.sparse.csr_array(A),
     )
