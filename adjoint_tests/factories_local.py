@@ -1,4 +1,4 @@
-"""Factories of local operators (design, section 3), and of compositions with communication."""
+"""Factories of local operators, and of compositions with communication."""
 
 from __future__ import annotations
 

@@ -150,7 +150,7 @@ def move_out_of_place(space: Any, name: Any, to: Any) -> LinearOperator:
     return linop.move(whole_space, region, Region("new", region.shape, to))
 
 
-# Programs of these, and of local operators (design section 3)
+# Programs of these, and of local operators
 
 Step = tuple[Any, ...]
 

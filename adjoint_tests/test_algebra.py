@@ -1,4 +1,4 @@
-"""The algebra of operators: composition, sums, multiples, powers, stacks (design, section 3).
+"""The algebra of operators: composition, sums, multiples, powers, stacks.
 
 The model of an operator is its dense matrix. What holds for one operator of every kind,
 `test_three_ways` tests; here, what holds between several.

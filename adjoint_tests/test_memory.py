@@ -1,7 +1,7 @@
 """The memory operators: their matrices, adjoints, laws and notation (paper, section 2, appendix A).
 
 The matrices are written down here as the paper prints them, block by block; the laws are those of
-design section 3. That operators on random subsets are right, `test_three_ways` says.
+`linop.laws`. That operators on random subsets are right, `test_three_ways` says.
 """
 
 from __future__ import annotations
@@ -202,7 +202,7 @@ def test_the_same_region_can_be_source_and_target() -> None:
     same_arrays(op.H(np.array([1.0, 2, 3, 4])), np.array([3.0, 4, 0, 0]))
 
 
-# simplify() (design, section 3)
+# simplify()
 
 
 def simplified(op: LinearOperator) -> str:

@@ -1,4 +1,4 @@
-"""Partitions and tensor spaces (design, section 2)."""
+"""Partitions and tensor spaces."""
 
 from __future__ import annotations
 

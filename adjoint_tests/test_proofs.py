@@ -1,4 +1,4 @@
-"""Proofs by the normal form (design, section 4): identities between programs, for all vectors.
+"""Proofs by the normal form: identities between programs, for all vectors.
 
 Here they are correct; how fast they are, ``benchmarks/proofs.py`` says.
 """

@@ -1,4 +1,4 @@
-"""Regions, subsets, spaces and vectors (design, section 2)."""
+"""Regions, subsets, spaces and vectors."""
 
 from __future__ import annotations
 

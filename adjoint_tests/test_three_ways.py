@@ -1,4 +1,4 @@
-"""The generic tests, over the whole catalogue: three ways to one result (design, section 4).
+"""The generic tests, over the whole catalogue: three ways to one result.
 
 The rules of the expression, the transposition of its normal form, and its literal interpretation
 are independent of each other; plans on threads are a fourth.

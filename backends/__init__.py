@@ -1,4 +1,4 @@
-"""Backends by name, and the one way to start an SPMD program on any of them (design section 6).
+"""Backends by name, and the one way to start an SPMD program on any of them.
 
 No framework is imported before one of its backends is asked for.
 """

@@ -1,4 +1,4 @@
-"""The ``mpi`` backend: one rank a worker, buffers of bytes through mpi4py (design section 6).
+"""The ``mpi`` backend: one rank a worker, buffers of bytes through mpi4py.
 
 An exception, or an exit status, that leaves a process ends the whole job: the other ranks would
 wait for it for ever.

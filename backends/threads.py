@@ -1,4 +1,4 @@
-"""The ``threads`` backend: one thread a worker, mailboxes in memory (design section 6).
+"""The ``threads`` backend: one thread a worker, mailboxes in memory.
 
 SPMD programs, notebooks and debuggers without ``mpiexec``. A deadlock is seen at once: it is there
 when every worker that still runs waits for a message that nobody has sent.

@@ -1,4 +1,4 @@
-"""Operators that hold others or a local map, and the functions that build them (design section 3).
+"""Operators that hold others or a local map, and the functions that build them.
 
 The closure of the algebra (identity, zero, composition, sum, multiple) is in `linop.operator`.
 """

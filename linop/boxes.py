@@ -1,4 +1,4 @@
-"""Whole-array arithmetic on tables of transfers between boxes (design section 4).
+"""Whole-array arithmetic on tables of transfers between boxes.
 
 A row of a `Table` reads a box of a source region, scales it and adds it to a box of a destination
 region. Regions are numbers here; boxes of fewer dimensions than the table are padded with extent 1.

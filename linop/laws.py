@@ -1,4 +1,4 @@
-"""The laws of the memory primitives, and one pass that applies them (design section 3).
+"""The laws of the memory primitives, and one pass that applies them.
 
 A program is a list of actions, first applied first, each on one region or pair of subsets; anything
 else in it is opaque and touches everything. Actions that touch different regions commute, so a law

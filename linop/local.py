@@ -1,4 +1,4 @@
-"""Local operators: linear maps inside one worker's memory (design section 3).
+"""Local operators: linear maps inside one worker's memory.
 
 All of them are a pair of functions that are each other's adjoint, with the matrix where it is
 known. Domain and codomain may be given as a `Region` or a `Space`, on one worker (or replicated

@@ -1,4 +1,4 @@
-"""From stages to the plan of one worker (design section 5).
+"""From stages to the plan of one worker.
 
 In this version every movement becomes point-to-point messages, one per pair of workers and stage.
 All workers derive the same global order from the same canonical transfers, so messages cannot

@@ -1,4 +1,4 @@
-"""The five memory operators as linear operators on spaces (paper, section 2; design section 3).
+"""The five memory operators as linear operators on spaces (paper, section 2).
 
 Allocate, clear and add are placed here; copy and move are compositions of them, and so is
 everything built on top.

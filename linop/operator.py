@@ -1,4 +1,4 @@
-"""Linear operators: the algebra, and what every operator can be asked (design sections 3 and 4).
+"""Linear operators: the algebra, and what every operator can be asked.
 
 An operator is frozen data with a domain and a codomain, one adjoint rule (`_adjoint`), one
 reference rule on real arrays (`_run`), one normal form (`_stages`) and one notation (`symbol`). A
@@ -119,7 +119,7 @@ class LinearOperator(ABC):
         return self._stages()
 
     def movement(self) -> Movement:
-        """The normal form of an operator that only moves data (design section 4).
+        """The normal form of an operator that only moves data.
 
         Raises:
             UndecidableError: it contains local operators.

@@ -1,4 +1,4 @@
-"""Cartesian partitions of workers (design section 2; the paper's P_x)."""
+"""Cartesian partitions of workers (the paper's P_x)."""
 
 from __future__ import annotations
 

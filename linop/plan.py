@@ -1,4 +1,4 @@
-"""What one worker does: an ordered list of typed steps (design section 5).
+"""What one worker does: an ordered list of typed steps.
 
 A plan is pure data. `linop.lowering` makes the plans of an operator, `linop.verify` checks those of
 all workers together without running them, and a backend runs one.

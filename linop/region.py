@@ -1,4 +1,4 @@
-"""Regions of memory and rectangular subsets of them (design section 2; the paper's x_a).
+"""Regions of memory and rectangular subsets of them (the paper's x_a).
 
 A `Region` is a named n-d piece of memory on a worker, or one logical piece that several workers
 hold identical copies of. A `Subset` is a box in it. Nothing here knows dtypes or spaces.

@@ -1,4 +1,4 @@
-"""Spaces, the direct sums of regions, and the vectors in them (design section 2).
+"""Spaces, the direct sums of regions, and the vectors in them.
 
 A `Space` owns the inner product: nothing else computes one. This module knows no operator, no
 backend and no communicator.

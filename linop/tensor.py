@@ -1,4 +1,4 @@
-"""Global tensors cut into blocks over a partition (design section 2: `TensorSpace`)."""
+"""Global tensors cut into blocks over a partition."""
 
 from __future__ import annotations
 

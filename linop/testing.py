@@ -1,5 +1,4 @@
-"""Checks of adjoints: the paper's dot-product test on any backend, and exact ones (design section
-4).
+"""Checks of adjoints: the paper's dot-product test on any backend, and exact ones.
 
 Each check returns a `Report`, true if it passed; each ``assert_`` form raises with the report's
 text.

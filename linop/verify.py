@@ -1,4 +1,4 @@
-"""Whether the plans of all workers fit together, found without running them (design section 5).
+"""Whether the plans of all workers fit together, found without running them.
 
 `verify` simulates the plans side by side: messages are their sizes, arrays are which of their
 elements are set. There is one error class for each way in which plans can be wrong.
