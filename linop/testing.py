@@ -121,7 +121,7 @@ def check_exact(op: LinearOperator, adjoint: LinearOperator | None = None) -> Re
             f"adjoint {other.domain} -> {other.codomain}",
         )
     forward, backward = _applied(op), _applied(other)
-    difference = np.abs(backward - forward.conj().T)
+    difference = np.abs(backward - forward.conj().T).astype(np.float64)
     difference[np.isnan(difference)] = math.inf
     worst = float(difference.max()) if difference.size else 0.0
     tolerance = 0.0
