@@ -184,6 +184,11 @@ def test_several_regions_at_once() -> None:
     drop = deallocate(bring.codomain, b, c)
     assert drop.codomain == ALONE
     assert (drop @ bring).equals(linop.identity(ALONE))
+    v = bring.codomain.integers(0)
+    same_vectors(
+        (drop.H @ drop)(v),
+        bring.codomain.vector({**drop(v).arrays, "b": [0, 0], "c": np.zeros((2, 2))}),
+    )
     many = [Region(f"r{k}", 1) for k in range(9)]
     assert str(allocate(ALONE, *many)) == "A_{r0,…,r8}"
 
