@@ -32,6 +32,9 @@ _SPIN = 1000
 """Polls (about 1 µs each) before a waiting rank begins to sleep between them."""
 _NAP = 50e-6
 """Seconds of such a sleep."""
+_PASSING_ON = 0.5
+"""Seconds that mpiexec has to pass on the last words of a rank: MPICH's may lose, once a rank
+aborts, what it has not read by then."""
 
 
 def get(comm: MPI.Comm | None = None) -> Backend:
@@ -132,6 +135,7 @@ def _abort(error: BaseException, trace: TracebackType | None) -> None:
     # One write, which the lines of other ranks cannot interrupt.
     sys.stderr.write(f"linop: worker {MPI.COMM_WORLD.rank} ends the job:\n{''.join(lines)}")
     sys.stderr.flush()
+    time.sleep(_PASSING_ON)
     code = error.code if isinstance(error, SystemExit) else 1
     MPI.COMM_WORLD.Abort(code if isinstance(code, int) else 1)
 

@@ -69,6 +69,14 @@ class Movement:
             _number(t.coef[row]),
         )
 
+    def into(self, regions: boxes.Ints) -> Table:
+        """The transfers into regions of the codomain, given by sorted number; canonical."""
+        return self.table.take(np.isin(self.table.dst, regions))
+
+    def out_of(self, regions: boxes.Ints) -> Table:
+        """The transfers out of regions of the domain, given by sorted number; canonical."""
+        return self.table.take(np.isin(self.table.src, regions))
+
     def __repr__(self) -> str:
         head = "; ".join(str(t) for t, _ in zip(self, range(6), strict=False))
         more = f"; … {len(self)} in all" if len(self) > 6 else ""
