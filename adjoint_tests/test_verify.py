@@ -149,13 +149,13 @@ FAULTS = [
     Fault("made twice", TwoWritersError, "'x@0' exists already", gathered, 0, doubled(Make)),
     Fault("kept twice", TwoWritersError, "'x' exists already", applied, 0, doubled(Alias)),
     Fault("applied twice", TwoWritersError, "'y' exists already", applied, 0, doubled(Apply)),
-    Fault("set and added", UnwrittenError, "not zeroed", gathered, 0,
-          before(Wait, Put(NEW[:2], A[:], 1, True))),
+    Fault("set and added", UnwrittenError, "never set", gathered, 0,
+          before(Wait, Put(NEW[2:], A[:], 1, True))),
     Fault("not set", UnwrittenError, "'x@0' were never set", gathered, 0, dropped(Put)),
     Fault("in part not set", UnwrittenError, "'x@0' were never set", gathered, 0,
           from_message(lambda put: [])),
-    Fault("added to garbage", UnwrittenError, "not zeroed", summed, 0,
-          changed(Make, zeroed=False)),
+    Fault("added to garbage", UnwrittenError, "never set", summed, 0,
+          changed(Put, accumulate=True)),
     # NumPy would broadcast it.
     Fault("one element set to many", PlanError, r"shape|size|elements", gathered, 0,
           on(Put, lambda p: [p if isinstance(p.source, Message) else replace(p, source=A[:1])])),
@@ -217,8 +217,9 @@ def test_a_region_kept_in_another_shape_is_rejected() -> None:
         linop.verify([keep])
 
 
-def test_sums_may_be_added_twice_where_they_were_zeroed() -> None:
+def test_sums_may_be_added_twice_where_they_were_set() -> None:
     """The verifier must not reject what is right: additions in any number."""
-    linop.verify(edited(summed(), 0, doubled(Put)))
-    linop.verify(edited(summed(), 0, dropped(Put)))
+    twice = on(Put, lambda put: [put, put] if put.accumulate else [put])
+    linop.verify(edited(summed(), 0, twice))
+    linop.verify(edited(summed(), 0, lambda s: [] if isinstance(s, Put) and s.accumulate else [s]))
     linop.verify([])

@@ -11,8 +11,10 @@ from collections.abc import Iterable, Iterator
 from itertools import groupby
 
 import numpy as np
+import scipy.sparse
+from scipy.sparse.csgraph import connected_components
 
-from linop.boxes import Table, canonical
+from linop.boxes import Ints, Table, canonical
 from linop.errors import BackendError
 from linop.movement import Movement
 from linop.plan import Advance, Alias, Apply, Make, Message, Plan, Put, Receive, Send, Step, Wait
@@ -20,6 +22,9 @@ from linop.region import Region
 from linop.routing import Routes, routes
 from linop.space import Space
 from linop.stages import Layer, Stages
+
+_FEW = 256
+"""Boxes that are compared each with each."""
 
 
 def lower(stages: Stages, worker: int) -> Plan:
@@ -59,28 +64,69 @@ def _movement_steps(movement: Movement, worker: int, stage: int) -> Iterator[Ste
     early: list[Step] = []
     late: list[Step] = []
     table = movement.table
-    overlapping, covered = _coverage(table.take(incoming.row), len(movement.codomain))
     whole = _kept(movement, incoming, worker)
     for region in movement.codomain.on(worker):
         number = movement.codomain.index[region.name]
         if number in whole:
             early.append(Alias(whole[number], region))
             continue
-        accumulate = bool(overlapping[number])
-        early.append(Make(region, accumulate or int(covered[number]) < region.size))
-        for k in np.flatnonzero(table.dst[incoming.row] == number):
-            transfer = movement.transfer(incoming.row[k])
-            sender = int(incoming.sender[k])
+        entries = np.flatnonzero(table.dst[incoming.row] == number)
+        rows = incoming.row[entries]
+        order, sums = summation(table.at[rows], table.extent[rows])
+        covered = int(incoming.volume[entries][~sums].sum()) == region.size
+        early.append(Make(region, zeroed=not covered))
+        for k in order:
+            transfer = movement.transfer(rows[k])
+            sender = int(incoming.sender[entries[k]])
             local = sender == worker
-            source = transfer.source if local else Message(sender, int(offsets[k]))
-            put = Put(transfer.target, source, transfer.coefficient, accumulate)
-            # Sums keep the order of workers, so they wait for all; the rest need not.
-            (early if local and not accumulate else late).append(put)
+            source = transfer.source if local else Message(sender, int(offsets[entries[k]]))
+            put = Put(transfer.target, source, transfer.coefficient, bool(sums[k]))
+            # What is added waits for what it is added to, in this order; the rest need not.
+            (early if local and not sums[k] else late).append(put)
     yield from early
     if any(incoming.sender != worker):
         yield Wait(stage)
     yield from late
     yield Advance(stage)
+
+
+def summation(at: Ints, extent: Ints) -> tuple[Ints, np.ndarray]:
+    """The order in which boxes, given by worker, are written to a region, and which of them are
+    added to what is there: the same on every backend, so that sums agree to the last bit.
+
+    Among boxes that meet, the first that holds all the others sets, and the rest are added, by
+    worker. If none holds all others, all are added to zeros.
+    """
+    stop = at + extent
+    sums = np.zeros(len(at), bool)
+    for group in _meeting(at, stop):
+        if len(group) > 1:
+            low, high = at[group].min(axis=0), stop[group].max(axis=0)
+            holds = ((at[group] == low) & (stop[group] == high)).all(axis=1)
+            sums[group] = True
+            if holds.any():
+                sums[group[np.argmax(holds)]] = False
+    return np.argsort(sums, kind="stable"), sums
+
+
+def _meeting(at: Ints, stop: Ints) -> list[Ints]:
+    """Boxes in groups: two are in one group if a chain of boxes that overlap joins them. Many boxes
+    are looked at once: either none overlap, or all are one group."""
+    boxes, which = np.unique(np.hstack([at, stop]), axis=0, return_inverse=True)
+    which = which.reshape(-1)
+    low, high = np.hsplit(boxes, 2)
+    if len(boxes) <= _FEW:
+        meet = np.ones((len(boxes), len(boxes)), bool)
+        for a, b in zip(low.T, high.T, strict=True):
+            meet &= np.maximum.outer(a, a) < np.minimum.outer(b, b)
+        _, label = connected_components(scipy.sparse.csr_array(meet), directed=False)
+    else:
+        zeros = np.zeros(len(boxes), np.int64)
+        table = Table(zeros, zeros, low, low, high - low, np.ones(len(boxes)))
+        overlap = (canonical(table).coef > 1).any()
+        label = zeros if overlap else np.arange(len(boxes))
+    order = np.argsort(label[which], kind="stable")
+    return np.split(order, np.flatnonzero(np.diff(label[which][order])) + 1)
 
 
 def _layer_steps(
@@ -119,19 +165,6 @@ def _message_offsets(incoming: Routes, worker: int) -> np.ndarray:
         sizes = incoming.volume[entries]
         offsets[entries] = np.cumsum(sizes) - sizes
     return offsets
-
-
-def _coverage(rows: Table, regions: int) -> tuple[np.ndarray, np.ndarray]:
-    """Per destination region: whether boxes overlap, and how many elements they cover."""
-    ones = np.ones(len(rows))
-    counted = canonical(
-        Table(rows.dst, np.zeros_like(rows.dst), rows.at, rows.at, rows.extent, ones)
-    )
-    overlapping = np.zeros(regions, bool)
-    covered = np.zeros(regions, np.int64)
-    overlapping[counted.dst[counted.coef > 1]] = True
-    np.add.at(covered, counted.dst, counted.extent.prod(axis=1))
-    return overlapping, covered
 
 
 def _kept(movement: Movement, incoming: Routes, worker: int) -> dict[int, Region]:

@@ -199,8 +199,8 @@ class _Worker:
         written, zeroed = self.new[name][step.target.index], self.summed[name][step.target.index]
         if written.shape != step.target.shape:
             raise UnknownRegionError(f"{self._where(step)}: {step.target} is out of bounds")
-        if step.accumulate and not zeroed.all():
-            raise UnwrittenError(f"{self._where(step)}: adds to elements that were not zeroed")
+        if step.accumulate and not (zeroed | written).all():
+            raise UnwrittenError(f"{self._where(step)}: adds to elements that were never set")
         if not step.accumulate:
             if written.any():
                 raise TwoWritersError(f"{self._where(step)}: elements were written before")
