@@ -7,6 +7,7 @@ programs start and fail, `test_launch`.
 from __future__ import annotations
 
 import random
+import re
 import time
 from typing import Any
 
@@ -103,7 +104,9 @@ def test_a_wrong_argument_on_one_worker_ends_the_program(
 
     with pytest.raises(error, match=text) as caught:
         linop.launch(main, workers=3, backend=backend)
-    assert caught.value.__notes__ == [f"raised on worker {worker} of 3"]
+    # On threads every worker raises it, and any of them may be the first.
+    raised = "." if backend == "threads" else worker
+    assert re.fullmatch(f"raised on worker {raised} of 3", *caught.value.__notes__)
 
 
 @spmd

@@ -1,25 +1,25 @@
 """What all backends share: the backend's interface, bound plans, and how users' arrays come and go.
 
-An SPMD backend (`Worker`) is one worker's end of a `Transport`. A backend that holds all workers in
-one process (`Backend` without a worker) takes and gives whole vectors.
+An SPMD backend (`linop.backends.worker`) is one worker of a program. One that holds all workers
+in one process (`linop.backends.whole`) takes and gives whole vectors.
 """
 
 from __future__ import annotations
 
-import struct
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from linop.backends.execute import Execution
 from linop.errors import ArgumentError, BackendError, RegionError
 from linop.lowering import lower, workers_of
 from linop.operator import LinearOperator
 from linop.region import Region
-from linop.scalars import Array, Scalar
-from linop.space import Space, Vector, sum_by_worker
+from linop.scalars import Array
+from linop.space import Space, Vector
 from linop.stages import bare_or_dict
 
 
@@ -51,32 +51,63 @@ class Backend(ABC):
         return Vector(space, held_arrays(space, self.worker, arrays))
 
 
+@dataclass
+class Counters:
+    """What a plan has done so far."""
+
+    calls: int = 0
+    seconds: float = 0.0
+
+    def count(self, seconds: float) -> None:
+        self.calls += 1
+        self.seconds += seconds
+
+
 class BoundPlan(ABC):
     """An operator bound to a backend: ``plan(x)`` applies it, ``plan.H`` is its adjoint's plan.
 
     A worker with one region on a side passes and gets a bare array; with several, a dict by region
     name; with none, None. A process that holds all workers does the same with all regions. A
-    `Vector` gives a `Vector`. Subclasses say how a run begins and ends.
+    `Vector` gives a `Vector`. Results are memory of their own, or are written to ``out`` (arrays
+    like the result, contiguous ones best) and returned.
+
+    One run at a time: a second one before the first is finished, from whatever thread, is an error;
+    runs of different plans, ``plan.H`` included, may overlap. ``with plan:`` ends in `release`.
     """
 
     def __init__(self, op: LinearOperator, backend: Backend) -> None:
         self.op = op
         self.backend = backend
+        self.counters = Counters()
+        self._here = backend.worker
         self._adjoint: BoundPlan | None = None
-        self._running: Any = None
+        self._lock = threading.Lock()
+        self._started = False
         self._as_vector = False
+        self._regions_in = tuple(held(op.domain, self._here))
+        self._regions_out = tuple(held(op.codomain, self._here))
+        self._single = self._regions_in[0] if len(self._regions_in) == 1 else None
+
+    # What a subclass says
 
     @abstractmethod
     def _bind_adjoint(self) -> BoundPlan:
         """The plan of op.H on the same backend; without communication."""
 
     @abstractmethod
-    def _begin(self, arrays: dict[str, Array]) -> Any:
-        """Start a run on checked arrays; what `_end` needs, never None."""
+    def _begin(self, x: Any, out: Any) -> None:
+        """Start a run."""
 
     @abstractmethod
-    def _end(self, running: Any) -> Mapping[str, Array]:
-        """The results of the regions held here, in memory of their own."""
+    def _end(self) -> Sequence[Array]:
+        """The results of the run under way, in the order of the regions held here."""
+
+    def _run(self, x: Any, out: Any) -> Sequence[Array]:
+        """Both at once."""
+        self._begin(x, out)
+        return self._end()
+
+    # What users call
 
     @property
     def domain(self) -> Space:
@@ -94,110 +125,83 @@ class BoundPlan(ABC):
             self._adjoint._adjoint = self
         return self._adjoint
 
-    def start(self, x: Any = None) -> None:
+    def __call__(self, x: Any = None, *, out: Any = None) -> Any:
+        if not self._lock.acquire(blocking=False):
+            raise self._busy("called")
+        try:
+            return self._wrapped(self._run(x, out), isinstance(x, Vector))
+        finally:
+            self._lock.release()
+
+    def start(self, x: Any = None, *, out: Any = None) -> None:
         """Begin to apply the operator: check the argument, then send what can be sent. The argument
         must not change before `finish`.
 
         Raises:
-            ArgumentError, RegionError, ShapeError, DTypeError: the argument does not fit.
+            ArgumentError, RegionError, ShapeError, DTypeError: the argument does not fit; on every
+                worker. BackendError: an earlier run is not finished.
         """
-        if self._running is not None:
-            raise BackendError(f"{self!r}: start, while an earlier start was not finished")
-        arrays = held_arrays(self.domain, self.backend.worker, x)
+        if not self._lock.acquire(blocking=False):
+            raise self._busy("start")
+        try:
+            self._begin(x, out)
+        except BaseException:
+            self._lock.release()
+            raise
         self._as_vector = isinstance(x, Vector)
-        self._running = self._begin(arrays)
+        self._started = True
 
     def finish(self) -> Any:
         """Complete what `start` began, and return the result."""
-        if self._running is None:
+        if not self._started:
             raise BackendError(f"{self!r}: finish without a start")
-        running, self._running = self._running, None
-        results = self._end(running)
-        regions = held(self.codomain, self.backend.worker)
-        if self._as_vector:
-            return self.backend.vector(self.codomain, {r.name: results[r.name] for r in regions})
-        return bare_or_dict(regions, [results[r.name] for r in regions])
+        self._started = False
+        try:
+            return self._wrapped(self._end(), self._as_vector)
+        finally:
+            self._lock.release()
 
-    def __call__(self, x: Any = None) -> Any:
-        self.start(x)
-        return self.finish()
+    def _busy(self, what: str) -> BackendError:
+        return BackendError(
+            f"{self!r}: {what}, while an earlier run is not finished; finish it first, or compile "
+            f"another plan for runs that overlap (one for each thread)"
+        )
+
+    def _wrapped(self, results: Sequence[Array], as_vector: bool) -> Any:
+        if as_vector:
+            regions = self._regions_out
+            arrays = {r.name: a for r, a in zip(regions, results, strict=True)}
+            return self.backend.vector(self.codomain, arrays)
+        return bare_or_dict(self._regions_out, results)
+
+    def _arguments(self, x: Any) -> Sequence[Array]:
+        """The argument's arrays, in the order of the regions held here, checked."""
+        region = self._single
+        fits = region is not None and type(x) is np.ndarray and x.shape == region.shape
+        if fits and x.dtype == self.op.domain.dtype:
+            return (x,)
+        return tuple(held_arrays(self.domain, self._here, x).values())
 
     def describe(self) -> str:
         """The steps of this worker (of all, where this process holds all)."""
-        worker = self.backend.worker
-        workers = workers_of(self.op.stages) if worker is None else (worker,)
+        workers = workers_of(self.op.stages) if self._here is None else (self._here,)
         return "\n".join(lower(self.op.stages, w).describe() for w in workers)
+
+    def release(self) -> None:
+        """Give back buffers, requests and shared memory, the adjoint's too; the plan cannot be
+        called again. What nobody refers to any more is released by itself."""
+        adjoint, self._adjoint = self._adjoint, None
+        if adjoint is not None:
+            adjoint.release()
+
+    def __enter__(self) -> BoundPlan:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.release()
 
     def __repr__(self) -> str:
         return f"<plan of {self.op!r} on {self.backend.name}>"
-
-
-class Transport(Protocol):
-    """How one worker exchanges buffers with the others. Messages between two workers arrive in
-    order for a tag; sending does not wait."""
-
-    worker: int
-    workers: int
-
-    def receive(self, peer: int, tag: int, buffer: Array) -> Any:
-        """Get ready for a message of exactly the buffer's size; what `wait` takes."""
-
-    def send(self, peer: int, tag: int, buffer: Array) -> Any:
-        """Begin to send; the buffer is not touched until `wait`."""
-
-    def wait(self, pending: Sequence[Any]) -> None:
-        """Until all these sends and receives are done."""
-
-    def gather_all(self, data: bytes) -> list[bytes]:
-        """Everybody's data, of equal length, by worker."""
-
-
-class Worker(Backend):
-    """One worker of an SPMD program over a transport."""
-
-    def __init__(self, name: str, transport: Transport) -> None:
-        self.name = name
-        self.transport = transport
-        self.worker: int = transport.worker
-        self.workers: int = transport.workers
-        self._plans = 0
-
-    def compile(self, op: LinearOperator) -> BoundPlan:
-        # Agreement first: it is collective, and who needs a missing worker may not be all.
-        check_agreement(op, self.transport)
-        check_workers(op, self)
-        self._plans += 1
-        return WorkerPlan(op, self, tag=2 * self._plans)
-
-    def vector(self, space: Space, arrays: Any) -> Vector:
-        given = held_arrays(space, self.worker, arrays)
-
-        def total(partial: dict[int, Scalar]) -> Scalar:
-            # The worker that counts a region is the first of its holders.
-            return sum_over_workers(partial.get(self.worker, 0), space, self.transport)
-
-        return Vector(space, given, total)
-
-
-class WorkerPlan(BoundPlan):
-    """One worker's bound plan over a transport."""
-
-    def __init__(self, op: LinearOperator, backend: Worker, tag: int) -> None:
-        super().__init__(op, backend)
-        self.plan = lower(op.stages, backend.worker)
-        self._worker = backend
-        self._tag = tag
-
-    def _bind_adjoint(self) -> BoundPlan:
-        return WorkerPlan(self.op.H, self._worker, self._tag + 1)
-
-    def _begin(self, arrays: dict[str, Array]) -> Execution:
-        running = Execution(self.plan, self._worker.transport, self._tag, arrays)
-        running.to_first_wait()
-        return running
-
-    def _end(self, running: Execution) -> dict[str, Array]:
-        return running.to_end()
 
 
 def held(space: Space, worker: int | None) -> Sequence[Region]:
@@ -253,30 +257,29 @@ def check_workers(op: LinearOperator, backend: Backend) -> None:
         )
 
 
-def check_agreement(op: LinearOperator, transport: Transport) -> None:
-    """Check, together, that all workers built the same operator.
+def out_arrays(space: Space, worker: int | None, out: Any, given: Sequence[Array]) -> list[Array]:
+    """The arrays to write results to, from what a user passed as ``out``.
 
     Raises:
-        BackendError: they did not; on every worker.
+        ArgumentError, RegionError, ShapeError, DTypeError: they do not fit, cannot be written, or
+            share memory with the argument.
     """
-    digests = transport.gather_all(op.stages.fingerprint)
-    if len(set(digests)) > 1:
-        groups = [[w for w, d in enumerate(digests) if d == one] for one in dict.fromkeys(digests)]
-        raise BackendError(
-            f"workers built different operators: {' / '.join(map(str, groups))} agree among "
-            f"themselves; worker {transport.worker} built {op!r}. Build it from the same arguments "
-            f"on every worker"
-        )
+    arrays = list(held_arrays(space, worker, out).values())
+    for region, array in zip(held(space, worker), arrays, strict=True):
+        if not array.flags.writeable:
+            raise ArgumentError(f"out, region {region.name!r}: the array is read-only")
+        if any(np.may_share_memory(array, other) for other in given):
+            raise ArgumentError(
+                f"out, region {region.name!r}: the array shares memory with the argument"
+            )
+    return arrays
 
 
-def sum_over_workers(value: Scalar, space: Space, transport: Transport) -> Scalar:
-    """The sum of one number of every worker, in the order of workers: the same bits everywhere."""
-    form = {"i": "=q", "u": "=Q", "c": "=dd"}.get(space.dtype.kind, "=d")
-    numbers = (value.real, value.imag) if form == "=dd" else (value,)
-    parts = [
-        struct.unpack(form, data) for data in transport.gather_all(struct.pack(form, *numbers))
-    ]
-    return sum_by_worker({w: complex(*p) if len(p) > 1 else p[0] for w, p in enumerate(parts)})
+def written(results: Sequence[Array], outs: Sequence[Array]) -> Sequence[Array]:
+    """The arrays that a user passed, with the results in them."""
+    for result, out in zip(results, outs, strict=True):
+        np.copyto(out, result)
+    return outs
 
 
 def _list(regions: Sequence[Region]) -> str:

@@ -1,112 +1,341 @@
-"""Running one worker's plan: the steps of `linop.plan` over NumPy arrays and a transport."""
+"""A worker's plan bound to memory and to a transport: a flat tuple of calls, run many times.
+
+Binding walks the steps of `linop.plan` once. Every array, view, buffer and request that can be
+known then is made then; a run allocates nothing but its result, and nothing at all where the caller
+passes ``out``. How messages travel is a subclass's affair: `linop.backends.messages` or
+`linop.backends.windows`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 import numpy as np
 
-from linop.plan import Advance, Alias, Apply, Make, Plan, Put, Receive, Send, Step, Wait
-from linop.region import Subset
+from linop.backends.strided import Cell, View, Work, adding, copying
+from linop.plan import Advance, Alias, Apply, Make, Message, Plan, Put, Receive, Send, Step, Wait
+from linop.region import Region, Subset
 from linop.scalars import Array
 
-if TYPE_CHECKING:
-    from linop.backends.base import Transport
+SMALL = 32 * 1024
+"""Bytes of results up to which they are received in the plan's own memory and copied out: that much
+is copied sooner than views of new memory are made."""
+KEPT = 3
+"""Arrays for a large result that a plan keeps for later runs, once their users let go of them."""
+
+Ready = Callable[[], bool]
 
 
-class Execution:
-    """One run of a plan, which can pause where it first has to wait."""
+class Stage:
+    """The steps of one stage, with the cells of the regions before and after it."""
 
-    def __init__(
-        self, plan: Plan, transport: Transport, tag: int, arrays: dict[str, Array]
-    ) -> None:
+    def __init__(self, number: int, steps: Sequence[Step], current: dict[str, Cell]) -> None:
+        self.number = number
+        self.current = current
+        self.new: dict[str, Cell] = {}
+        self.made: list[tuple[Make, Cell]] = []
+        self.puts: list[Put] = []
+        self.receives: list[Receive] = []
+        self.sends: list[Send] = []
+        self.applies: list[Apply] = []
+        self.waits: Wait | None = None
+        for step in steps:
+            match step:
+                case Make():
+                    cell = self.new[step.region.name] = Cell(step.region)
+                    self.made.append((step, cell))
+                case Alias():
+                    self.new[step.target.name] = current[step.source.name]
+                case Apply():
+                    self.new.update({region.name: Cell(region) for region in step.outputs})
+                    self.applies.append(step)
+                case Put():
+                    self.puts.append(step)
+                case Receive():
+                    self.receives.append(step)
+                case Send():
+                    self.sends.append(step)
+                case Wait():
+                    self.waits = step
+
+    def incoming(self, peer: int) -> list[Put]:
+        """The puts that read a message from a peer, in its order."""
+        found = [p for p in self.puts if isinstance(p.source, Message) and p.source.peer == peer]
+        return sorted(found, key=lambda put: put.source.offset)  # type: ignore[union-attr]
+
+    def target(self, put: Put) -> View:
+        return View.of(self.new[put.target.region.name], put.target)
+
+    def source(self, part: Subset) -> View:
+        return View.of(self.current[part.region.name], part)
+
+
+class Program(ABC):
+    """A bound plan. `run` does it all; `start` and `finish` are its two halves.
+
+    A subclass says where messages arrive (`receive`, before anything is placed or sent), how they
+    leave (`send`), and how to wait for them (`wait`).
+    """
+
+    def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        self.transport = transport
-        self.tag = tag
-        self.given = arrays
-        self.current = dict(arrays)
-        self.new: dict[str, Array] = {}
-        self.messages: dict[int, Array] = {}
-        self.pending: list[Any] = []
-        self._steps = iter(plan.steps)
+        self._inputs = tuple(Cell(region) for region in plan.inputs)
+        self._fills: list[tuple[str, Work]] = []
+        self._steps: list[tuple[str, Work]] = []
+        self._waits: dict[int, Ready] = {}
+        self._at = 0
+        self._out: Sequence[Array] | None = None
+        self._stages = self._staged()
+        current = self._stages[-1].new if self._stages else {}
+        self._results = tuple(current[region.name] for region in plan.outputs)
+        self._place_results()
+        self._bind()
 
-    def to_first_wait(self) -> None:
-        """Run until messages have to be waited for."""
-        next(self._run(), None)
+    # What a subclass says
 
-    def to_end(self) -> dict[str, Array]:
-        """Run all, or what is left, and return the results by region name. They share no memory
-        with the arguments, nor with each other."""
-        self._settle()
-        for _ in self._run():
-            self._settle()
-        self._settle()
-        taken = list(self.given.values())
-        results = {}
-        for region in self.plan.outputs:
-            array = self.current[region.name]
-            if any(np.may_share_memory(array, other) for other in taken):
+    @abstractmethod
+    def memory(self, region: Region) -> Array:
+        """Memory of a region for all runs."""
+
+    @abstractmethod
+    def slots(self, regions: Sequence[Region]) -> list[tuple[Array, ...]]:
+        """Memory of large results, so many times over; none where it is made when needed."""
+
+    @abstractmethod
+    def receive(self, stage: Stage, step: Receive) -> dict[int, View]:
+        """Get ready for a message at every run. Where the puts that read it (by id) find what they
+        read; a put that is left out has been done by the message itself."""
+
+    @abstractmethod
+    def send(self, stage: Stage, step: Send) -> None:
+        """Add the steps that send a message."""
+
+    @abstractmethod
+    def wait(self, stage: Stage, step: Wait) -> None:
+        """Add the steps that wait for a stage's messages."""
+
+    @abstractmethod
+    def begin(self) -> None:
+        """Add the steps that begin a run, once memory is filled."""
+
+    @abstractmethod
+    def end(self) -> None:
+        """Add the steps that end a run."""
+
+    @abstractmethod
+    def describe(self) -> str:
+        """How messages travel, in a line."""
+
+    @abstractmethod
+    def release(self) -> None:
+        """Give back what the plan holds outside of Python."""
+
+    # Binding
+
+    def _staged(self) -> list[Stage]:
+        stages: list[Stage] = []
+        current = {r.name: cell for r, cell in zip(self.plan.inputs, self._inputs, strict=True)}
+        steps: list[Step] = []
+        for step in self.plan.steps:
+            steps.append(step)
+            if isinstance(step, Advance):
+                stages.append(Stage(step.stage, steps, current))
+                current, steps = stages[-1].new, []
+        return stages
+
+    def _place_results(self) -> None:
+        """Give memory to every region that is made. A result gets new memory at every run, unless
+        it is small; an argument or a local map's array that is a result is copied at the end."""
+        made = {id(cell): make.region for s in self._stages for make, cell in s.made}
+        self._own = tuple(dict.fromkeys(c for c in self._results if id(c) in made))
+        own = [made.pop(id(cell)) for cell in self._own]
+        self.small = sum(r.size for r in own) * self.plan.dtype.itemsize <= SMALL
+        for stage in self._stages:
+            for make, cell in stage.made:
+                if self.small or cell not in self._own:
+                    cell.array, cell.fixed = self.memory(make.region), True
+        self._slots = [] if self.small else self.slots(own)
+        self._unused = _references(self._slots[0]) if self._slots else 0
+
+    def _bind(self) -> None:
+        for stage in self._stages:
+            for make, cell in stage.made:
+                if make.zeroed:
+                    self._fills.append((f"clear {make.region}", _filling(cell)))
+        found = [
+            {k: v for step in stage.receives for k, v in self.receive(stage, step).items()}
+            for stage in self._stages
+        ]
+        self.begin()
+        for stage, inbox in zip(self._stages, found, strict=True):
+            for send in stage.sends:
+                self.send(stage, send)
+            local = [p for p in stage.puts if isinstance(p.source, Subset) and not p.accumulate]
+            for put in local:
+                self._put(stage, put, stage.source(put.source))  # type: ignore[arg-type]
+            if stage.waits is not None:
+                self.wait(stage, stage.waits)
+            for put in stage.puts:
+                if put.accumulate and isinstance(put.source, Subset):
+                    self._put(stage, put, stage.source(put.source))
+                elif id(put) in inbox:
+                    self._put(stage, put, inbox[id(put)])
+            for apply in stage.applies:
+                self.step(str(apply), _applying(stage, apply))
+        self.end()
+        self._calls = tuple(work for _, work in self._labelled)
+
+    @property
+    def _labelled(self) -> list[tuple[str, Work]]:
+        return self._fills + self._steps
+
+    def step(self, label: str, work: Work, ready: Ready | None = None) -> None:
+        """Add a step; one that waits says whether it would not have to."""
+        if ready is not None:
+            self._waits[len(self._labelled)] = ready
+        self._steps.append((label, work))
+
+    def _put(self, stage: Stage, put: Put, source: View) -> None:
+        bind = adding if put.accumulate else copying
+        work = bind(stage.target(put), source, self.plan.dtype, put.coefficient)
+        self.step(str(put), work)
+
+    # Running
+
+    def run(self, arrays: Sequence[Array], out: Sequence[Array] | None = None) -> list[Array]:
+        """Results for arguments, both in the order of the plan's regions."""
+        self._take(arrays, out)
+        for work in self._calls:
+            work()
+        return self._give()
+
+    def start(self, arrays: Sequence[Array], out: Sequence[Array] | None = None) -> None:
+        """Begin a run: as far as it goes without waiting."""
+        self._take(arrays, out)
+        self._at = 0
+        for work in self._calls:
+            ready = self._waits.get(self._at)
+            if ready is not None and not ready():
+                return
+            work()
+            self._at += 1
+
+    def finish(self) -> list[Array]:
+        """The results of the run that `start` began."""
+        for work in self._calls[self._at :]:
+            work()
+        return self._give()
+
+    def traced(
+        self, arrays: Sequence[Array], out: Sequence[Array] | None, record: Callable[[str], Any]
+    ) -> list[Array]:
+        """`run`, with a context of the recorder's around every step."""
+        self._take(arrays, out)
+        for label, work in self._labelled:
+            with record(label):
+                work()
+        return self._give()
+
+    def _take(self, arrays: Sequence[Array], out: Sequence[Array] | None) -> None:
+        for cell, array in zip(self._inputs, arrays, strict=True):
+            cell.array = array
+        self._given, self._out = arrays, out
+        if not self.small:
+            for cell, array in zip(self._own, self.result_memory(out), strict=True):
+                cell.array = array
+
+    def result_memory(self, out: Sequence[Array] | None) -> Sequence[Array]:
+        """Where large results go in this run: what the caller passed, or arrays of an earlier run
+        that nobody uses any more, or new ones."""
+        if out is not None:
+            wanted = dict(zip(map(id, self._results), out, strict=True))
+            return [wanted[id(cell)] for cell in self._own]
+        for arrays in self._slots:
+            if _references(arrays) <= self._unused:
+                return arrays
+        arrays = tuple(np.empty(cell.shape, self.plan.dtype) for cell in self._own)
+        if len(self._slots) < KEPT and _COUNTED:
+            self._slots.append(arrays)
+            self._unused = self._unused or _references(arrays)
+        return arrays
+
+    def handed_out(self, array: Array) -> bool:
+        """Whether a large result may leave as it is."""
+        del array
+        return True
+
+    def _give(self) -> list[Array]:
+        results: list[Array] = []
+        taken = [*self._given]
+        for k, cell in enumerate(self._results):
+            array = cell.array
+            own = cell.fixed or cell in self._own
+            if self._out is not None:
+                if array is not self._out[k]:
+                    np.copyto(self._out[k], array)
+                array = self._out[k]
+            elif cell.fixed or (own and not self.handed_out(array)) or _shared(array, taken, own):
                 array = array.copy()
             taken.append(array)
-            results[region.name] = array
+            results.append(array)
+        self.forget()
         return results
 
-    def _run(self) -> Iterator[Step]:
-        for step in self._steps:
-            if isinstance(step, Wait):
-                yield step
-            else:
-                self._do(step)
+    def forget(self) -> None:
+        """Let go of a run's arrays, at its end or after it failed."""
+        for cell in (*self._inputs, *self._results):
+            if not cell.fixed:
+                cell.array = None  # type: ignore[assignment]
+        self._given = ()
+        self._out = None
 
-    def _do(self, step: Step) -> None:
-        match step:
-            case Put():
-                self._put(step)
-            case Alias():
-                self.new[step.target.name] = self.current[step.source.name]
-            case Make():
-                make = np.zeros if step.zeroed else np.empty
-                self.new[step.region.name] = make(step.region.shape, self.plan.dtype)
-            case Receive():
-                buffer = self.messages[step.peer] = np.empty(step.size, self.plan.dtype)
-                self.pending.append(self.transport.receive(step.peer, self.tag, buffer))
-            case Send():
-                self.pending.append(self.transport.send(step.peer, self.tag, self._packed(step)))
-            case Apply():
-                inputs = [self.current[name] for name in step.call.inputs]
-                for region, result in zip(step.outputs, step.call.map(inputs), strict=True):
-                    self.new[region.name] = result
-            case Advance():
-                self.current, self.new = self.new, {}
-                self.messages.clear()
 
-    def _put(self, step: Put) -> None:
-        target = self.new[step.target.region.name][step.target.index]
-        if isinstance(step.source, Subset):
-            source = self.current[step.source.region.name][step.source.index]
-        else:
-            start = step.source.offset
-            piece = self.messages[step.source.peer][start : start + step.target.size]
-            source = piece.reshape(step.target.shape)
-        if step.coefficient != 1:
-            source = source * step.coefficient
-        if step.accumulate:
-            target += source
-        else:
-            target[...] = source
+_COUNTED = hasattr(sys, "getrefcount") and sys.implementation.name == "cpython"
+"""Whether it can be told that nobody uses an array any more."""
 
-    def _packed(self, step: Send) -> Array:
-        buffer = np.empty(step.size, self.plan.dtype)
-        start = 0
-        for part in step.parts:
-            piece = self.current[part.region.name][part.index]
-            buffer[start : start + part.size].reshape(part.shape)[...] = piece
-            start += part.size
-        return buffer
 
-    def _settle(self) -> None:
-        """Until everything sent and received so far is done."""
-        if self.pending:
-            self.transport.wait(self.pending)
-            self.pending.clear()
+def _references(arrays: tuple[Array, ...]) -> int:
+    """The largest number of references to one of the arrays; a view of it holds one."""
+    return max((sys.getrefcount(array) for array in arrays), default=0)
+
+
+def _shared(array: Array, taken: Sequence[Array], own: bool) -> bool:
+    """Whether an array shares memory with an argument or an earlier result."""
+    if own or (array.base is None and not any(array is other for other in taken)):
+        return any(array is other for other in taken)
+    return any(np.may_share_memory(array, other) for other in taken)
+
+
+def _filling(cell: Cell) -> Work:
+    if cell.fixed:
+        return partial(cell.array.fill, 0)
+    return lambda: cell.array.fill(0)
+
+
+def _applying(stage: Stage, step: Apply) -> Work:
+    """A local map, checked: its result has the shapes and dtype of its codomain."""
+    call = step.call
+    inputs = [stage.current[name] for name in call.inputs]
+    outputs = [stage.new[region.name] for region in step.outputs]
+    if len(inputs) != 1 or len(outputs) != 1:
+
+        def apply_all() -> None:
+            results = call.map([cell.array for cell in inputs])
+            for cell, array in zip(outputs, results, strict=True):
+                cell.array = array
+
+        return apply_all
+    (source,), (target,) = inputs, outputs
+    forward, shape, dtype = call.map.forward, target.shape, call.map.codomain.dtype
+
+    def apply() -> None:
+        array = forward(source.array)
+        if type(array) is not np.ndarray or array.shape != shape or array.dtype != dtype:
+            (array,) = call.map.checked(array)
+        target.array = array
+
+    return apply

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import pickle
 import sys
 import time
 import traceback
@@ -17,8 +18,10 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from linop.backends.base import Backend, Worker
-from linop.errors import ArgumentError, BackendError, MissingExtraError
+from linop.backends.base import Backend
+from linop.backends.transport import Who, heard, rebuilt
+from linop.backends.worker import Worker
+from linop.errors import ArgumentError, BackendError, DeadlockError, LinopError, MissingExtraError
 from linop.scalars import Array
 
 try:
@@ -28,16 +31,22 @@ except (ImportError, RuntimeError) as error:
         f"backend 'mpi' needs mpi4py and an MPI library: pip install 'linop-algebra[mpi]' ({error})"
     ) from None
 
-_SPIN = 1000
-"""Polls (about 1 µs each) before a waiting rank begins to sleep between them."""
+_CALL, _ALARM, _OWN = 0, 1, 2
+"""Tags of `post` and `alarm`, and how many there are; plans have the others."""
+_SPINS = 100
+"""Polls (about 0.3 µs each) before a waiting rank begins to yield its core between them."""
+_YIELDS = 1000
+"""Polls after which it sleeps between them."""
 _NAP = 50e-6
 """Seconds of such a sleep."""
+_LOOKS = 20
+"""Naps after which it looks for alarms, and at the clock."""
 _PASSING_ON = 0.5
 """Seconds that mpiexec has to pass on the last words of a rank: MPICH's may lose, once a rank
 aborts, what it has not read by then."""
 
 
-def get(comm: MPI.Comm | None = None) -> Backend:
+def get(comm: MPI.Comm | None = None, wait_limit: float = 600) -> Backend:
     """The backend of this rank.
 
     Args:
@@ -52,7 +61,7 @@ def get(comm: MPI.Comm | None = None) -> Backend:
     known = comm.Get_attr(_CACHED)
     if isinstance(known, Backend):
         return known
-    worker = Worker("mpi", Messages(comm.Dup()))
+    worker = Worker("mpi", Ranks(comm.Dup(), wait_limit))
     comm.Set_attr(_CACHED, worker)
     return worker
 
@@ -84,39 +93,133 @@ def launch(main: Callable[[Backend], Any], workers: int | None = None) -> list[A
     return results
 
 
-class Messages:
-    """One rank's transport (`linop.backends.base.Transport`) over a communicator of our own."""
+class Ranks:
+    """One rank's transport (`linop.backends.transport.Transport`) over a communicator of our own.
 
-    def __init__(self, comm: MPI.Comm) -> None:
+    Args:
+        limit: seconds that a wait may take.
+    """
+
+    name = "MPI"
+
+    def __init__(self, comm: MPI.Comm, limit: float) -> None:
         self._comm = comm
+        self._limit = limit
         self.worker: int = comm.rank
         self.workers: int = comm.size
-        self._tags: int = comm.Get_attr(MPI.TAG_UB) or 32767
+        self._tags: int = (comm.Get_attr(MPI.TAG_UB) or 32767) - _OWN
+        self._said: list[MPI.Request] = []
+        self._spins = 0 if comm.size > (os.cpu_count() or 1) else _SPINS
 
-    def receive(self, peer: int, tag: int, buffer: Array) -> Any:
-        return self._comm.Irecv([_bytes(buffer), MPI.BYTE], peer, tag % self._tags)
+    def receiver(self, peer: int, tag: int, buffer: Array) -> MPI.Prequest:
+        return self._comm.Recv_init([_bytes(buffer), MPI.BYTE], peer, self._tag(tag))
 
-    def send(self, peer: int, tag: int, buffer: Array) -> Any:
-        return self._comm.Isend([_bytes(buffer), MPI.BYTE], peer, tag % self._tags)
+    def sender(self, peer: int, tag: int, buffer: Array) -> MPI.Prequest:
+        return self._comm.Send_init([_bytes(buffer), MPI.BYTE], peer, self._tag(tag))
 
-    def wait(self, pending: Sequence[Any]) -> None:
-        requests = list(pending)
+    def start(self, requests: Sequence[MPI.Prequest]) -> None:
+        MPI.Prequest.Startall(requests)
+
+    def receive(self, peer: int, tag: int, buffer: Array) -> MPI.Request:
+        return self._comm.Irecv([_bytes(buffer), MPI.BYTE], peer, self._tag(tag))
+
+    def send(self, peer: int, tag: int, buffer: Array) -> MPI.Request:
+        return self._comm.Isend([_bytes(buffer), MPI.BYTE], peer, self._tag(tag))
+
+    def _tag(self, tag: int) -> int:
+        return _OWN + tag % self._tags
+
+    def test(self, pending: Sequence[MPI.Request]) -> bool:
+        return MPI.Request.Testall(pending)
+
+    def wait(self, pending: Sequence[MPI.Request], who: Who) -> None:
+        testall = MPI.Request.Testall
+        if not testall(pending):
+            self.until(lambda: testall(pending), who)
+
+    def until(self, done: Callable[[], bool], who: Who) -> None:
+        """Poll until something is done. MPI's own wait may spin; ranks that share a core, or wait
+        long, must let others run.
+
+        Raises:
+            LinopError: another rank raised an alarm. DeadlockError: the limit is reached.
+        """
+        for _ in range(self._spins):
+            if done():
+                return
         polls = 0
-        while not MPI.Request.Testall(requests):
-            # MPI's own wait may spin. Ranks that share a core, or wait long, must let others run.
-            os.sched_yield() if polls < _SPIN else time.sleep(_NAP)
+        begun = time.monotonic()
+        while not done():
             polls += 1
+            if polls < _YIELDS:
+                os.sched_yield()
+                continue
+            time.sleep(_NAP)
+            if polls % _LOOKS == 0:
+                self.check()
+                if time.monotonic() - begun > self._limit:
+                    self._expired(who)
+
+    def _expired(self, who: Who) -> NoReturn:
+        error = DeadlockError(
+            f"worker {self.worker} waited longer than {self._limit:g} s for {who()}"
+        )
+        self.alarm(error)
+        raise heard(error)
+
+    def free(self, requests: Sequence[MPI.Prequest]) -> None:
+        if MPI.Is_finalized():
+            return
+        for request in requests:
+            if request.Test():
+                request.Free()
+            else:  # of a run that was interrupted: MPI may still write to its buffer, or read it
+                _LOST.append(request)
 
     def gather_all(self, data: bytes) -> list[bytes]:
         gathered = bytearray(len(data) * self.workers)
-        self.wait([self._comm.Iallgather([data, MPI.BYTE], [gathered, MPI.BYTE])])
+        request = self._comm.Iallgather([data, MPI.BYTE], [gathered, MPI.BYTE])
+        self.wait([request], lambda: "all others to compile, or to take an inner product")
         pieces = range(0, len(gathered), len(data)) if data else []
         return [bytes(gathered[k : k + len(data)]) for k in pieces]
+
+    def post(self, peer: int, data: bytes) -> None:
+        self._say(peer, _CALL, data)
+
+    def fetch(self, peer: int, who: Who) -> bytes:
+        return self._hear(peer, _CALL, who)
+
+    def _say(self, peer: int, tag: int, data: bytes) -> None:
+        self._said = [request for request in self._said if not request.Test()]
+        self._said.append(self._comm.Isend([data, MPI.BYTE], peer, tag))
+
+    def _hear(self, peer: int, tag: int, who: Who) -> bytes:
+        status = MPI.Status()
+        if not self._comm.Iprobe(peer, tag, status):
+            self.until(lambda: self._comm.Iprobe(peer, tag, status), who)
+        data = bytearray(status.Get_count(MPI.BYTE))
+        self._comm.Recv([data, MPI.BYTE], status.Get_source(), tag)
+        return bytes(data)
+
+    def alarm(self, error: LinopError) -> None:
+        data = pickle.dumps((type(error).__name__, str(error)))
+        for peer in range(self.workers):
+            if peer != self.worker:
+                self._say(peer, _ALARM, data)
+
+    def check(self) -> None:
+        if self._comm.Iprobe(MPI.ANY_SOURCE, _ALARM):
+            kind, text = pickle.loads(self._hear(MPI.ANY_SOURCE, _ALARM, lambda: "an alarm"))
+            raise heard(rebuilt(kind, text))
+
+
+_LOST: list[MPI.Prequest] = []
+"""Requests that nobody is going to complete; they keep their buffers."""
 
 
 def _bytes(buffer: Array) -> Array:
     """A contiguous array's memory, whatever its dtype: a movement does not look at values."""
-    return buffer.view(np.uint8)
+    return buffer.reshape(-1).view(np.uint8)
 
 
 def _free(comm: MPI.Comm, keyval: int, worker: Worker) -> None:

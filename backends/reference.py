@@ -5,14 +5,16 @@ The truth the other backends are tested against. It never sees a normal form or 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from linop.backends.base import Backend, BoundPlan, Worker, check_agreement, check_workers
+from linop.backends.base import Backend, BoundPlan, check_workers, out_arrays, written
 from linop.backends.threads import Mailbox, run
 from linop.backends.whole import Whole
+from linop.backends.worker import Worker, check_agreement
 from linop.errors import SpaceError
 from linop.operator import LinearOperator
 from linop.scalars import Array
@@ -58,14 +60,19 @@ class ReferenceWorkerPlan(BoundPlan):
     def __init__(self, op: LinearOperator, backend: ReferenceWorker) -> None:
         super().__init__(op, backend)
         self._worker = backend
+        self._running: tuple[dict[str, Array], Sequence[Array] | None] = {}, None
 
     def _bind_adjoint(self) -> BoundPlan:
         return ReferenceWorkerPlan(self.op.H, self._worker)
 
-    def _begin(self, arrays: dict[str, Array]) -> dict[str, Array]:
-        return {name: array.copy() for name, array in arrays.items()}
+    def _begin(self, x: Any, out: Any) -> None:
+        arrays = self._arguments(x)
+        outs = None if out is None else out_arrays(self.codomain, self._here, out, arrays)
+        part = {r.name: a.copy() for r, a in zip(self._regions_in, arrays, strict=True)}
+        self._running = part, outs
 
-    def _end(self, running: dict[str, Array]) -> dict[str, Array]:
+    def _end(self) -> Sequence[Array]:
+        running, outs = self._running
         whole: dict[str, Array] = {}
         for worker, part in enumerate(self._worker.mailbox.gather_all(running)):
             for name, array in part.items():
@@ -74,5 +81,8 @@ class ReferenceWorkerPlan(BoundPlan):
                         f"region {name!r} is replicated, but worker {worker} holds other values "
                         f"than worker {self.domain[name].workers[0]}"
                     )
+        begun = time.perf_counter()
         result: Vector = self.op(Vector(self.domain, whole))
-        return result.arrays
+        self.counters.count(time.perf_counter() - begun)
+        results = [result.arrays[region.name] for region in self._regions_out]
+        return results if outs is None else written(results, outs)

@@ -11,18 +11,23 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from linop.backends.base import Backend, Worker
-from linop.backends.execute import Execution
+from linop.backends.base import Backend
+from linop.backends.messages import Messages
+from linop.backends.transport import Who, heard
 from linop.backends.whole import Whole
-from linop.errors import BackendError, DeadlockError
+from linop.backends.worker import Worker
+from linop.errors import BackendError, DeadlockError, LinopError
 from linop.lowering import lower, workers_of
 from linop.operator import LinearOperator
 from linop.scalars import Array
 from linop.space import Vector
 
 _HERE = threading.local()
-_AGREE = -1
-"""The tag of `gather_all`; plans have tags from 2 on."""
+_AGREE, _CALL = -1, -2
+"""The tags of `gather_all` and `post`; plans have tags from 2 on."""
+
+Key = tuple[int, int, int]
+"""Sender, receiver, tag."""
 
 
 def get(workers: int | None = None) -> Backend:
@@ -81,9 +86,10 @@ class Group:
         self.results: list[Any] = [None] * workers
         self.failure: BaseException | None = None
         self._changed = threading.Condition()
-        self._boxes: dict[tuple[int, int, int], deque[Any]] = {}
+        self._boxes: dict[Key, deque[Any]] = {}
         self._waiting: dict[int, tuple[int, int]] = {}
         self._ended: set[int] = set()
+        self._alarms: dict[int, deque[LinopError]] = {}
 
     def work(self, worker: int, main: Callable[[Mailbox], Any]) -> None:
         """The life of one worker's thread."""
@@ -99,30 +105,49 @@ class Group:
                 self._ended.add(worker)
                 self._detect_deadlock()
 
-    def put(self, sender: int, receiver: int, tag: int, item: Any) -> None:
+    def put(self, key: Key, item: Any) -> None:
         """Leave an item in a mailbox."""
         with self._changed:
-            self._boxes.setdefault((sender, receiver, tag), deque()).append(item)
+            self._boxes.setdefault(key, deque()).append(item)
             self._changed.notify_all()
 
-    def take(self, sender: int, receiver: int, tag: int) -> Any:
+    def has(self, key: Key) -> bool:
+        """Whether there is an item in a mailbox."""
+        return bool(self._boxes.get(key))
+
+    def take(self, key: Key) -> Any:
         """The next item of a mailbox; waits for it.
 
         Raises:
-            DeadlockError: nobody is going to send it.
+            DeadlockError: nobody is going to send it. LinopError: another worker raised an alarm.
         """
+        sender, receiver, tag = key
         with self._changed:
             while True:
-                box = self._boxes.get((sender, receiver, tag))
+                box = self._boxes.get(key)
                 if box:
                     return box.popleft()
                 if self.failure is not None:
                     raise _AbortedError
+                self.check(receiver)
                 self._waiting[receiver] = (sender, tag)
                 self._detect_deadlock()
                 if self.failure is None:
                     self._changed.wait()
                 self._waiting.pop(receiver, None)
+
+    def alarm(self, worker: int, error: LinopError) -> None:
+        """Make every other worker that waits, or comes to wait, raise an error."""
+        with self._changed:
+            for other in range(self.workers):
+                if other != worker:
+                    self._alarms.setdefault(other, deque()).append(error)
+            self._changed.notify_all()
+
+    def check(self, worker: int) -> None:
+        """Raise what another worker's alarm said, if there was one."""
+        if self._alarms.get(worker):
+            raise heard(self._alarms[worker].popleft())
 
     def _detect_deadlock(self) -> None:
         stuck = [
@@ -135,7 +160,8 @@ class Group:
 
     def _describe(self, worker: int) -> str:
         peer, tag = self._waiting[worker]
-        doing = "its compile" if tag == _AGREE else f"its message of plan {tag // 2}"
+        said = {_AGREE: "its compile", _CALL: "its call of the same plan"}
+        doing = said.get(tag) or f"its message of plan {tag // 2}"
         gone = ", which has ended" if peer in self._ended else ""
         return f"worker {worker} waits for worker {peer}{gone}: {doing}"
 
@@ -151,43 +177,109 @@ class _AbortedError(BaseException):
 
 
 class Mailbox:
-    """One worker's transport (`linop.backends.base.Transport`)."""
+    """One worker's transport (`linop.backends.transport.Transport`)."""
+
+    name = "mailboxes in memory"
 
     def __init__(self, group: Group, worker: int) -> None:
         self._group = group
         self.worker = worker
         self.workers = group.workers
 
-    def receive(self, peer: int, tag: int, buffer: Array) -> Any:
-        return lambda: self._fill(buffer, self._group.take(peer, self.worker, tag))
+    def receiver(self, peer: int, tag: int, buffer: Array) -> _Receive:
+        return _Receive(self._group, (peer, self.worker, tag), buffer)
 
-    def _fill(self, buffer: Array, message: Array) -> None:
-        if message.dtype != buffer.dtype or message.shape != buffer.shape:
-            raise BackendError(
-                f"worker {self.worker}: a message of {message.size} {message.dtype} came, "
-                f"{buffer.size} {buffer.dtype} expected"
-            )
-        buffer[...] = message
+    def sender(self, peer: int, tag: int, buffer: Array) -> _Send:
+        return _Send(self._group, (self.worker, peer, tag), buffer)
 
-    def send(self, peer: int, tag: int, buffer: Array) -> Any:
-        # The buffer was packed for this message, so it can be handed over as it is.
-        self._group.put(self.worker, peer, tag, buffer)
-        return None
+    def start(self, requests: Sequence[_Receive | _Send]) -> None:
+        for request in requests:
+            request.start()
 
-    def wait(self, pending: Sequence[Any]) -> None:
-        for receive in pending:
-            if receive is not None:
-                receive()
+    def receive(self, peer: int, tag: int, buffer: Array) -> _Receive:
+        request = self.receiver(peer, tag, buffer)
+        request.start()
+        return request
+
+    def send(self, peer: int, tag: int, buffer: Array) -> _Send:
+        request = self.sender(peer, tag, buffer)
+        request.start()
+        return request
+
+    def test(self, pending: Sequence[_Receive | _Send]) -> bool:
+        return all(request.ready() for request in pending)
+
+    def wait(self, pending: Sequence[_Receive | _Send], who: Who) -> None:
+        for request in pending:
+            request.wait()
+
+    def free(self, requests: Sequence[_Receive | _Send]) -> None:
+        """Nothing is held."""
 
     def gather_all(self, data: Any) -> list[Any]:
         everybody = range(self.workers)
         for peer in everybody:
             if peer != self.worker:
-                self._group.put(self.worker, peer, _AGREE, data)
+                self._group.put((self.worker, peer, _AGREE), data)
         return [
-            data if p == self.worker else self._group.take(p, self.worker, _AGREE)
+            data if p == self.worker else self._group.take((p, self.worker, _AGREE))
             for p in everybody
         ]
+
+    def post(self, peer: int, data: bytes) -> None:
+        self._group.put((self.worker, peer, _CALL), data)
+
+    def fetch(self, peer: int, who: Who) -> bytes:
+        data: bytes = self._group.take((peer, self.worker, _CALL))
+        return data
+
+    def alarm(self, error: LinopError) -> None:
+        self._group.alarm(self.worker, error)
+
+    def check(self) -> None:
+        self._group.check(self.worker)
+
+
+class _Send:
+    """A message that is handed over when it is started."""
+
+    def __init__(self, group: Group, key: Key, buffer: Array) -> None:
+        self._group, self._key, self._buffer = group, key, buffer
+
+    def start(self) -> None:
+        self._group.put(self._key, self._buffer.copy())
+
+    def ready(self) -> bool:
+        return True
+
+    def wait(self) -> None:
+        """Nothing: it is gone."""
+
+
+class _Receive:
+    """A message that is awaited once it is started."""
+
+    def __init__(self, group: Group, key: Key, buffer: Array) -> None:
+        self._group, self._key, self._buffer = group, key, buffer
+        self._due = False
+
+    def start(self) -> None:
+        self._due = True
+
+    def ready(self) -> bool:
+        return not self._due or self._group.has(self._key)
+
+    def wait(self) -> None:
+        if not self._due:
+            return
+        message = self._group.take(self._key)
+        if message.dtype != self._buffer.dtype or message.size != self._buffer.size:
+            raise BackendError(
+                f"worker {self._key[1]}: a message of {message.size} {message.dtype} came, "
+                f"{self._buffer.size} {self._buffer.dtype} expected"
+            )
+        self._buffer[...] = message.reshape(self._buffer.shape)
+        self._due = False
 
 
 class Threads(Whole):
@@ -200,15 +292,14 @@ class Threads(Whole):
         plans = [lower(op.stages, worker) for worker in range(max(needed, default=0) + 1)]
 
         def apply(x: Vector) -> Vector:
-            def main(mailbox: Mailbox) -> dict[str, Array]:
+            def main(mailbox: Mailbox) -> list[Array]:
                 plan = plans[mailbox.worker]
-                given = {region.name: x[region.name] for region in plan.inputs}
-                return Execution(plan, mailbox, 0, given).to_end()
+                return Messages(plan, mailbox, 0).run([x[r.name] for r in plan.inputs])
 
             results: dict[str, Array] = {}
-            for part in run(len(plans), main):
-                for name, array in part.items():
-                    results.setdefault(name, array)
+            for plan, part in zip(plans, run(len(plans), main), strict=True):
+                for region, array in zip(plan.outputs, part, strict=True):
+                    results.setdefault(region.name, array)
             return Vector(op.codomain, results)
 
         return apply

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
-from linop.backends.base import Backend, BoundPlan, check_workers
+from linop.backends.base import Backend, BoundPlan, check_workers, out_arrays, written
 from linop.errors import ArgumentError
 from linop.operator import LinearOperator
 from linop.scalars import Array
@@ -36,12 +38,22 @@ class WholePlan(BoundPlan):
         super().__init__(op, backend)
         self._whole = backend
         self._apply = backend.bind(op)
+        self._running: tuple[Vector, Sequence[Array] | None] | None = None
 
     def _bind_adjoint(self) -> BoundPlan:
         return WholePlan(self.op.H, self._whole)
 
-    def _begin(self, arrays: dict[str, Array]) -> Vector:
-        return Vector(self.domain, arrays)
+    def _begin(self, x: Any, out: Any) -> None:
+        arrays = self._arguments(x)
+        outs = None if out is None else out_arrays(self.codomain, None, out, arrays)
+        names = (region.name for region in self._regions_in)
+        self._running = Vector(self.domain, dict(zip(names, arrays, strict=True))), outs
 
-    def _end(self, running: Vector) -> dict[str, Array]:
-        return self._apply(running).arrays
+    def _end(self) -> Sequence[Array]:
+        assert self._running is not None
+        (vector, outs), self._running = self._running, None
+        begun = time.perf_counter()
+        arrays = self._apply(vector).arrays
+        self.counters.count(time.perf_counter() - begun)
+        results = [arrays[region.name] for region in self._regions_out]
+        return results if outs is None else written(results, outs)

@@ -76,7 +76,14 @@ class LocalMap:
         Raises:
             ShapeError, DTypeError: the function's result does not fit the codomain.
         """
-        result = self.forward(bare_or_dict(self.domain.regions, arrays))
+        return self.checked(self.forward(bare_or_dict(self.domain.regions, arrays)))
+
+    def checked(self, result: Any) -> list[Array]:
+        """What the function returned, as arrays in the order of the codomain's regions.
+
+        Raises:
+            ShapeError, DTypeError: it does not fit the codomain.
+        """
         names = [region.name for region in self.codomain.regions]
         if len(names) == 1 and not isinstance(result, Mapping):
             result = {names[0]: result}

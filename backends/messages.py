@@ -1,0 +1,163 @@
+"""Programs whose messages go through a transport: one packed message per peer and stage.
+
+Receives are posted when a run begins, into the result itself where that is one contiguous box;
+sends start as soon as they are packed, the farthest peer first, so that not all workers address the
+same one. Requests are made once and started at every run.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from linop.backends.execute import Program, Stage
+from linop.backends.strided import View, Work, copying, fixed
+from linop.backends.transport import Transport
+from linop.plan import Plan, Put, Receive, Send, Wait
+from linop.region import Region
+from linop.scalars import Array
+
+_PACKED = 8 * 1024
+"""Bytes of a contiguous part up to which it is packed all the same: a copy and a persistent request
+cost less than a request for memory that is new at every run."""
+
+
+class Messages(Program):
+    """A plan over a transport's messages, all with one tag: between two workers they keep their
+    order."""
+
+    def __init__(self, plan: Plan, transport: Transport, tag: int) -> None:
+        self._transport = transport
+        self._tag = tag
+        self._posts: list[tuple[int, Receive, View]] = []
+        self._requests: list[Any] = []
+        self._receiving: dict[int, list[Any]] = {}
+        self._peers: dict[int, list[int]] = {}
+        self._sending: list[Any] = []
+        super().__init__(plan)
+        self._release = weakref.finalize(self, transport.free, self._requests)
+        self._release.atexit = False
+
+    def memory(self, region: Region) -> Array:
+        return np.zeros(region.shape, self.plan.dtype)
+
+    def slots(self, regions: Sequence[Region]) -> list[tuple[Array, ...]]:
+        del regions
+        return []
+
+    def receive(self, stage: Stage, step: Receive) -> dict[int, View]:
+        puts = stage.incoming(step.peer)
+        straight = len(puts) == 1 and _straight(stage.target(puts[0]), puts[0], step.size)
+        where = stage.target(puts[0]) if straight else self._buffer(step.size)
+        self._posts.append((stage.number, step, where))
+        return {} if straight else {id(put): _piece(where, put) for put in puts}
+
+    def begin(self) -> None:
+        started: list[Any] = []
+        new: list[Work] = []
+        for number, step, where in self._posts:
+            pending = self._receiving.setdefault(number, [])
+            self._peers.setdefault(number, []).append(step.peer)
+            if where.cell.fixed:
+                pending.append(self._transport.receiver(step.peer, self._tag, where.get()))
+                started.append(pending[-1])
+            else:
+                new.append(self._posting(step.peer, where, pending, len(pending)))
+                pending.append(None)
+        self._requests += started
+        if started:
+            self.step(f"post {len(started)} receives", partial(self._transport.start, started))
+        for post in new:
+            self.step("post a receive into the result", post)
+
+    def _posting(self, peer: int, where: View, pending: list[Any], k: int) -> Work:
+        get, receive, tag = where.getter, self._transport.receive, self._tag
+
+        def post() -> None:
+            pending[k] = receive(peer, tag, get())
+
+        return post
+
+    def send(self, stage: Stage, step: Send) -> None:
+        sources = [stage.source(part) for part in step.parts]
+        first = sources[0]
+        k = len(self._sending)
+        self._sending.append(None)
+        whole = len(sources) == 1 and first.contiguous
+        if whole and first.cell.fixed:
+            self._send_from(str(step), step.peer, first.get(), k)
+        elif whole and step.size * self.plan.dtype.itemsize > _PACKED:
+            self.step(str(step), self._sending_new(step.peer, first, k))
+        else:
+            buffer = self._buffer(step.size)
+            offset = 0
+            for source in sources:
+                piece = _cut(buffer, offset, source.shape)
+                self.step(f"pack for {step.peer}", copying(piece, source, self.plan.dtype))
+                offset += source.size
+            self._send_from(str(step), step.peer, buffer.get(), k)
+
+    def _send_from(self, label: str, peer: int, buffer: Array, k: int) -> None:
+        request = self._sending[k] = self._transport.sender(peer, self._tag, buffer)
+        self._requests.append(request)
+        self.step(label, partial(self._transport.start, [request]))
+
+    def _sending_new(self, peer: int, source: View, k: int) -> Work:
+        """Send memory that is another one at every run."""
+        get, begin, tag, sending = source.getter, self._transport.send, self._tag, self._sending
+
+        def send() -> None:
+            sending[k] = begin(peer, tag, np.ascontiguousarray(get()))
+
+        return send
+
+    def wait(self, stage: Stage, step: Wait) -> None:
+        pending, peers = self._receiving[stage.number], self._peers[stage.number]
+        transport = self._transport
+
+        def who() -> str:
+            late = [p for p, r in zip(peers, pending, strict=True) if not transport.test([r])]
+            return f"a message from {', '.join(map(str, late))} (stage {stage.number})"
+
+        self.step(
+            str(step),
+            lambda: transport.wait(pending, who),
+            lambda: transport.test(pending),
+        )
+
+    def end(self) -> None:
+        sending, transport = self._sending, self._transport
+        if sending:
+            self.step(
+                "wait until all is sent",
+                lambda: transport.wait(sending, lambda: "its own messages to leave"),
+                lambda: transport.test(sending),
+            )
+
+    def _buffer(self, size: int) -> View:
+        return fixed(np.empty(size, self.plan.dtype))
+
+    def describe(self) -> str:
+        return f"messages over {self._transport.name}"
+
+    def release(self) -> None:
+        self._release()
+
+
+def _straight(target: View, put: Put, size: int) -> bool:
+    """Whether a message can be received where it belongs."""
+    plain = put.coefficient == 1 and not put.accumulate
+    return plain and target.contiguous and target.size == size
+
+
+def _cut(buffer: View, offset: int, shape: tuple[int, ...]) -> View:
+    size = int(np.prod(shape, dtype=np.int64))
+    return fixed(buffer.get()[offset : offset + size].reshape(shape))
+
+
+def _piece(buffer: View, put: Put) -> View:
+    return _cut(buffer, put.source.offset, put.target.shape)  # type: ignore[union-attr]

@@ -1,0 +1,131 @@
+"""Memory that the ranks of one machine share: windows, and blocks of them.
+
+Windows are dear to make (up to 37 ms) and live as long as the process, since results that users
+hold lie in them; plans take blocks, and give them back.
+"""
+
+from __future__ import annotations
+
+import bisect
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from linop.scalars import Array
+
+ALIGNED = 64
+"""Bytes that blocks are multiples of, and start at: a cache line."""
+_LEAST = 16 << 20
+"""Bytes a rank that a window has at least, if there is room."""
+_SHARE = 2
+"""At most one part in so many of the free shared memory becomes a window."""
+_WHERE = "/dev/shm"
+"""What MPI libraries keep windows in; it may be small, in containers 64 MB."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """A piece of this rank's part of a window."""
+
+    segment: int
+    offset: int
+    size: int
+
+
+class Segment:
+    """One window: this rank's memory in it, which parts are free, and everybody's memory."""
+
+    def __init__(self, comm: MPI.Comm, size: int) -> None:
+        self.window = MPI.Win.Allocate_shared(size, 1, comm=comm)
+        self.window.Lock_all()
+        self.memory: list[Array] = [
+            np.frombuffer(self.window.Shared_query(rank)[0], np.uint8) for rank in range(comm.size)
+        ]
+        self.size = size
+        self._free: list[tuple[int, int]] = [(0, size)]
+
+    def take(self, size: int) -> int | None:
+        """The start of a free piece; None if there is none so long."""
+        for k, (start, stop) in enumerate(self._free):
+            if stop - start >= size:
+                self._free[k : k + 1] = [(start + size, stop)] if stop - start > size else []
+                return start
+        return None
+
+    def give(self, start: int, size: int) -> None:
+        """Make a piece free again."""
+        k = bisect.bisect(self._free, (start, start))
+        self._free.insert(k, (start, start + size))
+        merged: list[tuple[int, int]] = []
+        for a, b in self._free:
+            if merged and merged[-1][1] == a:
+                merged[-1] = merged[-1][0], b
+            else:
+                merged.append((a, b))
+        self._free = merged
+
+    @property
+    def longest(self) -> int:
+        return max((b - a for a, b in self._free), default=0)
+
+
+class Pool:
+    """The windows of the ranks of a communicator, all on one machine."""
+
+    def __init__(self, comm: MPI.Comm) -> None:
+        self._comm = comm
+        self.segments: list[Segment] = []
+
+    def room(self) -> tuple[int, int]:
+        """The longest free piece here, and how much a new window could have a rank, in bytes."""
+        longest = max((s.longest for s in self.segments), default=0)
+        try:
+            free = shutil.disk_usage(_WHERE).free
+        except OSError:
+            free = 0
+        return longest, free // _SHARE // self._comm.size
+
+    def grow(self, size: int) -> None:
+        """A new window with at least so many bytes a rank: collective."""
+        self.segments.append(Segment(self._comm, aligned(size)))
+
+    def take(self, size: int) -> Block | None:
+        """A free block of this rank's memory."""
+        size = max(aligned(size), ALIGNED)
+        for number, segment in enumerate(self.segments):
+            start = segment.take(size)
+            if start is not None:
+                return Block(number, start, size)
+        return None
+
+    def give(self, block: Block) -> None:
+        """Give a block back."""
+        self.segments[block.segment].give(block.offset, block.size)
+
+    def memory(self, segment: int, rank: int) -> Array:
+        """A rank's memory in a window, as bytes."""
+        return self.segments[segment].memory[rank]
+
+    def sync(self) -> None:
+        """Make what was written before seen before what is written after."""
+        for segment in self.segments:
+            segment.window.Sync()
+
+
+def wanted(need: int, room: Sequence[tuple[int, int]]) -> int | None:
+    """How long a new window must be for so many bytes a rank: 0 if all have room, None if there is
+    not enough shared memory. The same on every rank, for the same `room` of all."""
+    if all(longest >= need for longest, _ in room):
+        return 0
+    most = min(limit for _, limit in room)
+    size = max(need, min(_LEAST, most))
+    return size if size <= most else None
+
+
+def aligned(size: int) -> int:
+    return -(-size // ALIGNED) * ALIGNED

@@ -1,0 +1,146 @@
+"""How one worker reaches the others: what a backend has to bring, and how workers agree by it.
+
+A `Transport` moves buffers. `agree` is the one collective conversation about a call: everybody's
+verdict, merged along a tree, so that what one worker sees wrong every worker hears of.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from linop import errors
+from linop.errors import BackendError, LinopError
+from linop.scalars import Array
+
+Who = Callable[[], str]
+"""Says what a worker waits for, when somebody asks."""
+
+
+class Transport(Protocol):
+    """How one worker exchanges buffers with the others. Messages between two workers arrive in the
+    order sent for a tag. What `receiver`, `sender`, `receive` and `send` return is pending: `test`
+    and `wait` take it.
+    """
+
+    name: str
+    worker: int
+    workers: int
+
+    def receiver(self, peer: int, tag: int, buffer: Array) -> Any:
+        """A receive of exactly the buffer's size, to be started any number of times."""
+
+    def sender(self, peer: int, tag: int, buffer: Array) -> Any:
+        """A send of the buffer, to be started any number of times."""
+
+    def start(self, requests: Sequence[Any]) -> None:
+        """Start what `receiver` and `sender` made."""
+
+    def receive(self, peer: int, tag: int, buffer: Array) -> Any:
+        """A receive, once and at once."""
+
+    def send(self, peer: int, tag: int, buffer: Array) -> Any:
+        """A send, once and at once; the buffer must not change before it is done."""
+
+    def test(self, pending: Sequence[Any]) -> bool:
+        """Whether all of these are done."""
+
+    def wait(self, pending: Sequence[Any], who: Who) -> None:
+        """Until all of these are done.
+
+        Raises:
+            LinopError: another worker raised an alarm. DeadlockError: it takes too long.
+        """
+
+    def free(self, requests: Sequence[Any]) -> None:
+        """Give up what `receiver` and `sender` made."""
+
+    def gather_all(self, data: bytes) -> list[bytes]:
+        """Everybody's data, of equal length, by worker: collective."""
+
+    def post(self, peer: int, data: bytes) -> None:
+        """Say something to a worker, apart from all messages."""
+
+    def fetch(self, peer: int, who: Who) -> bytes:
+        """The next thing that a worker said; waits for it."""
+
+    def alarm(self, error: LinopError) -> None:
+        """Make every other worker that waits, or comes to wait, raise this error."""
+
+    def check(self) -> None:
+        """Raise what another worker's alarm said, if there was one."""
+
+
+@dataclass
+class Verdict:
+    """What workers say before a call: who sees what error, and who calls what."""
+
+    wrong: dict[int, tuple[str, str]] = field(default_factory=dict)
+    """By worker: the class of an error, and its text."""
+    calls: dict[int, tuple[int, str]] = field(default_factory=dict)
+    """By number of the plan: the first worker that calls it, and what it is in words."""
+
+    def merged(self, other: Verdict) -> Verdict:
+        calls = dict(self.calls)
+        for call, said in other.calls.items():
+            calls[call] = min(said, calls.get(call, said))
+        return Verdict(self.wrong | other.wrong, calls)
+
+    def error(self) -> LinopError | None:
+        """The error that this is for everybody: the first worker's."""
+        if self.wrong:
+            kind, text = self.wrong[min(self.wrong)]
+            return rebuilt(kind, text)
+        if len(self.calls) > 1:
+            calls = "; ".join(f"worker {w} calls {what}" for w, what in sorted(self.calls.values()))
+            return BackendError(
+                f"workers call different plans: {calls}. Call the same plans in the same order on "
+                f"every worker"
+            )
+        return None
+
+
+def heard(error: LinopError) -> LinopError:
+    """An alarm's error, as the worker that hears it raises it: one of its own, and no new alarm."""
+    mine = rebuilt(type(error).__name__, str(error))
+    mine.from_alarm = True  # type: ignore[attr-defined]
+    return mine
+
+
+def rebuilt(kind: str, text: str) -> LinopError:
+    """An error of another worker, of the same class if it is one of ours."""
+    known = getattr(errors, kind, None)
+    ours = isinstance(known, type) and issubclass(known, LinopError)
+    error: LinopError = known(text) if ours else BackendError(f"{kind}: {text}")  # type: ignore[misc]
+    return error
+
+
+def agree(transport: Transport, group: Sequence[int], mine: Verdict, what: str) -> Verdict:
+    """Everybody's verdict, on every worker of a group: merged up a binomial tree over the group,
+    and handed down again. Each worker speaks to at most ⌈log₂ n⌉ others.
+
+    Args:
+        what: this is about, for a worker that waits in vain.
+    """
+    me, n = group.index(transport.worker), len(group)
+
+    def fetch(k: int) -> Verdict:
+        peer = group[k]
+        said: Verdict = pickle.loads(transport.fetch(peer, lambda: f"worker {peer} to call {what}"))
+        return said
+
+    step = 1
+    children: list[int] = []
+    while step < n and me % (2 * step) == 0:
+        if me + step < n:
+            children.append(me + step)
+            mine = mine.merged(fetch(me + step))
+        step *= 2
+    if me:
+        transport.post(group[me - step], pickle.dumps(mine))
+        mine = fetch(me - step)
+    for child in reversed(children):
+        transport.post(group[child], pickle.dumps(mine))
+    return mine

@@ -1,0 +1,209 @@
+"""One worker of an SPMD program: its backend, and its bound plans.
+
+A plan's first call is where its workers find each other: they agree that all of them call this
+plan with arguments that fit, and how its messages travel. Later calls do not ask again (unless the
+backend is in debug mode); a worker that fails in one raises an alarm, so that nobody waits for it.
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from linop.backends.base import Backend, BoundPlan, check_workers, held_arrays, out_arrays
+from linop.backends.execute import Program
+from linop.backends.messages import Messages
+from linop.backends.transport import Transport, Verdict, agree
+from linop.errors import BackendError, LinopError
+from linop.lowering import lower, workers_of
+from linop.operator import LinearOperator
+from linop.plan import Plan
+from linop.scalars import Array, Scalar
+from linop.space import Space, Vector, sum_by_worker
+
+_SHOWN = 160
+"""Bytes of an operator's text in an error."""
+
+
+class Worker(Backend):
+    """One worker of an SPMD program over a transport.
+
+    Args:
+        debug: compare what all workers call, and with what, at every call.
+    """
+
+    def __init__(self, name: str, transport: Transport, debug: bool = False) -> None:
+        self.name = name
+        self.transport = transport
+        self.worker: int = transport.worker
+        self.workers: int = transport.workers
+        self.debug = debug
+        self._plans = 0
+
+    def compile(self, op: LinearOperator) -> BoundPlan:
+        # Agreement first: it is collective, and who needs a missing worker may not be all.
+        check_agreement(op, self.transport)
+        check_workers(op, self)
+        self._plans += 1
+        return WorkerPlan(op, self, 2 * self._plans)
+
+    def program(self, plan: Plan, group: Sequence[int], tag: int) -> Program:
+        """A plan, bound to the way in which its messages travel; collective over the group."""
+        del group
+        return Messages(plan, self.transport, tag)
+
+    def vector(self, space: Space, arrays: Any) -> Vector:
+        given = held_arrays(space, self.worker, arrays)
+
+        def total(partial: dict[int, Scalar]) -> Scalar:
+            # The worker that counts a region is the first of its holders.
+            return sum_over_workers(partial.get(self.worker, 0), space, self.transport)
+
+        return Vector(space, given, total)
+
+
+class WorkerPlan(BoundPlan):
+    """One worker's bound plan. One run at a time: another one before `finish`, from another thread,
+    or from a local operator of its own, is an error."""
+
+    def __init__(self, op: LinearOperator, backend: Worker, tag: int) -> None:
+        super().__init__(op, backend)
+        self.plan = lower(op.stages, backend.worker)
+        self.group = workers_of(op.stages)
+        self._worker = backend
+        self._tag = tag
+        self._program: Program | None = None
+        self._broken: str | None = None
+
+    def _bind_adjoint(self) -> BoundPlan:
+        return WorkerPlan(self.op.H, self._worker, self._tag ^ 1)
+
+    def _begin(self, x: Any, out: Any) -> None:
+        arrays, outs, program = self._ready(x, out)
+        try:
+            program.start(arrays, outs)
+        except BaseException as error:
+            self._fail(error)
+            raise
+
+    def _end(self) -> list[Array]:
+        assert self._program is not None
+        try:
+            return self._program.finish()
+        except BaseException as error:
+            self._fail(error)
+            raise
+
+    def _run(self, x: Any, out: Any) -> list[Array]:
+        arrays, outs, program = self._ready(x, out)
+        begun = time.perf_counter()
+        try:
+            results = program.run(arrays, outs)
+        except BaseException as error:
+            self._fail(error)
+            raise
+        self.counters.count(time.perf_counter() - begun)
+        return results
+
+    def _ready(self, x: Any, out: Any) -> tuple[Sequence[Array], Sequence[Array] | None, Program]:
+        """Checked arguments, and the program; by agreement at the first call."""
+        wrong: LinopError | None = None
+        arrays: Sequence[Array] = ()
+        outs: Sequence[Array] | None = None
+        try:
+            arrays = self._arguments(x)
+            outs = None if out is None else out_arrays(self.codomain, self._here, out, arrays)
+        except LinopError as error:
+            wrong = error
+        if self._broken is not None:
+            raise BackendError(f"{self!r} was interrupted: {self._broken}; compile it again")
+        program = self._program
+        if program is None or self._worker.debug:
+            self._agree(wrong)
+            program = self._program or self._bind_program()
+        elif wrong is not None:
+            self._fail(wrong)
+            raise wrong
+        self._worker.transport.check()
+        return arrays, outs, program
+
+    def _agree(self, wrong: LinopError | None) -> None:
+        """Check, together, that all call this plan, with arguments that fit.
+
+        Raises:
+            The first worker's error, on every worker. BackendError: they call different plans.
+        """
+        transport = self._worker.transport
+        if transport.worker not in self.group:
+            if wrong is not None:
+                raise wrong
+            return
+        what = f"plan {self._tag // 2}{' (adjoint)' if self._tag % 2 else ''}, {self.op!r}"
+        # What the plan is, all workers agreed on when they compiled it.
+        verdict = Verdict(calls={self._tag: (transport.worker, what)})
+        if wrong is not None:
+            text = f"worker {transport.worker}, argument of {self.op!r}: {wrong}"
+            verdict.wrong[transport.worker] = type(wrong).__name__, text
+        error = agree(transport, self.group, verdict, what).error()
+        if error is not None:
+            raise error
+
+    def _bind_program(self) -> Program:
+        self._program = self._worker.program(self.plan, self.group, self._tag)
+        return self._program
+
+    def _fail(self, error: BaseException) -> None:
+        """A run ended halfway: nobody else must wait for it."""
+        self._broken = f"{type(error).__name__}: {error}"
+        if self._program is not None:
+            self._program.forget()
+        transport = self._worker.transport
+        text = f"worker {transport.worker} in {self.op!r}: {error}"
+        kind = type(error) if isinstance(error, LinopError) else None
+        if len(self.group) > 1 and not getattr(error, "from_alarm", False):
+            alarm = kind(text) if kind else BackendError(f"{type(error).__name__}: {text}")
+            transport.alarm(alarm)
+
+    def describe(self) -> str:
+        head = self._program.describe() if self._program else "not yet bound to its workers"
+        return f"{self.plan.describe()}\n  by {head}"
+
+    def release(self) -> None:
+        if self._program is not None:
+            self._program.release()
+            self._program = None
+        self._broken = "released"
+        super().release()
+
+
+def check_agreement(op: LinearOperator, transport: Transport) -> None:
+    """Check, together, that all workers built the same operator.
+
+    Raises:
+        BackendError: they did not; on every worker, in the same words.
+    """
+    digests = transport.gather_all(op.stages.fingerprint)
+    if len(set(digests)) == 1:
+        return
+    names = transport.gather_all(repr(op).encode()[:_SHOWN].ljust(_SHOWN))
+    said = []
+    for one in dict.fromkeys(digests):
+        workers = [w for w, digest in enumerate(digests) if digest == one]
+        name = names[workers[0]].decode(errors="ignore").rstrip()
+        said.append(f"workers {workers} built {name}")
+    raise BackendError(
+        f"workers built different operators: {'; '.join(said)}. Build it from the same arguments "
+        f"on every worker"
+    )
+
+
+def sum_over_workers(value: Scalar, space: Space, transport: Transport) -> Scalar:
+    """The sum of one number of every worker, in the order of workers: the same bits everywhere."""
+    form = {"i": "=q", "u": "=Q", "c": "=dd"}.get(space.dtype.kind, "=d")
+    numbers = (value.real, value.imag) if form == "=dd" else (value,)
+    parts = [
+        struct.unpack(form, data) for data in transport.gather_all(struct.pack(form, *numbers))
+    ]
+    return sum_by_worker({w: complex(*p) if len(p) > 1 else p[0] for w, p in enumerate(parts)})
