@@ -74,7 +74,7 @@ def _movement_steps(movement: Movement, worker: int, stage: int) -> Iterator[Ste
         # By the worker that counts the source, whoever sends it: all holders of a replicated region
         # sum in the same order.
         counts = [movement.domain.regions[k].workers[0] for k in table.src[incoming.row[entries]]]
-        entries = entries[np.argsort(counts, kind="stable")]
+        entries = entries[np.lexsort((incoming.row[entries], counts))]
         rows = incoming.row[entries]
         order, sums = summation(table.at[rows], table.extent[rows])
         covered = int(incoming.volume[entries][~sums].sum()) == region.size
