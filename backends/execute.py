@@ -46,12 +46,12 @@ class Stage:
         for step in steps:
             match step:
                 case Make():
-                    cell = self.new[step.region.name] = Cell(step.region)
+                    cell = self.new[step.region.name] = Cell(step.region.shape)
                     self.made.append((step, cell))
                 case Alias():
                     self.new[step.target.name] = current[step.source.name]
                 case Apply():
-                    self.new.update({region.name: Cell(region) for region in step.outputs})
+                    self.new.update({region.name: Cell(region.shape) for region in step.outputs})
                     self.applies.append(step)
                 case Put():
                     self.puts.append(step)
@@ -83,7 +83,7 @@ class Program(ABC):
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        self._inputs = tuple(Cell(region) for region in plan.inputs)
+        self._inputs = tuple(Cell(region.shape) for region in plan.inputs)
         self._fills: list[tuple[str, Work]] = []
         self._steps: list[tuple[str, Work]] = []
         self._waits: dict[int, Ready] = {}
@@ -93,7 +93,10 @@ class Program(ABC):
         current = self._stages[-1].new if self._stages else {}
         self._results = tuple(current[region.name] for region in plan.outputs)
         self._place_results()
-        self._bind()
+        self._inbox = [
+            {k: v for step in stage.receives for k, v in self.receive(stage, step).items()}
+            for stage in self._stages
+        ]
 
     # What a subclass says
 
@@ -159,20 +162,17 @@ class Program(ABC):
                 if self.small or cell not in self._own:
                     cell.array, cell.fixed = self.memory(make.region), True
         self._slots = [] if self.small else self.slots(own)
-        self._unused = _references(self._slots[0]) if self._slots else 0
+        self._unused = references(self._slots[0]) if self._slots else 0
 
-    def _bind(self) -> None:
+    def bind(self) -> None:
+        """Make the steps, once it is known where everything is."""
         for stage in self._stages:
             for make, cell in stage.made:
                 if make.zeroed:
                     self._fills.append((f"clear {make.region}", _filling(cell)))
-        found = [
-            {k: v for step in stage.receives for k, v in self.receive(stage, step).items()}
-            for stage in self._stages
-        ]
         self.begin()
-        for stage, inbox in zip(self._stages, found, strict=True):
-            for send in stage.sends:
+        for stage, inbox in zip(self._stages, self._inbox, strict=True):
+            for send in sorted(stage.sends, key=self._distance):
                 self.send(stage, send)
             local = [p for p in stage.puts if isinstance(p.source, Subset) and not p.accumulate]
             for put in local:
@@ -188,6 +188,10 @@ class Program(ABC):
                 self.step(str(apply), _applying(stage, apply))
         self.end()
         self._calls = tuple(work for _, work in self._labelled)
+
+    def _distance(self, send: Send) -> tuple[bool, int]:
+        """Every worker begins with the one after it, so that not all address the same one."""
+        return send.peer < self.plan.worker, send.peer
 
     @property
     def _labelled(self) -> list[tuple[str, Work]]:
@@ -208,14 +212,14 @@ class Program(ABC):
 
     def run(self, arrays: Sequence[Array], out: Sequence[Array] | None = None) -> list[Array]:
         """Results for arguments, both in the order of the plan's regions."""
-        self._take(arrays, out)
+        self._load(arrays, out)
         for work in self._calls:
             work()
         return self._give()
 
     def start(self, arrays: Sequence[Array], out: Sequence[Array] | None = None) -> None:
         """Begin a run: as far as it goes without waiting."""
-        self._take(arrays, out)
+        self._load(arrays, out)
         self._at = 0
         for work in self._calls:
             ready = self._waits.get(self._at)
@@ -234,13 +238,13 @@ class Program(ABC):
         self, arrays: Sequence[Array], out: Sequence[Array] | None, record: Callable[[str], Any]
     ) -> list[Array]:
         """`run`, with a context of the recorder's around every step."""
-        self._take(arrays, out)
+        self._load(arrays, out)
         for label, work in self._labelled:
             with record(label):
                 work()
         return self._give()
 
-    def _take(self, arrays: Sequence[Array], out: Sequence[Array] | None) -> None:
+    def _load(self, arrays: Sequence[Array], out: Sequence[Array] | None) -> None:
         for cell, array in zip(self._inputs, arrays, strict=True):
             cell.array = array
         self._given, self._out = arrays, out
@@ -255,12 +259,12 @@ class Program(ABC):
             wanted = dict(zip(map(id, self._results), out, strict=True))
             return [wanted[id(cell)] for cell in self._own]
         for arrays in self._slots:
-            if _references(arrays) <= self._unused:
+            if references(arrays) <= self._unused:
                 return arrays
         arrays = tuple(np.empty(cell.shape, self.plan.dtype) for cell in self._own)
         if len(self._slots) < KEPT and _COUNTED:
             self._slots.append(arrays)
-            self._unused = self._unused or _references(arrays)
+            self._unused = self._unused or references(arrays)
         return arrays
 
     def handed_out(self, array: Array) -> bool:
@@ -298,7 +302,7 @@ _COUNTED = hasattr(sys, "getrefcount") and sys.implementation.name == "cpython"
 """Whether it can be told that nobody uses an array any more."""
 
 
-def _references(arrays: tuple[Array, ...]) -> int:
+def references(arrays: tuple[Array, ...]) -> int:
     """The largest number of references to one of the arrays; a view of it holds one."""
     return max((sys.getrefcount(array) for array in arrays), default=0)
 

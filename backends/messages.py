@@ -39,6 +39,7 @@ class Messages(Program):
         self._peers: dict[int, list[int]] = {}
         self._sending: list[Any] = []
         super().__init__(plan)
+        self.bind()
         self._release = weakref.finalize(self, transport.free, self._requests)
         self._release.atexit = False
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import os
 import pickle
+import struct
 import sys
 import time
 import traceback
@@ -19,13 +20,19 @@ from typing import Any, NoReturn
 import numpy as np
 
 from linop.backends.base import Backend
-from linop.backends.transport import Who, heard, rebuilt
+from linop.backends.execute import Program
+from linop.backends.messages import Messages
+from linop.backends.transport import Verdict, Who, agree, heard, rebuilt
 from linop.backends.worker import Worker
 from linop.errors import ArgumentError, BackendError, DeadlockError, LinopError, MissingExtraError
+from linop.plan import Plan
 from linop.scalars import Array
 
 try:
     from mpi4py import MPI
+
+    from linop.backends.shared import Pool, wanted
+    from linop.backends.windows import NoRoomError, Windows, memory_needed
 except (ImportError, RuntimeError) as error:
     raise MissingExtraError(
         f"backend 'mpi' needs mpi4py and an MPI library: pip install 'linop-algebra[mpi]' ({error})"
@@ -33,6 +40,8 @@ except (ImportError, RuntimeError) as error:
 
 _CALL, _ALARM, _OWN = 0, 1, 2
 """Tags of `post` and `alarm`, and how many there are; plans have the others."""
+_LIMIT = 600
+"""Seconds that a wait may take, where nobody says otherwise."""
 _SPINS = 100
 """Polls (about 0.3 µs each) before a waiting rank begins to yield its core between them."""
 _YIELDS = 1000
@@ -46,12 +55,23 @@ _PASSING_ON = 0.5
 aborts, what it has not read by then."""
 
 
-def get(comm: MPI.Comm | None = None, wait_limit: float = 600) -> Backend:
+def get(
+    comm: MPI.Comm | None = None,
+    windows: bool | None = None,
+    wait_limit: float | None = None,
+    debug: bool | None = None,
+) -> Backend:
     """The backend of this rank.
 
     Args:
         comm: an intracommunicator, COMM_WORLD by default; worker w is its rank w. The first call
-            for a communicator is collective, for it is duplicated to keep messages apart.
+            for a communicator is collective, for it is duplicated to keep messages apart; the
+            options of that call hold for all.
+        windows: False to use messages between ranks of one machine too, and not shared memory;
+            by default what LINOP_WINDOWS says (0 or 1), else shared memory where it can be had.
+        wait_limit: seconds after which a wait becomes a `DeadlockError` on every rank; by default
+            LINOP_WAIT_LIMIT, else 600.
+        debug: compare at every call what all workers call, and with what; by default LINOP_DEBUG.
     """
     comm = MPI.COMM_WORLD if comm is None else comm
     if not isinstance(comm, MPI.Comm):
@@ -61,7 +81,13 @@ def get(comm: MPI.Comm | None = None, wait_limit: float = 600) -> Backend:
     known = comm.Get_attr(_CACHED)
     if isinstance(known, Backend):
         return known
-    worker = Worker("mpi", Ranks(comm.Dup(), wait_limit))
+    if windows is None and "LINOP_WINDOWS" in os.environ:
+        windows = os.environ["LINOP_WINDOWS"] != "0"
+    if wait_limit is None:
+        wait_limit = float(os.environ.get("LINOP_WAIT_LIMIT", _LIMIT))
+    if debug is None:
+        debug = os.environ.get("LINOP_DEBUG", "0") != "0"
+    worker = Rank(Ranks(comm.Dup(), wait_limit), windows, debug)
     comm.Set_attr(_CACHED, worker)
     return worker
 
@@ -93,6 +119,66 @@ def launch(main: Callable[[Backend], Any], workers: int | None = None) -> list[A
     return results
 
 
+class Rank(Worker):
+    """One rank as a worker. Ranks of one machine exchange through shared memory.
+
+    Args:
+        transport: its messages.
+        windows: whether shared memory is used; by default, where all ranks are on one machine.
+        debug: as for `Worker`.
+    """
+
+    def __init__(self, transport: Ranks, windows: bool | None, debug: bool) -> None:
+        super().__init__("mpi", transport, debug)
+        self._ranks = transport
+        self._pool: Pool | None = None
+        self._why = "switched off" if windows is False else ""
+        if not self._why and transport.workers > 1:
+            here = transport.comm.Split_type(MPI.COMM_TYPE_SHARED)
+            together = here.size == transport.workers
+            here.Free()
+            if together:
+                self._pool = Pool(transport.comm)
+            else:
+                self._why = "the ranks are on several machines"
+
+    def prepare(self, plan: Plan) -> None:
+        """Make a new window where a plan and its adjoint do not fit into those there are."""
+        if self._pool is None:
+            return
+        room = self._pool.room()
+        said = self._ranks.gather_all(struct.pack("=3q", memory_needed(plan), *room))
+        needs, *rooms = zip(*(struct.unpack("=3q", one) for one in said), strict=True)
+        size = wanted(max(needs), list(zip(*rooms, strict=True)))
+        if size:
+            self._pool.grow(size)
+
+    def program(self, plan: Plan, group: Sequence[int], tag: int) -> Program:
+        program = None
+        if self._pool is not None and len(group) > 1:
+            program = self._shared(plan, self._pool, group, f"plan {tag // 2}")
+        return program or Messages(plan, self._ranks, tag)
+
+    def _shared(self, plan: Plan, pool: Pool, group: Sequence[int], what: str) -> Program | None:
+        """The plan over shared memory; None, on every worker of the group, if one lacks room."""
+        try:
+            program = Windows(plan, pool, self._ranks.until)
+        except NoRoomError:
+            program = None
+        verdict = Verdict(votes=program is not None)
+        if not agree(self._ranks, group, verdict, what).votes or program is None:
+            if program is not None:
+                program.release()
+            return None
+        offers = program.offers()
+        for peer, offer in offers.items():
+            self._ranks.post(peer, pickle.dumps(offer))
+        waits = "{} to bind the same plan".format
+        said = {p: pickle.loads(self._ranks.fetch(p, lambda p=p: waits(p))) for p in offers}
+        program.connect(said)
+        return program
+
+
 class Ranks:
     """One rank's transport (`linop.backends.transport.Transport`) over a communicator of our own.
 
@@ -103,7 +189,7 @@ class Ranks:
     name = "MPI"
 
     def __init__(self, comm: MPI.Comm, limit: float) -> None:
-        self._comm = comm
+        self.comm = comm
         self._limit = limit
         self.worker: int = comm.rank
         self.workers: int = comm.size
@@ -112,19 +198,19 @@ class Ranks:
         self._spins = 0 if comm.size > (os.cpu_count() or 1) else _SPINS
 
     def receiver(self, peer: int, tag: int, buffer: Array) -> MPI.Prequest:
-        return self._comm.Recv_init([_bytes(buffer), MPI.BYTE], peer, self._tag(tag))
+        return self.comm.Recv_init([_bytes(buffer), MPI.BYTE], peer, self._tag(tag))
 
     def sender(self, peer: int, tag: int, buffer: Array) -> MPI.Prequest:
-        return self._comm.Send_init([_bytes(buffer), MPI.BYTE], peer, self._tag(tag))
+        return self.comm.Send_init([_bytes(buffer), MPI.BYTE], peer, self._tag(tag))
 
     def start(self, requests: Sequence[MPI.Prequest]) -> None:
         MPI.Prequest.Startall(requests)
 
     def receive(self, peer: int, tag: int, buffer: Array) -> MPI.Request:
-        return self._comm.Irecv([_bytes(buffer), MPI.BYTE], peer, self._tag(tag))
+        return self.comm.Irecv([_bytes(buffer), MPI.BYTE], peer, self._tag(tag))
 
     def send(self, peer: int, tag: int, buffer: Array) -> MPI.Request:
-        return self._comm.Isend([_bytes(buffer), MPI.BYTE], peer, self._tag(tag))
+        return self.comm.Isend([_bytes(buffer), MPI.BYTE], peer, self._tag(tag))
 
     def _tag(self, tag: int) -> int:
         return _OWN + tag % self._tags
@@ -178,7 +264,7 @@ class Ranks:
 
     def gather_all(self, data: bytes) -> list[bytes]:
         gathered = bytearray(len(data) * self.workers)
-        request = self._comm.Iallgather([data, MPI.BYTE], [gathered, MPI.BYTE])
+        request = self.comm.Iallgather([data, MPI.BYTE], [gathered, MPI.BYTE])
         self.wait([request], lambda: "all others to compile, or to take an inner product")
         pieces = range(0, len(gathered), len(data)) if data else []
         return [bytes(gathered[k : k + len(data)]) for k in pieces]
@@ -191,14 +277,14 @@ class Ranks:
 
     def _say(self, peer: int, tag: int, data: bytes) -> None:
         self._said = [request for request in self._said if not request.Test()]
-        self._said.append(self._comm.Isend([data, MPI.BYTE], peer, tag))
+        self._said.append(self.comm.Isend([data, MPI.BYTE], peer, tag))
 
     def _hear(self, peer: int, tag: int, who: Who) -> bytes:
         status = MPI.Status()
-        if not self._comm.Iprobe(peer, tag, status):
-            self.until(lambda: self._comm.Iprobe(peer, tag, status), who)
+        if not self.comm.Iprobe(peer, tag, status):
+            self.until(lambda: self.comm.Iprobe(peer, tag, status), who)
         data = bytearray(status.Get_count(MPI.BYTE))
-        self._comm.Recv([data, MPI.BYTE], status.Get_source(), tag)
+        self.comm.Recv([data, MPI.BYTE], status.Get_source(), tag)
         return bytes(data)
 
     def alarm(self, error: LinopError) -> None:
@@ -208,7 +294,7 @@ class Ranks:
                 self._say(peer, _ALARM, data)
 
     def check(self) -> None:
-        if self._comm.Iprobe(MPI.ANY_SOURCE, _ALARM):
+        if self.comm.Iprobe(MPI.ANY_SOURCE, _ALARM):
             kind, text = pickle.loads(self._hear(MPI.ANY_SOURCE, _ALARM, lambda: "an alarm"))
             raise heard(rebuilt(kind, text))
 
@@ -225,7 +311,7 @@ def _bytes(buffer: Array) -> Array:
 def _free(comm: MPI.Comm, keyval: int, worker: Worker) -> None:
     del comm, keyval
     if not MPI.Is_finalized():
-        worker.transport._comm.Free()  # type: ignore[attr-defined]
+        worker.transport.comm.Free()  # type: ignore[attr-defined]
 
 
 _CACHED = MPI.Comm.Create_keyval(delete_fn=_free)

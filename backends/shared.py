@@ -7,7 +7,6 @@ hold lie in them; plans take blocks, and give them back.
 from __future__ import annotations
 
 import bisect
-import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -35,6 +34,17 @@ class Block:
     segment: int
     offset: int
     size: int
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where another rank is to write: a box of an array, or of one of several arrays of the same
+    form."""
+
+    segments: tuple[int, ...]
+    offsets: tuple[int, ...]
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
 
 
 class Segment:
@@ -107,9 +117,34 @@ class Pool:
         """Give a block back."""
         self.segments[block.segment].give(block.offset, block.size)
 
-    def memory(self, segment: int, rank: int) -> Array:
-        """A rank's memory in a window, as bytes."""
-        return self.segments[segment].memory[rank]
+    def own(self, block: Block) -> Array:
+        """A block's memory, as bytes."""
+        memory = self.segments[block.segment].memory[self._comm.rank]
+        return memory[block.offset : block.offset + block.size]
+
+    def place(self, views: Sequence[Array]) -> Place:
+        """Where views of this rank's blocks are, for other ranks."""
+        starts = [_address(segment.memory[self._comm.rank]) for segment in self.segments]
+        segments, offsets = [], []
+        for view in views:
+            at = _address(view)
+            number = next(
+                k for k, start in enumerate(starts) if start <= at < start + self.segments[k].size
+            )
+            segments.append(number)
+            offsets.append(at - starts[number])
+        return Place(tuple(segments), tuple(offsets), views[0].shape, views[0].strides)
+
+    def views(self, place: Place, rank: int, dtype: np.dtype[Any]) -> list[Array]:
+        """The arrays that another rank's place stands for."""
+        return [
+            np.ndarray(place.shape, dtype, self.segments[s].memory[rank], offset, place.strides)
+            for s, offset in zip(place.segments, place.offsets, strict=True)
+        ]
+
+    def numbers(self, segment: int, rank: int) -> memoryview:
+        """A rank's memory in a window, as whole numbers of eight bytes."""
+        return memoryview(self.segments[segment].memory[rank]).cast("q")
 
     def sync(self) -> None:
         """Make what was written before seen before what is written after."""
@@ -129,3 +164,8 @@ def wanted(need: int, room: Sequence[tuple[int, int]]) -> int | None:
 
 def aligned(size: int) -> int:
     return -(-size // ALIGNED) * ALIGNED
+
+
+def _address(array: Array) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from linop.region import Region, Subset
+from linop.region import Subset
 from linop.scalars import Array, Scalar
 
 Work = Callable[[], Any]
@@ -32,8 +32,8 @@ class Cell:
 
     __slots__ = ("array", "fixed", "shape")
 
-    def __init__(self, region: Region, array: Array | None = None) -> None:
-        self.shape = region.shape
+    def __init__(self, shape: tuple[int, ...], array: Array | None = None) -> None:
+        self.shape = shape
         self.array: Array = array  # type: ignore[assignment]  # set before every run, if not here
         self.fixed = array is not None
 
@@ -78,7 +78,7 @@ class View:
 
 def fixed(array: Array) -> View:
     """The view of an array that stays."""
-    return View(Cell(Region("buffer", array.shape), array), array.shape)
+    return View(Cell(array.shape, array), array.shape)
 
 
 def copying(target: View, source: View, dtype: np.dtype[Any], coefficient: Scalar = 1) -> Work:

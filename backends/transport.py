@@ -81,12 +81,14 @@ class Verdict:
     """By worker: the class of an error, and its text."""
     calls: dict[int, tuple[int, str]] = field(default_factory=dict)
     """By number of the plan: the first worker that calls it, and what it is in words."""
+    votes: bool = True
+    """Whether all are for it."""
 
     def merged(self, other: Verdict) -> Verdict:
         calls = dict(self.calls)
         for call, said in other.calls.items():
             calls[call] = min(said, calls.get(call, said))
-        return Verdict(self.wrong | other.wrong, calls)
+        return Verdict(self.wrong | other.wrong, calls, self.votes and other.votes)
 
     def error(self) -> LinopError | None:
         """The error that this is for everybody: the first worker's."""

@@ -16,20 +16,19 @@ import platform
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
-from linop.backends.execute import Program, Stage
-from linop.backends.shared import Block, Pool
+from linop.backends.execute import Program, Stage, references
+from linop.backends.shared import ALIGNED, Block, Place, Pool
 from linop.backends.strided import Cell, View, copying, fixed
 from linop.backends.transport import Who
-from linop.plan import Plan, Receive, Send, Wait
+from linop.plan import Make, Plan, Receive, Send, Wait
 from linop.region import Region
 from linop.scalars import Array
 
 SLOTS = 3
-"""Arrays for each large result. One is always left: with all others in use, the result is copied."""
+"""Arrays for each large result; the last one that is free is not handed out, but copied."""
 _LINE = 64
 """Bytes of a cache line."""
 _ORDERED = platform.machine() in ("x86_64", "AMD64", "i686")
@@ -39,27 +38,274 @@ Until = Callable[[Callable[[], bool], Who], None]
 """Waits until something is so; raises where it takes too long."""
 
 
-@dataclass
-class Place:
-    """Where a sender is to write one part: at these offsets of a block (one for each array that the
-    result may be in, or one only), with these strides."""
-
-    offsets: list[int]
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
+Line = tuple[int, int]
+"""Where a number is in a worker's shared memory: the window, and the number's index there."""
 
 
 @dataclass
 class Offer:
-    """What one worker tells another before a plan's first run: where its block is, where to say
-    that a stage is sent, where to say that memory is ready, and where parts are to go."""
+    """What one worker tells another before a plan's first run. As the receiver of its messages:
+    where to say that a stage is sent, and where the parts of each stage's message go. As the
+    sender: where to say that memory is ready."""
 
-    segment: int
-    ready: int | None = None
-    done: dict[int, int] = field(default_factory=dict)
+    done: dict[int, Line] = field(default_factory=dict)
     places: dict[int, list[Place]] = field(default_factory=dict)
+    ready: Line | None = None
 
 
 class Windows(Program):
-    """A plan over shared memory. Made in two steps, since workers have to tell each other where
-    things are: `offers` says what to tell whom, `connect` takes what they said."""
+    """A plan over shared memory. Workers have to tell each other where things are before they can
+    be bound: `offers` says what to tell whom, and `connect` takes what they said.
+
+    Raises:
+        NoRoomError: there is too little shared memory left.
+    """
+
+    def __init__(self, plan: Plan, pool: Pool, until: Until) -> None:
+        self._pool = pool
+        self._until = until
+        self._blocks: list[Block] = []
+        self._slot_blocks: list[list[Block]] = []
+        self._lines = 0
+        self._run_number = 0
+        self._slot = 0
+        self._senders: dict[int, Offer] = {}
+        self._receivers: dict[int, Offer] = {}
+        self._asked: dict[int, Offer] = {}
+        self._told: dict[int, Offer] = {}
+        self._slotted: dict[int, list[tuple[Cell, list[Array]]]] = {}
+        self._met: set[int] = set()
+        peers = {s.peer for s in plan.steps if isinstance(s, Send)}
+        receives = sum(isinstance(s, Receive) for s in plan.steps)
+        self._flags_block = self._take((len(peers) + receives) * _LINE)
+        flags = pool.own(self._flags_block)
+        flags[:] = 0
+        self._flags = memoryview(flags).cast("q")
+        for peer in sorted(peers):
+            self._receivers[peer] = Offer(ready=self._line())
+        super().__init__(plan)
+        held = (pool, self._blocks, self._slots, self._slot_blocks, self._unused)
+        self._release = weakref.finalize(self, _give_back, *held)
+        self._release.atexit = False
+
+    # Memory
+
+    def _take(self, size: int) -> Block:
+        block = self._pool.take(size)
+        if block is None:
+            for taken in [*self._blocks, *(b for blocks in self._slot_blocks for b in blocks)]:
+                self._pool.give(taken)
+            raise NoRoomError
+        self._blocks.append(block)
+        return block
+
+    def _line(self) -> tuple[int, int]:
+        """Where the next number of this worker's is: the window, and the number's index in it."""
+        self._lines += 1
+        start = self._flags_block.offset + (self._lines - 1) * _LINE
+        return self._flags_block.segment, start // 8
+
+    def _array(self, block: Block, shape: tuple[int, ...]) -> Array:
+        # Made at one go: the base of a user's view is then this array, which so counts its users.
+        memory = memoryview(self._pool.own(block))
+        array: Array = np.ndarray(shape, self.plan.dtype, memory)
+        array.fill(0)
+        return array
+
+    def _size(self, shape: tuple[int, ...]) -> int:
+        return int(np.prod(shape, dtype=np.int64)) * self.plan.dtype.itemsize
+
+    def memory(self, region: Region) -> Array:
+        return self._array(self._take(self._size(region.shape)), region.shape)
+
+    def slots(self, regions: Sequence[Region]) -> list[tuple[Array, ...]]:
+        found = []
+        for _ in range(SLOTS):
+            blocks = [self._take(self._size(region.shape)) for region in regions]
+            del self._blocks[len(self._blocks) - len(blocks) :]
+            self._slot_blocks.append(blocks)
+            arrays = (self._array(b, r.shape) for b, r in zip(blocks, regions, strict=True))
+            found.append(tuple(arrays))
+        return found
+
+    def result_memory(self, out: Sequence[Array] | None) -> Sequence[Array]:
+        del out  # no other worker can reach it; the result is copied there
+        free = (k for k, arrays in enumerate(self._slots) if references(arrays) <= self._unused)
+        self._slot = next(free)
+        return self._slots[self._slot]
+
+    def handed_out(self, array: Array) -> bool:
+        rest = (arrays for k, arrays in enumerate(self._slots) if k != self._slot)
+        return any(references(arrays) <= self._unused for arrays in rest)
+
+    # What workers tell each other
+
+    def receive(self, stage: Stage, step: Receive) -> dict[int, View]:
+        offer = self._senders.setdefault(step.peer, Offer())
+        offer.done[stage.number] = self._line()
+        places = offer.places.setdefault(stage.number, [])
+        inbox: dict[int, View] = {}
+        for put in stage.incoming(step.peer):
+            target = stage.target(put)
+            if put.accumulate or put.coefficient != 1:
+                block = self._take(self._size(target.shape))
+                target = inbox[id(put)] = fixed(self._array(block, target.shape))
+            places.append(self._place(target))
+        return inbox
+
+    def _place(self, target: View) -> Place:
+        if target.cell.fixed:
+            return self._pool.place([target.get()])
+        views = []
+        k = self._own.index(target.cell)
+        for arrays in self._slots:
+            target.cell.array = arrays[k]
+            views.append(target.get())
+        target.cell.array = None  # type: ignore[assignment]
+        return self._pool.place(views)
+
+    def offers(self) -> dict[int, tuple[Offer | None, Offer | None]]:
+        """What to tell each peer: as the receiver of its messages, and as the sender to it."""
+        peers = sorted(self._senders.keys() | self._receivers.keys())
+        return {p: (self._senders.get(p), self._receivers.get(p)) for p in peers}
+
+    def connect(self, said: dict[int, tuple[Offer | None, Offer | None]]) -> None:
+        """Bind the plan to what the peers' `offers` said."""
+        self._asked = {peer: offer for peer, (offer, _) in said.items() if offer is not None}
+        self._told = {peer: offer for peer, (_, offer) in said.items() if offer is not None}
+        self.bind()
+
+    # Steps
+
+    def begin(self) -> None:
+        lines = [
+            (self._pool.numbers(segment, peer), k)
+            for peer, offer in sorted(self._told.items())
+            for segment, k in [offer.ready or (0, 0)]
+        ]
+        pool, ordered = self._pool, _ORDERED
+
+        def say_ready() -> None:
+            self._run_number += 1
+            number = self._run_number * 4 + self._slot
+            if not ordered:
+                pool.sync()
+            for numbers, k in lines:
+                numbers[k] = number
+
+        self.step("say that memory is ready", say_ready)
+
+    def send(self, stage: Stage, step: Send) -> None:
+        offer = self._asked[step.peer]
+        targets = []
+        for place in offer.places[stage.number]:
+            arrays = self._pool.views(place, step.peer, self.plan.dtype)
+            cell = Cell(place.shape, arrays[0] if len(arrays) == 1 else None)
+            targets.append(cell)
+            if len(arrays) > 1:
+                self._slotted.setdefault(step.peer, []).append((cell, arrays))
+        if step.peer not in self._met:
+            self._met.add(step.peer)
+            self._wait_ready(step.peer)
+        for part, cell in zip(step.parts, targets, strict=True):
+            source = stage.source(part)
+            work = copying(View(cell, part.shape), source, self.plan.dtype)
+            self.step(f"write {part} to {step.peer}", work)
+        segment, k = offer.done[stage.number]
+        numbers = self._pool.numbers(segment, step.peer)
+        pool, ordered = self._pool, _ORDERED
+
+        def say_done() -> None:
+            if not ordered:
+                pool.sync()
+            numbers[k] = self._run_number
+
+        self.step(f"tell {step.peer}", say_done)
+
+    def _wait_ready(self, peer: int) -> None:
+        """Until a peer's memory is ready for this run; it says which of its arrays to write to."""
+        _, k = self._receivers[peer].ready or (0, 0)
+        flags, k = self._flags, k - self._flags_block.offset // 8
+        slotted = self._slotted.setdefault(peer, [])
+        until, pool, ordered = self._until, self._pool, _ORDERED
+
+        def ready() -> bool:
+            return flags[k] >= self._run_number * 4
+
+        def wait() -> None:
+            if not ready():
+                until(ready, lambda: f"worker {peer} to be ready to receive")
+            if not ordered:
+                pool.sync()
+            for cell, arrays in slotted:
+                cell.array = arrays[flags[k] & 3]
+
+        self.step(f"wait until {peer} is ready", wait, ready)
+
+    def wait(self, stage: Stage, step: Wait) -> None:
+        base = self._flags_block.offset // 8
+        lines = {
+            peer: offer.done[stage.number][1] - base
+            for peer, offer in self._senders.items()
+            if stage.number in offer.done
+        }
+        flags, places = self._flags, tuple(lines.values())
+        until, pool, ordered = self._until, self._pool, _ORDERED
+
+        def ready() -> bool:
+            number = self._run_number
+            return all(flags[k] >= number for k in places)
+
+        def who() -> str:
+            late = [str(p) for p, k in lines.items() if flags[k] < self._run_number]
+            return f"a message from {', '.join(late)} (stage {stage.number})"
+
+        def wait() -> None:
+            if not ready():
+                until(ready, who)
+            if not ordered:
+                pool.sync()
+
+        self.step(str(step), wait, ready)
+
+    def end(self) -> None:
+        """Nothing is left to wait for: what is sent has been written."""
+
+    def describe(self) -> str:
+        return "shared memory: each transfer is one copy into its receiver's memory"
+
+    def release(self) -> None:
+        self._release()
+
+
+def memory_needed(plan: Plan) -> int:
+    """Bytes of shared memory that a plan and its adjoint may need on one worker."""
+    made = sum(step.region.size for step in plan.steps if isinstance(step, Make))
+    moved = sum(step.size for step in plan.steps if isinstance(step, Send | Receive))
+    ends = sum(region.size for region in (*plan.inputs, *plan.outputs))
+    elements = 2 * (made + moved) + SLOTS * ends
+    return elements * plan.dtype.itemsize + 4 * ALIGNED * len(plan.steps)
+
+
+class NoRoomError(Exception):
+    """There is too little shared memory for a plan."""
+
+
+def _give_back(
+    pool: Pool,
+    blocks: list[Block],
+    slots: list[tuple[Array, ...]],
+    slot_blocks: list[list[Block]],
+    unused: int,
+) -> None:
+    """Give a plan's blocks back; those of results that users still hold, when they let go."""
+    for block in blocks:
+        pool.give(block)
+    while slots:
+        arrays, held = slots.pop(), slot_blocks.pop()
+        in_use = references(arrays) > unused - 1  # the list no longer refers to them
+        for block, array in zip(held, arrays, strict=True):
+            if in_use:
+                weakref.finalize(array, pool.give, block).atexit = False
+            else:
+                pool.give(block)

@@ -47,7 +47,12 @@ class Worker(Backend):
         check_agreement(op, self.transport)
         check_workers(op, self)
         self._plans += 1
-        return WorkerPlan(op, self, 2 * self._plans)
+        plan = WorkerPlan(op, self, 2 * self._plans)
+        self.prepare(plan.plan)
+        return plan
+
+    def prepare(self, plan: Plan) -> None:
+        """Make ready what plans share, when one is compiled; collective."""
 
     def program(self, plan: Plan, group: Sequence[int], tag: int) -> Program:
         """A plan, bound to the way in which its messages travel; collective over the group."""
