@@ -28,6 +28,10 @@ from linop.errors import ArgumentError, BackendError, DeadlockError, LinopError,
 from linop.plan import Plan
 from linop.scalars import Array
 
+# Open MPI's component for one-sided traffic over UCX prints an error on every rank where there is no
+# UCX device, when a window is made. Windows of one machine do not use it; users may say otherwise.
+os.environ.setdefault("OMPI_MCA_osc", "^ucx")
+
 try:
     from mpi4py import MPI
 
@@ -138,7 +142,7 @@ class Rank(Worker):
             together = here.size == transport.workers
             here.Free()
             if together:
-                self._pool = Pool(transport.comm)
+                self._pool = Pool.of(transport.comm)
             else:
                 self._why = "the ranks are on several machines"
 
@@ -155,7 +159,7 @@ class Rank(Worker):
 
     def program(self, plan: Plan, group: Sequence[int], tag: int) -> Program:
         program = None
-        if self._pool is not None and len(group) > 1:
+        if self._pool is not None and self.worker in group and len(group) > 1:
             program = self._shared(plan, self._pool, group, f"plan {tag // 2}")
         return program or Messages(plan, self._ranks, tag)
 

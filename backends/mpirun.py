@@ -28,6 +28,8 @@ _DEFAULTS = {
     "OMPI_MCA_mpi_yield_when_idle": "1",
     # All ranks are on this machine: looking for a network costs a second at every start.
     "OMPI_MCA_btl": "^ofi",
+    # Nor is UCX there, whose component prints an error when a window is made.
+    "OMPI_MCA_osc": "^ucx",
     # Jobs that run side by side would be bound to the same first cores.
     "PRTE_MCA_hwloc_default_binding_policy": "none",
     # A rank that is aborted, by MPI or by `end`, prints where it was.

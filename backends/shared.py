@@ -85,11 +85,20 @@ class Segment:
 
 
 class Pool:
-    """The windows of the ranks of a communicator, all on one machine."""
+    """The windows of the ranks of a communicator, all on one machine. `of` makes them."""
 
     def __init__(self, comm: MPI.Comm) -> None:
         self._comm = comm
         self.segments: list[Segment] = []
+
+    @staticmethod
+    def of(comm: MPI.Comm) -> Pool:
+        """The pool of these ranks, whatever their communicator: collective."""
+        group, world = comm.Get_group(), MPI.COMM_WORLD.Get_group()
+        ranks = tuple(group.Translate_ranks(None, world))
+        if ranks not in _POOLS:
+            _POOLS[ranks] = Pool(comm.Dup())
+        return _POOLS[ranks]
 
     def room(self) -> tuple[int, int]:
         """The longest free piece here, and how much a new window could have a rank, in bytes."""
@@ -150,6 +159,10 @@ class Pool:
         """Make what was written before seen before what is written after."""
         for segment in self.segments:
             segment.window.Sync()
+
+
+_POOLS: dict[tuple[int, ...], Pool] = {}
+"""By the ranks in COMM_WORLD. They are kept: making windows is slow, and results lie in them."""
 
 
 def wanted(need: int, room: Sequence[tuple[int, int]]) -> int | None:
