@@ -16,7 +16,7 @@ import numpy as np
 from mpi4py import MPI
 
 import linop
-from benchmarks.task import RAW, SIZES
+from benchmarks.task import FLOOR, RAW, ROOT_COPIES, SIZES
 from linop import COPIES, LinearOperator, Partition, Space, TensorSpace
 from linop.scalars import Array
 
@@ -98,6 +98,13 @@ def arguments(op: LinearOperator, rank: int) -> tuple[Array | None, Array | None
     return whole(op.domain, rank, 1), whole(op.codomain, rank, 2)
 
 
+def held(op: LinearOperator, rank: int) -> tuple[Array, Array]:
+    """The same, where this rank holds regions on both sides."""
+    x, y = arguments(op, rank)
+    assert x is not None and y is not None
+    return x, y
+
+
 def _result(function: Callable[..., Any], *given: Any, out: Array | None) -> Rival:
     """A buffer-mode call that leaves its result in `out`."""
 
@@ -132,7 +139,7 @@ def broadcast(comm: MPI.Intracomm, size: int) -> Case:
         comm.Bcast(copied)
         return copied
 
-    forward = {RAW: _result(comm.Bcast, buffer, out=buffer), "raw, root copies": Rival(with_copy)}
+    forward = {RAW: _result(comm.Bcast, buffer, out=buffer), ROOT_COPIES: Rival(with_copy)}
     out = _empty(x)
     return Case(op, x, y, forward, {RAW: _result(comm.Reduce, y, out, out=out)})
 
@@ -192,7 +199,6 @@ def squares_to_columns(comm: MPI.Intracomm, size: int) -> Case:
 
 
 Grid = tuple[int, ...]
-FLOOR = "one strided copy"
 
 
 def _repartition(comm: MPI.Intracomm, size: int, source: Grid, target: Grid) -> Case:
@@ -200,8 +206,7 @@ def _repartition(comm: MPI.Intracomm, size: int, source: Grid, target: Grid) -> 
     shape = (side * 2, side * comm.size // 2)
     X = TensorSpace(shape, Partition(source), np.float32)
     op = linop.repartition(X, Partition(target))
-    x, y = arguments(op, comm.rank)
-    assert x is not None and y is not None
+    x, y = held(op, comm.rank)
     columns = np.ones((side, 2 * side), np.float32)[:, :side]
     floor = Rival(partial(np.copyto, np.empty((side, side), np.float32), columns), tolerance=None)
     there = Rival(Exchange(comm, x, np.empty_like(y), shape, source, target))
@@ -275,7 +280,7 @@ def diagonals(comm: MPI.Intracomm, size: int) -> Case:
     values = [np.arange(k, k + size // 8) * 1.0 for k in (1, 2, 3)]
     a, b, c = (linop.diagonal(d, region) for d in values)
     op = a @ b @ c
-    x, y = arguments(op, comm.rank)
+    x, y = held(op, comm.rank)
     return Case(
         op,
         x,
@@ -294,7 +299,7 @@ def matrices(comm: MPI.Intracomm, size: int) -> Case:
     a, b, c = (draw(-3, 4, (n, n)).astype(float) for _ in range(3))
     op = linop.matrix(a, region, region) @ linop.matrix(b, region, region)
     op = op @ linop.matrix(c, region, region)
-    x, y = arguments(op, comm.rank)
+    x, y = held(op, comm.rank)
     return Case(
         op,
         x,

@@ -4,13 +4,14 @@ corners arrive; packed where a face is not contiguous."""
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 from mpi4py import MPI
 
 import linop
-from benchmarks.cases import Case, Rival, arguments, case
+from benchmarks.cases import Case, Rival, case, held
 from benchmarks.task import MIB, RAW
 from linop import LinearOperator, Partition, TensorSpace
 from linop.scalars import Array
@@ -73,8 +74,10 @@ class RawHalo:
 
     @staticmethod
     def _face(peer: int, tags: tuple[int, int], edge: Array, halo: Array) -> Face:
-        buffers = [v if v.flags.c_contiguous else np.empty(v.shape, v.dtype) for v in (edge, halo)]
-        return Face(peer, tags, edge, halo, *buffers, np.empty(edge.shape, edge.dtype))
+        whole, part = (
+            v if v.flags.c_contiguous else np.empty(v.shape, v.dtype) for v in (edge, halo)
+        )
+        return Face(peer, tags, edge, halo, whole, part, np.empty(edge.shape, edge.dtype))
 
     def exchange(self) -> Array:
         """Fill the halos of `ext`."""
@@ -91,8 +94,8 @@ class RawHalo:
                     np.copyto(f.halo, f.halo_buffer)
         return self.ext
 
-    def fold(self) -> Array:
-        """Add the halos of `ext` to their owners' edges, and clear them."""
+    def fold(self, clear: bool = False) -> Array:
+        """Add the halos of `ext` to their owners' edges, and clear them if they are kept."""
         comm = self.comm
         for faces in reversed(self.faces):
             requests = [comm.Irecv(f.sums, f.peer, f.tags[1]) for f in faces]
@@ -103,7 +106,8 @@ class RawHalo:
             MPI.Request.Waitall(requests)
             for f in faces:
                 np.add(f.edge, f.sums, out=f.edge)
-                f.halo.fill(0)
+                if clear:
+                    f.halo.fill(0)
         return self.ext
 
     def forward(self, x: Array) -> Array:
@@ -133,8 +137,7 @@ def _case(
     comm: MPI.Intracomm, grid: tuple[int, ...], block: tuple[int, ...], widths: tuple[int, ...]
 ) -> Case:
     op = _operator(grid, block, widths)
-    x, y = arguments(op, comm.rank)
-    assert x is not None and y is not None
+    x, y = held(op, comm.rank)
     raw = RawHalo(comm, grid, block, widths, x.dtype)
     return Case(
         op, x, y, {RAW: Rival(lambda: raw.forward(x))}, {RAW: Rival(lambda: raw.adjoint(y))}
@@ -181,9 +184,15 @@ def two_columns_in_place(comm: MPI.Intracomm, size: int) -> Case:
     side = math.isqrt(size // 4)
     grid, block, widths = (1, comm.size), (side, side), (0, 2)
     op = _operator(grid, block, widths, in_place=True)
-    x, y = arguments(op, comm.rank)
-    assert x is not None and y is not None
+    x, y = held(op, comm.rank)
     there, back = (RawHalo(comm, grid, block, widths, x.dtype) for _ in range(2))
     np.copyto(there.ext, x)
     np.copyto(back.ext, y)
-    return Case(op, x, y, {RAW: Rival(there.exchange)}, {RAW: Rival(back.fold)}, in_place=True)
+    return Case(
+        op,
+        x,
+        y,
+        {RAW: Rival(there.exchange)},
+        {RAW: Rival(partial(back.fold, clear=True))},
+        in_place=True,
+    )

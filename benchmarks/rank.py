@@ -6,10 +6,12 @@ Rank 0 prints one line of JSON, marked by `MARK`, for each comparison.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import json
 import platform
 import sys
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -24,6 +26,7 @@ from benchmarks.counting import counted
 from benchmarks.measure import interleaved
 from benchmarks.peers import PEERS, available
 from benchmarks.task import MARK, SIZES, Task
+from linop.errors import LinopError
 
 
 def main(task: Task) -> None:
@@ -35,12 +38,17 @@ def main(task: Task) -> None:
     if task.peers:
         emit(comm, {"peers": peers})
     for entry in CASES:
-        for size in wanted(entry, task, comm.size):
+        sizes = wanted(entry, task, comm.size)
+        for size in sizes:
             case = entry.build(comm, size)
+            absent = {}
             for name, add in PEERS.get(entry.name, []) if task.peers else []:
                 if not peers[name].startswith("missing"):
                     add(comm, case)
+                elif size == sizes[0]:
+                    absent[f"forward/{name}"] = "not installed"
             found = compare(comm, case, backend, task.seconds)
+            found["failed"] |= absent
             emit(comm, {"name": entry.name, "size": size, "ranks": comm.size, **found})
 
 
@@ -52,7 +60,8 @@ def wanted(entry: Entry, task: Task, ranks: int) -> list[int]:
         return []
     if (entry.name not in PEERS) if task.peers else entry.peers_only:
         return []
-    sizes = [s for s in entry.sizes if s >= SIZES[0] or not task.peers]
+    least = SIZES[0] if task.peers else 0
+    sizes = [s for s in entry.sizes if least <= s <= task.largest]
     if not task.sizes:
         return sizes
     free = set(SIZES[:2]) <= set(entry.sizes)  # a case that takes any size
@@ -66,7 +75,8 @@ def compare(comm: MPI.Intracomm, case: Case, backend: Any, seconds: float) -> di
     sides: dict[str, Run] = {}
     failed: dict[str, str] = {}
     if case.solver is not None:
-        solvers = {"linop": partial(case.solver, plan), **case.solvers}
+        ours_first: dict[str, Callable[[int], Rival]] = {"linop": partial(case.solver, plan)}
+        solvers = ours_first | case.solvers
         case.forward = {name: make(10) for name, make in solvers.items()}
         add_sides(comm, "forward", case.forward, sides, failed)
         calls = {
@@ -88,10 +98,13 @@ def compare(comm: MPI.Intracomm, case: Case, backend: Any, seconds: float) -> di
 
 def with_out(bound: Any, given: Any, in_place: bool) -> Rival:
     """The plan with a result array of ours; in place where the case allows it."""
-    result = bound(given)
     if in_place:
-        given = result = np.array(given)
-    elif isinstance(result, np.ndarray):
+        both = np.array(given)
+        with contextlib.suppress(LinopError):
+            bound(both, out=both)
+            return Rival(partial(bound, both, out=both))
+    result = bound(given)
+    if isinstance(result, np.ndarray):
         result = np.empty_like(result)
     return Rival(partial(bound, given, out=result))
 
@@ -142,7 +155,7 @@ def timed(comm: MPI.Intracomm, sides: dict[str, Run], seconds: float) -> dict[st
     return {"times": found.times, "rounds": found.rounds, "batch": found.batch}
 
 
-def total(comm: MPI.Intracomm, calls: dict[str, int] | None) -> dict[str, int] | None:
+def total(comm: MPI.Intracomm, calls: Mapping[str, float] | None) -> dict[str, float] | None:
     """The calls of the rank that makes most."""
     every = comm.allgather(calls)
     return None if None in every else max(every, key=lambda c: sum(c.values()))
@@ -154,7 +167,7 @@ def per_iteration(comm: MPI.Intracomm, ten: Run, twenty: Run) -> dict[str, float
     if few is None or many is None:
         return None
     added = {name: (n - few.get(name, 0)) / 10 for name, n in many.items()}
-    return total(comm, {name: n for name, n in added.items() if n})  # type: ignore[arg-type, misc]
+    return total(comm, {name: n for name, n in added.items() if n})
 
 
 def software(comm: MPI.Intracomm) -> dict[str, str]:

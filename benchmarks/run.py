@@ -28,7 +28,7 @@ sys.path.insert(0, str(ROOT))  # this checkout is measured, whatever is installe
 
 from benchmarks import report  # noqa: E402
 from benchmarks.counting import library  # noqa: E402
-from benchmarks.task import MARK, RAW, Task  # noqa: E402
+from benchmarks.task import MARK, MIB, RAW, SIZES, Task  # noqa: E402
 from linop.backends import mpirun  # noqa: E402
 
 BEGIN, END = "<!-- tables:begin -->", "<!-- tables:end -->"
@@ -40,8 +40,10 @@ def main(
     ranks: Annotated[list[int] | None, typer.Option(help="How many; repeat it [2 and 4].")] = None,
     sizes: Annotated[list[int] | None, typer.Option(help="Bytes a worker; repeat it.")] = None,
     only: Annotated[list[str] | None, typer.Option(help="Parts of names of operations.")] = None,
-    seconds: Annotated[float, typer.Option(help="For each comparison, about.")] = 1.5,
-    quick: Annotated[bool, typer.Option(help="A tenth of the time.")] = False,
+    seconds: Annotated[float, typer.Option(help="For each comparison; half beside peers.")] = 1.0,
+    quick: Annotated[
+        bool, typer.Option(help="A tenth of the time, up to 1 MiB; fewer peers.")
+    ] = False,
     peers: Annotated[bool, typer.Option(help="PyLops-MPI and torch.distributed too.")] = True,
     output: Annotated[Path, typer.Option(help="Folder of the tables.")] = ROOT
     / "benchmarks/results",
@@ -54,12 +56,16 @@ def main(
     errors: list[str] = []
     numbers = ranks or [2, 4]
     jobs = [(n, False) for n in ([1, *numbers] if ranks is None else numbers)]
-    jobs += [(n, True) for n in numbers if peers and n > 1]
+    jobs += [(n, True) for n in (numbers[:1] if quick else numbers) if peers and n > 1]
     with tempfile.TemporaryDirectory() as folder:
         counter = library(Path(folder)) if peers else None
         for number, beside in jobs:
             task = Task(
-                tuple(only or ()), tuple(sizes or ()), seconds / 10 if quick else seconds, beside
+                only=tuple(only or ()),
+                sizes=tuple(sizes or ()),
+                largest=MIB if quick and not sizes else SIZES[-1],
+                seconds=seconds * (0.1 if quick else 1) * (0.5 if beside else 1),
+                peers=beside,
             )
             with console.status(f"{number} ranks{', peers' if beside else ''}: starting") as status:
                 try:
@@ -74,7 +80,7 @@ def main(
     tables = by_title(found)
     for title, table in tables.items():
         console.print(report.rich_table(title, table))
-        wrong = [r for r in table if r.note and r.against in (RAW, "linop out=")]
+        wrong = [r for r in table if r.failed and r.against in (RAW, "linop out=")]
         errors += [f"{r.operation} {r.direction}: {r.against}: {r.note}" for r in wrong]
     judged = [row.met for table in tables.values() for row in table if row.met is not None]
     verdict = f"goals met: {sum(judged)} of {len(judged)}"
@@ -82,8 +88,8 @@ def main(
     save(output, facts, tables, verdict, errors)
     if write_readme:
         into_readme(output)
-    for error in errors:
-        console.print(error, style="red", markup=False)
+    for said in errors:
+        console.print(said, style="red", markup=False)
     raise typer.Exit(1 if errors else 0)
 
 

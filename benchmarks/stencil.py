@@ -9,7 +9,7 @@ import numpy as np
 from mpi4py import MPI
 
 import linop
-from benchmarks.cases import Case, Rival, arguments, case
+from benchmarks.cases import Case, Rival, case, held
 from benchmarks.halos import RawHalo
 from benchmarks.task import KIB, MIB, RAW
 from linop import LinearOperator, Partition, TensorSpace
@@ -26,7 +26,8 @@ def derivative(n: int, workers: int) -> LinearOperator:
         linop.local(H.codomain.region(w), V.region(w), *stencil(w, workers), name="D")  # type: ignore[attr-defined]
         for w in range(workers)
     ]
-    return linop.direct_sum(*stencils) @ H
+    D: LinearOperator = linop.direct_sum(*stencils) @ H
+    return D
 
 
 def stencil(worker: int, workers: int) -> tuple[Any, Any]:
@@ -80,7 +81,7 @@ class RawDerivative:
 def first_derivative(comm: MPI.Intracomm, size: int) -> Case:
     block = size // 8
     op = derivative(block * comm.size, comm.size)
-    x, y = arguments(op, comm.rank)
+    x, y = held(op, comm.rank)
     raw = RawDerivative(comm, block)
     return Case(
         op,
@@ -96,7 +97,7 @@ def cgls(comm: MPI.Intracomm, size: int) -> Case:
     """Least squares with the first derivative, from zero."""
     block = size // 8
     op = derivative(block * comm.size, comm.size)
-    x, y = arguments(op, comm.rank)
+    x, y = held(op, comm.rank)
 
     def ours(plan: Any, iterations: int) -> Rival:
         data = plan.backend.vector(op.codomain, y)

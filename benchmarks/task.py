@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import asdict, dataclass
+from typing import Any
 
 KIB, MIB = 1024, 1024**2
 SIZES = (KIB, 64 * KIB, MIB, 16 * MIB)
 """Bytes of a worker's block (of the domain, on the workers that hold one)."""
 RAW = "raw mpi4py"
+ROOT_COPIES = "raw, root copies"
+FLOOR = "one strided copy"
 MARK = "LINOP-BENCH "
 """Begins the lines that rank 0 prints for the command."""
 
@@ -22,6 +25,8 @@ class Task:
     """Parts of names of cases; empty: all."""
     sizes: tuple[int, ...] = ()
     """Bytes a worker; empty: those of each case."""
+    largest: int = SIZES[-1]
+    """No size above this."""
     seconds: float = 1.0
     """For each comparison, about."""
     peers: bool = False
@@ -34,5 +39,6 @@ class Task:
     @staticmethod
     def parse(text: str) -> Task:
         """From the command line of a rank."""
-        given = json.loads(text)
-        return Task(**{k: tuple(v) if isinstance(v, list) else v for k, v in given.items()})
+        given: dict[str, Any] = json.loads(text)
+        lists: Any = {k: tuple(v) if isinstance(v, list) else v for k, v in given.items()}
+        return Task(**lists)
