@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -160,6 +161,20 @@ def _bound(row: Row) -> float | None:
     if large and row.operation.startswith("repartition"):
         return 0.8
     return 0.7 if large and row.operation in REDUCING else 1.0
+
+
+def verdict(table: Iterable[Row]) -> str:
+    """How many goals are met, by number of ranks; with a warning where they share cores."""
+    judged: dict[int, list[bool]] = {}
+    for row in table:
+        if row.met is not None:
+            judged.setdefault(row.ranks, []).append(row.met)
+    cores = os.cpu_count() or 1
+    return "goals met: " + ", ".join(
+        f"{sum(met)} of {len(met)} with {ranks} rank{'s' * (ranks > 1)}"
+        + (f" (which share {cores} cores: times of the scheduler)" if ranks > cores else "")
+        for ranks, met in sorted(judged.items())
+    )
 
 
 COLUMNS = (

@@ -82,8 +82,7 @@ def main(
         console.print(report.rich_table(title, table))
         wrong = [r for r in table if r.failed and r.against in (RAW, "linop out=")]
         errors += [f"{r.operation} {r.direction}: {r.against}: {r.note}" for r in wrong]
-    judged = [row.met for table in tables.values() for row in table if row.met is not None]
-    verdict = f"goals met: {sum(judged)} of {len(judged)}"
+    verdict = report.verdict([row for table in tables.values() for row in table])
     console.print(verdict)
     save(output, facts, tables, verdict, errors)
     if write_readme:
