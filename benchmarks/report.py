@@ -75,11 +75,13 @@ def rows(found: dict[str, Any], peers: bool) -> list[Row]:
                 continue
             if against == "linop out=" and key in times:
                 continue
-            calls = _calls(found["calls"], key, f"{direction}/linop")
+            mine = f"{direction}/linop" if ours else f"{direction}/linop out="
+            calls = _calls(found["calls"], key, mine)
             note = found["failed"].get(key, "")
             row = Row(name, direction, size, ranks, against, times.get(key), ours, out)
             table.append(_judged(row, note, calls))
-        if direction == "adjoint" and ours and not peers and ranks > 1 and size >= KIB:
+        timed = ours or out
+        if direction == "adjoint" and timed and not peers and ranks > 1 and size >= KIB:
             forward = times.get("forward/linop out=") or times["forward/linop"]
             table.append(_judged(Row(name, direction, size, ranks, FORWARD, forward, ours, out)))
     if name.startswith("CGLS"):
@@ -134,7 +136,7 @@ def _judged(row: Row, note: str = "", calls: tuple[float, float] | None = None) 
     goal, met = "", None
     best, theirs, ratio = row.best, row.theirs, row.ratio
     if best is not None and theirs is not None and ratio is not None:
-        if row.operation.startswith("three tiny"):
+        if row.operation == "three tiny diagonals composed":
             goal, met = "linop ≤ 5 µs", best[1] <= 5
         elif row.against == RAW and row.size == 8:
             goal, met = "≤ 5 µs more", best[1] - theirs[1] <= 5

@@ -40,7 +40,7 @@ def main(
     ranks: Annotated[list[int] | None, typer.Option(help="How many; repeat it [2 and 4].")] = None,
     sizes: Annotated[list[int] | None, typer.Option(help="Bytes a worker; repeat it.")] = None,
     only: Annotated[list[str] | None, typer.Option(help="Parts of names of operations.")] = None,
-    seconds: Annotated[float, typer.Option(help="For each comparison; half beside peers.")] = 1.0,
+    seconds: Annotated[float, typer.Option(help="For each comparison; half beside peers.")] = 0.8,
     quick: Annotated[
         bool, typer.Option(help="A tenth of the time, up to 1 MiB; fewer peers.")
     ] = False,
