@@ -1,0 +1,218 @@
+"""linop beside raw mpi4py, and beside its peers: one command, tables with their goals.
+
+    python benchmarks/run.py [--quick] [--only broadcast] [--ranks 2] [--no-peers]
+
+It starts the MPI jobs itself (with the ``mpiexec`` beside this Python), prints tables, and
+saves them as ``results/<mpi>.md`` and ``.json``. README.md says how they are measured.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))  # this checkout is measured, whatever is installed
+
+from benchmarks import report  # noqa: E402
+from benchmarks.counting import library  # noqa: E402
+from benchmarks.task import MARK, MIB, RAW, SIZES, Task  # noqa: E402
+from linop.backends import mpirun  # noqa: E402
+
+BEGIN, END = "<!-- tables:begin -->", "<!-- tables:end -->"
+JOB_SECONDS = 1200.0
+console = Console(width=None if sys.stdout.isatty() else 200)
+
+
+def main(
+    ranks: Annotated[list[int] | None, typer.Option(help="How many; repeat it [2 and 4].")] = None,
+    sizes: Annotated[list[int] | None, typer.Option(help="Bytes a worker; repeat it.")] = None,
+    only: Annotated[list[str] | None, typer.Option(help="Parts of names of operations.")] = None,
+    seconds: Annotated[float, typer.Option(help="For each comparison; half beside peers.")] = 0.8,
+    quick: Annotated[
+        bool, typer.Option(help="A tenth of the time, up to 1 MiB; fewer peers.")
+    ] = False,
+    peers: Annotated[bool, typer.Option(help="PyLops-MPI and torch.distributed too.")] = True,
+    output: Annotated[Path, typer.Option(help="Folder of the tables.")] = ROOT
+    / "benchmarks/results",
+    write_readme: Annotated[
+        bool, typer.Option(help="Put the results in the folder into benchmarks/README.md.")
+    ] = False,
+) -> None:
+    """Measure, print, save; status 1 where a job failed or a result was wrong."""
+    found: list[dict[str, Any]] = []
+    errors: list[str] = []
+    numbers = ranks or [2, 4]
+    jobs = [(n, False) for n in ([1, *numbers] if ranks is None else numbers)]
+    jobs += [(n, True) for n in (numbers[:1] if quick else numbers) if peers and n > 1]
+    with tempfile.TemporaryDirectory() as folder:
+        counter = library(Path(folder)) if peers else None
+        for number, beside in jobs:
+            task = Task(
+                only=tuple(only or ()),
+                sizes=tuple(sizes or ()),
+                largest=MIB if quick and not sizes else SIZES[-1],
+                seconds=seconds * (0.1 if quick else 1) * (0.5 if beside else 1),
+                peers=beside,
+            )
+            with console.status(f"{number} ranks{', peers' if beside else ''}: starting") as status:
+                try:
+                    for line in run(number, task, counter if beside else None):
+                        found.append(line | {"beside": beside})
+                        if "name" in line:
+                            size = report.bytes_text(line["size"])
+                            status.update(f"{number} ranks: {line['name']}, {size}")
+                except RuntimeError as error:
+                    errors.append(str(error))
+    facts = machine(found)
+    tables = by_title(found)
+    for title, table in tables.items():
+        console.print(report.rich_table(title, table))
+        wrong = [r for r in table if r.failed and r.against in (RAW, "linop out=")]
+        errors += [f"{r.operation} {r.direction}: {r.against}: {r.note}" for r in wrong]
+    verdict = report.verdict([row for table in tables.values() for row in table])
+    console.print(verdict)
+    save(output, facts, tables, verdict, errors)
+    if write_readme:
+        into_readme(output)
+    for said in errors:
+        console.print(said, style="red", markup=False)
+    raise typer.Exit(1 if errors else 0)
+
+
+def run(ranks: int, task: Task, counter: Path | None) -> Iterator[dict[str, Any]]:
+    """What rank 0 of a job reports, as it comes.
+
+    Raises:
+        RuntimeError: the job failed, with what it said.
+    """
+    env = {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
+    env |= {"OMP_NUM_THREADS": "1"} | ({"LD_PRELOAD": str(counter)} if counter else {})
+    with (
+        tempfile.TemporaryFile("w+") as said,
+        mpirun.Job(ranks, task.command(), env=env, stdout=subprocess.PIPE, stderr=said) as job,
+    ):
+        watch = threading.Timer(JOB_SECONDS, job.end)
+        watch.start()
+        try:
+            assert job.stdout is not None
+            for line in job.stdout:
+                if line.startswith(MARK):
+                    yield json.loads(line.removeprefix(MARK))
+            status = job.wait()
+        finally:
+            watch.cancel()
+            job.end()
+        if status:
+            said.seek(0)
+            tail = said.read()[-3000:]
+            raise RuntimeError(f"the job with {ranks} ranks ended with status {status}:\n{tail}")
+
+
+def machine(found: list[dict[str, Any]]) -> dict[str, str]:
+    """Where and with what this was measured."""
+    facts = {
+        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "commit": _commit(),
+        "CPU": f"{_cpu()}, {os.cpu_count()} cores",
+    }
+    for line in found:
+        facts |= line.get("machine", {})
+        facts |= line.get("peers", {})
+    return facts
+
+
+def _cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((s.partition(":")[2].strip() for s in lines if s.startswith("model name")), "?")
+
+
+def _commit() -> str:
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(ROOT), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        changed = " and changes" if git("status", "--porcelain", "-uno") else ""
+        return git("rev-parse", "--short", "HEAD") + changed
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def by_title(found: list[dict[str, Any]]) -> dict[str, list[report.Row]]:
+    """The rows of all comparisons in three tables."""
+    tables: dict[str, list[report.Row]] = {
+        "Beside raw mpi4py": [],
+        "Other bounds": [],
+        "Beside peers": [],
+    }
+    for line in found:
+        if "name" not in line:
+            continue
+        for row in report.rows(line, line["beside"]):
+            title = "Beside raw mpi4py" if row.against == RAW else "Other bounds"
+            tables["Beside peers" if line["beside"] else title].append(row)
+    return {title: table for title, table in tables.items() if table}
+
+
+def save(
+    folder: Path,
+    facts: dict[str, str],
+    tables: dict[str, list[report.Row]],
+    verdict: str,
+    errors: list[str],
+) -> None:
+    """As ``<mpi>.md`` and ``<mpi>.json``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    kind = "".join(c for c in facts.get("MPI", "mpi").split(" v")[0].lower() if c.isalpha())
+    name = "mpich" if kind.startswith("mpich") else kind
+    parts = [f"# {facts.get('MPI', 'MPI')}\n", _facts(facts), f"{verdict}.\n"]
+    parts += [f"Failed: {error}\n" for error in errors]
+    for title, table in tables.items():
+        parts += [f"## {title}\n", report.markdown(report.COLUMNS, map(report.cells, table))]
+    (folder / f"{name}.md").write_text("\n".join(parts))
+    records = [
+        row.record() | ({"peer": True} if title == "Beside peers" else {})
+        for title, table in tables.items()
+        for row in table
+    ]
+    saved = {"machine": facts, "verdict": verdict, "errors": errors, "rows": records}
+    (folder / f"{name}.json").write_text(json.dumps(saved, indent=1, ensure_ascii=False) + "\n")
+    console.print(f"saved: {folder / name}.md and .json")
+
+
+def _facts(facts: dict[str, str]) -> str:
+    return ", ".join(f"{key} {value}" for key, value in facts.items()) + ".\n"
+
+
+def into_readme(folder: Path) -> None:
+    """The ratios of all results in the folder, between the markers of README.md."""
+    parts = []
+    for path in sorted(folder.glob("*.json")):
+        saved = json.loads(path.read_text())
+        parts += [f"### {saved['machine'].get('MPI')}\n", _facts(saved["machine"])]
+        parts += [f"{saved['verdict']}. All numbers: [{path.stem}.md](results/{path.stem}.md).\n"]
+        parts += [report.summary(saved["rows"], RAW), report.summary(saved["rows"], None)]
+    readme = ROOT / "benchmarks/README.md"
+    text = readme.read_text()
+    before, after = text.split(BEGIN)[0], text.split(END)[1]
+    readme.write_text(f"{before}{BEGIN}\n\n" + "\n".join(parts) + f"\n{END}{after}")
+
+
+if __name__ == "__main__":
+    typer.run(main)
