@@ -86,7 +86,8 @@ class BoundPlan(ABC):
         self._as_vector = False
         self._regions_in = tuple(held(op.domain, self._here))
         self._regions_out = tuple(held(op.codomain, self._here))
-        self._single = self._regions_in[0] if len(self._regions_in) == 1 else None
+        self._shape = self._regions_in[0].shape if len(self._regions_in) == 1 else None
+        self._dtype = op.dtype
 
     # What a subclass says
 
@@ -172,15 +173,18 @@ class BoundPlan(ABC):
             regions = self._regions_out
             arrays = {r.name: a for r, a in zip(regions, results, strict=True)}
             return self.backend.vector(self.codomain, arrays)
-        return bare_or_dict(self._regions_out, results)
+        return results[0] if len(results) == 1 else bare_or_dict(self._regions_out, results)
 
     def _arguments(self, x: Any) -> Sequence[Array]:
         """The argument's arrays, in the order of the regions held here, checked."""
-        region = self._single
-        fits = region is not None and type(x) is np.ndarray and x.shape == region.shape
-        if fits and x.dtype == self.op.domain.dtype:
+        if self._fits(x):
             return (x,)
         return tuple(held_arrays(self.domain, self._here, x).values())
+
+    def _fits(self, x: Any) -> bool:
+        """Whether this is the array of the only region, as it should be: the common case, found
+        fast."""
+        return type(x) is np.ndarray and x.shape == self._shape and x.dtype == self._dtype
 
     def describe(self) -> str:
         """The steps of this worker (of all, where this process holds all)."""

@@ -188,6 +188,8 @@ class Program(ABC):
                 self.step(str(apply), _applying(stage, apply))
         self.end()
         self._calls = tuple(work for _, work in self._labelled)
+        self._all_fixed = all(cell.fixed for cell in self._results)
+        self._loose = [c for c in (*self._inputs, *self._results) if not c.fixed]
 
     def _distance(self, send: Send) -> tuple[bool, int]:
         """Every worker begins with the one after it, so that not all address the same one."""
@@ -245,11 +247,11 @@ class Program(ABC):
         return self._give()
 
     def _load(self, arrays: Sequence[Array], out: Sequence[Array] | None) -> None:
-        for cell, array in zip(self._inputs, arrays, strict=True):
-            cell.array = array
         self._given, self._out = arrays, out
+        for cell, array in zip(self._inputs, arrays):  # noqa: B905  # they are as many
+            cell.array = array
         if not self.small:
-            for cell, array in zip(self._own, self.result_memory(out), strict=True):
+            for cell, array in zip(self._own, self.result_memory(out)):  # noqa: B905
                 cell.array = array
 
     def result_memory(self, out: Sequence[Array] | None) -> Sequence[Array]:
@@ -273,27 +275,38 @@ class Program(ABC):
         return True
 
     def _give(self) -> list[Array]:
-        results: list[Array] = []
-        taken = [*self._given]
-        for k, cell in enumerate(self._results):
-            array = cell.array
-            own = cell.fixed or cell in self._own
-            if self._out is not None:
-                if array is not self._out[k]:
-                    np.copyto(self._out[k], array)
-                array = self._out[k]
-            elif cell.fixed or (own and not self.handed_out(array)) or _shared(array, taken, own):
-                array = array.copy()
-            taken.append(array)
-            results.append(array)
+        if self._out is not None:
+            results = [*self._out]
+            for array, cell in zip(results, self._results, strict=True):
+                if array is not cell.array:
+                    np.copyto(array, cell.array)
+        elif self._all_fixed:
+            results = [cell.array.copy() for cell in self._results]
+        else:
+            results = []
+            for cell in self._results:
+                array = cell.array
+                if cell.fixed or not self._may_leave(cell, array, results):
+                    array = array.copy()
+                results.append(array)
         self.forget()
         return results
 
+    def _may_leave(self, cell: Cell, array: Array, earlier: Sequence[Array]) -> bool:
+        """Whether an array is a result as it is: it is no memory of an argument's, of an earlier
+        result's, or that the plan needs."""
+        taken = (*self._given, *earlier)
+        if any(array is other for other in taken):
+            return False
+        if cell in self._own:
+            return self.handed_out(array)
+        # A local map's array. One without a base owns its memory.
+        return array.base is None or not any(np.may_share_memory(array, a) for a in taken)
+
     def forget(self) -> None:
         """Let go of a run's arrays, at its end or after it failed."""
-        for cell in (*self._inputs, *self._results):
-            if not cell.fixed:
-                cell.array = None  # type: ignore[assignment]
+        for cell in self._loose:
+            cell.array = None  # type: ignore[assignment]
         self._given = ()
         self._out = None
 
@@ -305,13 +318,6 @@ _COUNTED = hasattr(sys, "getrefcount") and sys.implementation.name == "cpython"
 def references(arrays: tuple[Array, ...]) -> int:
     """The largest number of references to one of the arrays; a view of it holds one."""
     return max((sys.getrefcount(array) for array in arrays), default=0)
-
-
-def _shared(array: Array, taken: Sequence[Array], own: bool) -> bool:
-    """Whether an array shares memory with an argument or an earlier result."""
-    if own or (array.base is None and not any(array is other for other in taken)):
-        return any(array is other for other in taken)
-    return any(np.may_share_memory(array, other) for other in taken)
 
 
 def _filling(cell: Cell) -> Work:

@@ -28,8 +28,8 @@ from linop.errors import ArgumentError, BackendError, DeadlockError, LinopError,
 from linop.plan import Plan
 from linop.scalars import Array
 
-# Open MPI's component for one-sided traffic over UCX prints an error on every rank where there is no
-# UCX device, when a window is made. Windows of one machine do not use it; users may say otherwise.
+# Open MPI's component for one-sided traffic over UCX prints an error on every rank when a window is
+# made, where there is no UCX device. Windows of one machine do not use it; users may say otherwise.
 os.environ.setdefault("OMPI_MCA_osc", "^ucx")
 
 try:

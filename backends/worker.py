@@ -114,6 +114,9 @@ class WorkerPlan(BoundPlan):
 
     def _ready(self, x: Any, out: Any) -> tuple[Sequence[Array], Sequence[Array] | None, Program]:
         """Checked arguments, and the program; by agreement at the first call."""
+        program = self._program
+        if program is not None and out is None and not self._worker.debug and self._fits(x):
+            return (x,), None, program
         wrong: LinopError | None = None
         arrays: Sequence[Array] = ()
         outs: Sequence[Array] | None = None
@@ -131,7 +134,6 @@ class WorkerPlan(BoundPlan):
         elif wrong is not None:
             self._fail(wrong)
             raise wrong
-        self._worker.transport.check()
         return arrays, outs, program
 
     def _agree(self, wrong: LinopError | None) -> None:
