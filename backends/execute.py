@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from linop.backends.strided import Cell, View, Work, adding, copying
+from linop.backends.strided import Cell, View, Work, adding, copying, summing
 from linop.plan import Advance, Alias, Apply, Make, Message, Plan, Put, Receive, Send, Step, Wait
 from linop.region import Region, Subset
 from linop.scalars import Array
@@ -66,6 +66,15 @@ class Stage:
         """The puts that read a message from a peer, in its order."""
         found = [p for p in self.puts if isinstance(p.source, Message) and p.source.peer == peer]
         return sorted(found, key=lambda put: put.source.offset)  # type: ignore[union-attr]
+
+    def addend(self, put: Put) -> Put | None:
+        """The first put that adds to what this one sets, if it adds to all of it."""
+        region = put.target.region.name
+        for other in self.puts:
+            same = other.accumulate and other.target.region.name == region
+            if same and other.target.overlaps(put.target):
+                return other if other.target == put.target else None
+        return None
 
     def target(self, put: Put) -> View:
         return View.of(self.new[put.target.region.name], put.target)
@@ -174,16 +183,21 @@ class Program(ABC):
         for stage, inbox in zip(self._stages, self._inbox, strict=True):
             for send in sorted(stage.sends, key=self._distance):
                 self.send(stage, send)
-            local = [p for p in stage.puts if isinstance(p.source, Subset) and not p.accumulate]
-            for put in local:
-                self._put(stage, put, stage.source(put.source))  # type: ignore[arg-type]
+            sources = {
+                id(p): stage.source(p.source) for p in stage.puts if isinstance(p.source, Subset)
+            } | inbox
+            late = self._sums(stage, sources)
+            for put in stage.puts:
+                local = isinstance(put.source, Subset) and not put.accumulate
+                if local and id(put) in sources:
+                    self._put(stage, put, sources.pop(id(put)))
             if stage.waits is not None:
                 self.wait(stage, stage.waits)
             for put in stage.puts:
-                if put.accumulate and isinstance(put.source, Subset):
-                    self._put(stage, put, stage.source(put.source))
-                elif id(put) in inbox:
-                    self._put(stage, put, inbox[id(put)])
+                if id(put) in late:
+                    self.step(*late[id(put)])
+                elif id(put) in sources:
+                    self._put(stage, put, sources[id(put)])
             for apply in stage.applies:
                 self.step(str(apply), _applying(stage, apply))
         self.end()
@@ -204,6 +218,19 @@ class Program(ABC):
         if ready is not None:
             self._waits[len(self._labelled)] = ready
         self._steps.append((label, work))
+
+    def _sums(self, stage: Stage, sources: dict[int, View]) -> dict[int, tuple[str, Work]]:
+        """Puts that set what the next adds to, done by that one in one pass: by the latter's id,
+        and both taken out of the sources."""
+        found = {}
+        for put in stage.puts:
+            other = None if put.accumulate or put.coefficient != 1 else stage.addend(put)
+            if other is None or other.coefficient != 1 or id(put) not in sources:
+                continue
+            first, second = sources.pop(id(put)), sources.pop(id(other))
+            label = f"{put.target} = {put.source} + {other.source}"
+            found[id(other)] = label, summing(stage.target(put), first, second)
+        return found
 
     def _put(self, stage: Stage, put: Put, source: View) -> None:
         bind = adding if put.accumulate else copying

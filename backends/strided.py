@@ -108,6 +108,14 @@ def adding(target: View, source: View, dtype: np.dtype[Any], coefficient: Scalar
     )
 
 
+def summing(target: View, first: View, second: View) -> Work:
+    """What sets a box to the sum of two others, in one pass."""
+    if target.cell.fixed and first.cell.fixed and second.cell.fixed:
+        return partial(np.add, first.get(), second.get(), target.get())
+    to, a, b = target.getter, first.getter, second.getter
+    return lambda: np.add(a(), b(), to())
+
+
 def _all(*works: Work) -> Work:
     def run() -> None:
         for work in works:

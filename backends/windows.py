@@ -1,9 +1,10 @@
 """Programs whose workers share a machine: every transfer is one copy into the receiver's memory.
 
-What a worker receives into lives in a window that all ranks of the machine map. A receiver says at
-the start of a run that its memory is ready, and which of its arrays for results it is going to use;
-a sender then writes the elements where they belong, strided to strided, and says that it is done.
-What is to be summed goes to memory beside the result, and is added by the receiver in its order.
+What a worker receives into lives in a window that all ranks of the machine map. A receiver says up
+to which run its memory may be written, and which of its arrays for results it is going to use; a
+sender writes the elements where they belong, strided to strided, and says that it is done.
+Messages that are small, or a small part of the result, or to be summed, go to buffers beside it: a
+sender may then be several runs ahead of its receiver.
 
 One number each says so: the run's, which only grows. Its writer is one worker, its reader one
 other, and it has a cache line of its own. Stores are seen in order on x86; elsewhere the window is
@@ -19,16 +20,20 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from linop.backends.execute import Program, Stage, references
+from linop.backends.execute import SMALL, Program, Stage, references
 from linop.backends.shared import ALIGNED, Block, Place, Pool
-from linop.backends.strided import Cell, View, copying, fixed
+from linop.backends.strided import Cell, View, copying
 from linop.backends.transport import Who
-from linop.plan import Make, Plan, Receive, Send, Wait
+from linop.plan import Make, Message, Plan, Put, Receive, Send, Wait
 from linop.region import Region
 from linop.scalars import Array
 
 SLOTS = 3
 """Arrays for each large result; the last one that is free is not handed out, but copied."""
+_MANY, _FEW = 8, 2
+"""Buffers for each message that is not written into the result: for all of them small, or not."""
+_PART = 8
+"""Messages are written into a result if they are more than one part in so many of it."""
 _LINE = 64
 """Bytes of a cache line."""
 _ORDERED = platform.machine() in ("x86_64", "AMD64", "i686")
@@ -50,6 +55,8 @@ class Offer:
 
     done: dict[int, Line] = field(default_factory=dict)
     places: dict[int, list[Place]] = field(default_factory=dict)
+    turns: int = 0
+    """How many buffers there are for messages, used in turn; 0 where they go into the result."""
     ready: Line | None = None
 
 
@@ -72,7 +79,8 @@ class Windows(Program):
         self._senders: dict[int, Offer] = {}
         self._receivers: dict[int, Offer] = {}
         self._asked: dict[int, Offer] = {}
-        self._told: dict[int, Offer] = {}
+        self._ready_lines: list[tuple[memoryview, int]] = []
+        self._taken_in_turn: list[tuple[Cell, list[Array]]] = []
         self._slotted: dict[int, list[tuple[Cell, list[Array]]]] = {}
         self._met: set[int] = set()
         peers = {s.peer for s in plan.steps if isinstance(s, Send)}
@@ -115,10 +123,32 @@ class Windows(Program):
     def _size(self, shape: tuple[int, ...]) -> int:
         return int(np.prod(shape, dtype=np.int64)) * self.plan.dtype.itemsize
 
+    def _place_results(self) -> None:
+        """Decide whether peers write into results, which then lie in shared memory, or beside them:
+        into a few buffers in turn, so that they need not wait for this worker's call."""
+        itemsize = self.plan.dtype.itemsize
+        moved = [p for s in self._stages for p in s.puts if isinstance(p.source, Message)]
+        straight = {id(p) for s in self._stages for p in s.puts if self._straight(s, p)}
+        size = sum(p.target.size for p in moved if id(p) in straight) * itemsize
+        results = sum(region.size for region in self.plan.outputs) * itemsize
+        self._direct = size > max(SMALL, results // _PART)
+        small = sum(put.target.size for put in moved) * itemsize <= SMALL
+        self._turns = 0 if self._direct else _MANY if small else _FEW
+        super()._place_results()
+
+    def _straight(self, stage: Stage, put: Put) -> bool:
+        """Whether a message is all that a part of the result is."""
+        plain = isinstance(put.source, Message) and not put.accumulate and put.coefficient == 1
+        return plain and stage.addend(put) is None
+
     def memory(self, region: Region) -> Array:
+        if not self._direct:
+            return np.zeros(region.shape, self.plan.dtype)
         return self._array(self._take(self._size(region.shape)), region.shape)
 
     def slots(self, regions: Sequence[Region]) -> list[tuple[Array, ...]]:
+        if not self._direct:
+            return []
         found = []
         for _ in range(SLOTS):
             blocks = [self._take(self._size(region.shape)) for region in regions]
@@ -129,40 +159,49 @@ class Windows(Program):
         return found
 
     def result_memory(self, out: Sequence[Array] | None) -> Sequence[Array]:
-        del out  # no other worker can reach it; the result is copied there
+        if not self._direct:
+            return super().result_memory(out)
+        # No other worker can reach what the caller passed; the result is copied there.
         free = (k for k, arrays in enumerate(self._slots) if references(arrays) <= self._unused)
         self._slot = next(free)
         return self._slots[self._slot]
 
     def handed_out(self, array: Array) -> bool:
         rest = (arrays for k, arrays in enumerate(self._slots) if k != self._slot)
-        return any(references(arrays) <= self._unused for arrays in rest)
+        return not self._direct or any(references(arrays) <= self._unused for arrays in rest)
 
     # What workers tell each other
 
     def receive(self, stage: Stage, step: Receive) -> dict[int, View]:
-        offer = self._senders.setdefault(step.peer, Offer())
+        offer = self._senders.setdefault(step.peer, Offer(turns=self._turns))
         offer.done[stage.number] = self._line()
         places = offer.places.setdefault(stage.number, [])
         inbox: dict[int, View] = {}
         for put in stage.incoming(step.peer):
             target = stage.target(put)
-            if put.accumulate or put.coefficient != 1:
-                block = self._take(self._size(target.shape))
-                target = inbox[id(put)] = fixed(self._array(block, target.shape))
-            places.append(self._place(target))
+            if self._direct and self._straight(stage, put):
+                places.append(self._pool.place(self._views(target)))
+                continue
+            size = self._size(target.shape)
+            count = self._turns or 1
+            arrays = [self._array(self._take(size), target.shape) for _ in range(count)]
+            places.append(self._pool.place(arrays))
+            cell = Cell(target.shape, arrays[0] if count == 1 else None)
+            self._taken_in_turn += [(cell, arrays)] if count > 1 else []
+            inbox[id(put)] = View(cell, target.shape)
         return inbox
 
-    def _place(self, target: View) -> Place:
+    def _views(self, target: View) -> list[Array]:
+        """A box of a result, in each of the arrays that this may be in."""
         if target.cell.fixed:
-            return self._pool.place([target.get()])
+            return [target.get()]
         views = []
         k = self._own.index(target.cell)
         for arrays in self._slots:
             target.cell.array = arrays[k]
             views.append(target.get())
         target.cell.array = None  # type: ignore[assignment]
-        return self._pool.place(views)
+        return views
 
     def offers(self) -> dict[int, tuple[Offer | None, Offer | None]]:
         """What to tell each peer: as the receiver of its messages, and as the sender to it."""
@@ -172,28 +211,53 @@ class Windows(Program):
     def connect(self, said: dict[int, tuple[Offer | None, Offer | None]]) -> None:
         """Bind the plan to what the peers' `offers` said."""
         self._asked = {peer: offer for peer, (offer, _) in said.items() if offer is not None}
-        self._told = {peer: offer for peer, (_, offer) in said.items() if offer is not None}
+        told = [(p, offer.ready) for p, (_, offer) in sorted(said.items()) if offer is not None]
+        self._ready_lines = [
+            (self._pool.numbers(line[0], peer), line[1]) for peer, line in told if line is not None
+        ]
+        for peer, offer in self._asked.items():
+            self._flags[self._index(self._receivers[peer].ready)] = offer.turns
         self.bind()
+
+    def _index(self, line: Line | None) -> int:
+        """Where a number of this worker's own is in `_flags`."""
+        assert line is not None
+        return line[1] - self._flags_block.offset // 8
 
     # Steps
 
     def begin(self) -> None:
-        lines = [
-            (self._pool.numbers(segment, peer), k)
-            for peer, offer in sorted(self._told.items())
-            for segment, k in [offer.ready or (0, 0)]
-        ]
-        pool, ordered = self._pool, _ORDERED
+        pool, ordered, lines, turns = self._pool, _ORDERED, self._ready_lines, self._turns
+        in_turn = self._taken_in_turn
+
+        def begin_in_turn() -> None:
+            self._run_number += 1
+            turn = self._run_number % turns
+            for cell, arrays in in_turn:
+                cell.array = arrays[turn]
 
         def say_ready() -> None:
             self._run_number += 1
-            number = self._run_number * 4 + self._slot
+            for numbers, k in lines:
+                numbers[k + 1] = self._slot
             if not ordered:
                 pool.sync()
             for numbers, k in lines:
-                numbers[k] = number
+                numbers[k] = self._run_number
 
-        self.step("say that memory is ready", say_ready)
+        self.step("begin", say_ready if self._direct else begin_in_turn)
+
+    def end(self) -> None:
+        pool, ordered, lines, turns = self._pool, _ORDERED, self._ready_lines, self._turns
+
+        def say_read() -> None:
+            if not ordered:
+                pool.sync()
+            for numbers, k in lines:
+                numbers[k] = self._run_number + turns
+
+        if lines and not self._direct:
+            self.step("say that messages are read", say_read)
 
     def send(self, stage: Stage, step: Send) -> None:
         offer = self._asked[step.peer]
@@ -223,29 +287,30 @@ class Windows(Program):
         self.step(f"tell {step.peer}", say_done)
 
     def _wait_ready(self, peer: int) -> None:
-        """Until a peer's memory is ready for this run; it says which of its arrays to write to."""
-        _, k = self._receivers[peer].ready or (0, 0)
-        flags, k = self._flags, k - self._flags_block.offset // 8
+        """Until a peer's memory is ready for this run. Which of its arrays to write to, it says; or
+        it is the next in turn."""
+        flags, k = self._flags, self._index(self._receivers[peer].ready)
+        turns = self._asked[peer].turns
         slotted = self._slotted.setdefault(peer, [])
         until, pool, ordered = self._until, self._pool, _ORDERED
 
         def ready() -> bool:
-            return flags[k] >= self._run_number * 4
+            return flags[k] >= self._run_number
 
         def wait() -> None:
-            if not ready():
+            if flags[k] < self._run_number:
                 until(ready, lambda: f"worker {peer} to be ready to receive")
             if not ordered:
                 pool.sync()
+            slot = self._run_number % turns if turns else flags[k + 1]
             for cell, arrays in slotted:
-                cell.array = arrays[flags[k] & 3]
+                cell.array = arrays[slot]
 
         self.step(f"wait until {peer} is ready", wait, ready)
 
     def wait(self, stage: Stage, step: Wait) -> None:
-        base = self._flags_block.offset // 8
         lines = {
-            peer: offer.done[stage.number][1] - base
+            peer: self._index(offer.done[stage.number])
             for peer, offer in self._senders.items()
             if stage.number in offer.done
         }
@@ -268,11 +333,13 @@ class Windows(Program):
 
         self.step(str(step), wait, ready)
 
-    def end(self) -> None:
-        """Nothing is left to wait for: what is sent has been written."""
-
     def describe(self) -> str:
-        return "shared memory: each transfer is one copy into its receiver's memory"
+        if self._direct:
+            return "shared memory: each transfer is one copy into the receiver's result"
+        return (
+            f"shared memory: messages are written to {self._turns} buffers in turn beside the "
+            f"receiver's result, which is no larger than they are, or much larger"
+        )
 
     def release(self) -> None:
         self._release()
@@ -283,8 +350,8 @@ def memory_needed(plan: Plan) -> int:
     made = sum(step.region.size for step in plan.steps if isinstance(step, Make))
     moved = sum(step.size for step in plan.steps if isinstance(step, Send | Receive))
     ends = sum(region.size for region in (*plan.inputs, *plan.outputs))
-    elements = 2 * (made + moved) + SLOTS * ends
-    return elements * plan.dtype.itemsize + 4 * ALIGNED * len(plan.steps)
+    elements = 2 * (made + _FEW * moved) + SLOTS * ends
+    return elements * plan.dtype.itemsize + 2 * _MANY * (SMALL + ALIGNED * len(plan.steps))
 
 
 class NoRoomError(Exception):
