@@ -17,7 +17,7 @@ from linop.errors import BackendError
 from linop.movement import Movement
 from linop.plan import Advance, Alias, Apply, Make, Message, Plan, Put, Receive, Send, Step, Wait
 from linop.region import Region
-from linop.routing import Routes, routes
+from linop.routing import Routes, routes_into, routes_out_of
 from linop.space import Space
 from linop.stages import Layer, Stages
 
@@ -45,20 +45,18 @@ def workers_of(stages: Stages) -> tuple[int, ...]:
 
 
 def _movement_steps(movement: Movement, worker: int, stage: int) -> Iterator[Step]:
-    all_routes = routes(movement)
-    incoming = all_routes.of(all_routes.receiver == worker)
-    outgoing = all_routes.of((all_routes.sender == worker) & (all_routes.receiver != worker))
+    incoming, outgoing = routes_into(movement, worker), routes_out_of(movement, worker)
     offsets = _message_offsets(incoming, worker)
     for peer, entries in _by(incoming.sender, range(len(incoming.row))):
         if peer != worker:
             yield Receive(stage, peer, int(sum(incoming.volume[k] for k in entries)))
     for peer, entries in _by(outgoing.receiver, range(len(outgoing.row))):
-        parts = (movement.transfer(outgoing.row[k]).source for k in entries)
+        parts = (movement.transfer(outgoing.row[k], outgoing.table).source for k in entries)
         yield Send(stage, peer, tuple(parts))
 
     early: list[Step] = []
     late: list[Step] = []
-    table = movement.table
+    table = incoming.table
     overlapping, covered = _coverage(table.take(incoming.row), len(movement.codomain))
     whole = _kept(movement, incoming, worker)
     for region in movement.codomain.on(worker):
@@ -69,7 +67,7 @@ def _movement_steps(movement: Movement, worker: int, stage: int) -> Iterator[Ste
         accumulate = bool(overlapping[number])
         early.append(Make(region, accumulate or int(covered[number]) < region.size))
         for k in np.flatnonzero(table.dst[incoming.row] == number):
-            transfer = movement.transfer(incoming.row[k])
+            transfer = movement.transfer(incoming.row[k], incoming.table)
             sender = int(incoming.sender[k])
             local = sender == worker
             source = transfer.source if local else Message(sender, int(offsets[k]))
@@ -136,14 +134,14 @@ def _coverage(rows: Table, regions: int) -> tuple[np.ndarray, np.ndarray]:
 
 def _kept(movement: Movement, incoming: Routes, worker: int) -> dict[int, Region]:
     """Destination regions (by number) that are a local source region, whole and unchanged."""
-    table = movement.table
+    table = incoming.table
     numbers, count = np.unique(table.dst[incoming.row], return_counts=True)
     single = set(numbers[count == 1].tolist())
     kept: dict[int, Region] = {}
     for k in np.flatnonzero(incoming.sender == worker):
         row = incoming.row[k]
         if int(table.dst[row]) in single and table.coef[row] == 1:
-            transfer = movement.transfer(row)
+            transfer = movement.transfer(row, table)
             if transfer.source.whole and transfer.target.whole:
                 kept[int(table.dst[row])] = transfer.source.region
     return kept

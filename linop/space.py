@@ -6,6 +6,7 @@ backend and no communicator.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
@@ -58,6 +59,27 @@ class Space:
         return {region.name: k for k, region in enumerate(self.regions)}
 
     @cached_property
+    def shapes(self) -> npt.NDArray[np.int64]:
+        """The shape of each region, a row each; ones stand for dimensions that it has not, and
+        there is a column at least."""
+        ndim = max((region.ndim for region in self.regions), default=0) or 1
+        padded = [(*r.shape, *(1,) * (ndim - r.ndim)) for r in self.regions]
+        return np.array(padded, np.int64).reshape(len(padded), ndim)
+
+    @cached_property
+    def holders(self) -> tuple[npt.NDArray[np.int64], ...]:
+        """The workers of all regions in one array, where in it each region's begin, and how many
+        they are."""
+        many = np.array([len(r.workers) for r in self.regions], np.int64)
+        flat = np.array([w for r in self.regions for w in r.workers], np.int64)
+        return flat, np.cumsum(many) - many, many
+
+    @cached_property
+    def digest(self) -> bytes:
+        """A digest of regions, their order, and dtype; the same on every machine."""
+        return hashlib.sha256(repr((self.dtype.str, self.regions)).encode()).digest()
+
+    @cached_property
     def offsets(self) -> Mapping[str, int]:
         """Where each region's elements start in a flat vector, by name."""
         sizes = np.cumsum([0, *(region.size for region in self.regions)])
@@ -67,6 +89,10 @@ class Space:
     def size(self) -> int:
         """Dimension of the space: the number of elements, a replicated region counted once."""
         return sum(region.size for region in self.regions)
+
+    def numbers_on(self, worker: int) -> npt.NDArray[np.int64]:
+        """The positions of the regions that a worker holds, in order."""
+        return np.array([self.index[region.name] for region in self.on(worker)], np.int64)
 
     @cached_property
     def workers(self) -> tuple[int, ...]:
@@ -112,6 +138,10 @@ class Space:
         return self.dtype == other.dtype and self._by_name == other._by_name
 
     def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
         return hash((self.dtype, frozenset(self.regions)))
 
     def __repr__(self) -> str:

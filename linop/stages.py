@@ -228,7 +228,7 @@ class Stages:
         for i, m in enumerate(self.movements):
             domain = m.domain if inner and i == 0 else _rename(m.domain, rename)
             codomain = m.codomain if inner and i == last else _rename(m.codomain, rename)
-            movements.append(Movement(domain, codomain, m.table))
+            movements.append(Movement(domain, codomain, m.rows))
         layers = tuple(
             tuple(
                 Call(c.map, tuple(map(rename, c.inputs)), tuple(map(rename, c.outputs)))
