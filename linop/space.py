@@ -37,7 +37,6 @@ class Space:
         self.regions: tuple[Region, ...] = (
             (regions,) if isinstance(regions, Region) else tuple(regions)
         )
-        self.dtype: np.dtype[Any] = np.dtype(dtype)
         for region in self.regions:
             if not isinstance(region, Region):
                 raise ArgumentError(f"a Space is made of Regions; given {region!r}")
@@ -45,6 +44,10 @@ class Space:
             names = [r.name for r in self.regions]
             twice = sorted({n for n in names if names.count(n) > 1})
             raise RegionError(f"duplicate region {', '.join(map(repr, twice))} in a space: {names}")
+        self._set_dtype(dtype)
+
+    def _set_dtype(self, dtype: npt.DTypeLike) -> None:
+        self.dtype: np.dtype[Any] = np.dtype(dtype)
         # Kind V is also that of numbers from other packages, such as ml_dtypes.bfloat16.
         if self.dtype.kind not in "iufcV" or self.dtype.type is np.void:
             raise DTypeError(f"a space holds numbers; given dtype {self.dtype}")
