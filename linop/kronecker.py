@@ -70,7 +70,7 @@ class Kronecker(Rows):
 
     Args:
         factors: every axis of both grids in one of them, every dimension too.
-        ndim: tensor dimensions.
+        ndim: columns of boxes: tensor dimensions, or 1 for none.
         sizes: regions in all, (destinations, sources).
     """
 

@@ -73,8 +73,9 @@ class LinearOperator(ABC):
     def _simplified(self) -> LinearOperator:
         return self
 
-    def _program(self) -> Iterator[LinearOperator]:
-        """The factors in the order in which they are applied, names looked through."""
+    def _program(self, known: bool = False) -> Iterator[LinearOperator]:
+        """The factors in the order in which they are applied. Names are looked through; those of
+        operators whose movement is known need not be."""
         yield self
 
     @abstractmethod
@@ -317,10 +318,9 @@ class Composition(LinearOperator):
             arrays = factor._run(arrays)
         return arrays
 
-    def _program(self) -> Iterator[LinearOperator]:
-        """The factors in the order in which they are applied, names looked through."""
+    def _program(self, known: bool = False) -> Iterator[LinearOperator]:
         for factor in reversed(self.factors):
-            yield from factor._program()
+            yield from factor._program(known)
 
     def _stages(self) -> Stages:
         pieces: list[Stages] = []
@@ -331,7 +331,7 @@ class Composition(LinearOperator):
                 pieces.append(Stages((Movement.of_program(placed),)))
                 placed.clear()
 
-        for factor in self._program():
+        for factor in self._program(known=True):
             if isinstance(factor, Primitive):
                 placed.append(factor.placed)
             else:

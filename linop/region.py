@@ -54,8 +54,7 @@ class Region:
 
     @staticmethod
     def checked(name: str, shape: tuple[int, ...], workers: tuple[int, ...]) -> Region:
-        """A region from arguments that are known to be right, workers in order: for spaces that make
-        thousands."""
+        """A region from arguments known to be right, workers in order: for spaces of thousands."""
         region = object.__new__(Region)
         _set_name(region, name)
         _set_shape(region, shape)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from functools import cached_property
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, repeat
 from typing import Any
 
 import numpy as np
@@ -136,10 +136,12 @@ class TensorSpace(Space):
     @cached_property
     def regions(self) -> tuple[Region, ...]:  # type: ignore[override]
         """The blocks, row-major by their coordinates along `region_axes`."""
-        shapes = map(tuple, self.shapes[:, : self.ndim].tolist())
-        holders = self._lines.tolist()
-        names = [f"{self.name}@{held[0]}" for held in holders]
-        return tuple(map(Region.checked, names, shapes, map(tuple, holders)))
+        # Columns zipped, not rows made tuples: half of the lists, and of the garbage collector's.
+        columns = self.shapes[:, : self.ndim].T.tolist()
+        shapes = zip(*columns, strict=True) if columns else repeat(())
+        names = [f"{self.name}@{first}" for first in self._lines[:, 0].tolist()]
+        holders = zip(*self._lines.T.tolist(), strict=True)
+        return tuple(map(Region.checked, names, shapes, holders))
 
     @cached_property
     def region_axes(self) -> dict[int, GridAxis]:
