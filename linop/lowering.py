@@ -29,6 +29,7 @@ def lower(stages: Stages, worker: int) -> Plan:
         BackendError: a local map spans several workers.
     """
     steps: list[Step] = []
+    stages = stages.factored
     for k, movement in enumerate(stages.movements):
         steps += _movement_steps(movement, worker, 2 * k)
         if k < len(stages.layers):
@@ -40,8 +41,7 @@ def lower(stages: Stages, worker: int) -> Plan:
 
 def workers_of(stages: Stages) -> tuple[int, ...]:
     """Every worker that has something to do."""
-    spaces = [s for m in stages.movements for s in (m.domain, m.codomain)]
-    return tuple(sorted({w for space in spaces for w in space.workers}))
+    return stages.workers
 
 
 def _movement_steps(movement: Movement, worker: int, stage: int) -> Iterator[Step]:

@@ -20,9 +20,12 @@ from linop.boxes import Table
 from linop.errors import SpaceError
 from linop.primitives import Delta, Placed, independent_runs
 from linop.region import Region, Subset
-from linop.rows import Blocks, Fused, Given, Product, Rows, Scaled, Total, digest_of, table_columns
+from linop.rows import Blocks, Given, Product, Rows, Scaled, Total, digest_of, table_columns
 from linop.scalars import Scalar
 from linop.space import Space
+
+FAR_MORE = 64
+"""A product is taken apart if its transfers are so many times those of its factors."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,12 @@ class Movement:
         self.domain = domain
         self.codomain = codomain
         self.rows = rows if isinstance(rows, Rows) else Given(rows)
+        self._parts: tuple[Movement, ...] = ()  # without itself: no cycle for the collector
+
+    @property
+    def parts(self) -> tuple[Movement, ...]:
+        """The movements that this was composed of, first applied first."""
+        return self._parts or (self,)
 
     @cached_property
     def table(self) -> Table:
@@ -122,33 +131,65 @@ class Movement:
             factors.append(Movement(domain, codomain, table))
         while len(factors) > 1:
             pairs = [factors[k : k + 2] for k in range(0, len(factors), 2)]
-            factors = [pair[1]._fused(pair[0]) if len(pair) == 2 else pair[0] for pair in pairs]
+            factors = [pair[1]._after(pair[0]) if len(pair) == 2 else pair[0] for pair in pairs]
         return factors[0]
 
     # The algebra
 
     def adjoint(self) -> Movement:
         """Swap the ends of every transfer and conjugate its coefficient."""
-        return Movement(self.codomain, self.domain, self.rows.adjoint())
+        swapped = Movement(self.codomain, self.domain, self.rows.adjoint())
+        if self._parts:
+            swapped._parts = tuple(part.adjoint() for part in reversed(self._parts))
+        return swapped
 
     def conj(self) -> Movement:
         """The complex conjugate matrix."""
-        return Movement(self.domain, self.codomain, Scaled(self.rows, 1, conjugated=True))
+        other = Movement(self.domain, self.codomain, Scaled(self.rows, 1, conjugated=True))
+        if self._parts:
+            other._parts = tuple(part.conj() for part in self._parts)
+        return other
 
     def scale(self, scalar: Scalar) -> Movement:
         """The matrix times a number."""
-        return Movement(self.domain, self.codomain, Scaled(self.rows, scalar))
+        other = Movement(self.domain, self.codomain, Scaled(self.rows, scalar))
+        if self._parts:
+            other._parts = (*self._parts[:-1], self._parts[-1].scale(scalar))
+        return other
 
     def __matmul__(self, other: Movement) -> Movement:
         """Composition: intersect the boxes in the middle space."""
         self.domain.same_as(other.codomain, "composition of movements")
+        product = self._after(other)
+        product._parts = (*other.parts, *self.parts)
+        return product
+
+    def _after(self, other: Movement) -> Movement:
+        """The composition, as one whole."""
         right = _reordered(other, other.domain, self.domain)
         return Movement(other.domain, self.codomain, Product(self.rows, right))
 
-    def _fused(self, other: Movement) -> Movement:
-        """The composition, of two runs of one program: nobody takes it apart again."""
-        right = _reordered(other, other.domain, self.domain)
-        return Movement(other.domain, self.codomain, Fused(self.rows, right))
+    def factored(self) -> tuple[Movement, ...]:
+        """Movements to apply one after the other, first applied first, whose product this is:
+        itself, or those it was composed of, where their product has far more transfers than they
+        (a sum over thousands of workers, broadcast to thousands, sends everything to everybody)."""
+        done: list[Movement] = []
+        current = self.parts[0]
+        for part in self.parts[1:]:
+            if part._expands(current):
+                done.append(current)
+                current = part
+            else:
+                current = part @ current
+        return (*done, current) if done else (self,)
+
+    def _expands(self, other: Movement) -> bool:
+        """Whether the table of self ∘ other may be far longer than both of theirs; found from their
+        rows at each region in the middle."""
+        middle = len(self.domain)
+        leaving = self.rows.counts_out_of(middle)
+        coming = _reordered(other, other.domain, self.domain).counts_into(middle)
+        return int(leaving @ coming) > FAR_MORE * int(leaving.sum() + coming.sum())
 
     def __add__(self, other: Movement) -> Movement:
         self.domain.same_as(other.domain, "sum of movements, domains")

@@ -20,6 +20,7 @@ from linop import laws
 from linop.cost import Cost, cost
 from linop.errors import ArgumentError, SpaceError, UndecidableError
 from linop.movement import Movement
+from linop.network import Network
 from linop.notation import joined_symbols, parenthesised, subscripted
 from linop.primitives import Action, Placed
 from linop.scalars import Array, Scalar, check_scalar, is_scalar, sparse_dtype
@@ -159,9 +160,10 @@ class LinearOperator(ABC):
         the operator itself where none applies."""
         return _ordered(self._simplified(), self.domain, self.codomain)
 
-    def cost(self) -> Cost:
-        """Messages and bytes of every worker, without running anything."""
-        return cost(self.stages)
+    def cost(self, network: Network | None = None) -> Cost:
+        """Messages and bytes of every worker, without running anything; and the seconds that it
+        takes on a network, if one is given (`linop.simulate` says more)."""
+        return cost(self, network)
 
     def compile(self, backend: Any) -> Any:
         """The plan that runs this operator on a backend: ``plan(x)``, ``plan.H(y)``."""

@@ -53,6 +53,16 @@ def routes_out_of(movement: Movement, worker: int) -> Routes:
     return served.of((served.sender == worker) & (served.receiver != worker))
 
 
+def messages(every: Routes) -> tuple[Ints, Ints, Ints]:
+    """(senders, receivers, elements) of the messages of routes: one for each pair of workers, by
+    sender, then receiver."""
+    remote = every.of(every.sender != every.receiver)
+    span = int(remote.receiver.max(initial=0)) + 1
+    pairs, which = np.unique(remote.sender * span + remote.receiver, return_inverse=True)
+    sizes = np.bincount(which, remote.volume, len(pairs)).astype(np.int64)
+    return pairs // span, pairs % span, sizes
+
+
 def _receivers(table: Table, codomain: Space) -> tuple[Ints, Ints]:
     """Rows and who needs them: every holder of the destination."""
     holders, first, many = codomain.holders

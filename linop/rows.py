@@ -75,10 +75,6 @@ class Rows(ABC):
         """The ends of every row swapped, and its coefficient conjugated."""
         return Swapped(self)
 
-    def factors(self) -> tuple[Rows, ...]:
-        """Rows whose product these are, first applied first."""
-        return (self,)
-
 
 class Given(Rows):
     """The rows of a table."""
@@ -173,22 +169,9 @@ class Product(Rows):
     def adjoint(self) -> Rows:
         return Product(self.right.adjoint(), self.left.adjoint())
 
-    def factors(self) -> tuple[Rows, ...]:
-        return (*self.right.factors(), *self.left.factors())
-
     @cached_property
     def digest(self) -> bytes:
         return digest_of("product", self.left.digest, self.right.digest)
-
-
-class Fused(Product):
-    """A product that is one whole: of two runs of a program."""
-
-    def adjoint(self) -> Rows:
-        return Swapped(self)
-
-    def factors(self) -> tuple[Rows, ...]:
-        return (self,)
 
 
 class Total(Rows):
