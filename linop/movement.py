@@ -82,8 +82,8 @@ class Movement:
         """The transfer in a row of the table, or of the part of it that `into` or `out_of` gave."""
         t = self.table if table is None else table
         return Transfer(
-            _box(self.domain.regions[t.src[row]], t.of[row], t.extent[row]),
-            _box(self.codomain.regions[t.dst[row]], t.at[row], t.extent[row]),
+            _box(self.domain.at(t.src[row]), t.of[row], t.extent[row]),
+            _box(self.codomain.at(t.dst[row]), t.at[row], t.extent[row]),
             _number(t.coef[row]),
         )
 
@@ -268,7 +268,7 @@ def _table(domain: Space, codomain: Space, blocks: Sequence[Delta]) -> Table:
 
 def _shared(domain: Space, codomain: Space) -> Table:
     """The identity on the regions that both spaces have."""
-    if domain.regions == codomain.regions:
+    if domain.ordered_as(codomain):
         src = dst = np.arange(len(domain))
     else:
         src = np.flatnonzero([region in codomain for region in domain.regions])
@@ -280,7 +280,7 @@ def _shared(domain: Space, codomain: Space) -> Table:
 
 def _ndim(*spaces: Space) -> int:
     """Dimensions of a table between spaces: at least one, so that scalars have a column."""
-    return max(space.shapes.shape[1] for space in spaces)
+    return max(int(space.shapes.shape[1]) for space in spaces)
 
 
 def _numbers(part: Space, whole: Space) -> boxes.Ints:
@@ -290,11 +290,10 @@ def _numbers(part: Space, whole: Space) -> boxes.Ints:
 
 def _reordered(movement: Movement, domain: Space, codomain: Space) -> Rows:
     """The rows of a movement, as equal spaces number their regions."""
-    if movement.domain.regions == domain.regions and movement.codomain.regions == codomain.regions:
+    if movement.domain.ordered_as(domain) and movement.codomain.ordered_as(codomain):
         return movement.rows
     ends = _numbers(movement.codomain, codomain), _numbers(movement.domain, domain)
-    sizes = len(codomain), len(domain)
-    return Blocks([movement.rows], [ends[0]], [ends[1]], sizes)
+    return Blocks([movement.rows], [ends[0]], [ends[1]], (len(codomain), len(domain)))
 
 
 def _box(region: Region, start: Any, extent: Any) -> Subset:

@@ -76,31 +76,18 @@ class Simulation:
         if not len(self.workers):
             return head
         slow = int(np.argmax(self.seconds))
-        parts = [f.name for f in fields(self) if f.name.endswith("ing")]
-        rows = [
-            ("", "mean", "most", f"slowest (worker {self.workers[slow]})"),
-            *(
-                (name.replace("_", " "), f"{x.mean():.3g}", f"{x.max():.3g}", f"{x[slow]:.3g}")
-                for name in ("messages_sent", "messages_received", "bytes_sent", "bytes_received")
-                for x in [getattr(self, name)]
-            ),
-            *(
-                (f"seconds {name}", f"{x.mean():.3g}", f"{x.max():.3g}", f"{x[slow]:.3g}")
-                for name in parts
-                for x in [getattr(self, name)]
-            ),
+        rows: list[tuple[str, ...]] = [
+            ("", "mean", "most", f"slowest (worker {self.workers[slow]})")
         ]
-        widths = [max(len(row[k]) for row in rows) for k in range(4)]
-        lines = [
-            "  ".join(
-                [
-                    row[0].ljust(widths[0]),
-                    *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True)),
-                ]
-            )
-            for row in rows
-        ]
-        return "\n".join([head, *lines])
+        for name in (field.name for field in fields(self)):
+            column = getattr(self, name)
+            if name not in ("workers", "stages"):
+                title = f"seconds {name}" if name.endswith("ing") else name.replace("_", " ")
+                numbers = column.mean(), column.max(), column[slow]
+                rows.append((title, *(f"{number:.3g}" for number in numbers)))
+        widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
+        aligned = [[cell.rjust(w) for cell, w in zip(r, widths, strict=True)] for r in rows]
+        return "\n".join([head, *("  ".join(cells) for cells in aligned)])
 
 
 def simulate(op: Staged, network: Network | None = None) -> Simulation:
@@ -139,14 +126,27 @@ def simulate(op: Staged, network: Network | None = None) -> Simulation:
         begun = sending + waiting + copying + adding
         each = network.latency + network.per_byte * size
         own = np.bincount(s, each, n)
-        here = np.maximum(begun + own, begun + np.bincount(r, each, n))
-        np.maximum.at(here, r, (begun + own)[s])
+        gone = begun + own
+        here = np.maximum(gone, begun + np.bincount(r, each, n))
+        np.maximum.at(here, r, gone[s])
         copied, added = _memory_traffic(movement, every, workers)
         sending += own
-        waiting += here - begun - own
+        waiting += here - gone
         copying += copied * itemsize * network.per_byte_copied
         adding += added * itemsize * network.per_byte_added
-    return Simulation(workers, *counts, sending, waiting, copying, adding, busy)
+    sent, received, bytes_sent, bytes_received = counts
+    return Simulation(
+        workers,
+        sent,
+        received,
+        bytes_sent,
+        bytes_received,
+        sending,
+        waiting,
+        copying,
+        adding,
+        busy,
+    )
 
 
 def _memory_traffic(movement: Movement, every: Routes, workers: Ints) -> tuple[Ints, Ints]:

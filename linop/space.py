@@ -56,6 +56,14 @@ class Space:
     def _by_name(self) -> dict[str, Region]:
         return {region.name: region for region in self.regions}
 
+    def at(self, number: int) -> Region:
+        """The region at a position."""
+        return self.regions[number]
+
+    def ordered_as(self, other: Space) -> bool:
+        """Whether both have the same regions in the same order."""
+        return self is other or self.regions == other.regions
+
     @cached_property
     def index(self) -> Mapping[str, int]:
         """Position of each region, by name."""
@@ -116,16 +124,16 @@ class Space:
 
     def __getitem__(self, name: str) -> Region:
         try:
-            return self._by_name[name]
+            return self.at(self.index[name])
         except (KeyError, TypeError):
-            known = ", ".join(map(repr, self._by_name)) or "none at all"
+            known = ", ".join(map(repr, self.index)) or "none at all"
             raise RegionError(f"unknown region {name!r}; this space has {known}") from None
 
     def __contains__(self, item: object) -> bool:
         """Whether a region (itself, or one of that name) belongs to the space."""
         if isinstance(item, Region):
-            return self._by_name.get(item.name) == item
-        return item in self._by_name
+            return item.name in self.index and self[item.name] == item
+        return item in self.index
 
     def __len__(self) -> int:
         return len(self.regions)

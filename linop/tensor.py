@@ -139,9 +139,20 @@ class TensorSpace(Space):
         # Columns zipped, not rows made tuples: half of the lists, and of the garbage collector's.
         columns = self.shapes[:, : self.ndim].T.tolist()
         shapes = zip(*columns, strict=True) if columns else repeat(())
-        names = [f"{self.name}@{first}" for first in self._lines[:, 0].tolist()]
         holders = zip(*self._lines.T.tolist(), strict=True)
-        return tuple(map(Region.checked, names, shapes, holders))
+        return tuple(map(Region.checked, self.index, shapes, holders))
+
+    def at(self, number: int) -> Region:
+        # Alone, where nobody has asked for all of them: a worker of thousands needs a few.
+        if "regions" in self.__dict__:
+            return self.regions[number]
+        held = tuple(self._lines[number].tolist())
+        shape = tuple(self.shapes[number, : self.ndim].tolist())
+        return Region.checked(f"{self.name}@{held[0]}", shape, held)
+
+    @cached_property
+    def index(self) -> Mapping[str, int]:
+        return {f"{self.name}@{w}": k for k, w in enumerate(self._lines[:, 0].tolist())}
 
     @cached_property
     def region_axes(self) -> dict[int, GridAxis]:
@@ -212,10 +223,16 @@ class TensorSpace(Space):
         text = repr((shape, partition.shape, workers, dtype.str, *rest))
         return hashlib.sha256(text.encode()).digest()
 
+    def __len__(self) -> int:
+        return len(self._lines)
+
+    def ordered_as(self, other: Space) -> bool:
+        alike = isinstance(other, TensorSpace) and self._made_from == other._made_from
+        return alike or super().ordered_as(other)
+
     def __eq__(self, other: object) -> bool:
-        if isinstance(other, TensorSpace) and self._made_from == other._made_from:
-            return True
-        return super().__eq__(other)
+        alike = isinstance(other, TensorSpace) and self._made_from == other._made_from
+        return alike or super().__eq__(other)
 
     __hash__ = Space.__hash__
 
@@ -232,7 +249,7 @@ class TensorSpace(Space):
         Raises:
             PartitionError: the worker is not in the partition.
         """
-        return self.regions[self._number(worker)]
+        return self.at(self._number(worker))
 
     def slices(self, worker: int) -> tuple[slice, ...]:
         """Where a worker's block lies in the global tensor.
