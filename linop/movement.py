@@ -20,7 +20,7 @@ from linop.boxes import Table
 from linop.errors import SpaceError
 from linop.primitives import Delta, Placed, independent_runs
 from linop.region import Region, Subset
-from linop.rows import Blocks, Given, Product, Rows, Scaled, Total, digest_of, table_columns
+from linop.rows import Blocks, Given, Product, Rows, Same, Scaled, Total, digest_of, table_columns
 from linop.scalars import Scalar
 from linop.space import Space
 
@@ -112,7 +112,10 @@ class Movement:
     @staticmethod
     def between(domain: Space, codomain: Space) -> Movement:
         """The identity on the regions that both spaces have, zero elsewhere."""
-        return Movement(domain, codomain, _shared(domain, codomain))
+        same = domain.ordered_as(codomain)
+        return Movement(
+            domain, codomain, Same(domain.shapes) if same else _shared(domain, codomain)
+        )
 
     @staticmethod
     def of_program(placed: Sequence[Placed]) -> Movement:
@@ -161,13 +164,21 @@ class Movement:
         """Composition: intersect the boxes in the middle space."""
         self.domain.same_as(other.codomain, "composition of movements")
         product = self._after(other)
-        product._parts = (*other.parts, *self.parts)
+        first, last = self.parts[0], other.parts[-1]
+        if isinstance(first.rows, Same) or isinstance(last.rows, Same):
+            # An identity may still name regions anew; it is no part of its own.
+            product._parts = (*other.parts[:-1], first._after(last), *self.parts[1:])
+        else:
+            product._parts = (*other.parts, *self.parts)
         return product
 
     def _after(self, other: Movement) -> Movement:
         """The composition, as one whole."""
         right = _reordered(other, other.domain, self.domain)
-        return Movement(other.domain, self.codomain, Product(self.rows, right))
+        if isinstance(self.rows, Same):
+            return Movement(other.domain, self.codomain, right)
+        rows = self.rows if isinstance(right, Same) else Product(self.rows, right)
+        return Movement(other.domain, self.codomain, rows)
 
     def factored(self) -> tuple[Movement, ...]:
         """Movements to apply one after the other, first applied first, whose product this is:
@@ -203,13 +214,13 @@ class Movement:
     @staticmethod
     def direct_sum(movements: Sequence[Movement], domain: Space, codomain: Space) -> Movement:
         """The block diagonal of movements between parts of two spaces."""
-        rows = Blocks(
-            [m.rows for m in movements],
-            [_numbers(m.codomain, codomain) for m in movements],
-            [_numbers(m.domain, domain) for m in movements],
-            (len(codomain), len(domain)),
-        )
-        return Movement(domain, codomain, rows)
+        dst = [_numbers(m.codomain, codomain) for m in movements]
+        src = [_numbers(m.domain, domain) for m in movements]
+        # Thousands of local maps stand between identities: those are one.
+        if all(isinstance(m.rows, Same) for m in movements) and all(map(np.array_equal, dst, src)):
+            return Movement(domain, codomain, Same(domain.shapes))
+        sizes = len(codomain), len(domain)
+        return Movement(domain, codomain, Blocks([m.rows for m in movements], dst, src, sizes))
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Movement):
@@ -268,11 +279,8 @@ def _table(domain: Space, codomain: Space, blocks: Sequence[Delta]) -> Table:
 
 def _shared(domain: Space, codomain: Space) -> Table:
     """The identity on the regions that both spaces have."""
-    if domain.ordered_as(codomain):
-        src = dst = np.arange(len(domain))
-    else:
-        src = np.flatnonzero([region in codomain for region in domain.regions])
-        dst = np.array([codomain.index[domain.regions[k].name] for k in src], np.int64)
+    src = np.flatnonzero([region in codomain for region in domain.regions])
+    dst = np.array([codomain.index[domain.regions[k].name] for k in src], np.int64)
     extent = domain.shapes[src]
     zeros = np.zeros_like(extent)
     return Table(dst, src, zeros, zeros, extent, np.ones(len(dst))).of_ndim(_ndim(domain, codomain))

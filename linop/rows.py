@@ -96,6 +96,41 @@ class Given(Rows):
         return digest_of("given", *table_columns(self.table))
 
 
+class Same(Rows):
+    """Every region to the one of its number, whole: the identity.
+
+    Args:
+        extent: of the regions; (n, d).
+    """
+
+    def __init__(self, extent: Ints) -> None:
+        self.extent = extent
+
+    def _all(self) -> Table:
+        return self._into(np.arange(len(self.extent)))
+
+    def _into(self, dst: Ints) -> Table:
+        extent = self.extent[dst]
+        zeros = np.zeros_like(extent)
+        return Table(dst, dst, zeros, zeros, extent, np.ones(len(dst)))
+
+    def _out_of(self, src: Ints) -> Table:
+        return self._into(src)
+
+    def counts_into(self, regions: int) -> Ints:
+        return (self.extent > 0).all(axis=1).astype(np.int64)
+
+    def counts_out_of(self, regions: int) -> Ints:
+        return self.counts_into(regions)
+
+    def adjoint(self) -> Rows:
+        return self
+
+    @cached_property
+    def digest(self) -> bytes:
+        return digest_of("same", self.extent)
+
+
 class Swapped(Rows):
     """The adjoint of rows."""
 
@@ -214,25 +249,44 @@ class Blocks(Rows):
         self.dst, self.src, self.sizes = tuple(dst), tuple(src), sizes
 
     def _all(self) -> Table:
-        return self._gathered([part.table for part in self.parts])
+        return self._placed([(k, part.table) for k, part in enumerate(self.parts)])
 
     def _into(self, dst: Ints) -> Table:
-        inner = _of_each(self.dst, self.sizes[0], dst)
-        asked = zip(self.parts, inner, strict=True)
-        return self._gathered([p.into(n) if len(n) else None for p, n in asked])
+        asked = _by_block(*self._places_dst, dst)
+        return self._placed([(k, self.parts[k].into(inner)) for k, inner in asked])
 
     def _out_of(self, src: Ints) -> Table:
-        inner = _of_each(self.src, self.sizes[1], src)
-        asked = zip(self.parts, inner, strict=True)
-        return self._gathered([p.out_of(n) if len(n) else None for p, n in asked])
+        asked = _by_block(*self._places_src, src)
+        return self._placed([(k, self.parts[k].out_of(inner)) for k, inner in asked])
 
-    def _gathered(self, tables: Sequence[Table | None]) -> Table:
-        renumbered = [
-            Table(dst[t.dst], src[t.src], t.at, t.of, t.extent, t.coef)
-            for t, dst, src in zip(tables, self.dst, self.src, strict=True)
-            if t is not None and len(t)
+    @cached_property
+    def _places_dst(self) -> tuple[Ints, Ints]:
+        return _places(self.dst, self.sizes[0])
+
+    @cached_property
+    def _places_src(self) -> tuple[Ints, Ints]:
+        return _places(self.src, self.sizes[1])
+
+    def _placed(self, tables: Sequence[tuple[int, Table]]) -> Table:
+        """Rows of blocks, with the regions' new numbers."""
+        placed = [
+            Table(self.dst[k][t.dst], self.src[k][t.src], t.at, t.of, t.extent, t.coef)
+            for k, t in tables
+            if len(t)
         ]
-        return concatenate(*renumbered) if renumbered else EMPTY
+        return concatenate(*placed) if placed else EMPTY
+
+    def counts_into(self, regions: int) -> Ints:
+        counts = np.zeros(regions, np.int64)
+        for part, dst in zip(self.parts, self.dst, strict=True):
+            counts[dst] = part.counts_into(len(dst))
+        return counts
+
+    def counts_out_of(self, regions: int) -> Ints:
+        counts = np.zeros(regions, np.int64)
+        for part, src in zip(self.parts, self.src, strict=True):
+            counts[src] = part.counts_out_of(len(src))
+        return counts
 
     @cached_property
     def digest(self) -> bytes:
@@ -240,15 +294,20 @@ class Blocks(Rows):
         return digest_of("blocks", *(part.digest for part in self.parts), *columns)
 
 
-def _of_each(numbers: Sequence[Ints], size: int, wanted: Ints) -> list[Ints]:
-    """Of each block, the numbers inside of it of the regions wanted, in increasing order."""
-    asked = np.zeros(size, bool)
-    asked[wanted] = True
-    flat = np.concatenate(numbers) if numbers else np.zeros(0, np.int64)
-    ends = np.cumsum([len(n) for n in numbers])
-    hits = np.flatnonzero(asked[flat])
-    pieces = np.split(hits, np.searchsorted(hits, ends[:-1]))
-    return [piece - end + len(n) for piece, end, n in zip(pieces, ends, numbers, strict=True)]
+def _places(numbers: Sequence[Ints], size: int) -> tuple[Ints, Ints]:
+    """Of each region, its block and its number in there; -1 for those of no block."""
+    many = np.array([len(n) for n in numbers], np.int64)
+    block, inner = np.full(size, -1), np.full(size, -1)
+    if len(numbers):
+        flat = np.concatenate(numbers)
+        block[flat], inner[flat] = expand(many)
+    return block, inner
+
+
+def _by_block(block: Ints, inner: Ints, wanted: Ints) -> list[tuple[int, Ints]]:
+    """The regions wanted as blocks, with increasing numbers in each."""
+    blocks = np.unique(block[wanted])
+    return [(int(k), np.sort(inner[wanted[block[wanted] == k]])) for k in blocks if k >= 0]
 
 
 _NONE = np.zeros(0, np.int64)

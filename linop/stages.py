@@ -328,7 +328,8 @@ def _conj(x: Any) -> Any:
 
 
 def _rename(space: Space, rename: Callable[[str], str]) -> Space:
-    return Space((Region(rename(r.name), r.shape, r.workers) for r in space.regions), space.dtype)
+    renamed = (Region.checked(rename(r.name), r.shape, r.workers) for r in space.regions)
+    return Space(renamed, space.dtype)
 
 
 def _union(spaces: Sequence[Space], like: Space) -> Space:
