@@ -118,7 +118,7 @@ class Same(Rows):
         return self._into(src)
 
     def counts_into(self, regions: int) -> Ints:
-        return (self.extent > 0).all(axis=1).astype(np.int64)
+        return np.asarray((self.extent > 0).all(axis=1), np.int64)
 
     def counts_out_of(self, regions: int) -> Ints:
         return self.counts_into(regions)
