@@ -140,15 +140,25 @@ class TensorSpace(Space):
         columns = self.shapes[:, : self.ndim].T.tolist()
         shapes = zip(*columns, strict=True) if columns else repeat(())
         holders = zip(*self._lines.T.tolist(), strict=True)
-        return tuple(map(Region.checked, self.index, shapes, holders))
+        regions = list(map(Region.checked, self.index, shapes, holders))
+        for number, region in self._made.items():
+            regions[number] = region
+        return tuple(regions)
 
     def at(self, number: int) -> Region:
         # Alone, where nobody has asked for all of them: a worker of thousands needs a few.
         if "regions" in self.__dict__:
             return self.regions[number]
-        held = tuple(self._lines[number].tolist())
-        shape = tuple(self.shapes[number, : self.ndim].tolist())
-        return Region.checked(f"{self.name}@{held[0]}", shape, held)
+        if number not in self._made:
+            held = tuple(self._lines[number].tolist())
+            shape = tuple(self.shapes[number, : self.ndim].tolist())
+            self._made[number] = Region.checked(f"{self.name}@{held[0]}", shape, held)
+        return self._made[number]
+
+    @cached_property
+    def _made(self) -> dict[int, Region]:
+        """Blocks that were made alone; they stay the same objects."""
+        return {}
 
     @cached_property
     def index(self) -> Mapping[str, int]:
