@@ -15,8 +15,10 @@ import scipy.sparse
 
 import linop
 from linop import LinearOperator, Space, Vector
+from linop.algebra import DirectSum, Named
 from linop.backends import Backend
 from linop.lowering import lower, workers_of
+from linop.operator import Composition, Scaled, Sum
 from linop.plan import Plan, Send
 from linop.stages import Stages
 
@@ -95,6 +97,34 @@ def two_roads(op: LinearOperator, tolerance: float = 0.0) -> None:
     assert op.adjoint() is op.H
     same_stages(op.H.stages, op.stages.adjoint(), tolerance)
     same_matrices(op.H.to_matrix(), op.to_matrix().conj().T, tolerance)
+
+
+def written_out(op: LinearOperator) -> LinearOperator:
+    """The same operator from primitives and local maps alone: names replaced by their bodies."""
+    if isinstance(op, Named):
+        return written_out(op.body)
+    if isinstance(op, Composition):
+        return linop.operator.compose(*map(written_out, op.factors))
+    if isinstance(op, Sum):
+        return Sum([written_out(term) for term in op.terms])
+    if isinstance(op, Scaled):
+        return Scaled(op.scalar, written_out(op.operand))
+    if isinstance(op, DirectSum):
+        return DirectSum([written_out(block) for block in op.blocks])
+    return op
+
+
+def known_is_composed(op: LinearOperator, tolerance: float = 0.0) -> None:
+    """What is known of movements without their expressions is what the primitives make, one by one;
+    and the adjoint by rules, from the primitives' adjoints, is that of the known movements."""
+    plain = written_out(op)
+    assert (plain.domain.regions, plain.codomain.regions) == (
+        op.domain.regions,
+        op.codomain.regions,
+    )
+    same_stages(op.stages, plain.stages, tolerance)
+    same_stages(op.H.stages, plain.H.stages, tolerance)
+    same_stages(written_out(op.H).stages, plain.stages.adjoint(), tolerance)
 
 
 def untouched(apply: Callable[[Vector], Vector], x: Vector) -> Vector:

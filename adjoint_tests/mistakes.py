@@ -298,6 +298,13 @@ linop.halo_exchange(X, (3, 3))
 linop.halo_geometry(6, Partition((2, 2)), 3)
     PartitionError: grid axis 1 of Partition((2, 2))
 
+# Costs
+
+linop.Network(latency=-1e-6)
+    ArgumentError: network: latency is a number of seconds from 0; given -1e-06
+linop.Network(per_byte=float("nan"))
+    ArgumentError: network: per_byte is a number of seconds from 0; given nan
+
 # Local operators
 
 linop.matrix(np.ones((2, 3)), y, y)

@@ -22,6 +22,7 @@ import checks
 import linop
 from catalogue import FACTORIES, NAMES, build, describe
 from linop import LinearOperator, Partition, Region, Space, TensorSpace, Vector
+from linop.algebra import Known
 from linop.errors import ArgumentError, ShapeError
 from linop.stages import LocalMap, Stages
 
@@ -119,6 +120,16 @@ def test_two_roads_wants_the_adjoint_of_the_adjoint_itself() -> None:
     op = 1 * ADD
     op._h = 1 * linop.add(XY, y, x)
     assert fails(checks.two_roads, op)
+
+
+def test_known_is_composed_fails() -> None:
+    pair = linop.shift(TensorSpace(4, Partition(2)), 1)
+    same = Known("A", "", pair.movement(), lambda: pair)
+    checks.known_is_composed(same @ pair)
+    for wrong in (2 * pair, linop.identity(pair.domain)):
+        lie = Known("A", "", pair.movement(), lambda wrong=wrong: wrong)  # type: ignore[misc]
+        for op in (lie, lie @ pair, 2 * lie + pair, lie.H, linop.direct_sum(lie)):
+            assert fails(checks.known_is_composed, op)
 
 
 def test_untouched_fails() -> None:
@@ -317,6 +328,10 @@ def _without_sums(put: Any) -> Any:
     return lambda self, step: put(self, replace(step, accumulate=False))
 
 
+def _without_its_last_row(made: Any) -> Any:
+    return lambda *args: made(*args).take(slice(0, -1))
+
+
 def _halved(run: Any) -> Any:
     def scaled(self: Any, scalar: Any) -> Any:
         return run(self, scalar if abs(scalar) < 2 else scalar / 2)
@@ -341,6 +356,10 @@ FAULTS: dict[str, tuple[str, str, Callable[[Any], Any], str, Callable[..., None]
     "the matrix of an adjoint local map is not conjugated": (
         "stages:LocalMap", "adjoint", lambda _: property(_untransposed), "dense_matrix",
         checks.two_roads,
+    ),
+    "a relation loses its last pair": (
+        "matching", "_cuts_that_meet", _without_its_last_row, "halo_exchange",
+        checks.known_is_composed,
     ),
     "an add overwrites": (
         "primitives:Add", "run", lambda _: _overwriting, "add", checks.interpretation,

@@ -48,7 +48,7 @@ mixed = copied.H @ linop.direct_sum(*scaled) @ copied
 ring = linop.ring_all_reduce(copied.codomain)
 ops = [halo, moved, copied, mixed, mixed + mixed @ mixed, ring]
 for op in [*ops, *(op.H for op in ops)]:
-    print(op, op.stages.fingerprint.hex(), op.cost())
+    print(op, op.stages.digest.hex(), op.stages.fingerprint.hex(), op.cost())
     for worker in workers_of(op.stages):
         print(lower(op.stages, worker).describe())
 """

@@ -14,6 +14,7 @@ from checks import (
     backend_agrees,
     conjugates,
     interpretation,
+    known_is_composed,
     plans_fit,
     prints,
     rounding,
@@ -42,6 +43,7 @@ def drawn(data: st.DataObject, name: str) -> tuple[LinearOperator, Description, 
 def test_rules_and_transposition_agree(name: str, data: st.DataObject) -> None:
     """What can be said of an operator without running it."""
     op, description, tolerance = drawn(data, name)
+    known_is_composed(op, tolerance)
     two_roads(op, tolerance)
     conjugates(op, tolerance)
     simplifies(op, tolerance)

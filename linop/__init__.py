@@ -33,10 +33,12 @@ from linop.halo import HaloDim, halo_exchange, halo_geometry
 from linop.local import diagonal, fft, from_scipy, local, matrix, restriction
 from linop.memory import add, allocate, clear, copy, deallocate, move
 from linop.movement import Movement, Transfer
+from linop.network import Network
 from linop.operator import LinearOperator
 from linop.partition import Partition
 from linop.plan import Plan
 from linop.region import Region, Subset
+from linop.simulate import Simulation, simulate
 from linop.sliding import convolution
 from linop.solvers import cgls
 from linop.space import Space, Vector
@@ -58,9 +60,11 @@ __all__ = [
     "LinearOperator",
     "LinopError",
     "Movement",
+    "Network",
     "Partition",
     "Plan",
     "Region",
+    "Simulation",
     "Space",
     "Subset",
     "TensorSpace",
@@ -99,6 +103,7 @@ __all__ = [
     "scatter",
     "send_recv",
     "shift",
+    "simulate",
     "sum_reduce",
     "testing",
     "verify",

@@ -5,12 +5,14 @@ The closure of the algebra (identity, zero, composition, sum, multiple) is in `l
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 
 import numpy as np
 
 from linop.errors import ArgumentError, SpaceError
 from linop.memory import deallocate
+from linop.movement import Movement
 from linop.notation import joined_symbols, subscripted
 from linop.operator import (
     Arrays,
@@ -98,8 +100,8 @@ class Named(LinearOperator):
         self.body = body
         self.starred = starred
 
-    def _program(self) -> Iterator[LinearOperator]:
-        yield from self.body._program()
+    def _program(self, known: bool = False) -> Iterator[LinearOperator]:
+        yield from self.body._program(known)
 
     def _adjoint(self) -> LinearOperator:
         return Named(self.name, self.subscript, self.body.H, not self.starred)
@@ -122,6 +124,53 @@ class Named(LinearOperator):
         if not self.starred:
             return base
         return base + ("^{*}" if latex else "*")
+
+
+class Known(Named):
+    """A name whose movement is known without its body: what it is composed of is built when
+    somebody looks at it (printing, simplifying, interpreting). That both are the same operator, the
+    tests hold for every one.
+
+    Args:
+        name, subscript: as it prints.
+        known: its movement.
+        build: makes the body.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        subscript: str,
+        known: Movement,
+        build: Callable[[], LinearOperator],
+        starred: bool = False,
+    ) -> None:
+        LinearOperator.__init__(self, known.domain, known.codomain)
+        self.name = name
+        self.subscript = subscript
+        self.starred = starred
+        self.known = known
+        self._build = build
+
+    @cached_property
+    def body(self) -> LinearOperator:  # type: ignore[override]
+        return self._build()
+
+    def _program(self, known: bool = False) -> Iterator[LinearOperator]:
+        yield from (self,) if known else self.body._program()
+
+    def _adjoint(self) -> LinearOperator:
+        back = self.known.adjoint()
+        return Known(self.name, self.subscript, back, lambda: self.body.H, not self.starred)
+
+    def _conj(self) -> LinearOperator:
+        def build() -> LinearOperator:
+            return self.body.conj()
+
+        return Known(self.name, self.subscript, self.known.conj(), build, self.starred)
+
+    def _stages(self) -> Stages:
+        return Stages((self.known,))
 
 
 def expanded(op: LinearOperator) -> LinearOperator:

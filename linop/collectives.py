@@ -1,6 +1,7 @@
 """Collectives, composed from the memory operators and nothing else (paper, section 3).
 
-Each says which subset is added to which, in `_out_of_place`; adjoints are derived. Where the paper
+Each says which blocks are linked, from which `linop.matching` knows which subset is added to which;
+`out_of_place` composes that; adjoints are derived. Where the paper
 writes a copy C_{a→b} = S_{a→b} A_b, all A_b are done at once here.
 """
 
@@ -10,14 +11,15 @@ from collections.abc import Iterable, Sequence
 from itertools import accumulate, pairwise
 from typing import Any
 
-from linop.algebra import Named, identity
+from linop.algebra import Known, Named, identity
 from linop.errors import ArgumentError, PartitionError, expect
+from linop.matching import Link, along, matching, same
 from linop.memory import add, allocate, copy, deallocate
 from linop.operator import LinearOperator, compose
 from linop.partition import Partition, balanced
 from linop.region import Part, Region, Subset, as_subset, naturals
 from linop.space import Space
-from linop.tensor import COPIES, REPLICATED, Axis, TensorSpace, shared_part
+from linop.tensor import COPIES, REPLICATED, Axis, TensorSpace
 
 Pair = tuple[Part, Part]
 
@@ -81,11 +83,12 @@ def broadcast(
     small, roles = _matched("broadcast", "source", small, roles, "destination", large)
     new_roles = _roles(small, large, roles)
     Y = _on_grid(X, partition, new_roles, transpose_dest)
-    pairs = [
-        (X.region(small.worker(_fold(large.coordinates(w), small))), Y.region(w))
-        for w in partition.workers
+    links = [
+        same(n, _grid_axis(X, k - large.ndim, transpose_src), _grid_axis(Y, k, transpose_dest))
+        for k, n in enumerate(large.shape)
+        if small.shape[k] == n and k >= large.ndim - X.partition.ndim
     ]
-    return Named("B", f"{X.partition}→{partition}", out_of_place(X, Y, _once(pairs)))
+    return collective("B", f"{X.partition}→{partition}", X, Y, links)
 
 
 def sum_reduce(
@@ -122,11 +125,12 @@ def sum_reduce(
                 f"not hold independent copies: {_describe(role)}; give axes= with COPIES there"
             )
     X = _on_grid(Y, partition, roles[large.ndim - kept :], transpose_dest)
-    pairs = [
-        (Y.region(w), X.region(small.worker(_fold(large.coordinates(w), small))))
-        for w in large.workers
+    links = [
+        same(n, _grid_axis(Y, k, transpose_src), _grid_axis(X, k - large.ndim, transpose_dest))
+        for k, n in enumerate(large.shape)
+        if small.shape[k] == n and k >= large.ndim - kept
     ]
-    return Named("R", f"{Y.partition}→{partition}", out_of_place(Y, X, _once(pairs)))
+    return collective("R", f"{Y.partition}→{partition}", Y, X, links)
 
 
 def all_reduce(Y: TensorSpace, grid_axes: int | Sequence[int] | None = None) -> LinearOperator:
@@ -192,7 +196,7 @@ def all_gather(
     roles = [into if k in axes else axis for k, axis in enumerate(X.axes)]
     kept = {d: X.bounds[d] for d in range(X.ndim) if d in roles}
     Y = X.like(X.partition, roles, kept)
-    return Named("G", _over(axes), out_of_place(X, Y, _along_lines(X, Y, axes)))
+    return collective("G", _over(axes), X, Y, along(X, axes))
 
 
 def reduce_scatter(
@@ -218,7 +222,7 @@ def reduce_scatter(
         roles[k] = d
     kept = {d: Y.bounds[d] for d in range(Y.ndim) if d in Y.axes}
     X = Y.like(Y.partition, roles, kept)
-    return Named("RS", _over(axes), out_of_place(Y, X, _along_lines(Y, X, axes)))
+    return collective("RS", _over(axes), Y, X, along(Y, axes))
 
 
 def all_to_all(X: TensorSpace, grid_axis: int, dim: int) -> LinearOperator:
@@ -238,7 +242,7 @@ def all_to_all(X: TensorSpace, grid_axis: int, dim: int) -> LinearOperator:
     roles[axis] = dim
     kept = {d: X.bounds[d] for d in range(X.ndim) if d in X.axes and d in roles and d != dim}
     Y = X.like(X.partition, roles, kept)
-    return Named("T", f"{X.axes[axis]}→{dim}", out_of_place(X, Y, _along_lines(X, Y, [axis])))
+    return collective("T", f"{X.axes[axis]}→{dim}", X, Y, along(X, [axis]))
 
 
 def repartition(X: TensorSpace, partition: Partition | TensorSpace) -> LinearOperator:
@@ -255,7 +259,7 @@ def repartition(X: TensorSpace, partition: Partition | TensorSpace) -> LinearOpe
     """
     X = expect("repartition", X, TensorSpace)
     Y = _target("repartition", X, partition)
-    return Named("P", f"{X.partition}→{Y.partition}", out_of_place(X, Y, _meeting(X, Y)))
+    return _regrouped("P", f"{X.partition}→{Y.partition}", X, Y)
 
 
 def scatter(X: TensorSpace, partition: Partition | TensorSpace) -> LinearOperator:
@@ -268,14 +272,14 @@ def scatter(X: TensorSpace, partition: Partition | TensorSpace) -> LinearOperato
     if len(X.regions) != 1 or X.regions[0].replicated:
         raise PartitionError(f"scatter: the tensor is on workers {X.workers}; expected one")
     Y = _target("scatter", X, partition)
-    return Named("Sc", f"→{Y.partition}", out_of_place(X, Y, _meeting(X, Y)))
+    return _regrouped("Sc", f"→{Y.partition}", X, Y)
 
 
 def gather(X: TensorSpace, worker: int = 0) -> LinearOperator:
     """From blocks on many workers to the whole tensor on one."""
     X = expect("gather", X, TensorSpace)
     Y = _target("gather", X, Partition((1,) * X.ndim, [worker]))
-    return Named("Ga", f"→{worker}", out_of_place(X, Y, _meeting(X, Y)))
+    return _regrouped("Ga", f"→{worker}", X, Y)
 
 
 def shift(X: TensorSpace, steps: int, grid_axis: int = 0, periodic: bool = True) -> LinearOperator:
@@ -303,41 +307,30 @@ def shift(X: TensorSpace, steps: int, grid_axis: int = 0, periodic: bool = True)
         old = X.bounds[role]
         bounds[role] = tuple(old[k if j is None else j] for k, j in enumerate(came_from))
     Y = X.like(X.partition, X.axes, bounds)
-    pairs: list[Pair] = []
-    for sources, targets in zip(X.lines([axis]), Y.lines([axis]), strict=True):
-        pairs += [(sources[j], targets[k]) for k, j in enumerate(came_from) if j is not None]
-    return Named("Shift", f"{steps:+d}", out_of_place(X, Y, pairs))
+    arrivals = [(j, k) for k, j in enumerate(came_from) if j is not None]
+    links = [*along(X, [axis]), Link(axis, axis, arrivals)]
+    return collective("Shift", f"{steps:+d}", X, Y, links)
 
 
-def _meeting(X: TensorSpace, Y: TensorSpace) -> list[Pair]:
-    """Every block of X with every block of Y that holds some of the same elements."""
+def collective(
+    name: str, subscript: str, X: TensorSpace, Y: TensorSpace, links: Sequence[Link] = ()
+) -> LinearOperator:
+    """What `matching` says, as an operator: the additions, between allocating Y and deallocating X,
+    are written when somebody looks at them."""
+    known = matching(X, Y, links)
+    return Known(
+        name, subscript, known, lambda: out_of_place(X, Y, [(t.source, t.target) for t in known])
+    )
+
+
+def _regrouped(name: str, subscript: str, X: TensorSpace, Y: TensorSpace) -> LinearOperator:
+    """Every block of Y from all blocks of X that hold some of the same elements."""
     if not X.disjoint:
         raise PartitionError(
             f"{X!r} holds elements more than once, so which to take is not said; sum_reduce copies "
             f"first, or name the blocks with send_recv"
         )
-    split = [X.axes.index(d) if d in X.axes else None for d in range(X.ndim)]
-    at = {r: X.partition.coordinates(r.workers[0]) for r in X.regions}
-    blocks = {tuple(0 if k is None else c[k] for k in split): r for r, c in at.items()}
-    pairs: list[Pair] = []
-    for target in Y.regions:
-        hits: list[tuple[int, ...]] = [()]
-        for cuts, box in zip(X.bounds, Y.block(target), strict=True):
-            meet = [k for k, (a, b) in enumerate(cuts) if max(a, box.start) < min(b, box.stop)]
-            hits = [(*hit, k) for hit in hits for k in meet]
-        pairs += [p for hit in hits if (p := shared_part(X, blocks[hit], Y, target)) is not None]
-    return pairs
-
-
-def _along_lines(X: TensorSpace, Y: TensorSpace, grid_axes: Sequence[int]) -> list[Pair]:
-    """Every block of X with every block of Y of its line that holds some of the same elements."""
-    pairs: list[Pair] = []
-    for workers in X.worker_lines(grid_axes):
-        for target in dict.fromkeys(map(Y.region, workers)):
-            for source in dict.fromkeys(map(X.region, workers)):
-                if (pair := shared_part(X, source, Y, target)) is not None:
-                    pairs.append(pair)
-    return _once(pairs)
+    return collective(name, subscript, X, Y)
 
 
 def _oriented(X: TensorSpace, transpose: bool) -> tuple[Partition, tuple[Axis, ...]]:
@@ -388,9 +381,10 @@ def _on_grid(
     return X.like(partition, axes, {d: X.bounds[d] for d in range(X.ndim)})
 
 
-def _fold(coordinates: Sequence[int], small: Partition) -> tuple[int, ...]:
-    """Coordinates in the larger grid as those in the smaller: 0 where its axis is 1."""
-    return tuple(0 if n == 1 else k for k, n in zip(coordinates, small.shape, strict=True))
+def _grid_axis(X: TensorSpace, k: int, transposed: bool) -> int:
+    """The axis of a space's grid that is axis k of the grid as it was oriented."""
+    ndim = X.partition.ndim
+    return ndim - 1 - k % ndim if transposed else k % ndim
 
 
 def _target(what: str, X: TensorSpace, target: Any) -> TensorSpace:
@@ -436,11 +430,6 @@ def _chunks(block: Region, count: int) -> list[Any]:
     bounds = pairwise([0, *stops])
     before = (slice(None),) * axis
     return [block[(*before, slice(a, b))] if a < b else None for a, b in bounds]
-
-
-def _once(pairs: Iterable[Pair]) -> list[Pair]:
-    """Each pair once: the holders of a replicated block name it several times."""
-    return list(dict.fromkeys(pairs))
 
 
 def _primed(region: Region, space: Space) -> Region:

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from linop.routing import routes
-from linop.stages import Stages
+from linop.network import Network
+from linop.simulate import Staged, simulate
 
 
 @dataclass
@@ -30,27 +30,16 @@ class Cost:
     stages: int = 0
     """Movement stages in which any message is sent."""
     workers: dict[int, Traffic] = field(default_factory=dict)
+    seconds: float | None = None
+    """Until all workers are done, where a network was given: see `linop.simulate`."""
 
 
-def cost(stages: Stages) -> Cost:
-    """The cost of running stages one after the other."""
-    workers: dict[int, Traffic] = {}
-    messages = total = busy = 0
-    for movement in stages.movements:
-        all_routes = routes(movement)
-        remote = all_routes.of(all_routes.sender != all_routes.receiver)
-        ends = np.stack([remote.sender, remote.receiver], axis=1)
-        pairs, which = np.unique(ends, axis=0, return_inverse=True)
-        sizes = np.zeros(len(pairs), np.int64)
-        np.add.at(sizes, which.reshape(-1), remote.volume * movement.domain.dtype.itemsize)
-        for (sender, receiver), size in zip(pairs.tolist(), sizes.tolist(), strict=True):
-            source = workers.setdefault(sender, Traffic())
-            target = workers.setdefault(receiver, Traffic())
-            source.messages_sent += 1
-            source.bytes_sent += size
-            target.messages_received += 1
-            target.bytes_received += size
-        messages += len(pairs)
-        total += int(sizes.sum())
-        busy += bool(len(pairs))
-    return Cost(messages, total, busy, dict(sorted(workers.items())))
+def cost(op: Staged, network: Network | None = None) -> Cost:
+    """The cost of one application."""
+    found = simulate(op, network)
+    busy = np.flatnonzero(found.messages_sent + found.messages_received)
+    columns = (found.messages_sent, found.bytes_sent, found.messages_received, found.bytes_received)
+    traffic = zip(*(column[busy].tolist() for column in columns), strict=True)
+    workers = dict(zip(found.workers[busy].tolist(), (Traffic(*t) for t in traffic), strict=True))
+    seconds = None if network is None else found.time
+    return Cost(found.messages, found.bytes, found.stages, workers, seconds)

@@ -6,16 +6,17 @@ each of them needs for its part, and `halo_exchange` moves it there, one dimensi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-from linop.algebra import Named, identity
+from linop.algebra import Known, Named
 from linop.collectives import out_of_place
 from linop.errors import PartitionError, ShapeError, expect
+from linop.matching import copies_apart, matching
 from linop.memory import allocate, clear, copy
-from linop.operator import LinearOperator, compose
+from linop.operator import Identity, LinearOperator, compose
 from linop.partition import Partition, balanced
 from linop.region import Region, Subset, naturals
 from linop.tensor import Bounds, TensorSpace, shared_part
@@ -123,19 +124,29 @@ def halo_exchange(
     kernels = _kernels(X.global_shape, kernel_size, stride, padding, dilation)
     geometry = _geometry(X, kernels)
     needed = {d: tuple((h.start, h.stop) for h in dims) for d, dims in enumerate(geometry)}
+    if in_place:
+        return Named("H", "", _in_place(X, needed))
+    Y = X.like(X.partition, X.axes, needed)
+
+    def five_stages() -> LinearOperator:
+        body = _in_place(X, needed)
+        E = expect("halo_exchange", body.domain, TensorSpace)
+        bulk = Named("C", "bulk", out_of_place(X, E, _common(X, E)))
+        trim = Named("C", "trim", out_of_place(E, Y, _common(E, Y)))
+        return compose(trim, bulk) if isinstance(body, Identity) else compose(trim, body, bulk)
+
+    return Known("H", "", matching(X, Y, copies_apart(X)), five_stages)
+
+
+def _in_place(X: TensorSpace, needed: Mapping[int, Bounds]) -> LinearOperator:
+    """The exchange on extended blocks, dimension after dimension."""
     extended = {
         d: tuple(_hull(*pair) for pair in zip(X.bounds[d], needed[d], strict=True)) for d in needed
     }
     E = TensorSpace(X.global_shape, X.partition, X.dtype, X.axes, f"{X.name}⁺", bounds=extended)
     exchange = _Exchange(X, E, tuple(needed[d] for d in range(X.ndim)))
     phases = [phase for d in range(X.ndim) for phase in exchange.phases(d)]
-    body = compose(*reversed(phases)) if phases else identity(E)
-    if not in_place:
-        Y = X.like(X.partition, X.axes, needed)
-        bulk = Named("C", "bulk", out_of_place(X, E, _common(X, E)))
-        trim = Named("C", "trim", out_of_place(E, Y, _common(E, Y)))
-        body = compose(trim, body, bulk) if phases else compose(trim, bulk)
-    return Named("H", "", body)
+    return compose(*reversed(phases)) if phases else Identity(E)
 
 
 class _Exchange:

@@ -19,7 +19,7 @@ from linop.errors import BackendError
 from linop.movement import Movement
 from linop.plan import Advance, Alias, Apply, Make, Message, Plan, Put, Receive, Send, Step, Wait
 from linop.region import Region
-from linop.routing import Routes, routes
+from linop.routing import Routes, routes_into, routes_out_of
 from linop.space import Space
 from linop.stages import Layer, Stages
 
@@ -34,6 +34,7 @@ def lower(stages: Stages, worker: int) -> Plan:
         BackendError: a local map spans several workers.
     """
     steps: list[Step] = []
+    stages = stages.factored
     for k, movement in enumerate(stages.movements):
         steps += _movement_steps(movement, worker, 2 * k)
         if k < len(stages.layers):
@@ -45,25 +46,22 @@ def lower(stages: Stages, worker: int) -> Plan:
 
 def workers_of(stages: Stages) -> tuple[int, ...]:
     """Every worker that has something to do."""
-    spaces = [s for m in stages.movements for s in (m.domain, m.codomain)]
-    return tuple(sorted({w for space in spaces for w in space.workers}))
+    return stages.workers
 
 
 def _movement_steps(movement: Movement, worker: int, stage: int) -> Iterator[Step]:
-    all_routes = routes(movement)
-    incoming = all_routes.of(all_routes.receiver == worker)
-    outgoing = all_routes.of((all_routes.sender == worker) & (all_routes.receiver != worker))
+    incoming, outgoing = routes_into(movement, worker), routes_out_of(movement, worker)
     offsets = _message_offsets(incoming, worker)
     for peer, entries in _by(incoming.sender, range(len(incoming.row))):
         if peer != worker:
             yield Receive(stage, peer, int(sum(incoming.volume[k] for k in entries)))
     for peer, entries in _by(outgoing.receiver, range(len(outgoing.row))):
-        parts = (movement.transfer(outgoing.row[k]).source for k in entries)
+        parts = (movement.transfer(outgoing.row[k], outgoing.table).source for k in entries)
         yield Send(stage, peer, tuple(parts))
 
     early: list[Step] = []
     late: list[Step] = []
-    table = movement.table
+    table = incoming.table
     whole = _kept(movement, incoming, worker)
     for region in movement.codomain.on(worker):
         number = movement.codomain.index[region.name]
@@ -73,14 +71,14 @@ def _movement_steps(movement: Movement, worker: int, stage: int) -> Iterator[Ste
         entries = np.flatnonzero(table.dst[incoming.row] == number)
         # By the worker that counts the source, whoever sends it: all holders of a replicated region
         # sum in the same order.
-        counts = [movement.domain.regions[k].workers[0] for k in table.src[incoming.row[entries]]]
+        counts = [movement.domain.at(k).workers[0] for k in table.src[incoming.row[entries]]]
         entries = entries[np.lexsort((incoming.row[entries], counts))]
         rows = incoming.row[entries]
         order, sums = summation(table.at[rows], table.extent[rows])
         covered = int(incoming.volume[entries][~sums].sum()) == region.size
         early.append(Make(region, zeroed=not covered))
         for k in order:
-            transfer = movement.transfer(rows[k])
+            transfer = movement.transfer(rows[k], table)
             sender = int(incoming.sender[entries[k]])
             local = sender == worker
             source = transfer.source if local else Message(sender, int(offsets[entries[k]]))
@@ -173,14 +171,14 @@ def _message_offsets(incoming: Routes, worker: int) -> np.ndarray:
 
 def _kept(movement: Movement, incoming: Routes, worker: int) -> dict[int, Region]:
     """Destination regions (by number) that are a local source region, whole and unchanged."""
-    table = movement.table
+    table = incoming.table
     numbers, count = np.unique(table.dst[incoming.row], return_counts=True)
     single = set(numbers[count == 1].tolist())
     kept: dict[int, Region] = {}
     for k in np.flatnonzero(incoming.sender == worker):
         row = incoming.row[k]
         if int(table.dst[row]) in single and table.coef[row] == 1:
-            transfer = movement.transfer(row)
+            transfer = movement.transfer(row, table)
             if transfer.source.whole and transfer.target.whole:
                 kept[int(table.dst[row])] = transfer.source.region
     return kept

@@ -7,7 +7,6 @@ transfer); the other is the rule of each operator.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
@@ -21,8 +20,12 @@ from linop.boxes import Table
 from linop.errors import SpaceError
 from linop.primitives import Delta, Placed, independent_runs
 from linop.region import Region, Subset
-from linop.scalars import Array, Scalar
+from linop.rows import Blocks, Given, Product, Rows, Same, Scaled, Total, digest_of, table_columns
+from linop.scalars import Scalar
 from linop.space import Space
+
+FAR_MORE = 64
+"""A product is taken apart if its transfers are so many times those of its factors."""
 
 
 @dataclass(frozen=True)
@@ -41,17 +44,32 @@ class Transfer:
 class Movement:
     """A linear map between spaces as canonical transfers.
 
-    Iterating gives `Transfer` objects, in canonical order. ``==`` is exact equality of operators.
+    Its transfers are made when they are asked for, all or those of some regions; so are those of
+    what the algebra makes of it. Iterating gives `Transfer` objects, in canonical order. ``==`` is
+    exact equality of operators.
+
+    Args:
+        domain, codomain: the spaces, whose regions the rows number.
+        rows: how the transfers come about; or a table of them, which need not be canonical.
     """
 
-    __slots__ = ("__dict__", "codomain", "domain", "table")
-
-    def __init__(self, domain: Space, codomain: Space, table: Table) -> None:
+    def __init__(self, domain: Space, codomain: Space, rows: Rows | Table) -> None:
         if domain.dtype != codomain.dtype:
             raise SpaceError(f"a movement keeps the dtype; given {domain.dtype}, {codomain.dtype}")
         self.domain = domain
         self.codomain = codomain
-        self.table = boxes.canonical(table.of_ndim(_ndim(domain, codomain)))
+        self.rows = rows if isinstance(rows, Rows) else Given(rows)
+        self._parts: tuple[Movement, ...] = ()  # without itself: no cycle for the collector
+
+    @property
+    def parts(self) -> tuple[Movement, ...]:
+        """The movements that this was composed of, first applied first."""
+        return self._parts or (self,)
+
+    @cached_property
+    def table(self) -> Table:
+        """All transfers, in canonical order."""
+        return self.rows.table.of_ndim(_ndim(self.domain, self.codomain))
 
     def __len__(self) -> int:
         """Number of transfers."""
@@ -60,22 +78,24 @@ class Movement:
     def __iter__(self) -> Iterator[Transfer]:
         return (self.transfer(row) for row in range(len(self.table)))
 
-    def transfer(self, row: int) -> Transfer:
-        """The transfer in a row of the table."""
-        t = self.table
+    def transfer(self, row: int, table: Table | None = None) -> Transfer:
+        """The transfer in a row of the table, or of the part of it that `into` or `out_of` gave."""
+        t = self.table if table is None else table
         return Transfer(
-            _box(self.domain.regions[t.src[row]], t.of[row], t.extent[row]),
-            _box(self.codomain.regions[t.dst[row]], t.at[row], t.extent[row]),
+            _box(self.domain.at(t.src[row]), t.of[row], t.extent[row]),
+            _box(self.codomain.at(t.dst[row]), t.at[row], t.extent[row]),
             _number(t.coef[row]),
         )
 
     def into(self, regions: boxes.Ints) -> Table:
-        """The transfers into regions of the codomain, given by sorted number; canonical."""
-        return self.table.take(np.isin(self.table.dst, regions))
+        """The transfers into regions of the codomain, given by increasing number: the rows that the
+        table has for them, in its order, found without the table."""
+        return self.rows.into(regions).of_ndim(_ndim(self.domain, self.codomain))
 
     def out_of(self, regions: boxes.Ints) -> Table:
-        """The transfers out of regions of the domain, given by sorted number; canonical."""
-        return self.table.take(np.isin(self.table.src, regions))
+        """The transfers out of regions of the domain, given by increasing number: the rows that the
+        table has for them, in its order, found without the table."""
+        return self.rows.out_of(regions).of_ndim(_ndim(self.domain, self.codomain))
 
     def __repr__(self) -> str:
         head = "; ".join(str(t) for t, _ in zip(self, range(6), strict=False))
@@ -92,7 +112,10 @@ class Movement:
     @staticmethod
     def between(domain: Space, codomain: Space) -> Movement:
         """The identity on the regions that both spaces have, zero elsewhere."""
-        return Movement(domain, codomain, _shared(domain, codomain))
+        same = domain.ordered_as(codomain)
+        return Movement(
+            domain, codomain, Same(domain.shapes) if same else _shared(domain, codomain)
+        )
 
     @staticmethod
     def of_program(placed: Sequence[Placed]) -> Movement:
@@ -111,47 +134,79 @@ class Movement:
             factors.append(Movement(domain, codomain, table))
         while len(factors) > 1:
             pairs = [factors[k : k + 2] for k in range(0, len(factors), 2)]
-            factors = [pair[1] @ pair[0] if len(pair) == 2 else pair[0] for pair in pairs]
+            factors = [pair[1]._after(pair[0]) if len(pair) == 2 else pair[0] for pair in pairs]
         return factors[0]
 
     # The algebra
 
     def adjoint(self) -> Movement:
         """Swap the ends of every transfer and conjugate its coefficient."""
-        t = self.table
-        swapped = Table(t.src, t.dst, t.of, t.at, t.extent, np.conj(t.coef))
-        return Movement(self.codomain, self.domain, swapped)
+        swapped = Movement(self.codomain, self.domain, self.rows.adjoint())
+        if self._parts:
+            swapped._parts = tuple(part.adjoint() for part in reversed(self._parts))
+        return swapped
 
     def conj(self) -> Movement:
         """The complex conjugate matrix."""
-        return self._with_coef(np.conj(self.table.coef))
+        other = Movement(self.domain, self.codomain, Scaled(self.rows, 1, conjugated=True))
+        if self._parts:
+            other._parts = tuple(part.conj() for part in self._parts)
+        return other
 
     def scale(self, scalar: Scalar) -> Movement:
         """The matrix times a number."""
-        return self._with_coef(self.table.coef * scalar)
-
-    def _with_coef(self, coef: Array) -> Movement:
-        t = self.table
-        table = Table(t.dst, t.src, t.at, t.of, t.extent, coef)
-        return Movement(self.domain, self.codomain, table)
+        other = Movement(self.domain, self.codomain, Scaled(self.rows, scalar))
+        if self._parts:
+            other._parts = (*self._parts[:-1], self._parts[-1].scale(scalar))
+        return other
 
     def __matmul__(self, other: Movement) -> Movement:
         """Composition: intersect the boxes in the middle space."""
         self.domain.same_as(other.codomain, "composition of movements")
-        right = other.table
-        if self.domain.regions != other.codomain.regions:
-            right = _renumber(right, dst=(other.codomain, self.domain))
-        return Movement(other.domain, self.codomain, boxes.join(self.table, right))
+        product = self._after(other)
+        first, last = self.parts[0], other.parts[-1]
+        if isinstance(first.rows, Same) or isinstance(last.rows, Same):
+            # An identity may still name regions anew; it is no part of its own.
+            product._parts = (*other.parts[:-1], first._after(last), *self.parts[1:])
+        else:
+            product._parts = (*other.parts, *self.parts)
+        return product
+
+    def _after(self, other: Movement) -> Movement:
+        """The composition, as one whole."""
+        right = _reordered(other, other.domain, self.domain)
+        if isinstance(self.rows, Same):
+            return Movement(other.domain, self.codomain, right)
+        rows = self.rows if isinstance(right, Same) else Product(self.rows, right)
+        return Movement(other.domain, self.codomain, rows)
+
+    def factored(self) -> tuple[Movement, ...]:
+        """Movements to apply one after the other, first applied first, whose product this is:
+        itself, or those it was composed of, where their product has far more transfers than they
+        (a sum over thousands of workers, broadcast to thousands, sends everything to everybody)."""
+        done: list[Movement] = []
+        current = self.parts[0]
+        for part in self.parts[1:]:
+            if part._expands(current):
+                done.append(current)
+                current = part
+            else:
+                current = part @ current
+        return (*done, current) if done else (self,)
+
+    def _expands(self, other: Movement) -> bool:
+        """Whether the table of self ∘ other may be far longer than both of theirs; found from their
+        rows at each region in the middle."""
+        middle = len(self.domain)
+        leaving = self.rows.counts_out_of(middle)
+        coming = _reordered(other, other.domain, self.domain).counts_into(middle)
+        return int(leaving @ coming) > FAR_MORE * int(leaving.sum() + coming.sum())
 
     def __add__(self, other: Movement) -> Movement:
         self.domain.same_as(other.domain, "sum of movements, domains")
         self.codomain.same_as(other.codomain, "sum of movements, codomains")
-        right = _renumber(
-            other.table,
-            dst=(other.codomain, self.codomain),
-            src=(other.domain, self.domain),
-        )
-        return Movement(self.domain, self.codomain, boxes.concatenate(self.table, right))
+        right = _reordered(other, self.domain, self.codomain)
+        return Movement(self.domain, self.codomain, Total((self.rows, right)))
 
     def __sub__(self, other: Movement) -> Movement:
         return self + other.scale(-1)
@@ -159,12 +214,13 @@ class Movement:
     @staticmethod
     def direct_sum(movements: Sequence[Movement], domain: Space, codomain: Space) -> Movement:
         """The block diagonal of movements between parts of two spaces."""
-        tables = [
-            _renumber(m.table, dst=(m.codomain, codomain), src=(m.domain, domain))
-            for m in movements
-        ]
-        empty = _table(domain, codomain, [])
-        return Movement(domain, codomain, boxes.concatenate(empty, *tables))
+        dst = [_numbers(m.codomain, codomain) for m in movements]
+        src = [_numbers(m.domain, domain) for m in movements]
+        # Thousands of local maps stand between identities: those are one.
+        if all(isinstance(m.rows, Same) for m in movements) and all(map(np.array_equal, dst, src)):
+            return Movement(domain, codomain, Same(domain.shapes))
+        sizes = len(codomain), len(domain)
+        return Movement(domain, codomain, Blocks([m.rows for m in movements], dst, src, sizes))
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Movement):
@@ -194,14 +250,15 @@ class Movement:
 
     @cached_property
     def fingerprint(self) -> bytes:
-        """A digest that is the same on every worker that built the same movement."""
-        digest = hashlib.sha256()
-        for space in (self.domain, self.codomain):
-            digest.update(repr((space.dtype.str, space.regions)).encode())
-        t = self.table  # + 0 below: zero has one sign
-        for column in (t.dst, t.src, t.at, t.of, t.extent, t.coef.astype(np.complex128) + 0):
-            digest.update(np.ascontiguousarray(column).tobytes())
-        return digest.digest()
+        """A digest that is the same for every worker that built an equal movement."""
+        ends = [repr((s.dtype.str, s.regions)) for s in (self.domain, self.codomain)]
+        return digest_of(*ends, *table_columns(self.table))
+
+    @cached_property
+    def digest(self) -> bytes:
+        """A digest of how the movement was made, found without its transfers. Equal ones mean equal
+        movements; movements made in different ways may be equal, and their digests are not."""
+        return digest_of(self.domain.digest, self.codomain.digest, self.rows.digest)
 
 
 def _table(domain: Space, codomain: Space, blocks: Sequence[Delta]) -> Table:
@@ -222,46 +279,29 @@ def _table(domain: Space, codomain: Space, blocks: Sequence[Delta]) -> Table:
 
 def _shared(domain: Space, codomain: Space) -> Table:
     """The identity on the regions that both spaces have."""
-    ndim = _ndim(domain, codomain)
-    ones = (1,) * ndim
-    ends: list[int] = []
-    extents: list[int] = []
-    for k, region in enumerate(domain.regions):
-        if region in codomain:
-            ends += codomain.index[region.name], k
-            extents += (*region.shape, *ones[region.ndim :])
-    dst, src = np.array(ends, np.int64).reshape(-1, 2).T
-    extent = np.array(extents, np.int64).reshape(-1, ndim)
+    src = np.flatnonzero([region in codomain for region in domain.regions])
+    dst = np.array([codomain.index[domain.regions[k].name] for k in src], np.int64)
+    extent = domain.shapes[src]
     zeros = np.zeros_like(extent)
-    return Table(dst, src, zeros, zeros, extent, np.ones(len(dst)))
+    return Table(dst, src, zeros, zeros, extent, np.ones(len(dst))).of_ndim(_ndim(domain, codomain))
 
 
 def _ndim(*spaces: Space) -> int:
     """Dimensions of a table between spaces: at least one, so that scalars have a column."""
-    return max([1, *(r.ndim for space in spaces for r in space.regions)])
+    return max(int(space.shapes.shape[1]) for space in spaces)
 
 
-def _renumber(
-    table: Table,
-    dst: tuple[Space, Space] | None = None,
-    src: tuple[Space, Space] | None = None,
-) -> Table:
-    """Region numbers of one space (first) as those of another (second)."""
+def _numbers(part: Space, whole: Space) -> boxes.Ints:
+    """The number in a space of each region of a part of it."""
+    return np.array([whole.index[region.name] for region in part.regions], np.int64)
 
-    def numbers(column: boxes.Ints, spaces: tuple[Space, Space] | None) -> boxes.Ints:
-        if spaces is None or spaces[0].regions == spaces[1].regions:
-            return column
-        new = np.array([spaces[1].index[r.name] for r in spaces[0].regions], np.int64)
-        return new[column] if len(column) else column
 
-    return Table(
-        numbers(table.dst, dst),
-        numbers(table.src, src),
-        table.at,
-        table.of,
-        table.extent,
-        table.coef,
-    )
+def _reordered(movement: Movement, domain: Space, codomain: Space) -> Rows:
+    """The rows of a movement, as equal spaces number their regions."""
+    if movement.domain.ordered_as(domain) and movement.codomain.ordered_as(codomain):
+        return movement.rows
+    ends = _numbers(movement.codomain, codomain), _numbers(movement.domain, domain)
+    return Blocks([movement.rows], [ends[0]], [ends[1]], (len(codomain), len(domain)))
 
 
 def _box(region: Region, start: Any, extent: Any) -> Subset:

@@ -20,6 +20,7 @@ from linop import laws
 from linop.cost import Cost, cost
 from linop.errors import ArgumentError, SpaceError, UndecidableError
 from linop.movement import Movement
+from linop.network import Network
 from linop.notation import joined_symbols, parenthesised, subscripted
 from linop.primitives import Action, Placed
 from linop.scalars import Array, Scalar, check_scalar, is_scalar, sparse_dtype
@@ -73,8 +74,9 @@ class LinearOperator(ABC):
     def _simplified(self) -> LinearOperator:
         return self
 
-    def _program(self) -> Iterator[LinearOperator]:
-        """The factors in the order in which they are applied, names looked through."""
+    def _program(self, known: bool = False) -> Iterator[LinearOperator]:
+        """The factors in the order in which they are applied. Names are looked through; those of
+        operators whose movement is known need not be."""
         yield self
 
     @abstractmethod
@@ -158,9 +160,10 @@ class LinearOperator(ABC):
         the operator itself where none applies."""
         return _ordered(self._simplified(), self.domain, self.codomain)
 
-    def cost(self) -> Cost:
-        """Messages and bytes of every worker, without running anything."""
-        return cost(self.stages)
+    def cost(self, network: Network | None = None) -> Cost:
+        """Messages and bytes of every worker, without running anything; and the seconds that it
+        takes on a network, if one is given (`linop.simulate` says more)."""
+        return cost(self, network)
 
     def compile(self, backend: Any) -> Any:
         """The plan that runs this operator on a backend: ``plan(x)``, ``plan.H(y)``."""
@@ -317,10 +320,9 @@ class Composition(LinearOperator):
             arrays = factor._run(arrays)
         return arrays
 
-    def _program(self) -> Iterator[LinearOperator]:
-        """The factors in the order in which they are applied, names looked through."""
+    def _program(self, known: bool = False) -> Iterator[LinearOperator]:
         for factor in reversed(self.factors):
-            yield from factor._program()
+            yield from factor._program(known)
 
     def _stages(self) -> Stages:
         pieces: list[Stages] = []
@@ -331,7 +333,7 @@ class Composition(LinearOperator):
                 pieces.append(Stages((Movement.of_program(placed),)))
                 placed.clear()
 
-        for factor in self._program():
+        for factor in self._program(known=True):
             if isinstance(factor, Primitive):
                 placed.append(factor.placed)
             else:

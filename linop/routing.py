@@ -10,16 +10,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from linop.boxes import Ints, expand
+from linop.boxes import Ints, Table, expand
 from linop.movement import Movement
 from linop.space import Space
 
 
 @dataclass(frozen=True, eq=False)
 class Routes:
-    """Transfers between workers, aligned by entry: `row` of the movement's table, from `sender` to
+    """Transfers between workers, aligned by entry: `row` of a table of transfers, from `sender` to
     `receiver` (the same worker for a local copy), `volume` elements."""
 
+    table: Table
     row: Ints
     sender: Ints
     receiver: Ints
@@ -27,33 +28,60 @@ class Routes:
 
     def of(self, mask: np.ndarray) -> Routes:
         """The entries of a mask."""
-        return Routes(self.row[mask], self.sender[mask], self.receiver[mask], self.volume[mask])
+        return Routes(
+            self.table, self.row[mask], self.sender[mask], self.receiver[mask], self.volume[mask]
+        )
 
 
 def routes(movement: Movement) -> Routes:
     """All transfers of a movement between workers, ordered by receiver, sender, and row: the order
     in which a receiver sums, and in which a message is packed."""
-    table = movement.table
-    targets, first_target, many_targets = _holders(movement.codomain)
-    sources, first_source, many_sources = _holders(movement.domain)
-    row, k = expand(many_targets[table.dst])
-    receiver = targets[first_target[table.dst[row]] + k]
+    return _served(movement, movement.table, *_receivers(movement.table, movement.codomain))
+
+
+def routes_into(movement: Movement, worker: int) -> Routes:
+    """What a worker receives or copies: its entries of `routes`, found from its regions alone."""
+    table = movement.into(movement.codomain.numbers_on(worker))
+    row = np.arange(len(table))
+    return _served(movement, table, row, np.full(len(row), worker, np.int64))
+
+
+def routes_out_of(movement: Movement, worker: int) -> Routes:
+    """What a worker sends to others: its entries of `routes`, found from its regions alone."""
+    table = movement.out_of(movement.domain.numbers_on(worker))
+    served = _served(movement, table, *_receivers(table, movement.codomain))
+    return served.of((served.sender == worker) & (served.receiver != worker))
+
+
+def messages(every: Routes) -> tuple[Ints, Ints, Ints]:
+    """(senders, receivers, elements) of the messages of routes: one for each pair of workers, by
+    sender, then receiver."""
+    remote = every.of(every.sender != every.receiver)
+    span = int(remote.receiver.max(initial=0)) + 1
+    pairs, which = np.unique(remote.sender * span + remote.receiver, return_inverse=True)
+    sizes = np.bincount(which, remote.volume, len(pairs)).astype(np.int64)
+    return pairs // span, pairs % span, sizes
+
+
+def _receivers(table: Table, codomain: Space) -> tuple[Ints, Ints]:
+    """Rows and who needs them: every holder of the destination."""
+    holders, first, many = codomain.holders
+    row, k = expand(many[table.dst])
+    return row, holders[first[table.dst[row]] + k]
+
+
+def _served(movement: Movement, table: Table, row: Ints, receiver: Ints) -> Routes:
+    """The routes of rows to receivers, in their order."""
+    holders, first, many = movement.domain.holders
     src = table.src[row]
-    sender = sources[first_source[src] + receiver % many_sources[src]]
-    shared = many_sources[src] > 1
+    sender = holders[first[src] + receiver % many[src]]
+    shared = many[src] > 1
     if shared.any():
         # A receiver that holds the source reads its own copy.
-        span = int(max(sources.max(), targets.max())) + 1
-        held = np.repeat(np.arange(len(many_sources)), many_sources) * span + sources
+        span = int(max(holders.max(), receiver.max())) + 1
+        held = np.repeat(np.arange(len(many)), many) * span + holders
         own = shared & np.isin(src * span + receiver, held)
         sender[own] = receiver[own]
     order = np.lexsort((row, sender, receiver))
     volume = table.extent.prod(axis=1)[row]
-    return Routes(row[order], sender[order], receiver[order], volume[order])
-
-
-def _holders(space: Space) -> tuple[Ints, Ints, Ints]:
-    """The workers of all regions in one array, where each region's start, and how many it has."""
-    many = np.array([len(r.workers) for r in space.regions], np.int64)
-    flat = np.array([w for r in space.regions for w in r.workers], np.int64)
-    return flat, np.cumsum(many) - many, many
+    return Routes(table, row[order], sender[order], receiver[order], volume[order])

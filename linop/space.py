@@ -6,6 +6,7 @@ backend and no communicator.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
@@ -36,7 +37,6 @@ class Space:
         self.regions: tuple[Region, ...] = (
             (regions,) if isinstance(regions, Region) else tuple(regions)
         )
-        self.dtype: np.dtype[Any] = np.dtype(dtype)
         for region in self.regions:
             if not isinstance(region, Region):
                 raise ArgumentError(f"a Space is made of Regions; given {region!r}")
@@ -44,6 +44,10 @@ class Space:
             names = [r.name for r in self.regions]
             twice = sorted({n for n in names if names.count(n) > 1})
             raise RegionError(f"duplicate region {', '.join(map(repr, twice))} in a space: {names}")
+        self._set_dtype(dtype)
+
+    def _set_dtype(self, dtype: npt.DTypeLike) -> None:
+        self.dtype: np.dtype[Any] = np.dtype(dtype)
         # Kind V is also that of numbers from other packages, such as ml_dtypes.bfloat16.
         if self.dtype.kind not in "iufcV" or self.dtype.type is np.void:
             raise DTypeError(f"a space holds numbers; given dtype {self.dtype}")
@@ -52,10 +56,39 @@ class Space:
     def _by_name(self) -> dict[str, Region]:
         return {region.name: region for region in self.regions}
 
+    def at(self, number: int) -> Region:
+        """The region at a position."""
+        return self.regions[number]
+
+    def ordered_as(self, other: Space) -> bool:
+        """Whether both have the same regions in the same order."""
+        return self is other or self.regions == other.regions
+
     @cached_property
     def index(self) -> Mapping[str, int]:
         """Position of each region, by name."""
         return {region.name: k for k, region in enumerate(self.regions)}
+
+    @cached_property
+    def shapes(self) -> npt.NDArray[np.int64]:
+        """The shape of each region, a row each; ones stand for dimensions that it has not, and
+        there is a column at least."""
+        ndim = max((region.ndim for region in self.regions), default=0) or 1
+        padded = [(*r.shape, *(1,) * (ndim - r.ndim)) for r in self.regions]
+        return np.array(padded, np.int64).reshape(len(padded), ndim)
+
+    @cached_property
+    def holders(self) -> tuple[npt.NDArray[np.int64], ...]:
+        """The workers of all regions in one array, where in it each region's begin, and how many
+        they are."""
+        many = np.array([len(r.workers) for r in self.regions], np.int64)
+        flat = np.array([w for r in self.regions for w in r.workers], np.int64)
+        return flat, np.cumsum(many) - many, many
+
+    @cached_property
+    def digest(self) -> bytes:
+        """A digest of regions, their order, and dtype; the same on every machine."""
+        return hashlib.sha256(repr((self.dtype.str, self.regions)).encode()).digest()
 
     @cached_property
     def offsets(self) -> Mapping[str, int]:
@@ -67,6 +100,10 @@ class Space:
     def size(self) -> int:
         """Dimension of the space: the number of elements, a replicated region counted once."""
         return sum(region.size for region in self.regions)
+
+    def numbers_on(self, worker: int) -> npt.NDArray[np.int64]:
+        """The positions of the regions that a worker holds, in order."""
+        return np.array([self.index[region.name] for region in self.on(worker)], np.int64)
 
     @cached_property
     def workers(self) -> tuple[int, ...]:
@@ -87,16 +124,16 @@ class Space:
 
     def __getitem__(self, name: str) -> Region:
         try:
-            return self._by_name[name]
+            return self.at(self.index[name])
         except (KeyError, TypeError):
-            known = ", ".join(map(repr, self._by_name)) or "none at all"
+            known = ", ".join(map(repr, self.index)) or "none at all"
             raise RegionError(f"unknown region {name!r}; this space has {known}") from None
 
     def __contains__(self, item: object) -> bool:
         """Whether a region (itself, or one of that name) belongs to the space."""
         if isinstance(item, Region):
-            return self._by_name.get(item.name) == item
-        return item in self._by_name
+            return item.name in self.index and self[item.name] == item
+        return item in self.index
 
     def __len__(self) -> int:
         return len(self.regions)
@@ -112,6 +149,10 @@ class Space:
         return self.dtype == other.dtype and self._by_name == other._by_name
 
     def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
         return hash((self.dtype, frozenset(self.regions)))
 
     def __repr__(self) -> str:

@@ -8,7 +8,6 @@ else.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,6 +20,7 @@ from linop.errors import DTypeError, ShapeError, UndecidableError
 from linop.movement import Movement
 from linop.primitives import Delta
 from linop.region import Region, as_subset
+from linop.rows import digest_of
 from linop.scalars import Array, Scalar, sparse_dtype
 from linop.space import Space
 
@@ -164,6 +164,24 @@ class Stages:
     def calls(self) -> tuple[Call, ...]:
         return tuple(call for layer in self.layers for call in layer)
 
+    @cached_property
+    def workers(self) -> tuple[int, ...]:
+        """Every worker that has something to do, in order."""
+        spaces = [s for m in self.factored.movements for s in (m.domain, m.codomain)]
+        return tuple(sorted(set().union(*(space.workers for space in spaces))))
+
+    @cached_property
+    def factored(self) -> Stages:
+        """The stages as they run: movements whose product is far longer than they, one by one."""
+        movements: list[Movement] = []
+        layers: list[Layer] = []
+        for movement, layer in zip(self.movements, (*self.layers, None), strict=True):
+            pieces = movement.factored()
+            movements += pieces
+            layers += [()] * (len(pieces) - 1) + ([] if layer is None else [layer])
+        same = len(movements) == len(self.movements)
+        return self if same else Stages(tuple(movements), tuple(layers))
+
     @staticmethod
     def of_map(local: LocalMap) -> Stages:
         """A local map as stages."""
@@ -235,7 +253,7 @@ class Stages:
         for i, m in enumerate(self.movements):
             domain = m.domain if inner and i == 0 else _rename(m.domain, rename)
             codomain = m.codomain if inner and i == last else _rename(m.codomain, rename)
-            movements.append(Movement(domain, codomain, m.table))
+            movements.append(Movement(domain, codomain, m.rows))
         layers = tuple(
             tuple(
                 Call(c.map, tuple(map(rename, c.inputs)), tuple(map(rename, c.outputs)))
@@ -289,12 +307,17 @@ class Stages:
     def fingerprint(self) -> bytes:
         """A digest that workers compare to know that they built the same operator. Of local maps it
         covers regions and names, not values: those may be known to their own worker only."""
-        digest = hashlib.sha256()
-        for movement in self.movements:
-            digest.update(movement.fingerprint)
-        for layer in self.layers:
-            digest.update(repr([(c.map.symbol, c.inputs, c.outputs) for c in layer]).encode())
-        return digest.digest()
+        return digest_of(*(m.fingerprint for m in self.movements), *self._layers_text)
+
+    @cached_property
+    def digest(self) -> bytes:
+        """As `fingerprint`, but of how the operator was made, found without its transfers: equal
+        ones mean equal operators, others nothing."""
+        return digest_of(*(m.digest for m in self.movements), *self._layers_text)
+
+    @property
+    def _layers_text(self) -> list[str]:
+        return [repr([(c.map.symbol, c.inputs, c.outputs) for c in layer]) for layer in self.layers]
 
 
 def bare_or_dict(regions: Sequence[Region], arrays: Sequence[Array]) -> Any:
@@ -312,7 +335,8 @@ def _conj(x: Any) -> Any:
 
 
 def _rename(space: Space, rename: Callable[[str], str]) -> Space:
-    return Space((Region(rename(r.name), r.shape, r.workers) for r in space.regions), space.dtype)
+    renamed = (Region.checked(rename(r.name), r.shape, r.workers) for r in space.regions)
+    return Space(renamed, space.dtype)
 
 
 def _union(spaces: Sequence[Space], like: Space) -> Space:

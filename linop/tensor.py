@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from functools import cached_property
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, repeat
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from linop.errors import ArgumentError, PartitionError, ShapeError, SpaceError, expect
+from linop.kronecker import GridAxis
 from linop.partition import Partition, balanced
 from linop.region import Region, Subset, naturals
 from linop.scalars import Array, of_dtype
@@ -83,7 +85,7 @@ class TensorSpace(Space):
         self.bounds: tuple[Bounds, ...] = tuple(
             self._bounds(d, dict(sizes or {}), dict(bounds or {})) for d in range(self.ndim)
         )
-        super().__init__(self._blocks(), dtype)
+        self._set_dtype(dtype)
 
     def _check_axes(self, axes: Sequence[Axis] | None) -> tuple[Axis, ...]:
         grid, ndim = self.partition.shape, self.ndim
@@ -131,12 +133,118 @@ class TensorSpace(Space):
             raise PartitionError(f"{len(cut)} blocks of dimension {dim} for {parts} grid points")
         return cut
 
-    def _blocks(self) -> Iterator[Region]:
+    @cached_property
+    def regions(self) -> tuple[Region, ...]:  # type: ignore[override]
+        """The blocks, row-major by their coordinates along `region_axes`."""
+        # Columns zipped, not rows made tuples: half of the lists, and of the garbage collector's.
+        columns = self.shapes[:, : self.ndim].T.tolist()
+        shapes = zip(*columns, strict=True) if columns else repeat(())
+        holders = zip(*self._lines.T.tolist(), strict=True)
+        regions = list(map(Region.checked, self.index, shapes, holders))
+        for number, region in self._made.items():
+            regions[number] = region
+        return tuple(regions)
+
+    def at(self, number: int) -> Region:
+        # Alone, where nobody has asked for all of them: a worker of thousands needs a few.
+        if "regions" in self.__dict__:
+            return self.regions[number]
+        if number not in self._made:
+            held = tuple(self._lines[number].tolist())
+            shape = tuple(self.shapes[number, : self.ndim].tolist())
+            self._made[number] = Region.checked(f"{self.name}@{held[0]}", shape, held)
+        return self._made[number]
+
+    @cached_property
+    def _made(self) -> dict[int, Region]:
+        """Blocks that were made alone; they stay the same objects."""
+        return {}
+
+    @cached_property
+    def index(self) -> Mapping[str, int]:
+        return {f"{self.name}@{w}": k for k, w in enumerate(self._lines[:, 0].tolist())}
+
+    @cached_property
+    def region_axes(self) -> dict[int, GridAxis]:
+        """The grid axes that tell blocks apart, all but the replicated ones; blocks are numbered
+        row-major by their coordinates along these."""
+        stride, axes = 1, {}
+        for k in reversed(range(self.partition.ndim)):
+            if self.axes[k] is not REPLICATED:
+                axes[k] = GridAxis(self.partition.shape[k], stride)
+                stride *= self.partition.shape[k]
+        return axes
+
+    @cached_property
+    def _lines(self) -> npt.NDArray[np.int64]:
+        """The workers that hold each block, in order: a row each."""
         shared = tuple(k for k, axis in enumerate(self.axes) if axis is REPLICATED)
-        for holders in self.worker_lines(shared):
-            first = min(holders)
-            shape = tuple(s.stop - s.start for s in self.slices(first))
-            yield Region(f"{self.name}@{first}", shape, holders)
+        last = np.moveaxis(self.partition.grid, shared, tuple(range(-len(shared), 0)))
+        length = math.prod(self.partition.shape[k] for k in shared)
+        return np.sort(last.reshape(-1, length), axis=1)
+
+    @cached_property
+    def shapes(self) -> npt.NDArray[np.int64]:
+        numbers = np.arange(len(self._lines))
+        columns = []
+        for d in range(self.ndim):
+            lengths = np.array([b - a for a, b in self.bounds[d]], np.int64)
+            at = self.region_axes[self.axes.index(d)].of(numbers) if d in self.axes else 0 * numbers
+            columns.append(lengths[at])
+        return np.stack(columns or [np.ones(len(numbers), np.int64)], axis=1)
+
+    @cached_property
+    def holders(self) -> tuple[npt.NDArray[np.int64], ...]:
+        blocks, each = self._lines.shape
+        return self._lines.ravel(), each * np.arange(blocks), np.full(blocks, each)
+
+    @cached_property
+    def workers(self) -> tuple[int, ...]:
+        return tuple(sorted(self.partition.workers))
+
+    def on(self, worker: int) -> tuple[Region, ...]:
+        return (self.region(worker),) if worker in self.partition else ()
+
+    def numbers_on(self, worker: int) -> npt.NDArray[np.int64]:
+        if worker not in self.partition:
+            return np.zeros(0, np.int64)
+        return np.array([self._number(worker)], np.int64)
+
+    def _number(self, worker: int) -> int:
+        at = self.partition.coordinates(worker)
+        return sum(at[k] * axis.stride for k, axis in self.region_axes.items())
+
+    @cached_property
+    def _made_from(self) -> tuple[Any, ...]:
+        """What says which regions there are, and in which order."""
+        return (
+            self.global_shape,
+            self.partition,
+            self.dtype,
+            tuple(axis.value if isinstance(axis, Role) else axis for axis in self.axes),
+            self.name,
+            self.bounds,
+        )
+
+    @cached_property
+    def digest(self) -> bytes:
+        shape, partition, dtype, *rest = self._made_from
+        workers = hashlib.sha256(np.array(partition.workers, np.int64).tobytes()).digest()
+        text = repr((shape, partition.shape, workers, dtype.str, *rest))
+        return hashlib.sha256(text.encode()).digest()
+
+    def __len__(self) -> int:
+        return len(self._lines)
+
+    def ordered_as(self, other: Space) -> bool:
+        alike = isinstance(other, TensorSpace) and self._made_from == other._made_from
+        return alike or super().ordered_as(other)
+
+    def __eq__(self, other: object) -> bool:
+        alike = isinstance(other, TensorSpace) and self._made_from == other._made_from
+        return alike or super().__eq__(other)
+
+    __hash__ = Space.__hash__
 
     def worker_lines(self, grid_axes: Sequence[int]) -> list[list[int]]:
         """Groups of workers that differ in their coordinates along some grid axes only."""
@@ -145,18 +253,13 @@ class TensorSpace(Space):
         lines: list[list[int]] = last.reshape(-1, length).tolist()
         return lines
 
-    @cached_property
-    def _of_worker(self) -> dict[int, Region]:
-        return {worker: region for region in self.regions for worker in region.workers}
-
     def region(self, worker: int) -> Region:
         """The block that a worker holds.
 
         Raises:
             PartitionError: the worker is not in the partition.
         """
-        self.partition.coordinates(worker)
-        return self._of_worker[worker]
+        return self.at(self._number(worker))
 
     def slices(self, worker: int) -> tuple[slice, ...]:
         """Where a worker's block lies in the global tensor.

@@ -1,0 +1,85 @@
+"""Bound plans on threads and on the reference: the facts of `plan_facts` and `call_facts`.
+
+The same on ranks is in `test_mpi_plans`; what plans compute, in `test_three_ways`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import call_facts
+import linop
+import plan_facts
+
+spmd = pytest.mark.parametrize("backend", ["threads", "reference"])
+several = pytest.mark.parametrize("workers", [2, 3, 4])
+operators = pytest.mark.parametrize("what", plan_facts.OPERATORS)
+
+
+@spmd
+@operators
+def test_results_are_kept(backend: str, what: str) -> None:
+    linop.launch(lambda b: plan_facts.results_are_kept(b, what), 3, backend)
+
+
+@spmd
+@operators
+def test_any_strides_will_do(backend: str, what: str) -> None:
+    linop.launch(lambda b: plan_facts.any_strides_will_do(b, what), 3, backend)
+
+
+@spmd
+@pytest.mark.parametrize(
+    "fact",
+    [
+        plan_facts.a_vector_with_out_gives_a_vector,
+        plan_facts.one_run_at_a_time,
+        plan_facts.released_plans_end,
+    ],
+)
+def test_a_plan(backend: str, fact: Callable[..., None]) -> None:
+    linop.launch(fact, 3, backend)
+
+
+@spmd
+@pytest.mark.parametrize("length", [plan_facts.SMALL, plan_facts.LARGE])
+def test_out_is_refused(backend: str, length: int) -> None:
+    linop.launch(lambda b: plan_facts.out_is_refused(b, length), 2, backend)
+
+
+@spmd
+@settings(max_examples=10)
+@given(workers=st.integers(2, 4), seed=st.integers(0, 999))
+def test_runs_overlap(backend: str, workers: int, seed: int) -> None:
+    linop.launch(lambda b: plan_facts.runs_overlap(b, seed), workers, backend)
+
+
+def test_a_plan_inside_a_plan() -> None:
+    linop.launch(plan_facts.a_plan_inside_a_plan, 3)
+
+
+@several
+@pytest.mark.parametrize(
+    "fact",
+    [
+        call_facts.a_first_call_fails_everywhere,
+        call_facts.only_its_workers_agree,
+        call_facts.different_plans_are_told,
+        call_facts.different_operators_are_told,
+        call_facts.who_did_not_wait_is_told_in_its_next_call,
+        call_facts.first_calls_are_in_step_after_an_alarm,
+    ],
+)
+def test_a_call(fact: Callable[..., None], workers: int) -> None:
+    linop.launch(fact, workers)
+
+
+@several
+@pytest.mark.parametrize("trouble", call_facts.TROUBLES)
+@pytest.mark.parametrize("delay", [0, 0.02])
+def test_a_later_call_fails_everywhere(trouble: str, delay: float, workers: int) -> None:
+    linop.launch(lambda b: call_facts.a_later_call_fails_everywhere(b, trouble, delay), workers)

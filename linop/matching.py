@@ -1,0 +1,103 @@
+"""Which blocks of two tensor spaces share elements: the data movement of nearly every collective.
+
+"Each block of Y gets what it shares with the blocks of X that it is linked to" is a product of
+one-dimensional relations: in each tensor dimension, which cut of X meets which cut of Y; along each
+grid axis of copies, which coordinate is linked to which. Nothing here is as long as the number of
+pairs of blocks until somebody asks for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from linop.boxes import Ints, Table, join
+from linop.kronecker import NO_AXIS, Factor, GridAxis, Kronecker
+from linop.movement import Movement
+from linop.tensor import REPLICATED, Bounds, TensorSpace
+
+
+class Link(NamedTuple):
+    """Blocks are related only if their coordinates along a grid axis of each are one of some pairs.
+
+    Both axes split the same dimension, or neither splits any. A link of a replicated axis, which
+    has no coordinate, says nothing.
+    """
+
+    source_axis: int
+    target_axis: int
+    pairs: Sequence[tuple[int, int]]
+    """(coordinate of the source, coordinate of the target)."""
+
+
+def matching(X: TensorSpace, Y: TensorSpace, links: Sequence[Link] = ()) -> Movement:
+    """The movement in which each block of Y gets, once, what it shares with each block of X that
+    the links allow: with all of them, where there is no link."""
+    linked = {
+        (link.source_axis, link.target_axis): np.array(link.pairs, np.int64).reshape(-1, 2).T
+        for link in links
+        if link.source_axis in X.region_axes and link.target_axis in Y.region_axes
+    }
+    factors: list[Factor] = []
+    sources, targets = dict(X.region_axes), dict(Y.region_axes)
+
+    def axes(a: int | None, b: int | None) -> tuple[GridAxis, GridAxis]:
+        dst = NO_AXIS if b is None else targets.pop(b)
+        return dst, NO_AXIS if a is None else sources.pop(a)
+
+    for d in range(X.ndim):
+        a, b = (space.axes.index(d) if d in space.axes else None for space in (X, Y))
+        pairs = None if a is None or b is None else linked.pop((a, b), None)
+        factors.append(Factor(_cuts_that_meet(X.bounds[d], Y.bounds[d], pairs), *axes(a, b), d))
+    for (a, b), pairs in linked.items():
+        factors.append(Factor(_coordinates(pairs[1], pairs[0]), *axes(a, b)))
+    for a in list(sources):
+        every = np.arange(sources[a].extent)
+        factors.append(Factor(_coordinates(0 * every, every), *axes(a, None)))
+    for b in list(targets):
+        every = np.arange(targets[b].extent)
+        factors.append(Factor(_coordinates(every, 0 * every), *axes(None, b)))
+    sizes = len(Y.holders[1]), len(X.holders[1])
+    return Movement(X, Y, Kronecker(factors, max(1, X.ndim), sizes))
+
+
+def _cuts_that_meet(source: Bounds, target: Bounds, pairs: Ints | None) -> Table:
+    """The overlaps of cuts of one dimension: the composition of "place a source cut in the whole"
+    with "take a target cut out of the whole". Of linked cuts, each pair has a whole of its own."""
+    if pairs is None:
+        s, t = np.arange(len(source)), np.arange(len(target))
+        place = np.zeros(len(s), np.int64), np.zeros(len(t), np.int64)
+    else:
+        s, t = pairs
+        place = np.arange(len(s)), np.arange(len(t))
+    low, high = np.array(source, np.int64).reshape(-1, 2)[s].T[:, :, None]
+    put = Table(place[0], s, low, 0 * low, high - low, np.ones(len(s)))
+    low, high = np.array(target, np.int64).reshape(-1, 2)[t].T[:, :, None]
+    take = Table(t, place[1], 0 * low, low, high - low, np.ones(len(t)))
+    return join(take, put)
+
+
+def _coordinates(dst: Ints, src: Ints) -> Table:
+    """A relation of coordinates that is about no tensor dimension: a box of one element."""
+    zeros = np.zeros((len(dst), 1), np.int64)
+    return Table(dst, src, zeros, zeros, zeros + 1, np.ones(len(dst)))
+
+
+def same(count: int, source_axis: int, target_axis: int) -> Link:
+    """Equal coordinates are linked."""
+    return Link(source_axis, target_axis, [(k, k) for k in range(count)])
+
+
+def along(X: TensorSpace, grid_axes: Sequence[int]) -> list[Link]:
+    """For two spaces on one grid: blocks are linked that differ in their coordinates along some
+    axes only."""
+    grid = X.partition.shape
+    return [same(grid[k], k, k) for k in range(len(grid)) if k not in grid_axes]
+
+
+def copies_apart(X: TensorSpace) -> list[Link]:
+    """For two spaces on one grid: copies are linked to themselves only."""
+    split = [k for k, axis in enumerate(X.axes) if isinstance(axis, int) or axis is REPLICATED]
+    return along(X, split)

@@ -1,0 +1,345 @@
+"""The transfers of a movement, made when somebody asks for them: all, or those of some regions.
+
+`Rows` say how a table of transfers comes about (given, a product, a sum, …). Asked for the rows
+into a few regions, a product asks its factors for a few rows each, so that a worker of thousands
+finds its own part without anybody making the whole table. Regions are numbers here, as in
+`linop.boxes`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from functools import cached_property
+
+import numpy as np
+
+from linop.boxes import Ints, Table, canonical, concatenate, expand, join
+from linop.scalars import Scalar
+
+
+class Rows(ABC):
+    """Transfers, in canonical form whichever way they are asked for: the rows into some regions are
+    rows of the whole table, in its order."""
+
+    @abstractmethod
+    def _all(self) -> Table:
+        """All rows, not yet canonical."""
+
+    @abstractmethod
+    def _into(self, dst: Ints) -> Table:
+        """The rows into regions, not yet canonical."""
+
+    @abstractmethod
+    def _out_of(self, src: Ints) -> Table:
+        """The rows out of regions, not yet canonical."""
+
+    @property
+    @abstractmethod
+    def digest(self) -> bytes:
+        """Equal digests mean equal rows; rows that were made in another way may be equal too. Found
+        without making the table."""
+
+    @cached_property
+    def table(self) -> Table:
+        """All rows."""
+        return canonical(self._all())
+
+    def into(self, dst: Ints) -> Table:
+        """The rows into regions, given by number in increasing order."""
+        if "table" in self.__dict__:
+            return self.table.take(positions(self.table.dst, dst))
+        return canonical(self._into(dst))
+
+    def out_of(self, src: Ints) -> Table:
+        """The rows out of regions, given by number in increasing order."""
+        if "table" in self.__dict__:
+            order = self._by_source
+            return self.table.take(np.sort(order[positions(self.table.src[order], src)]))
+        return canonical(self._out_of(src))
+
+    @cached_property
+    def _by_source(self) -> Ints:
+        return np.argsort(self.table.src, kind="stable")
+
+    def counts_into(self, regions: int) -> Ints:
+        """How many rows go into each of so many regions."""
+        return np.bincount(self.table.dst, minlength=regions)
+
+    def counts_out_of(self, regions: int) -> Ints:
+        """How many rows come out of each of so many regions."""
+        return np.bincount(self.table.src, minlength=regions)
+
+    def adjoint(self) -> Rows:
+        """The ends of every row swapped, and its coefficient conjugated."""
+        return Swapped(self)
+
+
+class Given(Rows):
+    """The rows of a table."""
+
+    def __init__(self, table: Table) -> None:
+        self.given = table
+
+    def _all(self) -> Table:
+        return self.given
+
+    def _into(self, dst: Ints) -> Table:
+        return self.given.take(np.isin(self.given.dst, dst))
+
+    def _out_of(self, src: Ints) -> Table:
+        return self.given.take(np.isin(self.given.src, src))
+
+    @cached_property
+    def digest(self) -> bytes:
+        return digest_of("given", *table_columns(self.table))
+
+
+class Same(Rows):
+    """Every region to the one of its number, whole: the identity.
+
+    Args:
+        extent: of the regions; (n, d).
+    """
+
+    def __init__(self, extent: Ints) -> None:
+        self.extent = extent
+
+    def _all(self) -> Table:
+        return self._into(np.arange(len(self.extent)))
+
+    def _into(self, dst: Ints) -> Table:
+        extent = self.extent[dst]
+        zeros = np.zeros_like(extent)
+        return Table(dst, dst, zeros, zeros, extent, np.ones(len(dst)))
+
+    def _out_of(self, src: Ints) -> Table:
+        return self._into(src)
+
+    def counts_into(self, regions: int) -> Ints:
+        return np.asarray((self.extent > 0).all(axis=1), np.int64)
+
+    def counts_out_of(self, regions: int) -> Ints:
+        return self.counts_into(regions)
+
+    def adjoint(self) -> Rows:
+        return self
+
+    @cached_property
+    def digest(self) -> bytes:
+        return digest_of("same", self.extent)
+
+
+class Swapped(Rows):
+    """The adjoint of rows."""
+
+    def __init__(self, of: Rows) -> None:
+        self.of = of
+
+    def _all(self) -> Table:
+        return _swap(self.of.table)
+
+    def _into(self, dst: Ints) -> Table:
+        return _swap(self.of.out_of(dst))
+
+    def _out_of(self, src: Ints) -> Table:
+        return _swap(self.of.into(src))
+
+    def counts_into(self, regions: int) -> Ints:
+        return self.of.counts_out_of(regions)
+
+    def counts_out_of(self, regions: int) -> Ints:
+        return self.of.counts_into(regions)
+
+    def adjoint(self) -> Rows:
+        return self.of
+
+    @cached_property
+    def digest(self) -> bytes:
+        return digest_of("adjoint", self.of.digest)
+
+
+class Scaled(Rows):
+    """Rows times a number, conjugated before that or not."""
+
+    def __init__(self, of: Rows, scalar: Scalar, conjugated: bool = False) -> None:
+        self.of, self.scalar, self.conjugated = of, scalar, conjugated
+
+    def _times(self, t: Table) -> Table:
+        coef = np.conj(t.coef) if self.conjugated else t.coef
+        return Table(t.dst, t.src, t.at, t.of, t.extent, coef * self.scalar)
+
+    def _all(self) -> Table:
+        return self._times(self.of.table)
+
+    def _into(self, dst: Ints) -> Table:
+        return self._times(self.of.into(dst))
+
+    def _out_of(self, src: Ints) -> Table:
+        return self._times(self.of.out_of(src))
+
+    @cached_property
+    def digest(self) -> bytes:
+        return digest_of("scaled", repr((complex(self.scalar), self.conjugated)), self.of.digest)
+
+
+class Product(Rows):
+    """left ∘ right: the boxes intersected in the middle."""
+
+    def __init__(self, left: Rows, right: Rows) -> None:
+        self.left, self.right = left, right
+
+    def _all(self) -> Table:
+        return join(self.left.table, self.right.table)
+
+    def _into(self, dst: Ints) -> Table:
+        left = self.left.into(dst)
+        return join(left, self.right.into(np.unique(left.src)))
+
+    def _out_of(self, src: Ints) -> Table:
+        right = self.right.out_of(src)
+        return join(self.left.out_of(np.unique(right.dst)), right)
+
+    def adjoint(self) -> Rows:
+        return Product(self.right.adjoint(), self.left.adjoint())
+
+    @cached_property
+    def digest(self) -> bytes:
+        return digest_of("product", self.left.digest, self.right.digest)
+
+
+class Total(Rows):
+    """The sum of rows."""
+
+    def __init__(self, terms: Sequence[Rows]) -> None:
+        self.terms = tuple(terms)
+
+    def _all(self) -> Table:
+        return concatenate(*(term.table for term in self.terms))
+
+    def _into(self, dst: Ints) -> Table:
+        return concatenate(*(term.into(dst) for term in self.terms))
+
+    def _out_of(self, src: Ints) -> Table:
+        return concatenate(*(term.out_of(src) for term in self.terms))
+
+    @cached_property
+    def digest(self) -> bytes:
+        return digest_of("sum", *(term.digest for term in self.terms))
+
+
+class Blocks(Rows):
+    """Rows side by side, as the blocks of a larger matrix.
+
+    Args:
+        parts: the blocks.
+        dst, src: of each block, the new number of each of its regions; no two are the same.
+        sizes: how many regions there are in all, (destinations, sources).
+    """
+
+    def __init__(
+        self,
+        parts: Sequence[Rows],
+        dst: Sequence[Ints],
+        src: Sequence[Ints],
+        sizes: tuple[int, int],
+    ) -> None:
+        self.parts = tuple(parts)
+        self.dst, self.src, self.sizes = tuple(dst), tuple(src), sizes
+
+    def _all(self) -> Table:
+        return self._placed([(k, part.table) for k, part in enumerate(self.parts)])
+
+    def _into(self, dst: Ints) -> Table:
+        asked = _by_block(*self._places_dst, dst)
+        return self._placed([(k, self.parts[k].into(inner)) for k, inner in asked])
+
+    def _out_of(self, src: Ints) -> Table:
+        asked = _by_block(*self._places_src, src)
+        return self._placed([(k, self.parts[k].out_of(inner)) for k, inner in asked])
+
+    @cached_property
+    def _places_dst(self) -> tuple[Ints, Ints]:
+        return _places(self.dst, self.sizes[0])
+
+    @cached_property
+    def _places_src(self) -> tuple[Ints, Ints]:
+        return _places(self.src, self.sizes[1])
+
+    def _placed(self, tables: Sequence[tuple[int, Table]]) -> Table:
+        """Rows of blocks, with the regions' new numbers."""
+        placed = [
+            Table(self.dst[k][t.dst], self.src[k][t.src], t.at, t.of, t.extent, t.coef)
+            for k, t in tables
+            if len(t)
+        ]
+        return concatenate(*placed) if placed else EMPTY
+
+    def counts_into(self, regions: int) -> Ints:
+        counts = np.zeros(regions, np.int64)
+        for part, dst in zip(self.parts, self.dst, strict=True):
+            counts[dst] = part.counts_into(len(dst))
+        return counts
+
+    def counts_out_of(self, regions: int) -> Ints:
+        counts = np.zeros(regions, np.int64)
+        for part, src in zip(self.parts, self.src, strict=True):
+            counts[src] = part.counts_out_of(len(src))
+        return counts
+
+    @cached_property
+    def digest(self) -> bytes:
+        columns = [c for pair in zip(self.dst, self.src, strict=True) for c in pair]
+        return digest_of("blocks", *(part.digest for part in self.parts), *columns)
+
+
+def _places(numbers: Sequence[Ints], size: int) -> tuple[Ints, Ints]:
+    """Of each region, its block and its number in there; -1 for those of no block."""
+    many = np.array([len(n) for n in numbers], np.int64)
+    block, inner = np.full(size, -1), np.full(size, -1)
+    if len(numbers):
+        flat = np.concatenate(numbers)
+        block[flat], inner[flat] = expand(many)
+    return block, inner
+
+
+def _by_block(block: Ints, inner: Ints, wanted: Ints) -> list[tuple[int, Ints]]:
+    """The regions wanted as blocks, with increasing numbers in each."""
+    blocks = np.unique(block[wanted])
+    return [(int(k), np.sort(inner[wanted[block[wanted] == k]])) for k in blocks if k >= 0]
+
+
+_NONE = np.zeros(0, np.int64)
+_NO_BOX = np.zeros((0, 1), np.int64)
+EMPTY = Table(_NONE, _NONE, _NO_BOX, _NO_BOX, _NO_BOX, np.zeros(0))
+"""No rows."""
+
+
+def positions(keys: Ints, wanted: Ints) -> Ints:
+    """Where increasing keys are one of the numbers wanted, in increasing order."""
+    first = np.searchsorted(keys, wanted, "left")
+    rows, within = expand(np.searchsorted(keys, wanted, "right") - first)
+    return first[rows] + within
+
+
+def table_columns(t: Table) -> tuple[np.ndarray, ...]:
+    """What tells canonical tables apart."""
+    # + 0: zero has one sign.
+    return t.dst, t.src, t.at, t.of, t.extent, t.coef.astype(np.complex128) + 0
+
+
+def digest_of(*parts: str | bytes | np.ndarray) -> bytes:
+    """A digest that is the same on every machine. Each part goes in with its length, so that no two
+    lists of parts read the same."""
+    digest = hashlib.sha256()
+    for part in parts:
+        data = part.encode() if isinstance(part, str) else part
+        data = data if isinstance(data, bytes) else np.ascontiguousarray(data).tobytes()
+        digest.update(len(data).to_bytes(8, "little"))
+        digest.update(data)
+    return digest.digest()
+
+
+def _swap(t: Table) -> Table:
+    return Table(t.src, t.dst, t.of, t.at, t.extent, np.conj(t.coef))

@@ -1,0 +1,170 @@
+"""Messages, bytes and time of every worker, predicted from the normal form without running it.
+
+All of it is whole-array arithmetic over the transfers of a stage, for tens of thousands of workers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from linop.boxes import Ints
+from linop.movement import Movement
+from linop.network import Network
+from linop.routing import Routes, messages, routes
+from linop.stages import Stages
+
+Seconds = npt.NDArray[np.float64]
+
+
+class Staged(Protocol):
+    """What has a normal form: every operator."""
+
+    @property
+    def stages(self) -> Stages: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Simulation:
+    """One application of an operator, predicted. All arrays are (n,), aligned with `workers`."""
+
+    workers: Ints
+    """The workers, in increasing order."""
+    messages_sent: Ints
+    messages_received: Ints
+    bytes_sent: Ints
+    bytes_received: Ints
+    sending: Seconds
+    """Seconds in which a worker sends."""
+    waiting: Seconds
+    """Seconds in which it has sent, and still receives or waits for others."""
+    copying: Seconds
+    """Seconds in which it copies inside its memory."""
+    adding: Seconds
+    """Seconds in which it adds what has come to what is there."""
+    stages: int
+    """Movement stages in which any message is sent."""
+
+    @property
+    def seconds(self) -> Seconds:
+        """When each worker is done."""
+        return self.sending + self.waiting + self.copying + self.adding
+
+    @property
+    def time(self) -> float:
+        """Seconds until all workers are done."""
+        return float(self.seconds.max(initial=0.0))
+
+    @property
+    def messages(self) -> int:
+        """Messages of all workers together."""
+        return int(self.messages_sent.sum())
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that all workers together send."""
+        return int(self.bytes_sent.sum())
+
+    def __str__(self) -> str:
+        head = (
+            f"{len(self.workers)} workers, {self.stages} stages with messages: "
+            f"{self.messages} messages, {self.bytes} bytes, {self.time:.3g} s"
+        )
+        if not len(self.workers):
+            return head
+        slow = int(np.argmax(self.seconds))
+        rows: list[tuple[str, ...]] = [
+            ("", "mean", "most", f"slowest (worker {self.workers[slow]})")
+        ]
+        for name in (field.name for field in fields(self)):
+            column = getattr(self, name)
+            if name not in ("workers", "stages"):
+                title = f"seconds {name}" if name.endswith("ing") else name.replace("_", " ")
+                numbers = column.mean(), column.max(), column[slow]
+                rows.append((title, *(f"{number:.3g}" for number in numbers)))
+        widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
+        aligned = [[cell.rjust(w) for cell, w in zip(r, widths, strict=True)] for r in rows]
+        return "\n".join([head, *("  ".join(cells) for cells in aligned)])
+
+
+def simulate(op: Staged, network: Network | None = None) -> Simulation:
+    """Predict one application of an operator on a network.
+
+    A stage sends one message for each pair of workers that exchange anything, of m bytes, say. With
+    t the time at which a worker begins a stage::
+
+        sent  = t + Σ(α + β m)                              over the messages it sends
+        here  = max(sent, t + Σ(α + β m) over those it receives, sent of every sender)
+        done  = here + copied bytes · (seconds a byte copied) + γ · added bytes
+
+    and `done` is the t of the next stage. Bytes added to a region are those that come beyond its
+    size. The network has no hops and no contention; local maps take no time.
+
+    Args:
+        op: the operator.
+        network: by default `Network()`.
+    """
+    network = network or Network()
+    stages = op.stages.factored
+    workers = np.array(stages.workers, np.int64)
+    n = len(workers)
+    counts = np.zeros((4, n), np.int64)
+    sending, waiting, copying, adding = np.zeros((4, n))
+    busy = 0
+    for movement in stages.movements:
+        itemsize = movement.domain.dtype.itemsize
+        every = routes(movement)
+        sender, receiver, elements = messages(every)
+        s, r = np.searchsorted(workers, sender), np.searchsorted(workers, receiver)
+        size = elements * itemsize
+        for row, (end, weight) in enumerate([(s, None), (r, None), (s, size), (r, size)]):
+            counts[row] += np.bincount(end, weight, n).astype(np.int64)
+        busy += bool(len(s))
+        begun = sending + waiting + copying + adding
+        each = network.latency + network.per_byte * size
+        own = np.bincount(s, each, n)
+        gone = begun + own
+        here = np.maximum(gone, begun + np.bincount(r, each, n))
+        np.maximum.at(here, r, gone[s])
+        copied, added = _memory_traffic(movement, every, workers)
+        sending += own
+        waiting += here - gone
+        copying += copied * itemsize * network.per_byte_copied
+        adding += added * itemsize * network.per_byte_added
+    sent, received, bytes_sent, bytes_received = counts
+    return Simulation(
+        workers,
+        sent,
+        received,
+        bytes_sent,
+        bytes_received,
+        sending,
+        waiting,
+        copying,
+        adding,
+        busy,
+    )
+
+
+def _memory_traffic(movement: Movement, every: Routes, workers: Ints) -> tuple[Ints, Ints]:
+    """Elements that each worker copies inside its memory, and that it adds. A region that is
+    another one whole and unchanged is passed on, not copied."""
+    table = every.table
+    sizes_to, sizes_from = (
+        space.shapes.prod(axis=1) for space in (movement.codomain, movement.domain)
+    )
+    dst, src = table.dst[every.row], table.src[every.row]
+    place = np.searchsorted(workers, every.receiver) * len(sizes_to) + dst
+    places, which, many = np.unique(place, return_inverse=True, return_counts=True)
+    coming = np.bincount(which, every.volume, len(places))
+    beyond = np.maximum(coming - sizes_to[places % max(1, len(sizes_to))], 0)
+    n = len(workers)
+    added = np.bincount(places // max(1, len(sizes_to)), beyond, n)
+    whole = (every.volume == sizes_to[dst]) & (every.volume == sizes_from[src])
+    kept = whole & (many[which] == 1) & (table.coef[every.row] == 1)
+    copied = (every.sender == every.receiver) & ~kept
+    at = np.searchsorted(workers, every.receiver[copied])
+    return np.bincount(at, every.volume[copied], n), added
