@@ -118,13 +118,13 @@ def canonical(table: Table) -> Table:
     table = table.take((table.coef != 0) & (table.extent > 0).all(axis=1))
     if not len(table):
         return table
-    group = _key(table.dst, table.src, *(table.at - table.of).T)
+    group = row_keys(table.dst, table.src, *(table.at - table.of).T)
     _, group, count = np.unique(group, return_inverse=True, return_counts=True)
     several = count[group] > 1
     if several.any():
         merged = _merge(*_sum_cells(*_refine(table.take(several), group[several])))
         table = concatenate(table.take(~several), merged)
-    order = np.argsort(_key(table.dst, table.src, *table.at.T, *table.of.T), kind="stable")
+    order = np.argsort(row_keys(table.dst, table.src, *table.at.T, *table.of.T), kind="stable")
     return table.take(order)
 
 
@@ -159,7 +159,7 @@ def _aligned(group: Ints, start: Ints, stop: Ints) -> bool:
 
 def _sum_cells(table: Table, group: Ints) -> tuple[Table, Ints]:
     """Sum the coefficients of equal boxes, in the order of the rows; drop those that cancel."""
-    key = _key(group, *table.at.T)
+    key = row_keys(group, *table.at.T)
     order = np.argsort(key, kind="stable")
     key = key[order]
     first = np.flatnonzero(np.concatenate([[True], key[1:] != key[:-1]]))
@@ -177,9 +177,9 @@ def _merge(table: Table, group: Ints) -> Table:
         if len(table) < 2:
             break
         others = [k for k in range(table.ndim) if k != axis]
-        cross = _key(group, kind, *table.at[:, others].T, *table.extent[:, others].T)
+        cross = row_keys(group, kind, *table.at[:, others].T, *table.extent[:, others].T)
         cross = np.unique(cross, return_inverse=True)[1].reshape(-1)
-        order = np.argsort(_key(cross, table.at[:, axis]), kind="stable")
+        order = np.argsort(row_keys(cross, table.at[:, axis]), kind="stable")
         table, group, kind, cross = table.take(order), group[order], kind[order], cross[order]
         start = table.at[:, axis]
         stop = start + table.extent[:, axis]
@@ -199,7 +199,7 @@ def expand(count: Ints) -> tuple[Ints, Ints]:
     return rows, within
 
 
-def _key(*columns: Ints) -> Ints:
+def row_keys(*columns: Ints) -> Ints:
     """One integer a row that sorts as the columns do lexicographically. Ranks stand in for values
     before the product of the ranges would overflow."""
     key = np.zeros(len(columns[0]), np.int64)

@@ -1,8 +1,8 @@
 """From stages to the plan of one worker.
 
-In this version every movement becomes point-to-point messages, one per pair of workers and stage.
-All workers derive the same global order from the same canonical transfers, so messages cannot
-cross.
+Every movement becomes point-to-point messages, one per pair of workers and stage, and says which
+collective these are, if any. All workers derive the same global order from the same canonical
+transfers, so messages cannot cross.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from scipy.sparse.csgraph import connected_components
 from linop.boxes import Ints, Table, canonical
 from linop.errors import BackendError
 from linop.movement import Movement
+from linop.patterns import Pattern, pattern
 from linop.plan import Advance, Alias, Apply, Make, Message, Plan, Put, Receive, Send, Step, Wait
 from linop.region import Region
 from linop.routing import Routes, routes_into, routes_out_of
@@ -34,14 +35,17 @@ def lower(stages: Stages, worker: int) -> Plan:
         BackendError: a local map spans several workers.
     """
     steps: list[Step] = []
+    patterns: list[Pattern] = []
     stages = stages.factored
     for k, movement in enumerate(stages.movements):
-        steps += _movement_steps(movement, worker, 2 * k)
+        incoming, outgoing = routes_into(movement, worker), routes_out_of(movement, worker)
+        patterns.append(pattern(movement, worker, incoming, outgoing))
+        steps += _movement_steps(movement, worker, 2 * k, incoming, outgoing)
         if k < len(stages.layers):
             before, after = movement.codomain, stages.movements[k + 1].domain
             steps += _layer_steps(stages.layers[k], before, after, worker, 2 * k + 1)
     inputs, outputs = stages.domain.on(worker), stages.codomain.on(worker)
-    return Plan(worker, stages.domain.dtype, inputs, outputs, tuple(steps))
+    return Plan(worker, stages.domain.dtype, inputs, outputs, tuple(steps), tuple(patterns))
 
 
 def workers_of(stages: Stages) -> tuple[int, ...]:
@@ -49,8 +53,9 @@ def workers_of(stages: Stages) -> tuple[int, ...]:
     return stages.workers
 
 
-def _movement_steps(movement: Movement, worker: int, stage: int) -> Iterator[Step]:
-    incoming, outgoing = routes_into(movement, worker), routes_out_of(movement, worker)
+def _movement_steps(
+    movement: Movement, worker: int, stage: int, incoming: Routes, outgoing: Routes
+) -> Iterator[Step]:
     offsets = _message_offsets(incoming, worker)
     for peer, entries in _by(incoming.sender, range(len(incoming.row))):
         if peer != worker:

@@ -60,6 +60,7 @@ class Movement:
         self.codomain = codomain
         self.rows = rows if isinstance(rows, Rows) else Given(rows)
         self._parts: tuple[Movement, ...] = ()  # without itself: no cycle for the collector
+        self.recognised: dict[int, Any] = {}  # by worker: what `linop.patterns` has found
 
     @property
     def parts(self) -> tuple[Movement, ...]:
@@ -84,7 +85,7 @@ class Movement:
         return Transfer(
             _box(self.domain.at(t.src[row]), t.of[row], t.extent[row]),
             _box(self.codomain.at(t.dst[row]), t.at[row], t.extent[row]),
-            _number(t.coef[row]),
+            as_number(t.coef[row]),
         )
 
     def into(self, regions: boxes.Ints) -> Table:
@@ -309,7 +310,7 @@ def _box(region: Region, start: Any, extent: Any) -> Subset:
     return Subset(region, low, tuple(a + int(n) for a, n in zip(low, extent, strict=False)))
 
 
-def _number(value: Any) -> Scalar:
+def as_number(value: Any) -> Scalar:
     """A coefficient as the simplest Python number that equals it."""
     if value.imag == 0:
         value = value.real

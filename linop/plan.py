@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from linop.patterns import Pattern
 from linop.region import Region, Subset
 from linop.scalars import Scalar
 from linop.stages import Call
@@ -140,16 +141,32 @@ class Plan:
     inputs: tuple[Region, ...]
     outputs: tuple[Region, ...]
     steps: tuple[Step, ...]
+    patterns: tuple[Pattern, ...] = ()
+    """What the movement stages are, in order; stage 2 k is the movement k."""
+
+    def pattern(self, stage: int) -> Pattern | None:
+        """What a stage is, if it is a movement."""
+        known = stage % 2 == 0 and stage // 2 < len(self.patterns)
+        return self.patterns[stage // 2] if known else None
 
     def describe(self) -> str:
-        """The steps, one a line, and what they send."""
+        """The steps, one a line, and what they send; a stage that is a collective begins with
+        that."""
         sent = [step for step in self.steps if isinstance(step, Send)]
         size = sum(step.size for step in sent) * self.dtype.itemsize
         lines = [
             f"worker {self.worker}: {_names(self.inputs)} -> {_names(self.outputs)}, "
             f"{len(sent)} messages, {size} bytes sent"
         ]
-        return "\n".join(lines + [f"  {step}" for step in self.steps])
+        begins, stage = True, 0
+        for step in self.steps:
+            found = self.pattern(stage) if begins else None
+            if found is not None and found.kind.collective:
+                lines.append(f"  {found}:")
+            lines.append(f"  {step}")
+            begins = isinstance(step, Advance)
+            stage = step.stage + 1 if isinstance(step, Advance) else stage
+        return "\n".join(lines)
 
 
 def _names(regions: tuple[Region, ...]) -> str:

@@ -53,6 +53,26 @@ def routes_out_of(movement: Movement, worker: int) -> Routes:
     return served.of((served.sender == worker) & (served.receiver != worker))
 
 
+def routes_among(movement: Movement, workers: Ints) -> tuple[Routes, bool]:
+    """What some workers receive or copy: their entries of `routes`, found from their regions alone;
+    and whether all of it is from them, and all that they send goes to them."""
+    held = _held(movement.codomain, workers)
+    table = movement.into(held)
+    coming = _served(movement, table, *_receivers(table, movement.codomain))
+    coming = coming.of(np.isin(coming.receiver, workers))
+    table = movement.out_of(_held(movement.domain, workers))
+    leaving = _served(movement, table, *_receivers(table, movement.codomain))
+    outward = np.isin(leaving.sender, workers) & ~np.isin(leaving.receiver, workers)
+    return coming, bool(np.isin(coming.sender, workers).all() and not outward.any())
+
+
+def _held(space: Space, workers: Ints) -> Ints:
+    """The regions of a space that any of some workers holds, by increasing number."""
+    holders, _, many = space.holders
+    numbers = np.repeat(np.arange(len(many)), many)
+    return np.unique(numbers[np.isin(holders, workers)])
+
+
 def messages(every: Routes) -> tuple[Ints, Ints, Ints]:
     """(senders, receivers, elements) of the messages of routes: one for each pair of workers, by
     sender, then receiver."""
