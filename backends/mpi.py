@@ -46,7 +46,7 @@ _CALL, _ALARM, _OWN = 0, 1, 2
 """Tags of `post` and `alarm`, and how many there are; plans have the others."""
 _LIMIT = 600
 """Seconds that a wait may take, where nobody says otherwise."""
-_SPINS = 100
+_SPINS = 1000
 """Polls (about 0.3 µs each) before a waiting rank begins to yield its core between them."""
 _YIELDS = 1000
 """Polls after which it sleeps between them."""
