@@ -86,12 +86,15 @@ class Stage:
 class Program(ABC):
     """A bound plan. `run` does it all; `start` and `finish` are its two halves.
 
+    `about` says whose plan this is, when somebody asks.
+
     A subclass says where messages arrive (`receive`, before anything is placed or sent), how they
     leave (`send`), and how to wait for them (`wait`).
     """
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, about: Callable[[], str]) -> None:
         self.plan = plan
+        self.about = about
         self._inputs = tuple(Cell(region.shape) for region in plan.inputs)
         self._fills: list[tuple[str, Work]] = []
         self._steps: list[tuple[str, Work]] = []
@@ -352,8 +355,12 @@ class Program(ABC):
         taken = (*self._given, *earlier)
         return array.base is None or not any(np.may_share_memory(array, a) for a in taken)
 
+    def abandon(self) -> None:
+        """Give up a run halfway; there can be no other."""
+        self.forget()
+
     def forget(self) -> None:
-        """Let go of a run's arrays, at its end or after it failed."""
+        """Let go of a run's arrays."""
         for cell in self._loose:
             cell.array = None  # type: ignore[assignment]
         self._given = ()
@@ -362,6 +369,11 @@ class Program(ABC):
 
 _COUNTED = hasattr(sys, "getrefcount") and sys.implementation.name == "cpython"
 """Whether it can be told that nobody uses an array any more."""
+
+
+def peers_named(peers: Sequence[int]) -> str:
+    """Some workers, in words."""
+    return f"worker{'s' if len(peers) > 1 else ''} {', '.join(map(str, peers))}"
 
 
 def references(arrays: tuple[Array, ...]) -> int:
