@@ -216,6 +216,9 @@ class Mailbox:
     def free(self, requests: Sequence[_Receive | _Send]) -> None:
         """Nothing is held."""
 
+    def abandon(self, receives: Sequence[_Receive | _Send], sends: Sequence[_Send]) -> None:
+        """Nothing is written to a buffer but by `wait`."""
+
     def gather_all(self, data: Any) -> list[Any]:
         everybody = range(self.workers)
         for peer in everybody:
@@ -294,7 +297,7 @@ class Threads(Whole):
         def apply(x: Vector) -> Vector:
             def main(mailbox: Mailbox) -> list[Array]:
                 plan = plans[mailbox.worker]
-                return Messages(plan, mailbox, 0).run([x[r.name] for r in plan.inputs])
+                return Messages(plan, mailbox, 0, op.__repr__).run([x[r.name] for r in plan.inputs])
 
             results: dict[str, Array] = {}
             for plan, part in zip(plans, run(len(plans), main), strict=True):

@@ -57,6 +57,10 @@ class Transport(Protocol):
     def free(self, requests: Sequence[Any]) -> None:
         """Give up what `receiver` and `sender` made."""
 
+    def abandon(self, receives: Sequence[Any], sends: Sequence[Any]) -> None:
+        """Give up what is pending and may never be done: no buffer of a receive is written to any
+        more."""
+
     def gather_all(self, data: bytes) -> list[bytes]:
         """Everybody's data, of equal length, by worker: collective."""
 
