@@ -11,8 +11,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import linop
-from catalogue import NAMES, operators
-from checks import plans_of
+import mpi_checks
+from catalogue import NAMES, build, describe, operators
+from checks import plans_of, stays_exact
+from describing import seeds
 from linop import COPIES, REPLICATED, LinearOperator, Movement, Network, Partition, TensorSpace
 from linop.algebra import identity
 from linop.memory import add, allocate, copy, deallocate
@@ -21,6 +23,7 @@ from linop.patterns import Kind, Pattern, pattern, seconds, spans
 from linop.plan import Message, Plan, Put, Receive, Send
 from linop.region import Part, Region
 from linop.space import Space
+from mpi_job import job, needs_mpi
 
 ADJOINT = {
     Kind.BROADCAST: Kind.REDUCE,
@@ -343,6 +346,9 @@ def test_they_print() -> None:
     assert str(found) == "point-to-point over workers 0, 1"
     (found,) = plans_of(identity(CUT))[0].patterns
     assert str(found) == "local"
+    assert all(
+        p.aligned for name in HAND for plan in plans_of(HAND[name][0].H) for p in plan.patterns
+    )
     lines = plans_of(HAND["sum_reduce"][0])[1].describe().splitlines()
     assert lines[1] == "  reduce to worker 0 over workers 0–3, 8 elements each:"
     assert "point-to-point" not in plans_of(HAND["halo_exchange"][0])[0].describe()
@@ -360,3 +366,57 @@ def test_predicted_times() -> None:
     for name in ("broadcast", "all_reduce", "sum_reduce", "all_gather", "reduce_scatter"):
         (found,) = plans_of(HAND[name][0])[0].patterns
         assert seconds(replace(found, counts=(10**6,)), 8, Network())[1] > 0
+
+
+# Over MPI, where ranks do not share memory
+
+
+COLLECTIVE = [
+    "broadcast",
+    "sum_reduce",
+    "all_reduce",
+    "ring_all_reduce",
+    "all_gather",
+    "all_gather_replicated",
+    "reduce_scatter",
+    "all_to_all",
+    "repartition",
+    "random_movement",
+    "random_composition",
+    "sum_of_operators",
+]
+
+
+@needs_mpi
+@pytest.mark.parametrize("name", COLLECTIVE)
+@settings(max_examples=max(1, settings().max_examples // 3))
+@given(ranks=st.integers(2, 4), data=st.data(), seed=seeds)
+def test_mpi_collectives_give_the_bits_of_threads(
+    name: str, ranks: int, data: st.DataObject, seed: int
+) -> None:
+    description = data.draw(describe(name, ranks), label=name)
+    assume(stays_exact(build(name, description)))
+    job(ranks).run(mpi_checks.in_collectives, name, description, seed)
+
+
+@needs_mpi
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize(
+    "fact",
+    [
+        mpi_checks.plans_overlap,
+        mpi_checks.choices,
+        mpi_checks.groups_are_used_again,
+        mpi_checks.too_many_plans,
+        mpi_checks.stuck_in_a_collective,
+    ],
+)
+def test_mpi_groups(fact: Callable[..., None], ranks: int) -> None:
+    job(ranks).run(fact)
+
+
+@needs_mpi
+@pytest.mark.parametrize("dtype", ["float64", "float32", "complex64"])
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_mpi_sums_in_any_order(ranks: int, dtype: str) -> None:
+    job(ranks).run(mpi_checks.any_order, dtype, 3)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -54,7 +55,7 @@ class Groups:
         if group not in self._comms:
             every = self._ranks.comm.Get_group()
             members = every.Incl(list(group))
-            self._comms[group] = [self._ranks.comm.Create_group(members)]
+            self._comms[group] = [MPI.Intracomm(self._ranks.comm).Create_group(members)]
             self._free[group] = 0
             members.Free()
             every.Free()
@@ -89,39 +90,39 @@ class Groups:
 
 
 class Collectives(Messages):
-    """A plan some of whose stages are run by collectives of MPI. `collectives` makes them."""
+    """A plan some of whose stages are run by collectives of MPI. `with_collectives` makes them."""
 
     def __init__(
         self,
         plan: Plan,
         transport: Transport,
         tag: int,
+        about: Callable[[], str],
         groups: Groups,
         stages: dict[int, tuple[Pattern, int]],
         reasons: Sequence[str],
     ) -> None:
+        self._apart = plan
         self._reasons = reasons
         self._together = {
             stage: (found, groups.comm((found.group, number)))
             for stage, (found, number) in stages.items()
         }
         self._arrivals: dict[int, Get] = {}
-        super().__init__(
-            collected(plan, {stage: one for stage, (one, _) in stages.items()}), transport, tag
-        )
+        rewritten = collected(plan, {stage: one for stage, (one, _) in stages.items()})
+        super().__init__(rewritten, transport, tag, about)
         taken = list(dict.fromkeys((one.group, number) for one, number in stages.values()))
-        self._back = weakref.finalize(self, _give_back, groups, taken, self._sending)
+        self._back = weakref.finalize(self, _give_back, groups, taken)
         self._back.atexit = False
 
     def receive(self, stage: Stage, step: Receive) -> dict[int, View]:
         if step.peer != GROUP:
             return super().receive(stage, step)
         puts = stage.incoming(GROUP)
-        at_once = len(puts) == 1 and straight(stage.target(puts[0]), puts[0], step.size)
+        at_once = straight(stage, puts, step)
         where = stage.target(puts[0]) if at_once else self._buffer(step.size)
         self._arrivals[stage.number] = where.getter
         self._receiving[stage.number] = [None]
-        self._peers[stage.number] = [GROUP]
         return {} if at_once else {id(put): piece(where, put) for put in puts}
 
     def send(self, stage: Stage, step: Send) -> None:
@@ -130,7 +131,17 @@ class Collectives(Messages):
             return
         found, comm = self._together[stage.number]
         gives = self._contribution(stage, step)
-        begin = _CALLS[found.kind](found, comm, self.plan, step, gives, self._arrivals.get(stage.number))
+        exchange = Exchange(
+            found,
+            comm,
+            self.plan.dtype,
+            bool(step.parts),
+            gives,
+            self._arrivals.get(stage.number),
+            self._sizes(Send, stage.number),
+            self._sizes(Receive, stage.number),
+        )
+        begin = _CALLS[found.kind][1](exchange)
         sending, pending = self._sending, self._receiving.get(stage.number, [None])
         k = len(sending)
         sending.append(None)
@@ -139,6 +150,11 @@ class Collectives(Messages):
             sending[k] = pending[0] = begin()
 
         self.step(f"begin the {found}", launch)
+
+    def _sizes(self, kind: type[Send | Receive], stage: int) -> dict[int, int]:
+        """Elements of the messages of a stage, were it run by messages, by peer."""
+        steps = (s for s in self._apart.steps if isinstance(s, kind) and s.stage == stage)
+        return {step.peer: step.size for step in steps}
 
     def _contribution(self, stage: Stage, step: Send) -> Get:
         """Where all that this worker sends lies, one after the other."""
@@ -155,19 +171,34 @@ class Collectives(Messages):
             offset = end
         return buffer.getter
 
-    def late(self, peer: int) -> str:
-        return "its group" if peer == GROUP else super().late(peer)
+    def awaited(self, stage: int) -> str:
+        if stage not in self._together:
+            return super().awaited(stage)
+        return f"all to come to the {self._together[stage][0]}"
 
     def describe(self) -> str:
         return "; ".join([super().describe(), *self._reasons])
+
+    def abandon(self) -> None:
+        # A collective cannot be cancelled; and others may have begun one that was not begun here:
+        # its communicator is lost.
+        for stage in self._together:
+            self._receiving.pop(stage, None)
+        self._back.detach()
+        super().abandon()
 
     def release(self) -> None:
         super().release()
         self._back()
 
 
-def collectives(
-    plan: Plan, transport: Transport, tag: int, groups: Groups, choice: Choice
+def with_collectives(
+    plan: Plan,
+    transport: Transport,
+    tag: int,
+    about: Callable[[], str],
+    groups: Groups,
+    choice: Choice,
 ) -> Messages:
     """A plan over messages, and over collectives where they are chosen; collective over its
     workers."""
@@ -183,70 +214,89 @@ def collectives(
                 use, why = False, "too many plans of this group live"
             else:
                 stages[stage] = found, number
-        how = f"MPI_{_NAMES[found.kind]}" if use else "messages"
+        how = f"MPI_{_CALLS[found.kind][0]}" if use else "messages"
         reasons.append(f"{found} by {how} ({why})")
-    return Collectives(plan, transport, tag, groups, stages, reasons)
+    return Collectives(plan, transport, tag, about, groups, stages, reasons)
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """What one worker brings to one collective, and where it gets its own."""
+
+    found: Pattern
+    comm: MPI.Comm
+    dtype: np.dtype[Any]
+    parts: bool
+    """Whether it brings anything."""
+    gives: Get
+    gets: Get | None
+    sent: dict[int, int]
+    """Elements for each other member, in messages."""
+    received: dict[int, int]
+
+    @property
+    def arrivals(self) -> Get:
+        """Where it gets its own; some member may get nothing."""
+        return self.gets or fixed(np.zeros(0, self.dtype)).getter
+
+    @property
+    def root(self) -> int:
+        return self.found.group.index(self.found.root or 0)
+
+    def sizes(self, elements: dict[int, int]) -> list[int]:
+        """Bytes of each member, in the order of the group."""
+        return [elements.get(w, 0) * self.dtype.itemsize for w in self.found.group]
 
 
 Begin = Callable[[], MPI.Request]
 
 
-def _broadcast(
-    found: Pattern, comm: MPI.Comm, plan: Plan, step: Send, gives: Get, gets: Get | None
-) -> Begin:
-    root = found.group.index(found.root or 0)
-    get = gives if gets is None else gets
+def _broadcast(x: Exchange) -> Begin:
+    get, comm, root = x.gets or x.gives, x.comm, x.root
     return lambda: comm.Ibcast([_bytes(get()), MPI.BYTE], root)
 
 
-def _reduce(
-    found: Pattern, comm: MPI.Comm, plan: Plan, step: Send, gives: Get, gets: Get | None
-) -> Begin:
-    root = found.group.index(found.root or 0)
+def _reduce(x: Exchange) -> Begin:
+    gives, gets, comm, root = x.gives, x.gets, x.comm, x.root
     if gets is None:
         return lambda: comm.Ireduce(_flat(gives()), None, MPI.SUM, root)
-    if not step.parts:  # the others' sum alone
-        zeros = np.zeros(found.counts[0], plan.dtype)
-        return lambda: comm.Ireduce(zeros, _flat(gets()), MPI.SUM, root)
+    if not x.parts:  # the root has the sum of the others
+        gives = fixed(np.zeros(x.found.counts[0], x.dtype)).getter
     return lambda: comm.Ireduce(_flat(gives()), _flat(gets()), MPI.SUM, root)
 
 
-def _all_reduce(
-    found: Pattern, comm: MPI.Comm, plan: Plan, step: Send, gives: Get, gets: Get | None
-) -> Begin:
-    assert gets is not None
+def _all_reduce(x: Exchange) -> Begin:
+    gives, gets, comm = x.gives, x.arrivals, x.comm
     return lambda: comm.Iallreduce(_flat(gives()), _flat(gets()), MPI.SUM)
 
 
-def _all_gather(
-    found: Pattern, comm: MPI.Comm, plan: Plan, step: Send, gives: Get, gets: Get | None
-) -> Begin:
-    assert gets is not None
-    sizes = [found.count(w) * plan.dtype.itemsize for w in found.group]
+def _all_gather(x: Exchange) -> Begin:
+    gives, gets, comm = x.gives, x.arrivals, x.comm
+    sizes = x.sizes({w: x.found.count(w) for w in x.found.group})
     return lambda: comm.Iallgatherv([_bytes(gives()), MPI.BYTE], [_bytes(gets()), sizes, MPI.BYTE])
 
 
-def _reduce_scatter(
-    found: Pattern, comm: MPI.Comm, plan: Plan, step: Send, gives: Get, gets: Get | None
-) -> Begin:
-    counts = [found.count(w) for w in found.group]
-    get = gets or fixed(np.zeros(0, plan.dtype)).getter
-    return lambda: comm.Ireduce_scatter(_flat(gives()), _flat(get()), counts, MPI.SUM)
+def _reduce_scatter(x: Exchange) -> Begin:
+    gives, gets, comm = x.gives, x.arrivals, x.comm
+    counts = [x.found.count(w) for w in x.found.group]
+    return lambda: comm.Ireduce_scatter(_flat(gives()), _flat(gets()), counts, MPI.SUM)
+
+
+def _all_to_all(x: Exchange) -> Begin:
+    gives, gets, comm = x.gives, x.arrivals, x.comm
+    sent, received = x.sizes(x.sent), x.sizes(x.received)
+    return lambda: comm.Ialltoallv(
+        [_bytes(gives()), sent, MPI.BYTE], [_bytes(gets()), received, MPI.BYTE]
+    )
 
 
 _CALLS = {
-    Kind.BROADCAST: _broadcast,
-    Kind.REDUCE: _reduce,
-    Kind.ALL_REDUCE: _all_reduce,
-    Kind.ALL_GATHER: _all_gather,
-    Kind.REDUCE_SCATTER: _reduce_scatter,
-}
-_NAMES = {
-    Kind.BROADCAST: "Ibcast",
-    Kind.REDUCE: "Ireduce",
-    Kind.ALL_REDUCE: "Iallreduce",
-    Kind.ALL_GATHER: "Iallgatherv",
-    Kind.REDUCE_SCATTER: "Ireduce_scatter",
+    Kind.BROADCAST: ("Ibcast", _broadcast),
+    Kind.REDUCE: ("Ireduce", _reduce),
+    Kind.ALL_REDUCE: ("Iallreduce", _all_reduce),
+    Kind.ALL_GATHER: ("Iallgatherv", _all_gather),
+    Kind.REDUCE_SCATTER: ("Ireduce_scatter", _reduce_scatter),
+    Kind.ALL_TO_ALL: ("Ialltoallv", _all_to_all),
 }
 
 
@@ -258,16 +308,7 @@ def _flat(array: Array) -> Array:
     return array.reshape(-1)
 
 
-def _give_back(groups: Groups, taken: Sequence[Taken], requests: Sequence[MPI.Request]) -> None:
-    """A program is gone. If a run of it was interrupted, MPI may still write to its memory."""
-    if MPI.Is_finalized():
-        return
-    left = [r for r in requests if r is not None and not r.Test()]
-    _LOST.extend(left)
-    if not left:
-        for one in taken:
-            groups.give(one)
-
-
-_LOST: list[MPI.Request] = []
-"""Requests that nobody is going to complete; they keep their buffers."""
+def _give_back(groups: Groups, taken: Sequence[Taken]) -> None:
+    """A program is gone, with no run under way."""
+    for one in taken:
+        groups.give(one)

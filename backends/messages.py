@@ -54,10 +54,10 @@ class Messages(Program):
 
     def receive(self, stage: Stage, step: Receive) -> dict[int, View]:
         puts = stage.incoming(step.peer)
-        straight = len(puts) == 1 and _straight(stage.target(puts[0]), puts[0], step.size)
-        where = stage.target(puts[0]) if straight else self._buffer(step.size)
+        at_once = straight(stage, puts, step)
+        where = stage.target(puts[0]) if at_once else self._buffer(step.size)
         self._posts.append((stage.number, step, where))
-        return {} if straight else {id(put): _piece(where, put) for put in puts}
+        return {} if at_once else {id(put): piece(where, put) for put in puts}
 
     def begin(self) -> None:
         started: list[Any] = []
@@ -99,8 +99,8 @@ class Messages(Program):
             buffer = self._buffer(step.size)
             offset = 0
             for source in sources:
-                piece = _cut(buffer, offset, source.shape)
-                self.step(f"pack for {step.peer}", copying(piece, source, self.plan.dtype))
+                part = _cut(buffer, offset, source.shape)
+                self.step(f"pack for {step.peer}", copying(part, source, self.plan.dtype))
                 offset += source.size
             self._send_from(str(step), step.peer, buffer.get(), k)
 
@@ -119,18 +119,22 @@ class Messages(Program):
         return send
 
     def wait(self, stage: Stage, step: Wait) -> None:
-        pending, peers = self._receiving[stage.number], self._peers[stage.number]
-        transport = self._transport
+        pending, transport = self._receiving[stage.number], self._transport
 
         def who() -> str:
-            late = [p for p, r in zip(peers, pending, strict=True) if not transport.test([r])]
-            return f"a message from {peers_named(late)} in stage {stage.number} of {self.about()}"
+            return f"{self.awaited(stage.number)} in stage {stage.number} of {self.about()}"
 
         self.step(
             str(step),
             lambda: transport.wait(pending, who),
             lambda: transport.test(pending),
         )
+
+    def awaited(self, stage: int) -> str:
+        """What has not come yet, in words."""
+        pending = zip(self._peers[stage], self._receiving[stage], strict=True)
+        late = [peer for peer, request in pending if not self._transport.test([request])]
+        return f"a message from {peers_named(late)}"
 
     def end(self) -> None:
         sending, transport = self._sending, self._transport
@@ -159,10 +163,12 @@ class Messages(Program):
         self._release()
 
 
-def _straight(target: View, put: Put, size: int) -> bool:
-    """Whether a message can be received where it belongs."""
-    plain = put.coefficient == 1 and not put.accumulate
-    return plain and target.contiguous and target.size == size
+def straight(stage: Stage, puts: Sequence[Put], step: Receive) -> bool:
+    """Whether a message, which some puts read, can be received where it belongs."""
+    if len(puts) != 1 or puts[0].coefficient != 1 or puts[0].accumulate:
+        return False
+    target = stage.target(puts[0])
+    return target.contiguous and target.size == step.size
 
 
 def _cut(buffer: View, offset: int, shape: tuple[int, ...]) -> View:
@@ -170,5 +176,6 @@ def _cut(buffer: View, offset: int, shape: tuple[int, ...]) -> View:
     return fixed(buffer.get()[offset : offset + size].reshape(shape))
 
 
-def _piece(buffer: View, put: Put) -> View:
+def piece(buffer: View, put: Put) -> View:
+    """Where in a message a put finds what it reads."""
     return _cut(buffer, put.source.offset, put.target.shape)  # type: ignore[union-attr]

@@ -23,7 +23,7 @@ import numpy as np
 
 from linop.backends.base import Backend
 from linop.backends.execute import Program
-from linop.backends.messages import Messages
+from linop.backends.together import Choice
 from linop.backends.transport import Verdict, Who, agree, heard
 from linop.backends.worker import Worker
 from linop.errors import ArgumentError, BackendError, DeadlockError, LinopError, MissingExtraError
@@ -37,6 +37,7 @@ os.environ.setdefault("OMPI_MCA_osc", "^ucx")
 try:
     from mpi4py import MPI
 
+    from linop.backends.collective import Groups, with_collectives
     from linop.backends.shared import Pool, wanted
     from linop.backends.windows import NoRoomError, Windows, memory_needed
 except (ImportError, RuntimeError) as error:
@@ -68,6 +69,8 @@ def get(
     windows: bool | None = None,
     wait_limit: float | None = None,
     debug: bool | None = None,
+    collectives: bool | None = None,
+    sums: str | None = None,
 ) -> Backend:
     """The backend of this rank.
 
@@ -80,6 +83,11 @@ def get(
         wait_limit: seconds after which a wait becomes a `DeadlockError` on every rank; by default
             LINOP_WAIT_LIMIT, else 600.
         debug: compare at every call what all workers call, and with what; by default LINOP_DEBUG.
+        collectives: whether a group of ranks that does not share memory runs what is a collective
+            by MPI's; by default what LINOP_COLLECTIVES says (0 or 1), else where it is predicted to
+            be faster.
+        sums: "any" to let MPI add in the order it likes, so that results may differ in their last
+            bits; by default what LINOP_SUMS says, else "fixed".
     """
     comm = MPI.COMM_WORLD if comm is None else comm
     if not isinstance(comm, MPI.Comm):
@@ -95,7 +103,13 @@ def get(
         wait_limit = float(os.environ.get("LINOP_WAIT_LIMIT", _LIMIT))
     if debug is None:
         debug = os.environ.get("LINOP_DEBUG", "0") != "0"
-    worker = Rank(Ranks(comm.Dup(), wait_limit), windows, debug)
+    if collectives is None and "LINOP_COLLECTIVES" in os.environ:
+        collectives = os.environ["LINOP_COLLECTIVES"] != "0"
+    sums = os.environ.get("LINOP_SUMS", "fixed") if sums is None else sums
+    if sums not in ("fixed", "any"):
+        raise ArgumentError(f"sums: expected 'fixed' or 'any', given {sums!r}")
+    choice = Choice(collectives, sums == "any")
+    worker = Rank(Ranks(comm.Dup(), wait_limit), windows, debug, choice)
     comm.Set_attr(_CACHED, worker)
     return worker
 
@@ -134,11 +148,14 @@ class Rank(Worker):
         transport: its messages.
         windows: whether shared memory is used; by default, where all ranks are on one machine.
         debug: as for `Worker`.
+        choice: whether collectives are used, if this rank decides.
     """
 
-    def __init__(self, transport: Ranks, windows: bool | None, debug: bool) -> None:
+    def __init__(self, transport: Ranks, windows: bool | None, debug: bool, choice: Choice) -> None:
         super().__init__("mpi", transport, debug)
         self._ranks = transport
+        self.groups = Groups(transport)
+        self._choice = choice.agreed(transport.gather_all)
         self._pool: Pool | None = None
         self._why = "switched off" if windows is False else ""
         if not self._why and transport.workers > 1:
@@ -167,7 +184,7 @@ class Rank(Worker):
         program = None
         if self._pool is not None and self.worker in group and len(group) > 1:
             program = self._shared(plan, self._pool, group, about)
-        return program or Messages(plan, self._ranks, tag, about)
+        return program or with_collectives(plan, self._ranks, tag, about, self.groups, self._choice)
 
     def _shared(
         self, plan: Plan, pool: Pool, group: Sequence[int], about: Callable[[], str]
@@ -359,9 +376,10 @@ def _bytes(buffer: Array) -> Array:
     return buffer.reshape(-1).view(np.uint8)
 
 
-def _free(comm: MPI.Comm, keyval: int, worker: Worker) -> None:
+def _free(comm: MPI.Comm, keyval: int, worker: Rank) -> None:
     del comm, keyval
     if not MPI.Is_finalized():
+        worker.groups.close()
         worker.transport.comm.Free()  # type: ignore[attr-defined]
 
 

@@ -10,7 +10,7 @@ of a group choose alike.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
@@ -32,16 +32,19 @@ SUMMED = "bhilqBHILQfdFD"
 
 @dataclass(frozen=True)
 class Choice:
-    """What the user says about collectives; the same on all workers.
-
-    Raises:
-        ArgumentError: an unknown word for sums.
-    """
+    """What the user says about collectives; the same on all workers."""
 
     use: bool | None = None
     """Whether they are used; None where they are predicted to be faster."""
     any_order: bool = False
     """Whether sums may be added up in any order."""
+
+    def agreed(self, gather_all: Callable[[bytes], list[bytes]]) -> Choice:
+        """One choice for all workers: no collective if anyone refuses them, and no other order of
+        sums unless all allow it."""
+        mine = {None: 0, True: 1, False: 2}[self.use], int(self.any_order)
+        uses, orders = zip(*gather_all(bytes(mine)), strict=True)
+        return Choice({0: None, 1: True, 2: False}[max(uses)], all(orders))
 
     def of(self, found: Pattern, dtype: np.dtype[Any]) -> tuple[bool, str]:
         """Whether a stage is run together, and why."""
@@ -79,7 +82,7 @@ def collected(plan: Plan, stages: Mapping[int, Pattern]) -> Plan:
         stage.append(step)
         if isinstance(step, Advance):
             found = stages.get(step.stage)
-            steps += stage if found is None else _Together(plan.worker, found, stage).steps()
+            steps += stage if found is None else _Together(plan, found, stage).steps()
             stage = []
     return replace(plan, steps=tuple(steps))
 
@@ -87,8 +90,9 @@ def collected(plan: Plan, stages: Mapping[int, Pattern]) -> Plan:
 class _Together:
     """The steps of a stage, while they are rewritten."""
 
-    def __init__(self, worker: int, found: Pattern, steps: Sequence[Step]) -> None:
-        self.worker = worker
+    def __init__(self, plan: Plan, found: Pattern, steps: Sequence[Step]) -> None:
+        self.worker = plan.worker
+        self.in_place = plan.in_place
         self.found = found
         self.sends = {s.peer: s.parts for s in steps if isinstance(s, Send)}
         self.receives = {s.peer: s.size for s in steps if isinstance(s, Receive)}
@@ -154,7 +158,8 @@ class _Together:
                 put = replace(put, source=_at(put, starts[put.source.peer]))
             puts.append(put)
         size = sum(sizes.values())
-        if self.found.kind is Kind.ALL_GATHER:
+        # A call's result may be its argument; MPI's may not.
+        if self.found.kind is Kind.ALL_GATHER and not self.in_place:
             puts = self._joined(puts, starts[self.worker], size)
         return size, puts
 

@@ -186,16 +186,9 @@ def _classified(entries: Routes) -> Pattern | None:
     all_S, all_D = bool((froms == len(S)).all()), bool((tos == len(D)).all())
     one_S, one_D = bool((froms == 1).all()), bool((tos == 1).all())
     root: int | None = None
-    bundle = source if all_D else target
     match (len(S) > 1, len(D) > 1):
         case (True, True) if all_S and all_D and np.array_equal(S, D):
             kind = Kind.ALL_REDUCE
-            # A bundle goes by the box of its first contributor.
-            first = np.full(int(target.max()) + 1, -1)
-            first[target[sender == S[0]]] = source[sender == S[0]]
-            bundle = first[target]
-            if _several(source, bundle):
-                return None
         case (False, True) if all_D:
             kind, root = Kind.BROADCAST, int(S[0])
         case (True, False) if all_S:
@@ -207,6 +200,14 @@ def _classified(entries: Routes) -> Pattern | None:
         case (True, True) if one_S and one_D and _everybody(sender[remote], receiver[remote]):
             kind = Kind.ALL_TO_ALL
         case _:
+            return None
+    # A bundle goes by its one box, or by that of its first contributor.
+    bundle = target if kind.sums else source
+    if kind is Kind.ALL_REDUCE:
+        first = np.zeros(int(target.max()) + 1, np.int64)
+        first[target[sender == S[0]]] = source[sender == S[0]]
+        bundle = first[target]
+        if _several(source, bundle):
             return None
     # Messages are packed by row of the table: those of a bundle in one order?
     message = row_keys(
