@@ -16,6 +16,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Any, NoReturn
 
@@ -95,7 +96,7 @@ def get(
         wait_limit = float(os.environ.get("LINOP_WAIT_LIMIT", _LIMIT))
     if debug is None:
         debug = os.environ.get("LINOP_DEBUG", "0") != "0"
-    worker = Rank(Ranks(comm.Dup(), wait_limit), windows, debug)
+    worker = Rank(Ranks(MPI.Intracomm(comm.Dup()), wait_limit), windows, debug)
     comm.Set_attr(_CACHED, worker)
     return worker
 
@@ -185,8 +186,11 @@ class Rank(Worker):
         offers = program.offers()
         for peer, offer in offers.items():
             self._ranks.post(peer, pickle.dumps(offer))
-        waits = "{} to bind the same plan".format
-        said = {p: pickle.loads(self._ranks.fetch(p, lambda p=p: waits(p))) for p in offers}
+
+        def binding(peer: int) -> str:
+            return f"worker {peer} to bind {about()}"
+
+        said = {p: pickle.loads(self._ranks.fetch(p, partial(binding, p))) for p in offers}
         program.connect(said)
         return program
 
@@ -209,7 +213,7 @@ class Ranks:
 
     name = "MPI"
 
-    def __init__(self, comm: MPI.Comm, limit: float) -> None:
+    def __init__(self, comm: MPI.Intracomm, limit: float) -> None:
         self.comm = comm
         self._limit = limit
         self.worker: int = comm.rank
@@ -224,7 +228,7 @@ class Ranks:
     def sender(self, peer: int, tag: int, buffer: Array) -> MPI.Prequest:
         return self.comm.Send_init([_bytes(buffer), MPI.BYTE], peer, self._tag(tag))
 
-    def start(self, requests: Sequence[MPI.Prequest]) -> None:
+    def start(self, requests: list[MPI.Prequest]) -> None:
         MPI.Prequest.Startall(requests)
 
     def receive(self, peer: int, tag: int, buffer: Array) -> MPI.Request:

@@ -35,7 +35,7 @@ class Transport(Protocol):
     def sender(self, peer: int, tag: int, buffer: Array) -> Any:
         """A send of the buffer, to be started any number of times."""
 
-    def start(self, requests: Sequence[Any]) -> None:
+    def start(self, requests: list[Any]) -> None:
         """Start what `receiver` and `sender` made."""
 
     def receive(self, peer: int, tag: int, buffer: Array) -> Any:
