@@ -132,6 +132,12 @@ def _all(*works: Work) -> Work:
 def _bound(target: View, source: View, do: Callable[[Array, Array], Any]) -> Work:
     if target.cell.fixed and source.cell.fixed:
         return partial(do, target.get(), source.get())
+    if target.cell.fixed:
+        array, get = target.get(), source.getter
+        return lambda: do(array, get())
+    to, of = target.cell, source.cell
+    if target.index is None and source.index is None:
+        return lambda: do(to.array, of.array)
     get_target, get_source = target.getter, source.getter
     return lambda: do(get_target(), get_source())
 
