@@ -52,7 +52,7 @@ _PATIENCE = 1.0
 _LIMIT = 600
 """Seconds that a wait may take, where nobody says otherwise."""
 _SPINS = 100
-"""Polls (about 0.2 µs each) before a rank that waits yields its core between them, if every rank has
+"""Polls (0.2 µs each) before a rank that waits yields its core between them, if every rank has
 one: on a busy machine it does not get it back for a millisecond."""
 _YIELDS = 20000
 """Polls after which it sleeps between them."""
