@@ -35,7 +35,7 @@ Taken = tuple[tuple[int, ...], int]
 class Waiting(Protocol):
     """What of a transport is needed here."""
 
-    comm: MPI.Comm
+    comm: MPI.Intracomm
 
     def wait(self, pending: Sequence[MPI.Request], who: Who) -> None: ...
 
@@ -55,7 +55,7 @@ class Groups:
         if group not in self._comms:
             every = self._ranks.comm.Get_group()
             members = every.Incl(list(group))
-            self._comms[group] = [MPI.Intracomm(self._ranks.comm).Create_group(members)]
+            self._comms[group] = [self._ranks.comm.Create_group(members)]
             self._free[group] = 0
             members.Free()
             every.Free()

@@ -334,7 +334,8 @@ class Program(ABC):
         elif self._copied_out:
             results = [cell.array.copy() for cell in self._results]
         else:
-            results = leaving = []
+            leaving: list[Array] = []
+            results = leaving
             for cell in self._results:
                 array = cell.array
                 if cell.fixed or not self._may_leave(cell, array, leaving):

@@ -16,6 +16,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Any, NoReturn
 
@@ -51,9 +52,10 @@ _PATIENCE = 1.0
 """Seconds to wait for what others wait for."""
 _LIMIT = 600
 """Seconds that a wait may take, where nobody says otherwise."""
-_SPINS = 1000
-"""Polls (about 0.3 µs each) before a waiting rank begins to yield its core between them."""
-_YIELDS = 1000
+_SPINS = 100
+"""Polls (0.2 µs each) before a rank that waits yields its core between them, if every rank has
+one: on a busy machine it does not get it back for a millisecond."""
+_YIELDS = 20000
 """Polls after which it sleeps between them."""
 _NAP = 50e-6
 """Seconds of such a sleep."""
@@ -109,7 +111,7 @@ def get(
     if sums not in ("fixed", "any"):
         raise ArgumentError(f"sums: expected 'fixed' or 'any', given {sums!r}")
     choice = Choice(collectives, sums == "any")
-    worker = Rank(Ranks(comm.Dup(), wait_limit), windows, debug, choice)
+    worker = Rank(Ranks(MPI.Intracomm(comm.Dup()), wait_limit), windows, debug, choice)
     comm.Set_attr(_CACHED, worker)
     return worker
 
@@ -164,6 +166,7 @@ class Rank(Worker):
             here.Free()
             if together:
                 self._pool = Pool.of(transport.comm)
+                transport.bells = self._pool.bells
             else:
                 self._why = "the ranks are on several machines"
 
@@ -202,8 +205,11 @@ class Rank(Worker):
         offers = program.offers()
         for peer, offer in offers.items():
             self._ranks.post(peer, pickle.dumps(offer))
-        waits = "{} to bind the same plan".format
-        said = {p: pickle.loads(self._ranks.fetch(p, lambda p=p: waits(p))) for p in offers}
+
+        def binding(peer: int) -> str:
+            return f"worker {peer} to bind {about()}"
+
+        said = {p: pickle.loads(self._ranks.fetch(p, partial(binding, p))) for p in offers}
         program.connect(said)
         return program
 
@@ -226,13 +232,14 @@ class Ranks:
 
     name = "MPI"
 
-    def __init__(self, comm: MPI.Comm, limit: float) -> None:
+    def __init__(self, comm: MPI.Intracomm, limit: float) -> None:
         self.comm = comm
         self._limit = limit
         self.worker: int = comm.rank
         self.workers: int = comm.size
         self._tags: int = (comm.Get_attr(MPI.TAG_UB) or 32767) - _OWN
         self._said: list[MPI.Request] = []
+        self.bells: list[memoryview] | None = None
         self._spins = 0 if comm.size > (os.cpu_count() or 1) else _SPINS
 
     def receiver(self, peer: int, tag: int, buffer: Array) -> MPI.Prequest:
@@ -241,7 +248,7 @@ class Ranks:
     def sender(self, peer: int, tag: int, buffer: Array) -> MPI.Prequest:
         return self.comm.Send_init([_bytes(buffer), MPI.BYTE], peer, self._tag(tag))
 
-    def start(self, requests: Sequence[MPI.Prequest]) -> None:
+    def start(self, requests: list[MPI.Prequest]) -> None:
         MPI.Prequest.Startall(requests)
 
     def receive(self, peer: int, tag: int, buffer: Array) -> MPI.Request:
@@ -352,6 +359,8 @@ class Ranks:
         for peer in range(self.workers):
             if peer != self.worker:
                 self._say(peer, _ALARM, data)
+                if self.bells is not None:
+                    self.bells[peer][0] = 1
 
     def _alarm(self) -> Alarm | None:
         """The next alarm that has come."""
@@ -361,9 +370,14 @@ class Ranks:
         return alarm
 
     def check(self) -> None:
-        alarm = self._alarm()
-        if alarm is not None:
-            raise heard(alarm.error)
+        if self.bells is None or not self.bells[self.worker][0]:
+            return
+        self.bells[self.worker][0] = 0
+        begun = time.monotonic()
+        while time.monotonic() - begun < _PATIENCE:  # it was sent before the bell was rung
+            alarm = self._alarm()
+            if alarm is not None:
+                raise heard(alarm.error)
 
 
 def _keep(request: MPI.Request) -> None:

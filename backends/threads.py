@@ -192,7 +192,7 @@ class Mailbox:
     def sender(self, peer: int, tag: int, buffer: Array) -> _Send:
         return _Send(self._group, (self.worker, peer, tag), buffer)
 
-    def start(self, requests: Sequence[_Receive | _Send]) -> None:
+    def start(self, requests: list[_Receive | _Send]) -> None:
         for request in requests:
             request.start()
 
@@ -295,7 +295,7 @@ class Threads(Whole):
         plans = [lower(op.stages, worker) for worker in range(max(needed, default=0) + 1)]
 
         def apply(x: Vector) -> Vector:
-            def main(mailbox: Mailbox) -> list[Array]:
+            def main(mailbox: Mailbox) -> Sequence[Array]:
                 plan = plans[mailbox.worker]
                 return Messages(plan, mailbox, 0, op.__repr__).run([x[r.name] for r in plan.inputs])
 

@@ -35,7 +35,7 @@ class Transport(Protocol):
     def sender(self, peer: int, tag: int, buffer: Array) -> Any:
         """A send of the buffer, to be started any number of times."""
 
-    def start(self, requests: Sequence[Any]) -> None:
+    def start(self, requests: list[Any]) -> None:
         """Start what `receiver` and `sender` made."""
 
     def receive(self, peer: int, tag: int, buffer: Array) -> Any:
@@ -71,10 +71,11 @@ class Transport(Protocol):
         """The next thing that a worker said; waits for it."""
 
     def alarm(self, error: LinopError) -> None:
-        """Make every other worker that waits, or comes to wait, raise this error."""
+        """Make every other worker raise this error: one that waits, or comes to wait; and where
+        memory is shared, one that calls a plan."""
 
     def check(self) -> None:
-        """Raise what another worker's alarm said, if there was one."""
+        """Raise what another worker's alarm said, if that is cheap to know."""
 
 
 @dataclass

@@ -88,7 +88,7 @@ class Windows(Program):
         self._flags_block = self._take((len(peers) + receives) * _LINE)
         flags = pool.own(self._flags_block)
         flags[:] = 0
-        self._flags = memoryview(flags).cast("q")
+        self._flags = flags.data.cast("q")
         for peer in sorted(peers):
             self._receivers[peer] = Offer(ready=self._line())
         super().__init__(plan, about)
@@ -115,7 +115,7 @@ class Windows(Program):
 
     def _array(self, block: Block, shape: tuple[int, ...]) -> Array:
         # Made at one go: the base of a user's view is then this array, which so counts its users.
-        memory = memoryview(self._pool.own(block))
+        memory = self._pool.own(block).data
         array: Array = np.ndarray(shape, self.plan.dtype, memory)
         array.fill(0)
         return array
