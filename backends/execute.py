@@ -227,7 +227,9 @@ class Program(ABC):
             self._waits[len(self._labelled)] = ready
         self._steps.append((label, work))
 
-    def _sums(self, stage: Stage, sources: dict[int, View]) -> dict[int, tuple[str, Work]]:
+    def _sums(
+        self, stage: Stage, sources: dict[int, View]
+    ) -> dict[int, tuple[str, Work, Ready | None]]:
         """Puts that set what the next adds to, done by that one in one pass: by the latter's id,
         and both taken out of the sources."""
         found = {}
@@ -236,9 +238,15 @@ class Program(ABC):
             if other is None or other.coefficient != 1 or id(put) not in sources:
                 continue
             first, second = sources.pop(id(put)), sources.pop(id(other))
-            label = f"{put.target} = {put.source} + {other.source}"
-            found[id(other)] = label, summing(stage.target(put), first, second)
+            found[id(other)] = self.sum_step(stage, (put, other), (first, second))
         return found
+
+    def sum_step(
+        self, stage: Stage, puts: tuple[Put, Put], sources: tuple[View, View]
+    ) -> tuple[str, Work, Ready | None]:
+        """The step that sets a box to the sum of two; it runs once messages were waited for."""
+        label = f"{puts[0].target} = {puts[0].source} + {puts[1].source}"
+        return label, summing(stage.target(puts[0]), *sources), None
 
     def _put(self, stage: Stage, put: Put, source: View) -> None:
         if put.keeps and self.plan.in_place:

@@ -52,9 +52,9 @@ _PATIENCE = 1.0
 """Seconds to wait for what others wait for."""
 _LIMIT = 600
 """Seconds that a wait may take, where nobody says otherwise."""
-_SPINS = 100
-"""Polls (0.2 µs each) before a rank that waits yields its core between them, if every rank has
-one: on a busy machine it does not get it back for a millisecond."""
+_SPINS = 10
+"""Polls before a rank that waits yields its core between them, if every rank has one: a yield costs
+little where nobody else wants it, and two ranks that share one wait for each other."""
 _YIELDS = 20000
 """Polls after which it sleeps between them."""
 _NAP = 50e-6

@@ -59,6 +59,14 @@ class View:
     def size(self) -> int:
         return math.prod(self.shape)
 
+    def cut(self, axis: int, start: int, stop: int) -> View:
+        """The part of the box between two indices along an axis."""
+        slices = list(self.index or (*(slice(0, n) for n in self.shape), ...))
+        first = slices[axis].start
+        slices[axis] = slice(first + start, first + stop)
+        shape = (*self.shape[:axis], stop - start, *self.shape[axis + 1 :])
+        return View(self.cell, shape, tuple(slices))
+
     def get(self) -> Array:
         """The view, of the array of this run."""
         array = self.cell.array

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from linop.backends.base import Backend, BoundPlan, check_workers, held_arrays, out_arrays
@@ -21,7 +21,7 @@ from linop.lowering import lower, workers_of
 from linop.operator import LinearOperator
 from linop.plan import Plan
 from linop.scalars import Array, Scalar
-from linop.space import Space, Vector, sum_by_worker
+from linop.space import Space, Vector
 
 _SHOWN = 160
 """Bytes of an operator's text in an error."""
@@ -64,9 +64,10 @@ class Worker(Backend):
     def vector(self, space: Space, arrays: Any) -> Vector:
         given = held_arrays(space, self.worker, arrays)
 
-        def total(partial: dict[int, Scalar]) -> Scalar:
+        def total(partials: Sequence[Mapping[int, Scalar]]) -> list[Scalar]:
             # The worker that counts a region is the first of its holders.
-            return sum_over_workers(partial.get(self.worker, 0), space, self.transport)
+            mine = [partial.get(self.worker, 0) for partial in partials]
+            return sums_over_workers(mine, space, self.transport)
 
         return Vector(space, given, total)
 
@@ -227,11 +228,14 @@ def check_agreement(op: LinearOperator, transport: Transport) -> None:
     )
 
 
-def sum_over_workers(value: Scalar, space: Space, transport: Transport) -> Scalar:
-    """The sum of one number of every worker, in the order of workers: the same bits everywhere."""
-    form = {"i": "=q", "u": "=Q", "c": "=dd"}.get(space.dtype.kind, "=d")
-    numbers = (value.real, value.imag) if form == "=dd" else (value,)
-    parts = [
-        struct.unpack(form, data) for data in transport.gather_all(struct.pack(form, *numbers))
-    ]
-    return sum_by_worker({w: complex(*p) if len(p) > 1 else p[0] for w, p in enumerate(parts)})
+def sums_over_workers(values: Sequence[Scalar], space: Space, transport: Transport) -> list[Scalar]:
+    """The sum of each number over all workers, in their order: the same bits everywhere."""
+    form = "=" + {"i": "q", "u": "Q", "c": "dd"}.get(space.dtype.kind, "d") * len(values)
+    numbers = [x for v in values for x in ((v.real, v.imag) if space.dtype.kind == "c" else (v,))]
+    sums: list[Scalar] = [0] * len(values)
+    for data in transport.gather_all(struct.pack(form, *numbers)):
+        said: Sequence[Scalar] = struct.unpack(form, data)
+        if space.dtype.kind == "c":
+            said = [complex(*said[k : k + 2]) for k in range(0, len(said), 2)]
+        sums = [total + number for total, number in zip(sums, said, strict=True)]
+    return sums

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from linop.errors import ArgumentError
-from linop.space import Vector
+from linop.space import Vector, inners
 
 
 def cgls(
@@ -55,21 +55,24 @@ def cgls(
     if x0 is not None and squared:
         s = s - squared * x
     c = s.copy()
-    gamma = abs(s.inner(s))
-    cost = [r.norm()]
+    # Inner products are collective calls: two of them an iteration.
+    gamma, rr = map(abs, inners([(s, s), (r, r)]))
+    cost = [math.sqrt(rr)]
     iteration = 0
     while iteration < niter and gamma > tol:
         q = Op(c)
-        step = gamma / (abs(q.inner(q)) + squared * abs(c.inner(c)))
+        qq, cc = map(abs, inners([(q, q), (c, c)]))
+        step = gamma / (qq + squared * cc)
         x = x + step * c
         r = r - step * q
         s = adjoint(r)
         if squared:
             s = s - squared * x
-        gamma, last = abs(s.inner(s)), gamma
+        last = gamma
+        gamma, rr = map(abs, inners([(s, s), (r, r)]))
         c = s + (gamma / last) * c
         iteration += 1
-        cost.append(r.norm())
+        cost.append(math.sqrt(rr))
         if show and getattr(getattr(Op, "backend", None), "worker", None) in (None, 0):
             print(f"cgls {iteration:5d}  residual {cost[-1]:.6e}  gradient {math.sqrt(gamma):.6e}")
         if callback is not None:

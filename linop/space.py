@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -299,7 +299,11 @@ class Space:
         that every backend finds the same bits."""
         self.same_as(v.space, "inner product, left side")
         self.same_as(w.space, "inner product, right side")
-        return v.total(w)(self.partial_inners(v, w))
+        return inners([(v, w)])[0]
+
+
+Total = Callable[[Sequence[Mapping[int, Scalar]]], list[Scalar]]
+"""Sums partial inner products, each given by worker, over all workers."""
 
 
 class Vector:
@@ -317,7 +321,7 @@ class Vector:
         self,
         space: Space,
         arrays: dict[str, Array],
-        total: Callable[[dict[int, Scalar]], Scalar] | None = None,
+        total: Total | None = None,
     ) -> None:
         self.space = space
         self.arrays = arrays
@@ -352,14 +356,14 @@ class Vector:
                 f"vectors whose inner products span all workers"
             )
 
-    def total(self, other: Vector) -> Callable[[dict[int, Scalar]], Scalar]:
+    def total(self, other: Vector) -> Total:
         """What sums the partial inner products of all workers."""
         distributed = self._total or other._total
         if distributed is not None:
             return distributed
         for vector in (self, other):
             vector.require_all("an inner product")
-        return sum_by_worker
+        return _sums_by_worker
 
     def inner(self, other: Vector) -> Scalar:
         """<self, other>, conjugate-linear in self."""
@@ -411,6 +415,25 @@ class Vector:
 
     def __neg__(self) -> Vector:
         return self._map(np.negative)
+
+
+def inners(pairs: Sequence[tuple[Vector, Vector]]) -> list[Scalar]:
+    """Several inner products at once, each as `Space.inner` would find it: where vectors are spread
+    over workers, in one collective call. All pairs have one dtype.
+
+    Raises:
+        SpaceError: the two of a pair are in different spaces.
+    """
+    partial = []
+    for v, w in pairs:
+        v.space.same_as(w.space, "inner product")
+        partial.append(v.space.partial_inners(v, w))
+    totals = [v.total(w) for v, w in pairs]
+    return totals[0](partial) if pairs else []
+
+
+def _sums_by_worker(partials: Sequence[Mapping[int, Scalar]]) -> list[Scalar]:
+    return [sum_by_worker(partial) for partial in partials]
 
 
 def sum_by_worker(partial: Mapping[int, Scalar]) -> Scalar:
