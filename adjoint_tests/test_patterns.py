@@ -11,7 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import linop
-import mpi_checks
+import mpi_collectives
 from catalogue import NAMES, build, describe, operators
 from checks import plans_of, stays_exact
 from describing import seeds
@@ -55,7 +55,7 @@ def has_replicas(movement: Movement) -> bool:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=max(1, settings().max_examples // 2))
+@settings(max_examples=max(1, settings().max_examples // 3))
 @given(data=st.data())
 def test_all_members_of_a_group_agree(name: str, data: st.DataObject) -> None:
     op = data.draw(operators(name))
@@ -71,7 +71,7 @@ def test_all_members_of_a_group_agree(name: str, data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=max(1, settings().max_examples // 2))
+@settings(max_examples=max(1, settings().max_examples // 3))
 @given(data=st.data())
 def test_adjoints_are_recognised(name: str, data: st.DataObject) -> None:
     for movement in data.draw(operators(name)).stages.movements:
@@ -84,7 +84,7 @@ def test_adjoints_are_recognised(name: str, data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=max(1, settings().max_examples // 2))
+@settings(max_examples=max(1, settings().max_examples // 3))
 @given(data=st.data())
 def test_messages_are_those_of_the_collective(name: str, data: st.DataObject) -> None:
     op = data.draw(operators(name))
@@ -396,7 +396,7 @@ def test_mpi_collectives_give_the_bits_of_threads(
 ) -> None:
     description = data.draw(describe(name, ranks), label=name)
     assume(stays_exact(build(name, description)))
-    job(ranks).run(mpi_checks.in_collectives, name, description, seed)
+    job(ranks).run(mpi_collectives.in_collectives, name, description, seed)
 
 
 @needs_mpi
@@ -404,11 +404,11 @@ def test_mpi_collectives_give_the_bits_of_threads(
 @pytest.mark.parametrize(
     "fact",
     [
-        mpi_checks.plans_overlap,
-        mpi_checks.choices,
-        mpi_checks.groups_are_used_again,
-        mpi_checks.too_many_plans,
-        mpi_checks.stuck_in_a_collective,
+        mpi_collectives.plans_overlap,
+        mpi_collectives.choices,
+        mpi_collectives.groups_are_used_again,
+        mpi_collectives.too_many_plans,
+        mpi_collectives.stuck_in_a_collective,
     ],
 )
 def test_mpi_groups(fact: Callable[..., None], ranks: int) -> None:
@@ -419,4 +419,4 @@ def test_mpi_groups(fact: Callable[..., None], ranks: int) -> None:
 @pytest.mark.parametrize("dtype", ["float64", "float32", "complex64"])
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_mpi_sums_in_any_order(ranks: int, dtype: str) -> None:
-    job(ranks).run(mpi_checks.any_order, dtype, 3)
+    job(ranks).run(mpi_collectives.any_order, dtype, 3)
