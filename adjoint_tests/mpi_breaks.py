@@ -22,25 +22,29 @@ def broken(comm: MPI.Comm, what: str, name: str, description: Description) -> No
     right = getattr(owner, attribute)
     setattr(owner, attribute, partialmethod(wrong, right))
     try:
-        mpi_checks.operator(comm, name, description, 0)
+        mpi_checks.operator(comm, name, description, 0, what == SENDS)
     finally:
         setattr(owner, attribute, right)
 
 
-def _sends_zeros(self: Any, send: Any, peer: int, tag: int, buffer: Any) -> Any:
-    return send(self, peer, tag, np.zeros_like(buffer))
+def _sends_zeros(self: Any, sender: Any, peer: int, tag: int, buffer: Any) -> Any:
+    return sender(self, peer, tag, np.zeros_like(buffer))
 
 
-def _changes_its_argument(self: Any, end: Any, running: Any) -> Any:
-    results = end(self, running)
-    for array in running.given.values():
+def _writes_elsewhere(self: Any, views: Any, place: Any, rank: int, dtype: Any) -> Any:
+    return [array.copy() for array in views(self, place, rank, dtype)]
+
+
+def _changes_its_argument(self: Any, run: Any, x: Any, out: Any) -> Any:
+    results = run(self, x, out)
+    for array in x.arrays.values():
         array += 1
     return results
 
 
-def _returns_its_argument(self: Any, end: Any, running: Any) -> Any:
-    given = {array.shape: array for array in running.given.values()}
-    return {name: given.get(array.shape, array) for name, array in end(self, running).items()}
+def _returns_its_argument(self: Any, run: Any, x: Any, out: Any) -> Any:
+    given = {array.shape: array for array in x.arrays.values()}
+    return [given.get(array.shape, array) for array in run(self, x, out)]
 
 
 def _inner_products_of_its_own(self: Any, vector: Any, space: Any, arrays: Any) -> Any:
@@ -49,12 +53,16 @@ def _inner_products_of_its_own(self: Any, vector: Any, space: Any, arrays: Any) 
     return local
 
 
+SENDS = "sends zeros"
+"""The one that only messages show."""
+
 BREAKS: dict[str, tuple[str, str, Any]] = {
-    "sends zeros": ("linop.backends.mpi:Messages", "send", _sends_zeros),
-    "changes its argument": ("linop.backends.base:WorkerPlan", "_end", _changes_its_argument),
-    "returns its argument": ("linop.backends.base:WorkerPlan", "_end", _returns_its_argument),
+    SENDS: ("linop.backends.mpi:Ranks", "sender", _sends_zeros),
+    "writes elsewhere": ("linop.backends.shared:Pool", "views", _writes_elsewhere),
+    "changes its argument": ("linop.backends.worker:WorkerPlan", "_run", _changes_its_argument),
+    "returns its argument": ("linop.backends.worker:WorkerPlan", "_run", _returns_its_argument),
     "inner products of its own": (
-        "linop.backends.base:Worker",
+        "linop.backends.worker:Worker",
         "vector",
         _inner_products_of_its_own,
     ),

@@ -152,7 +152,7 @@ def test_start_and_finish(backend: str) -> None:
         with pytest.raises(BackendError, match="finish without a start"):
             first.finish()
         first.start(np.array([me]))
-        with pytest.raises(BackendError, match="start, while an earlier start was not finished"):
+        with pytest.raises(BackendError, match="start, while an earlier run is not finished"):
             first.start(np.array([me]))
         # Others may run in between, the adjoint included; messages are not mixed up.
         second.start(np.array([me + 10]))
@@ -279,7 +279,11 @@ def test_describe_says_the_steps_of_the_workers_held_here() -> None:
         text: str = moved().compile(backend).describe()
         return text
 
-    parts = linop.launch(main, workers=3)
+    parts = []
+    for part in linop.launch(main, workers=3):
+        *lines, how = part.splitlines()
+        assert how == "  by not yet bound to its workers"
+        parts.append("\n".join(lines))
     assert [part.splitlines()[0] for part in parts] == [
         "worker 0: a, b -> a, b, 0 messages, 0 bytes sent",
         "worker 1: c -> nothing, 1 messages, 16 bytes sent",

@@ -320,12 +320,12 @@ def _overwriting(self: Any, arrays: Any, dtype: Any) -> None:
     target[self.target.index] = arrays[self.source.region.name][self.source.index]
 
 
-def _without_coefficients(put: Any) -> Any:
-    return lambda self, step: put(self, replace(step, coefficient=1))
+def _without_coefficients(bind: Any) -> Any:
+    return lambda self, stage, put, *args: bind(self, stage, replace(put, coefficient=1), *args)
 
 
-def _without_sums(put: Any) -> Any:
-    return lambda self, step: put(self, replace(step, accumulate=False))
+def _without_sums(bind: Any) -> Any:
+    return lambda self, stage, put, *args: bind(self, stage, replace(put, accumulate=False), *args)
 
 
 def _without_its_last_row(made: Any) -> Any:
@@ -375,11 +375,11 @@ FAULTS: dict[str, tuple[str, str, Callable[[Any], Any], str, Callable[..., None]
         checks.simplifies,
     ),
     "a backend ignores coefficients": (
-        "backends.execute:Execution", "_put", _without_coefficients, "scaled",
+        "backends.execute:Program", "_put", _without_coefficients, "scaled",
         checks.backend_agrees,
     ),
     "a backend overwrites instead of adding": (
-        "backends.execute:Execution", "_put", _without_sums, "sum_reduce", checks.backend_agrees,
+        "backends.execute:Program", "_put", _without_sums, "sum_reduce", checks.backend_agrees,
     ),
     "a worker's last step is lost": (
         "lowering", "_movement_steps", _dropping_the_last, "send_recv", checks.plans_fit,

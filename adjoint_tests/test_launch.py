@@ -37,24 +37,34 @@ def test_promptly_fails_where_nothing_is_raised() -> None:
         promptly(ValueError, "any", lambda backend: None)
 
 
-def test_a_skipped_plan_call_is_a_deadlock() -> None:
+def skips(before: int, after: int) -> Callable[[Backend], None]:
+    """A program of two plans, called so often; then worker 1 leaves out a call of the first."""
+
     def main(backend: Backend) -> None:
         first, second = (total(3).compile(backend) for _ in range(2))
+        for plan in [first, second] * before:
+            plan(np.ones(50))
         if backend.worker != 1:
             first(np.ones(50))
-        second(np.ones(50))
+        for plan in [second] * after:
+            plan(np.ones(50))
 
-    promptly(DeadlockError, "deadlock: worker .* waits for worker .*: its message of plan", main)
+    return main
+
+
+def test_a_skipped_first_call_is_told() -> None:
+    promptly(BackendError, "call different plans: worker 0 calls plan 1, .* 1 calls", skips(0, 1))
+
+
+def test_a_skipped_plan_call_is_a_deadlock() -> None:
+    text = "deadlock: worker .* waits for worker .*: its message of plan"
+    promptly(DeadlockError, text, skips(1, 1))
 
 
 def test_waiting_for_a_worker_that_has_ended_is_a_deadlock() -> None:
-    def main(backend: Backend) -> None:
-        plan = total(3).compile(backend)
-        if backend.worker:
-            plan(np.ones(50))
-
-    error = promptly(DeadlockError, "waits for worker 0, which has ended: its message of", main)
-    assert "worker 1 waits" in str(error)
+    for before, waits_for in [(0, "call of the same plan"), (1, "message of plan 1")]:
+        text = rf"worker 0 waits for worker 1, which has ended: its {waits_for}"
+        promptly(DeadlockError, text, skips(before, 0))
 
 
 def test_a_compile_that_others_do_not_call_is_a_deadlock() -> None:
@@ -78,7 +88,8 @@ def test_a_slow_worker_is_no_deadlock() -> None:
 def test_workers_that_build_different_operators_are_told(name: str) -> None:
     def main(backend: Backend) -> None:
         X = TensorSpace((6,), Partition((3,)))
-        with pytest.raises(BackendError, match=r"different operators: \[0, 2\] / \[1\] agree"):
+        text = r"different operators: workers \[0, 2\] built .*; workers \[1\] built .*\. Build it"
+        with pytest.raises(BackendError, match=text):
             linop.shift(X, 2 if backend.worker == 1 else 1).compile(backend)
 
     linop.launch(main, workers=3, backend=name)

@@ -118,6 +118,46 @@ def test_one_worker_that_raises_ends_the_job(when: str, odd: int, program: Path)
     assert re.search(r'program\.py", line \d+, in fail\n', job.stderr)
 
 
+@pytest.mark.parametrize("windows", ["0", "1"])
+def test_a_killed_rank_ends_the_job(windows: str, program: Path) -> None:
+    """As the kernel does it where memory is short: without a word to MPI."""
+    text = f"""
+import signal
+os.environ["LINOP_WINDOWS"] = "{windows}"
+backend = linop.backends.get("mpi")
+plan = total(backend.workers).compile(backend)
+plan(np.ones(3))
+if backend.worker == 1:
+    doomed()
+    os.kill(os.getpid(), signal.SIGKILL)
+plan(np.ones(3))
+"""
+    ended_soon(mpiexec(3, program, text))
+
+
+def test_wait_limit_and_debug_come_from_the_environment(program: Path) -> None:
+    text = """
+os.environ["LINOP_WAIT_LIMIT"] = "1"
+os.environ["LINOP_DEBUG"] = "1"
+from linop.errors import DeadlockError, ShapeError
+backend = linop.backends.get("mpi")
+plan = total(2).compile(backend)
+for _ in range(2):
+    try:
+        plan(np.ones(3 + backend.worker))
+    except ShapeError as error:
+        assert str(error).startswith("worker 1, argument of <6x6 "), error
+    plan(np.ones(3))
+try:
+    plan(np.ones(3)) if backend.worker else time.sleep(2)
+except DeadlockError as error:
+    say(error)
+"""
+    job = mpiexec(2, program, text)
+    assert job.returncode == 0, job.stderr
+    assert "longer than 1 s" in job.stdout and "worker 1 wait" in job.stdout, job.stdout
+
+
 @pytest.mark.parametrize(("status", "odd"), [("3", 0), ("'with words'", 1)])
 def test_one_worker_that_exits_ends_the_job(status: str, odd: int, program: Path) -> None:
     text = f"""
