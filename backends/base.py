@@ -9,11 +9,11 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from linop.backends.counters import CounterTable, Ledger
 from linop.errors import ArgumentError, BackendError, RegionError
 from linop.lowering import lower, workers_of
 from linop.operator import LinearOperator
@@ -36,6 +36,9 @@ class Backend(ABC):
     worker: int | None = None
     workers: int | None = None
 
+    def __init__(self) -> None:
+        self.ledger = Ledger()
+
     @abstractmethod
     def compile(self, op: LinearOperator) -> BoundPlan:
         """Bind an operator. Collective: all workers of the backend call it, in the same order.
@@ -50,17 +53,10 @@ class Backend(ABC):
         sum over all workers (a collective call where there are several)."""
         return Vector(space, held_arrays(space, self.worker, arrays))
 
-
-@dataclass
-class Counters:
-    """What a plan has done so far."""
-
-    calls: int = 0
-    seconds: float = 0.0
-
-    def count(self, seconds: float) -> None:
-        self.calls += 1
-        self.seconds += seconds
+    def counters(self) -> CounterTable:
+        """Calls, messages, bytes and seconds of every operator compiled here, plans that are gone
+        included; of this worker alone, where it is one of several. ``print`` shows a table."""
+        return self.ledger.table()
 
 
 class BoundPlan(ABC):
@@ -78,7 +74,7 @@ class BoundPlan(ABC):
     def __init__(self, op: LinearOperator, backend: Backend) -> None:
         self.op = op
         self.backend = backend
-        self.counters = Counters()
+        self.counters = backend.ledger.open(self, op)
         self._here = backend.worker
         self._adjoint: BoundPlan | None = None
         self._lock = threading.Lock()
@@ -124,6 +120,7 @@ class BoundPlan(ABC):
         if self._adjoint is None:
             self._adjoint = self._bind_adjoint()
             self._adjoint._adjoint = self
+            self._adjoint.counters.is_adjoint_of(self.op)
         return self._adjoint
 
     def __call__(self, x: Any = None, *, out: Any = None) -> Any:

@@ -17,6 +17,7 @@ from linop.backends.whole import Whole
 from linop.backends.worker import Worker, check_agreement
 from linop.errors import SpaceError
 from linop.operator import LinearOperator
+from linop.plan import Plan
 from linop.scalars import Array
 from linop.space import Vector
 
@@ -37,8 +38,8 @@ class Reference(Whole):
 
     name = "reference"
 
-    def bind(self, op: LinearOperator) -> Callable[[Vector], Vector]:
-        return op
+    def bind(self, op: LinearOperator) -> tuple[Callable[[Vector], Vector], Sequence[Plan]]:
+        return op, ()
 
 
 class ReferenceWorker(Worker):

@@ -19,6 +19,7 @@ from linop.backends.worker import Worker
 from linop.errors import BackendError, DeadlockError, LinopError
 from linop.lowering import lower, workers_of
 from linop.operator import LinearOperator
+from linop.plan import Plan
 from linop.scalars import Array
 from linop.space import Vector
 
@@ -287,7 +288,7 @@ class Threads(Whole):
 
     name = "threads"
 
-    def bind(self, op: LinearOperator) -> Callable[[Vector], Vector]:
+    def bind(self, op: LinearOperator) -> tuple[Callable[[Vector], Vector], Sequence[Plan]]:
         needed = workers_of(op.stages)
         plans = [lower(op.stages, worker) for worker in range(max(needed, default=0) + 1)]
 
@@ -302,4 +303,4 @@ class Threads(Whole):
                     results.setdefault(region.name, array)
             return Vector(op.codomain, results)
 
-        return apply
+        return apply, plans

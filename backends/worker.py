@@ -35,6 +35,7 @@ class Worker(Backend):
     """
 
     def __init__(self, name: str, transport: Transport, debug: bool = False) -> None:
+        super().__init__()
         self.name = name
         self.transport = transport
         self.worker: int = transport.worker
@@ -76,30 +77,37 @@ class WorkerPlan(BoundPlan):
     def __init__(self, op: LinearOperator, backend: Worker, tag: int) -> None:
         super().__init__(op, backend)
         self.plan = lower(op.stages, backend.worker)
+        self.counters.sends([self.plan])
         self.group = workers_of(op.stages)
         self._worker = backend
         self._tag = tag
         self._program: Program | None = None
         self._broken: str | None = None
+        self._seconds = 0.0
 
     def _bind_adjoint(self) -> BoundPlan:
         return WorkerPlan(self.op.H, self._worker, self._tag ^ 1)
 
     def _begin(self, x: Any, out: Any) -> None:
         arrays, outs, program = self._ready(x, out)
+        begun = time.perf_counter()
         try:
             program.start(arrays, outs)
         except BaseException as error:
             self._fail(error)
             raise
+        self._seconds = time.perf_counter() - begun
 
     def _end(self) -> list[Array]:
         assert self._program is not None
+        begun = time.perf_counter()
         try:
-            return self._program.finish()
+            results = self._program.finish()
         except BaseException as error:
             self._fail(error)
             raise
+        self.counters.count(self._seconds + time.perf_counter() - begun)
+        return results
 
     def _run(self, x: Any, out: Any) -> list[Array]:
         arrays, outs, program = self._ready(x, out)

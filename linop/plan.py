@@ -141,16 +141,46 @@ class Plan:
     outputs: tuple[Region, ...]
     steps: tuple[Step, ...]
 
+    @property
+    def sends(self) -> list[Send]:
+        return [step for step in self.steps if isinstance(step, Send)]
+
+    @property
+    def receives(self) -> list[Receive]:
+        return [step for step in self.steps if isinstance(step, Receive)]
+
+    @property
+    def bytes_sent(self) -> int:
+        return sum(step.size for step in self.sends) * self.dtype.itemsize
+
+    @property
+    def bytes_received(self) -> int:
+        return sum(step.size for step in self.receives) * self.dtype.itemsize
+
     def describe(self) -> str:
-        """The steps, one a line, and what they send."""
-        sent = [step for step in self.steps if isinstance(step, Send)]
-        size = sum(step.size for step in sent) * self.dtype.itemsize
-        lines = [
-            f"worker {self.worker}: {_names(self.inputs)} -> {_names(self.outputs)}, "
-            f"{len(sent)} messages, {size} bytes sent"
-        ]
-        return "\n".join(lines + [f"  {step}" for step in self.steps])
+        """What is given and given back, what is sent and received, and the steps, one a line."""
+        return "\n".join(
+            [
+                f"worker {self.worker}: {_names(self.inputs)} -> {_names(self.outputs)}; "
+                f"{len(self.sends)} messages sent, {self.bytes_sent} bytes; "
+                f"{len(self.receives)} received, {self.bytes_received} bytes",
+                *(f"  {step}{self._bytes(step)}" for step in self.steps),
+            ]
+        )
+
+    def _bytes(self, step: Step) -> str:
+        """How much memory a step moves or makes."""
+        match step:
+            case Send() | Receive():
+                size = step.size
+            case Put():
+                size = step.target.size
+            case Make():
+                size = step.region.size
+            case _:
+                return ""
+        return f"  ({size * self.dtype.itemsize} bytes)"
 
 
 def _names(regions: tuple[Region, ...]) -> str:
-    return ", ".join(r.name for r in regions) or "nothing"
+    return ", ".join(f"{r.name}{list(r.shape)}" for r in regions) or "nothing"
