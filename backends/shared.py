@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import bisect
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,6 +90,7 @@ class Pool:
     def __init__(self, comm: MPI.Comm) -> None:
         self._comm = comm
         self.segments: list[Segment] = []
+        self._retired: list[tuple[Block, Callable[[], bool]]] = []
 
     @staticmethod
     def of(comm: MPI.Comm) -> Pool:
@@ -115,6 +116,7 @@ class Pool:
 
     def take(self, size: int) -> Block | None:
         """A free block of this rank's memory."""
+        self._reclaim()
         size = max(aligned(size), ALIGNED)
         for number, segment in enumerate(self.segments):
             start = segment.take(size)
@@ -125,6 +127,18 @@ class Pool:
     def give(self, block: Block) -> None:
         """Give a block back."""
         self.segments[block.segment].give(block.offset, block.size)
+
+    def retire(self, block: Block, over: Callable[[], bool]) -> None:
+        """Give a block back as soon as other ranks have done with it."""
+        self._retired.append((block, over))
+
+    def _reclaim(self) -> None:
+        waiting, self._retired = self._retired, []
+        for block, over in waiting:
+            if over():
+                self.give(block)
+            else:
+                self._retired.append((block, over))
 
     def own(self, block: Block) -> Array:
         """A block's memory, as bytes."""

@@ -74,7 +74,7 @@ class Windows(Program):
         self._blocks: list[Block] = []
         self._slot_blocks: list[list[Block]] = []
         self._lines = 0
-        self._run_number = 0
+        self._runs = Runs()
         self._slot = 0
         self._senders: dict[int, Offer] = {}
         self._receivers: dict[int, Offer] = {}
@@ -92,7 +92,7 @@ class Windows(Program):
         for peer in sorted(peers):
             self._receivers[peer] = Offer(ready=self._line())
         super().__init__(plan)
-        held = (pool, self._blocks, self._slots, self._slot_blocks, self._unused)
+        held = (pool, self._runs, self._blocks, self._slots, self._slot_blocks, self._unused)
         self._release = weakref.finalize(self, _give_back, *held)
         self._release.atexit = False
 
@@ -216,7 +216,10 @@ class Windows(Program):
             (self._pool.numbers(line[0], peer), line[1]) for peer, line in told if line is not None
         ]
         for peer, offer in self._asked.items():
-            self._flags[self._index(self._receivers[peer].ready)] = offer.turns
+            k = self._index(self._receivers[peer].ready)
+            self._runs.ahead.append((self._flags, k, offer.turns))
+            if offer.turns:  # else the receiver says when, and may have said so already
+                self._flags[k] = offer.turns
         self.bind()
 
     def _index(self, line: Line | None) -> int:
@@ -231,19 +234,19 @@ class Windows(Program):
         in_turn = self._taken_in_turn
 
         def begin_in_turn() -> None:
-            self._run_number += 1
-            turn = self._run_number % turns
+            self._runs.number += 1
+            turn = self._runs.number % turns
             for cell, arrays in in_turn:
                 cell.array = arrays[turn]
 
         def say_ready() -> None:
-            self._run_number += 1
+            self._runs.number += 1
             for numbers, k in lines:
                 numbers[k + 1] = self._slot
             if not ordered:
                 pool.sync()
             for numbers, k in lines:
-                numbers[k] = self._run_number
+                numbers[k] = self._runs.number
 
         self.step("begin", say_ready if self._direct else begin_in_turn)
 
@@ -254,7 +257,7 @@ class Windows(Program):
             if not ordered:
                 pool.sync()
             for numbers, k in lines:
-                numbers[k] = self._run_number + turns
+                numbers[k] = self._runs.number + turns
 
         if lines and not self._direct:
             self.step("say that messages are read", say_read)
@@ -282,7 +285,7 @@ class Windows(Program):
         def say_done() -> None:
             if not ordered:
                 pool.sync()
-            numbers[k] = self._run_number
+            numbers[k] = self._runs.number
 
         self.step(f"tell {step.peer}", say_done)
 
@@ -295,14 +298,14 @@ class Windows(Program):
         until, pool, ordered = self._until, self._pool, _ORDERED
 
         def ready() -> bool:
-            return flags[k] >= self._run_number
+            return flags[k] >= self._runs.number
 
         def wait() -> None:
-            if flags[k] < self._run_number:
+            if flags[k] < self._runs.number:
                 until(ready, lambda: f"worker {peer} to be ready to receive")
             if not ordered:
                 pool.sync()
-            slot = self._run_number % turns if turns else flags[k + 1]
+            slot = self._runs.number % turns if turns else flags[k + 1]
             for cell, arrays in slotted:
                 cell.array = arrays[slot]
 
@@ -318,11 +321,11 @@ class Windows(Program):
         until, pool, ordered = self._until, self._pool, _ORDERED
 
         def ready() -> bool:
-            number = self._run_number
+            number = self._runs.number
             return all(flags[k] >= number for k in places)
 
         def who() -> str:
-            late = [str(p) for p, k in lines.items() if flags[k] < self._run_number]
+            late = [str(p) for p, k in lines.items() if flags[k] < self._runs.number]
             return f"a message from {', '.join(late)} (stage {stage.number})"
 
         def wait() -> None:
@@ -345,6 +348,18 @@ class Windows(Program):
         self._release()
 
 
+class Runs:
+    """How many runs there were; and which numbers of this worker's its receivers still write."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        self.ahead: list[tuple[memoryview, int, int]] = []
+
+    def over(self) -> bool:
+        """Whether all receivers have read the last message, and said so."""
+        return all(flags[k] >= self.number + turns for flags, k, turns in self.ahead)
+
+
 def memory_needed(plan: Plan) -> int:
     """Bytes of shared memory that a plan and its adjoint may need on one worker."""
     made = sum(step.region.size for step in plan.steps if isinstance(step, Make))
@@ -360,15 +375,18 @@ class NoRoomError(Exception):
 
 def _give_back(
     pool: Pool,
+    runs: Runs,
     blocks: list[Block],
     slots: list[tuple[Array, ...]],
     slot_blocks: list[list[Block]],
     unused: int,
 ) -> None:
-    """Give a plan's blocks back; those of results that users still hold, when they let go."""
-    for block in blocks:
+    """Give a plan's blocks back: those of results that users still hold, when they let go; that of
+    its numbers, the first, once no receiver is going to write to it."""
+    pool.retire(blocks[0], runs.over)
+    for block in blocks[1:]:
         pool.give(block)
-    while slots:
+    while slot_blocks:
         arrays, held = slots.pop(), slot_blocks.pop()
         in_use = references(arrays) > unused - 1  # the list no longer refers to them
         for block, array in zip(held, arrays, strict=True):
