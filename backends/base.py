@@ -8,12 +8,17 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from os import PathLike
+from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 
 from linop.backends.counters import CounterTable, Ledger
+from linop.backends.tracing import Recording, traced
+from linop.backends.transport import Transport
 from linop.errors import ArgumentError, BackendError, RegionError
 from linop.lowering import lower, workers_of
 from linop.operator import LinearOperator
@@ -21,6 +26,8 @@ from linop.region import Region
 from linop.scalars import Array
 from linop.space import Space, Vector
 from linop.stages import bare_or_dict
+
+Result = TypeVar("Result")
 
 
 class Backend(ABC):
@@ -38,6 +45,7 @@ class Backend(ABC):
 
     def __init__(self) -> None:
         self.ledger = Ledger()
+        self.tracing: Recording | None = None
 
     @abstractmethod
     def compile(self, op: LinearOperator) -> BoundPlan:
@@ -57,6 +65,25 @@ class Backend(ABC):
         """Calls, messages, bytes and seconds of every operator compiled here, plans that are gone
         included; of this worker alone, where it is one of several. ``print`` shows a table."""
         return self.ledger.table()
+
+    def trace(self, path: str | PathLike[str]) -> AbstractContextManager[None]:
+        """Record what happens inside ``with backend.trace("run.json"):``, and write it as a
+        timeline that Perfetto, chrome://tracing and Speedscope open: a row for every worker, an
+        event for every call of a plan, and in it one for every step, with peers and bytes.
+        Collective, at both ends; worker 0 writes the file. Nothing is written if the block raises.
+
+        Workers on one machine share its clock. Those of different machines do not: their rows are
+        shifted so that the trace begins on all machines at once (they meet there).
+
+        Raises:
+            BackendError: a trace is being recorded already. ArgumentError: the file cannot be
+                written. Both on every worker.
+        """
+        return traced(self, Path(path), self._meeting())
+
+    def _meeting(self) -> Transport | None:
+        """How the workers of the program meet; None where this process holds all."""
+        return None
 
 
 class BoundPlan(ABC):
@@ -127,7 +154,12 @@ class BoundPlan(ABC):
         if not self._lock.acquire(blocking=False):
             raise self._busy("called")
         try:
-            return self._wrapped(self._run(x, out), isinstance(x, Vector))
+            tracing = self.backend.tracing
+            if tracing is None:
+                return self._wrapped(self._run(x, out), isinstance(x, Vector))
+            return self._traced(
+                tracing, "", lambda: self._wrapped(self._run(x, out), isinstance(x, Vector))
+            )
         finally:
             self._lock.release()
 
@@ -141,8 +173,12 @@ class BoundPlan(ABC):
         """
         if not self._lock.acquire(blocking=False):
             raise self._busy("start")
+        tracing = self.backend.tracing
         try:
-            self._begin(x, out)
+            if tracing is None:
+                self._begin(x, out)
+            else:
+                self._traced(tracing, "start ", lambda: self._begin(x, out))
         except BaseException:
             self._lock.release()
             raise
@@ -154,10 +190,21 @@ class BoundPlan(ABC):
         if not self._started:
             raise BackendError(f"{self!r}: finish without a start")
         self._started = False
+        tracing = self.backend.tracing
         try:
-            return self._wrapped(self._end(), self._as_vector)
+            if tracing is None:
+                return self._wrapped(self._end(), self._as_vector)
+            return self._traced(
+                tracing, "finish ", lambda: self._wrapped(self._end(), self._as_vector)
+            )
         finally:
             self._lock.release()
+
+    def _traced(self, tracing: Recording, what: str, work: Callable[[], Result]) -> Result:
+        name, counters = str(self.op), self.counters
+        sent = {"messages": counters.messages_each, "bytes": counters.bytes_each}
+        about = {"operator": name, **sent}
+        return tracing.timed(self._here, what + name, "plan", about, work)
 
     def _busy(self, what: str) -> BackendError:
         return BackendError(

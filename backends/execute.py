@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -28,6 +29,16 @@ KEPT = 3
 """Arrays for a large result that a plan keeps for later runs, once their users let go of them."""
 
 Ready = Callable[[], bool]
+Record = Callable[[str, Work, Mapping[str, Any]], None]
+"""Does a step, given its label and what is to be said about it, and takes note."""
+
+
+class Labelled(NamedTuple):
+    """A step of a program, and what a trace says about it: peers, bytes."""
+
+    label: str
+    work: Work
+    about: Mapping[str, Any]
 
 
 class Stage:
@@ -93,8 +104,8 @@ class Program(ABC):
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self._inputs = tuple(Cell(region.shape) for region in plan.inputs)
-        self._fills: list[tuple[str, Work]] = []
-        self._steps: list[tuple[str, Work]] = []
+        self._fills: list[Labelled] = []
+        self._steps: list[Labelled] = []
         self._waits: dict[int, Ready] = {}
         self._at = 0
         self._out: Sequence[Array] | None = None
@@ -178,7 +189,8 @@ class Program(ABC):
         for stage in self._stages:
             for make, cell in stage.made:
                 if make.zeroed:
-                    self._fills.append((f"clear {make.region}", _filling(cell)))
+                    about = {"bytes": self.bytes_of(make.region.size)}
+                    self._fills.append(Labelled(f"clear {make.region}", _filling(cell), about))
         self.begin()
         for stage, inbox in zip(self._stages, self._inbox, strict=True):
             for send in sorted(stage.sends, key=self._distance):
@@ -195,13 +207,13 @@ class Program(ABC):
                 self.wait(stage, stage.waits)
             for put in stage.puts:
                 if id(put) in late:
-                    self.step(*late[id(put)])
+                    self._steps.append(late[id(put)])
                 elif id(put) in sources:
                     self._put(stage, put, sources[id(put)])
             for apply in stage.applies:
                 self.step(str(apply), _applying(stage, apply))
         self.end()
-        self._calls = tuple(work for _, work in self._labelled)
+        self._calls = tuple(step.work for step in self._labelled)
         self._all_fixed = all(cell.fixed for cell in self._results)
         self._loose = [c for c in (*self._inputs, *self._results) if not c.fixed]
 
@@ -210,16 +222,21 @@ class Program(ABC):
         return send.peer < self.plan.worker, send.peer
 
     @property
-    def _labelled(self) -> list[tuple[str, Work]]:
+    def _labelled(self) -> list[Labelled]:
         return self._fills + self._steps
 
-    def step(self, label: str, work: Work, ready: Ready | None = None) -> None:
-        """Add a step; one that waits says whether it would not have to."""
+    def step(self, label: str, work: Work, ready: Ready | None = None, **about: Any) -> None:
+        """Add a step; one that waits says whether it would not have to. Traces say what is given as
+        `about`: ``peer`` or ``peers``, ``bytes``."""
         if ready is not None:
             self._waits[len(self._labelled)] = ready
-        self._steps.append((label, work))
+        self._steps.append(Labelled(label, work, about))
 
-    def _sums(self, stage: Stage, sources: dict[int, View]) -> dict[int, tuple[str, Work]]:
+    def bytes_of(self, size: int) -> int:
+        """Bytes of so many elements."""
+        return int(size) * self.plan.dtype.itemsize
+
+    def _sums(self, stage: Stage, sources: dict[int, View]) -> dict[int, Labelled]:
         """Puts that set what the next adds to, done by that one in one pass: by the latter's id,
         and both taken out of the sources."""
         found = {}
@@ -229,13 +246,14 @@ class Program(ABC):
                 continue
             first, second = sources.pop(id(put)), sources.pop(id(other))
             label = f"{put.target} = {put.source} + {other.source}"
-            found[id(other)] = label, summing(stage.target(put), first, second)
+            work = summing(stage.target(put), first, second)
+            found[id(other)] = Labelled(label, work, {"bytes": self.bytes_of(put.target.size)})
         return found
 
     def _put(self, stage: Stage, put: Put, source: View) -> None:
         bind = adding if put.accumulate else copying
         work = bind(stage.target(put), source, self.plan.dtype, put.coefficient)
-        self.step(str(put), work)
+        self.step(str(put), work, bytes=self.bytes_of(put.target.size))
 
     # Running
 
@@ -263,15 +281,15 @@ class Program(ABC):
             work()
         return self._give()
 
-    def traced(
-        self, arrays: Sequence[Array], out: Sequence[Array] | None, record: Callable[[str], Any]
-    ) -> list[Array]:
-        """`run`, with a context of the recorder's around every step."""
-        self._load(arrays, out)
-        for label, work in self._labelled:
-            with record(label):
-                work()
-        return self._give()
+    @contextmanager
+    def watched(self, record: Record) -> Iterator[None]:
+        """Inside, a recorder does the steps of `run`, `start` and `finish`."""
+        plain = self._calls
+        self._calls = tuple(partial(record, *step) for step in self._labelled)
+        try:
+            yield
+        finally:
+            self._calls = plain
 
     def _load(self, arrays: Sequence[Array], out: Sequence[Array] | None) -> None:
         self._given, self._out = arrays, out

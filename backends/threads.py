@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from linop.backends.base import Backend
@@ -293,9 +294,18 @@ class Threads(Whole):
         plans = [lower(op.stages, worker) for worker in range(max(needed, default=0) + 1)]
 
         def apply(x: Vector) -> Vector:
+            tracing, name = self.tracing, str(op) if self.tracing else ""
+
             def main(mailbox: Mailbox) -> list[Array]:
                 plan = plans[mailbox.worker]
-                return Messages(plan, mailbox, 0).run([x[r.name] for r in plan.inputs])
+                program = Messages(plan, mailbox, 0)
+                arrays = [x[r.name] for r in plan.inputs]
+                if tracing is None:
+                    return program.run(arrays)
+                about = {"operator": name, "messages": len(plan.sends), "bytes": plan.bytes_sent}
+                with tracing.steps(program, name):
+                    work = partial(program.run, arrays)
+                    return tracing.timed(mailbox.worker, name, "plan", about, work)
 
             results: dict[str, Array] = {}
             for plan, part in zip(plans, run(len(plans), main), strict=True):

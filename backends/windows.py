@@ -277,7 +277,8 @@ class Windows(Program):
         for part, cell in zip(step.parts, targets, strict=True):
             source = stage.source(part)
             work = copying(View(cell, part.shape), source, self.plan.dtype)
-            self.step(f"write {part} to {step.peer}", work)
+            size = self.bytes_of(part.size)
+            self.step(f"write {part} to {step.peer}", work, peer=step.peer, bytes=size)
         segment, k = offer.done[stage.number]
         numbers = self._pool.numbers(segment, step.peer)
         pool, ordered = self._pool, _ORDERED
@@ -287,7 +288,7 @@ class Windows(Program):
                 pool.sync()
             numbers[k] = self._runs.number
 
-        self.step(f"tell {step.peer}", say_done)
+        self.step(f"tell {step.peer}", say_done, peer=step.peer)
 
     def _wait_ready(self, peer: int) -> None:
         """Until a peer's memory is ready for this run. Which of its arrays to write to, it says; or
@@ -309,7 +310,7 @@ class Windows(Program):
             for cell, arrays in slotted:
                 cell.array = arrays[slot]
 
-        self.step(f"wait until {peer} is ready", wait, ready)
+        self.step(f"wait until {peer} is ready", wait, ready, peer=peer)
 
     def wait(self, stage: Stage, step: Wait) -> None:
         lines = {
@@ -334,7 +335,8 @@ class Windows(Program):
             if not ordered:
                 pool.sync()
 
-        self.step(str(step), wait, ready)
+        size = sum(self.bytes_of(receive.size) for receive in stage.receives)
+        self.step(str(step), wait, ready, peers=list(lines), bytes=size)
 
     def describe(self) -> str:
         if self._direct:

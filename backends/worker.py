@@ -10,6 +10,8 @@ from __future__ import annotations
 import struct
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 from linop.backends.base import Backend, BoundPlan, check_workers, held_arrays, out_arrays
@@ -60,6 +62,9 @@ class Worker(Backend):
         del group
         return Messages(plan, self.transport, tag)
 
+    def _meeting(self) -> Transport:
+        return self.transport
+
     def vector(self, space: Space, arrays: Any) -> Vector:
         given = held_arrays(space, self.worker, arrays)
 
@@ -92,7 +97,8 @@ class WorkerPlan(BoundPlan):
         arrays, outs, program = self._ready(x, out)
         begun = time.perf_counter()
         try:
-            program.start(arrays, outs)
+            with self._watched(program):
+                program.start(arrays, outs)
         except BaseException as error:
             self._fail(error)
             raise
@@ -102,7 +108,8 @@ class WorkerPlan(BoundPlan):
         assert self._program is not None
         begun = time.perf_counter()
         try:
-            results = self._program.finish()
+            with self._watched(self._program):
+                results = self._program.finish()
         except BaseException as error:
             self._fail(error)
             raise
@@ -113,12 +120,20 @@ class WorkerPlan(BoundPlan):
         arrays, outs, program = self._ready(x, out)
         begun = time.perf_counter()
         try:
-            results = program.run(arrays, outs)
+            if self._worker.tracing is None:
+                results = program.run(arrays, outs)
+            else:
+                with self._watched(program):
+                    results = program.run(arrays, outs)
         except BaseException as error:
             self._fail(error)
             raise
         self.counters.count(time.perf_counter() - begun)
         return results
+
+    def _watched(self, program: Program) -> AbstractContextManager[None]:
+        tracing = self._worker.tracing
+        return nullcontext() if tracing is None else tracing.steps(program, str(self.op))
 
     def _ready(self, x: Any, out: Any) -> tuple[Sequence[Array], Sequence[Array] | None, Program]:
         """Checked arguments, and the program; by agreement at the first call."""
@@ -137,12 +152,21 @@ class WorkerPlan(BoundPlan):
             raise BackendError(f"{self!r} was interrupted: {self._broken}; compile it again")
         program = self._program
         if program is None or self._worker.debug:
-            self._agree(wrong)
-            program = self._program or self._bind_program()
+            tracing = self._worker.tracing
+            meet = partial(self._meet, wrong)
+            if tracing is None:
+                program = meet()
+            else:
+                about = {"operator": str(self.op), "peers": self.group}
+                program = tracing.timed(self._here, "agree on the plan", "step", about, meet)
         elif wrong is not None:
             self._fail(wrong)
             raise wrong
         return arrays, outs, program
+
+    def _meet(self, wrong: LinopError | None) -> Program:
+        self._agree(wrong)
+        return self._program or self._bind_program()
 
     def _agree(self, wrong: LinopError | None) -> None:
         """Check, together, that all call this plan, with arguments that fit.
