@@ -17,11 +17,13 @@ from typing import Any, TypeVar
 import numpy as np
 
 from linop.backends.counters import CounterTable, Ledger
+from linop.backends.execute import Program
 from linop.backends.tracing import Recording, traced
 from linop.backends.transport import Transport
 from linop.errors import ArgumentError, BackendError, RegionError
 from linop.lowering import lower, workers_of
 from linop.operator import LinearOperator
+from linop.plan import Plan
 from linop.region import Region
 from linop.scalars import Array
 from linop.space import Space, Vector
@@ -80,6 +82,11 @@ class Backend(ABC):
                 written. Both on every worker.
         """
         return traced(self, Path(path), self._meeting())
+
+    @abstractmethod
+    def way(self, program: Program | None = None) -> str:
+        """How messages travel, and why: those of a program, or those of one that is still to be
+        bound."""
 
     def _meeting(self) -> Transport | None:
         """How the workers of the program meet; None where this process holds all."""
@@ -231,9 +238,11 @@ class BoundPlan(ABC):
         return type(x) is np.ndarray and x.shape == self._shape and x.dtype == self._dtype
 
     def describe(self) -> str:
-        """The steps of this worker (of all, where this process holds all)."""
+        """What this worker sends and receives, its steps, and how its messages travel, and why; of
+        all workers, where this process holds all."""
         workers = workers_of(self.op.stages) if self._here is None else (self._here,)
-        return "\n".join(lower(self.op.stages, w).describe() for w in workers)
+        way = self.backend.way()
+        return "\n".join(described(lower(self.op.stages, w), way) for w in workers)
 
     def release(self) -> None:
         """Give back buffers, requests and shared memory, the adjoint's too; the plan cannot be
@@ -250,6 +259,13 @@ class BoundPlan(ABC):
 
     def __repr__(self) -> str:
         return f"<plan of {self.op!r} on {self.backend.name}>"
+
+
+def described(plan: Plan, way: str) -> str:
+    """A plan, and how its messages travel."""
+    if not plan.sends and not plan.receives:
+        way = "nothing: this worker exchanges no messages"
+    return f"{plan.describe()}\n  by {way}"
 
 
 def held(space: Space, worker: int | None) -> Sequence[Region]:

@@ -136,7 +136,7 @@ class Rank(Worker):
         super().__init__("mpi", transport, debug)
         self._ranks = transport
         self._pool: Pool | None = None
-        self._why = "switched off" if windows is False else ""
+        self._why = "shared memory is switched off" if windows is False else ""
         if not self._why and transport.workers > 1:
             here = transport.comm.Split_type(MPI.COMM_TYPE_SHARED)
             together = here.size == transport.workers
@@ -162,6 +162,15 @@ class Rank(Worker):
         if self._pool is not None and self.worker in group and len(group) > 1:
             program = self._shared(plan, self._pool, group, f"plan {tag // 2}")
         return program or Messages(plan, self._ranks, tag)
+
+    def way(self, program: Program | None = None) -> str:
+        if isinstance(program, Messages):
+            return f"messages over MPI, for {self._why or 'a worker lacked room in shared memory'}"
+        if program is not None:
+            return program.describe()
+        shared = "shared memory, for all ranks are on one machine"
+        likely = f"messages over MPI, for {self._why}" if self._pool is None else shared
+        return f"a way chosen at the first call; likely {likely}"
 
     def _shared(self, plan: Plan, pool: Pool, group: Sequence[int], what: str) -> Program | None:
         """The plan over shared memory; None, on every worker of the group, if one lacks room."""

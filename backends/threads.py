@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 from linop.backends.base import Backend
+from linop.backends.execute import Program
 from linop.backends.messages import Messages
 from linop.backends.transport import Who, heard
 from linop.backends.whole import Whole
@@ -288,6 +289,10 @@ class Threads(Whole):
     """The backend outside of `launch`: all workers in this process, a thread each while it runs."""
 
     name = "threads"
+
+    def way(self, program: Program | None = None) -> str:
+        del program
+        return f"messages over {Mailbox.name}"
 
     def bind(self, op: LinearOperator) -> tuple[Callable[[Vector], Vector], Sequence[Plan]]:
         needed = workers_of(op.stages)

@@ -131,7 +131,10 @@ class Windows(Program):
         straight = {id(p) for s in self._stages for p in s.puts if self._straight(s, p)}
         size = sum(p.target.size for p in moved if id(p) in straight) * itemsize
         results = sum(region.size for region in self.plan.outputs) * itemsize
-        self._direct = size > max(SMALL, results // _PART)
+        limit = max(SMALL, results // _PART)
+        self._direct = size > limit
+        self._why = f"{size} bytes that come are parts of the result as they are, "
+        self._why += f"{'more' if self._direct else 'no more'} than {limit}"
         small = sum(put.target.size for put in moved) * itemsize <= SMALL
         self._turns = 0 if self._direct else _MANY if small else _FEW
         super()._place_results()
@@ -340,10 +343,10 @@ class Windows(Program):
 
     def describe(self) -> str:
         if self._direct:
-            return "shared memory: each transfer is one copy into the receiver's result"
+            return f"shared memory: what comes is written into the result, for {self._why}"
         return (
-            f"shared memory: messages are written to {self._turns} buffers in turn beside the "
-            f"receiver's result, which is no larger than they are, or much larger"
+            f"shared memory: what comes is written into {self._turns} buffers in turn beside the "
+            f"result, for {self._why}"
         )
 
     def release(self) -> None:

@@ -14,7 +14,14 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
-from linop.backends.base import Backend, BoundPlan, check_workers, held_arrays, out_arrays
+from linop.backends.base import (
+    Backend,
+    BoundPlan,
+    check_workers,
+    described,
+    held_arrays,
+    out_arrays,
+)
 from linop.backends.execute import Program
 from linop.backends.messages import Messages
 from linop.backends.transport import Transport, Verdict, agree
@@ -61,6 +68,10 @@ class Worker(Backend):
         """A plan, bound to the way in which its messages travel; collective over the group."""
         del group
         return Messages(plan, self.transport, tag)
+
+    def way(self, program: Program | None = None) -> str:
+        del program
+        return f"messages over {self.transport.name}"
 
     def _meeting(self) -> Transport:
         return self.transport
@@ -206,8 +217,7 @@ class WorkerPlan(BoundPlan):
             transport.alarm(alarm)
 
     def describe(self) -> str:
-        head = self._program.describe() if self._program else "not yet bound to its workers"
-        return f"{self.plan.describe()}\n  by {head}"
+        return described(self.plan, self._worker.way(self._program))
 
     def release(self) -> None:
         if self._program is not None:
