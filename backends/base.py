@@ -10,6 +10,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any, TypeVar
@@ -161,12 +162,9 @@ class BoundPlan(ABC):
         if not self._lock.acquire(blocking=False):
             raise self._busy("called")
         try:
-            tracing = self.backend.tracing
-            if tracing is None:
-                return self._wrapped(self._run(x, out), isinstance(x, Vector))
-            return self._traced(
-                tracing, "", lambda: self._wrapped(self._run(x, out), isinstance(x, Vector))
-            )
+            if self.backend.tracing is not None:
+                return self._traced("", self._applied, x, out)
+            return self._wrapped(self._run(x, out), isinstance(x, Vector))
         finally:
             self._lock.release()
 
@@ -180,12 +178,11 @@ class BoundPlan(ABC):
         """
         if not self._lock.acquire(blocking=False):
             raise self._busy("start")
-        tracing = self.backend.tracing
         try:
-            if tracing is None:
-                self._begin(x, out)
+            if self.backend.tracing is not None:
+                self._traced("start ", self._begin, x, out)
             else:
-                self._traced(tracing, "start ", lambda: self._begin(x, out))
+                self._begin(x, out)
         except BaseException:
             self._lock.release()
             raise
@@ -197,21 +194,24 @@ class BoundPlan(ABC):
         if not self._started:
             raise BackendError(f"{self!r}: finish without a start")
         self._started = False
-        tracing = self.backend.tracing
         try:
-            if tracing is None:
-                return self._wrapped(self._end(), self._as_vector)
-            return self._traced(
-                tracing, "finish ", lambda: self._wrapped(self._end(), self._as_vector)
-            )
+            if self.backend.tracing is not None:
+                return self._wrapped(self._traced("finish ", self._end), self._as_vector)
+            return self._wrapped(self._end(), self._as_vector)
         finally:
             self._lock.release()
 
-    def _traced(self, tracing: Recording, what: str, work: Callable[[], Result]) -> Result:
-        name, counters = str(self.op), self.counters
-        sent = {"messages": counters.messages_each, "bytes": counters.bytes_each}
-        about = {"operator": name, **sent}
-        return tracing.timed(self._here, what + name, "plan", about, work)
+    def _applied(self, x: Any, out: Any) -> Any:
+        return self._wrapped(self._run(x, out), isinstance(x, Vector))
+
+    def _traced(self, what: str, work: Callable[..., Result], *arguments: Any) -> Result:
+        """Do something, and put it on the timeline."""
+        tracing, counters = self.backend.tracing, self.counters
+        if tracing is None:
+            return work(*arguments)
+        name, sent = str(self.op), counters.bytes_each
+        about = {"operator": name, "messages": counters.messages_each, "bytes": sent}
+        return tracing.timed(self._here, what + name, "plan", about, partial(work, *arguments))
 
     def _busy(self, what: str) -> BackendError:
         return BackendError(
