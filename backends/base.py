@@ -118,6 +118,7 @@ class BoundPlan(ABC):
         self._regions_in = tuple(held(op.domain, self._here))
         self._regions_out = tuple(held(op.codomain, self._here))
         self._shape = self._regions_in[0].shape if len(self._regions_in) == 1 else None
+        self._shape_out = self._regions_out[0].shape if len(self._regions_out) == 1 else None
         self._dtype = op.dtype
 
     # What a subclass says
@@ -139,6 +140,10 @@ class BoundPlan(ABC):
         self._begin(x, out)
         return self._end()
 
+    def _recorded(self, x: Any, out: Any) -> Sequence[Array]:
+        """`_run`, with steps on the timeline, where there are steps."""
+        return self._run(x, out)
+
     # What users call
 
     @property
@@ -159,14 +164,17 @@ class BoundPlan(ABC):
         return self._adjoint
 
     def __call__(self, x: Any = None, *, out: Any = None) -> Any:
-        if not self._lock.acquire(blocking=False):
+        if not self._lock.acquire(False):
             raise self._busy("called")
         try:
             if self.backend.tracing is not None:
                 return self._traced("", self._applied, x, out)
-            return self._wrapped(self._run(x, out), isinstance(x, Vector))
+            results = self._run(x, out)
         finally:
             self._lock.release()
+        if self._shape_out is not None and type(x) is not Vector:
+            return results[0]
+        return self._wrapped(results, isinstance(x, Vector))
 
     def start(self, x: Any = None, *, out: Any = None) -> None:
         """Begin to apply the operator: check the argument, then send what can be sent. The argument
@@ -176,7 +184,7 @@ class BoundPlan(ABC):
             ArgumentError, RegionError, ShapeError, DTypeError: the argument does not fit; on every
                 worker. BackendError: an earlier run is not finished.
         """
-        if not self._lock.acquire(blocking=False):
+        if not self._lock.acquire(False):
             raise self._busy("start")
         try:
             if self.backend.tracing is not None:
@@ -202,7 +210,7 @@ class BoundPlan(ABC):
             self._lock.release()
 
     def _applied(self, x: Any, out: Any) -> Any:
-        return self._wrapped(self._run(x, out), isinstance(x, Vector))
+        return self._wrapped(self._recorded(x, out), isinstance(x, Vector))
 
     def _traced(self, what: str, work: Callable[..., Result], *arguments: Any) -> Result:
         """Do something, and put it on the timeline."""
@@ -224,7 +232,7 @@ class BoundPlan(ABC):
             regions = self._regions_out
             arrays = {r.name: a for r, a in zip(regions, results, strict=True)}
             return self.backend.vector(self.codomain, arrays)
-        return results[0] if len(results) == 1 else bare_or_dict(self._regions_out, results)
+        return bare_or_dict(self._regions_out, results)
 
     def _arguments(self, x: Any) -> Sequence[Array]:
         """The argument's arrays, in the order of the regions held here, checked."""
@@ -233,9 +241,18 @@ class BoundPlan(ABC):
         return tuple(held_arrays(self.domain, self._here, x).values())
 
     def _fits(self, x: Any) -> bool:
-        """Whether this is the array of the only region, as it should be: the common case, found
-        fast."""
-        return type(x) is np.ndarray and x.shape == self._shape and x.dtype == self._dtype
+        """Whether this is the array of the only region, as it should be, or None where there is no
+        region: the common cases, found fast."""
+        if type(x) is not np.ndarray:
+            return x is None and not self._regions_in
+        return x.shape == self._shape and (x.dtype is self._dtype or x.dtype == self._dtype)
+
+    def _takes(self, out: Any, x: Any) -> bool:
+        """Whether the only result can be written to this array, apart from the argument's memory:
+        found fast."""
+        if type(out) is not np.ndarray or out.shape != self._shape_out or out.dtype != self._dtype:
+            return False
+        return out.flags.writeable and (x is None or not np.may_share_memory(out, x))
 
     def describe(self) -> str:
         """What this worker sends and receives, its steps, and how its messages travel, and why; of
@@ -321,8 +338,14 @@ def check_workers(op: LinearOperator, backend: Backend) -> None:
         )
 
 
-def out_arrays(space: Space, worker: int | None, out: Any, given: Sequence[Array]) -> list[Array]:
+def out_arrays(
+    space: Space, worker: int | None, out: Any, given: Sequence[Array], in_place: bool = False
+) -> list[Array]:
     """The arrays to write results to, from what a user passed as ``out``.
+
+    Args:
+        given: the argument's arrays, which `out` must not share memory with.
+        in_place: except that one may be the same array.
 
     Raises:
         ArgumentError, RegionError, ShapeError, DTypeError: they do not fit, cannot be written, or
@@ -332,9 +355,11 @@ def out_arrays(space: Space, worker: int | None, out: Any, given: Sequence[Array
     for region, array in zip(held(space, worker), arrays, strict=True):
         if not array.flags.writeable:
             raise ArgumentError(f"out, region {region.name!r}: the array is read-only")
-        if any(np.may_share_memory(array, other) for other in given):
+        others = [g for g in given if not (in_place and g is array)]
+        if any(np.may_share_memory(array, other) for other in others):
             raise ArgumentError(
-                f"out, region {region.name!r}: the array shares memory with the argument"
+                f"out, region {region.name!r}: the array shares memory with the argument; only "
+                f"operators that leave most of a region as it is work in place, with out=x"
             )
     return arrays
 

@@ -37,10 +37,6 @@ class Counters:
         self._op = op
         self._direction = "forward"
 
-    def count(self, seconds: float) -> None:
-        self.calls += 1
-        self.seconds += seconds
-
     @property
     def messages(self) -> int:
         """Messages sent to other workers."""

@@ -97,16 +97,21 @@ class Stage:
 class Program(ABC):
     """A bound plan. `run` does it all; `start` and `finish` are its two halves.
 
+    `about` says whose plan this is, when somebody asks.
+
     A subclass says where messages arrive (`receive`, before anything is placed or sent), how they
     leave (`send`), and how to wait for them (`wait`).
     """
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, about: Callable[[], str]) -> None:
         self.plan = plan
+        self.about = about
         self._inputs = tuple(Cell(region.shape) for region in plan.inputs)
         self._fills: list[Labelled] = []
         self._steps: list[Labelled] = []
         self._waits: dict[int, Ready] = {}
+        self._kept: set[int] = set()
+        self._running: Sequence[Work] = ()
         self._at = 0
         self._out: Sequence[Array] | None = None
         self._stages = self._staged()
@@ -214,12 +219,17 @@ class Program(ABC):
                 self.step(str(apply), _applying(stage, apply))
         self.end()
         self._calls = tuple(step.work for step in self._labelled)
-        self._all_fixed = all(cell.fixed for cell in self._results)
+        self._in_place = self._without_kept(self._calls)
+        self._copied_out = all(cell.fixed for cell in self._results)
         self._loose = [c for c in (*self._inputs, *self._results) if not c.fixed]
 
     def _distance(self, send: Send) -> tuple[bool, int]:
         """Every worker begins with the one after it, so that not all address the same one."""
         return send.peer < self.plan.worker, send.peer
+
+    def _without_kept(self, calls: Sequence[Work]) -> tuple[Work, ...]:
+        """The calls of a run in place: what stays is not copied."""
+        return tuple(_nothing if k in self._kept else work for k, work in enumerate(calls))
 
     @property
     def _labelled(self) -> list[Labelled]:
@@ -251,53 +261,69 @@ class Program(ABC):
         return found
 
     def _put(self, stage: Stage, put: Put, source: View) -> None:
+        if put.keeps and self.plan.in_place:
+            self._kept.add(len(self._labelled))
         bind = adding if put.accumulate else copying
         work = bind(stage.target(put), source, self.plan.dtype, put.coefficient)
         self.step(str(put), work, bytes=self.bytes_of(put.target.size))
 
     # Running
 
-    def run(self, arrays: Sequence[Array], out: Sequence[Array] | None = None) -> list[Array]:
+    def run(self, arrays: Sequence[Array], out: Sequence[Array] | None = None) -> Sequence[Array]:
         """Results for arguments, both in the order of the plan's regions."""
-        self._load(arrays, out)
+        if out is not None or not self._copied_out:
+            for work in self._load(arrays, out):
+                work()
+            return self._give()
+        # The same, made short for small results, where every 0.1 µs counts.
+        for cell, array in zip(self._inputs, arrays):  # noqa: B905
+            cell.array = array
         for work in self._calls:
             work()
-        return self._give()
+        for cell in self._loose:
+            cell.array = None  # type: ignore[assignment]
+        return [cell.array.copy() for cell in self._results]
 
     def start(self, arrays: Sequence[Array], out: Sequence[Array] | None = None) -> None:
         """Begin a run: as far as it goes without waiting."""
-        self._load(arrays, out)
+        self._running = self._load(arrays, out)
         self._at = 0
-        for work in self._calls:
+        for work in self._running:
             ready = self._waits.get(self._at)
             if ready is not None and not ready():
                 return
             work()
             self._at += 1
 
-    def finish(self) -> list[Array]:
+    def finish(self) -> Sequence[Array]:
         """The results of the run that `start` began."""
-        for work in self._calls[self._at :]:
+        for work in self._running[self._at :]:
             work()
         return self._give()
 
     @contextmanager
     def watched(self, record: Record) -> Iterator[None]:
-        """Inside, a recorder does the steps of `run`, `start` and `finish`."""
-        plain = self._calls
+        """Inside, a recorder does the steps of runs that begin."""
+        plain = self._calls, self._in_place
         self._calls = tuple(partial(record, *step) for step in self._labelled)
+        self._in_place = self._without_kept(self._calls)
         try:
             yield
         finally:
-            self._calls = plain
+            self._calls, self._in_place = plain
 
-    def _load(self, arrays: Sequence[Array], out: Sequence[Array] | None) -> None:
+    def _load(self, arrays: Sequence[Array], out: Sequence[Array] | None) -> Sequence[Work]:
+        """Put a run's arrays in their places; the calls to make."""
         self._given, self._out = arrays, out
         for cell, array in zip(self._inputs, arrays):  # noqa: B905  # they are as many
             cell.array = array
-        if not self.small:
-            for cell, array in zip(self._own, self.result_memory(out)):  # noqa: B905
-                cell.array = array
+        if self.small:
+            return self._calls
+        memory = self.result_memory(out)
+        for cell, array in zip(self._own, memory):  # noqa: B905
+            cell.array = array
+        in_place = out is not None and self._kept and any(a is b for a in memory for b in arrays)
+        return self._in_place if in_place else self._calls
 
     def result_memory(self, out: Sequence[Array] | None) -> Sequence[Array]:
         """Where large results go in this run: what the caller passed, or arrays of an earlier run
@@ -319,37 +345,44 @@ class Program(ABC):
         del array
         return True
 
-    def _give(self) -> list[Array]:
+    def _give(self) -> Sequence[Array]:
+        results: Sequence[Array]
         if self._out is not None:
-            results = [*self._out]
-            for array, cell in zip(results, self._results, strict=True):
+            results = self._out
+            for array, cell in zip(results, self._results):  # noqa: B905
                 if array is not cell.array:
                     np.copyto(array, cell.array)
-        elif self._all_fixed:
+        elif self._copied_out:
             results = [cell.array.copy() for cell in self._results]
         else:
-            results = []
+            leaving: list[Array] = []
+            results = leaving
             for cell in self._results:
                 array = cell.array
-                if cell.fixed or not self._may_leave(cell, array, results):
+                if cell.fixed or not self._may_leave(cell, array, leaving):
                     array = array.copy()
-                results.append(array)
+                leaving.append(array)
         self.forget()
         return results
 
     def _may_leave(self, cell: Cell, array: Array, earlier: Sequence[Array]) -> bool:
         """Whether an array is a result as it is: it is no memory of an argument's, of an earlier
         result's, or that the plan needs."""
-        taken = (*self._given, *earlier)
-        if any(array is other for other in taken):
-            return False
+        for other in (*self._given, *earlier):
+            if array is other:
+                return False
         if cell in self._own:
             return self.handed_out(array)
         # A local map's array. One without a base owns its memory.
+        taken = (*self._given, *earlier)
         return array.base is None or not any(np.may_share_memory(array, a) for a in taken)
 
+    def abandon(self) -> None:
+        """Give up a run halfway; there can be no other."""
+        self.forget()
+
     def forget(self) -> None:
-        """Let go of a run's arrays, at its end or after it failed."""
+        """Let go of a run's arrays."""
         for cell in self._loose:
             cell.array = None  # type: ignore[assignment]
         self._given = ()
@@ -360,9 +393,18 @@ _COUNTED = hasattr(sys, "getrefcount") and sys.implementation.name == "cpython"
 """Whether it can be told that nobody uses an array any more."""
 
 
+def peers_named(peers: Sequence[int]) -> str:
+    """Some workers, in words."""
+    return f"worker{'s' if len(peers) > 1 else ''} {', '.join(map(str, peers))}"
+
+
 def references(arrays: tuple[Array, ...]) -> int:
     """The largest number of references to one of the arrays; a view of it holds one."""
     return max((sys.getrefcount(array) for array in arrays), default=0)
+
+
+def _nothing() -> None:
+    """What is left of a copy where memory stays as it is."""
 
 
 def _filling(cell: Cell) -> Work:

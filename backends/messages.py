@@ -8,13 +8,13 @@ same one. Requests are made once and started at every run.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from linop.backends.execute import Program, Stage
+from linop.backends.execute import Program, Stage, peers_named
 from linop.backends.strided import View, Work, copying, fixed
 from linop.backends.transport import Transport
 from linop.plan import Plan, Put, Receive, Send, Wait
@@ -30,7 +30,9 @@ class Messages(Program):
     """A plan over a transport's messages, all with one tag: between two workers they keep their
     order."""
 
-    def __init__(self, plan: Plan, transport: Transport, tag: int) -> None:
+    def __init__(
+        self, plan: Plan, transport: Transport, tag: int, about: Callable[[], str]
+    ) -> None:
         self._transport = transport
         self._tag = tag
         self._posts: list[tuple[int, Receive, View]] = []
@@ -38,7 +40,7 @@ class Messages(Program):
         self._receiving: dict[int, list[Any]] = {}
         self._peers: dict[int, list[int]] = {}
         self._sending: list[Any] = []
-        super().__init__(plan)
+        super().__init__(plan, about)
         self.bind()
         self._release = weakref.finalize(self, transport.free, self._requests)
         self._release.atexit = False
@@ -127,7 +129,7 @@ class Messages(Program):
 
         def who() -> str:
             late = [p for p, r in zip(peers, pending, strict=True) if not transport.test([r])]
-            return f"a message from {', '.join(map(str, late))} (stage {stage.number})"
+            return f"a message from {peers_named(late)} in stage {stage.number} of {self.about()}"
 
         self.step(
             str(step),
@@ -142,7 +144,9 @@ class Messages(Program):
         if sending:
             self.step(
                 "wait until all is sent",
-                lambda: transport.wait(sending, lambda: "its own messages to leave"),
+                lambda: transport.wait(
+                    sending, lambda: f"its own messages of {self.about()} to leave"
+                ),
                 lambda: transport.test(sending),
             )
 
@@ -151,6 +155,12 @@ class Messages(Program):
 
     def describe(self) -> str:
         return f"messages over {self._transport.name}"
+
+    def abandon(self) -> None:
+        super().abandon()
+        receives = [r for pending in self._receiving.values() for r in pending if r is not None]
+        self._transport.abandon(receives, [s for s in self._sending if s is not None])
+        self._release.detach()
 
     def release(self) -> None:
         self._release()

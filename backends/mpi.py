@@ -7,6 +7,7 @@ wait for it for ever.
 from __future__ import annotations
 
 import atexit
+import ctypes
 import os
 import pickle
 import struct
@@ -14,6 +15,8 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Any, NoReturn
 
@@ -22,7 +25,7 @@ import numpy as np
 from linop.backends.base import Backend
 from linop.backends.execute import Program
 from linop.backends.messages import Messages
-from linop.backends.transport import Verdict, Who, agree, heard, rebuilt
+from linop.backends.transport import Verdict, Who, agree, heard
 from linop.backends.worker import Worker
 from linop.errors import ArgumentError, BackendError, DeadlockError, LinopError, MissingExtraError
 from linop.plan import Plan
@@ -44,9 +47,11 @@ except (ImportError, RuntimeError) as error:
 
 _CALL, _ALARM, _OWN = 0, 1, 2
 """Tags of `post` and `alarm`, and how many there are; plans have the others."""
+_PATIENCE = 1.0
+"""Seconds to wait for what others wait for."""
 _LIMIT = 600
 """Seconds that a wait may take, where nobody says otherwise."""
-_SPINS = 100
+_SPINS = 1000
 """Polls (about 0.3 µs each) before a waiting rank begins to yield its core between them."""
 _YIELDS = 1000
 """Polls after which it sleeps between them."""
@@ -91,7 +96,7 @@ def get(
         wait_limit = float(os.environ.get("LINOP_WAIT_LIMIT", _LIMIT))
     if debug is None:
         debug = os.environ.get("LINOP_DEBUG", "0") != "0"
-    worker = Rank(Ranks(comm.Dup(), wait_limit), windows, debug)
+    worker = Rank(Ranks(MPI.Intracomm(comm.Dup()), wait_limit), windows, debug)
     comm.Set_attr(_CACHED, worker)
     return worker
 
@@ -157,11 +162,13 @@ class Rank(Worker):
         if size:
             self._pool.grow(size)
 
-    def program(self, plan: Plan, group: Sequence[int], tag: int) -> Program:
+    def program(
+        self, plan: Plan, group: Sequence[int], tag: int, about: Callable[[], str]
+    ) -> Program:
         program = None
         if self._pool is not None and self.worker in group and len(group) > 1:
-            program = self._shared(plan, self._pool, group, f"plan {tag // 2}")
-        return program or Messages(plan, self._ranks, tag)
+            program = self._shared(plan, self._pool, group, about)
+        return program or Messages(plan, self._ranks, tag, about)
 
     def way(self, program: Program | None = None) -> str:
         if isinstance(program, Messages):
@@ -172,24 +179,38 @@ class Rank(Worker):
         likely = f"messages over MPI, for {self._why}" if self._pool is None else shared
         return f"a way chosen at the first call; likely {likely}"
 
-    def _shared(self, plan: Plan, pool: Pool, group: Sequence[int], what: str) -> Program | None:
+    def _shared(
+        self, plan: Plan, pool: Pool, group: Sequence[int], about: Callable[[], str]
+    ) -> Program | None:
         """The plan over shared memory; None, on every worker of the group, if one lacks room."""
         try:
-            program = Windows(plan, pool, self._ranks.until)
+            program = Windows(plan, pool, self._ranks.until, about)
         except NoRoomError:
             program = None
         verdict = Verdict(votes=program is not None)
-        if not agree(self._ranks, group, verdict, what).votes or program is None:
+        if not agree(self._ranks, group, verdict, about()).votes or program is None:
             if program is not None:
                 program.release()
             return None
         offers = program.offers()
         for peer, offer in offers.items():
             self._ranks.post(peer, pickle.dumps(offer))
-        waits = "{} to bind the same plan".format
-        said = {p: pickle.loads(self._ranks.fetch(p, lambda p=p: waits(p))) for p in offers}
+
+        def binding(peer: int) -> str:
+            return f"worker {peer} to bind {about()}"
+
+        said = {p: pickle.loads(self._ranks.fetch(p, partial(binding, p))) for p in offers}
         program.connect(said)
         return program
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """An error for all ranks: from which it is, and what that one waits for, if it is stuck."""
+
+    error: LinopError
+    worker: int
+    stuck: str | None = None
 
 
 class Ranks:
@@ -201,7 +222,7 @@ class Ranks:
 
     name = "MPI"
 
-    def __init__(self, comm: MPI.Comm, limit: float) -> None:
+    def __init__(self, comm: MPI.Intracomm, limit: float) -> None:
         self.comm = comm
         self._limit = limit
         self.worker: int = comm.rank
@@ -216,7 +237,7 @@ class Ranks:
     def sender(self, peer: int, tag: int, buffer: Array) -> MPI.Prequest:
         return self.comm.Send_init([_bytes(buffer), MPI.BYTE], peer, self._tag(tag))
 
-    def start(self, requests: Sequence[MPI.Prequest]) -> None:
+    def start(self, requests: list[MPI.Prequest]) -> None:
         MPI.Prequest.Startall(requests)
 
     def receive(self, peer: int, tag: int, buffer: Array) -> MPI.Request:
@@ -255,25 +276,44 @@ class Ranks:
                 continue
             time.sleep(_NAP)
             if polls % _LOOKS == 0:
-                self.check()
-                if time.monotonic() - begun > self._limit:
-                    self._expired(who)
+                late = time.monotonic() - begun > self._limit
+                alarm = self._alarm()
+                if alarm is not None and alarm.stuck is None:
+                    raise heard(alarm.error)
+                if late or alarm is not None:
+                    raise heard(self._stuck(who, [] if alarm is None else [alarm]))
 
-    def _expired(self, who: Who) -> NoReturn:
-        error = DeadlockError(
-            f"worker {self.worker} waited longer than {self._limit:g} s for {who()}"
-        )
-        self.alarm(error)
-        raise heard(error)
+    def _stuck(self, who: Who, alarms: list[Alarm]) -> DeadlockError:
+        """Tell the others what this rank waits for, and hear what they wait for."""
+        mine = f"worker {self.worker} waits for {who()}"
+        text = f"a wait took longer than {self._limit:g} s"
+        waits = {self.worker: mine}
+        self._tell_all(Alarm(DeadlockError(f"{text}: {mine}"), self.worker, mine))
+        begun = time.monotonic()
+        while len(waits) < self.workers and time.monotonic() - begun < _PATIENCE:
+            waits |= {a.worker: a.stuck for a in alarms if a.stuck is not None}
+            time.sleep(_NAP)
+            alarm = self._alarm()
+            alarms = [] if alarm is None else [alarm]
+        for peer in range(self.workers):
+            waits.setdefault(peer, f"worker {peer} does not wait in linop")
+        return DeadlockError(f"{text}: {'; '.join(waits[peer] for peer in sorted(waits))}")
 
     def free(self, requests: Sequence[MPI.Prequest]) -> None:
-        if MPI.Is_finalized():
-            return
-        for request in requests:
+        for request in requests if not MPI.Is_finalized() else ():
             if request.Test():
                 request.Free()
-            else:  # of a run that was interrupted: MPI may still write to its buffer, or read it
-                _LOST.append(request)
+            else:
+                _keep(request)
+
+    def abandon(self, receives: Sequence[MPI.Request], sends: Sequence[MPI.Request]) -> None:
+        for request in receives:
+            if not request.Test():
+                request.Cancel()
+                request.Wait()  # does not wait: a receive that is cancelled is over
+        for request in sends:
+            if not request.Test():
+                _keep(request)
 
     def gather_all(self, data: bytes) -> list[bytes]:
         gathered = bytearray(len(data) * self.workers)
@@ -301,19 +341,30 @@ class Ranks:
         return bytes(data)
 
     def alarm(self, error: LinopError) -> None:
-        data = pickle.dumps((type(error).__name__, str(error)))
+        self._tell_all(Alarm(error, self.worker))
+
+    def _tell_all(self, alarm: Alarm) -> None:
+        data = pickle.dumps(alarm)
         for peer in range(self.workers):
             if peer != self.worker:
                 self._say(peer, _ALARM, data)
 
+    def _alarm(self) -> Alarm | None:
+        """The next alarm that has come."""
+        if not self.comm.Iprobe(MPI.ANY_SOURCE, _ALARM):
+            return None
+        alarm: Alarm = pickle.loads(self._hear(MPI.ANY_SOURCE, _ALARM, lambda: "an alarm"))
+        return alarm
+
     def check(self) -> None:
-        if self.comm.Iprobe(MPI.ANY_SOURCE, _ALARM):
-            kind, text = pickle.loads(self._hear(MPI.ANY_SOURCE, _ALARM, lambda: "an alarm"))
-            raise heard(rebuilt(kind, text))
+        alarm = self._alarm()
+        if alarm is not None:
+            raise heard(alarm.error)
 
 
-_LOST: list[MPI.Prequest] = []
-"""Requests that nobody is going to complete; they keep their buffers."""
+def _keep(request: MPI.Request) -> None:
+    """Keep a request, which keeps its buffer: MPI may use it as long as there is MPI."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(request))
 
 
 def _bytes(buffer: Array) -> Array:

@@ -50,11 +50,11 @@ class Place:
 class Segment:
     """One window: this rank's memory in it, which parts are free, and everybody's memory."""
 
-    def __init__(self, comm: MPI.Comm, size: int) -> None:
+    def __init__(self, comm: MPI.Intracomm, size: int) -> None:
         self.window = MPI.Win.Allocate_shared(size, 1, comm=comm)
         self.window.Lock_all()
         self.memory: list[Array] = [
-            np.frombuffer(self.window.Shared_query(rank)[0], np.uint8) for rank in range(comm.size)
+            np.asarray(self.window.Shared_query(rank)[0]) for rank in range(comm.size)
         ]
         self.size = size
         self._free: list[tuple[int, int]] = [(0, size)]
@@ -87,13 +87,13 @@ class Segment:
 class Pool:
     """The windows of the ranks of a communicator, all on one machine. `of` makes them."""
 
-    def __init__(self, comm: MPI.Comm) -> None:
+    def __init__(self, comm: MPI.Intracomm) -> None:
         self._comm = comm
         self.segments: list[Segment] = []
         self._retired: list[tuple[Block, Callable[[], bool]]] = []
 
     @staticmethod
-    def of(comm: MPI.Comm) -> Pool:
+    def of(comm: MPI.Intracomm) -> Pool:
         """The pool of these ranks, whatever their communicator: collective."""
         group, world = comm.Get_group(), MPI.COMM_WORLD.Get_group()
         ranks = tuple(group.Translate_ranks(None, world))
@@ -167,7 +167,7 @@ class Pool:
 
     def numbers(self, segment: int, rank: int) -> memoryview:
         """A rank's memory in a window, as whole numbers of eight bytes."""
-        return memoryview(self.segments[segment].memory[rank]).cast("q")
+        return self.segments[segment].memory[rank].data.cast("q")
 
     def sync(self) -> None:
         """Make what was written before seen before what is written after."""

@@ -24,7 +24,12 @@ _NARROW = 64
 of float32 and 2,050 rows took 21 µs as they are, 7.6 as eight-byte items."""
 _TALL = 16
 """Rows from which either is worth its own overhead."""
-_WIDE = {2: np.dtype("u2"), 4: np.dtype("u4"), 8: np.dtype("u8"), 16: np.dtype("c16")}
+_WIDE: dict[int, np.dtype[Any]] = {
+    2: np.dtype("u2"),
+    4: np.dtype("u4"),
+    8: np.dtype("u8"),
+    16: np.dtype("c16"),
+}
 
 
 class Cell:
@@ -156,5 +161,5 @@ def _widened(target: Array, source: Array) -> tuple[Array, Array]:
     if not runs:
         return target, source
     width = target.shape[-1] * target.itemsize
-    wide = _WIDE.get(width) or np.dtype((np.void, width))
+    wide: np.dtype[Any] = _WIDE.get(width) or np.dtype((np.void, width))
     return target.view(wide), source.view(wide)

@@ -195,7 +195,7 @@ class Mailbox:
     def sender(self, peer: int, tag: int, buffer: Array) -> _Send:
         return _Send(self._group, (self.worker, peer, tag), buffer)
 
-    def start(self, requests: Sequence[_Receive | _Send]) -> None:
+    def start(self, requests: list[_Receive | _Send]) -> None:
         for request in requests:
             request.start()
 
@@ -218,6 +218,9 @@ class Mailbox:
 
     def free(self, requests: Sequence[_Receive | _Send]) -> None:
         """Nothing is held."""
+
+    def abandon(self, receives: Sequence[_Receive | _Send], sends: Sequence[_Send]) -> None:
+        """Nothing is written to a buffer but by `wait`."""
 
     def gather_all(self, data: Any) -> list[Any]:
         everybody = range(self.workers)
@@ -301,9 +304,9 @@ class Threads(Whole):
         def apply(x: Vector) -> Vector:
             tracing, name = self.tracing, str(op) if self.tracing else ""
 
-            def main(mailbox: Mailbox) -> list[Array]:
+            def main(mailbox: Mailbox) -> Sequence[Array]:
                 plan = plans[mailbox.worker]
-                program = Messages(plan, mailbox, 0)
+                program = Messages(plan, mailbox, 0, op.__repr__)
                 arrays = [x[r.name] for r in plan.inputs]
                 if tracing is None:
                     return program.run(arrays)

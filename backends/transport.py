@@ -35,7 +35,7 @@ class Transport(Protocol):
     def sender(self, peer: int, tag: int, buffer: Array) -> Any:
         """A send of the buffer, to be started any number of times."""
 
-    def start(self, requests: Sequence[Any]) -> None:
+    def start(self, requests: list[Any]) -> None:
         """Start what `receiver` and `sender` made."""
 
     def receive(self, peer: int, tag: int, buffer: Array) -> Any:
@@ -56,6 +56,10 @@ class Transport(Protocol):
 
     def free(self, requests: Sequence[Any]) -> None:
         """Give up what `receiver` and `sender` made."""
+
+    def abandon(self, receives: Sequence[Any], sends: Sequence[Any]) -> None:
+        """Give up what is pending and may never be done: no buffer of a receive is written to any
+        more."""
 
     def gather_all(self, data: bytes) -> list[bytes]:
         """Everybody's data, of equal length, by worker: collective."""

@@ -58,6 +58,7 @@ class WholePlan(BoundPlan):
         (vector, outs), self._running = self._running, None
         begun = time.perf_counter()
         arrays = self._apply(vector).arrays
-        self.counters.count(time.perf_counter() - begun)
+        self.counters.calls += 1
+        self.counters.seconds += time.perf_counter() - begun
         results = [arrays[region.name] for region in self._regions_out]
         return results if outs is None else written(results, outs)

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from linop.backends.execute import SMALL, Program, Stage, references
+from linop.backends.execute import SMALL, Program, Stage, peers_named, references
 from linop.backends.shared import ALIGNED, Block, Place, Pool
 from linop.backends.strided import Cell, View, copying
 from linop.backends.transport import Who
@@ -68,7 +68,7 @@ class Windows(Program):
         NoRoomError: there is too little shared memory left.
     """
 
-    def __init__(self, plan: Plan, pool: Pool, until: Until) -> None:
+    def __init__(self, plan: Plan, pool: Pool, until: Until, about: Callable[[], str]) -> None:
         self._pool = pool
         self._until = until
         self._blocks: list[Block] = []
@@ -88,10 +88,10 @@ class Windows(Program):
         self._flags_block = self._take((len(peers) + receives) * _LINE)
         flags = pool.own(self._flags_block)
         flags[:] = 0
-        self._flags = memoryview(flags).cast("q")
+        self._flags = flags.data.cast("q")
         for peer in sorted(peers):
             self._receivers[peer] = Offer(ready=self._line())
-        super().__init__(plan)
+        super().__init__(plan, about)
         held = (pool, self._runs, self._blocks, self._slots, self._slot_blocks, self._unused)
         self._release = weakref.finalize(self, _give_back, *held)
         self._release.atexit = False
@@ -115,7 +115,7 @@ class Windows(Program):
 
     def _array(self, block: Block, shape: tuple[int, ...]) -> Array:
         # Made at one go: the base of a user's view is then this array, which so counts its users.
-        memory = memoryview(self._pool.own(block))
+        memory = self._pool.own(block).data
         array: Array = np.ndarray(shape, self.plan.dtype, memory)
         array.fill(0)
         return array
@@ -306,7 +306,7 @@ class Windows(Program):
 
         def wait() -> None:
             if flags[k] < self._runs.number:
-                until(ready, lambda: f"worker {peer} to be ready to receive")
+                until(ready, lambda: f"worker {peer} to receive {self.about()}")
             if not ordered:
                 pool.sync()
             slot = self._runs.number % turns if turns else flags[k + 1]
@@ -329,8 +329,8 @@ class Windows(Program):
             return all(flags[k] >= number for k in places)
 
         def who() -> str:
-            late = [str(p) for p, k in lines.items() if flags[k] < self._runs.number]
-            return f"a message from {', '.join(late)} (stage {stage.number})"
+            late = [p for p, k in lines.items() if flags[k] < self._runs.number]
+            return f"a message from {peers_named(late)} in stage {stage.number} of {self.about()}"
 
         def wait() -> None:
             if not ready():
@@ -348,6 +348,10 @@ class Windows(Program):
             f"shared memory: what comes is written into {self._turns} buffers in turn beside the "
             f"result, for {self._why}"
         )
+
+    def abandon(self) -> None:
+        super().abandon()
+        self._release.detach()  # a peer may still write to these blocks: they are lost
 
     def release(self) -> None:
         self._release()

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import struct
 import time
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -64,10 +63,12 @@ class Worker(Backend):
     def prepare(self, plan: Plan) -> None:
         """Make ready what plans share, when one is compiled; collective."""
 
-    def program(self, plan: Plan, group: Sequence[int], tag: int) -> Program:
+    def program(
+        self, plan: Plan, group: Sequence[int], tag: int, about: Callable[[], str]
+    ) -> Program:
         """A plan, bound to the way in which its messages travel; collective over the group."""
         del group
-        return Messages(plan, self.transport, tag)
+        return Messages(plan, self.transport, tag, about)
 
     def way(self, program: Program | None = None) -> str:
         del program
@@ -98,6 +99,8 @@ class WorkerPlan(BoundPlan):
         self._worker = backend
         self._tag = tag
         self._program: Program | None = None
+        self._quick: Program | None = None  # where calls need no agreement
+        self._together = len(self.group) > 1
         self._broken: str | None = None
         self._seconds = 0.0
 
@@ -108,55 +111,62 @@ class WorkerPlan(BoundPlan):
         arrays, outs, program = self._ready(x, out)
         begun = time.perf_counter()
         try:
-            with self._watched(program):
+            tracing = self._worker.tracing
+            if tracing is None:
                 program.start(arrays, outs)
+            else:
+                with tracing.steps(program, str(self.op)):
+                    program.start(arrays, outs)
         except BaseException as error:
             self._fail(error)
             raise
         self._seconds = time.perf_counter() - begun
 
-    def _end(self) -> list[Array]:
+    def _end(self) -> Sequence[Array]:
         assert self._program is not None
         begun = time.perf_counter()
         try:
-            with self._watched(self._program):
-                results = self._program.finish()
+            results = self._program.finish()
         except BaseException as error:
             self._fail(error)
             raise
-        self.counters.count(self._seconds + time.perf_counter() - begun)
+        self.counters.calls += 1
+        self.counters.seconds += self._seconds + time.perf_counter() - begun
         return results
 
-    def _run(self, x: Any, out: Any) -> list[Array]:
-        arrays, outs, program = self._ready(x, out)
+    def _run(self, x: Any, out: Any) -> Sequence[Array]:
+        program = self._quick
+        outs: Sequence[Array] | None = None
+        if program is None or not self._fits(x) or not (out is None or self._takes(out, x)):
+            arrays, outs, program = self._ready(x, out)
+        else:  # what nearly every call is
+            if self._together:
+                self._worker.transport.check()
+            arrays = () if x is None else (x,)
+            outs = None if out is None else (out,)
         begun = time.perf_counter()
         try:
-            if self._worker.tracing is None:
-                results = program.run(arrays, outs)
-            else:
-                with self._watched(program):
-                    results = program.run(arrays, outs)
+            results = program.run(arrays, outs)
         except BaseException as error:
             self._fail(error)
             raise
-        self.counters.count(time.perf_counter() - begun)
+        self.counters.calls += 1
+        self.counters.seconds += time.perf_counter() - begun
         return results
 
-    def _watched(self, program: Program) -> AbstractContextManager[None]:
-        tracing = self._worker.tracing
-        return nullcontext() if tracing is None else tracing.steps(program, str(self.op))
+    def _recorded(self, x: Any, out: Any) -> Sequence[Array]:
+        self._begin(x, out)
+        return self._end()
 
     def _ready(self, x: Any, out: Any) -> tuple[Sequence[Array], Sequence[Array] | None, Program]:
         """Checked arguments, and the program; by agreement at the first call."""
-        program = self._program
-        if program is not None and out is None and not self._worker.debug and self._fits(x):
-            return (x,), None, program
         wrong: LinopError | None = None
         arrays: Sequence[Array] = ()
         outs: Sequence[Array] | None = None
         try:
             arrays = self._arguments(x)
-            outs = None if out is None else out_arrays(self.codomain, self._here, out, arrays)
+            if out is not None:
+                outs = out_arrays(self.codomain, self._here, out, arrays, self.plan.in_place)
         except LinopError as error:
             wrong = error
         if self._broken is not None:
@@ -170,9 +180,12 @@ class WorkerPlan(BoundPlan):
             else:
                 about = {"operator": str(self.op), "peers": self.group}
                 program = tracing.timed(self._here, "agree on the plan", "step", about, meet)
+            self._quick = None if self._worker.debug else program
         elif wrong is not None:
             self._fail(wrong)
             raise wrong
+        elif self._together:
+            self._worker.transport.check()
         return arrays, outs, program
 
     def _meet(self, wrong: LinopError | None) -> Program:
@@ -190,7 +203,7 @@ class WorkerPlan(BoundPlan):
             if wrong is not None:
                 raise wrong
             return
-        what = f"plan {self._tag // 2}{' (adjoint)' if self._tag % 2 else ''}, {self.op!r}"
+        what = self._named()
         # What the plan is, all workers agreed on when they compiled it.
         verdict = Verdict(calls={self._tag: (transport.worker, what)})
         if wrong is not None:
@@ -200,15 +213,19 @@ class WorkerPlan(BoundPlan):
         if error is not None:
             raise error
 
+    def _named(self) -> str:
+        return f"plan {self._tag // 2}{' (adjoint)' if self._tag % 2 else ''}, {self.op!r}"
+
     def _bind_program(self) -> Program:
-        self._program = self._worker.program(self.plan, self.group, self._tag)
+        self._program = self._worker.program(self.plan, self.group, self._tag, self._named)
         return self._program
 
     def _fail(self, error: BaseException) -> None:
         """A run ended halfway: nobody else must wait for it."""
         self._broken = f"{type(error).__name__}: {error}"
+        self._quick = None
         if self._program is not None:
-            self._program.forget()
+            self._program.abandon()
         transport = self._worker.transport
         text = f"worker {transport.worker} in {self.op!r}: {error}"
         kind = type(error) if isinstance(error, LinopError) else None
@@ -222,7 +239,7 @@ class WorkerPlan(BoundPlan):
     def release(self) -> None:
         if self._program is not None:
             self._program.release()
-            self._program = None
+        self._program = self._quick = None
         self._broken = "released"
         super().release()
 

@@ -68,20 +68,21 @@ def _movement_steps(movement: Movement, worker: int, stage: int) -> Iterator[Ste
         if number in whole:
             early.append(Alias(whole[number], region))
             continue
-        entries = np.flatnonzero(table.dst[incoming.row] == number)
+        found = np.flatnonzero(table.dst[incoming.row] == number)
         # By the worker that counts the source, whoever sends it: all holders of a replicated region
         # sum in the same order.
-        counts = [movement.domain.at(k).workers[0] for k in table.src[incoming.row[entries]]]
-        entries = entries[np.lexsort((incoming.row[entries], counts))]
-        rows = incoming.row[entries]
+        rows = incoming.row[found]
+        counts = [movement.domain.at(k).workers[0] for k in table.src[rows]]
+        order = np.lexsort((rows, np.array(counts, np.int64)))
+        found, rows = found[order], rows[order]
         order, sums = summation(table.at[rows], table.extent[rows])
-        covered = int(incoming.volume[entries][~sums].sum()) == region.size
+        covered = int(incoming.volume[found][~sums].sum()) == region.size
         early.append(Make(region, zeroed=not covered))
         for k in order:
             transfer = movement.transfer(rows[k], table)
-            sender = int(incoming.sender[entries[k]])
+            sender = int(incoming.sender[found[k]])
             local = sender == worker
-            source = transfer.source if local else Message(sender, int(offsets[entries[k]]))
+            source = transfer.source if local else Message(sender, int(offsets[found[k]]))
             put = Put(transfer.target, source, transfer.coefficient, bool(sums[k]))
             # What is added waits for what it is added to, in this order; the rest need not.
             (early if local and not sums[k] else late).append(put)

@@ -11,6 +11,7 @@ is never changed after its stage, and passing a region on costs nothing.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -91,6 +92,15 @@ class Put:
     coefficient: Scalar
     accumulate: bool
 
+    @property
+    def keeps(self) -> bool:
+        """Whether this leaves a part of a region as it was."""
+        source = self.source
+        if not isinstance(source, Subset) or self.coefficient != 1 or self.accumulate:
+            return False
+        same = source.region.name == self.target.region.name
+        return same and source.slices == self.target.slices
+
     def __str__(self) -> str:
         scale = "" if self.coefficient == 1 else f"{self.coefficient} · "
         return f"{self.target} {'+=' if self.accumulate else '='} {scale}{self.source}"
@@ -156,6 +166,33 @@ class Plan:
     @property
     def bytes_received(self) -> int:
         return sum(step.size for step in self.receives) * self.dtype.itemsize
+
+    @cached_property
+    def in_place(self) -> bool:
+        """Whether a result may be the memory of the argument of its name: what stays is where it
+        was, and nothing is read where something else is written."""
+        steps = self.steps
+        if any(isinstance(step, Apply) for step in steps):
+            return False
+        if sum(isinstance(step, Advance) for step in steps) != 1:
+            return False
+        puts = [step for step in steps if isinstance(step, Put)]
+        new = [put for put in puts if not put.keeps]
+        read = [p for step in steps if isinstance(step, Send) for p in step.parts]
+        read += [put.source for put in new if isinstance(put.source, Subset)]
+        zeroed = {step.region.name for step in steps if isinstance(step, Make) and step.zeroed}
+        added = {put.target.region.name for put in puts if put.accumulate}
+        given = {region.name: region.shape for region in self.inputs}
+        for region in self.outputs:
+            if region.name not in given:
+                continue
+            if given[region.name] != region.shape or region.name in zeroed | added:
+                return False
+            written = [put.target for put in new if put.target.region.name == region.name]
+            for part in read:
+                if part.region.name == region.name and any(map(part.meets, written)):
+                    return False
+        return True
 
     def describe(self) -> str:
         """What is given and given back, what is sent and received, and the steps, one a line."""

@@ -127,7 +127,11 @@ class Subset:
 
     def overlaps(self, other: Subset) -> bool:
         """Whether the two share an element."""
-        return self.region == other.region and all(
+        return self.region == other.region and self.meets(other)
+
+    def meets(self, other: Subset) -> bool:
+        """Whether the two have an index in common."""
+        return all(
             max(a, c) < min(b, d)
             for a, b, c, d in zip(self.start, self.stop, other.start, other.stop, strict=True)
         )
