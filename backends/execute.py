@@ -212,7 +212,7 @@ class Program(ABC):
                 self.wait(stage, stage.waits)
             for put in stage.puts:
                 if id(put) in late:
-                    self._steps.append(late[id(put)])
+                    self.step(*late[id(put)], bytes=self.bytes_of(put.target.size))
                 elif id(put) in sources:
                     self._put(stage, put, sources[id(put)])
             for apply in stage.applies:
@@ -246,7 +246,9 @@ class Program(ABC):
         """Bytes of so many elements."""
         return int(size) * self.plan.dtype.itemsize
 
-    def _sums(self, stage: Stage, sources: dict[int, View]) -> dict[int, Labelled]:
+    def _sums(
+        self, stage: Stage, sources: dict[int, View]
+    ) -> dict[int, tuple[str, Work, Ready | None]]:
         """Puts that set what the next adds to, done by that one in one pass: by the latter's id,
         and both taken out of the sources."""
         found = {}
@@ -255,10 +257,15 @@ class Program(ABC):
             if other is None or other.coefficient != 1 or id(put) not in sources:
                 continue
             first, second = sources.pop(id(put)), sources.pop(id(other))
-            label = f"{put.target} = {put.source} + {other.source}"
-            work = summing(stage.target(put), first, second)
-            found[id(other)] = Labelled(label, work, {"bytes": self.bytes_of(put.target.size)})
+            found[id(other)] = self.sum_step(stage, (put, other), (first, second))
         return found
+
+    def sum_step(
+        self, stage: Stage, puts: tuple[Put, Put], sources: tuple[View, View]
+    ) -> tuple[str, Work, Ready | None]:
+        """The step that sets a box to the sum of two; it runs once messages were waited for."""
+        label = f"{puts[0].target} = {puts[0].source} + {puts[1].source}"
+        return label, summing(stage.target(puts[0]), *sources), None
 
     def _put(self, stage: Stage, put: Put, source: View) -> None:
         if put.keeps and self.plan.in_place:

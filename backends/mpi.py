@@ -51,9 +51,10 @@ _PATIENCE = 1.0
 """Seconds to wait for what others wait for."""
 _LIMIT = 600
 """Seconds that a wait may take, where nobody says otherwise."""
-_SPINS = 1000
-"""Polls (about 0.3 µs each) before a waiting rank begins to yield its core between them."""
-_YIELDS = 1000
+_SPINS = 10
+"""Polls before a rank that waits yields its core between them, if every rank has one: a yield costs
+little where nobody else wants it, and two ranks that share one wait for each other."""
+_YIELDS = 20000
 """Polls after which it sleeps between them."""
 _NAP = 50e-6
 """Seconds of such a sleep."""
@@ -148,6 +149,7 @@ class Rank(Worker):
             here.Free()
             if together:
                 self._pool = Pool.of(transport.comm)
+                transport.bells = self._pool.bells
             else:
                 self._why = "the ranks are on several machines"
 
@@ -229,6 +231,7 @@ class Ranks:
         self.workers: int = comm.size
         self._tags: int = (comm.Get_attr(MPI.TAG_UB) or 32767) - _OWN
         self._said: list[MPI.Request] = []
+        self.bells: list[memoryview] | None = None
         self._spins = 0 if comm.size > (os.cpu_count() or 1) else _SPINS
 
     def receiver(self, peer: int, tag: int, buffer: Array) -> MPI.Prequest:
@@ -348,6 +351,8 @@ class Ranks:
         for peer in range(self.workers):
             if peer != self.worker:
                 self._say(peer, _ALARM, data)
+                if self.bells is not None:
+                    self.bells[peer][0] = 1
 
     def _alarm(self) -> Alarm | None:
         """The next alarm that has come."""
@@ -357,9 +362,14 @@ class Ranks:
         return alarm
 
     def check(self) -> None:
-        alarm = self._alarm()
-        if alarm is not None:
-            raise heard(alarm.error)
+        if self.bells is None or not self.bells[self.worker][0]:
+            return
+        self.bells[self.worker][0] = 0
+        begun = time.monotonic()
+        while time.monotonic() - begun < _PATIENCE:  # it was sent before the bell was rung
+            alarm = self._alarm()
+            if alarm is not None:
+                raise heard(alarm.error)
 
 
 def _keep(request: MPI.Request) -> None:

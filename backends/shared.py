@@ -89,6 +89,10 @@ class Pool:
 
     def __init__(self, comm: MPI.Intracomm) -> None:
         self._comm = comm
+        bells = Segment(comm, ALIGNED)
+        self.bells = [memory.data.cast("q") for memory in bells.memory]
+        """A number of each rank's that is not zero when there is an alarm for it: cheaper to look
+        at than to ask MPI."""
         self.segments: list[Segment] = []
         self._retired: list[tuple[Block, Callable[[], bool]]] = []
 

@@ -59,6 +59,14 @@ class View:
     def size(self) -> int:
         return math.prod(self.shape)
 
+    def cut(self, axis: int, start: int, stop: int) -> View:
+        """The part of the box between two indices along an axis."""
+        slices = list(self.index or (*(slice(0, n) for n in self.shape), ...))
+        first = slices[axis].start
+        slices[axis] = slice(first + start, first + stop)
+        shape = (*self.shape[:axis], stop - start, *self.shape[axis + 1 :])
+        return View(self.cell, shape, tuple(slices))
+
     def get(self) -> Array:
         """The view, of the array of this run."""
         array = self.cell.array
@@ -132,6 +140,12 @@ def _all(*works: Work) -> Work:
 def _bound(target: View, source: View, do: Callable[[Array, Array], Any]) -> Work:
     if target.cell.fixed and source.cell.fixed:
         return partial(do, target.get(), source.get())
+    if target.cell.fixed:
+        array, get = target.get(), source.getter
+        return lambda: do(array, get())
+    to, of = target.cell, source.cell
+    if target.index is None and source.index is None:
+        return lambda: do(to.array, of.array)
     get_target, get_source = target.getter, source.getter
     return lambda: do(get_target(), get_source())
 

@@ -71,10 +71,11 @@ class Transport(Protocol):
         """The next thing that a worker said; waits for it."""
 
     def alarm(self, error: LinopError) -> None:
-        """Make every other worker that waits, or comes to wait, raise this error."""
+        """Make every other worker raise this error: one that waits, or comes to wait; and where
+        memory is shared, one that calls a plan."""
 
     def check(self) -> None:
-        """Raise what another worker's alarm said, if there was one."""
+        """Raise what another worker's alarm said, if that is cheap to know."""
 
 
 @dataclass

@@ -17,12 +17,13 @@ import platform
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 
-from linop.backends.execute import SMALL, Program, Stage, peers_named, references
+from linop.backends.execute import SMALL, Program, Ready, Stage, peers_named, references
 from linop.backends.shared import ALIGNED, Block, Place, Pool
-from linop.backends.strided import Cell, View, copying
+from linop.backends.strided import Cell, View, Work, copying, summing
 from linop.backends.transport import Who
 from linop.plan import Make, Message, Plan, Put, Receive, Send, Wait
 from linop.region import Region
@@ -34,6 +35,10 @@ _MANY, _FEW = 8, 2
 """Buffers for each message that is not written into the result: for all of them small, or not."""
 _PART = 8
 """Messages are written into a result if they are more than one part in so many of it."""
+_PIECE = 128 * 1024
+"""Bytes of a piece of a long message: it stays in the cache of a core until it is summed."""
+_MOST = 1024
+"""Pieces of a message at most, and a few: what a run's number is multiplied by."""
 _LINE = 64
 """Bytes of a cache line."""
 _ORDERED = platform.machine() in ("x86_64", "AMD64", "i686")
@@ -43,6 +48,8 @@ Until = Callable[[Callable[[], bool], Who], None]
 """Waits until something is so; raises where it takes too long."""
 
 
+Piece = tuple[int, int, int] | None
+"""An axis, and two indices along it: a part of a message that is one box; or all of it."""
 Line = tuple[int, int]
 """Where a number is in a worker's shared memory: the window, and the number's index there."""
 
@@ -83,6 +90,8 @@ class Windows(Program):
         self._taken_in_turn: list[tuple[Cell, list[Array]]] = []
         self._slotted: dict[int, list[tuple[Cell, list[Array]]]] = {}
         self._met: set[int] = set()
+        self._pieces: dict[tuple[int, int], list[Piece]] = {}
+        self._summed_in_pieces: set[tuple[int, int]] = set()
         peers = {s.peer for s in plan.steps if isinstance(s, Send)}
         receives = sum(isinstance(s, Receive) for s in plan.steps)
         self._flags_block = self._take((len(peers) + receives) * _LINE)
@@ -178,9 +187,12 @@ class Windows(Program):
     def receive(self, stage: Stage, step: Receive) -> dict[int, View]:
         offer = self._senders.setdefault(step.peer, Offer(turns=self._turns))
         offer.done[stage.number] = self._line()
+        incoming = stage.incoming(step.peer)
+        shapes = [put.target.shape for put in incoming]
+        self._pieces[stage.number, step.peer] = _pieces(shapes, self.plan.dtype.itemsize)
         places = offer.places.setdefault(stage.number, [])
         inbox: dict[int, View] = {}
-        for put in stage.incoming(step.peer):
+        for put in incoming:
             target = stage.target(put)
             if self._direct and self._straight(stage, put):
                 places.append(self._pool.place(self._views(target)))
@@ -277,21 +289,49 @@ class Windows(Program):
         if step.peer not in self._met:
             self._met.add(step.peer)
             self._wait_ready(step.peer)
-        for part, cell in zip(step.parts, targets, strict=True):
-            source = stage.source(part)
-            work = copying(View(cell, part.shape), source, self.plan.dtype)
-            size = self.bytes_of(part.size)
-            self.step(f"write {part} to {step.peer}", work, peer=step.peer, bytes=size)
-        segment, k = offer.done[stage.number]
-        numbers = self._pool.numbers(segment, step.peer)
-        pool, ordered = self._pool, _ORDERED
+        pieces = _pieces([part.shape for part in step.parts], self.plan.dtype.itemsize)
+        for number, piece in enumerate(pieces):
+            for part, cell in zip(step.parts, targets, strict=True):
+                target, source = View(cell, part.shape), stage.source(part)
+                if piece is not None:
+                    target, source = target.cut(*piece), source.cut(*piece)
+                work = copying(target, source, self.plan.dtype)
+                size = self.bytes_of(target.size)
+                self.step(f"write {part} to {step.peer}", work, peer=step.peer, bytes=size)
+            self._say_done(step.peer, offer.done[stage.number], number + 1)
+
+    def _say_done(self, peer: int, line: Line, pieces: int) -> None:
+        """Tell a receiver how many pieces of a message are there."""
+        numbers, k = self._pool.numbers(line[0], peer), line[1]
+        pool, ordered, runs = self._pool, _ORDERED, self._runs
 
         def say_done() -> None:
             if not ordered:
                 pool.sync()
-            numbers[k] = self._runs.number
+            numbers[k] = runs.number * _MOST + pieces
 
-        self.step(f"tell {step.peer}", say_done, peer=step.peer)
+        self.step(f"tell {peer}", say_done, peer=peer)
+
+    def sum_step(
+        self, stage: Stage, puts: tuple[Put, Put], sources: tuple[View, View]
+    ) -> tuple[str, Work, Ready | None]:
+        """Of a long message each piece is added once it has come, while the next is written."""
+        peers = [put.source.peer for put in puts if isinstance(put.source, Message)]
+        pieces = self._pieces[stage.number, peers[0]] if peers else [None]
+        label, work, _ = super().sum_step(stage, puts, sources)
+        if len(pieces) == 1:
+            return label, work, None
+        self._summed_in_pieces.update((stage.number, peer) for peer in peers)
+        views = (stage.target(puts[0]), *sources)
+        sums = [summing(*(view.cut(*piece) for view in views)) for piece in pieces if piece]
+        waits = [self._waiting(stage.number, peers, k + 1) for k in range(len(pieces))]
+
+        def add_pieces() -> None:
+            for (wait, _), add in zip(waits, sums, strict=True):
+                wait()
+                add()
+
+        return label, add_pieces, waits[-1][1]
 
     def _wait_ready(self, peer: int) -> None:
         """Until a peer's memory is ready for this run. Which of its arrays to write to, it says; or
@@ -316,21 +356,42 @@ class Windows(Program):
         self.step(f"wait until {peer} is ready", wait, ready, peer=peer)
 
     def wait(self, stage: Stage, step: Wait) -> None:
-        lines = {
-            peer: self._index(offer.done[stage.number])
-            for peer, offer in self._senders.items()
-            if stage.number in offer.done
-        }
-        flags, places = self._flags, tuple(lines.values())
+        peers = [
+            peer
+            for number, peer in self._pieces
+            if number == stage.number and (number, peer) not in self._summed_in_pieces
+        ]
+        if peers:
+            sizes = [receive.size for receive in stage.receives if receive.peer in peers]
+            work, ready = self._waiting(stage.number, peers)
+            self.step(str(step), work, ready, peers=peers, bytes=self.bytes_of(sum(sizes)))
+
+    def _waiting(
+        self, stage: int, peers: Sequence[int], pieces: int | None = None
+    ) -> tuple[Work, Ready]:
+        """What waits for messages, or for some pieces of them; and whether they have come."""
+        lines = [
+            (self._index(self._senders[p].done[stage]), pieces or len(self._pieces[stage, p]))
+            for p in peers
+        ]
+        flags, runs = self._flags, self._runs
         until, pool, ordered = self._until, self._pool, _ORDERED
 
         def ready() -> bool:
-            number = self._runs.number
-            return all(flags[k] >= number for k in places)
+            number = runs.number * _MOST
+            for k, count in lines:
+                if flags[k] < number + count:
+                    return False
+            return True
 
         def who() -> str:
-            late = [p for p, k in lines.items() if flags[k] < self._runs.number]
-            return f"a message from {peers_named(late)} in stage {stage.number} of {self.about()}"
+            number = runs.number * _MOST
+            late = [
+                peer
+                for peer, (k, count) in zip(peers, lines, strict=True)
+                if flags[k] < number + count
+            ]
+            return f"a message from {peers_named(late)} in stage {stage} of {self.about()}"
 
         def wait() -> None:
             if not ready():
@@ -338,8 +399,7 @@ class Windows(Program):
             if not ordered:
                 pool.sync()
 
-        size = sum(self.bytes_of(receive.size) for receive in stage.receives)
-        self.step(str(step), wait, ready, peers=list(lines), bytes=size)
+        return wait, ready
 
     def describe(self) -> str:
         if self._direct:
@@ -355,6 +415,21 @@ class Windows(Program):
 
     def release(self) -> None:
         self._release()
+
+
+def _pieces(shapes: Sequence[tuple[int, ...]], itemsize: int) -> list[Piece]:
+    """How a message is cut, the same for sender and receiver: only one box is, if it is long."""
+    if len(shapes) != 1 or not shapes[0]:
+        return [None]
+    (shape,) = shapes
+    axis = next(k for k, n in enumerate(shape) if n == max(shape) or n >= _MOST // 2)
+    length = shape[axis]
+    size = int(np.prod(shape, dtype=np.int64)) * itemsize
+    count = min(size // _PIECE, length, _MOST - 1)
+    if count < 2:
+        return [None]
+    cuts = [length * k // count for k in range(count + 1)]
+    return [(axis, a, b) for a, b in pairwise(cuts)]
 
 
 class Runs:

@@ -43,9 +43,9 @@ class Row:
 
     @property
     def best(self) -> Times | None:
-        """The form that is compared: with ``out=``, where plans take it, as raw code has its
-        result's memory too."""
-        return self.linop_out or self.linop
+        """The form that is compared: ``plan(x)``, which keeps memory for its results; with
+        ``out=`` where only that was timed."""
+        return self.linop or self.linop_out
 
     @property
     def failed(self) -> bool:
@@ -82,7 +82,7 @@ def rows(found: dict[str, Any], peers: bool) -> list[Row]:
             table.append(_judged(row, note, calls))
         timed = ours or out
         if direction == "adjoint" and timed and not peers and ranks > 1 and size >= KIB:
-            forward = times.get("forward/linop out=") or times["forward/linop"]
+            forward = times.get("forward/linop") or times["forward/linop out="]
             table.append(_judged(Row(name, direction, size, ranks, FORWARD, forward, ours, out)))
     if name.startswith("CGLS"):
         table += _iteration(found)
@@ -257,7 +257,7 @@ def summary(records: Iterable[dict[str, Any]], against: str | None) -> str:
     for r in chosen:
         key = (r["operation"], r["direction"], str(r["ranks"]), r["against"])
         mark = {None: "", True: " ✓", False: " ✗"}[r["met"]]
-        ours = r["linop_out"] or r["linop"]
+        ours = r["linop"] or r["linop_out"]
         text = f"{r['ratio']:.2f}{mark} ({number(r['theirs'][1])} → {number(ours[1])})"
         lines.setdefault(key, {})[r["size"]] = text
     header = ["operation", "direction", "ranks", "against", *map(bytes_text, sizes)]
