@@ -285,8 +285,8 @@ def test_describe_says_the_steps_of_the_workers_held_here() -> None:
         assert how == "  by not yet bound to its workers"
         parts.append("\n".join(lines))
     assert [part.splitlines()[0] for part in parts] == [
-        "worker 0: a, b -> a, b, 0 messages, 0 bytes sent",
-        "worker 1: c -> nothing, 1 messages, 16 bytes sent",
-        "worker 2: nothing -> d, 0 messages, 0 bytes sent",
+        "worker 0: a[2], b[3] -> a[2], b[3]; 0 messages sent, 0 bytes; 0 received, 0 bytes",
+        "worker 1: c[2] -> nothing; 1 messages sent, 16 bytes; 0 received, 0 bytes",
+        "worker 2: nothing -> d[2]; 0 messages sent, 0 bytes; 1 received, 16 bytes",
     ]
     assert moved().compile(linop.backends.get("threads")).describe() == "\n".join(parts)

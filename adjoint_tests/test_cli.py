@@ -126,6 +126,56 @@ def test_show_prints_operator_adjoint_and_traffic(run: Run) -> None:
     assert table["0"] == table["1"] == ["1", "24"] * 4
 
 
+def test_show_prints_bytes_rank_by_rank(run: Run) -> None:
+    lines = run("show", f"{MODULE}:shift").output.splitlines()
+    assert lines[-3:] == [
+        "bytes from  to 0  to 1",
+        "         0     ·    24",
+        "         1    24     ·",
+    ]
+
+
+def test_show_prints_plans_and_predictions(run: Run) -> None:
+    result = run("show", "--plan", f"{MODULE}:shift")
+    assert result.exit_code == 0, result.output
+    assert "worker 0" not in run("show", f"{MODULE}:shift").output
+    forward, back = result.output.split(f"{MODULE}:shift, adjoint\n")
+    assert f"{MODULE}:shift, operator\n" in forward
+    for text in (forward, back):
+        assert text.count("x@0[3] -> x@0[3]; 1 messages sent, 24 bytes; 1 received, 24 bytes") == 1
+        assert text.count("  send 3 elements to 0: x@1  (24 bytes)") == 1
+        assert "predicted: 2 workers, 1 stages with messages: 2 messages, 48 bytes" in text
+
+
+def test_show_prints_the_plan_of_one_worker(run: Run) -> None:
+    result = run("show", "--plan", "--worker", "1", f"{MODULE}:shift")
+    assert result.output.count("worker 1: ") == 2
+    assert "worker 0: " not in result.output
+    result = run("show", "--plan", "--worker", "2", f"{MODULE}:shift")
+    assert result.exit_code == 2
+    assert "Invalid value for --worker: 2; there are 0, 1" in result.output
+
+
+@pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="needs matplotlib")
+def test_show_draws_traffic(run: Run, folder: Path) -> None:
+    result = run("show", "--traffic", "traffic.png", f"{MODULE}:shift")
+    assert result.exit_code == 0, result.output
+    assert result.output.splitlines()[-1] == "picture: traffic.png"
+    assert (folder / "traffic.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+    result = run("show", "--traffic", "missing/traffic.png", f"{MODULE}:shift")
+    assert result.exit_code == 2
+    assert "No such file" in result.output
+
+
+def test_a_picture_without_matplotlib_names_the_extra(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    result = run("show", "--traffic", "traffic.png", f"{MODULE}:shift")
+    assert isinstance(result.exception, MissingExtraError)
+    assert "pip install 'linop-algebra[plot]'" in str(result.exception)
+
+
 def test_names_are_printed_as_they_are(run: Run) -> None:
     """ ":ring:" is a name between two colons, and to some printers an emoji."""
     assert f"{MODULE}:ring: x@0[8]@0 ⊕ x@1[8]@1" in run("show", f"{MODULE}:ring").output

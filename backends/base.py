@@ -8,19 +8,29 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from os import PathLike
+from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 
+from linop.backends.counters import CounterTable, Ledger
+from linop.backends.execute import Program
+from linop.backends.tracing import Recording, traced
+from linop.backends.transport import Transport
 from linop.errors import ArgumentError, BackendError, RegionError
 from linop.lowering import lower, workers_of
 from linop.operator import LinearOperator
+from linop.plan import Plan
 from linop.region import Region
 from linop.scalars import Array
 from linop.space import Space, Vector
 from linop.stages import bare_or_dict
+
+Result = TypeVar("Result")
 
 
 class Backend(ABC):
@@ -36,6 +46,10 @@ class Backend(ABC):
     worker: int | None = None
     workers: int | None = None
 
+    def __init__(self) -> None:
+        self.ledger = Ledger()
+        self.tracing: Recording | None = None
+
     @abstractmethod
     def compile(self, op: LinearOperator) -> BoundPlan:
         """Bind an operator. Collective: all workers of the backend call it, in the same order.
@@ -50,13 +64,34 @@ class Backend(ABC):
         sum over all workers (a collective call where there are several)."""
         return Vector(space, held_arrays(space, self.worker, arrays))
 
+    def counters(self) -> CounterTable:
+        """Calls, messages, bytes and seconds of every operator compiled here, plans that are gone
+        included; of this worker alone, where it is one of several. ``print`` shows a table."""
+        return self.ledger.table()
 
-@dataclass
-class Counters:
-    """What a plan has done so far."""
+    def trace(self, path: str | PathLike[str]) -> AbstractContextManager[None]:
+        """Record what happens inside ``with backend.trace("run.json"):``, and write it as a
+        timeline that Perfetto, chrome://tracing and Speedscope open: a row for every worker, an
+        event for every call of a plan, and in it one for every step, with peers and bytes.
+        Collective, at both ends; worker 0 writes the file. Nothing is written if the block raises.
 
-    calls: int = 0
-    seconds: float = 0.0
+        Workers on one machine share its clock. Those of different machines do not: their rows are
+        shifted so that the trace begins on all machines at once (they meet there).
+
+        Raises:
+            BackendError: a trace is being recorded already. ArgumentError: the file cannot be
+                written. Both on every worker.
+        """
+        return traced(self, Path(path), self._meeting())
+
+    @abstractmethod
+    def way(self, program: Program | None = None) -> str:
+        """How messages travel, and why: those of a program, or those of one that is still to be
+        bound."""
+
+    def _meeting(self) -> Transport | None:
+        """How the workers of the program meet; None where this process holds all."""
+        return None
 
 
 class BoundPlan(ABC):
@@ -74,7 +109,7 @@ class BoundPlan(ABC):
     def __init__(self, op: LinearOperator, backend: Backend) -> None:
         self.op = op
         self.backend = backend
-        self.counters = Counters()
+        self.counters = backend.ledger.open(self, op)
         self._here = backend.worker
         self._adjoint: BoundPlan | None = None
         self._lock = threading.Lock()
@@ -105,6 +140,10 @@ class BoundPlan(ABC):
         self._begin(x, out)
         return self._end()
 
+    def _recorded(self, x: Any, out: Any) -> Sequence[Array]:
+        """`_run`, with steps on the timeline, where there are steps."""
+        return self._run(x, out)
+
     # What users call
 
     @property
@@ -121,12 +160,15 @@ class BoundPlan(ABC):
         if self._adjoint is None:
             self._adjoint = self._bind_adjoint()
             self._adjoint._adjoint = self
+            self._adjoint.counters.is_adjoint_of(self.op)
         return self._adjoint
 
     def __call__(self, x: Any = None, *, out: Any = None) -> Any:
         if not self._lock.acquire(False):
             raise self._busy("called")
         try:
+            if self.backend.tracing is not None:
+                return self._traced("", self._applied, x, out)
             results = self._run(x, out)
         finally:
             self._lock.release()
@@ -145,7 +187,10 @@ class BoundPlan(ABC):
         if not self._lock.acquire(False):
             raise self._busy("start")
         try:
-            self._begin(x, out)
+            if self.backend.tracing is not None:
+                self._traced("start ", self._begin, x, out)
+            else:
+                self._begin(x, out)
         except BaseException:
             self._lock.release()
             raise
@@ -158,9 +203,23 @@ class BoundPlan(ABC):
             raise BackendError(f"{self!r}: finish without a start")
         self._started = False
         try:
+            if self.backend.tracing is not None:
+                return self._wrapped(self._traced("finish ", self._end), self._as_vector)
             return self._wrapped(self._end(), self._as_vector)
         finally:
             self._lock.release()
+
+    def _applied(self, x: Any, out: Any) -> Any:
+        return self._wrapped(self._recorded(x, out), isinstance(x, Vector))
+
+    def _traced(self, what: str, work: Callable[..., Result], *arguments: Any) -> Result:
+        """Do something, and put it on the timeline."""
+        tracing, counters = self.backend.tracing, self.counters
+        if tracing is None:
+            return work(*arguments)
+        name, sent = str(self.op), counters.bytes_each
+        about = {"operator": name, "messages": counters.messages_each, "bytes": sent}
+        return tracing.timed(self._here, what + name, "plan", about, partial(work, *arguments))
 
     def _busy(self, what: str) -> BackendError:
         return BackendError(
@@ -196,9 +255,11 @@ class BoundPlan(ABC):
         return out.flags.writeable and (x is None or not np.may_share_memory(out, x))
 
     def describe(self) -> str:
-        """The steps of this worker (of all, where this process holds all)."""
+        """What this worker sends and receives, its steps, and how its messages travel, and why; of
+        all workers, where this process holds all."""
         workers = workers_of(self.op.stages) if self._here is None else (self._here,)
-        return "\n".join(lower(self.op.stages, w).describe() for w in workers)
+        way = self.backend.way()
+        return "\n".join(described(lower(self.op.stages, w), way) for w in workers)
 
     def release(self) -> None:
         """Give back buffers, requests and shared memory, the adjoint's too; the plan cannot be
@@ -215,6 +276,13 @@ class BoundPlan(ABC):
 
     def __repr__(self) -> str:
         return f"<plan of {self.op!r} on {self.backend.name}>"
+
+
+def described(plan: Plan, way: str) -> str:
+    """A plan, and how its messages travel."""
+    if not plan.sends and not plan.receives:
+        way = "nothing: this worker exchanges no messages"
+    return f"{plan.describe()}\n  by {way}"
 
 
 def held(space: Space, worker: int | None) -> Sequence[Region]:

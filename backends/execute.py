@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -28,6 +29,16 @@ KEPT = 3
 """Arrays for a large result that a plan keeps for later runs, once their users let go of them."""
 
 Ready = Callable[[], bool]
+Record = Callable[[str, Work, Mapping[str, Any]], None]
+"""Does a step, given its label and what is to be said about it, and takes note."""
+
+
+class Labelled(NamedTuple):
+    """A step of a program, and what a trace says about it: peers, bytes."""
+
+    label: str
+    work: Work
+    about: Mapping[str, Any]
 
 
 class Stage:
@@ -96,8 +107,8 @@ class Program(ABC):
         self.plan = plan
         self.about = about
         self._inputs = tuple(Cell(region.shape) for region in plan.inputs)
-        self._fills: list[tuple[str, Work]] = []
-        self._steps: list[tuple[str, Work]] = []
+        self._fills: list[Labelled] = []
+        self._steps: list[Labelled] = []
         self._waits: dict[int, Ready] = {}
         self._kept: set[int] = set()
         self._running: Sequence[Work] = ()
@@ -183,7 +194,8 @@ class Program(ABC):
         for stage in self._stages:
             for make, cell in stage.made:
                 if make.zeroed:
-                    self._fills.append((f"clear {make.region}", _filling(cell)))
+                    about = {"bytes": self.bytes_of(make.region.size)}
+                    self._fills.append(Labelled(f"clear {make.region}", _filling(cell), about))
         self.begin()
         for stage, inbox in zip(self._stages, self._inbox, strict=True):
             for send in sorted(stage.sends, key=self._distance):
@@ -200,16 +212,14 @@ class Program(ABC):
                 self.wait(stage, stage.waits)
             for put in stage.puts:
                 if id(put) in late:
-                    self.step(*late[id(put)])
+                    self.step(*late[id(put)], bytes=self.bytes_of(put.target.size))
                 elif id(put) in sources:
                     self._put(stage, put, sources[id(put)])
             for apply in stage.applies:
                 self.step(str(apply), _applying(stage, apply))
         self.end()
-        self._calls = tuple(work for _, work in self._labelled)
-        self._in_place = tuple(
-            _nothing if k in self._kept else work for k, work in enumerate(self._calls)
-        )
+        self._calls = tuple(step.work for step in self._labelled)
+        self._in_place = self._without_kept(self._calls)
         self._copied_out = all(cell.fixed for cell in self._results)
         self._loose = [c for c in (*self._inputs, *self._results) if not c.fixed]
 
@@ -217,15 +227,24 @@ class Program(ABC):
         """Every worker begins with the one after it, so that not all address the same one."""
         return send.peer < self.plan.worker, send.peer
 
+    def _without_kept(self, calls: Sequence[Work]) -> tuple[Work, ...]:
+        """The calls of a run in place: what stays is not copied."""
+        return tuple(_nothing if k in self._kept else work for k, work in enumerate(calls))
+
     @property
-    def _labelled(self) -> list[tuple[str, Work]]:
+    def _labelled(self) -> list[Labelled]:
         return self._fills + self._steps
 
-    def step(self, label: str, work: Work, ready: Ready | None = None) -> None:
-        """Add a step; one that waits says whether it would not have to."""
+    def step(self, label: str, work: Work, ready: Ready | None = None, **about: Any) -> None:
+        """Add a step; one that waits says whether it would not have to. Traces say what is given as
+        `about`: ``peer`` or ``peers``, ``bytes``."""
         if ready is not None:
             self._waits[len(self._labelled)] = ready
-        self._steps.append((label, work))
+        self._steps.append(Labelled(label, work, about))
+
+    def bytes_of(self, size: int) -> int:
+        """Bytes of so many elements."""
+        return int(size) * self.plan.dtype.itemsize
 
     def _sums(
         self, stage: Stage, sources: dict[int, View]
@@ -253,7 +272,7 @@ class Program(ABC):
             self._kept.add(len(self._labelled))
         bind = adding if put.accumulate else copying
         work = bind(stage.target(put), source, self.plan.dtype, put.coefficient)
-        self.step(str(put), work)
+        self.step(str(put), work, bytes=self.bytes_of(put.target.size))
 
     # Running
 
@@ -289,15 +308,16 @@ class Program(ABC):
             work()
         return self._give()
 
-    def traced(
-        self, arrays: Sequence[Array], out: Sequence[Array] | None, record: Callable[[str], Any]
-    ) -> Sequence[Array]:
-        """`run`, with a context of the recorder's around every step."""
-        calls = self._load(arrays, out)
-        for (label, _), work in zip(self._labelled, calls, strict=True):
-            with record(label):
-                work()
-        return self._give()
+    @contextmanager
+    def watched(self, record: Record) -> Iterator[None]:
+        """Inside, a recorder does the steps of runs that begin."""
+        plain = self._calls, self._in_place
+        self._calls = tuple(partial(record, *step) for step in self._labelled)
+        self._in_place = self._without_kept(self._calls)
+        try:
+            yield
+        finally:
+            self._calls, self._in_place = plain
 
     def _load(self, arrays: Sequence[Array], out: Sequence[Array] | None) -> Sequence[Work]:
         """Put a run's arrays in their places; the calls to make."""

@@ -61,7 +61,7 @@ class Messages(Program):
 
     def begin(self) -> None:
         started: list[Any] = []
-        new: list[Work] = []
+        new: list[tuple[int, Work]] = []
         for number, step, where in self._posts:
             pending = self._receiving.setdefault(number, [])
             self._peers.setdefault(number, []).append(step.peer)
@@ -69,13 +69,13 @@ class Messages(Program):
                 pending.append(self._transport.receiver(step.peer, self._tag, where.get()))
                 started.append(pending[-1])
             else:
-                new.append(self._posting(step.peer, where, pending, len(pending)))
+                new.append((step.peer, self._posting(step.peer, where, pending, len(pending))))
                 pending.append(None)
         self._requests += started
         if started:
             self.step(f"post {len(started)} receives", partial(self._transport.start, started))
-        for post in new:
-            self.step("post a receive into the result", post)
+        for peer, post in new:
+            self.step("post a receive into the result", post, peer=peer)
 
     def _posting(self, peer: int, where: View, pending: list[Any], k: int) -> Work:
         get, receive, tag = where.getter, self._transport.receive, self._tag
@@ -91,23 +91,28 @@ class Messages(Program):
         k = len(self._sending)
         self._sending.append(None)
         whole = len(sources) == 1 and first.contiguous
+        size = self.bytes_of(step.size)
         if whole and first.cell.fixed:
-            self._send_from(str(step), step.peer, first.get(), k)
-        elif whole and step.size * self.plan.dtype.itemsize > _PACKED:
-            self.step(str(step), self._sending_new(step.peer, first, k))
+            self._send_from(step, first.get(), k)
+        elif whole and size > _PACKED:
+            work = self._sending_new(step.peer, first, k)
+            self.step(str(step), work, peer=step.peer, bytes=size)
         else:
             buffer = self._buffer(step.size)
             offset = 0
             for source in sources:
                 part = _cut(buffer, offset, source.shape)
-                self.step(f"pack for {step.peer}", copying(part, source, self.plan.dtype))
+                work = copying(part, source, self.plan.dtype)
+                packed = self.bytes_of(source.size)
+                self.step(f"pack for {step.peer}", work, peer=step.peer, bytes=packed)
                 offset += source.size
-            self._send_from(str(step), step.peer, buffer.get(), k)
+            self._send_from(step, buffer.get(), k)
 
-    def _send_from(self, label: str, peer: int, buffer: Array, k: int) -> None:
-        request = self._sending[k] = self._transport.sender(peer, self._tag, buffer)
+    def _send_from(self, step: Send, buffer: Array, k: int) -> None:
+        request = self._sending[k] = self._transport.sender(step.peer, self._tag, buffer)
         self._requests.append(request)
-        self.step(label, partial(self._transport.start, [request]))
+        work = partial(self._transport.start, [request])
+        self.step(str(step), work, peer=step.peer, bytes=self.bytes_of(step.size))
 
     def _sending_new(self, peer: int, source: View, k: int) -> Work:
         """Send memory that is another one at every run."""
@@ -128,6 +133,8 @@ class Messages(Program):
             str(step),
             lambda: transport.wait(pending, who),
             lambda: transport.test(pending),
+            peers=self._peers[stage.number],
+            bytes=sum(self.bytes_of(r.size) for r in stage.receives),
         )
 
     def awaited(self, stage: int) -> str:

@@ -159,7 +159,7 @@ class Rank(Worker):
         self.groups = Groups(transport)
         self._choice = choice.agreed(transport.gather_all)
         self._pool: Pool | None = None
-        self._why = "switched off" if windows is False else ""
+        self._why = "shared memory is switched off" if windows is False else ""
         if not self._why and transport.workers > 1:
             here = transport.comm.Split_type(MPI.COMM_TYPE_SHARED)
             together = here.size == transport.workers
@@ -188,6 +188,16 @@ class Rank(Worker):
         if self._pool is not None and self.worker in group and len(group) > 1:
             program = self._shared(plan, self._pool, group, about)
         return program or with_collectives(plan, self._ranks, tag, about, self.groups, self._choice)
+
+    def way(self, program: Program | None = None) -> str:
+        if isinstance(program, Windows):
+            return program.describe()
+        if program is not None:
+            why = self._why or "a worker lacked room in shared memory"
+            return f"{program.describe()}, for {why}"
+        shared = "shared memory, for all ranks are on one machine"
+        likely = f"messages over MPI, for {self._why}" if self._pool is None else shared
+        return f"a way chosen at the first call; likely {likely}"
 
     def _shared(
         self, plan: Plan, pool: Pool, group: Sequence[int], about: Callable[[], str]

@@ -12,13 +12,17 @@ from typing import Any
 import numpy as np
 
 from linop.backends.base import Backend, BoundPlan, check_workers, out_arrays, written
+from linop.backends.execute import Program
 from linop.backends.threads import Mailbox, run
 from linop.backends.whole import Whole
 from linop.backends.worker import Worker, check_agreement
 from linop.errors import SpaceError
 from linop.operator import LinearOperator
+from linop.plan import Plan
 from linop.scalars import Array
 from linop.space import Vector
+
+_WAY = "nothing: the reference interprets the expression, and takes none of these steps"
 
 
 def get(workers: int | None = None) -> Backend:
@@ -37,8 +41,12 @@ class Reference(Whole):
 
     name = "reference"
 
-    def bind(self, op: LinearOperator) -> Callable[[Vector], Vector]:
-        return op
+    def way(self, program: Program | None = None) -> str:
+        del program
+        return _WAY
+
+    def bind(self, op: LinearOperator) -> tuple[Callable[[Vector], Vector], Sequence[Plan]]:
+        return op, ()
 
 
 class ReferenceWorker(Worker):
@@ -47,6 +55,10 @@ class ReferenceWorker(Worker):
     def __init__(self, mailbox: Mailbox) -> None:
         super().__init__("reference", mailbox)
         self.mailbox = mailbox
+
+    def way(self, program: Program | None = None) -> str:
+        del program
+        return _WAY
 
     def compile(self, op: LinearOperator) -> BoundPlan:
         check_agreement(op, self.transport)

@@ -9,9 +9,11 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from linop.backends.base import Backend
+from linop.backends.execute import Program
 from linop.backends.messages import Messages
 from linop.backends.transport import Who, heard
 from linop.backends.whole import Whole
@@ -19,6 +21,7 @@ from linop.backends.worker import Worker
 from linop.errors import BackendError, DeadlockError, LinopError
 from linop.lowering import lower, workers_of
 from linop.operator import LinearOperator
+from linop.plan import Plan
 from linop.scalars import Array
 from linop.space import Vector
 
@@ -290,14 +293,27 @@ class Threads(Whole):
 
     name = "threads"
 
-    def bind(self, op: LinearOperator) -> Callable[[Vector], Vector]:
+    def way(self, program: Program | None = None) -> str:
+        del program
+        return f"messages over {Mailbox.name}"
+
+    def bind(self, op: LinearOperator) -> tuple[Callable[[Vector], Vector], Sequence[Plan]]:
         needed = workers_of(op.stages)
         plans = [lower(op.stages, worker) for worker in range(max(needed, default=0) + 1)]
 
         def apply(x: Vector) -> Vector:
+            tracing, name = self.tracing, str(op) if self.tracing else ""
+
             def main(mailbox: Mailbox) -> Sequence[Array]:
                 plan = plans[mailbox.worker]
-                return Messages(plan, mailbox, 0, op.__repr__).run([x[r.name] for r in plan.inputs])
+                program = Messages(plan, mailbox, 0, op.__repr__)
+                arrays = [x[r.name] for r in plan.inputs]
+                if tracing is None:
+                    return program.run(arrays)
+                about = {"operator": name, "messages": len(plan.sends), "bytes": plan.bytes_sent}
+                with tracing.steps(program, name):
+                    work = partial(program.run, arrays)
+                    return tracing.timed(mailbox.worker, name, "plan", about, work)
 
             results: dict[str, Array] = {}
             for plan, part in zip(plans, run(len(plans), main), strict=True):
@@ -305,4 +321,4 @@ class Threads(Whole):
                     results.setdefault(region.name, array)
             return Vector(op.codomain, results)
 
-        return apply
+        return apply, plans

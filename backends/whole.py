@@ -10,6 +10,7 @@ from typing import Any
 from linop.backends.base import Backend, BoundPlan, check_workers, out_arrays, written
 from linop.errors import ArgumentError
 from linop.operator import LinearOperator
+from linop.plan import Plan
 from linop.scalars import Array
 from linop.space import Vector
 
@@ -18,13 +19,15 @@ class Whole(Backend):
     """A backend that holds every worker: so many, or by default as many as an operator needs."""
 
     def __init__(self, workers: int | None = None) -> None:
+        super().__init__()
         if workers is not None and (not isinstance(workers, int) or workers < 1):
             raise ArgumentError(f"workers is a whole number from 1; given {workers!r}")
         self.workers = workers
 
     @abstractmethod
-    def bind(self, op: LinearOperator) -> Callable[[Vector], Vector]:
-        """What applies the operator to a vector with all regions, giving one in new memory."""
+    def bind(self, op: LinearOperator) -> tuple[Callable[[Vector], Vector], Sequence[Plan]]:
+        """What applies the operator to a vector with all regions, giving one in new memory; and
+        the plans it runs, for the count of what they send."""
 
     def compile(self, op: LinearOperator) -> BoundPlan:
         check_workers(op, self)
@@ -37,7 +40,8 @@ class WholePlan(BoundPlan):
     def __init__(self, op: LinearOperator, backend: Whole) -> None:
         super().__init__(op, backend)
         self._whole = backend
-        self._apply = backend.bind(op)
+        self._apply, plans = backend.bind(op)
+        self.counters.sends(plans)
         self._running: tuple[Vector, Sequence[Array] | None] | None = None
 
     def _bind_adjoint(self) -> BoundPlan:

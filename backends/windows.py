@@ -140,7 +140,10 @@ class Windows(Program):
         straight = {id(p) for s in self._stages for p in s.puts if self._straight(s, p)}
         size = sum(p.target.size for p in moved if id(p) in straight) * itemsize
         results = sum(region.size for region in self.plan.outputs) * itemsize
-        self._direct = size > max(SMALL, results // _PART)
+        limit = max(SMALL, results // _PART)
+        self._direct = size > limit
+        self._why = f"{size} bytes that come are parts of the result as they are, "
+        self._why += f"{'more' if self._direct else 'no more'} than {limit}"
         small = sum(put.target.size for put in moved) * itemsize <= SMALL
         self._turns = 0 if self._direct else _MANY if small else _FEW
         super()._place_results()
@@ -293,7 +296,8 @@ class Windows(Program):
                 if piece is not None:
                     target, source = target.cut(*piece), source.cut(*piece)
                 work = copying(target, source, self.plan.dtype)
-                self.step(f"write {part} to {step.peer}", work)
+                size = self.bytes_of(target.size)
+                self.step(f"write {part} to {step.peer}", work, peer=step.peer, bytes=size)
             self._say_done(step.peer, offer.done[stage.number], number + 1)
 
     def _say_done(self, peer: int, line: Line, pieces: int) -> None:
@@ -306,7 +310,7 @@ class Windows(Program):
                 pool.sync()
             numbers[k] = runs.number * _MOST + pieces
 
-        self.step(f"tell {peer}", say_done)
+        self.step(f"tell {peer}", say_done, peer=peer)
 
     def sum_step(
         self, stage: Stage, puts: tuple[Put, Put], sources: tuple[View, View]
@@ -349,7 +353,7 @@ class Windows(Program):
             for cell, arrays in slotted:
                 cell.array = arrays[slot]
 
-        self.step(f"wait until {peer} is ready", wait, ready)
+        self.step(f"wait until {peer} is ready", wait, ready, peer=peer)
 
     def wait(self, stage: Stage, step: Wait) -> None:
         peers = [
@@ -358,7 +362,9 @@ class Windows(Program):
             if number == stage.number and (number, peer) not in self._summed_in_pieces
         ]
         if peers:
-            self.step(str(step), *self._waiting(stage.number, peers))
+            sizes = [receive.size for receive in stage.receives if receive.peer in peers]
+            work, ready = self._waiting(stage.number, peers)
+            self.step(str(step), work, ready, peers=peers, bytes=self.bytes_of(sum(sizes)))
 
     def _waiting(
         self, stage: int, peers: Sequence[int], pieces: int | None = None
@@ -397,10 +403,10 @@ class Windows(Program):
 
     def describe(self) -> str:
         if self._direct:
-            return "shared memory: each transfer is one copy into the receiver's result"
+            return f"shared memory: what comes is written into the result, for {self._why}"
         return (
-            f"shared memory: messages are written to {self._turns} buffers in turn beside the "
-            f"receiver's result, which is no larger than they are, or much larger"
+            f"shared memory: what comes is written into {self._turns} buffers in turn beside the "
+            f"result, for {self._why}"
         )
 
     def abandon(self) -> None:

@@ -10,9 +10,17 @@ from __future__ import annotations
 import struct
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
-from linop.backends.base import Backend, BoundPlan, check_workers, held_arrays, out_arrays
+from linop.backends.base import (
+    Backend,
+    BoundPlan,
+    check_workers,
+    described,
+    held_arrays,
+    out_arrays,
+)
 from linop.backends.execute import Program
 from linop.backends.messages import Messages
 from linop.backends.transport import Transport, Verdict, agree
@@ -35,6 +43,7 @@ class Worker(Backend):
     """
 
     def __init__(self, name: str, transport: Transport, debug: bool = False) -> None:
+        super().__init__()
         self.name = name
         self.transport = transport
         self.worker: int = transport.worker
@@ -61,6 +70,13 @@ class Worker(Backend):
         del group
         return Messages(plan, self.transport, tag, about)
 
+    def way(self, program: Program | None = None) -> str:
+        del program
+        return f"messages over {self.transport.name}"
+
+    def _meeting(self) -> Transport:
+        return self.transport
+
     def vector(self, space: Space, arrays: Any) -> Vector:
         given = held_arrays(space, self.worker, arrays)
 
@@ -79,6 +95,7 @@ class WorkerPlan(BoundPlan):
     def __init__(self, op: LinearOperator, backend: Worker, tag: int) -> None:
         super().__init__(op, backend)
         self.plan = lower(op.stages, backend.worker)
+        self.counters.sends([self.plan])
         self.group = workers_of(op.stages)
         self._worker = backend
         self._tag = tag
@@ -86,25 +103,37 @@ class WorkerPlan(BoundPlan):
         self._quick: Program | None = None  # where calls need no agreement
         self._together = len(self.group) > 1
         self._broken: str | None = None
+        self._seconds = 0.0
 
     def _bind_adjoint(self) -> BoundPlan:
         return WorkerPlan(self.op.H, self._worker, self._tag ^ 1)
 
     def _begin(self, x: Any, out: Any) -> None:
         arrays, outs, program = self._ready(x, out)
+        begun = time.perf_counter()
         try:
-            program.start(arrays, outs)
+            tracing = self._worker.tracing
+            if tracing is None:
+                program.start(arrays, outs)
+            else:
+                with tracing.steps(program, str(self.op)):
+                    program.start(arrays, outs)
         except BaseException as error:
             self._fail(error)
             raise
+        self._seconds = time.perf_counter() - begun
 
     def _end(self) -> Sequence[Array]:
         assert self._program is not None
+        begun = time.perf_counter()
         try:
-            return self._program.finish()
+            results = self._program.finish()
         except BaseException as error:
             self._fail(error)
             raise
+        self.counters.calls += 1
+        self.counters.seconds += self._seconds + time.perf_counter() - begun
+        return results
 
     def _run(self, x: Any, out: Any) -> Sequence[Array]:
         program = self._quick
@@ -126,6 +155,10 @@ class WorkerPlan(BoundPlan):
         self.counters.seconds += time.perf_counter() - begun
         return results
 
+    def _recorded(self, x: Any, out: Any) -> Sequence[Array]:
+        self._begin(x, out)
+        return self._end()
+
     def _ready(self, x: Any, out: Any) -> tuple[Sequence[Array], Sequence[Array] | None, Program]:
         """Checked arguments, and the program; by agreement at the first call."""
         wrong: LinopError | None = None
@@ -141,8 +174,13 @@ class WorkerPlan(BoundPlan):
             raise BackendError(f"{self!r} was interrupted: {self._broken}; compile it again")
         program = self._program
         if program is None or self._worker.debug:
-            self._agree(wrong)
-            program = self._program or self._bind_program()
+            tracing = self._worker.tracing
+            meet = partial(self._meet, wrong)
+            if tracing is None:
+                program = meet()
+            else:
+                about = {"operator": str(self.op), "peers": self.group}
+                program = tracing.timed(self._here, "agree on the plan", "step", about, meet)
             self._quick = None if self._worker.debug else program
         elif wrong is not None:
             self._fail(wrong)
@@ -150,6 +188,10 @@ class WorkerPlan(BoundPlan):
         elif self._together:
             self._worker.transport.check()
         return arrays, outs, program
+
+    def _meet(self, wrong: LinopError | None) -> Program:
+        self._agree(wrong)
+        return self._program or self._bind_program()
 
     def _agree(self, wrong: LinopError | None) -> None:
         """Check, together, that all call this plan, with arguments that fit.
@@ -193,8 +235,7 @@ class WorkerPlan(BoundPlan):
             transport.alarm(alarm)
 
     def describe(self) -> str:
-        head = self._program.describe() if self._program else "not yet bound to its workers"
-        return f"{self.plan.describe()}\n  by {head}"
+        return described(self.plan, self._worker.way(self._program))
 
     def release(self) -> None:
         if self._program is not None:

@@ -43,6 +43,7 @@ from linop.sliding import convolution
 from linop.solvers import cgls
 from linop.space import Space, Vector
 from linop.tensor import COPIES, REPLICATED, TensorSpace
+from linop.traffic import TrafficMatrix, traffic_matrix
 from linop.verify import verify
 
 # isort: split
@@ -68,6 +69,7 @@ __all__ = [
     "Space",
     "Subset",
     "TensorSpace",
+    "TrafficMatrix",
     "Transfer",
     "Vector",
     "add",
@@ -106,6 +108,7 @@ __all__ = [
     "simulate",
     "sum_reduce",
     "testing",
+    "traffic_matrix",
     "verify",
     "vstack",
     "zero",

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import importlib.util
 import inspect
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
@@ -22,9 +24,11 @@ from linop import LinearOperator, backends, doctor
 from linop.algebra import expanded
 from linop.backends import in_mpi_job, mpirun
 from linop.cost import Traffic
-from linop.errors import LinopError
+from linop.errors import LinopError, MissingExtraError
+from linop.lowering import lower, workers_of
 from linop.samples import samples
 from linop.testing import check_adjoint, check_exact
+from linop.traffic import traffic_matrix
 
 app = typer.Typer(
     help="Linear-operator algebra for data movement.",
@@ -33,6 +37,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 console = Console(emoji=False)
+_MATRIX = 16
+"""Workers up to which `show` prints bytes rank by rank."""
 
 Target = Annotated[
     str | None,
@@ -55,8 +61,20 @@ def doctor_command() -> None:
 
 
 @app.command()
-def show(target: Target) -> None:
-    """Print an operator and its adjoint as mathematics, and the traffic of every worker."""
+def show(
+    target: Target,
+    plan: Annotated[
+        bool, typer.Option("--plan", help="print the workers' plans, and the predicted time, too")
+    ] = False,
+    worker: Annotated[
+        int | None, typer.Option(min=0, help="with --plan: of this worker alone")
+    ] = None,
+    traffic: Annotated[
+        Path | None, typer.Option(metavar="FILE.png", help="draw who sends how much to whom")
+    ] = None,
+) -> None:
+    """Print an operator and its adjoint as mathematics, and the traffic of every worker; of up to
+    16, rank by rank."""
     for name, op in _operators(target, workers=4):
         console.print(f"[bold]{name}[/bold]: {op.domain} -> {op.codomain}", highlight=False)
         table = Table("", "operator", "adjoint", title=None)
@@ -69,12 +87,57 @@ def show(target: Target) -> None:
         table.add_row("bytes", *(str(c.bytes) for c in costs))
         console.print(table, highlight=False, markup=False)
         sides = ("sends", "bytes", "receives", "bytes")
-        traffic = Table("worker", *sides, *(f"{side}, adjoint" for side in sides))
-        for worker in sorted({w for c in costs for w in c.workers}):
-            both = [c.workers.get(worker, Traffic()) for c in costs]
+        every = Table("worker", *sides, *(f"{side}, adjoint" for side in sides))
+        for number in sorted({w for c in costs for w in c.workers}):
+            both = [c.workers.get(number, Traffic()) for c in costs]
             numbers = (n for t in both for n in dataclasses.astuple(t))
-            traffic.add_row(str(worker), *map(str, numbers))
-        console.print(traffic)
+            every.add_row(str(number), *map(str, numbers))
+        console.print(every)
+        matrix = traffic_matrix(op)
+        if 1 < len(matrix.workers) <= _MATRIX:
+            _print_as_it_is(matrix)
+        if plan:
+            for side, which in (("operator", op), ("adjoint", back)):
+                _show_plans(f"{name}, {side}", which, worker)
+        if traffic is not None:
+            _draw_traffic(traffic, op)
+
+
+def _show_plans(name: str, op: LinearOperator, worker: int | None) -> None:
+    """Print the plans of all workers, or of one, and how long they are likely to take."""
+    workers = workers_of(op.stages)
+    if worker is not None and worker not in workers:
+        raise typer.BadParameter(f"{worker}; there are {_few(workers)}", param_hint="--worker")
+    console.print(f"\n[bold]{escape(name)}[/bold]", highlight=False)
+    for one in workers if worker is None else (worker,):
+        _print_as_it_is(lower(op.stages, one).describe())
+    _print_as_it_is(f"predicted: {linop.simulate(op)}")
+
+
+def _draw_traffic(path: Path, op: LinearOperator) -> None:
+    """Draw the traffic matrix.
+
+    Raises:
+        MissingExtraError: Matplotlib is not installed.
+    """
+    if importlib.util.find_spec("matplotlib") is None:
+        raise MissingExtraError("show --traffic draws: pip install 'linop-algebra[plot]'")
+    from linop import drawing
+
+    try:
+        drawing.traffic(path, op)
+    except (OSError, ValueError) as error:  # ValueError: a kind of file that nobody draws
+        raise typer.BadParameter(f"{path}: {error}", param_hint="--traffic") from None
+    _print_as_it_is(f"picture: {path}")
+
+
+def _print_as_it_is(what: object) -> None:
+    console.print(str(what), markup=False, highlight=False, soft_wrap=True)
+
+
+def _few(workers: Sequence[int]) -> str:
+    shown = ", ".join(map(str, workers[:8]))
+    return f"{shown}, … {workers[-1]}" if len(workers) > 8 else shown
 
 
 @app.command()

@@ -159,6 +159,22 @@ class Plan:
         known = stage % 2 == 0 and stage // 2 < len(self.patterns)
         return self.patterns[stage // 2] if known else None
 
+    @property
+    def sends(self) -> list[Send]:
+        return [step for step in self.steps if isinstance(step, Send)]
+
+    @property
+    def receives(self) -> list[Receive]:
+        return [step for step in self.steps if isinstance(step, Receive)]
+
+    @property
+    def bytes_sent(self) -> int:
+        return sum(step.size for step in self.sends) * self.dtype.itemsize
+
+    @property
+    def bytes_received(self) -> int:
+        return sum(step.size for step in self.receives) * self.dtype.itemsize
+
     @cached_property
     def in_place(self) -> bool:
         """Whether a result may be the memory of the argument of its name: what stays is where it
@@ -187,24 +203,36 @@ class Plan:
         return True
 
     def describe(self) -> str:
-        """The steps, one a line, and what they send; a stage that is a collective begins with
-        that."""
-        sent = [step for step in self.steps if isinstance(step, Send)]
-        size = sum(step.size for step in sent) * self.dtype.itemsize
+        """What is given and given back, what is sent and received, and the steps, one a line; a
+        stage that is a collective begins with that."""
         lines = [
-            f"worker {self.worker}: {_names(self.inputs)} -> {_names(self.outputs)}, "
-            f"{len(sent)} messages, {size} bytes sent"
+            f"worker {self.worker}: {_names(self.inputs)} -> {_names(self.outputs)}; "
+            f"{len(self.sends)} messages sent, {self.bytes_sent} bytes; "
+            f"{len(self.receives)} received, {self.bytes_received} bytes"
         ]
         begins, stage = True, 0
         for step in self.steps:
             found = self.pattern(stage) if begins else None
             if found is not None and found.kind.collective:
                 lines.append(f"  {found}:")
-            lines.append(f"  {step}")
+            lines.append(f"  {step}{self._bytes(step)}")
             begins = isinstance(step, Advance)
             stage = step.stage + 1 if isinstance(step, Advance) else stage
         return "\n".join(lines)
 
+    def _bytes(self, step: Step) -> str:
+        """How much memory a step moves or makes."""
+        match step:
+            case Send() | Receive():
+                size = step.size
+            case Put():
+                size = step.target.size
+            case Make():
+                size = step.region.size
+            case _:
+                return ""
+        return f"  ({size * self.dtype.itemsize} bytes)"
+
 
 def _names(regions: tuple[Region, ...]) -> str:
-    return ", ".join(r.name for r in regions) or "nothing"
+    return ", ".join(f"{r.name}{list(r.shape)}" for r in regions) or "nothing"

@@ -16,6 +16,7 @@ from linop.movement import Movement
 from linop.network import Network
 from linop.routing import Routes, messages, routes
 from linop.stages import Stages
+from linop.text import aligned
 
 Seconds = npt.NDArray[np.float64]
 
@@ -85,9 +86,7 @@ class Simulation:
                 title = f"seconds {name}" if name.endswith("ing") else name.replace("_", " ")
                 numbers = column.mean(), column.max(), column[slow]
                 rows.append((title, *(f"{number:.3g}" for number in numbers)))
-        widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
-        aligned = [[cell.rjust(w) for cell, w in zip(r, widths, strict=True)] for r in rows]
-        return "\n".join([head, *("  ".join(cells) for cells in aligned)])
+        return "\n".join([head, *aligned(rows)])
 
 
 def simulate(op: Staged, network: Network | None = None) -> Simulation:
