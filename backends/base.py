@@ -113,6 +113,7 @@ class BoundPlan(ABC):
         self._here = backend.worker
         self._adjoint: BoundPlan | None = None
         self._lock = threading.Lock()
+        self._released = False
         self._started = False
         self._as_vector = False
         self._regions_in = tuple(held(op.domain, self._here))
@@ -221,7 +222,12 @@ class BoundPlan(ABC):
         about = {"operator": name, "messages": counters.messages_each, "bytes": sent}
         return tracing.timed(self._here, what + name, "plan", about, partial(work, *arguments))
 
+    def _free(self) -> None:  # noqa: B027  # nothing to do is what most do
+        """Give back what the plan holds outside of Python."""
+
     def _busy(self, what: str) -> BackendError:
+        if self._released:
+            return BackendError(f"{self!r}: {what}, but it was released; compile it again")
         return BackendError(
             f"{self!r}: {what}, while an earlier run is not finished; finish it first, or compile "
             f"another plan for runs that overlap (one for each thread)"
@@ -237,7 +243,7 @@ class BoundPlan(ABC):
     def _arguments(self, x: Any) -> Sequence[Array]:
         """The argument's arrays, in the order of the regions held here, checked."""
         if self._fits(x):
-            return (x,)
+            return () if x is None else (x,)
         return tuple(held_arrays(self.domain, self._here, x).values())
 
     def _fits(self, x: Any) -> bool:
@@ -263,7 +269,17 @@ class BoundPlan(ABC):
 
     def release(self) -> None:
         """Give back buffers, requests and shared memory, the adjoint's too; the plan cannot be
-        called again. What nobody refers to any more is released by itself."""
+        called again. What nobody refers to any more is released by itself.
+
+        Raises:
+            BackendError: a run is not finished.
+        """
+        if self._released:
+            return
+        if not self._lock.acquire(False):
+            raise self._busy("release")
+        self._released = True  # the lock is never given back
+        self._free()
         adjoint, self._adjoint = self._adjoint, None
         if adjoint is not None:
             adjoint.release()
@@ -352,16 +368,26 @@ def out_arrays(
             share memory with the argument.
     """
     arrays = list(held_arrays(space, worker, out).values())
+    passed = list(out.arrays.values() if isinstance(out, Vector) else _values(out))
+    for one in passed:
+        if not isinstance(one, np.ndarray):
+            raise ArgumentError(f"out: {type(one).__name__} given, numpy.ndarray expected")
     for region, array in zip(held(space, worker), arrays, strict=True):
         if not array.flags.writeable:
             raise ArgumentError(f"out, region {region.name!r}: the array is read-only")
         others = [g for g in given if not (in_place and g is array)]
+        others += [a for a in arrays if a is not array]
         if any(np.may_share_memory(array, other) for other in others):
             raise ArgumentError(
-                f"out, region {region.name!r}: the array shares memory with the argument; only "
-                f"operators that leave most of a region as it is work in place, with out=x"
+                f"out, region {region.name!r}: the array shares memory with the argument, or "
+                f"with another; only operators that leave most of a region as it is work in place, "
+                f"with out=x"
             )
     return arrays
+
+
+def _values(out: Any) -> Sequence[Any]:
+    return list(out.values()) if isinstance(out, Mapping) else [out]
 
 
 def written(results: Sequence[Array], outs: Sequence[Array]) -> Sequence[Array]:

@@ -335,7 +335,7 @@ class Program(ABC):
     def result_memory(self, out: Sequence[Array] | None) -> Sequence[Array]:
         """Where large results go in this run: what the caller passed, or arrays of an earlier run
         that nobody uses any more, or new ones."""
-        if out is not None:
+        if out is not None and all(array.flags.c_contiguous for array in out):
             wanted = dict(zip(map(id, self._results), out, strict=True))
             return [wanted[id(cell)] for cell in self._own]
         for arrays in self._slots:
@@ -380,9 +380,10 @@ class Program(ABC):
                 return False
         if cell in self._own:
             return self.handed_out(array)
-        # A local map's array. One without a base owns its memory.
-        taken = (*self._given, *earlier)
-        return array.base is None or not any(np.may_share_memory(array, a) for a in taken)
+        # A local map's array. One without a base owns its memory; the map may have kept it, too.
+        if array.base is None:
+            return not _COUNTED or sys.getrefcount(array) <= _OURS
+        return not any(np.may_share_memory(array, a) for a in (*self._given, *earlier))
 
     def abandon(self) -> None:
         """Give up a run halfway; there can be no other."""
@@ -398,6 +399,11 @@ class Program(ABC):
 
 _COUNTED = hasattr(sys, "getrefcount") and sys.implementation.name == "cpython"
 """Whether it can be told that nobody uses an array any more."""
+
+
+_OURS = 4
+"""References to a local map's array that nobody else has: a cell's, those of two calls, and the
+count's own."""
 
 
 def peers_named(peers: Sequence[int]) -> str:

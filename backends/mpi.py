@@ -25,7 +25,7 @@ import numpy as np
 from linop.backends.base import Backend
 from linop.backends.execute import Program
 from linop.backends.together import Choice
-from linop.backends.transport import Verdict, Who, agree, heard
+from linop.backends.transport import ANY, Talk, Verdict, Who, agree, heard
 from linop.backends.worker import Worker
 from linop.errors import ArgumentError, BackendError, DeadlockError, LinopError, MissingExtraError
 from linop.plan import Plan
@@ -48,6 +48,10 @@ except (ImportError, RuntimeError) as error:
 
 _CALL, _ALARM, _OWN = 0, 1, 2
 """Tags of `post` and `alarm`, and how many there are; plans have the others."""
+_GRACE = 5.0
+"""Seconds to wait on where another plan has failed: its workers may come to this one."""
+_COMING = 2e-3
+"""Seconds that an alarm may come later than its bell."""
 _PATIENCE = 1.0
 """Seconds to wait for what others wait for."""
 _LIMIT = 600
@@ -166,7 +170,7 @@ class Rank(Worker):
             here.Free()
             if together:
                 self._pool = Pool.of(transport.comm)
-                transport.bells = self._pool.bells
+                transport.listen_to(self._pool.bells)
             else:
                 self._why = "the ranks are on several machines"
 
@@ -186,7 +190,7 @@ class Rank(Worker):
     ) -> Program:
         program = None
         if self._pool is not None and self.worker in group and len(group) > 1:
-            program = self._shared(plan, self._pool, group, about)
+            program = self._shared(plan, self._pool, group, tag, about)
         return program or with_collectives(plan, self._ranks, tag, about, self.groups, self._choice)
 
     def way(self, program: Program | None = None) -> str:
@@ -200,7 +204,7 @@ class Rank(Worker):
         return f"a way chosen at the first call; likely {likely}"
 
     def _shared(
-        self, plan: Plan, pool: Pool, group: Sequence[int], about: Callable[[], str]
+        self, plan: Plan, pool: Pool, group: Sequence[int], tag: int, about: Callable[[], str]
     ) -> Program | None:
         """The plan over shared memory; None, on every worker of the group, if one lacks room."""
         try:
@@ -208,28 +212,31 @@ class Rank(Worker):
         except NoRoomError:
             program = None
         verdict = Verdict(votes=program is not None)
-        if not agree(self._ranks, group, verdict, about()).votes or program is None:
-            if program is not None:
-                program.release()
-            return None
-        offers = program.offers()
-        for peer, offer in offers.items():
-            self._ranks.post(peer, pickle.dumps(offer))
-
-        def binding(peer: int) -> str:
-            return f"worker {peer} to bind {about()}"
-
-        said = {p: pickle.loads(self._ranks.fetch(p, partial(binding, p))) for p in offers}
+        with Talk(self._ranks, ("bind", tag)) as talk:
+            me = group.index(self.worker)
+            if not agree(talk, me, group, verdict, about()).votes or program is None:
+                if program is not None:
+                    program.release()
+                return None
+            offers = program.offers()
+            for peer, offer in offers.items():
+                talk.say(peer, offer)
+            said = {
+                peer: talk.hear(peer, partial("worker {} to bind {}".format, peer, about()))
+                for peer in offers
+            }
         program.connect(said)
         return program
 
 
 @dataclass(frozen=True)
 class Alarm:
-    """An error for all ranks: from which it is, and what that one waits for, if it is stuck."""
+    """An error for all ranks: from which it is, the plan that it is about, and what that rank waits
+    for, if it is stuck."""
 
     error: LinopError
     worker: int
+    tag: int
     stuck: str | None = None
 
 
@@ -250,7 +257,15 @@ class Ranks:
         self._tags: int = (comm.Get_attr(MPI.TAG_UB) or 32767) - _OWN
         self._said: list[MPI.Request] = []
         self.bells: list[memoryview] | None = None
+        self.busy = ANY
+        self._rung = 0
+        self._heard: list[Alarm] = []
         self._spins = 0 if comm.size > (os.cpu_count() or 1) else _SPINS
+
+    def listen_to(self, bells: list[memoryview]) -> None:
+        """Learn of alarms by numbers in shared memory."""
+        self.bells = bells
+        self._rung = bells[self.worker][0]
 
     def receiver(self, peer: int, tag: int, buffer: Array) -> MPI.Prequest:
         return self.comm.Recv_init([_bytes(buffer), MPI.BYTE], peer, self._tag(tag))
@@ -297,25 +312,34 @@ class Ranks:
                 continue
             time.sleep(_NAP)
             if polls % _LOOKS == 0:
-                late = time.monotonic() - begun > self._limit
-                alarm = self._alarm()
-                if alarm is not None and alarm.stuck is None:
-                    raise heard(alarm.error)
-                if late or alarm is not None:
-                    raise heard(self._stuck(who, [] if alarm is None else [alarm]))
+                self._look(time.monotonic() - begun, who)
 
-    def _stuck(self, who: Who, alarms: list[Alarm]) -> DeadlockError:
+    def _look(self, waited: float, who: Who) -> None:
+        """Raise what makes it useless to wait on: an alarm for the plan that is being called, or
+        any for too long; or the limit."""
+        alarm = self._alarm()
+        if alarm is not None:
+            self._heard.append(alarm)
+        if waited > self._limit or any(alarm.stuck is not None for alarm in self._heard):
+            raise heard(self._stuck(who), self.busy)
+        for alarm in self._heard:
+            if self.busy in (alarm.tag, ANY) or waited > _GRACE:
+                self._heard.remove(alarm)
+                raise heard(alarm.error, alarm.tag)
+
+    def _stuck(self, who: Who) -> DeadlockError:
         """Tell the others what this rank waits for, and hear what they wait for."""
         mine = f"worker {self.worker} waits for {who()}"
         text = f"a wait took longer than {self._limit:g} s"
         waits = {self.worker: mine}
-        self._tell_all(Alarm(DeadlockError(f"{text}: {mine}"), self.worker, mine))
+        self._tell_all(Alarm(DeadlockError(f"{text}: {mine}"), self.worker, self.busy, mine))
         begun = time.monotonic()
         while len(waits) < self.workers and time.monotonic() - begun < _PATIENCE:
-            waits |= {a.worker: a.stuck for a in alarms if a.stuck is not None}
+            waits |= {a.worker: a.stuck for a in self._heard if a.stuck is not None}
+            self._heard = [alarm for alarm in self._heard if alarm.stuck is None]
             time.sleep(_NAP)
             alarm = self._alarm()
-            alarms = [] if alarm is None else [alarm]
+            self._heard += [] if alarm is None else [alarm]
         for peer in range(self.workers):
             waits.setdefault(peer, f"worker {peer} does not wait in linop")
         return DeadlockError(f"{text}: {'; '.join(waits[peer] for peer in sorted(waits))}")
@@ -346,7 +370,13 @@ class Ranks:
     def post(self, peer: int, data: bytes) -> None:
         self._say(peer, _CALL, data)
 
-    def fetch(self, peer: int, who: Who) -> bytes:
+    def fetch(self, peer: int, who: Who, patience: float | None = None) -> bytes | None:
+        if patience is not None:
+            begun = time.monotonic()
+            while not self.comm.Iprobe(peer, _CALL):
+                if time.monotonic() - begun > patience:
+                    return None
+                time.sleep(_NAP)
         return self._hear(peer, _CALL, who)
 
     def _say(self, peer: int, tag: int, data: bytes) -> None:
@@ -361,8 +391,8 @@ class Ranks:
         self.comm.Recv([data, MPI.BYTE], status.Get_source(), tag)
         return bytes(data)
 
-    def alarm(self, error: LinopError) -> None:
-        self._tell_all(Alarm(error, self.worker))
+    def alarm(self, error: LinopError, tag: int) -> None:
+        self._tell_all(Alarm(error, self.worker, tag))
 
     def _tell_all(self, alarm: Alarm) -> None:
         data = pickle.dumps(alarm)
@@ -370,7 +400,7 @@ class Ranks:
             if peer != self.worker:
                 self._say(peer, _ALARM, data)
                 if self.bells is not None:
-                    self.bells[peer][0] = 1
+                    self.bells[peer][0] = time.monotonic_ns()
 
     def _alarm(self) -> Alarm | None:
         """The next alarm that has come."""
@@ -380,14 +410,20 @@ class Ranks:
         return alarm
 
     def check(self) -> None:
-        if self.bells is None or not self.bells[self.worker][0]:
-            return
-        self.bells[self.worker][0] = 0
-        begun = time.monotonic()
-        while time.monotonic() - begun < _PATIENCE:  # it was sent before the bell was rung
+        alarm = None
+        if self.bells is None:
             alarm = self._alarm()
-            if alarm is not None:
-                raise heard(alarm.error)
+        elif self.bells[self.worker][0] != self._rung:
+            self._rung = self.bells[self.worker][0]
+            begun = time.monotonic()
+            # It was sent before the bell was rung; but maybe on another communicator.
+            while alarm is None and time.monotonic() - begun < _COMING:
+                alarm = self._alarm()
+        if alarm is not None:
+            self._heard.append(alarm)
+        if self._heard:
+            alarm = self._heard.pop(0)
+            raise heard(alarm.error, alarm.tag)
 
 
 def _keep(request: MPI.Request) -> None:

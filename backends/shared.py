@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import bisect
 import shutil
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -94,7 +95,7 @@ class Pool:
         """A number of each rank's that is not zero when there is an alarm for it: cheaper to look
         at than to ask MPI."""
         self.segments: list[Segment] = []
-        self._retired: list[tuple[Block, Callable[[], bool]]] = []
+        self._retired: deque[tuple[Block, Callable[[], bool]]] = deque()
 
     @staticmethod
     def of(comm: MPI.Intracomm) -> Pool:
@@ -107,6 +108,7 @@ class Pool:
 
     def room(self) -> tuple[int, int]:
         """The longest free piece here, and how much a new window could have a rank, in bytes."""
+        self._reclaim()
         longest = max((s.longest for s in self.segments), default=0)
         try:
             free = shutil.disk_usage(_WHERE).free
@@ -129,18 +131,18 @@ class Pool:
         return None
 
     def give(self, block: Block) -> None:
-        """Give a block back."""
-        self.segments[block.segment].give(block.offset, block.size)
+        """Give a block back: when the next is taken, for garbage may be collected at any time."""
+        self._retired.append((block, lambda: True))
 
     def retire(self, block: Block, over: Callable[[], bool]) -> None:
         """Give a block back as soon as other ranks have done with it."""
         self._retired.append((block, over))
 
     def _reclaim(self) -> None:
-        waiting, self._retired = self._retired, []
-        for block, over in waiting:
+        for _ in range(len(self._retired)):
+            block, over = self._retired.popleft()
             if over():
-                self.give(block)
+                self.segments[block.segment].give(block.offset, block.size)
             else:
                 self._retired.append((block, over))
 

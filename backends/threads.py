@@ -15,7 +15,7 @@ from typing import Any
 from linop.backends.base import Backend
 from linop.backends.execute import Program
 from linop.backends.messages import Messages
-from linop.backends.transport import Who, heard
+from linop.backends.transport import ANY, Who, heard
 from linop.backends.whole import Whole
 from linop.backends.worker import Worker
 from linop.errors import BackendError, DeadlockError, LinopError
@@ -92,7 +92,8 @@ class Group:
         self._boxes: dict[Key, deque[Any]] = {}
         self._waiting: dict[int, tuple[int, int]] = {}
         self._ended: set[int] = set()
-        self._alarms: dict[int, deque[LinopError]] = {}
+        self._alarms: dict[int, list[tuple[int, LinopError]]] = {}
+        self._hopeless: set[int] = set()
 
     def work(self, worker: int, main: Callable[[Mailbox], Any]) -> None:
         """The life of one worker's thread."""
@@ -118,8 +119,11 @@ class Group:
         """Whether there is an item in a mailbox."""
         return bool(self._boxes.get(key))
 
-    def take(self, key: Key) -> Any:
-        """The next item of a mailbox; waits for it.
+    def take(self, key: Key, busy: int, patience: float | None = None) -> Any:
+        """The next item of a mailbox; waits for it, or for so many seconds: then None.
+
+        Args:
+            busy: the tag of the plan that is being called.
 
         Raises:
             DeadlockError: nobody is going to send it. LinopError: another worker raised an alarm.
@@ -132,34 +136,47 @@ class Group:
                     return box.popleft()
                 if self.failure is not None:
                     raise _AbortedError
-                self.check(receiver)
+                self.check(receiver, ANY if receiver in self._hopeless else busy)
+                if patience is not None:
+                    if not self._changed.wait(patience):
+                        return None
+                    continue
                 self._waiting[receiver] = (sender, tag)
                 self._detect_deadlock()
-                if self.failure is None:
+                if self.failure is None and receiver not in self._hopeless:
                     self._changed.wait()
                 self._waiting.pop(receiver, None)
 
-    def alarm(self, worker: int, error: LinopError) -> None:
-        """Make every other worker that waits, or comes to wait, raise an error."""
+    def alarm(self, worker: int, error: LinopError, tag: int) -> None:
+        """Make every other worker raise an error: one that waits in this plan, at once; others when
+        they call a plan next, or when nobody could go on."""
         with self._changed:
             for other in range(self.workers):
                 if other != worker:
-                    self._alarms.setdefault(other, deque()).append(error)
+                    self._alarms.setdefault(other, []).append((tag, error))
             self._changed.notify_all()
 
-    def check(self, worker: int) -> None:
-        """Raise what another worker's alarm said, if there was one."""
-        if self._alarms.get(worker):
-            raise heard(self._alarms[worker].popleft())
+    def check(self, worker: int, tag: int = ANY) -> None:
+        """Raise what another worker's alarm said, if there was one, of this plan or of any."""
+        for alarm in self._alarms.get(worker, ()):
+            if tag in (alarm[0], ANY):
+                self._hopeless.discard(worker)
+                self._alarms[worker].remove(alarm)
+                raise heard(alarm[1], alarm[0])
 
     def _detect_deadlock(self) -> None:
         stuck = [
             w for w, (peer, tag) in self._waiting.items() if not self._boxes.get((peer, w, tag))
         ]
-        if stuck and self.failure is None and len(stuck) + len(self._ended) >= self.workers:
+        if not stuck or self.failure is not None:
+            return
+        if len(stuck) + len(self._ended) < self.workers:
+            return
+        self._hopeless = {worker for worker in stuck if self._alarms.get(worker)}
+        if not self._hopeless:
             waits = [self._describe(w) for w in sorted(stuck)]
             self.failure = DeadlockError("deadlock: " + "; ".join(waits))
-            self._changed.notify_all()
+        self._changed.notify_all()
 
     def _describe(self, worker: int) -> str:
         peer, tag = self._waiting[worker]
@@ -188,6 +205,7 @@ class Mailbox:
         self._group = group
         self.worker = worker
         self.workers = group.workers
+        self.busy = ANY
 
     def receiver(self, peer: int, tag: int, buffer: Array) -> _Receive:
         return _Receive(self._group, (peer, self.worker, tag), buffer)
@@ -228,19 +246,19 @@ class Mailbox:
             if peer != self.worker:
                 self._group.put((self.worker, peer, _AGREE), data)
         return [
-            data if p == self.worker else self._group.take((p, self.worker, _AGREE))
+            data if p == self.worker else self._group.take((p, self.worker, _AGREE), ANY)
             for p in everybody
         ]
 
     def post(self, peer: int, data: bytes) -> None:
         self._group.put((self.worker, peer, _CALL), data)
 
-    def fetch(self, peer: int, who: Who) -> bytes:
-        data: bytes = self._group.take((peer, self.worker, _CALL))
+    def fetch(self, peer: int, who: Who, patience: float | None = None) -> bytes | None:
+        data: bytes | None = self._group.take((peer, self.worker, _CALL), self.busy, patience)
         return data
 
-    def alarm(self, error: LinopError) -> None:
-        self._group.alarm(self.worker, error)
+    def alarm(self, error: LinopError, tag: int) -> None:
+        self._group.alarm(self.worker, error, tag)
 
     def check(self) -> None:
         self._group.check(self.worker)
@@ -278,7 +296,7 @@ class _Receive:
     def wait(self) -> None:
         if not self._due:
             return
-        message = self._group.take(self._key)
+        message = self._group.take(self._key, self._key[2])
         if message.dtype != self._buffer.dtype or message.size != self._buffer.size:
             raise BackendError(
                 f"worker {self._key[1]}: a message of {message.size} {message.dtype} came, "

@@ -12,11 +12,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
-from pickle import dumps, loads
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from linop.backends.execute import Program
-from linop.backends.transport import Transport
+from linop.backends.transport import Talk, Transport
 from linop.errors import ArgumentError, BackendError
 
 Result = TypeVar("Result")
@@ -112,12 +111,13 @@ def traced(backend: Traced, path: Path, transport: Transport | None) -> Iterator
 
 def _gathered(transport: Transport, mine: Part) -> list[Part]:
     """All parts, on worker 0; elsewhere none."""
-    if transport.worker:
-        transport.post(0, dumps(mine))
-        return []
-    others = range(1, transport.workers)
     waits = "worker {} to end its trace".format
-    return [mine, *(loads(transport.fetch(peer, partial(waits, peer))) for peer in others)]
+    with Talk(transport, ("trace",)) as talk:
+        if transport.worker:
+            talk.say(0, mine)
+            return []
+        others = range(1, transport.workers)
+        return [mine, *(talk.hear(peer, partial(waits, peer)) for peer in others)]
 
 
 def _first_does(transport: Transport | None, path: Path, work: Callable[[], Any] | None) -> None:

@@ -15,6 +15,8 @@ from linop import errors
 from linop.errors import BackendError, LinopError
 from linop.scalars import Array
 
+ANY = -2
+"""No plan's tag."""
 Who = Callable[[], str]
 """Says what a worker waits for, when somebody asks."""
 
@@ -28,6 +30,8 @@ class Transport(Protocol):
     name: str
     worker: int
     workers: int
+    busy: int
+    """The tag of the plan that runs, whose alarms are raised at once; `ANY` where all are."""
 
     def receiver(self, peer: int, tag: int, buffer: Array) -> Any:
         """A receive of exactly the buffer's size, to be started any number of times."""
@@ -67,15 +71,15 @@ class Transport(Protocol):
     def post(self, peer: int, data: bytes) -> None:
         """Say something to a worker, apart from all messages."""
 
-    def fetch(self, peer: int, who: Who) -> bytes:
-        """The next thing that a worker said; waits for it."""
+    def fetch(self, peer: int, who: Who, patience: float | None = None) -> bytes | None:
+        """The next thing that a worker said; None if it says nothing for so many seconds."""
 
-    def alarm(self, error: LinopError) -> None:
-        """Make every other worker raise this error: one that waits, or comes to wait; and where
-        memory is shared, one that calls a plan."""
+    def alarm(self, error: LinopError, tag: int) -> None:
+        """Make every other worker raise this error: one that waits in the plan of this tag, at
+        once; others when they call a plan next, or have to wait long."""
 
     def check(self) -> None:
-        """Raise what another worker's alarm said, if that is cheap to know."""
+        """Raise what another worker's alarm said, if there was one."""
 
 
 @dataclass
@@ -109,10 +113,11 @@ class Verdict:
         return None
 
 
-def heard(error: LinopError) -> LinopError:
-    """An alarm's error, as the worker that hears it raises it: one of its own, and no new alarm."""
+def heard(error: LinopError, tag: int) -> LinopError:
+    """An alarm's error, as the worker that hears it raises it: one of its own, and no new alarm,
+    but with the tag of the plan that it is about."""
     mine = rebuilt(type(error).__name__, str(error))
-    mine.from_alarm = True  # type: ignore[attr-defined]
+    mine.alarm = tag  # type: ignore[attr-defined]
     return mine
 
 
@@ -124,18 +129,65 @@ def rebuilt(kind: str, text: str) -> LinopError:
     return error
 
 
-def agree(transport: Transport, group: Sequence[int], mine: Verdict, what: str) -> Verdict:
+class Talk:
+    """One conversation of workers, apart from all messages. What a worker said in one that it was
+    called away from, it takes back, so that nobody takes it for part of the next.
+
+    Args:
+        topic: what it is about: equal for all that take part, and new every time.
+    """
+
+    def __init__(self, transport: Transport, topic: tuple[object, ...]) -> None:
+        self._transport = transport
+        self._topic = topic
+        self._told: list[int] = []
+
+    def __enter__(self) -> Talk:
+        return self
+
+    def __exit__(self, kind: object, *error: object) -> None:
+        if kind is not None:
+            for peer in self._told:
+                self._transport.post(peer, pickle.dumps((self._topic, _TAKEN_BACK)))
+
+    def say(self, peer: int, item: Any) -> None:
+        self._told.append(peer)
+        self._transport.post(peer, pickle.dumps((self._topic, item)))
+
+    def hear(self, peer: int, who: Who) -> Any:
+        """What a worker says in this conversation; or, if it is in another one, in that."""
+        other: Any = None
+        while True:
+            data = self._transport.fetch(peer, who, None if other is None else _PATIENCE)
+            if data is None:
+                return other
+            topic, item = pickle.loads(data)
+            if item == _TAKEN_BACK:
+                other = None
+            elif topic == self._topic:
+                return item
+            else:
+                other = item
+
+
+_TAKEN_BACK = "taken back"
+_PATIENCE = 1.0
+"""Seconds in which a worker takes back what it said in a conversation that it was called away
+from."""
+
+
+def agree(talk: Talk, me: int, group: Sequence[int], mine: Verdict, what: str) -> Verdict:
     """Everybody's verdict, on every worker of a group: merged up a binomial tree over the group,
     and handed down again. Each worker speaks to at most ⌈log₂ n⌉ others.
 
     Args:
+        me: which of the group this worker is.
         what: this is about, for a worker that waits in vain.
     """
-    me, n = group.index(transport.worker), len(group)
+    n = len(group)
 
     def fetch(k: int) -> Verdict:
-        peer = group[k]
-        said: Verdict = pickle.loads(transport.fetch(peer, lambda: f"worker {peer} to call {what}"))
+        said: Verdict = talk.hear(group[k], lambda: f"worker {group[k]} to call {what}")
         return said
 
     step = 1
@@ -146,8 +198,8 @@ def agree(transport: Transport, group: Sequence[int], mine: Verdict, what: str) 
             mine = mine.merged(fetch(me + step))
         step *= 2
     if me:
-        transport.post(group[me - step], pickle.dumps(mine))
+        talk.say(group[me - step], mine)
         mine = fetch(me - step)
     for child in reversed(children):
-        transport.post(group[child], pickle.dumps(mine))
+        talk.say(group[child], mine)
     return mine

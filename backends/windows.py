@@ -13,11 +13,13 @@ synchronised before a number is written and after it is read.
 
 from __future__ import annotations
 
+import ctypes
 import platform
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
@@ -123,8 +125,10 @@ class Windows(Program):
         return self._flags_block.segment, start // 8
 
     def _array(self, block: Block, shape: tuple[int, ...]) -> Array:
-        # Made at one go: the base of a user's view is then this array, which so counts its users.
-        memory = self._pool.own(block).data
+        # Memory that is no array: the base of a user's view is then this array, which so counts its
+        # users.
+        own: Any = self._pool.own(block)
+        memory: Any = (ctypes.c_char * block.size).from_buffer(own)
         array: Array = np.ndarray(shape, self.plan.dtype, memory)
         array.fill(0)
         return array

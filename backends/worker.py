@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
+from weakref import WeakValueDictionary
 
 from linop.backends.base import (
     Backend,
@@ -23,7 +24,7 @@ from linop.backends.base import (
 )
 from linop.backends.execute import Program
 from linop.backends.messages import Messages
-from linop.backends.transport import Transport, Verdict, agree
+from linop.backends.transport import ANY, Talk, Transport, Verdict, agree
 from linop.errors import BackendError, LinopError
 from linop.lowering import lower, workers_of
 from linop.operator import LinearOperator
@@ -49,6 +50,7 @@ class Worker(Backend):
         self.worker: int = transport.worker
         self.workers: int = transport.workers
         self.debug = debug
+        self.bound: WeakValueDictionary[int, WorkerPlan] = WeakValueDictionary()
         self._plans = 0
 
     def compile(self, op: LinearOperator) -> BoundPlan:
@@ -59,6 +61,20 @@ class Worker(Backend):
         plan = WorkerPlan(op, self, 2 * self._plans)
         self.prepare(plan.plan)
         return plan
+
+    def listen(self) -> None:
+        """Raise what another worker's alarm said, if there was one."""
+        try:
+            self.transport.check()
+        except LinopError as error:
+            self.interrupt(error)
+            raise
+
+    def interrupt(self, error: BaseException) -> None:
+        """Break the plan that an alarm is about, which others do not run any more."""
+        plan = self.bound.get(getattr(error, "alarm", -1))
+        if plan is not None:
+            plan.broken(error)
 
     def prepare(self, plan: Plan) -> None:
         """Make ready what plans share, when one is compiled; collective."""
@@ -99,6 +115,8 @@ class WorkerPlan(BoundPlan):
         self.group = workers_of(op.stages)
         self._worker = backend
         self._tag = tag
+        self._calls = 0
+        backend.bound[tag] = self
         self._program: Program | None = None
         self._quick: Program | None = None  # where calls need no agreement
         self._together = len(self.group) > 1
@@ -125,6 +143,7 @@ class WorkerPlan(BoundPlan):
 
     def _end(self) -> Sequence[Array]:
         assert self._program is not None
+        self._worker.transport.busy = self._tag
         begun = time.perf_counter()
         try:
             results = self._program.finish()
@@ -142,7 +161,8 @@ class WorkerPlan(BoundPlan):
             arrays, outs, program = self._ready(x, out)
         else:  # what nearly every call is
             if self._together:
-                self._worker.transport.check()
+                self._worker.listen()
+                self._worker.transport.busy = self._tag
             arrays = () if x is None else (x,)
             outs = None if out is None else (out,)
         begun = time.perf_counter()
@@ -186,12 +206,15 @@ class WorkerPlan(BoundPlan):
             self._fail(wrong)
             raise wrong
         elif self._together:
-            self._worker.transport.check()
+            self._worker.listen()
+            self._worker.transport.busy = self._tag
         return arrays, outs, program
 
     def _meet(self, wrong: LinopError | None) -> Program:
         self._agree(wrong)
-        return self._program or self._bind_program()
+        program = self._program or self._bind_program()
+        self._worker.transport.busy = self._tag
+        return program
 
     def _agree(self, wrong: LinopError | None) -> None:
         """Check, together, that all call this plan, with arguments that fit.
@@ -207,10 +230,18 @@ class WorkerPlan(BoundPlan):
         what = self._named()
         # What the plan is, all workers agreed on when they compiled it.
         verdict = Verdict(calls={self._tag: (transport.worker, what)})
+        self._calls += 1
+        transport.busy = ANY  # a conversation can be taken back, other than a run
         if wrong is not None:
             text = f"worker {transport.worker}, argument of {self.op!r}: {wrong}"
             verdict.wrong[transport.worker] = type(wrong).__name__, text
-        error = agree(transport, self.group, verdict, what).error()
+        me = self.group.index(transport.worker)
+        try:
+            with Talk(transport, ("call", self._tag, self._calls)) as talk:
+                error = agree(talk, me, self.group, verdict, what).error()
+        except LinopError as alarm:
+            self._worker.interrupt(alarm)
+            raise
         if error is not None:
             raise error
 
@@ -221,28 +252,32 @@ class WorkerPlan(BoundPlan):
         self._program = self._worker.program(self.plan, self.group, self._tag, self._named)
         return self._program
 
+    def broken(self, error: BaseException) -> None:
+        """A run ended halfway, here or on another worker: there can be no other."""
+        if self._broken is None:
+            self._broken = f"{type(error).__name__}: {error}"
+            if self._program is not None:
+                self._program.abandon()
+        self._quick = None
+
     def _fail(self, error: BaseException) -> None:
         """A run ended halfway: nobody else must wait for it."""
-        self._broken = f"{type(error).__name__}: {error}"
-        self._quick = None
-        if self._program is not None:
-            self._program.abandon()
+        self.broken(error)
+        self._worker.interrupt(error)
         transport = self._worker.transport
         text = f"worker {transport.worker} in {self.op!r}: {error}"
         kind = type(error) if isinstance(error, LinopError) else None
-        if len(self.group) > 1 and not getattr(error, "from_alarm", False):
+        if self._together and not hasattr(error, "alarm"):
             alarm = kind(text) if kind else BackendError(f"{type(error).__name__}: {text}")
-            transport.alarm(alarm)
+            transport.alarm(alarm, self._tag)
 
     def describe(self) -> str:
         return described(self.plan, self._worker.way(self._program))
 
-    def release(self) -> None:
+    def _free(self) -> None:
         if self._program is not None:
             self._program.release()
         self._program = self._quick = None
-        self._broken = "released"
-        super().release()
 
 
 def check_agreement(op: LinearOperator, transport: Transport) -> None:
