@@ -141,6 +141,7 @@ class Talk:
         self._transport = transport
         self._topic = topic
         self._told: list[int] = []
+        self._topics: dict[int, tuple[object, ...]] = {}
 
     def __enter__(self) -> Talk:
         return self
@@ -151,8 +152,10 @@ class Talk:
                 self._transport.post(peer, pickle.dumps((self._topic, _TAKEN_BACK)))
 
     def say(self, peer: int, item: Any) -> None:
+        """Say something to a worker: in the conversation that it is in, as far as it was heard."""
         self._told.append(peer)
-        self._transport.post(peer, pickle.dumps((self._topic, item)))
+        topic = self._topics.get(peer, self._topic)
+        self._transport.post(peer, pickle.dumps((topic, item)))
 
     def hear(self, peer: int, who: Who) -> Any:
         """What a worker says in this conversation; or, if it is in another one, in that."""
@@ -162,7 +165,8 @@ class Talk:
             if data is None:
                 return other
             topic, item = pickle.loads(data)
-            if item == _TAKEN_BACK:
+            self._topics[peer] = topic
+            if isinstance(item, str) and item == _TAKEN_BACK:
                 other = None
             elif topic == self._topic:
                 return item
@@ -171,7 +175,7 @@ class Talk:
 
 
 _TAKEN_BACK = "taken back"
-_PATIENCE = 1.0
+_PATIENCE = 0.1
 """Seconds in which a worker takes back what it said in a conversation that it was called away
 from."""
 

@@ -24,7 +24,7 @@ from linop.backends.base import (
 )
 from linop.backends.execute import Program
 from linop.backends.messages import Messages
-from linop.backends.transport import ANY, Talk, Transport, Verdict, agree
+from linop.backends.transport import Talk, Transport, Verdict, agree
 from linop.errors import BackendError, LinopError
 from linop.lowering import lower, workers_of
 from linop.operator import LinearOperator
@@ -192,6 +192,8 @@ class WorkerPlan(BoundPlan):
             wrong = error
         if self._broken is not None:
             raise BackendError(f"{self!r} was interrupted: {self._broken}; compile it again")
+        if self._together:
+            self._worker.listen()
         program = self._program
         if program is None or self._worker.debug:
             tracing = self._worker.tracing
@@ -205,16 +207,12 @@ class WorkerPlan(BoundPlan):
         elif wrong is not None:
             self._fail(wrong)
             raise wrong
-        elif self._together:
-            self._worker.listen()
-            self._worker.transport.busy = self._tag
+        self._worker.transport.busy = self._tag
         return arrays, outs, program
 
     def _meet(self, wrong: LinopError | None) -> Program:
         self._agree(wrong)
-        program = self._program or self._bind_program()
-        self._worker.transport.busy = self._tag
-        return program
+        return self._program or self._bind_program()
 
     def _agree(self, wrong: LinopError | None) -> None:
         """Check, together, that all call this plan, with arguments that fit.
@@ -231,7 +229,7 @@ class WorkerPlan(BoundPlan):
         # What the plan is, all workers agreed on when they compiled it.
         verdict = Verdict(calls={self._tag: (transport.worker, what)})
         self._calls += 1
-        transport.busy = ANY  # a conversation can be taken back, other than a run
+        transport.busy = self._tag
         if wrong is not None:
             text = f"worker {transport.worker}, argument of {self.op!r}: {wrong}"
             verdict.wrong[transport.worker] = type(wrong).__name__, text
