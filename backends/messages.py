@@ -133,7 +133,7 @@ class Messages(Program):
             str(step),
             lambda: transport.wait(pending, who),
             lambda: transport.test(pending),
-            peers=self._peers[stage.number],
+            peers=self._peers.get(stage.number, []),
             bytes=sum(self.bytes_of(r.size) for r in stage.receives),
         )
 
