@@ -282,7 +282,9 @@ def test_describe_says_the_steps_of_the_workers_held_here() -> None:
     parts = []
     for part in linop.launch(main, workers=3):
         *lines, how = part.splitlines()
-        assert how == "  by not yet bound to its workers"
+        nothing = "0 messages sent, 0 bytes; 0 received" in lines[0]
+        way = "nothing: this worker exchanges no messages" if nothing else "mailboxes in memory"
+        assert how.endswith(way)
         parts.append("\n".join(lines))
     assert [part.splitlines()[0] for part in parts] == [
         "worker 0: a[2], b[3] -> a[2], b[3]; 0 messages sent, 0 bytes; 0 received, 0 bytes",

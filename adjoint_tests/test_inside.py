@@ -292,6 +292,7 @@ def test_describe_says_regions_steps_bytes_and_the_way() -> None:
 
     assert linop.launch(main, workers=2)[0].splitlines() == [
         "worker 0: x@0[4] -> x@0[4]; 1 messages sent, 32 bytes; 1 received, 32 bytes",
+        "  all-to-all over workers 0, 1, 4 elements each:",
         "  receive 4 elements from 1  (32 bytes)",
         "  send 4 elements to 1: x@0  (32 bytes)",
         "  make x@0[4]  (32 bytes)",
@@ -394,8 +395,12 @@ linop.launch(main)
     )
     assert large.startswith("  by shared memory: what comes is written into the result, for 320000")
     before, after, *_ = mpi_program(tmp_path, 2, text, windows=False).splitlines()
-    assert after == "  by messages over MPI, for shared memory is switched off"
-    assert before == f"  by a way chosen at the first call; likely {after.removeprefix('  by ')}"
+    assert after.startswith(
+        "  by messages over MPI; all-to-all over workers 0, 1, 4 elements each by"
+    )
+    assert after.endswith("(fewer than 4 workers), for shared memory is switched off")
+    likely = "messages over MPI, for shared memory is switched off"
+    assert before == f"  by a way chosen at the first call; likely {likely}"
 
 
 # Traffic

@@ -185,17 +185,17 @@ def test_a_local_operator_stays_inside_one_worker() -> None:
 def test_describe_says_every_step() -> None:
     plans = plans_of(linop.gather(TensorSpace((6,), LINE)))
     assert [plan.describe() for plan in plans[:2]] == [
-        "worker 0: x@0 -> x@0, 0 messages, 0 bytes sent\n"
-        "  receive 2 elements from 1\n"
-        "  receive 2 elements from 2\n"
-        "  make x@0[6]\n"
-        "  x@0[0:2] = x@0\n"
+        "worker 0: x@0[2] -> x@0[6]; 0 messages sent, 0 bytes; 2 received, 32 bytes\n"
+        "  receive 2 elements from 1  (16 bytes)\n"
+        "  receive 2 elements from 2  (16 bytes)\n"
+        "  make x@0[6]  (48 bytes)\n"
+        "  x@0[0:2] = x@0  (16 bytes)\n"
         "  wait for messages\n"
-        "  x@0[2:4] = message from 1 at 0\n"
-        "  x@0[4:6] = message from 2 at 0\n"
+        "  x@0[2:4] = message from 1 at 0  (16 bytes)\n"
+        "  x@0[4:6] = message from 2 at 0  (16 bytes)\n"
         "  next stage",
-        "worker 1: x@1 -> nothing, 1 messages, 16 bytes sent\n"
-        "  send 2 elements to 0: x@1\n"
+        "worker 1: x@1[2] -> nothing; 1 messages sent, 16 bytes; 0 received, 0 bytes\n"
+        "  send 2 elements to 0: x@1  (16 bytes)\n"
         "  next stage",
     ]
 
@@ -205,8 +205,11 @@ def test_describe_says_sums_and_local_operators() -> None:
     total = 3 * linop.add(space, space["a"], space["b"])
     (plan,) = plans_of(total)
     lines = plan.describe().splitlines()
-    assert lines.index("  make b[2]") < lines.index("  b = 3 · a") < lines.index("  b += 3 · b")
-    assert "  a = 3 · a" in lines
+    made, first, second = (
+        f"  {step}  (16 bytes)" for step in ("make b[2]", "b = 3 · a", "b += 3 · b")
+    )
+    assert lines.index(made) < lines.index(first) < lines.index(second)
+    assert "  a = 3 · a  (16 bytes)" in lines
     (plan,) = plans_of(linop.diagonal(np.ones(2), Region("a", 2), name="W"))
     assert "  a = W(a)" in plan.describe().splitlines()
     assert "  keep a" in plan.describe().splitlines()
