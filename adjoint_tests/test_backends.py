@@ -285,7 +285,7 @@ def test_describe_says_the_steps_of_the_workers_held_here() -> None:
         nothing = "0 messages sent, 0 bytes; 0 received" in lines[0]
         way = "nothing: this worker exchanges no messages" if nothing else "mailboxes in memory"
         assert how.endswith(way)
-        parts.append("\n".join(lines))
+        parts.append(part)
     assert [part.splitlines()[0] for part in parts] == [
         "worker 0: a[2], b[3] -> a[2], b[3]; 0 messages sent, 0 bytes; 0 received, 0 bytes",
         "worker 1: c[2] -> nothing; 1 messages sent, 16 bytes; 0 received, 0 bytes",
