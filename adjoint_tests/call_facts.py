@@ -199,10 +199,11 @@ def who_did_not_wait_is_told_in_its_next_call(backend: Backend) -> None:
     works(others[0])
     plan(np.ones(2) if me == 0 else None)
     if me == n - 1:
+        time.sleep(0.5)  # let the others call before it
         raised(ArgumentError, lambda: plan(np.ones(3)))
     else:
         plan(np.ones(2) if me == 0 else None)
-        time.sleep(0.3)
+        time.sleep(1)
         text = raised(ArgumentError, lambda: others[0](np.ones(SMALL)))
         assert text.startswith(f"worker {n - 1} in {plan.op!r}: "), text
     for other in others:
@@ -220,7 +221,7 @@ def first_calls_are_in_step_after_an_alarm(backend: Backend) -> None:
     x = np.ones(2) if me == n - 1 else None
     plan(x)
     if me == n - 1:
-        time.sleep(0.2)
+        time.sleep(0.6)
         raised(ShapeError, lambda: plan(np.ones(3)))
         time.sleep(0.2)
     elif me == 0:
