@@ -50,6 +50,8 @@ _CALL, _ALARM, _OWN = 0, 1, 2
 """Tags of `post` and `alarm`, and how many there are; plans have the others."""
 _GRACE = 5.0
 """Seconds to wait on where another plan has failed: its workers may come to this one."""
+_QUIET = 3
+"""Looks in a row that find no message, where none is on its way any more."""
 _COMING = 2e-3
 """Seconds that an alarm may come later than its bell."""
 _PATIENCE = 1.0
@@ -360,10 +362,28 @@ class Ranks:
             if not request.Test():
                 _keep(request)
 
+    def leave(self) -> None:
+        """Free the communicator: collective. What was sent in calls that failed is received first,
+        for MPI may give the same context to another communicator, whose plans have the same tags.
+        """
+        status = MPI.Status()
+        quiet = 0
+        while quiet < _QUIET:
+            if self.comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG, status):
+                data = bytearray(status.Get_count(MPI.BYTE))
+                self.comm.Recv([data, MPI.BYTE], status.Get_source(), status.Get_tag())
+            else:
+                quiet += 1
+        self.comm.Free()
+
     def gather_all(self, data: bytes) -> list[bytes]:
         gathered = bytearray(len(data) * self.workers)
         request = self.comm.Iallgather([data, MPI.BYTE], [gathered, MPI.BYTE])
-        self.wait([request], lambda: "all others to compile, or to take an inner product")
+        try:
+            self.wait([request], lambda: "all others to compile, or to take an inner product")
+        except BaseException:
+            _keep(request)
+            raise
         pieces = range(0, len(gathered), len(data)) if data else []
         return [bytes(gathered[k : k + len(data)]) for k in pieces]
 
@@ -440,7 +460,7 @@ def _free(comm: MPI.Comm, keyval: int, worker: Rank) -> None:
     del comm, keyval
     if not MPI.Is_finalized():
         worker.groups.close()
-        worker.transport.comm.Free()  # type: ignore[attr-defined]
+        worker.transport.leave()  # type: ignore[attr-defined]
 
 
 _CACHED = MPI.Comm.Create_keyval(delete_fn=_free)
