@@ -6,19 +6,15 @@ wait for it for ever.
 
 from __future__ import annotations
 
-import atexit
 import ctypes
 import os
 import pickle
 import struct
-import sys
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from types import TracebackType
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
@@ -39,6 +35,7 @@ try:
     from mpi4py import MPI
 
     from linop.backends.collective import Groups, with_collectives
+    from linop.backends.ending import EndsJob
     from linop.backends.shared import Pool, wanted
     from linop.backends.windows import NoRoomError, Windows, memory_needed
 except (ImportError, RuntimeError) as error:
@@ -67,9 +64,6 @@ _NAP = 50e-6
 """Seconds of such a sleep."""
 _LOOKS = 20
 """Naps after which it looks for alarms, and at the clock."""
-_PASSING_ON = 0.5
-"""Seconds that mpiexec has to pass on the last words of a rank: MPICH's may lose, once a rank
-aborts, what it has not read by then."""
 
 
 def get(
@@ -467,42 +461,5 @@ _CACHED = MPI.Comm.Create_keyval(delete_fn=_free)
 """Attribute under which a communicator keeps its backend, so that it is duplicated once."""
 
 
-def _abort(error: BaseException, trace: TracebackType | None) -> None:
-    sys.stdout.flush()
-    lines = traceback.format_exception(type(error), error, trace)
-    # One write, which the lines of other ranks cannot interrupt.
-    sys.stderr.write(f"linop: worker {MPI.COMM_WORLD.rank} ends the job:\n{''.join(lines)}")
-    sys.stderr.flush()
-    time.sleep(_PASSING_ON)
-    code = error.code if isinstance(error, SystemExit) else 1
-    MPI.COMM_WORLD.Abort(code if isinstance(code, int) else 1)
-
-
-class _EndsJob:
-    """Makes a rank that ends with an exception or a status take the whole job with it: the others
-    would wait for it for ever."""
-
-    def __init__(self) -> None:
-        self.status: object = None
-        sys.excepthook = self.hook
-        # No hook runs for a SystemExit, so the status is kept until MPI is about to be finalized.
-        sys.exit = self.exit
-        atexit.register(self.at_exit)
-
-    def hook(
-        self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
-    ) -> None:
-        del kind
-        _abort(error, trace)
-
-    def exit(self, status: Any = None, /) -> NoReturn:
-        self.status = status
-        raise SystemExit(status)
-
-    def at_exit(self) -> None:
-        if self.status not in (None, 0) and not MPI.Is_finalized():
-            _abort(SystemExit(self.status), None)
-
-
 if MPI.COMM_WORLD.size > 1:
-    _EndsJob()
+    EndsJob()
