@@ -24,12 +24,14 @@ class Counters:
     """What one plan has done so far: on this worker, or on all where this process holds all.
 
     Attributes:
+        number: how many plans its backend had before it.
         calls: runs that were finished.
         seconds: inside them, from the first message to the result; for ``start`` and ``finish``,
             in both, and not in between.
     """
 
-    def __init__(self, op: LinearOperator) -> None:
+    def __init__(self, op: LinearOperator, number: int) -> None:
+        self.number = number
         self.calls = 0
         self.seconds = 0.0
         self.messages_each = 0
@@ -98,21 +100,26 @@ class CounterTable(list[CounterRow]):
         return "\n".join(aligned([head, *rows], left=2))
 
 
+Sums = dict[tuple[str, str], tuple[int, CounterRow]]
+"""Rows by operator and direction, each with the number of its first plan."""
+
+
 class Ledger:
     """The counters of one backend's plans."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._opened = 0
         self._plans: dict[int, Counters] = {}
         self._gone: deque[Counters] = deque()
-        self._sums: dict[tuple[str, str], CounterRow] = {}
+        self._sums: Sums = {}
 
     def open(self, plan: object, op: LinearOperator) -> Counters:
         """The counters of a new plan; once it is gone, they are added up."""
-        counters = Counters(op)
         with self._lock:
             self._settle()
-            self._plans[id(counters)] = counters
+            counters = self._plans[self._opened] = Counters(op, self._opened)
+            self._opened += 1
         # Garbage is collected anywhere, with the lock held too: so this does no more than append.
         weakref.finalize(plan, self._gone.append, counters).atexit = False
         return counters
@@ -124,21 +131,24 @@ class Ledger:
             sums = dict(self._sums)
             for counters in self._plans.values():
                 _enter(sums, counters)
-        return CounterTable(sums.values())
+        # Plans are gone in any order; the rows come in that of the first plan of each.
+        return CounterTable(row for _, row in sorted(sums.values(), key=lambda found: found[0]))
 
     def _settle(self) -> None:
         while self._gone:
             counters = self._gone.popleft()
-            del self._plans[id(counters)]
+            del self._plans[counters.number]
             _enter(self._sums, counters)
 
 
-def _enter(sums: dict[tuple[str, str], CounterRow], counters: Counters) -> None:
+def _enter(sums: Sums, counters: Counters) -> None:
     if not counters.calls:
         return
-    row = counters.row
+    number, row = counters.number, counters.row
     key = row.operator, row.direction
-    sums[key] = sums[key] + row if key in sums else row
+    if key in sums:
+        number, row = min(number, sums[key][0]), sums[key][1] + row
+    sums[key] = number, row
 
 
 def _short(text: str) -> str:
