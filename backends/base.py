@@ -94,6 +94,10 @@ class Backend(ABC):
         return None
 
 
+MISSED: Any = object()
+"""What a quick call returns where it did nothing."""
+
+
 class BoundPlan(ABC):
     """An operator bound to a backend: ``plan(x)`` applies it, ``plan.H`` is its adjoint's plan.
 
@@ -112,7 +116,8 @@ class BoundPlan(ABC):
         self.counters = backend.ledger.open(self, op)
         self._here = backend.worker
         self._adjoint: BoundPlan | None = None
-        self._lock = threading.Lock()
+        self.lock = threading.Lock()
+        self._quick: Callable[[Any], Any] | None = None
         self._released = False
         self._started = False
         self._as_vector = False
@@ -165,14 +170,18 @@ class BoundPlan(ABC):
         return self._adjoint
 
     def __call__(self, x: Any = None, *, out: Any = None) -> Any:
-        if not self._lock.acquire(False):
+        if self._quick is not None and out is None:
+            result = self._quick(x)
+            if result is not MISSED:
+                return result
+        if not self.lock.acquire(False):
             raise self._busy("called")
         try:
             if self.backend.tracing is not None:
                 return self._traced("", self._applied, x, out)
             results = self._run(x, out)
         finally:
-            self._lock.release()
+            self.lock.release()
         if self._shape_out is not None and type(x) is not Vector:
             return results[0]
         return self._wrapped(results, isinstance(x, Vector))
@@ -185,7 +194,7 @@ class BoundPlan(ABC):
             ArgumentError, RegionError, ShapeError, DTypeError: the argument does not fit; on every
                 worker. BackendError: an earlier run is not finished.
         """
-        if not self._lock.acquire(False):
+        if not self.lock.acquire(False):
             raise self._busy("start")
         try:
             if self.backend.tracing is not None:
@@ -193,7 +202,7 @@ class BoundPlan(ABC):
             else:
                 self._begin(x, out)
         except BaseException:
-            self._lock.release()
+            self.lock.release()
             raise
         self._as_vector = isinstance(x, Vector)
         self._started = True
@@ -208,7 +217,7 @@ class BoundPlan(ABC):
                 return self._wrapped(self._traced("finish ", self._end), self._as_vector)
             return self._wrapped(self._end(), self._as_vector)
         finally:
-            self._lock.release()
+            self.lock.release()
 
     def _applied(self, x: Any, out: Any) -> Any:
         return self._wrapped(self._recorded(x, out), isinstance(x, Vector))
@@ -276,7 +285,7 @@ class BoundPlan(ABC):
         """
         if self._released:
             return
-        if not self._lock.acquire(False):
+        if not self.lock.acquire(False):
             raise self._busy("release")
         self._released = True  # the lock is never given back
         self._free()

@@ -27,7 +27,6 @@ from linop.scalars import Array
 _PLANS = 63
 """Programs of one group that may live at the same time; the next ones use messages."""
 
-Get = Callable[[], Array]
 Taken = tuple[tuple[int, ...], int]
 """A group, and which of its communicators."""
 
@@ -108,7 +107,7 @@ class Collectives(Messages):
             stage: (found, groups.comm((found.group, number)))
             for stage, (found, number) in stages.items()
         }
-        self._arrivals: dict[int, Get] = {}
+        self._arrivals: dict[int, View] = {}
         rewritten = collected(plan, {stage: one for stage, (one, _) in stages.items()})
         super().__init__(rewritten, transport, tag, about)
         taken = list(dict.fromkeys((one.group, number) for one, number in stages.values()))
@@ -121,7 +120,7 @@ class Collectives(Messages):
         puts = stage.incoming(GROUP)
         at_once = straight(stage, puts, step)
         where = stage.target(puts[0]) if at_once else self._buffer(step.size)
-        self._arrivals[stage.number] = where.getter
+        self._arrivals[stage.number] = where
         self._receiving[stage.number] = [None]
         return {} if at_once else {id(put): piece(where, put) for put in puts}
 
@@ -130,46 +129,43 @@ class Collectives(Messages):
             super().send(stage, step)
             return
         found, comm = self._together[stage.number]
-        gives = self._contribution(stage, step)
+        arrivals = self._arrivals.get(stage.number)
         exchange = Exchange(
             found,
             comm,
             self.plan.dtype,
             bool(step.parts),
-            gives,
-            self._arrivals.get(stage.number),
+            arrivals is not None,
             self._sizes(Send, stage.number),
             self._sizes(Receive, stage.number),
         )
-        begin = _CALLS[found.kind][1](exchange)
+        name, gives = self.code.name, self._contribution(stage, step)
+        # Some member may get nothing.
+        gets = (arrivals or fixed(np.zeros(0, self.plan.dtype))).text(self.code)
         sending, pending = self._sending, self._receiving.get(stage.number, [None])
-        k = len(sending)
+        begun = f"{name(sending)}[{len(sending)}] = {name(pending)}[0]"
         sending.append(None)
-
-        def launch() -> None:
-            sending[k] = pending[0] = begin()
-
-        self.step(f"begin the {found}", launch)
+        begin = name(_CALLS[found.kind][1](exchange))
+        self.step(f"begin the {found}", f"{begun} = {begin}({gives}, {gets})")
 
     def _sizes(self, kind: type[Send | Receive], stage: int) -> dict[int, int]:
         """Elements of the messages of a stage, were it run by messages, by peer."""
         steps = (s for s in self._apart.steps if isinstance(s, kind) and s.stage == stage)
         return {step.peer: step.size for step in steps}
 
-    def _contribution(self, stage: Stage, step: Send) -> Get:
+    def _contribution(self, stage: Stage, step: Send) -> str:
         """Where all that this worker sends lies, one after the other."""
         sources = [stage.source(part) for part in step.parts]
         if len(sources) == 1 and sources[0].contiguous:
-            get = sources[0].getter
-            return lambda: np.ascontiguousarray(get())
+            return f"contiguous({sources[0].text(self.code)})"
         buffer = fixed(np.zeros(step.size, self.plan.dtype))
         offset = 0
         for source in sources:
             end = offset + source.size
             part = fixed(buffer.get()[offset:end].reshape(source.shape))
-            self.step("pack for the group", copying(part, source, self.plan.dtype))
+            self.step("pack for the group", *copying(self.code, part, source, self.plan.dtype))
             offset = end
-        return buffer.getter
+        return buffer.text(self.code)
 
     def awaited(self, stage: int) -> str:
         if stage not in self._together:
@@ -228,16 +224,11 @@ class Exchange:
     dtype: np.dtype[Any]
     parts: bool
     """Whether it brings anything."""
-    gives: Get
-    gets: Get | None
+    gets: bool
+    """Whether it gets anything."""
     sent: dict[int, int]
     """Elements for each other member, in messages."""
     received: dict[int, int]
-
-    @property
-    def arrivals(self) -> Get:
-        """Where it gets its own; some member may get nothing."""
-        return self.gets or fixed(np.zeros(0, self.dtype)).getter
 
     @property
     def root(self) -> int:
@@ -248,45 +239,49 @@ class Exchange:
         return [elements.get(w, 0) * self.dtype.itemsize for w in self.found.group]
 
 
-Begin = Callable[[], MPI.Request]
+Begin = Callable[[Array, Array], MPI.Request]
+"""Begins a collective, given what a worker brings, and where it gets its own."""
 
 
 def _broadcast(x: Exchange) -> Begin:
-    get, comm, root = x.gets or x.gives, x.comm, x.root
-    return lambda: comm.Ibcast([_bytes(get()), MPI.BYTE], root)
+    comm, root, gets = x.comm, x.root, x.gets
+    return lambda mine, theirs: comm.Ibcast([_bytes(theirs if gets else mine), MPI.BYTE], root)
 
 
 def _reduce(x: Exchange) -> Begin:
-    gives, gets, comm, root = x.gives, x.gets, x.comm, x.root
-    if gets is None:
-        return lambda: comm.Ireduce(_flat(gives()), None, MPI.SUM, root)
+    comm, root = x.comm, x.root
+    if not x.gets:
+        return lambda mine, theirs: comm.Ireduce(_flat(mine), None, MPI.SUM, root)
     if not x.parts:  # the root has the sum of the others
-        gives = fixed(np.zeros(x.found.counts[0], x.dtype)).getter
-    return lambda: comm.Ireduce(_flat(gives()), _flat(gets()), MPI.SUM, root)
+        zeros = np.zeros(x.found.counts[0], x.dtype)
+        return lambda mine, theirs: comm.Ireduce(zeros, _flat(theirs), MPI.SUM, root)
+    return lambda mine, theirs: comm.Ireduce(_flat(mine), _flat(theirs), MPI.SUM, root)
 
 
 def _all_reduce(x: Exchange) -> Begin:
-    gives, gets, comm = x.gives, x.arrivals, x.comm
-    return lambda: comm.Iallreduce(_flat(gives()), _flat(gets()), MPI.SUM)
+    comm = x.comm
+    return lambda mine, theirs: comm.Iallreduce(_flat(mine), _flat(theirs), MPI.SUM)
 
 
 def _all_gather(x: Exchange) -> Begin:
-    gives, gets, comm = x.gives, x.arrivals, x.comm
+    comm = x.comm
     sizes = x.sizes({w: x.found.count(w) for w in x.found.group})
-    return lambda: comm.Iallgatherv([_bytes(gives()), MPI.BYTE], [_bytes(gets()), sizes, MPI.BYTE])
+    return lambda mine, theirs: comm.Iallgatherv(
+        [_bytes(mine), MPI.BYTE], [_bytes(theirs), sizes, MPI.BYTE]
+    )
 
 
 def _reduce_scatter(x: Exchange) -> Begin:
-    gives, gets, comm = x.gives, x.arrivals, x.comm
+    comm = x.comm
     counts = [x.found.count(w) for w in x.found.group]
-    return lambda: comm.Ireduce_scatter(_flat(gives()), _flat(gets()), counts, MPI.SUM)
+    return lambda mine, theirs: comm.Ireduce_scatter(_flat(mine), _flat(theirs), counts, MPI.SUM)
 
 
 def _all_to_all(x: Exchange) -> Begin:
-    gives, gets, comm = x.gives, x.arrivals, x.comm
+    comm = x.comm
     sent, received = x.sizes(x.sent), x.sizes(x.received)
-    return lambda: comm.Ialltoallv(
-        [_bytes(gives()), sent, MPI.BYTE], [_bytes(gets()), received, MPI.BYTE]
+    return lambda mine, theirs: comm.Ialltoallv(
+        [_bytes(mine), sent, MPI.BYTE], [_bytes(theirs), received, MPI.BYTE]
     )
 
 

@@ -1,50 +1,60 @@
-"""A worker's plan bound to memory and to a transport: a flat tuple of calls, run many times.
+"""A worker's plan bound to memory and to a transport: the text of a function, run many times.
 
 Binding walks the steps of `linop.plan` once. Every array, view, buffer and request that can be
-known then is made then; a run allocates nothing but its result, and nothing at all where the caller
-passes ``out``. How messages travel is a subclass's affair: `linop.backends.messages` or
-`linop.backends.windows`.
+known then is made then, and each step becomes lines of Python (`linop.backends.code`); a run
+allocates nothing but its result, and nothing at all where the caller passes ``out``. How messages
+travel is a subclass's affair: `linop.backends.messages` or `linop.backends.windows`.
 """
 
 from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from linop.backends.strided import Cell, View, Work, adding, copying, summing
+from linop.backends.code import Code
+from linop.backends.strided import Cell, View, adding, copying, summing
 from linop.plan import Advance, Alias, Apply, Make, Message, Plan, Put, Receive, Send, Step, Wait
 from linop.region import Region, Subset
 from linop.scalars import Array
 
 SMALL = 32 * 1024
-"""Bytes of results up to which they are received in the plan's own memory and copied out: that much
-is copied sooner than views of new memory are made."""
+"""Bytes of results up to which new memory is made at every run: that takes less than to look for
+memory of an earlier run's that nobody uses any more."""
 KEPT = 3
 """Arrays for a large result that a plan keeps for later runs, once their users let go of them."""
 
 Ready = Callable[[], bool]
-Record = Callable[[str, Work, Mapping[str, Any]], None]
+Record = Callable[[str, Callable[[], Any], Mapping[str, Any]], Any]
 """Does a step, given its label and what is to be said about it, and takes note."""
 
 
-class Labelled(NamedTuple):
-    """A step of a program, and what a trace says about it: peers, bytes."""
+class Lines(NamedTuple):
+    """The lines of a step, and what a trace says about it."""
 
     label: str
-    work: Work
+    text: Sequence[str]
     about: Mapping[str, Any]
+    """Peers, bytes."""
+    ready: Ready | None = None
+    """For a step that waits: whether it would not have to."""
+    fresh: Sequence[str] | None = None
+    """The lines where results are made by the run, if these are others."""
+    keeps: str | None = None
+    """The region that the step leaves as it is, if its memory is the argument's."""
 
 
 class Stage:
     """The steps of one stage, with the cells of the regions before and after it."""
 
-    def __init__(self, number: int, steps: Sequence[Step], current: dict[str, Cell]) -> None:
+    def __init__(
+        self, number: int, steps: Sequence[Step], current: dict[str, Cell], code: Code
+    ) -> None:
         self.number = number
         self.current = current
         self.new: dict[str, Cell] = {}
@@ -57,12 +67,12 @@ class Stage:
         for step in steps:
             match step:
                 case Make():
-                    cell = self.new[step.region.name] = Cell(step.region.shape)
+                    cell = self.new[step.region.name] = Cell(step.region.shape, code.local())
                     self.made.append((step, cell))
                 case Alias():
                     self.new[step.target.name] = current[step.source.name]
                 case Apply():
-                    self.new.update({region.name: Cell(region.shape) for region in step.outputs})
+                    self.new.update({r.name: Cell(r.shape, code.local()) for r in step.outputs})
                     self.applies.append(step)
                 case Put():
                     self.puts.append(step)
@@ -87,6 +97,12 @@ class Stage:
                 return other if other.target == put.target else None
         return None
 
+    def pairs(self) -> list[tuple[Put, Put]]:
+        """Puts that set what the next one adds to: each pair can be done in one pass."""
+        firsts = [p for p in self.puts if not p.accumulate and p.coefficient == 1]
+        found = [(put, self.addend(put)) for put in firsts]
+        return [(put, other) for put, other in found if other and other.coefficient == 1]
+
     def target(self, put: Put) -> View:
         return View.of(self.new[put.target.region.name], put.target)
 
@@ -101,19 +117,26 @@ class Program(ABC):
 
     A subclass says where messages arrive (`receive`, before anything is placed or sent), how they
     leave (`send`), and how to wait for them (`wait`).
+
+    Attributes:
+        fresh: the results for arguments that fit, as they leave, or None where that is not so
+            simple: `run` then.
     """
 
     def __init__(self, plan: Plan, about: Callable[[], str]) -> None:
         self.plan = plan
         self.about = about
-        self._inputs = tuple(Cell(region.shape) for region in plan.inputs)
-        self._fills: list[Labelled] = []
-        self._steps: list[Labelled] = []
-        self._waits: dict[int, Ready] = {}
-        self._kept: set[int] = set()
-        self._running: Sequence[Work] = ()
-        self._at = 0
+        self.code = Code()
+        self.fresh: Callable[..., Sequence[Array]] | None = None
+        self.inputs = tuple(Cell(region.shape, self.code.local()) for region in plan.inputs)
+        self._steps: list[Lines] = []
+        self._functions: dict[tuple[Any, ...], Callable[..., Any]] = {}
+        self._walk: Iterator[Any] = iter(())
+        self._at: Any = ()
+        self._given: Sequence[Array] = ()
         self._out: Sequence[Array] | None = None
+        self._record: Record | None = None
+        self._recording: Record | None = None
         self._stages = self._staged()
         current = self._stages[-1].new if self._stages else {}
         self._results = tuple(current[region.name] for region in plan.outputs)
@@ -124,6 +147,9 @@ class Program(ABC):
         ]
 
     # What a subclass says
+
+    small_stay = False
+    """Whether small results have memory that stays, and are copied out of it."""
 
     @abstractmethod
     def memory(self, region: Region) -> Array:
@@ -166,26 +192,27 @@ class Program(ABC):
 
     def _staged(self) -> list[Stage]:
         stages: list[Stage] = []
-        current = {r.name: cell for r, cell in zip(self.plan.inputs, self._inputs, strict=True)}
+        current = {r.name: cell for r, cell in zip(self.plan.inputs, self.inputs, strict=True)}
         steps: list[Step] = []
         for step in self.plan.steps:
             steps.append(step)
             if isinstance(step, Advance):
-                stages.append(Stage(step.stage, steps, current))
+                stages.append(Stage(step.stage, steps, current, self.code))
                 current, steps = stages[-1].new, []
         return stages
 
     def _place_results(self) -> None:
-        """Give memory to every region that is made. A result gets new memory at every run, unless
-        it is small; an argument or a local map's array that is a result is copied at the end."""
+        """Give memory to every region that is made. A result gets new memory at every run; an
+        argument or a local map's array that is a result is copied at the end."""
         made = {id(cell): make.region for s in self._stages for make, cell in s.made}
         self._own = tuple(dict.fromkeys(c for c in self._results if id(c) in made))
         own = [made.pop(id(cell)) for cell in self._own]
         self.small = sum(r.size for r in own) * self.plan.dtype.itemsize <= SMALL
         for stage in self._stages:
             for make, cell in stage.made:
-                if self.small or cell not in self._own:
-                    cell.array, cell.fixed = self.memory(make.region), True
+                if cell not in self._own or (self.small and self.small_stay):
+                    cell.array = self.memory(make.region)
+        self._open = tuple(cell for cell in self._own if cell.array is None)
         self._slots = [] if self.small else self.slots(own)
         self._unused = references(self._slots[0]) if self._slots else 0
 
@@ -193,9 +220,7 @@ class Program(ABC):
         """Make the steps, once it is known where everything is."""
         for stage in self._stages:
             for make, cell in stage.made:
-                if make.zeroed:
-                    about = {"bytes": self.bytes_of(make.region.size)}
-                    self._fills.append(Labelled(f"clear {make.region}", _filling(cell), about))
+                self._make(stage, make, cell)
         self.begin()
         for stage, inbox in zip(self._stages, self._inbox, strict=True):
             for send in sorted(stage.sends, key=self._distance):
@@ -212,163 +237,233 @@ class Program(ABC):
                 self.wait(stage, stage.waits)
             for put in stage.puts:
                 if id(put) in late:
-                    self.step(*late[id(put)], bytes=self.bytes_of(put.target.size))
+                    self.sum(stage, *late[id(put)])
                 elif id(put) in sources:
                     self._put(stage, put, sources[id(put)])
             for apply in stage.applies:
-                self.step(str(apply), _applying(stage, apply))
+                self._apply(stage, apply)
         self.end()
-        self._calls = tuple(step.work for step in self._labelled)
-        self._in_place = self._without_kept(self._calls)
-        self._copied_out = all(cell.fixed for cell in self._results)
-        self._loose = [c for c in (*self._inputs, *self._results) if not c.fixed]
+        # The others are copies of arguments.
+        made = [cell for cell in self._results if cell not in self.inputs]
+        if self.small and all(cell in self._own for cell in made) and len(made) == len(set(made)):
+            self.fresh = self._function(given=False)
 
     def _distance(self, send: Send) -> tuple[bool, int]:
         """Every worker begins with the one after it, so that not all address the same one."""
         return send.peer < self.plan.worker, send.peer
 
-    def _without_kept(self, calls: Sequence[Work]) -> tuple[Work, ...]:
-        """The calls of a run in place: what stays is not copied."""
-        return tuple(_nothing if k in self._kept else work for k, work in enumerate(calls))
-
-    @property
-    def _labelled(self) -> list[Labelled]:
-        return self._fills + self._steps
-
-    def step(self, label: str, work: Work, ready: Ready | None = None, **about: Any) -> None:
-        """Add a step; one that waits says whether it would not have to. Traces say what is given as
-        `about`: ``peer`` or ``peers``, ``bytes``."""
-        if ready is not None:
-            self._waits[len(self._labelled)] = ready
-        self._steps.append(Labelled(label, work, about))
+    def step(
+        self,
+        label: str,
+        *text: str,
+        ready: Ready | None = None,
+        fresh: Sequence[str] | None = None,
+        keeps: str | None = None,
+        **about: Any,
+    ) -> None:
+        """Add a step; see `Lines`."""
+        self._steps.append(Lines(label, text, about, ready, fresh, keeps))
 
     def bytes_of(self, size: int) -> int:
         """Bytes of so many elements."""
         return int(size) * self.plan.dtype.itemsize
 
+    def _make(self, stage: Stage, make: Make, cell: Cell) -> None:
+        """Memory as the steps expect it."""
+        text = [f"{View(cell, cell.shape).text(self.code)}.fill(0)"] if make.zeroed else []
+        fresh = None
+        if cell.array is None:
+            if not any(put.target.region == make.region and _creates(put) for put in stage.puts):
+                fresh = [f"{cell.name} = {self._new(cell, 'zeros' if make.zeroed else 'empty')}"]
+        if text or fresh:
+            size = self.bytes_of(make.region.size)
+            self.step(f"clear {make.region}", *text, fresh=fresh, bytes=size)
+
+    def _new(self, cell: Cell, how: str = "empty") -> str:
+        """New memory for a result."""
+        return f"{how}({self.code.name(cell.shape)}, {self.code.name(self.plan.dtype)})"
+
     def _sums(
         self, stage: Stage, sources: dict[int, View]
-    ) -> dict[int, tuple[str, Work, Ready | None]]:
-        """Puts that set what the next adds to, done by that one in one pass: by the latter's id,
-        and both taken out of the sources."""
-        found = {}
-        for put in stage.puts:
-            other = None if put.accumulate or put.coefficient != 1 else stage.addend(put)
-            if other is None or other.coefficient != 1 or id(put) not in sources:
-                continue
-            first, second = sources.pop(id(put)), sources.pop(id(other))
-            found[id(other)] = self.sum_step(stage, (put, other), (first, second))
-        return found
+    ) -> dict[int, tuple[tuple[Put, Put], tuple[View, View]]]:
+        """The pairs of puts that are done in one pass, when the latter is: by its id, and both
+        taken out of the sources."""
+        return {
+            id(other): ((put, other), (sources.pop(id(put)), sources.pop(id(other))))
+            for put, other in stage.pairs()
+            if id(put) in sources
+        }
 
-    def sum_step(
-        self, stage: Stage, puts: tuple[Put, Put], sources: tuple[View, View]
-    ) -> tuple[str, Work, Ready | None]:
-        """The step that sets a box to the sum of two; it runs once messages were waited for."""
+    def sum(self, stage: Stage, puts: tuple[Put, Put], sources: tuple[View, View]) -> None:
+        """Add the step that sets a box to the sum of two; it runs once messages were waited for."""
+        target = stage.target(puts[0])
+        text = summing(self.code, target.text(self.code), *sources)
+        fresh = None
+        if _creates(puts[0]) and target.cell in self._open:
+            (line,) = summing(self.code, self._new(target.cell), *sources)
+            fresh = [f"{target.cell.name} = {line}"]
         label = f"{puts[0].target} = {puts[0].source} + {puts[1].source}"
-        return label, summing(stage.target(puts[0]), *sources), None
+        self.step(label, *text, fresh=fresh, bytes=self.bytes_of(target.size))
 
     def _put(self, stage: Stage, put: Put, source: View) -> None:
-        if put.keeps and self.plan.in_place:
-            self._kept.add(len(self._labelled))
-        bind = adding if put.accumulate else copying
-        work = bind(stage.target(put), source, self.plan.dtype, put.coefficient)
-        self.step(str(put), work, bytes=self.bytes_of(put.target.size))
+        target = stage.target(put)
+        do = adding if put.accumulate else copying
+        text = do(self.code, target, source, self.plan.dtype, put.coefficient)
+        fresh = None
+        if _creates(put) and target.cell in self._open:
+            fresh = [f"{target.cell.name} = {source.text(self.code)}.copy()"]
+        keeps = put.target.region.name if put.keeps and self.plan.in_place else None
+        size = self.bytes_of(target.size)
+        self.step(str(put), *text, fresh=fresh, keeps=keeps, bytes=size)
+
+    def _apply(self, stage: Stage, step: Apply) -> None:
+        """A local map, checked: its result has the shapes and dtype of its codomain."""
+        call, name = step.call, self.code.name
+        inputs = [View(cell, cell.shape) for cell in (stage.current[n] for n in call.inputs)]
+        given = [view.text(self.code) for view in inputs]
+        outputs = [stage.new[region.name].name for region in step.outputs]
+        if len(inputs) != 1 or len(outputs) != 1:
+            made = f"[{', '.join(outputs)}] = {name(call.map)}([{', '.join(given)}])"
+            self.step(str(step), made)
+            return
+        (y,), shape = outputs, stage.new[step.outputs[0].name].shape
+        wrong = f"{y}.shape != {name(shape)} or {y}.dtype != {name(call.map.codomain.dtype)}"
+        self.step(
+            str(step),
+            f"{y} = {name(call.map.forward)}({given[0]})",
+            f"if type({y}) is not ndarray or {wrong}: ({y},) = {name(call.map.checked)}({y})",
+        )
+
+    # Text
+
+    def lines(
+        self, given: bool, in_place: Collection[str] = (), walk: bool = False
+    ) -> tuple[list[str], list[str]]:
+        """The lines of a run, and the results; see `_function`. Arguments, and memory that is
+        given, are where the cells say."""
+        lines: list[str] = []
+        for k, step in enumerate(self._steps):
+            text = step.text if given or step.fresh is None else step.fresh
+            if text and step.keeps not in in_place:
+                lines += [f"yield {k}", *text] if walk else text
+        results = []
+        for cell in self._results:
+            stays = cell.array is not None or cell in self.inputs
+            copy = ".copy()" if stays and not given else ""
+            results.append(View(cell, cell.shape).text(self.code) + copy)
+        return lines, results
+
+    def _function(
+        self, given: bool, in_place: Collection[str] = (), walk: bool = False
+    ) -> Callable[..., Any]:
+        """What runs the steps, and returns the results as they are.
+
+        Args:
+            given: whether memory for results is given, after the arguments.
+            in_place: regions whose memory is the argument's: what stays is not copied.
+            walk: a generator instead: of the number of each step before that is done, then of the
+                results.
+        """
+        key = given, in_place, walk
+        function = self._functions.get(key)
+        if function is None:
+            lines, results = self.lines(given, in_place, walk)
+            lines.append(f"{'yield' if walk else 'return'} [{', '.join(results)}]")
+            cells = (*self.inputs, *self._open) if given else self.inputs
+            function = self.code.function([cell.name for cell in cells], lines)
+            self._functions[key] = function
+        return function
 
     # Running
 
     def run(self, arrays: Sequence[Array], out: Sequence[Array] | None = None) -> Sequence[Array]:
         """Results for arguments, both in the order of the plan's regions."""
-        if out is not None or not self._copied_out:
-            for work in self._load(arrays, out):
-                work()
-            return self._give()
-        # The same, made short for small results, where every 0.1 µs counts.
-        for cell, array in zip(self._inputs, arrays):  # noqa: B905
-            cell.array = array
-        for work in self._calls:
-            work()
-        for cell in self._loose:
-            cell.array = None  # type: ignore[assignment]
-        return [cell.array.copy() for cell in self._results]
+        if self._record is not None:
+            self.start(arrays, out)
+            return self.finish()
+        function, given = self._prepared(arrays, out, walk=False)
+        return self._give(function(*given))
 
     def start(self, arrays: Sequence[Array], out: Sequence[Array] | None = None) -> None:
         """Begin a run: as far as it goes without waiting."""
-        self._running = self._load(arrays, out)
-        self._at = 0
-        for work in self._running:
-            ready = self._waits.get(self._at)
-            if ready is not None and not ready():
-                return
-            work()
-            self._at += 1
+        function, given = self._prepared(arrays, out, walk=True)
+        self._walk, self._recording = function(*given), self._record
+        self._at = next(self._walk)
+        self._go(waiting=False)
 
     def finish(self) -> Sequence[Array]:
         """The results of the run that `start` began."""
-        for work in self._running[self._at :]:
-            work()
-        return self._give()
+        self._go(waiting=True)
+        results, self._at = self._at, ()
+        return self._give(results)
+
+    def _go(self, waiting: bool) -> None:
+        """Walk on: to the end, or to a step that would have to wait."""
+        while isinstance(self._at, int):
+            step = self._steps[self._at]
+            if not waiting and step.ready is not None and not step.ready():
+                return
+            go = partial(next, self._walk)
+            record = self._recording
+            self._at = go() if record is None else record(step.label, go, step.about)
 
     @contextmanager
     def watched(self, record: Record) -> Iterator[None]:
         """Inside, a recorder does the steps of runs that begin."""
-        plain = self._calls, self._in_place
-        self._calls = tuple(partial(record, *step) for step in self._labelled)
-        self._in_place = self._without_kept(self._calls)
+        self._record = record
         try:
             yield
         finally:
-            self._calls, self._in_place = plain
+            self._record = None
 
-    def _load(self, arrays: Sequence[Array], out: Sequence[Array] | None) -> Sequence[Work]:
-        """Put a run's arrays in their places; the calls to make."""
+    def _prepared(
+        self, arrays: Sequence[Array], out: Sequence[Array] | None, walk: bool
+    ) -> tuple[Callable[..., Any], Sequence[Array]]:
+        """What does a run, and what to give it."""
         self._given, self._out = arrays, out
-        for cell, array in zip(self._inputs, arrays):  # noqa: B905  # they are as many
-            cell.array = array
-        if self.small:
-            return self._calls
-        memory = self.result_memory(out)
-        for cell, array in zip(self._own, memory):  # noqa: B905
-            cell.array = array
-        in_place = out is not None and self._kept and any(a is b for a in memory for b in arrays)
-        return self._in_place if in_place else self._calls
+        if self.small and out is None:
+            return self._function(given=False, walk=walk), arrays
+        memory = self.result_memory(out) if self._open else ()
+        in_place: tuple[str, ...] = ()
+        if out is not None and memory:
+            ends = zip(self.plan.outputs, self._results, strict=True)
+            names = {self._open.index(cell): r.name for r, cell in ends if cell in self._open}
+            passed = dict(zip((r.name for r in self.plan.inputs), arrays, strict=True))
+            in_place = tuple(name for k, name in names.items() if passed.get(name) is memory[k])
+        return self._function(given=True, in_place=in_place, walk=walk), (*arrays, *memory)
 
     def result_memory(self, out: Sequence[Array] | None) -> Sequence[Array]:
-        """Where large results go in this run: what the caller passed, or arrays of an earlier run
-        that nobody uses any more, or new ones."""
+        """Where results go in this run: what the caller passed, or arrays of an earlier run that
+        nobody uses any more, or new ones."""
         if out is not None and all(array.flags.c_contiguous for array in out):
             wanted = dict(zip(map(id, self._results), out, strict=True))
-            return [wanted[id(cell)] for cell in self._own]
+            return [wanted[id(cell)] for cell in self._open]
         for arrays in self._slots:
             if references(arrays) <= self._unused:
                 return arrays
-        arrays = tuple(np.empty(cell.shape, self.plan.dtype) for cell in self._own)
+        arrays = tuple(np.empty(cell.shape, self.plan.dtype) for cell in self._open)
         if len(self._slots) < KEPT and _COUNTED:
             self._slots.append(arrays)
             self._unused = self._unused or references(arrays)
         return arrays
 
     def handed_out(self, array: Array) -> bool:
-        """Whether a large result may leave as it is."""
+        """Whether a result may leave as it is."""
         del array
         return True
 
-    def _give(self) -> Sequence[Array]:
-        results: Sequence[Array]
+    def _give(self, made: Sequence[Array]) -> Sequence[Array]:
+        """The results of a run, memory of their own, from the arrays that it made."""
+        results: list[Array] = []
         if self._out is not None:
-            results = self._out
-            for array, cell in zip(results, self._results):  # noqa: B905
-                if array is not cell.array:
-                    np.copyto(array, cell.array)
-        elif self._copied_out:
-            results = [cell.array.copy() for cell in self._results]
+            for array, mine in zip(self._out, made, strict=True):
+                if array is not mine:
+                    np.copyto(array, mine)
+            results += self._out
         else:
-            leaving: list[Array] = []
-            results = leaving
-            for cell in self._results:
-                array = cell.array
-                if cell.fixed or not self._may_leave(cell, array, leaving):
-                    array = array.copy()
-                leaving.append(array)
+            for k, cell in enumerate(self._results):
+                array = made[k]
+                results.append(array if self._may_leave(cell, array, results) else array.copy())
         self.forget()
         return results
 
@@ -391,8 +486,7 @@ class Program(ABC):
 
     def forget(self) -> None:
         """Let go of a run's arrays."""
-        for cell in self._loose:
-            cell.array = None  # type: ignore[assignment]
+        self._walk = iter(())
         self._given = ()
         self._out = None
 
@@ -402,7 +496,7 @@ _COUNTED = hasattr(sys, "getrefcount") and sys.implementation.name == "cpython"
 
 
 _OURS = 4
-"""References to a local map's array that nobody else has: a cell's, those of two calls, and the
+"""References to a local map's array that nobody else has: a list's, those of two calls, and the
 count's own."""
 
 
@@ -416,36 +510,6 @@ def references(arrays: tuple[Array, ...]) -> int:
     return max((sys.getrefcount(array) for array in arrays), default=0)
 
 
-def _nothing() -> None:
-    """What is left of a copy where memory stays as it is."""
-
-
-def _filling(cell: Cell) -> Work:
-    if cell.fixed:
-        return partial(cell.array.fill, 0)
-    return lambda: cell.array.fill(0)
-
-
-def _applying(stage: Stage, step: Apply) -> Work:
-    """A local map, checked: its result has the shapes and dtype of its codomain."""
-    call = step.call
-    inputs = [stage.current[name] for name in call.inputs]
-    outputs = [stage.new[region.name] for region in step.outputs]
-    if len(inputs) != 1 or len(outputs) != 1:
-
-        def apply_all() -> None:
-            results = call.map([cell.array for cell in inputs])
-            for cell, array in zip(outputs, results, strict=True):
-                cell.array = array
-
-        return apply_all
-    (source,), (target,) = inputs, outputs
-    forward, shape, dtype = call.map.forward, target.shape, call.map.codomain.dtype
-
-    def apply() -> None:
-        array = forward(source.array)
-        if type(array) is not np.ndarray or array.shape != shape or array.dtype != dtype:
-            (array,) = call.map.checked(array)
-        target.array = array
-
-    return apply
+def _creates(put: Put) -> bool:
+    """Whether this sets all of a region."""
+    return put.target.whole and not put.accumulate and put.coefficient == 1

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
 
 from linop.backends.execute import Program, Stage, peers_named
-from linop.backends.strided import View, Work, copying, fixed
-from linop.backends.transport import Transport
+from linop.backends.strided import View, copying, fixed
+from linop.backends.transport import Transport, Who
 from linop.plan import Plan, Put, Receive, Send, Wait
 from linop.region import Region
 from linop.scalars import Array
@@ -40,6 +39,7 @@ class Messages(Program):
         self._receiving: dict[int, list[Any]] = {}
         self._peers: dict[int, list[int]] = {}
         self._sending: list[Any] = []
+        self.small_stay = any(isinstance(step, Receive) for step in plan.steps)
         super().__init__(plan, about)
         self.bind()
         self._release = weakref.finalize(self, transport.free, self._requests)
@@ -61,29 +61,26 @@ class Messages(Program):
 
     def begin(self) -> None:
         started: list[Any] = []
-        new: list[tuple[int, Work]] = []
+        new: list[tuple[int, str]] = []
+        name, receive = self.code.name, self._transport.receive
         for number, step, where in self._posts:
             pending = self._receiving.setdefault(number, [])
             self._peers.setdefault(number, []).append(step.peer)
-            if where.cell.fixed:
+            if where.fixed:
                 pending.append(self._transport.receiver(step.peer, self._tag, where.get()))
                 started.append(pending[-1])
             else:
-                new.append((step.peer, self._posting(step.peer, where, pending, len(pending))))
+                call = f"{name(receive)}({step.peer}, {self._tag}, {where.text(self.code)})"
+                new.append((step.peer, f"{name(pending)}[{len(pending)}] = {call}"))
                 pending.append(None)
         self._requests += started
         if started:
-            self.step(f"post {len(started)} receives", partial(self._transport.start, started))
+            self.step(f"post {len(started)} receives", self._starting(started))
         for peer, post in new:
             self.step("post a receive into the result", post, peer=peer)
 
-    def _posting(self, peer: int, where: View, pending: list[Any], k: int) -> Work:
-        get, receive, tag = where.getter, self._transport.receive, self._tag
-
-        def post() -> None:
-            pending[k] = receive(peer, tag, get())
-
-        return post
+    def _starting(self, requests: list[Any]) -> str:
+        return f"{self.code.name(self._transport.start)}({self.code.name(requests)})"
 
     def send(self, stage: Stage, step: Send) -> None:
         sources = [stage.source(part) for part in step.parts]
@@ -92,36 +89,30 @@ class Messages(Program):
         self._sending.append(None)
         whole = len(sources) == 1 and first.contiguous
         size = self.bytes_of(step.size)
-        if whole and first.cell.fixed:
+        if whole and first.fixed:
             self._send_from(step, first.get(), k)
         elif whole and size > _PACKED:
-            work = self._sending_new(step.peer, first, k)
-            self.step(str(step), work, peer=step.peer, bytes=size)
+            # Memory that is another one at every run.
+            name, given = self.code.name, f"contiguous({first.text(self.code)})"
+            call = f"{name(self._transport.send)}({step.peer}, {self._tag}, {given})"
+            line = f"{name(self._sending)}[{k}] = {call}"
+            self.step(str(step), line, peer=step.peer, bytes=size)
         else:
             buffer = self._buffer(step.size)
             offset = 0
             for source in sources:
                 part = _cut(buffer, offset, source.shape)
-                work = copying(part, source, self.plan.dtype)
+                text = copying(self.code, part, source, self.plan.dtype)
                 packed = self.bytes_of(source.size)
-                self.step(f"pack for {step.peer}", work, peer=step.peer, bytes=packed)
+                self.step(f"pack for {step.peer}", *text, peer=step.peer, bytes=packed)
                 offset += source.size
             self._send_from(step, buffer.get(), k)
 
     def _send_from(self, step: Send, buffer: Array, k: int) -> None:
         request = self._sending[k] = self._transport.sender(step.peer, self._tag, buffer)
         self._requests.append(request)
-        work = partial(self._transport.start, [request])
-        self.step(str(step), work, peer=step.peer, bytes=self.bytes_of(step.size))
-
-    def _sending_new(self, peer: int, source: View, k: int) -> Work:
-        """Send memory that is another one at every run."""
-        get, begin, tag, sending = source.getter, self._transport.send, self._tag, self._sending
-
-        def send() -> None:
-            sending[k] = begin(peer, tag, np.ascontiguousarray(get()))
-
-        return send
+        line = self._starting([request])
+        self.step(str(step), line, peer=step.peer, bytes=self.bytes_of(step.size))
 
     def wait(self, stage: Stage, step: Wait) -> None:
         pending, transport = self._receiving[stage.number], self._transport
@@ -131,8 +122,8 @@ class Messages(Program):
 
         self.step(
             str(step),
-            lambda: transport.wait(pending, who),
-            lambda: transport.test(pending),
+            self._waiting(pending, who),
+            ready=lambda: transport.test(pending),
             peers=self._peers.get(stage.number, []),
             bytes=sum(self.bytes_of(r.size) for r in stage.receives),
         )
@@ -146,13 +137,16 @@ class Messages(Program):
     def end(self) -> None:
         sending, transport = self._sending, self._transport
         if sending:
-            self.step(
-                "wait until all is sent",
-                lambda: transport.wait(
-                    sending, lambda: f"its own messages of {self.about()} to leave"
-                ),
-                lambda: transport.test(sending),
-            )
+
+            def who() -> str:
+                return f"its own messages of {self.about()} to leave"
+
+            line = self._waiting(sending, who)
+            self.step("wait until all is sent", line, ready=lambda: transport.test(sending))
+
+    def _waiting(self, pending: list[Any], who: Who) -> str:
+        name = self.code.name
+        return f"{name(self._transport.wait)}({name(pending)}, {name(who)})"
 
     def _buffer(self, size: int) -> View:
         return fixed(np.empty(size, self.plan.dtype))

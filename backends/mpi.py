@@ -204,7 +204,7 @@ class Rank(Worker):
     ) -> Program | None:
         """The plan over shared memory; None, on every worker of the group, if one lacks room."""
         try:
-            program = Windows(plan, pool, self._ranks.until, about)
+            program = Windows(plan, pool, self._ranks.until, self._ranks.spins, about)
         except NoRoomError:
             program = None
         verdict = Verdict(votes=program is not None)
@@ -253,14 +253,16 @@ class Ranks:
         self._tags: int = (comm.Get_attr(MPI.TAG_UB) or 32767) - _OWN
         self._said: list[MPI.Request] = []
         self.bells: list[memoryview] | None = None
+        self._bell: memoryview | None = None
         self.busy = ANY
         self._rung = 0
         self._heard: list[Alarm] = []
-        self._spins = 0 if comm.size > (os.cpu_count() or 1) else _SPINS
+        self.spins = 0 if comm.size > (os.cpu_count() or 1) else _SPINS
 
     def listen_to(self, bells: list[memoryview]) -> None:
         """Learn of alarms by numbers in shared memory."""
         self.bells = bells
+        self._bell = bells[self.worker]
         self._rung = bells[self.worker][0]
 
     def receiver(self, peer: int, tag: int, buffer: Array) -> MPI.Prequest:
@@ -296,7 +298,7 @@ class Ranks:
         Raises:
             LinopError: another rank raised an alarm. DeadlockError: the limit is reached.
         """
-        for _ in range(self._spins):
+        for _ in range(self.spins):
             if done():
                 return
         polls = 0
@@ -422,6 +424,10 @@ class Ranks:
             return None
         alarm: Alarm = pickle.loads(self._hear(MPI.ANY_SOURCE, _ALARM, lambda: "an alarm"))
         return alarm
+
+    def alarmed(self) -> bool:
+        bell = self._bell
+        return bell is None or bell[0] != self._rung or bool(self._heard)
 
     def check(self) -> None:
         alarm = None

@@ -1,29 +1,28 @@
-"""Copies and sums of boxes in strided arrays, bound once and run often.
+"""Copies and sums of boxes in strided arrays, as lines of a run (`linop.backends.code`).
 
-A `View` says where: a box of the array that a `Cell` holds during a run. `copying` and `adding`
-give what does the work, without looking anything up again where both arrays are fixed.
+A `View` says where: a box of the array that a `Cell` stands for. Views of arrays that stay are made
+when the text is.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
 
+from linop.backends.code import Code
 from linop.region import Subset
 from linop.scalars import Array, Scalar
-
-Work = Callable[[], Any]
 
 _NARROW = 64
 """Bytes of a contiguous run up to which NumPy copies runs faster as one wide item each: two columns
 of float32 and 2,050 rows took 21 µs as they are, 7.6 as eight-byte items."""
 _TALL = 16
-"""Rows from which either is worth its own overhead."""
+"""Rows from which wide items are worth their overhead where both views are made beforehand."""
+_TALLER = 256
+"""The same where they are made at every run."""
 _WIDE: dict[int, np.dtype[Any]] = {
     2: np.dtype("u2"),
     4: np.dtype("u4"),
@@ -33,14 +32,15 @@ _WIDE: dict[int, np.dtype[Any]] = {
 
 
 class Cell:
-    """The memory of one region during a run: one array for good, or another one every run."""
+    """The memory of one region during a run: an array that stays, or another one every run, which
+    the text names."""
 
-    __slots__ = ("array", "fixed", "shape")
+    __slots__ = ("array", "name", "shape")
 
-    def __init__(self, shape: tuple[int, ...], array: Array | None = None) -> None:
+    def __init__(self, shape: tuple[int, ...], name: str = "", array: Array | None = None) -> None:
         self.shape = shape
-        self.array: Array = array  # type: ignore[assignment]  # set before every run, if not here
-        self.fixed = array is not None
+        self.name = name
+        self.array = array
 
 
 @dataclass(frozen=True)
@@ -59,26 +59,42 @@ class View:
     def size(self) -> int:
         return math.prod(self.shape)
 
-    def cut(self, axis: int, start: int, stop: int) -> View:
-        """The part of the box between two indices along an axis."""
+    @property
+    def fixed(self) -> bool:
+        """Whether the array stays."""
+        return self.cell.array is not None
+
+    def part(self, axis: int, start: int, stop: int) -> tuple[Any, ...]:
+        """The index, in the whole array, of what is between two indices of the box on an axis."""
         slices = list(self.index or (*(slice(0, n) for n in self.shape), ...))
         first = slices[axis].start
         slices[axis] = slice(first + start, first + stop)
-        shape = (*self.shape[:axis], stop - start, *self.shape[axis + 1 :])
-        return View(self.cell, shape, tuple(slices))
+        return tuple(slices)
 
-    def get(self) -> Array:
-        """The view, of the array of this run."""
-        array = self.cell.array
+    def of_array(self, array: Array) -> Array:
+        """The box of an array."""
         return array if self.index is None else array[self.index]
 
-    @property
-    def getter(self) -> Callable[[], Array]:
-        """`get`, bound."""
-        cell, index = self.cell, self.index
-        if index is None:
-            return lambda: cell.array
-        return lambda: cell.array[index]
+    def get(self) -> Array:
+        """The box of the array that stays."""
+        assert self.cell.array is not None
+        return self.of_array(self.cell.array)
+
+    def array(self, code: Code) -> str:
+        """The cell's array."""
+        return code.name(self.cell.array) if self.fixed else self.cell.name
+
+    def text(self, code: Code) -> str:
+        """The view."""
+        if self.fixed:
+            return code.name(self.get())
+        return self.cell.name + ("" if self.index is None else f"[{code.name(self.index)}]")
+
+    def place(self, code: Code) -> str:
+        """The view as what is assigned to: half as dear as ``numpy.copyto``."""
+        if self.fixed:
+            return f"{code.name(self.get())}[...]"
+        return f"{self.cell.name}[{'...' if self.index is None else code.name(self.index)}]"
 
     @property
     def contiguous(self) -> bool:
@@ -91,82 +107,60 @@ class View:
 
 def fixed(array: Array) -> View:
     """The view of an array that stays."""
-    return View(Cell(array.shape, array), array.shape)
+    return View(Cell(array.shape, array=array), array.shape)
 
 
-def copying(target: View, source: View, dtype: np.dtype[Any], coefficient: Scalar = 1) -> Work:
+def copying(
+    code: Code, target: View, source: View, dtype: np.dtype[Any], coefficient: Scalar = 1
+) -> list[str]:
     """What sets a box to a multiple of another."""
     if coefficient != 1:
-        return _bound(target, source, partial(_multiply, coefficient))
-    if not (_is_narrow(target, dtype) or _is_narrow(source, dtype)):
-        return _bound(target, source, np.copyto)
-    if target.cell.fixed and source.cell.fixed:
-        return partial(np.copyto, *_widened(target.get(), source.get()))
-    return _bound(target, source, _copy_narrow)
+        scale = code.name(dtype.type(coefficient))
+        return [f"multiply({source.text(code)}, {scale}, {target.text(code)})"]
+    both = target.fixed and source.fixed
+    if not any(_is_narrow(v, dtype, _TALL if both else _TALLER) for v in (target, source)):
+        return [f"{target.place(code)} = {source.text(code)}"]
+    if both:
+        to, of = map(code.name, _widened(target.get(), source.get()))
+        return [f"{to}[...] = {of}"]
+    return [f"{code.name(_copy_narrow)}({target.text(code)}, {source.text(code)})"]
 
 
-def adding(target: View, source: View, dtype: np.dtype[Any], coefficient: Scalar = 1) -> Work:
+def adding(
+    code: Code, target: View, source: View, dtype: np.dtype[Any], coefficient: Scalar = 1
+) -> list[str]:
     """What adds a multiple of a box to another. Narrow runs are summed in a contiguous array: with
     two columns of 2,048 rows NumPy's loop over both took 42 µs, the way there and back 18."""
     if coefficient != 1:
         scaled = fixed(np.empty(source.shape, dtype))
-        return _all(copying(scaled, source, dtype, coefficient), adding(target, scaled, dtype))
-    if not _is_narrow(target, dtype):
-        return _bound(target, source, _add)
+        scale = copying(code, scaled, source, dtype, coefficient)
+        return scale + adding(code, target, scaled, dtype)
+    if not _is_narrow(target, dtype, _TALL):
+        to = code.local()
+        return [f"{to} = {target.text(code)}", f"add({to}, {source.text(code)}, {to})"]
     total = fixed(np.empty(target.shape, dtype))
-    return _all(
-        copying(total, target, dtype),
-        _bound(total, source, _add),
-        copying(target, total, dtype),
-    )
+    return [
+        *copying(code, total, target, dtype),
+        *adding(code, total, source, dtype),
+        *copying(code, target, total, dtype),
+    ]
 
 
-def summing(target: View, first: View, second: View) -> Work:
+def summing(code: Code, target: str, first: View, second: View) -> list[str]:
     """What sets a box to the sum of two others, in one pass."""
-    if target.cell.fixed and first.cell.fixed and second.cell.fixed:
-        return partial(np.add, first.get(), second.get(), target.get())
-    to, a, b = target.getter, first.getter, second.getter
-    return lambda: np.add(a(), b(), to())
+    return [f"add({first.text(code)}, {second.text(code)}, {target})"]
 
 
-def _all(*works: Work) -> Work:
-    def run() -> None:
-        for work in works:
-            work()
-
-    return run
-
-
-def _bound(target: View, source: View, do: Callable[[Array, Array], Any]) -> Work:
-    if target.cell.fixed and source.cell.fixed:
-        return partial(do, target.get(), source.get())
-    if target.cell.fixed:
-        array, get = target.get(), source.getter
-        return lambda: do(array, get())
-    to, of = target.cell, source.cell
-    if target.index is None and source.index is None:
-        return lambda: do(to.array, of.array)
-    get_target, get_source = target.getter, source.getter
-    return lambda: do(get_target(), get_source())
-
-
-def _add(target: Array, source: Array) -> None:
-    np.add(target, source, out=target)
-
-
-def _multiply(coefficient: Scalar, target: Array, source: Array) -> None:
-    np.multiply(source, target.dtype.type(coefficient), out=target)
-
-
-def _is_narrow(view: View, dtype: np.dtype[Any]) -> bool:
-    """Whether a box has many short runs of several elements."""
+def _is_narrow(view: View, dtype: np.dtype[Any], rows: int) -> bool:
+    """Whether a box has so many short runs of several elements."""
     columns = view.shape[-1] if view.shape else 0
     short = 1 < columns <= _NARROW // dtype.itemsize
-    return short and view.size >= _TALL * columns and not view.contiguous
+    return short and view.size >= rows * columns and not view.contiguous
 
 
 def _copy_narrow(target: Array, source: Array) -> None:
-    np.copyto(*_widened(target, source))
+    to, of = _widened(target, source)
+    to[...] = of
 
 
 def _widened(target: Array, source: Array) -> tuple[Array, Array]:

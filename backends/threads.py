@@ -156,6 +156,10 @@ class Group:
                     self._alarms.setdefault(other, []).append((tag, error))
             self._changed.notify_all()
 
+    def alarmed(self, worker: int) -> bool:
+        """Whether there is an alarm for a worker."""
+        return bool(self._alarms.get(worker))
+
     def check(self, worker: int, tag: int = ANY) -> None:
         """Raise what another worker's alarm said, if there was one, of this plan or of any."""
         for alarm in self._alarms.get(worker, ()):
@@ -259,6 +263,9 @@ class Mailbox:
 
     def alarm(self, error: LinopError, tag: int) -> None:
         self._group.alarm(self.worker, error, tag)
+
+    def alarmed(self) -> bool:
+        return self._group.alarmed(self.worker)
 
     def check(self) -> None:
         self._group.check(self.worker)

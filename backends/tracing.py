@@ -64,9 +64,9 @@ class Recording:
     def steps(self, program: Program, operator: str) -> AbstractContextManager[None]:
         """Inside, every step of an operator's program is recorded."""
 
-        def record(label: str, work: Callable[[], Any], about: Mapping[str, Any]) -> None:
+        def record(label: str, work: Callable[[], Any], about: Mapping[str, Any]) -> Any:
             about = {"operator": operator, **about}
-            self.timed(program.plan.worker, label, "step", about, work)
+            return self.timed(program.plan.worker, label, "step", about, work)
 
         return program.watched(record)
 

@@ -78,6 +78,9 @@ class Transport(Protocol):
         """Make every other worker raise this error: one that waits in the plan of this tag, at
         once; others when they call a plan next, or have to wait long."""
 
+    def alarmed(self) -> bool:
+        """Whether there may have been an alarm; takes next to no time."""
+
     def check(self) -> None:
         """Raise what another worker's alarm said, if there was one."""
 

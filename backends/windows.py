@@ -14,6 +14,7 @@ synchronised before a number is written and after it is read.
 from __future__ import annotations
 
 import ctypes
+import math
 import platform
 import weakref
 from collections.abc import Callable, Sequence
@@ -23,9 +24,9 @@ from typing import Any
 
 import numpy as np
 
-from linop.backends.execute import SMALL, Program, Ready, Stage, peers_named, references
+from linop.backends.execute import SMALL, Program, Stage, peers_named, references
 from linop.backends.shared import ALIGNED, Block, Place, Pool
-from linop.backends.strided import Cell, View, Work, copying, summing
+from linop.backends.strided import Cell, View, copying, fixed
 from linop.backends.transport import Who
 from linop.plan import Make, Message, Plan, Put, Receive, Send, Wait
 from linop.region import Region
@@ -50,8 +51,8 @@ Until = Callable[[Callable[[], bool], Who], None]
 """Waits until something is so; raises where it takes too long."""
 
 
-Piece = tuple[int, int, int] | None
-"""An axis, and two indices along it: a part of a message that is one box; or all of it."""
+Piece = tuple[int, int, int]
+"""An axis, and two indices along it: a part of a message that is one box."""
 Line = tuple[int, int]
 """Where a number is in a worker's shared memory: the window, and the number's index there."""
 
@@ -64,6 +65,8 @@ class Offer:
 
     done: dict[int, Line] = field(default_factory=dict)
     places: dict[int, list[Place]] = field(default_factory=dict)
+    pieces: dict[int, list[Piece]] = field(default_factory=dict)
+    """How each stage's message is cut, if it is: for a receiver that sums it piece by piece."""
     turns: int = 0
     """How many buffers there are for messages, used in turn; 0 where they go into the result."""
     ready: Line | None = None
@@ -77,23 +80,22 @@ class Windows(Program):
         NoRoomError: there is too little shared memory left.
     """
 
-    def __init__(self, plan: Plan, pool: Pool, until: Until, about: Callable[[], str]) -> None:
+    def __init__(
+        self, plan: Plan, pool: Pool, until: Until, spins: int, about: Callable[[], str]
+    ) -> None:
         self._pool = pool
         self._until = until
+        self._spins = max(spins, 1)
         self._blocks: list[Block] = []
         self._slot_blocks: list[list[Block]] = []
         self._lines = 0
         self._runs = Runs()
-        self._slot = 0
         self._senders: dict[int, Offer] = {}
         self._receivers: dict[int, Offer] = {}
         self._asked: dict[int, Offer] = {}
         self._ready_lines: list[tuple[memoryview, int]] = []
-        self._taken_in_turn: list[tuple[Cell, list[Array]]] = []
-        self._slotted: dict[int, list[tuple[Cell, list[Array]]]] = {}
         self._met: set[int] = set()
-        self._pieces: dict[tuple[int, int], list[Piece]] = {}
-        self._summed_in_pieces: set[tuple[int, int]] = set()
+        self._in_pieces: dict[tuple[int, int], list[Piece]] = {}
         peers = {s.peer for s in plan.steps if isinstance(s, Send)}
         receives = sum(isinstance(s, Receive) for s in plan.steps)
         self._flags_block = self._take((len(peers) + receives) * _LINE)
@@ -103,6 +105,7 @@ class Windows(Program):
         for peer in sorted(peers):
             self._receivers[peer] = Offer(ready=self._line())
         super().__init__(plan, about)
+        self._flags_name = self.code.name(self._flags)
         held = (pool, self._runs, self._blocks, self._slots, self._slot_blocks, self._unused)
         self._release = weakref.finalize(self, _give_back, *held)
         self._release.atexit = False
@@ -179,11 +182,11 @@ class Windows(Program):
             return super().result_memory(out)
         # No other worker can reach what the caller passed; the result is copied there.
         free = (k for k, arrays in enumerate(self._slots) if references(arrays) <= self._unused)
-        self._slot = next(free)
-        return self._slots[self._slot]
+        self._runs.slot = next(free)
+        return self._slots[self._runs.slot]
 
     def handed_out(self, array: Array) -> bool:
-        rest = (arrays for k, arrays in enumerate(self._slots) if k != self._slot)
+        rest = (arrays for k, arrays in enumerate(self._slots) if k != self._runs.slot)
         return not self._direct or any(references(arrays) <= self._unused for arrays in rest)
 
     # What workers tell each other
@@ -192,8 +195,8 @@ class Windows(Program):
         offer = self._senders.setdefault(step.peer, Offer(turns=self._turns))
         offer.done[stage.number] = self._line()
         incoming = stage.incoming(step.peer)
-        shapes = [put.target.shape for put in incoming]
-        self._pieces[stage.number, step.peer] = _pieces(shapes, self.plan.dtype.itemsize)
+        pieces = self._cuts(stage, incoming[0]) if incoming else []
+        self._in_pieces[stage.number, step.peer] = offer.pieces[stage.number] = pieces
         places = offer.places.setdefault(stage.number, [])
         inbox: dict[int, View] = {}
         for put in incoming:
@@ -205,22 +208,16 @@ class Windows(Program):
             count = self._turns or 1
             arrays = [self._array(self._take(size), target.shape) for _ in range(count)]
             places.append(self._pool.place(arrays))
-            cell = Cell(target.shape, arrays[0] if count == 1 else None)
-            self._taken_in_turn += [(cell, arrays)] if count > 1 else []
-            inbox[id(put)] = View(cell, target.shape)
+            cell = Cell(target.shape, f"{self.code.name(arrays)}[t]")
+            inbox[id(put)] = fixed(arrays[0]) if count == 1 else View(cell, target.shape)
         return inbox
 
     def _views(self, target: View) -> list[Array]:
         """A box of a result, in each of the arrays that this may be in."""
-        if target.cell.fixed:
+        if target.fixed:
             return [target.get()]
-        views = []
         k = self._own.index(target.cell)
-        for arrays in self._slots:
-            target.cell.array = arrays[k]
-            views.append(target.get())
-        target.cell.array = None  # type: ignore[assignment]
-        return views
+        return [target.of_array(arrays[k]) for arrays in self._slots]
 
     def offers(self) -> dict[int, tuple[Offer | None, Offer | None]]:
         """What to tell each peer: as the receiver of its messages, and as the sender to it."""
@@ -249,161 +246,145 @@ class Windows(Program):
     # Steps
 
     def begin(self) -> None:
-        pool, ordered, lines, turns = self._pool, _ORDERED, self._ready_lines, self._turns
-        in_turn = self._taken_in_turn
-
-        def begin_in_turn() -> None:
-            self._runs.number += 1
-            turn = self._runs.number % turns
-            for cell, arrays in in_turn:
-                cell.array = arrays[turn]
-
-        def say_ready() -> None:
-            self._runs.number += 1
-            for numbers, k in lines:
-                numbers[k + 1] = self._slot
-            if not ordered:
-                pool.sync()
-            for numbers, k in lines:
-                numbers[k] = self._runs.number
-
-        self.step("begin", say_ready if self._direct else begin_in_turn)
+        runs = self.code.name(self._runs)
+        text = [f"n = {runs}.number = {runs}.number + 1", f"m = n * {_MOST}"]
+        lines = [(self.code.name(numbers), k) for numbers, k in self._ready_lines]
+        if self._direct:
+            text += [f"{numbers}[{k + 1}] = {runs}.slot" for numbers, k in lines]
+            text += [*self._sync, *(f"{numbers}[{k}] = n" for numbers, k in lines)]
+        elif lines:
+            text.append(f"t = n % {self._turns}")
+        self.step("begin", *text)
 
     def end(self) -> None:
-        pool, ordered, lines, turns = self._pool, _ORDERED, self._ready_lines, self._turns
-
-        def say_read() -> None:
-            if not ordered:
-                pool.sync()
-            for numbers, k in lines:
-                numbers[k] = self._runs.number + turns
-
+        lines = [(self.code.name(numbers), k) for numbers, k in self._ready_lines]
         if lines and not self._direct:
-            self.step("say that messages are read", say_read)
+            said = [f"{numbers}[{k}] = n + {self._turns}" for numbers, k in lines]
+            self.step("say that messages are read", *self._sync, *said)
+
+    @property
+    def _sync(self) -> list[str]:
+        """What is between writing memory and saying so, and between hearing and reading."""
+        return [] if _ORDERED else [f"{self.code.name(self._pool.sync)}()"]
 
     def send(self, stage: Stage, step: Send) -> None:
-        offer = self._asked[step.peer]
-        targets = []
-        for place in offer.places[stage.number]:
-            arrays = self._pool.views(place, step.peer, self.plan.dtype)
-            cell = Cell(place.shape, arrays[0] if len(arrays) == 1 else None)
-            targets.append(cell)
-            if len(arrays) > 1:
-                self._slotted.setdefault(step.peer, []).append((cell, arrays))
-        if step.peer not in self._met:
-            self._met.add(step.peer)
-            self._wait_ready(step.peer)
-        pieces = _pieces([part.shape for part in step.parts], self.plan.dtype.itemsize)
-        for number, piece in enumerate(pieces):
-            for part, cell in zip(step.parts, targets, strict=True):
-                target, source = View(cell, part.shape), stage.source(part)
-                if piece is not None:
-                    target, source = target.cut(*piece), source.cut(*piece)
-                work = copying(target, source, self.plan.dtype)
-                size = self.bytes_of(target.size)
-                self.step(f"write {part} to {step.peer}", work, peer=step.peer, bytes=size)
-            self._say_done(step.peer, offer.done[stage.number], number + 1)
+        offer, peer = self._asked[step.peer], step.peer
+        if peer not in self._met:
+            self._met.add(peer)
+            self._wait_ready(peer)
+        numbers, k = (
+            self._pool.numbers(offer.done[stage.number][0], peer),
+            offer.done[stage.number][1],
+        )
+        done = f"{self.code.name(numbers)}[{k}] = m + "
+        places = zip(step.parts, offer.places[stage.number], strict=True)
+        boxes = [(part, stage.source(part), self._box(place, peer)) for part, place in places]
+        pieces = offer.pieces[stage.number]
+        if pieces:
+            ((part, source, target),) = boxes
+            parts = [(target.part(*p), source.part(*p), k) for k, p in enumerate(pieces, 1)]
+            self.step(
+                f"write {part} to {peer}, {len(pieces)} pieces",
+                f"for i, j, k in {self.code.name(parts)}:",
+                f"    {target.array(self.code)}[i] = {source.array(self.code)}[j]",
+                *(f"    {line}" for line in (*self._sync, f"{done}k")),
+                peer=peer,
+                bytes=self.bytes_of(part.size),
+            )
+            return
+        for part, source, target in boxes:
+            text = copying(self.code, target, source, self.plan.dtype)
+            self.step(f"write {part} to {peer}", *text, peer=peer, bytes=self.bytes_of(part.size))
+        self.step(f"tell {peer}", *self._sync, f"{done}1", peer=peer)
 
-    def _say_done(self, peer: int, line: Line, pieces: int) -> None:
-        """Tell a receiver how many pieces of a message are there."""
-        numbers, k = self._pool.numbers(line[0], peer), line[1]
-        pool, ordered, runs = self._pool, _ORDERED, self._runs
+    def _box(self, place: Place, peer: int) -> View:
+        """Where a peer wants a part of a message in this run."""
+        arrays = self._pool.views(place, peer, self.plan.dtype)
+        if len(arrays) == 1:
+            return fixed(arrays[0])
+        return View(Cell(place.shape, f"{self.code.name(arrays)}[s{peer}]"), place.shape)
 
-        def say_done() -> None:
-            if not ordered:
-                pool.sync()
-            numbers[k] = runs.number * _MOST + pieces
-
-        self.step(f"tell {peer}", say_done, peer=peer)
-
-    def sum_step(
-        self, stage: Stage, puts: tuple[Put, Put], sources: tuple[View, View]
-    ) -> tuple[str, Work, Ready | None]:
+    def sum(self, stage: Stage, puts: tuple[Put, Put], sources: tuple[View, View]) -> None:
         """Of a long message each piece is added once it has come, while the next is written."""
+        pieces = self._cuts(stage, puts[0])
+        if not pieces:
+            super().sum(stage, puts, sources)
+            return
         peers = [put.source.peer for put in puts if isinstance(put.source, Message)]
-        pieces = self._pieces[stage.number, peers[0]] if peers else [None]
-        label, work, _ = super().sum_step(stage, puts, sources)
-        if len(pieces) == 1:
-            return label, work, None
-        self._summed_in_pieces.update((stage.number, peer) for peer in peers)
-        views = (stage.target(puts[0]), *sources)
-        sums = [summing(*(view.cut(*piece) for view in views)) for piece in pieces if piece]
-        waits = [self._waiting(stage.number, peers, k + 1) for k in range(len(pieces))]
+        views = (*sources, stage.target(puts[0]))
+        parts = [(*(v.part(*p) for v in views), k) for k, p in enumerate(pieces, 1)]
+        first, second, target = (view.array(self.code) for view in views)
+        text, ready = self._until_come(stage.number, peers, "k")
+        self.step(
+            f"{puts[0].target} = {puts[0].source} + {puts[1].source}, {len(pieces)} pieces",
+            f"for i, j, l, k in {self.code.name(parts)}:",
+            *(f"    {line}" for line in text),
+            f"    add({first}[i], {second}[j], {target}[l])",
+            ready=lambda: ready(len(pieces)),
+            peers=peers,
+            bytes=self.bytes_of(puts[0].target.size),
+        )
 
-        def add_pieces() -> None:
-            for (wait, _), add in zip(waits, sums, strict=True):
-                wait()
-                add()
-
-        return label, add_pieces, waits[-1][1]
+    def _cuts(self, stage: Stage, put: Put) -> list[Piece]:
+        """How a message is cut, if it is: where it is one long box, to be summed."""
+        for pair in stage.pairs():
+            if any(put is one for one in pair):
+                peers = [one.source.peer for one in pair if isinstance(one.source, Message)]
+                if peers and all(len(stage.incoming(peer)) == 1 for peer in peers):
+                    return _pieces(put.target.shape, self.plan.dtype.itemsize)
+        return []
 
     def _wait_ready(self, peer: int) -> None:
         """Until a peer's memory is ready for this run. Which of its arrays to write to, it says; or
         it is the next in turn."""
         flags, k = self._flags, self._index(self._receivers[peer].ready)
-        turns = self._asked[peer].turns
-        slotted = self._slotted.setdefault(peer, [])
-        until, pool, ordered = self._until, self._pool, _ORDERED
+        turns, runs = self._asked[peer].turns, self._runs
 
         def ready() -> bool:
-            return flags[k] >= self._runs.number
-
-        def wait() -> None:
-            if flags[k] < self._runs.number:
-                until(ready, lambda: f"worker {peer} to receive {self.about()}")
-            if not ordered:
-                pool.sync()
-            slot = self._runs.number % turns if turns else flags[k + 1]
-            for cell, arrays in slotted:
-                cell.array = arrays[slot]
-
-        self.step(f"wait until {peer} is ready", wait, ready, peer=peer)
-
-    def wait(self, stage: Stage, step: Wait) -> None:
-        peers = [
-            peer
-            for number, peer in self._pieces
-            if number == stage.number and (number, peer) not in self._summed_in_pieces
-        ]
-        if peers:
-            sizes = [receive.size for receive in stage.receives if receive.peer in peers]
-            work, ready = self._waiting(stage.number, peers)
-            self.step(str(step), work, ready, peers=peers, bytes=self.bytes_of(sum(sizes)))
-
-    def _waiting(
-        self, stage: int, peers: Sequence[int], pieces: int | None = None
-    ) -> tuple[Work, Ready]:
-        """What waits for messages, or for some pieces of them; and whether they have come."""
-        lines = [
-            (self._index(self._senders[p].done[stage]), pieces or len(self._pieces[stage, p]))
-            for p in peers
-        ]
-        flags, runs = self._flags, self._runs
-        until, pool, ordered = self._until, self._pool, _ORDERED
-
-        def ready() -> bool:
-            number = runs.number * _MOST
-            for k, count in lines:
-                if flags[k] < number + count:
-                    return False
-            return True
+            return flags[k] >= runs.number
 
         def who() -> str:
-            number = runs.number * _MOST
-            late = [
-                peer
-                for peer, (k, count) in zip(peers, lines, strict=True)
-                if flags[k] < number + count
-            ]
-            return f"a message from {peers_named(late)} in stage {stage} of {self.about()}"
+            return f"worker {peer} to receive {self.about()}"
 
-        def wait() -> None:
-            if not ready():
-                until(ready, who)
-            if not ordered:
-                pool.sync()
+        slot = f"n % {turns}" if turns else f"{self._flags_name}[{k + 1}]"
+        text = self._spinning(f"{self._flags_name}[{k}] >= n", self.code.name(ready), who)
+        label = f"wait until {peer} is ready"
+        self.step(label, *text, f"s{peer} = {slot}", ready=ready, peer=peer)
 
-        return wait, ready
+    def _spinning(self, come: str, ready: str, who: Who) -> list[str]:
+        """Until something is so: looked at here for a while first, for others take microseconds."""
+        until = f"{self.code.name(self._until)}({ready}, {self.code.name(who)})"
+        spin = f"for _ in {self.code.name(range(self._spins))}:"
+        return [spin, f"    if {come}: break", f"else: {until}", *self._sync]
+
+    def wait(self, stage: Stage, step: Wait) -> None:
+        peers = [p for n, p in self._in_pieces if n == stage.number and not self._in_pieces[n, p]]
+        if peers:
+            sizes = [receive.size for receive in stage.receives if receive.peer in peers]
+            text, ready = self._until_come(stage.number, peers, "1")
+            size = self.bytes_of(sum(sizes))
+            self.step(str(step), *text, ready=lambda: ready(1), peers=peers, bytes=size)
+
+    def _until_come(
+        self, stage: int, peers: Sequence[int], count: str
+    ) -> tuple[list[str], Callable[[int], bool]]:
+        """What waits for so many pieces of some messages; and whether they have come."""
+        lines = {p: self._index(self._senders[p].done[stage]) for p in peers}
+        flags, runs = self._flags, self._runs
+
+        def late(count: int) -> list[int]:
+            return [p for p, k in lines.items() if flags[k] < runs.number * _MOST + count]
+
+        def ready(count: int) -> bool:
+            return not late(count)
+
+        def who() -> str:
+            # All pieces, for a peer that is late with one is named, whichever that is.
+            said = peers_named(late(1) or late(_MOST) or peers)
+            return f"a message from {said} in stage {stage} of {self.about()}"
+
+        come = " and ".join(f"{self._flags_name}[{k}] >= m + {count}" for k in lines.values())
+        return self._spinning(come, f"lambda: {self.code.name(ready)}({count})", who), ready
 
     def describe(self) -> str:
         if self._direct:
@@ -421,26 +402,23 @@ class Windows(Program):
         self._release()
 
 
-def _pieces(shapes: Sequence[tuple[int, ...]], itemsize: int) -> list[Piece]:
-    """How a message is cut, the same for sender and receiver: only one box is, if it is long."""
-    if len(shapes) != 1 or not shapes[0]:
-        return [None]
-    (shape,) = shapes
-    axis = next(k for k, n in enumerate(shape) if n == max(shape) or n >= _MOST // 2)
-    length = shape[axis]
-    size = int(np.prod(shape, dtype=np.int64)) * itemsize
-    count = min(size // _PIECE, length, _MOST - 1)
+def _pieces(shape: tuple[int, ...], itemsize: int) -> list[Piece]:
+    """How a box is cut; not at all if it is short."""
+    axis = next((k for k, n in enumerate(shape) if n == max(shape) or n >= _MOST // 2), 0)
+    count = min(math.prod(shape) * itemsize // _PIECE, shape[axis] if shape else 1, _MOST - 1)
     if count < 2:
-        return [None]
-    cuts = [length * k // count for k in range(count + 1)]
+        return []
+    cuts = [shape[axis] * k // count for k in range(count + 1)]
     return [(axis, a, b) for a, b in pairwise(cuts)]
 
 
 class Runs:
-    """How many runs there were; and which numbers of this worker's its receivers still write."""
+    """How many runs there were, and which array the last had for its result; and which numbers of
+    this worker's its receivers still write."""
 
     def __init__(self) -> None:
         self.number = 0
+        self.slot = 0
         self.ahead: list[tuple[memoryview, int, int]] = []
 
     def over(self) -> bool:

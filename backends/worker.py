@@ -24,6 +24,7 @@ from linop.backends.base import (
 )
 from linop.backends.execute import Program
 from linop.backends.messages import Messages
+from linop.backends.quick import quick_call
 from linop.backends.transport import Talk, Transport, Verdict, agree
 from linop.errors import BackendError, LinopError
 from linop.lowering import lower, workers_of
@@ -118,7 +119,6 @@ class WorkerPlan(BoundPlan):
         self._calls = 0
         backend.bound[tag] = self
         self._program: Program | None = None
-        self._quick: Program | None = None  # where calls need no agreement
         self._together = len(self.group) > 1
         self._broken: str | None = None
         self._seconds = 0.0
@@ -155,16 +155,7 @@ class WorkerPlan(BoundPlan):
         return results
 
     def _run(self, x: Any, out: Any) -> Sequence[Array]:
-        program = self._quick
-        outs: Sequence[Array] | None = None
-        if program is None or not self._fits(x) or not (out is None or self._takes(out, x)):
-            arrays, outs, program = self._ready(x, out)
-        else:  # what nearly every call is
-            if self._together:
-                self._worker.listen()
-                self._worker.transport.busy = self._tag
-            arrays = () if x is None else (x,)
-            outs = None if out is None else (out,)
+        arrays, outs, program = self._ready(x, out)
         begun = time.perf_counter()
         try:
             results = program.run(arrays, outs)
@@ -203,7 +194,11 @@ class WorkerPlan(BoundPlan):
             else:
                 about = {"operator": str(self.op), "peers": self.group}
                 program = tracing.timed(self._here, "agree on the plan", "step", about, meet)
-            self._quick = None if self._worker.debug else program
+            if not self._worker.debug:
+                worker = self._worker
+                self._quick = quick_call(
+                    self, program, worker.transport, self._tag, worker.listen, self._fail
+                )
         elif wrong is not None:
             self._fail(wrong)
             raise wrong

@@ -1,0 +1,50 @@
+"""The text of a run: Python made from a plan's steps, compiled once and run many times.
+
+A call of a Python function costs about as much as a message of a few bytes in shared memory; so a
+run is one function, in which steps are lines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+_COMMON: dict[str, Any] = {
+    "add": np.add,
+    "contiguous": np.ascontiguousarray,
+    "empty": np.empty,
+    "multiply": np.multiply,
+    "ndarray": np.ndarray,
+    "zeros": np.zeros,
+}
+"""What every text may name."""
+
+
+class Code:
+    """The names that a text uses, and functions made of text."""
+
+    def __init__(self) -> None:
+        self._names = dict(_COMMON)
+        self._locals = 0
+
+    def name(self, thing: Any) -> str:
+        """A name for an object that stays."""
+        name = f"v{len(self._names)}"
+        self._names[name] = thing
+        return name
+
+    def local(self) -> str:
+        """A new local variable."""
+        self._locals += 1
+        return f"c{self._locals}"
+
+    def function(self, parameters: Iterable[str], lines: Iterable[str]) -> Callable[..., Any]:
+        """What runs some lines; a generator, if one of them yields."""
+        body = "".join(f"\n    {line}" for line in lines)
+        made: dict[str, Any] = {}
+        text = f"def run({', '.join(parameters)}):{body}"
+        exec(compile(text, "<a plan of linop>", "exec"), self._names, made)
+        function: Callable[..., Any] = made["run"]
+        return function
