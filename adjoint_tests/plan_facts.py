@@ -245,6 +245,25 @@ def a_vector_with_out_gives_a_vector(backend: Backend) -> None:
     same(out, result(plan, 3))
 
 
+def in_place_is_by_region(backend: Backend, length: int) -> None:
+    """What a region keeps is copied unless its own memory is given; another's is refused."""
+    space = Space([Region(f"{name}{w}", length, w) for w in range(2) for name in "ab"])
+    op = linop.identity(space)
+    for name in "ab":
+        op = linop.copy(space, space[f"{name}0"][:2], space[f"{name}1"][:2]) @ op
+    plan = op.compile(backend)
+    names = [region.name for region in space.on(mine(backend))]
+    for kept in (names[:1], names[1:], names, []):
+        x, wanted = argument(plan, 4), result(plan, 4)
+        out = {name: x[name] if name in kept else np.zeros(length) for name in names}
+        same(plan(x, out=out), wanted, kept)
+    x = argument(plan, 5)
+    crossed = dict(zip(names, reversed(x.values()), strict=True))
+    again = op.compile(backend)
+    raised(ArgumentError, lambda: again(x, out=crossed))
+    works(again)
+
+
 def out_is_refused(backend: Backend, length: int) -> None:
     """Where it does not fit, cannot be written, is no array, or is memory of the argument's."""
     plan = total(size(backend), length).compile(backend)

@@ -46,6 +46,12 @@ def test_arrays(check: Callable[..., None], what: str, windows: bool | None) -> 
 
 @windows
 @pytest.mark.parametrize("length", [plan_facts.SMALL, plan_facts.LARGE])
+def test_in_place_is_by_region(length: int, windows: bool | None) -> None:
+    run(2, {"windows": windows}, plan_facts.in_place_is_by_region, length)
+
+
+@windows
+@pytest.mark.parametrize("length", [plan_facts.SMALL, plan_facts.LARGE])
 def test_out_is_refused(length: int, windows: bool | None) -> None:
     run(2, {"windows": windows}, plan_facts.out_is_refused, length)
 

@@ -45,6 +45,11 @@ def test_a_plan(backend: str, fact: Callable[..., None]) -> None:
     linop.launch(fact, 3, backend)
 
 
+@pytest.mark.parametrize("length", [plan_facts.SMALL, plan_facts.LARGE])
+def test_in_place_is_by_region(length: int) -> None:
+    linop.launch(lambda b: plan_facts.in_place_is_by_region(b, length), 2)
+
+
 @spmd
 @pytest.mark.parametrize("length", [plan_facts.SMALL, plan_facts.LARGE])
 def test_out_is_refused(backend: str, length: int) -> None:

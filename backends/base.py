@@ -255,19 +255,20 @@ class BoundPlan(ABC):
             return () if x is None else (x,)
         return tuple(held_arrays(self.domain, self._here, x).values())
 
+    def _outs(self, out: Any, given: Sequence[Array], in_place: bool = False) -> Any:
+        """The arrays to write results to, checked, or None; see `out_arrays`."""
+        if out is None:
+            return None
+        names = (region.name for region in self._regions_in)
+        by_name = dict(zip(names, given, strict=True))
+        return out_arrays(self.codomain, self._here, out, by_name, in_place)
+
     def _fits(self, x: Any) -> bool:
         """Whether this is the array of the only region, as it should be, or None where there is no
         region: the common cases, found fast."""
         if type(x) is not np.ndarray:
             return x is None and not self._regions_in
         return x.shape == self._shape and (x.dtype is self._dtype or x.dtype == self._dtype)
-
-    def _takes(self, out: Any, x: Any) -> bool:
-        """Whether the only result can be written to this array, apart from the argument's memory:
-        found fast."""
-        if type(out) is not np.ndarray or out.shape != self._shape_out or out.dtype != self._dtype:
-            return False
-        return out.flags.writeable and (x is None or not np.may_share_memory(out, x))
 
     def describe(self) -> str:
         """What this worker sends and receives, its steps, and how its messages travel, and why; of
@@ -364,13 +365,13 @@ def check_workers(op: LinearOperator, backend: Backend) -> None:
 
 
 def out_arrays(
-    space: Space, worker: int | None, out: Any, given: Sequence[Array], in_place: bool = False
+    space: Space, worker: int | None, out: Any, given: Mapping[str, Array], in_place: bool = False
 ) -> list[Array]:
     """The arrays to write results to, from what a user passed as ``out``.
 
     Args:
-        given: the argument's arrays, which `out` must not share memory with.
-        in_place: except that one may be the same array.
+        given: the argument's arrays, by region, which `out` must not share memory with.
+        in_place: except that a region's may be the same array.
 
     Raises:
         ArgumentError, RegionError, ShapeError, DTypeError: they do not fit, cannot be written, or
@@ -384,7 +385,8 @@ def out_arrays(
     for region, array in zip(held(space, worker), arrays, strict=True):
         if not array.flags.writeable:
             raise ArgumentError(f"out, region {region.name!r}: the array is read-only")
-        others = [g for g in given if not (in_place and g is array)]
+        same = given.get(region.name) if in_place else None
+        others = [g for g in given.values() if not (g is array is same)]
         others += [a for a in arrays if a is not array]
         if any(np.may_share_memory(array, other) for other in others):
             raise ArgumentError(

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from linop.backends.base import Backend, BoundPlan, check_workers, out_arrays, written
+from linop.backends.base import Backend, BoundPlan, check_workers, written
 from linop.backends.execute import Program
 from linop.backends.threads import Mailbox, run
 from linop.backends.whole import Whole
@@ -79,7 +79,7 @@ class ReferenceWorkerPlan(BoundPlan):
 
     def _begin(self, x: Any, out: Any) -> None:
         arrays = self._arguments(x)
-        outs = None if out is None else out_arrays(self.codomain, self._here, out, arrays)
+        outs = self._outs(out, arrays)
         part = {r.name: a.copy() for r, a in zip(self._regions_in, arrays, strict=True)}
         self._running = part, outs
 

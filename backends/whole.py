@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from linop.backends.base import Backend, BoundPlan, check_workers, out_arrays, written
+from linop.backends.base import Backend, BoundPlan, check_workers, written
 from linop.errors import ArgumentError
 from linop.operator import LinearOperator
 from linop.plan import Plan
@@ -49,7 +49,7 @@ class WholePlan(BoundPlan):
 
     def _begin(self, x: Any, out: Any) -> None:
         arrays = self._arguments(x)
-        outs = None if out is None else out_arrays(self.codomain, None, out, arrays)
+        outs = self._outs(out, arrays)
         names = (region.name for region in self._regions_in)
         self._running = Vector(self.domain, dict(zip(names, arrays, strict=True))), outs
 

@@ -20,7 +20,6 @@ from linop.backends.base import (
     check_workers,
     described,
     held_arrays,
-    out_arrays,
 )
 from linop.backends.execute import Program
 from linop.backends.messages import Messages
@@ -177,8 +176,7 @@ class WorkerPlan(BoundPlan):
         outs: Sequence[Array] | None = None
         try:
             arrays = self._arguments(x)
-            if out is not None:
-                outs = out_arrays(self.codomain, self._here, out, arrays, self.plan.in_place)
+            outs = self._outs(out, arrays, self.plan.in_place)
         except LinopError as error:
             wrong = error
         if self._broken is not None:
