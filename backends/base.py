@@ -94,8 +94,12 @@ class Backend(ABC):
         return None
 
 
+NEW, OUT, IN_PLACE = range(3)
+"""Where the result of a call goes: to new memory, to what is passed as ``out``, or to ``out=x``."""
 MISSED: Any = object()
 """What a quick call returns where it did nothing."""
+Quick = Callable[[Any, Any], Any]
+"""Takes an argument and ``out``, and gives the result."""
 
 
 class BoundPlan(ABC):
@@ -117,7 +121,7 @@ class BoundPlan(ABC):
         self._here = backend.worker
         self._adjoint: BoundPlan | None = None
         self.lock = threading.Lock()
-        self._quick: Callable[[Any], Any] | None = None
+        self._quick: list[Quick | None] = [None, None, None]
         self._released = False
         self._started = False
         self._as_vector = False
@@ -170,8 +174,9 @@ class BoundPlan(ABC):
         return self._adjoint
 
     def __call__(self, x: Any = None, *, out: Any = None) -> Any:
-        if self._quick is not None and out is None:
-            result = self._quick(x)
+        quick = self._quick[NEW if out is None else OUT if out is not x else IN_PLACE]
+        if quick is not None:
+            result = quick(x, out)
             if result is not MISSED:
                 return result
         if not self.lock.acquire(False):

@@ -119,15 +119,21 @@ class Program(ABC):
     leave (`send`), and how to wait for them (`wait`).
 
     Attributes:
-        fresh: the results for arguments that fit, as they leave, or None where that is not so
-            simple: `run` then.
+        inputs: where the text has the arguments.
+        open: where it has the memory for results that it is given, or makes.
+        small: whether it makes it.
+        plain: whether results are memory of their own as they are.
     """
+
+    takes_out = True
+    """Whether results can be written to memory that a caller passes."""
+    small_stay = False
+    """Whether small results have memory that stays, and are copied out of it."""
 
     def __init__(self, plan: Plan, about: Callable[[], str]) -> None:
         self.plan = plan
         self.about = about
         self.code = Code()
-        self.fresh: Callable[..., Sequence[Array]] | None = None
         self.inputs = tuple(Cell(region.shape, self.code.local()) for region in plan.inputs)
         self._steps: list[Lines] = []
         self._functions: dict[tuple[Any, ...], Callable[..., Any]] = {}
@@ -147,9 +153,6 @@ class Program(ABC):
         ]
 
     # What a subclass says
-
-    small_stay = False
-    """Whether small results have memory that stays, and are copied out of it."""
 
     @abstractmethod
     def memory(self, region: Region) -> Array:
@@ -212,7 +215,11 @@ class Program(ABC):
             for make, cell in stage.made:
                 if cell not in self._own or (self.small and self.small_stay):
                     cell.array = self.memory(make.region)
-        self._open = tuple(cell for cell in self._own if cell.array is None)
+        self.open = tuple(cell for cell in self._own if cell.array is None)
+        # The others are copies of arguments.
+        made_here = [cell for cell in self._results if cell not in self.inputs]
+        apart = len(made_here) == len(set(made_here))
+        self.plain = apart and all(cell in self._own for cell in made_here)
         self._slots = [] if self.small else self.slots(own)
         self._unused = references(self._slots[0]) if self._slots else 0
 
@@ -243,10 +250,6 @@ class Program(ABC):
             for apply in stage.applies:
                 self._apply(stage, apply)
         self.end()
-        # The others are copies of arguments.
-        made = [cell for cell in self._results if cell not in self.inputs]
-        if self.small and all(cell in self._own for cell in made) and len(made) == len(set(made)):
-            self.fresh = self._function(given=False)
 
     def _distance(self, send: Send) -> tuple[bool, int]:
         """Every worker begins with the one after it, so that not all address the same one."""
@@ -299,7 +302,7 @@ class Program(ABC):
         target = stage.target(puts[0])
         text = summing(self.code, target.text(self.code), *sources)
         fresh = None
-        if _creates(puts[0]) and target.cell in self._open:
+        if _creates(puts[0]) and target.cell in self.open:
             (line,) = summing(self.code, self._new(target.cell), *sources)
             fresh = [f"{target.cell.name} = {line}"]
         label = f"{puts[0].target} = {puts[0].source} + {puts[1].source}"
@@ -310,7 +313,7 @@ class Program(ABC):
         do = adding if put.accumulate else copying
         text = do(self.code, target, source, self.plan.dtype, put.coefficient)
         fresh = None
-        if _creates(put) and target.cell in self._open:
+        if _creates(put) and target.cell in self.open:
             fresh = [f"{target.cell.name} = {source.text(self.code)}.copy()"]
         keeps = put.target.region.name if put.keeps and self.plan.in_place else None
         size = self.bytes_of(target.size)
@@ -369,7 +372,7 @@ class Program(ABC):
         if function is None:
             lines, results = self.lines(given, in_place, walk)
             lines.append(f"{'yield' if walk else 'return'} [{', '.join(results)}]")
-            cells = (*self.inputs, *self._open) if given else self.inputs
+            cells = (*self.inputs, *self.open) if given else self.inputs
             function = self.code.function([cell.name for cell in cells], lines)
             self._functions[key] = function
         return function
@@ -423,11 +426,11 @@ class Program(ABC):
         self._given, self._out = arrays, out
         if self.small and out is None:
             return self._function(given=False, walk=walk), arrays
-        memory = self.result_memory(out) if self._open else ()
+        memory = self.result_memory(out) if self.open else ()
         in_place: tuple[str, ...] = ()
         if out is not None and memory:
             ends = zip(self.plan.outputs, self._results, strict=True)
-            names = {self._open.index(cell): r.name for r, cell in ends if cell in self._open}
+            names = {self.open.index(cell): r.name for r, cell in ends if cell in self.open}
             passed = dict(zip((r.name for r in self.plan.inputs), arrays, strict=True))
             in_place = tuple(name for k, name in names.items() if passed.get(name) is memory[k])
         return self._function(given=True, in_place=in_place, walk=walk), (*arrays, *memory)
@@ -437,11 +440,11 @@ class Program(ABC):
         nobody uses any more, or new ones."""
         if out is not None and all(array.flags.c_contiguous for array in out):
             wanted = dict(zip(map(id, self._results), out, strict=True))
-            return [wanted[id(cell)] for cell in self._open]
+            return [wanted[id(cell)] for cell in self.open]
         for arrays in self._slots:
             if references(arrays) <= self._unused:
                 return arrays
-        arrays = tuple(np.empty(cell.shape, self.plan.dtype) for cell in self._open)
+        arrays = tuple(np.empty(cell.shape, self.plan.dtype) for cell in self.open)
         if len(self._slots) < KEPT and _COUNTED:
             self._slots.append(arrays)
             self._unused = self._unused or references(arrays)

@@ -1,5 +1,5 @@
-"""The call of a plan that nearly every call is, as one function: an array that fits, new memory for
-the result, nobody who records or interrupts.
+"""The call of a plan that nearly every call is, as one function: one array that fits, one result,
+nobody who records or interrupts.
 
 Everything else it leaves to `linop.backends.base.BoundPlan`, by returning `MISSED`.
 """
@@ -10,7 +10,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from linop.backends.base import MISSED, BoundPlan
+import numpy as np
+
+from linop.backends.base import IN_PLACE, MISSED, NEW, BoundPlan, Quick
 from linop.backends.execute import Program
 from linop.backends.transport import Transport
 
@@ -18,49 +20,86 @@ from linop.backends.transport import Transport
 def quick_call(
     plan: BoundPlan,
     program: Program,
+    how: int,
     transport: Transport,
     tag: int,
     listen: Callable[[], None],
     fail: Callable[[BaseException], None],
-) -> Callable[[Any], Any] | None:
-    """What calls a bound plan; None where its arguments or results are several arrays.
+) -> Quick:
+    """What calls a bound plan.
 
     Args:
+        how: `NEW`, `OUT` or `IN_PLACE`.
         tag: what the transport is told to be busy with.
         listen: is called where there may be an alarm.
         fail: is called where a run ends halfway.
     """
     inputs, outputs = program.plan.inputs, program.plan.outputs
-    if len(inputs) > 1 or len(outputs) > 1:
-        return None
+    if len(inputs) > 1 or len(outputs) > 1 or (how != NEW and not outputs):
+        return _miss
+    same = bool(inputs) and inputs[0].name == outputs[0].name if outputs else False
+    if how == IN_PLACE and not (same and program.plan.in_place and program.takes_out):
+        return _miss
     name = program.code.name
-    wrong = "x is not None"
-    if inputs:
-        dtype = name(program.plan.dtype)
-        wrong = f"type(x) is not ndarray or x.shape != {name(inputs[0].shape)}"
-        wrong += f" or (x.dtype is not {dtype} and x.dtype != {dtype})"
-    lock, clock, counters = plan.lock, name(time.perf_counter), name(plan.counters)
-    if program.fresh is None:
-        run = [f"results = {name(program.run)}({'(x,)' if inputs else '()'})"]
-        results = ["results[0]"]
-    else:
-        lines, results = program.lines(given=False)
-        run = [f"{cell.name} = x" for cell in program.inputs] + lines
+    dtype = name(program.plan.dtype)
+
+    def unfit(array: str, shape: tuple[int, ...]) -> str:
+        wrong = f"type({array}) is not ndarray or {array}.shape != {name(shape)}"
+        return f"{wrong} or ({array}.dtype is not {dtype} and {array}.dtype != {dtype})"
+
+    wrong = unfit("x", inputs[0].shape) if inputs else "x is not None"
+    if how != NEW:
+        wrong += f" or {unfit('out', outputs[0].shape)} or not out.flags.carray"
+        if inputs and how != IN_PLACE:
+            wrong += f" or {name(np.may_share_memory)}(x, out)"
+    lines, result = _run(program, how)
+    counters, clock = name(plan.counters), name(time.perf_counter)
     text = [
         f"if {wrong} or {name(plan.backend)}.tracing is not None: return {name(MISSED)}",
-        f"if not {name(lock.acquire)}(False): return {name(MISSED)}",
+        f"if not {name(plan.lock.acquire)}(False): return {name(MISSED)}",
         "try:",
         f"    if {name(transport.alarmed)}(): {name(listen)}()",
         f"    {name(transport)}.busy = {tag}",
         f"    begun = {clock}()",
         "    try:",
-        *(f"        {line}" for line in run or ["pass"]),
+        *(f"        {line}" for line in lines or ["pass"]),
         "    except BaseException as error:",
         f"        {name(fail)}(error)",
         "        raise",
         f"    {counters}.calls += 1",
         f"    {counters}.seconds += {clock}() - begun",
-        f"finally: {name(lock.release)}()",
-        f"return {results[0] if outputs else None}",
+        f"    return {result}",
+        f"finally: {name(plan.lock.release)}()",
     ]
-    return program.code.function(["x"], text)
+    return program.code.function(["x", "out"], text)
+
+
+def _run(program: Program, how: int) -> tuple[list[str], str]:
+    """The lines of a run, and its result."""
+    name = program.code.name
+    if not program.plain:
+        arguments = "(x,)" if program.inputs else "()"
+        outs = "None" if how == NEW else "(out,)"
+        return [f"results = {name(program.run)}({arguments}, {outs})"], "results[0]"
+    given = how != NEW or not program.small
+    in_place = [region.name for region in program.plan.outputs] if how == IN_PLACE else []
+    lines, results = program.lines(given, in_place)
+    before = [f"{cell.name} = x" for cell in program.inputs]
+    for cell in program.open if given else ():
+        if how != NEW and program.takes_out:
+            before.append(f"{cell.name} = out")
+        else:
+            before.append(f"({cell.name},) = {name(program.result_memory)}(None)")
+    result = results[0] if results else "None"
+    if how != NEW:
+        after = [] if program.open and program.takes_out else [f"out[...] = {result}"]
+        return [*before, *lines, *after], "out"
+    if given and not program.takes_out:
+        result = f"{result} if {name(program.handed_out)}({result}) else {result}.copy()"
+    return [*before, *lines], result
+
+
+def _miss(x: Any, out: Any) -> Any:
+    """For plans whose calls are never so simple."""
+    del x, out
+    return MISSED

@@ -149,6 +149,7 @@ class Windows(Program):
         results = sum(region.size for region in self.plan.outputs) * itemsize
         limit = max(SMALL, results // _PART)
         self._direct = size > limit
+        self.takes_out = not self._direct
         self._why = f"{size} bytes that come are parts of the result as they are, "
         self._why += f"{'more' if self._direct else 'no more'} than {limit}"
         small = sum(put.target.size for put in moved) * itemsize <= SMALL

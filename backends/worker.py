@@ -15,6 +15,9 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from linop.backends.base import (
+    IN_PLACE,
+    NEW,
+    OUT,
     Backend,
     BoundPlan,
     check_workers,
@@ -163,6 +166,12 @@ class WorkerPlan(BoundPlan):
             raise
         self.counters.calls += 1
         self.counters.seconds += time.perf_counter() - begun
+        how = NEW if out is None else OUT if out is not x else IN_PLACE
+        if self._quick[how] is None and not self._worker.debug:
+            worker = self._worker
+            self._quick[how] = quick_call(
+                self, program, how, worker.transport, self._tag, worker.listen, self._fail
+            )
         return results
 
     def _recorded(self, x: Any, out: Any) -> Sequence[Array]:
@@ -192,11 +201,6 @@ class WorkerPlan(BoundPlan):
             else:
                 about = {"operator": str(self.op), "peers": self.group}
                 program = tracing.timed(self._here, "agree on the plan", "step", about, meet)
-            if not self._worker.debug:
-                worker = self._worker
-                self._quick = quick_call(
-                    self, program, worker.transport, self._tag, worker.listen, self._fail
-                )
         elif wrong is not None:
             self._fail(wrong)
             raise wrong
@@ -249,7 +253,7 @@ class WorkerPlan(BoundPlan):
             self._broken = f"{type(error).__name__}: {error}"
             if self._program is not None:
                 self._program.abandon()
-        self._quick = None
+        self._quick = [None, None, None]
 
     def _fail(self, error: BaseException) -> None:
         """A run ended halfway: nobody else must wait for it."""
@@ -268,7 +272,8 @@ class WorkerPlan(BoundPlan):
     def _free(self) -> None:
         if self._program is not None:
             self._program.release()
-        self._program = self._quick = None
+        self._program = None
+        self._quick = [None, None, None]
 
 
 def check_agreement(op: LinearOperator, transport: Transport) -> None:
