@@ -67,6 +67,7 @@ def several(workers: int, size: int = SMALL) -> LinearOperator:
 OPERATORS: dict[str, Callable[[int], LinearOperator]] = {
     "total": total,
     "large total": lambda n: total(n, LARGE),
+    "total in shares": lambda n: total(n, 20_000),
     "large spread": lambda n: spread(n, LARGE),
     "shifted": shifted,
     "large shifted": lambda n: shifted(n, LARGE),

@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -122,7 +123,8 @@ class Program(ABC):
         inputs: where the text has the arguments.
         open: where it has the memory for results that it is given, or makes.
         small: whether it makes it.
-        plain: whether results are memory of their own as they are.
+        plain: whether results are memory of their own, or arguments.
+        kept: whether they are arguments.
     """
 
     takes_out = True
@@ -146,6 +148,9 @@ class Program(ABC):
         self._stages = self._staged()
         current = self._stages[-1].new if self._stages else {}
         self._results = tuple(current[region.name] for region in plan.outputs)
+        made = {cell: make.region for stage in self._stages for make, cell in stage.made}
+        self._own = {cell: made[cell] for cell in self._results if cell in made}
+        self.small = sum(self.bytes_of(region.size) for region in self._own.values()) <= SMALL
         self._place_results()
         self._inbox = [
             {k: v for step in stage.receives for k, v in self.receive(stage, step).items()}
@@ -207,21 +212,36 @@ class Program(ABC):
     def _place_results(self) -> None:
         """Give memory to every region that is made. A result gets new memory at every run; an
         argument or a local map's array that is a result is copied at the end."""
-        made = {id(cell): make.region for s in self._stages for make, cell in s.made}
-        self._own = tuple(dict.fromkeys(c for c in self._results if id(c) in made))
-        own = [made.pop(id(cell)) for cell in self._own]
-        self.small = sum(r.size for r in own) * self.plan.dtype.itemsize <= SMALL
+        self._placed = {} if self.small else dict(self._early())
         for stage in self._stages:
             for make, cell in stage.made:
-                if cell not in self._own or (self.small and self.small_stay):
+                stays = self.small and self.small_stay if cell in self._own else True
+                if stays and cell not in self._placed.values():
                     cell.array = self.memory(make.region)
         self.open = tuple(cell for cell in self._own if cell.array is None)
-        # The others are copies of arguments.
         made_here = [cell for cell in self._results if cell not in self.inputs]
         apart = len(made_here) == len(set(made_here))
+        self.kept = not made_here
         self.plain = apart and all(cell in self._own for cell in made_here)
-        self._slots = [] if self.small else self.slots(own)
+        self._slots = [] if self.small else self.slots(list(self._own.values()))
         self._unused = references(self._slots[0]) if self._slots else 0
+
+    def _early(self) -> Iterator[tuple[int, Cell]]:
+        """Puts of a sum into a result (by id) that need not be done, for it is summed there; and
+        the cells of these sums."""
+        for stage, after in pairwise(self._stages):
+            summed = {first.target.region.name for first, _ in stage.pairs() if _creates(first)}
+            for put in after.puts:
+                target, source = after.target(put), put.source
+                alone = not put.accumulate and put.coefficient == 1 and after.addend(put) is None
+                if not (alone and isinstance(source, Subset) and source.whole):
+                    continue
+                cell = after.current[source.region.name]
+                mine = source.region.name in summed and cell not in self._own
+                if mine and target.cell in self._own and target.contiguous:
+                    summed.remove(source.region.name)
+                    cell.name = target.text(self.code)
+                    yield id(put), cell
 
     def bind(self) -> None:
         """Make the steps, once it is known where everything is."""
@@ -235,6 +255,7 @@ class Program(ABC):
             sources = {
                 id(p): stage.source(p.source) for p in stage.puts if isinstance(p.source, Subset)
             } | inbox
+            sources = {key: view for key, view in sources.items() if key not in self._placed}
             late = self._sums(stage, sources)
             for put in stage.puts:
                 local = isinstance(put.source, Subset) and not put.accumulate

@@ -92,8 +92,10 @@ def _run(program: Program, how: int) -> tuple[list[str], str]:
             before.append(f"({cell.name},) = {name(program.result_memory)}(None)")
     result = results[0] if results else "None"
     if how != NEW:
-        after = [] if program.open and program.takes_out else [f"out[...] = {result}"]
-        return [*before, *lines, *after], "out"
+        there = program.open and program.takes_out
+        if not there and not (how == IN_PLACE and program.kept):
+            lines = [*lines, f"out[...] = {result}"]
+        return [*before, *lines], "out"
     if given and not program.takes_out:
         result = f"{result} if {name(program.handed_out)}({result}) else {result}.copy()"
     return [*before, *lines], result

@@ -38,6 +38,8 @@ _MANY, _FEW = 8, 2
 """Buffers for each message that is not written into the result: for all of them small, or not."""
 _PART = 8
 """Messages are written into a result if they are more than one part in so many of it."""
+_LEAST = 16 * 1024
+"""Bytes of messages up to which they are not: it is faster not to wait for the receiver."""
 _PIECE = 128 * 1024
 """Bytes of a piece of a long message: it stays in the cache of a core until it is summed."""
 _MOST = 1024
@@ -147,8 +149,8 @@ class Windows(Program):
         straight = {id(p) for s in self._stages for p in s.puts if self._straight(s, p)}
         size = sum(p.target.size for p in moved if id(p) in straight) * itemsize
         results = sum(region.size for region in self.plan.outputs) * itemsize
-        limit = max(SMALL, results // _PART)
-        self._direct = size > limit
+        limit = max(_LEAST, results // _PART)
+        self._direct = size > limit and not self.small
         self.takes_out = not self._direct
         self._why = f"{size} bytes that come are parts of the result as they are, "
         self._why += f"{'more' if self._direct else 'no more'} than {limit}"
@@ -217,7 +219,7 @@ class Windows(Program):
         """A box of a result, in each of the arrays that this may be in."""
         if target.fixed:
             return [target.get()]
-        k = self._own.index(target.cell)
+        k = list(self._own).index(target.cell)
         return [target.of_array(arrays[k]) for arrays in self._slots]
 
     def offers(self) -> dict[int, tuple[Offer | None, Offer | None]]:

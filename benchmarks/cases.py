@@ -44,6 +44,8 @@ class Case:
     """The argument of the adjoint."""
     forward: dict[str, Rival] = field(default_factory=dict)
     adjoint: dict[str, Rival] = field(default_factory=dict)
+    one_buffer: str = ""
+    """The direction in which raw MPI's usual form has one buffer for argument and result."""
     in_place: bool = False
     """Whether the result may be left in the argument, where plans take ``out=``."""
     solver: Callable[[Any, int], Rival] | None = None
@@ -125,7 +127,8 @@ def _elements(size: int) -> int:
 
 @case("broadcast", (8, *SIZES))
 def broadcast(comm: MPI.Intracomm, size: int) -> Case:
-    """One block to all; in MPI's usual form the root's buffer is both argument and result."""
+    """One block to all; in MPI's usual form the root's buffer is both argument and result, as in
+    ``plan(x, out=x)``."""
     X = TensorSpace(_elements(size), Partition((1,)), np.float32)
     op = linop.broadcast(X, Partition((comm.size,)))
     x, y = arguments(op, comm.rank)
@@ -141,7 +144,8 @@ def broadcast(comm: MPI.Intracomm, size: int) -> Case:
 
     forward = {RAW: _result(comm.Bcast, buffer, out=buffer), ROOT_COPIES: Rival(with_copy)}
     out = _empty(x)
-    return Case(op, x, y, forward, {RAW: _result(comm.Reduce, y, out, out=out)})
+    adjoint = {RAW: _result(comm.Reduce, y, out, out=out)}
+    return Case(op, x, y, forward, adjoint, one_buffer="forward")
 
 
 @case("sum-reduce", (8, *SIZES))
@@ -153,7 +157,8 @@ def sum_reduce(comm: MPI.Intracomm, size: int) -> Case:
     out = _empty(y)
     buffer = np.empty_like(x) if y is None else y
     forward = {RAW: _result(comm.Reduce, x, out, out=out)}
-    return Case(op, x, y, forward, {RAW: _result(comm.Bcast, buffer, out=buffer)})
+    adjoint = {RAW: _result(comm.Bcast, buffer, out=buffer)}
+    return Case(op, x, y, forward, adjoint, one_buffer="adjoint")
 
 
 @case("all-reduce", (8, *SIZES))

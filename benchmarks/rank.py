@@ -25,7 +25,7 @@ from benchmarks.cases import CASES, Case, Entry, Rival, Run
 from benchmarks.counting import counted
 from benchmarks.measure import interleaved
 from benchmarks.peers import PEERS, available
-from benchmarks.task import MARK, SIZES, Task
+from benchmarks.task import MARK, ONE_BUFFER, SIZES, Task
 from linop.errors import LinopError
 
 
@@ -91,6 +91,8 @@ def compare(comm: MPI.Intracomm, case: Case, backend: Any, seconds: float) -> di
         ours = {"linop": Rival(partial(bound, given))}
         if takes_out:
             ours["linop out="] = with_out(bound, given, case.in_place)
+        if direction == case.one_buffer:
+            ours[ONE_BUFFER] = Rival(partial(bound, given, out=given))
         add_sides(comm, direction, ours | rivals, sides, failed)
         if case.in_place and f"{direction}/linop out=" in sides:
             del sides[f"{direction}/linop"]  # its copies would drive the others' data out of cache

@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.table import Table
 
-from benchmarks.task import FLOOR, KIB, MIB, RAW, ROOT_COPIES
+from benchmarks.task import FLOOR, KIB, MIB, ONE_BUFFER, RAW, ROOT_COPIES
 
 Times = Sequence[float]
 """Minimum, median and maximum."""
@@ -32,7 +32,8 @@ class Row:
     theirs: Times | None
     """Microseconds a call: minimum, median, maximum."""
     linop: Times | None
-    """Of ``plan(x)``, which makes a new result."""
+    """Of ``plan(x)``, which makes a new result; of ``plan(x, out=x)`` on the root of a broadcast
+    beside raw MPI's, which has one buffer."""
     linop_out: Times | None
     """Of ``plan(x, out=y)``."""
     goal: str = ""
@@ -71,14 +72,15 @@ def rows(found: dict[str, Any], peers: bool) -> list[Row]:
         out = times.get(f"{direction}/linop out=")
         for key in rivals:
             at, _, against = key.partition("/")
-            if at != direction or against == "linop" or against in hidden:
+            if at != direction or against in ("linop", ONE_BUFFER, *hidden):
                 continue
             if against == "linop out=" and key in times:
                 continue
             mine = f"{direction}/linop" if ours else f"{direction}/linop out="
             calls = _calls(found["calls"], key, mine)
             note = found["failed"].get(key, "")
-            row = Row(name, direction, size, ranks, against, times.get(key), ours, out)
+            alike = times.get(f"{direction}/{ONE_BUFFER}") if against == RAW else None
+            row = Row(name, direction, size, ranks, against, times.get(key), alike or ours, out)
             table.append(_judged(row, note, calls))
         timed = ours or out
         if direction == "adjoint" and timed and not peers and ranks > 1 and size >= KIB:

@@ -13,6 +13,8 @@ SIZES = (KIB, 64 * KIB, MIB, 16 * MIB)
 RAW = "raw mpi4py"
 ROOT_COPIES = "raw, root copies"
 FLOOR = "one strided copy"
+ONE_BUFFER = "linop, one buffer"
+"""Ours where the argument's memory is the result's."""
 MARK = "LINOP-BENCH "
 """Begins the lines that rank 0 prints for the command."""
 

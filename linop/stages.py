@@ -22,6 +22,7 @@ from linop.primitives import Delta
 from linop.region import Region, as_subset
 from linop.rows import digest_of
 from linop.scalars import Array, Scalar, sparse_dtype
+from linop.shares import in_shares
 from linop.space import Space
 
 Function = Callable[[Any], Any]
@@ -172,11 +173,12 @@ class Stages:
 
     @cached_property
     def factored(self) -> Stages:
-        """The stages as they run: movements whose product is far longer than they, one by one."""
+        """The stages as they run: movements whose product is far longer than they, one by one; sums
+        that several workers want, in shares where that is predicted to be faster."""
         movements: list[Movement] = []
         layers: list[Layer] = []
         for movement, layer in zip(self.movements, (*self.layers, None), strict=True):
-            pieces = movement.factored()
+            pieces = [piece for one in movement.factored() for piece in in_shares(one)]
             movements += pieces
             layers += [()] * (len(pieces) - 1) + ([] if layer is None else [layer])
         same = len(movements) == len(self.movements)
