@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from linop.backends.code import Code
+from linop.backends.placing import empty
 from linop.backends.strided import Cell, View, adding, copying, summing
 from linop.plan import Advance, Alias, Apply, Make, Message, Plan, Put, Receive, Send, Step, Wait
 from linop.region import Region, Subset
@@ -465,7 +466,7 @@ class Program(ABC):
         for arrays in self._slots:
             if references(arrays) <= self._unused:
                 return arrays
-        arrays = tuple(np.empty(cell.shape, self.plan.dtype) for cell in self.open)
+        arrays = tuple(empty(cell.shape, self.plan.dtype) for cell in self.open)
         if len(self._slots) < KEPT and _COUNTED:
             self._slots.append(arrays)
             self._unused = self._unused or references(arrays)

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
+from linop.backends.placing import placed
 from linop.scalars import Array
 
 ALIGNED = 64
@@ -58,13 +59,16 @@ class Segment:
             np.asarray(self.window.Shared_query(rank)[0]) for rank in range(comm.size)
         ]
         self.size = size
+        self._at = _address(self.memory[comm.rank])
         self._free: list[tuple[int, int]] = [(0, size)]
 
     def take(self, size: int) -> int | None:
         """The start of a free piece; None if there is none so long."""
-        for k, (start, stop) in enumerate(self._free):
+        for k, (begin, stop) in enumerate(self._free):
+            start = placed(self._at + begin, size) - self._at
             if stop - start >= size:
-                self._free[k : k + 1] = [(start + size, stop)] if stop - start > size else []
+                rest = [(begin, start), (start + size, stop)]
+                self._free[k : k + 1] = [(a, b) for a, b in rest if b > a]
                 return start
         return None
 

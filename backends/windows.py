@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from linop.backends.execute import SMALL, Program, Stage, peers_named, references
+from linop.backends.placing import PAGE
 from linop.backends.shared import ALIGNED, Block, Place, Pool
 from linop.backends.strided import Cell, View, copying, fixed
 from linop.backends.transport import Who
@@ -435,6 +436,8 @@ def memory_needed(plan: Plan) -> int:
     moved = sum(step.size for step in plan.steps if isinstance(step, Send | Receive))
     ends = sum(region.size for region in (*plan.inputs, *plan.outputs))
     elements = 2 * (made + _FEW * moved) + SLOTS * ends
+    blocks = 2 * len(plan.steps) + SLOTS * (len(plan.inputs) + len(plan.outputs))
+    elements += min(elements, blocks * PAGE // plan.dtype.itemsize)  # what placing them costs
     return elements * plan.dtype.itemsize + 2 * _MANY * (SMALL + ALIGNED * len(plan.steps))
 
 
