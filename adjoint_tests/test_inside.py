@@ -391,9 +391,7 @@ linop.launch(main)
     likely = "shared memory, for all ranks are on one machine"
     assert before == f"  by a way chosen at the first call; likely {likely}"
     assert small.startswith("  by shared memory: what comes is written into 8 buffers in turn")
-    assert small.endswith(
-        "for 32 bytes that come are parts of the result as they are, no more than 32768"
-    )
+    assert small.endswith("for the result has no more than 32768 bytes")
     assert large.startswith("  by shared memory: what comes is written into the result, for 320000")
     before, after, *_ = mpi_program(tmp_path, 2, text, windows=False).splitlines()
     assert after.startswith(

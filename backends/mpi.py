@@ -55,7 +55,7 @@ _PATIENCE = 1.0
 """Seconds to wait for what others wait for."""
 _LIMIT = 600
 """Seconds that a wait may take, where nobody says otherwise."""
-_SPINS = 10
+_SPINS = 50
 """Polls before a rank that waits yields its core between them, if every rank has one: a yield costs
 little where nobody else wants it, and two ranks that share one wait for each other."""
 _YIELDS = 20000

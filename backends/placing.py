@@ -8,6 +8,7 @@ allocated one after the other are 16 bytes apart by that measure.
 
 from __future__ import annotations
 
+import ctypes
 import math
 from typing import Any
 
@@ -31,6 +32,8 @@ def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     size = math.prod(shape) * dtype.itemsize
     if size < PAGE:
         return np.empty(shape, dtype)
-    raw = np.empty(size + PAGE, np.uint8)
+    raw: Any = np.empty(size + PAGE, np.uint8)
+    start = placed(raw.ctypes.data, size) - raw.ctypes.data
     # What is no array: a view's base is the last array on the way to the memory.
-    return np.ndarray(shape, dtype, raw.data, placed(raw.ctypes.data, size) - raw.ctypes.data)
+    memory: Any = (ctypes.c_char * size).from_buffer(raw, start)
+    return np.ndarray(shape, dtype, memory)

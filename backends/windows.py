@@ -39,6 +39,9 @@ _MANY, _FEW = 8, 2
 """Buffers for each message that is not written into the result: for all of them small, or not."""
 _PART = 8
 """Messages are written into a result if they are more than one part in so many of it."""
+_RUN = 1024
+"""Bytes of contiguous runs from which it is worth it to write them into a result: two workers that
+write short ones in turn take each other's cache lines."""
 _LEAST = 16 * 1024
 """Bytes of messages up to which they are not: it is faster not to wait for the receiver."""
 _PIECE = 128 * 1024
@@ -155,6 +158,8 @@ class Windows(Program):
         self.takes_out = not self._direct
         self._why = f"{size} bytes that come are parts of the result as they are, "
         self._why += f"{'more' if self._direct else 'no more'} than {limit}"
+        if self.small:
+            self._why = f"the result has no more than {SMALL} bytes"
         small = sum(put.target.size for put in moved) * itemsize <= SMALL
         self._turns = 0 if self._direct else _MANY if small else _FEW
         super()._place_results()
@@ -162,7 +167,8 @@ class Windows(Program):
     def _straight(self, stage: Stage, put: Put) -> bool:
         """Whether a message is all that a part of the result is."""
         plain = isinstance(put.source, Message) and not put.accumulate and put.coefficient == 1
-        return plain and stage.addend(put) is None
+        runs = self.bytes_of(stage.target(put).run)
+        return plain and runs >= min(_RUN, self.bytes_of(put.target.size)) and not stage.addend(put)
 
     def memory(self, region: Region) -> Array:
         if not self._direct:

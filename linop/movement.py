@@ -18,7 +18,7 @@ import scipy.sparse
 from linop import boxes
 from linop.boxes import Table
 from linop.errors import SpaceError
-from linop.primitives import Delta, Placed, independent_runs
+from linop.primitives import Placed, independent_runs
 from linop.region import Region, Subset
 from linop.rows import Blocks, Given, Product, Rows, Same, Scaled, Total, digest_of, table_columns
 from linop.scalars import Scalar
@@ -26,6 +26,9 @@ from linop.space import Space
 
 FAR_MORE = 64
 """A product is taken apart if its transfers are so many times those of its factors."""
+
+Block = tuple[Subset, Subset, Scalar]
+"""A target, a source, and a coefficient."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +109,7 @@ class Movement:
     # Making them
 
     @staticmethod
-    def of_blocks(domain: Space, codomain: Space, blocks: Iterable[Delta]) -> Movement:
+    def of_blocks(domain: Space, codomain: Space, blocks: Iterable[Block]) -> Movement:
         """From (target, source, coefficient) blocks; the regions must be those of the spaces."""
         return Movement(domain, codomain, _table(domain, codomain, list(blocks)))
 
@@ -262,7 +265,7 @@ class Movement:
         return digest_of(self.domain.digest, self.codomain.digest, self.rows.digest)
 
 
-def _table(domain: Space, codomain: Space, blocks: Sequence[Delta]) -> Table:
+def _table(domain: Space, codomain: Space, blocks: Sequence[Block]) -> Table:
     ndim = _ndim(domain, codomain)
     zeros, ones = (0,) * ndim, (1,) * ndim
     ends: list[int] = []

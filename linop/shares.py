@@ -16,9 +16,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from linop.movement import Movement, Transfer
+from linop.movement import Block, Movement, Transfer
 from linop.network import Network
-from linop.primitives import Delta
 from linop.region import Region, Subset, as_subset
 from linop.rows import Same
 from linop.scalars import Scalar
@@ -90,8 +89,8 @@ def _parted(
 ) -> tuple[Movement, Movement]:
     """First the shares are summed, and what is in no sum stays; then all goes where it belongs."""
     stay = list(dict.fromkeys(transfer.source.region for transfer in rest))
-    first: list[Delta] = [(as_subset(region), as_subset(region), 1) for region in stay]
-    last: list[Delta] = [(t.target, t.source, t.coefficient) for t in rest]
+    first: list[Block] = [(as_subset(region), as_subset(region), 1) for region in stay]
+    last: list[Block] = [(t.target, t.source, t.coefficient) for t in rest]
     shares: list[Region] = []
     for number, one in enumerate(sums):
         shape = one.targets[0].shape
