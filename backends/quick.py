@@ -6,6 +6,7 @@ Everything else it leaves to `linop.backends.base.BoundPlan`, by returning `MISS
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -13,8 +14,10 @@ from typing import Any
 import numpy as np
 
 from linop.backends.base import IN_PLACE, MISSED, NEW, BoundPlan, Quick
+from linop.backends.code import Code
 from linop.backends.execute import Program
 from linop.backends.transport import Transport
+from linop.scalars import Array
 
 
 def quick_call(
@@ -23,7 +26,7 @@ def quick_call(
     how: int,
     transport: Transport,
     tag: int,
-    listen: Callable[[], None],
+    listen: Callable[[], None] | None,
     fail: Callable[[BaseException], None],
 ) -> Quick:
     """What calls a bound plan.
@@ -31,7 +34,7 @@ def quick_call(
     Args:
         how: `NEW`, `OUT` or `IN_PLACE`.
         tag: what the transport is told to be busy with.
-        listen: is called where there may be an alarm.
+        listen: is called where there may be an alarm; None where there are no others.
         fail: is called where a run ends halfway.
     """
     inputs, outputs = program.plan.inputs, program.plan.outputs
@@ -58,7 +61,7 @@ def quick_call(
         f"if {wrong} or {name(plan.backend)}.tracing is not None: return {name(MISSED)}",
         f"if not {name(plan.lock.acquire)}(False): return {name(MISSED)}",
         "try:",
-        f"    if {name(transport.alarmed)}(): {name(listen)}()",
+        *([f"    if {name(transport.alarmed)}(): {name(listen)}()"] if listen else []),
         f"    {name(transport)}.busy = {tag}",
         f"    begun = {clock}()",
         "    try:",
@@ -77,10 +80,6 @@ def quick_call(
 def _run(program: Program, how: int) -> tuple[list[str], str]:
     """The lines of a run, and its result."""
     name = program.code.name
-    if not program.plain:
-        arguments = "(x,)" if program.inputs else "()"
-        outs = "None" if how == NEW else "(out,)"
-        return [f"results = {name(program.run)}({arguments}, {outs})"], "results[0]"
     given = how != NEW or not program.small
     in_place = [region.name for region in program.plan.outputs] if how == IN_PLACE else []
     lines, results = program.lines(given, in_place)
@@ -96,9 +95,25 @@ def _run(program: Program, how: int) -> tuple[list[str], str]:
         if not there and not (how == IN_PLACE and program.kept):
             lines = [*lines, f"out[...] = {result}"]
         return [*before, *lines], "out"
-    if given and not program.takes_out:
+    if not program.plain:
+        own = f"{result} is not x and {result}.base is None and {name(_references)}({result}) <= "
+        result = f"{result} if {own}{_ALONE} else {name(_own)}({result}, x)"
+    elif given and not program.takes_out:
         result = f"{result} if {name(program.handed_out)}({result}) else {result}.copy()"
     return [*before, *lines], result
+
+
+_references: Callable[[Any], int] = getattr(sys, "getrefcount", lambda array: 0)
+_counting = Code()
+_ALONE = _counting.function([], ["c = empty(1)", f"return {_counting.name(_references)}(c)"])()
+"""References to an array that only a run has, as its text sees it."""
+
+
+def _own(array: Array, x: Array | None) -> Array:
+    """A local map's array, which it may have kept, or which may be a view: or a copy of it."""
+    if array.base is None or (x is not None and np.may_share_memory(array, x)):
+        return array.copy()
+    return array
 
 
 def _miss(x: Any, out: Any) -> Any:

@@ -168,9 +168,9 @@ class WorkerPlan(BoundPlan):
         self.counters.seconds += time.perf_counter() - begun
         how = NEW if out is None else OUT if out is not x else IN_PLACE
         if self._quick[how] is None and not self._worker.debug:
-            worker = self._worker
+            listen = self._worker.listen if self._together else None
             self._quick[how] = quick_call(
-                self, program, how, worker.transport, self._tag, worker.listen, self._fail
+                self, program, how, self._worker.transport, self._tag, listen, self._fail
             )
         return results
 

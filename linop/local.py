@@ -275,7 +275,18 @@ def _flatly(f: Function, source: Space, target: Space) -> Function:
         vector = x if isinstance(x, Vector) else source.vector({} if x is None else x)
         return target.unflatten(f(source.flatten(vector))).arrays
 
-    return apply
+    if len(source) != 1 or len(target) != 1:
+        return apply
+    shape, wanted, dtype = source.regions[0].shape, target.regions[0].shape, target.dtype
+
+    def apply_to_array(x: Any) -> Any:
+        if type(x) is not np.ndarray or x.shape != shape:
+            return apply(x)
+        y = f(x.flatten())
+        fits = type(y) is np.ndarray and y.size == target.size and y.dtype == dtype
+        return y.reshape(wanted) if fits else target.unflatten(y).arrays
+
+    return apply_to_array
 
 
 def _selection(index: Array, columns: int, values: Array) -> scipy.sparse.csr_array:
