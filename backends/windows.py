@@ -37,6 +37,8 @@ SLOTS = 3
 """Arrays for each large result; the last one that is free is not handed out, but copied."""
 _MANY, _FEW = 8, 2
 """Buffers for each message that is not written into the result: for all of them small, or not."""
+_LONG = 512 * 1024
+"""Bytes of messages from which there is one: two would drive each other out of the cache."""
 _PART = 8
 """Messages are written into a result if they are more than one part in so many of it."""
 _RUN = 1024
@@ -44,7 +46,7 @@ _RUN = 1024
 write short ones in turn take each other's cache lines."""
 _LEAST = 16 * 1024
 """Bytes of messages up to which they are not: it is faster not to wait for the receiver."""
-_PIECE = 128 * 1024
+_PIECE = 256 * 1024
 """Bytes of a piece of a long message: it stays in the cache of a core until it is summed."""
 _MOST = 1024
 """Pieces of a message at most, and a few: what a run's number is multiplied by."""
@@ -160,8 +162,9 @@ class Windows(Program):
         self._why += f"{'more' if self._direct else 'no more'} than {limit}"
         if self.small:
             self._why = f"the result has no more than {SMALL} bytes"
-        small = sum(put.target.size for put in moved) * itemsize <= SMALL
-        self._turns = 0 if self._direct else _MANY if small else _FEW
+        beside = sum(put.target.size for put in moved) * itemsize
+        self._turns = _MANY if beside <= SMALL else _FEW if beside <= _LONG else 1
+        self._turns = 0 if self._direct else self._turns
         super()._place_results()
 
     def _straight(self, stage: Stage, put: Put) -> bool:
@@ -399,9 +402,10 @@ class Windows(Program):
     def describe(self) -> str:
         if self._direct:
             return f"shared memory: what comes is written into the result, for {self._why}"
+        buffers = "a buffer" if self._turns == 1 else f"{self._turns} buffers in turn"
         return (
-            f"shared memory: what comes is written into {self._turns} buffers in turn beside the "
-            f"result, for {self._why}"
+            f"shared memory: what comes is written into {buffers} beside the result, "
+            f"for {self._why}"
         )
 
     def abandon(self) -> None:
