@@ -15,8 +15,8 @@ from typing import Any, Protocol
 import numpy as np
 from mpi4py import MPI
 
-from linop.backends.execute import Stage
 from linop.backends.messages import Messages, piece, straight
+from linop.backends.stage import Stage
 from linop.backends.strided import View, copying, fixed
 from linop.backends.together import GROUP, Choice, chosen, collected
 from linop.backends.transport import Transport, Who

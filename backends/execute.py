@@ -14,14 +14,15 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from linop.backends.code import Code
 from linop.backends.placing import empty
+from linop.backends.stage import Lines, Ready, Stage, creates
 from linop.backends.strided import Cell, View, adding, copying, summing
-from linop.plan import Advance, Alias, Apply, Make, Message, Plan, Put, Receive, Send, Step, Wait
+from linop.plan import Advance, Apply, Make, Plan, Put, Receive, Send, Step, Wait
 from linop.region import Region, Subset
 from linop.scalars import Array
 
@@ -31,85 +32,8 @@ memory of an earlier run's that nobody uses any more."""
 KEPT = 3
 """Arrays for a large result that a plan keeps for later runs, once their users let go of them."""
 
-Ready = Callable[[], bool]
 Record = Callable[[str, Callable[[], Any], Mapping[str, Any]], Any]
 """Does a step, given its label and what is to be said about it, and takes note."""
-
-
-class Lines(NamedTuple):
-    """The lines of a step, and what a trace says about it."""
-
-    label: str
-    text: Sequence[str]
-    about: Mapping[str, Any]
-    """Peers, bytes."""
-    ready: Ready | None = None
-    """For a step that waits: whether it would not have to."""
-    fresh: Sequence[str] | None = None
-    """The lines where results are made by the run, if these are others."""
-    keeps: str | None = None
-    """The region that the step leaves as it is, if its memory is the argument's."""
-
-
-class Stage:
-    """The steps of one stage, with the cells of the regions before and after it."""
-
-    def __init__(
-        self, number: int, steps: Sequence[Step], current: dict[str, Cell], code: Code
-    ) -> None:
-        self.number = number
-        self.current = current
-        self.new: dict[str, Cell] = {}
-        self.made: list[tuple[Make, Cell]] = []
-        self.puts: list[Put] = []
-        self.receives: list[Receive] = []
-        self.sends: list[Send] = []
-        self.applies: list[Apply] = []
-        self.waits: Wait | None = None
-        for step in steps:
-            match step:
-                case Make():
-                    cell = self.new[step.region.name] = Cell(step.region.shape, code.local())
-                    self.made.append((step, cell))
-                case Alias():
-                    self.new[step.target.name] = current[step.source.name]
-                case Apply():
-                    self.new.update({r.name: Cell(r.shape, code.local()) for r in step.outputs})
-                    self.applies.append(step)
-                case Put():
-                    self.puts.append(step)
-                case Receive():
-                    self.receives.append(step)
-                case Send():
-                    self.sends.append(step)
-                case Wait():
-                    self.waits = step
-
-    def incoming(self, peer: int) -> list[Put]:
-        """The puts that read a message from a peer, in its order."""
-        found = [p for p in self.puts if isinstance(p.source, Message) and p.source.peer == peer]
-        return sorted(found, key=lambda put: put.source.offset)  # type: ignore[union-attr]
-
-    def addend(self, put: Put) -> Put | None:
-        """The first put that adds to what this one sets, if it adds to all of it."""
-        region = put.target.region.name
-        for other in self.puts:
-            same = other.accumulate and other.target.region.name == region
-            if same and other.target.overlaps(put.target):
-                return other if other.target == put.target else None
-        return None
-
-    def pairs(self) -> list[tuple[Put, Put]]:
-        """Puts that set what the next one adds to: each pair can be done in one pass."""
-        firsts = [p for p in self.puts if not p.accumulate and p.coefficient == 1]
-        found = [(put, self.addend(put)) for put in firsts]
-        return [(put, other) for put, other in found if other and other.coefficient == 1]
-
-    def target(self, put: Put) -> View:
-        return View.of(self.new[put.target.region.name], put.target)
-
-    def source(self, part: Subset) -> View:
-        return View.of(self.current[part.region.name], part)
 
 
 class Program(ABC):
@@ -231,7 +155,7 @@ class Program(ABC):
         """Puts of a sum into a result (by id) that need not be done, for it is summed there; and
         the cells of these sums."""
         for stage, after in pairwise(self._stages):
-            summed = {first.target.region.name for first, _ in stage.pairs() if _creates(first)}
+            summed = {first.target.region.name for first, _ in stage.pairs() if creates(first)}
             for put in after.puts:
                 target, source = after.target(put), put.source
                 alone = not put.accumulate and put.coefficient == 1 and after.addend(put) is None
@@ -298,7 +222,7 @@ class Program(ABC):
         text = [f"{View(cell, cell.shape).text(self.code)}.fill(0)"] if make.zeroed else []
         fresh = None
         if cell.array is None:
-            if not any(put.target.region == make.region and _creates(put) for put in stage.puts):
+            if not any(put.target.region == make.region and creates(put) for put in stage.puts):
                 fresh = [f"{cell.name} = {self._new(cell, 'zeros' if make.zeroed else 'empty')}"]
         if text or fresh:
             size = self.bytes_of(make.region.size)
@@ -324,7 +248,7 @@ class Program(ABC):
         target = stage.target(puts[0])
         text = summing(self.code, target.text(self.code), *sources)
         fresh = None
-        if _creates(puts[0]) and target.cell in self.open:
+        if creates(puts[0]) and target.cell in self.open:
             (line,) = summing(self.code, self._new(target.cell), *sources)
             fresh = [f"{target.cell.name} = {line}"]
         label = f"{puts[0].target} = {puts[0].source} + {puts[1].source}"
@@ -335,7 +259,7 @@ class Program(ABC):
         do = adding if put.accumulate else copying
         text = do(self.code, target, source, self.plan.dtype, put.coefficient)
         fresh = None
-        if _creates(put) and target.cell in self.open:
+        if creates(put) and target.cell in self.open:
             fresh = [f"{target.cell.name} = {source.text(self.code)}.copy()"]
         keeps = put.target.region.name if put.keeps and self.plan.in_place else None
         size = self.bytes_of(target.size)
@@ -533,8 +457,3 @@ def peers_named(peers: Sequence[int]) -> str:
 def references(arrays: tuple[Array, ...]) -> int:
     """The largest number of references to one of the arrays; a view of it holds one."""
     return max((sys.getrefcount(array) for array in arrays), default=0)
-
-
-def _creates(put: Put) -> bool:
-    """Whether this sets all of a region."""
-    return put.target.whole and not put.accumulate and put.coefficient == 1

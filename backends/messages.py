@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from linop.backends.execute import Program, Stage, peers_named
+from linop.backends.execute import Program, peers_named
+from linop.backends.stage import Stage
 from linop.backends.strided import View, copying, fixed
 from linop.backends.transport import Transport, Who
 from linop.plan import Plan, Put, Receive, Send, Wait

@@ -24,9 +24,10 @@ from typing import Any
 
 import numpy as np
 
-from linop.backends.execute import SMALL, Program, Stage, peers_named, references
+from linop.backends.execute import SMALL, Program, peers_named, references
 from linop.backends.placing import PAGE
 from linop.backends.shared import ALIGNED, Block, Place, Pool
+from linop.backends.stage import Stage
 from linop.backends.strided import Cell, View, copying, fixed
 from linop.backends.transport import Who
 from linop.plan import Make, Message, Plan, Put, Receive, Send, Wait
