@@ -186,7 +186,7 @@ def _dual(tensor: Any) -> Any:
     return forward_ad.make_dual(tensor, torch.zeros_like(tensor))
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+@torch._disable_dynamo  # torch.compiler.disable would import the compiler, which takes seconds
 def _uncompiled(op: LinearOperator | BoundPlan, x: Any, backend: Backend | None) -> Any:
     """`apply` in what torch.compile compiles: a graph break, for a plan is no torch code."""
     return apply(op, x, backend)

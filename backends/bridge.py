@@ -60,6 +60,7 @@ class Bridge:
     """A plan as the bridge calls it."""
 
     def __init__(self, plan: BoundPlan, dtype: Any, order: Order) -> None:
+        plan.counters.forget()
         self.plan = plan
         self.dtype = dtype
         self.order = order
