@@ -18,18 +18,17 @@ from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
 import linop
-from linop import LinearOperator, Partition, Region, Space, TensorSpace
+from linop import LinearOperator, Partition, Space, TensorSpace
 from linop.backends import Backend
 from linop.errors import (
     ArgumentError,
     BackendError,
-    DeadlockError,
     DTypeError,
     LinopError,
     RegionError,
     ShapeError,
 )
-from plan_facts import OPERATORS, mine, raised, size, stencil, total
+from plan_facts import LARGE, OPERATORS, mine, raised, size, stencil, total
 
 apply, tie = linop.autograd.apply, linop.autograd.tie
 
@@ -103,10 +102,11 @@ def forward_and_back(backend: Backend, what: str) -> None:
         works(op, backend)
         works(op, backend, 5)
         x = part(op.domain, op.domain.integers(8).arrays, backend)
-        with torch.no_grad():
-            y = apply(op, x, backend)
-        assert not any(one.requires_grad for one in each(y))
-        same(y, wanted(op, 8, backend))
+        for mode in (torch.no_grad, torch.inference_mode):
+            with mode():
+                y = apply(op, x, backend)
+            assert not any(one.requires_grad for one in each(y))
+            same(y, wanted(op, 8, backend))
 
 
 def who_needs_no_gradient_takes_part(backend: Backend) -> None:
@@ -307,6 +307,28 @@ def a_pass_that_crosses_with_the_last_call(backend: Backend) -> None:
     ys[0 if me else 1].sum().backward()
 
 
+def debug_mode_tells_of_crossed_passes(backend: Backend) -> None:
+    """At once, too."""
+    backend.debug = True  # type: ignore[attr-defined]
+    passes_in_any_common_order(backend)
+    text = raised(BackendError, lambda: a_pass_that_crosses_with_the_last_call(backend))
+    assert "worker 0 calls call 3 of plan" in text and "worker 1 calls call 2 of" in text, text
+
+
+def results_are_kept(backend: Backend) -> None:
+    """A tensor's memory is its own, whatever comes later; gradients' too, and views."""
+    n = size(backend)
+    op = OPERATORS["large total"](n)
+    x = torch.zeros(LARGE, dtype=torch.float64, requires_grad=True)
+    kept = []
+    for k in range(8):
+        y = apply(op, x + k, backend)
+        (g,) = torch.autograd.grad((y * k).sum(), x)
+        kept.append((y.detach() if k % 2 else y[5:], g[3:]))
+    for k, (y, g) in enumerate(kept):
+        assert (y == k * n).all() and (g == k * n).all()
+
+
 def one_worker_repeats_what_others_keep(backend: Backend) -> None:
     """A worker alone checkpoints what contains operators; nothing is communicated twice."""
     n, me = size(backend), mine(backend)
@@ -390,7 +412,7 @@ def bad_tensors_fail_everywhere(backend: Backend, what: str, odd: int, later: bo
 
 def inactive_workers_pass_nothing(backend: Backend) -> None:
     """What a worker without a region passes beside that is told to all as well."""
-    n, me = size(backend), mine(backend)
+    n = size(backend)
     op = linop.broadcast(TensorSpace((5,), Partition((1,), [0])), Partition((n,)))
     x = torch.ones(5, dtype=torch.float64)
     text = raised(ArgumentError, lambda: apply(op, x, backend))
@@ -420,7 +442,7 @@ def every_dtype(backend: Backend, dtype: str) -> None:
     """Arrays share memory with tensors in every dtype, bfloat16 included."""
     if dtype == "bfloat16":
         import ml_dtypes  # noqa: F401
-    n, me = size(backend), mine(backend)
+    n = size(backend)
     X = TensorSpace((3,), Partition((n,)), np.dtype(dtype), axes=(linop.COPIES,))
     op = linop.all_reduce(X)
     kind = getattr(torch, dtype)
@@ -438,20 +460,13 @@ def plans_are_made_once(backend: Backend) -> None:
     """An operator is compiled once for a backend, and its adjoint with it; it goes with it."""
     op = total(size(backend))
     x = torch.ones(5, dtype=torch.float64, requires_grad=True)
-    compiled = []
-    before = backend.compile
-    backend.compile = lambda one: compiled.append(one) or before(one)  # type: ignore[method-assign]
-    try:
-        module = linop.autograd.Module(op, backend)
-        for _ in range(3):
-            module(x).sum().backward()
-            apply(op.H, apply(op, x, backend), backend).sum().backward()
-    finally:
-        del backend.compile  # type: ignore[method-assign]
-    assert len(compiled) == 1
+    module = linop.autograd.Module(op, backend)
+    for _ in range(3):
+        module(x).sum().backward()
+        apply(op.H, apply(op, x, backend), backend).sum().backward()
     bound: Any = backend.bound  # type: ignore[attr-defined]
     assert len(bound) == 2
-    del compiled, module, op
+    del module, op
     for _ in range(1000):  # another thread may be collecting
         gc.collect()
         if not bound:
@@ -489,6 +504,8 @@ FACTS: tuple[tuple[Callable[..., None], tuple[Any, ...]], ...] = (
     *((branches_differ, (seed,)) for seed in range(4)),
     (passes_in_any_common_order, ()),
     (passes_that_cross_are_told, ()),
+    (debug_mode_tells_of_crossed_passes, ()),
+    (results_are_kept, ()),
     (one_worker_repeats_what_others_keep, ()),
     *((all_workers_repeat, (reentrant,)) for reentrant in (False, True)),
     (changed_results_are_not_repeated, ()),

@@ -186,7 +186,8 @@ def _dual(tensor: Any) -> Any:
     return forward_ad.make_dual(tensor, torch.zeros_like(tensor))
 
 
-@torch._disable_dynamo  # torch.compiler.disable would import the compiler, which takes seconds
+@torch._disable_dynamo  # type: ignore[untyped-decorator]
 def _uncompiled(op: LinearOperator | BoundPlan, x: Any, backend: Backend | None) -> Any:
     """`apply` in what torch.compile compiles: a graph break, for a plan is no torch code."""
+    # torch.compiler.disable does the same, and would import the compiler now, which takes seconds.
     return apply(op, x, backend)
