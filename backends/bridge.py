@@ -196,33 +196,40 @@ class _Bridges(dict[Backend, Bridge]):
         return _Bridges, ()
 
 
-def bridge_of(op: LinearOperator | BoundPlan, backend: Backend | None) -> Bridge:
+def bridge_of(op: Any, backend: Backend | None) -> Bridge:
     """The plan of an operator on a backend: compiled at the first call, and kept with the operator.
 
     The operator, and not the backend, keeps it: it goes with the operator, or when the backend's
     program has ended and the operator is compiled for another one.
+
+    Args:
+        op: a `LinearOperator`, or a `BoundPlan`, which has its backend.
     """
-    known: Bridge | None
+    here = current() if backend is None else backend
+    try:
+        known: Bridge = op._bridges[here]
+    except (AttributeError, KeyError):
+        known = _new_bridge(op, here)
+    return known
+
+
+def _new_bridge(op: Any, backend: Backend) -> Bridge:
     if isinstance(op, BoundPlan):
-        known = op.__dict__.get("_bridge")
-        if known is None:
-            known = op.__dict__["_bridge"] = Bridge(op, _torch_dtype(op.op), Order())
+        plans = op.__dict__.setdefault("_bridges", _Bridges())
+        if op.backend not in plans:
+            plans[op.backend] = Bridge(op, _torch_dtype(op.op), Order())
+        known: Bridge = plans[op.backend]
         return known
     if not isinstance(op, LinearOperator):
         raise ArgumentError(f"linop.autograd: a LinearOperator or a plan expected, given {op!r}")
-    backend = current() if backend is None else backend
-    bridges = op.__dict__.get("_bridges")
-    if bridges is None:
-        bridges = op.__dict__.setdefault("_bridges", _Bridges())
-    known = bridges.get(backend)
-    if known is None:
-        dtype = _torch_dtype(op)
-        for other in [b for b in list(bridges) if b.ended]:
-            bridges.pop(other, None)
-        there = op.H.__dict__.get("_bridges", {}).get(backend)
-        known = there.adjoint if there else Bridge(op.compile(backend), dtype, Order())
-        bridges[backend] = known
-    return known
+    dtype = _torch_dtype(op)
+    bridges = op.__dict__.setdefault("_bridges", _Bridges())
+    for other in [b for b in list(bridges) if b.ended]:
+        bridges.pop(other, None)
+    there = op.H.__dict__.get("_bridges", {}).get(backend)
+    # Compiling is collective: what is done here depends on what all workers have called, alone.
+    bridges[backend] = there.adjoint if there else Bridge(op.compile(backend), dtype, Order())
+    return bridges[backend]  # type: ignore[no-any-return]
 
 
 def _torch_dtype(op: LinearOperator) -> Any:
