@@ -1,5 +1,6 @@
 """Operators inside torch's autograd: derivatives of all operators where one process holds all
-workers, and the facts of `torch_facts` on threads and on ranks."""
+workers, and the facts of `torch_facts` and `torch_mistakes` on threads and on
+ranks."""
 
 from __future__ import annotations
 
@@ -29,6 +30,7 @@ import torch
 import linop
 import mpi_plans
 import torch_facts
+import torch_mistakes
 from catalogue import FACTORIES, build, describe
 from checks import rounding
 from linop import LinearOperator, Partition, Region, Space, TensorSpace
@@ -36,9 +38,10 @@ from linop.errors import ArgumentError, DeadlockError, DTypeError
 from mpi_job import job, needs_mpi
 from torch_facts import apply, tensor
 
-names = ["-".join([fact.__name__, *map(str, rest)]) for fact, rest in torch_facts.FACTS]
-facts = pytest.mark.parametrize(("fact", "arguments"), torch_facts.FACTS, ids=names)
-BAD = [(what, False) for what in torch_facts.bad_tensors(0)]
+FACTS = torch_facts.FACTS + torch_mistakes.FACTS
+names = ["-".join([fact.__name__, *map(str, rest)]) for fact, rest in FACTS]
+facts = pytest.mark.parametrize(("fact", "arguments"), FACTS, ids=names)
+BAD = [(what, False) for what in torch_mistakes.bad_tensors(0)]
 BAD += [(what, True) for what in ("dtype", "shape", "sparse", "none")]
 bad = pytest.mark.parametrize(("what", "later"), BAD)
 
@@ -53,12 +56,12 @@ def test_on_threads(fact: Callable[..., None], arguments: tuple[Any, ...]) -> No
 
 @bad
 def test_bad_tensors_on_threads(what: str, later: bool) -> None:
-    linop.launch(lambda b: torch_facts.bad_tensors_fail_everywhere(b, what, 0, later), 2)
+    linop.launch(lambda b: torch_mistakes.bad_tensors_fail_everywhere(b, what, 0, later), 2)
 
 
 def test_passes_that_cross_do_not_end_well() -> None:
     with pytest.raises(DeadlockError, match="call of the same plan"):
-        linop.launch(torch_facts.a_pass_that_crosses_with_the_last_call, 2)
+        linop.launch(torch_mistakes.a_pass_that_crosses_with_the_last_call, 2)
 
 
 @needs_mpi
@@ -81,7 +84,7 @@ def test_on_ranks(fact: Callable[..., None], arguments: tuple[Any, ...]) -> None
 @needs_mpi
 @bad
 def test_bad_tensors_on_ranks(what: str, later: bool) -> None:
-    fact = torch_facts.bad_tensors_fail_everywhere
+    fact = torch_mistakes.bad_tensors_fail_everywhere
     job(2).run(mpi_plans.fact, {"wait_limit": 10}, fact, what, 1, later)
 
 

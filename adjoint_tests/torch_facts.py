@@ -21,12 +21,7 @@ import linop
 from linop import LinearOperator, Partition, Space, TensorSpace
 from linop.backends import Backend
 from linop.errors import (
-    ArgumentError,
-    BackendError,
     DTypeError,
-    LinopError,
-    RegionError,
-    ShapeError,
 )
 from plan_facts import LARGE, OPERATORS, mine, raised, size, stencil, total
 
@@ -288,33 +283,6 @@ def passes_in_any_common_order(backend: Backend) -> None:
                 same(xs[k].grad, torch.full((5,), 10.0**k * n * order.count(k)).double())
 
 
-def passes_that_cross_are_told(backend: Backend) -> None:
-    """Where workers run two passes of one operator in different orders, gradients are not mixed:
-    it is an error, even of workers that would not have to wait."""
-    n, me = size(backend), mine(backend)
-    op = total(n)
-    ys = [apply(op, torch.ones(5, dtype=torch.float64), backend) for _ in range(3)]
-    text = raised(BackendError, lambda: ys[0 if me else 1].sum().backward())
-    assert "workers call different plans: worker 0 calls call 2 of plan" in text, text
-
-
-def a_pass_that_crosses_with_the_last_call(backend: Backend) -> None:
-    """The same, where one of them has nothing to ask: found by who waits in vain."""
-    me = mine(backend)
-    op = total(size(backend))
-    works(op, backend)
-    ys = [apply(op, torch.ones(5, dtype=torch.float64), backend) for _ in range(2)]
-    ys[0 if me else 1].sum().backward()
-
-
-def debug_mode_tells_of_crossed_passes(backend: Backend) -> None:
-    """At once, too."""
-    backend.debug = True  # type: ignore[attr-defined]
-    passes_in_any_common_order(backend)
-    text = raised(BackendError, lambda: a_pass_that_crosses_with_the_last_call(backend))
-    assert "worker 0 calls call 3 of plan" in text and "worker 1 calls call 2 of" in text, text
-
-
 def results_are_kept(backend: Backend) -> None:
     """A tensor's memory is its own, whatever comes later; gradients' too, and views."""
     n = size(backend)
@@ -366,58 +334,6 @@ def all_workers_repeat(backend: Backend, reentrant: bool) -> None:
             how(how(x)).sum().backward()
         found.append(x.grad)
     assert torch.equal(*found)
-
-
-def changed_results_are_not_repeated(backend: Backend) -> None:
-    """A result that was changed in place cannot be given again."""
-    op = total(size(backend))
-
-    def layer(x: Any) -> Any:
-        return torch.sin(apply(op, x, backend).mul_(2))
-
-    x = torch.ones(5, dtype=torch.float64, requires_grad=True)
-    y = checkpoint(layer, x, use_reentrant=False, context_fn=linop.autograd.remembering)
-    assert "changed in place" in raised(BackendError, lambda: y.sum().backward())
-
-
-def bad_tensors(worker: int) -> dict[str, tuple[Callable[[Any], Any], type[LinopError], str]]:
-    """What one worker passes, made of what it should; the error, and words of it."""
-    return {
-        "dtype": (lambda x: x.float(), DTypeError, "torch.float32 given, torch.float64 expected"),
-        "shape": (lambda x: x[1:], ShapeError, "(4,) given, (5,) expected"),
-        "sparse": (lambda x: x.to_sparse(), ArgumentError, "layout torch.sparse_coo given"),
-        "device": (lambda x: x.to("meta"), ArgumentError, "on device meta"),
-        "array": (lambda x: x.numpy(), ArgumentError, "ndarray given, torch.Tensor expected"),
-        "list": (lambda x: x.tolist(), ArgumentError, "list given, torch.Tensor expected"),
-        "none": (lambda x: None, ArgumentError, f"worker {worker}: None given"),
-        "name": (lambda x: {"z": x}, RegionError, "unknown region 'z'"),
-        "missing": (lambda x: {}, RegionError, "no array for the regions"),
-    }
-
-
-def bad_tensors_fail_everywhere(backend: Backend, what: str, odd: int, later: bool) -> None:
-    """All workers raise the error of the one whose tensor is wrong, before or without waiting."""
-    n, me = size(backend), mine(backend)
-    op = total(n)
-    good = torch.ones(5, dtype=torch.float64)
-    change, kind, words = bad_tensors(odd)[what]
-    if later:
-        apply(op, good, backend)
-    text = raised(kind, lambda: apply(op, change(good) if me == odd else good, backend))
-    assert words in text, text
-    works(total(n), backend)
-    if not later:  # nothing had begun
-        works(op, backend)
-
-
-def inactive_workers_pass_nothing(backend: Backend) -> None:
-    """What a worker without a region passes beside that is told to all as well."""
-    n = size(backend)
-    op = linop.broadcast(TensorSpace((5,), Partition((1,), [0])), Partition((n,)))
-    x = torch.ones(5, dtype=torch.float64)
-    text = raised(ArgumentError, lambda: apply(op, x, backend))
-    assert "holds no region here; pass None or a zero-volume tensor, not a tensor of" in text, text
-    works(op, backend)
 
 
 def mixed_precision(backend: Backend) -> None:
@@ -503,13 +419,9 @@ FACTS: tuple[tuple[Callable[..., None], tuple[Any, ...]], ...] = (
     (second_derivatives, ()),
     *((branches_differ, (seed,)) for seed in range(4)),
     (passes_in_any_common_order, ()),
-    (passes_that_cross_are_told, ()),
-    (debug_mode_tells_of_crossed_passes, ()),
     (results_are_kept, ()),
     (one_worker_repeats_what_others_keep, ()),
     *((all_workers_repeat, (reentrant,)) for reentrant in (False, True)),
-    (changed_results_are_not_repeated, ()),
-    (inactive_workers_pass_nothing, ()),
     (mixed_precision, ()),
     *((every_dtype, (dtype,)) for dtype in ("bfloat16", "float16", "complex64", "int32", "uint8")),
     (plans_are_made_once, ()),
