@@ -1,5 +1,7 @@
 """The code blocks of README and docs are tests: each file runs from its first block to its last."""
 
+from importlib.util import find_spec
+
 from sybil import Sybil
 from sybil.parsers.myst import PythonCodeBlockParser, SkipParser
 
@@ -7,4 +9,5 @@ pytest_collect_file = Sybil(
     parsers=[PythonCodeBlockParser(), SkipParser()],
     filenames=["README.md"],
     patterns=["docs/*.md"],
+    setup=lambda names: names.update(lacks_torch=find_spec("torch") is None),
 ).pytest()

@@ -33,6 +33,24 @@ def fact(comm: MPI.Comm, options: dict[str, Any], check: Callable[..., None], *a
     own.Free()
 
 
+def makes_no_communicators(comm: MPI.Comm) -> None:
+    """Applications after the first one, and their gradients. A new communicator has the lowest
+    handle that is free."""
+    import torch
+
+    backend = linop.backends.get("mpi", comm=comm)
+    op = total(comm.size)
+    handles = []
+    for _ in range(3):
+        for _ in range(10):
+            x = torch.ones(5, dtype=torch.float64, requires_grad=True)
+            linop.autograd.apply(op, x, backend).sum().backward()
+        other = comm.Dup()
+        handles.append(other.py2f())
+        other.Free()
+    assert len(set(handles)) == 1, handles
+
+
 LIMIT = 2.0
 
 

@@ -6,7 +6,9 @@ No framework is imported before one of its backends is asked for.
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable
+from functools import cache
 from importlib import import_module
 from typing import Any
 
@@ -20,7 +22,9 @@ BACKENDS = {
 }
 """Each module has ``get(**options) -> Backend`` and ``launch(main, workers) -> list``."""
 
-__all__ = ["BACKENDS", "Backend", "BoundPlan", "get", "launch"]
+__all__ = ["BACKENDS", "Backend", "BoundPlan", "current", "get", "launch"]
+
+_HERE = threading.local()
 
 
 def get(name: str, **options: Any) -> Backend:
@@ -58,8 +62,31 @@ def launch(
     if workers is not None and (not isinstance(workers, int) or workers < 1):
         raise ArgumentError(f"launch: workers is a whole number from 1; given {workers!r}")
     name = backend or ("mpi" if in_mpi_job() else "threads")
-    results: list[Any] = _module(name).launch(main, workers)
+
+    def work(backend: Backend) -> Any:
+        before = getattr(_HERE, "backend", None)
+        _HERE.backend = backend
+        try:
+            return main(backend)
+        finally:
+            _HERE.backend = before
+            # A thread's backend ends with its program; a rank's with its communicator.
+            backend.ended = name != "mpi"
+
+    results: list[Any] = _module(name).launch(work, workers)
     return results
+
+
+def current() -> Backend:
+    """The backend of the program that this thread is a worker of: inside `launch`, the one that
+    `main` was given; under ``mpiexec`` that of COMM_WORLD; else ``threads``, which holds all
+    workers in this process."""
+    return getattr(_HERE, "backend", None) or _default()
+
+
+@cache
+def _default() -> Backend:
+    return get("mpi" if in_mpi_job() else "threads")
 
 
 def in_mpi_job() -> bool:

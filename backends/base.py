@@ -21,7 +21,7 @@ from linop.backends.counters import CounterTable, Ledger
 from linop.backends.execute import Program
 from linop.backends.tracing import Recording, traced
 from linop.backends.transport import Transport
-from linop.errors import ArgumentError, BackendError, RegionError
+from linop.errors import ArgumentError, BackendError, LinopError, RegionError
 from linop.lowering import lower, workers_of
 from linop.operator import LinearOperator
 from linop.plan import Plan
@@ -40,11 +40,13 @@ class Backend(ABC):
         name: as in ``linop.backends.get(name)``.
         worker: which worker this process or thread is; None where it holds all of them.
         workers: how many there are; None where there are as many as an operator needs.
+        ended: whether its program is over, so that nobody needs its plans any more.
     """
 
     name: str
     worker: int | None = None
     workers: int | None = None
+    ended = False
 
     def __init__(self) -> None:
         self.ledger = Ledger()
@@ -63,6 +65,10 @@ class Backend(ABC):
         """A vector of the regions held here, from arrays as plans take them; its inner products
         sum over all workers (a collective call where there are several)."""
         return Vector(space, held_arrays(space, self.worker, arrays))
+
+    def __deepcopy__(self, memo: object) -> Backend:
+        """Itself, for what has a backend and is copied: the workers are the same."""
+        return self
 
     def counters(self) -> CounterTable:
         """Calls, messages, bytes and seconds of every operator compiled here, plans that are gone
@@ -224,6 +230,15 @@ class BoundPlan(ABC):
         finally:
             self.lock.release()
 
+    def meet(self, call: int) -> None:  # noqa: B027  # who is alone meets nobody
+        """Check, together, that all workers are about to make the same call, by a number that
+        the caller gives it. Calls of one plan in another order on another worker would exchange
+        each other's messages.
+
+        Raises:
+            BackendError: they are not; on every worker of the operator.
+        """
+
     def _applied(self, x: Any, out: Any) -> Any:
         return self._wrapped(self._recorded(x, out), isinstance(x, Vector))
 
@@ -316,6 +331,14 @@ def described(plan: Plan, way: str) -> str:
     return f"{plan.describe()}\n  by {way}"
 
 
+class Unfit:
+    """What is passed to a plan in place of an argument that no arrays could be made of: the plan
+    raises the error as it raises its own, so that every worker hears of it."""
+
+    def __init__(self, error: LinopError) -> None:
+        self.error = error
+
+
 def held(space: Space, worker: int | None) -> Sequence[Region]:
     """The regions of a space that a worker holds; all of them, where one process holds all."""
     return space.regions if worker is None else space.on(worker)
@@ -328,6 +351,8 @@ def held_arrays(space: Space, worker: int | None, x: Any) -> dict[str, Array]:
         ArgumentError, RegionError, ShapeError, DTypeError: it does not fit; the message says what
             was expected.
     """
+    if isinstance(x, Unfit):
+        raise x.error
     regions = held(space, worker)
     me = "this process" if worker is None else f"worker {worker}"
     if isinstance(x, Vector):

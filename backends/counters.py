@@ -36,7 +36,7 @@ class Counters:
         self.seconds = 0.0
         self.messages_each = 0
         self.bytes_each = 0
-        self._op = op
+        self._op: LinearOperator | str = op
         self._direction = "forward"
 
     @property
@@ -58,6 +58,11 @@ class Counters:
     def is_adjoint_of(self, op: LinearOperator) -> None:
         """Say that the plan is ``plan.H`` of the plan of an operator."""
         self._op, self._direction = op, "adjoint"
+
+    def forget(self) -> None:
+        """Keep the operator's text alone, for an operator that keeps its plan: else each would keep
+        the other for as long as there is a backend."""
+        self._op = str(self._op)
 
     @property
     def row(self) -> CounterRow:

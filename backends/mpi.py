@@ -458,6 +458,7 @@ def _bytes(buffer: Array) -> Array:
 
 def _free(comm: MPI.Comm, keyval: int, worker: Rank) -> None:
     del comm, keyval
+    worker.ended = True
     if not MPI.Is_finalized():
         worker.groups.close()
         worker.transport.leave()  # type: ignore[attr-defined]

@@ -91,8 +91,8 @@ class Verdict:
 
     wrong: dict[int, tuple[str, str]] = field(default_factory=dict)
     """By worker: the class of an error, and its text."""
-    calls: dict[int, tuple[int, str]] = field(default_factory=dict)
-    """By number of the plan: the first worker that calls it, and what it is in words."""
+    calls: dict[tuple[int, int], tuple[int, str]] = field(default_factory=dict)
+    """By the numbers of plan and call: the first worker that makes it, and what it is in words."""
     votes: bool = True
     """Whether all are for it."""
 

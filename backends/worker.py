@@ -211,8 +211,13 @@ class WorkerPlan(BoundPlan):
         self._agree(wrong)
         return self._program or self._bind_program()
 
-    def _agree(self, wrong: LinopError | None) -> None:
-        """Check, together, that all call this plan, with arguments that fit.
+    def meet(self, call: int) -> None:
+        if self._together:
+            self._agree(None, call)
+
+    def _agree(self, wrong: LinopError | None, call: int = 0) -> None:
+        """Check, together, that all call this plan, with arguments that fit; and that it is the
+        same call of it, where calls have numbers.
 
         Raises:
             The first worker's error, on every worker. BackendError: they call different plans.
@@ -222,9 +227,9 @@ class WorkerPlan(BoundPlan):
             if wrong is not None:
                 raise wrong
             return
-        what = self._named()
+        what = f"call {call} of {self._named()}" if call else self._named()
         # What the plan is, all workers agreed on when they compiled it.
-        verdict = Verdict(calls={self._tag: (transport.worker, what)})
+        verdict = Verdict(calls={(self._tag, call): (transport.worker, what)})
         self._calls += 1
         transport.busy = self._tag
         if wrong is not None:

@@ -5,6 +5,7 @@ collectives, halo exchanges, repartitions, with adjoints that are derived, never
 """
 
 import pathlib
+import typing
 
 if not (pathlib.Path(__path__[0]) / "backends").is_dir():
     # This is a checkout, imported from its root: the other floors lie beside this folder, not in it
@@ -50,6 +51,9 @@ from linop.verify import verify
 # The floors above the core, which itself never imports them.
 from linop import backends, testing
 from linop.backends import launch
+
+if typing.TYPE_CHECKING:
+    from linop.backends import autograd as autograd
 
 __version__ = "0.1.0"
 
@@ -113,3 +117,12 @@ __all__ = [
     "vstack",
     "zero",
 ]
+
+
+def __getattr__(name: str) -> typing.Any:
+    """``linop.autograd``, which imports torch, when it is asked for."""
+    if name == "autograd":
+        from linop.backends import autograd
+
+        return autograd
+    raise AttributeError(f"module 'linop' has no attribute {name!r}")

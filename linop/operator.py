@@ -85,6 +85,10 @@ class LinearOperator(ABC):
 
     # What every operator can be asked
 
+    def __deepcopy__(self, memo: object) -> LinearOperator:
+        """Itself: it is frozen data."""
+        return self
+
     @property
     def shape(self) -> tuple[int, int]:
         """(codomain.size, domain.size)."""

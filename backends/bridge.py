@@ -1,0 +1,322 @@
+"""A plan as tensors meet it: their memory as arrays and back, the order of its calls, and what is
+remembered of them. `linop.autograd` makes it part of torch's graph.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from linop.backends import current
+from linop.backends.base import Backend, BoundPlan, Unfit, held
+from linop.errors import ArgumentError, BackendError, DTypeError, LinopError, MissingExtraError
+from linop.operator import LinearOperator
+from linop.scalars import Array
+
+try:
+    import torch
+except ImportError as error:
+    raise MissingExtraError(
+        f"linop.autograd needs torch: pip install 'linop-algebra[torch]' ({error})"
+    ) from None
+
+_SAME = ("float64", "float32", "float16", "complex128", "complex64")
+_WHOLE = ("int64", "int32", "int16", "int8", "uint8")
+_DTYPES = {name: getattr(torch, name) for name in (*_SAME, *_WHOLE, "bfloat16")}
+"""By NumPy's name."""
+
+
+def is_of(x: Any, dtype: Any) -> bool:
+    """Whether it is a tensor of that dtype."""
+    return isinstance(x, torch.Tensor) and x.dtype is dtype
+
+
+class Order:
+    """The calls of a plan and its adjoint through the bridge, by number, on this worker.
+
+    Two backward passes may come in any order, if it is the same everywhere: where it was another on
+    one worker, gradients of one pass would be added to those of the other. So a worker asks all
+    others, but where it takes back the last call that it has not taken back. That two workers take
+    back different calls, and none of them asks, cannot be.
+    """
+
+    def __init__(self) -> None:
+        self._calls = 0
+        self.last = 0
+
+    def opened(self) -> int:
+        """The number of a new call."""
+        if _LOCAL.replays:
+            return 0  # the call that it replays has one
+        self._calls += 1
+        self.last = self._calls
+        return self._calls
+
+
+class Bridge:
+    """A plan as the bridge calls it."""
+
+    def __init__(self, plan: BoundPlan, dtype: Any, order: Order) -> None:
+        plan.counters.forget()
+        self.plan = plan
+        self.dtype = dtype
+        self.order = order
+        self._adjoint: Bridge | None = None
+        self._into = held(plan.domain, plan.backend.worker)
+        self._out_of = held(plan.codomain, plan.backend.worker)
+        self.one = len(self._into) == len(self._out_of) == 1
+        self._debug = getattr(plan.backend, "debug", False)
+        self._nothing = torch.empty(0, dtype=dtype, device="cpu")
+
+    @property
+    def adjoint(self) -> Bridge:
+        if self._adjoint is None:
+            self._adjoint = Bridge(self.plan.H, self.dtype, self.order)
+            self._adjoint._adjoint = self
+        return self._adjoint
+
+    def closing(self, call: int) -> None:
+        """Before the adjoint of a call of the other plan: see that all do that one."""
+        if call and (call != self.order.last or self._debug):
+            self.plan.meet(call)
+        if call:
+            self.order.last = call - 1
+
+    def zeros(self) -> list[Any]:
+        """A zero argument."""
+        shapes: list[tuple[int, ...]] = [r.shape for r in self._into] or [(0,)]
+        return [torch.zeros(shape, dtype=self.dtype, device="cpu") for shape in shapes]
+
+    def tensors(self, x: Any) -> list[Any]:
+        """What a user passed, in the order of the regions held here; one at least."""
+        names = [region.name for region in self._into]
+        if isinstance(x, Mapping):
+            if any(name not in x for name in names) or any(n not in self.plan.domain for n in x):
+                self._refuse(x)
+            return [self._of_dtype(x[name]) for name in names] or [self._nothing]
+        if len(names) == 1 and x is not None:
+            return [self._of_dtype(x)]
+        if names:
+            self._refuse(x)
+        if x is None:
+            return [self._nothing]
+        if not isinstance(x, torch.Tensor) or x.numel():
+            kind = f"a tensor of shape {tuple(x.shape)}" if hasattr(x, "shape") else repr(x)
+            me = f"worker {self.plan.backend.worker}"
+            words = f"{me} holds no region here; pass None or a zero-volume tensor, not {kind}"
+            self._refuse(Unfit(ArgumentError(words)))
+        return [x.reshape(0)]
+
+    def _of_dtype(self, tensor: Any) -> Any:
+        """Under autocast: as torch's own functions, and custom_fwd's cast_inputs, see it."""
+        if (
+            isinstance(tensor, torch.Tensor)
+            and tensor.dtype is not self.dtype
+            and tensor.dtype is not torch.float64
+            and tensor.is_floating_point()
+            and self.dtype.is_floating_point
+            and torch.is_autocast_enabled(tensor.device.type)
+        ):
+            return tensor.to(self.dtype)
+        return tensor
+
+    def _refuse(self, x: Any) -> None:
+        """The plan finds what is wrong, so that all workers hear of it."""
+        self.plan(x)
+        raise AssertionError(f"{self.plan!r} took {x!r}")
+
+    def run(self, tensors: Sequence[Any]) -> tuple[Any, ...]:
+        """Call the plan with tensors, in the order of the regions held here."""
+        if self.one:
+            try:
+                x: Any = self._array(0, tensors[0])
+            except LinopError as error:
+                x = Unfit(error)
+            return (self._tensor(self.plan(x)),)
+        try:
+            arrays = {r.name: self._array(k, tensors[k]) for k, r in enumerate(self._into)}
+            x = arrays or None
+        except LinopError as error:
+            x = Unfit(error)
+        y = self.plan(x)
+        if y is None:
+            return (torch.empty(0, dtype=self.dtype, device="cpu"),)
+        return tuple(map(self._tensor, y.values() if isinstance(y, dict) else [y]))
+
+    def _array(self, number: int, tensor: Any) -> Array:
+        """A tensor's memory as an array; its shape is the plan's affair."""
+        if not isinstance(tensor, torch.Tensor):
+            raise self._unfit(number, f"{type(tensor).__name__} given, torch.Tensor expected")
+        if tensor.dtype is not self.dtype:
+            where = self._into[number].name
+            raise DTypeError(
+                f"tensor of region {where!r}: dtype {tensor.dtype} given, {self.dtype} expected; "
+                f"convert it with .to({self.dtype})"
+            )
+        if tensor.layout is not torch.strided:
+            words = (
+                f"layout {tensor.layout} given, torch.strided expected; convert it with .to_dense()"
+            )
+            raise self._unfit(number, words)
+        if not tensor.is_cpu:
+            words = f"on device {tensor.device}, while plans of {self.plan.backend.name!r} work in "
+            raise self._unfit(number, f"{words}main memory; move it with .cpu()")
+        try:
+            if self.dtype is torch.bfloat16:  # NumPy's is another package's
+                bits: Array = tensor.detach().view(torch.int16).numpy(force=True)
+                return bits.view(self.plan.op.dtype)
+            array: Array = tensor.numpy(force=True)  # resolves conj and neg views, which are lazy
+        except (RuntimeError, TypeError) as error:
+            raise self._unfit(number, f"it has no memory that could be read: {error}") from None
+        return array
+
+    def _unfit(self, number: int, words: str) -> ArgumentError:
+        return ArgumentError(f"tensor of region {self._into[number].name!r}: {words}")
+
+    def _tensor(self, array: Array) -> Any:
+        """An array's memory as a tensor."""
+        if self.dtype is torch.bfloat16:
+            return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+        return torch.from_numpy(array)
+
+    def wrapped(self, tensors: Sequence[Any]) -> Any:
+        """Tensors in the order of the regions held here, as users meet them."""
+        if len(self._out_of) < 2:
+            return tensors[0]
+        return {r.name: t for r, t in zip(self._out_of, tensors, strict=True)}
+
+
+class _Bridges(dict[Backend, Bridge]):
+    """An operator's compiled plans; not part of its copies."""
+
+    def __reduce__(self) -> tuple[Callable[[], _Bridges], tuple[()]]:
+        return _Bridges, ()
+
+
+def bridge_of(op: Any, backend: Backend | None) -> Bridge:
+    """The plan of an operator on a backend: compiled at the first call, and kept with the operator.
+
+    The operator, and not the backend, keeps it: it goes with the operator, or when the backend's
+    program has ended and the operator is compiled for another one.
+
+    Args:
+        op: a `LinearOperator`, or a `BoundPlan`, which has its backend.
+    """
+    here = current() if backend is None else backend
+    try:
+        known: Bridge = op._bridges[here]
+    except (AttributeError, KeyError):
+        known = _new_bridge(op, here)
+    return known
+
+
+def _new_bridge(op: Any, backend: Backend) -> Bridge:
+    if isinstance(op, BoundPlan):
+        plans = op.__dict__.setdefault("_bridges", _Bridges())
+        if op.backend not in plans:
+            plans[op.backend] = Bridge(op, _torch_dtype(op.op), Order())
+        known: Bridge = plans[op.backend]
+        return known
+    if not isinstance(op, LinearOperator):
+        raise ArgumentError(f"linop.autograd: a LinearOperator or a plan expected, given {op!r}")
+    dtype = _torch_dtype(op)
+    bridges = op.__dict__.setdefault("_bridges", _Bridges())
+    for other in [b for b in list(bridges) if b.ended]:
+        bridges.pop(other, None)
+    there = op.H.__dict__.get("_bridges", {}).get(backend)
+    # Compiling is collective: what is done here depends on what all workers have called, alone.
+    bridges[backend] = there.adjoint if there else Bridge(op.compile(backend), dtype, Order())
+    return bridges[backend]  # type: ignore[no-any-return]
+
+
+def _torch_dtype(op: LinearOperator) -> Any:
+    if op.dtype.name not in _DTYPES:
+        known = ", ".join(_DTYPES)
+        raise DTypeError(f"{op!r}: its dtype is {op.dtype}; tensors of linop.autograd are {known}")
+    return _DTYPES[op.dtype.name]
+
+
+# Activation checkpointing
+
+
+class _Local(threading.local):
+    """What a thread's calls are part of."""
+
+    memory: _Recording | _Replay | None = None
+    replays = False
+    """Whether `memory` gives results again."""
+
+
+_LOCAL = _Local()
+
+
+def remembering() -> tuple[Any, Any]:
+    """For ``torch.utils.checkpoint.checkpoint(…, use_reentrant=False,
+    context_fn=linop.autograd.remembering)``: what operators gave is kept, and where the rest is
+    computed again, it is not communicated again. So one worker may checkpoint what others do not.
+
+    Returns:
+        The contexts of the first computation, and of those that repeat it.
+    """
+    recording = _Recording()
+    return recording, _Replay(recording)
+
+
+class _Recording:
+    """Keeps the results of all plans called inside."""
+
+    def __init__(self) -> None:
+        self.kept: list[tuple[Bridge, Any, int]] = []
+
+    def __enter__(self) -> None:
+        self._before = _LOCAL.memory
+        _LOCAL.memory = self
+
+    def __exit__(self, *error: object) -> None:
+        _LOCAL.memory = self._before
+
+    def run(self, bridge: Bridge, tensors: Sequence[Any]) -> tuple[Any, ...]:
+        results = bridge.run(tensors)
+        # A detached tensor sees the changes, and counts them with the one it is from.
+        seen = [result.detach() for result in results]
+        self.kept.append((bridge, seen, sum(result._version for result in seen)))
+        return results
+
+
+class _Replay:
+    """Gives them again, in their order."""
+
+    def __init__(self, recording: _Recording) -> None:
+        self._recording = recording
+        self._next = 0
+
+    def __enter__(self) -> None:
+        self._before = _LOCAL.memory, _LOCAL.replays
+        _LOCAL.memory, _LOCAL.replays = self, True
+        self._next = 0
+
+    def __exit__(self, *error: object) -> None:
+        _LOCAL.memory, _LOCAL.replays = self._before
+
+    def run(self, bridge: Bridge, tensors: Sequence[Any]) -> tuple[Any, ...]:
+        if not self._next < len(self._recording.kept):
+            raise BackendError(f"{bridge.plan!r}: was not called when this was computed first")
+        plan, kept, version = self._recording.kept[self._next]
+        self._next += 1
+        if plan is not bridge:
+            raise BackendError(f"{bridge.plan!r}: first, {plan.plan!r} was called here")
+        if sum(tensor._version for tensor in kept) != version:
+            raise BackendError(
+                f"{bridge.plan!r}: a result that linop.autograd.remembering keeps was changed in "
+                f"place; change a copy"
+            )
+        return tuple(tensor.detach() for tensor in kept)
+
+
+def run(bridge: Bridge, tensors: Sequence[Any]) -> tuple[Any, ...]:
+    """Call a plan, or remember what it gave."""
+    memory = _LOCAL.memory
+    return bridge.run(tensors) if memory is None else memory.run(bridge, tensors)
