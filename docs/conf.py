@@ -14,6 +14,8 @@ myst_heading_anchors = 3
 autodoc_member_order = "groupwise"
 autodoc_typehints = "signature"
 default_role = "code"
+# Attributes of several classes are called as the type `bytes` is, which signatures name.
+suppress_warnings = ["ref.python"]
 
 html_theme = "furo"
 html_title = f"linop {version}"

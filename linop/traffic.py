@@ -19,18 +19,15 @@ _SHOWN = 16
 
 @dataclass(frozen=True, eq=False)
 class TrafficMatrix:
-    """What workers send each other in one application of an operator.
-
-    Attributes:
-        workers: (n,), in increasing order.
-        messages: (n, n), sparse, from row to column: one message for each stage in which the two
-            exchange anything.
-        bytes: (n, n), the same.
-    """
+    """What workers send each other in one application of an operator."""
 
     workers: Ints
+    """(n,), in increasing order."""
     messages: Any
+    """(n, n), sparse, from row to column: one message for each stage in which the two exchange
+    anything."""
     bytes: Any
+    """(n, n), the same."""
 
     def binned(self, most: int) -> tuple[np.ndarray, int]:
         """Bytes as a dense matrix of at most so many rows: each is the sum of so many neighbouring
