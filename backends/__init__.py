@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
 from typing import Any
@@ -22,7 +23,7 @@ BACKENDS = {
 }
 """Each module has ``get(**options) -> Backend`` and ``launch(main, workers) -> list``."""
 
-__all__ = ["BACKENDS", "Backend", "BoundPlan", "current", "get", "launch"]
+__all__ = ["BACKENDS", "Backend", "BoundPlan", "current", "get", "launch", "use"]
 
 _HERE = threading.local()
 
@@ -64,12 +65,10 @@ def launch(
     name = backend or ("mpi" if in_mpi_job() else "threads")
 
     def work(backend: Backend) -> Any:
-        before = getattr(_HERE, "backend", None)
-        _HERE.backend = backend
         try:
-            return main(backend)
+            with use(backend):
+                return main(backend)
         finally:
-            _HERE.backend = before
             # A thread's backend ends with its program; a rank's with its communicator.
             backend.ended = name != "mpi"
 
@@ -79,9 +78,21 @@ def launch(
 
 def current() -> Backend:
     """The backend of the program that this thread is a worker of: inside `launch`, the one that
-    `main` was given; under ``mpiexec`` that of COMM_WORLD; else ``threads``, which holds all
-    workers in this process."""
+    `main` was given, and inside `use` that; under ``mpiexec`` that of COMM_WORLD; else
+    ``threads``, which holds all workers in this process."""
     return getattr(_HERE, "backend", None) or _default()
+
+
+@contextmanager
+def use(backend: Backend) -> Iterator[None]:
+    """Make a backend the `current` one: layers that are made inside ``with use(backend):`` have its
+    workers, such as the ranks of a communicator smaller than COMM_WORLD."""
+    before = getattr(_HERE, "backend", None)
+    _HERE.backend = backend
+    try:
+        yield
+    finally:
+        _HERE.backend = before
 
 
 @cache

@@ -29,6 +29,31 @@ _DTYPES = {name: getattr(torch, name) for name in (*_SAME, *_WHOLE, "bfloat16")}
 """By NumPy's name."""
 
 
+def numpy_dtype(dtype: Any) -> np.dtype[Any]:
+    """The dtype of operators on tensors of a dtype of torch's.
+
+    Raises:
+        DTypeError: there is none. MissingExtraError: bfloat16 is of a package that is not there.
+    """
+    names = {known: name for name, known in _DTYPES.items()}
+    if dtype not in names:
+        raise DTypeError(f"tensors of {dtype} given; operators are on {', '.join(_DTYPES)}")
+    if dtype is torch.bfloat16:
+        try:
+            import ml_dtypes
+        except ImportError as error:
+            raise MissingExtraError(
+                f"operators on bfloat16 need ml_dtypes: pip install 'linop-algebra[torch]' ({error})"
+            ) from None
+        return np.dtype(ml_dtypes.bfloat16)
+    return np.dtype(names[dtype])
+
+
+def torch_dtype(dtype: np.dtype[Any]) -> Any:
+    """The dtype of tensors that an operator on a dtype takes."""
+    return _DTYPES[dtype.name]
+
+
 def is_of(x: Any, dtype: Any) -> bool:
     """Whether it is a tensor of that dtype."""
     return isinstance(x, torch.Tensor) and x.dtype is dtype

@@ -4,6 +4,7 @@ Regions of memory on workers, five memory operators on them, and everything comp
 collectives, halo exchanges, repartitions, with adjoints that are derived, never written.
 """
 
+import importlib
 import pathlib
 import typing
 
@@ -53,6 +54,7 @@ from linop import backends, testing
 from linop.backends import launch
 
 if typing.TYPE_CHECKING:
+    from linop import layers as layers
     from linop.backends import autograd as autograd
 
 __version__ = "0.1.0"
@@ -120,9 +122,11 @@ __all__ = [
 
 
 def __getattr__(name: str) -> typing.Any:
-    """``linop.autograd``, which imports torch, when it is asked for."""
+    """What imports torch, when it is asked for."""
     if name == "autograd":
         from linop.backends import autograd
 
         return autograd
+    if name == "layers":
+        return importlib.import_module("linop.layers")
     raise AttributeError(f"module 'linop' has no attribute {name!r}")

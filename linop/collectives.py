@@ -7,13 +7,13 @@ writes a copy C_{a→b} = S_{a→b} A_b, all A_b are done at once here.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import Any
 
 from linop.algebra import Known, Named, identity
 from linop.errors import ArgumentError, PartitionError, expect
-from linop.matching import Link, along, matching, same
+from linop.matching import Link, Segment, along, matching, same
 from linop.memory import add, allocate, copy, deallocate
 from linop.operator import LinearOperator, compose
 from linop.partition import Partition, balanced
@@ -313,11 +313,16 @@ def shift(X: TensorSpace, steps: int, grid_axis: int = 0, periodic: bool = True)
 
 
 def collective(
-    name: str, subscript: str, X: TensorSpace, Y: TensorSpace, links: Sequence[Link] = ()
+    name: str,
+    subscript: str,
+    X: TensorSpace,
+    Y: TensorSpace,
+    links: Sequence[Link] = (),
+    segments: Mapping[int, Sequence[Segment]] | None = None,
 ) -> LinearOperator:
     """What `matching` says, as an operator: the additions, between allocating Y and deallocating X,
     are written when somebody looks at them."""
-    known = matching(X, Y, links)
+    known = matching(X, Y, links, segments)
     return Known(
         name, subscript, known, lambda: out_of_place(X, Y, [(t.source, t.target) for t in known])
     )

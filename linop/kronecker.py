@@ -38,8 +38,8 @@ NO_AXIS = GridAxis(1, 1)
 class Factor:
     """A relation of one axis of the destinations' grid with one of the sources'.
 
-    `table` has coordinates for regions, at most one row for each pair of them, and the boxes of
-    tensor dimension `dim`; or no box, where it is about no dimension.
+    `table` has coordinates for regions, and the boxes of tensor dimension `dim`; or no box, where
+    it is about no dimension.
     """
 
     table: Table
@@ -51,6 +51,12 @@ class Factor:
     def rows(self) -> Table:
         """In the order of destination, then source."""
         return canonical(self.table)
+
+    @cached_property
+    def single(self) -> bool:
+        """Whether there is at most one row for each pair of coordinates."""
+        pairs = np.stack([self.rows.dst, self.rows.src])
+        return not bool((pairs[:, 1:] == pairs[:, :-1]).all(axis=0).any())
 
     @cached_property
     def by_source(self) -> Ints:
@@ -81,15 +87,16 @@ class Kronecker(Rows):
         self.sizes = sizes
 
     def _all(self) -> Table:
-        return self._into(np.arange(self.sizes[0]))
+        return self.into(np.arange(self.sizes[0]))
 
     @cached_property
     def table(self) -> Table:
         return self._all()
 
     def into(self, dst: Ints) -> Table:
-        # Boxes of a factor are not empty, and one for each pair of regions: this is canonical.
-        return self._into(dst)
+        # Boxes of a factor are not empty; with one for each pair of regions this is canonical.
+        rows = self._into(dst)
+        return rows if all(part.single for part in self.parts) else canonical(rows)
 
     def _into(self, dst: Ints) -> Table:
         return self._rows(dst, outgoing=False)

@@ -8,7 +8,7 @@ pairs of blocks until somebody asks for them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -32,9 +32,28 @@ class Link(NamedTuple):
     """(coordinate of the source, coordinate of the target)."""
 
 
-def matching(X: TensorSpace, Y: TensorSpace, links: Sequence[Link] = ()) -> Movement:
+class Segment(NamedTuple):
+    """A run of consecutive indices of one dimension, read from others: target index `at` + k is
+    source index `of` + k."""
+
+    at: int
+    of: int
+    length: int
+
+
+def matching(
+    X: TensorSpace,
+    Y: TensorSpace,
+    links: Sequence[Link] = (),
+    segments: Mapping[int, Sequence[Segment]] | None = None,
+) -> Movement:
     """The movement in which each block of Y gets, once, what it shares with each block of X that
-    the links allow: with all of them, where there is no link."""
+    the links allow: with all of them, where there is no link.
+
+    Args:
+        segments: by tensor dimension, which index of X an index of Y is, where it is not the same.
+            Indices of Y that are in no segment get nothing: they are zero.
+    """
     linked = {
         (link.source_axis, link.target_axis): np.array(link.pairs, np.int64).reshape(-1, 2).T
         for link in links
@@ -50,7 +69,9 @@ def matching(X: TensorSpace, Y: TensorSpace, links: Sequence[Link] = ()) -> Move
     for d in range(X.ndim):
         a, b = (space.axes.index(d) if d in space.axes else None for space in (X, Y))
         pairs = None if a is None or b is None else linked.pop((a, b), None)
-        factors.append(Factor(_cuts_that_meet(X.bounds[d], Y.bounds[d], pairs), *axes(a, b), d))
+        between = (segments or {}).get(d)
+        meet = _cuts_that_meet(X.bounds[d], Y.bounds[d], pairs, between)
+        factors.append(Factor(meet, *axes(a, b), d))
     for (a, b), pairs in linked.items():
         factors.append(Factor(_coordinates(pairs[1], pairs[0]), *axes(a, b)))
     for a in list(sources):
@@ -63,9 +84,12 @@ def matching(X: TensorSpace, Y: TensorSpace, links: Sequence[Link] = ()) -> Move
     return Movement(X, Y, Kronecker(factors, max(1, X.ndim), sizes))
 
 
-def _cuts_that_meet(source: Bounds, target: Bounds, pairs: Ints | None) -> Table:
-    """The overlaps of cuts of one dimension: the composition of "place a source cut in the whole"
-    with "take a target cut out of the whole". Of linked cuts, each pair has a whole of its own."""
+def _cuts_that_meet(
+    source: Bounds, target: Bounds, pairs: Ints | None, segments: Sequence[Segment] | None
+) -> Table:
+    """The overlaps of cuts of one dimension: the composition of "place a source cut in the whole",
+    of "read the whole by segments", and of "take a target cut out of the whole". Of linked cuts,
+    each pair has a whole of its own."""
     if pairs is None:
         s, t = np.arange(len(source)), np.arange(len(target))
         place = np.zeros(len(s), np.int64), np.zeros(len(t), np.int64)
@@ -76,7 +100,13 @@ def _cuts_that_meet(source: Bounds, target: Bounds, pairs: Ints | None) -> Table
     put = Table(place[0], s, low, 0 * low, high - low, np.ones(len(s)))
     low, high = np.array(target, np.int64).reshape(-1, 2)[t].T[:, :, None]
     take = Table(t, place[1], 0 * low, low, high - low, np.ones(len(t)))
-    return join(take, put)
+    if segments is None:
+        return join(take, put)
+    wholes = np.unique(np.concatenate(place))
+    at, of, length = np.tile(np.array(segments, np.int64).reshape(-1, 3), (len(wholes), 1)).T
+    whole = np.repeat(wholes, len(segments))
+    read = Table(whole, whole, at[:, None], of[:, None], length[:, None], np.ones(len(whole)))
+    return join(take, join(read, put))
 
 
 def _coordinates(dst: Ints, src: Ints) -> Table:

@@ -1,0 +1,236 @@
+"""What all distributed layers are: local torch compute between movement operators (paper, section
+4), with no backward code.
+
+A layer is told partitions, not shapes. Its operators are built for the tensor that it is given, by
+agreement of all workers (`linop.layers.meeting`), and kept for later calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+# First, for it says what to install where there is no torch.
+from linop.backends.autograd import apply, tie
+
+# isort: split
+import numpy as np
+import torch
+
+from linop import backends
+from linop.algebra import identity
+from linop.backends import Backend
+from linop.backends.bridge import bridge_of, numpy_dtype, torch_dtype
+from linop.errors import BackendError, DTypeError, PartitionError, ShapeError, expect
+from linop.layers.meeting import Given, Meeting, given_of, meeting_of, space_of
+from linop.operator import LinearOperator
+from linop.partition import Partition
+from linop.tensor import Axis, TensorSpace
+
+Tensor = Any
+"""torch is not typed here."""
+Function = Callable[..., Tensor]
+
+_MOST = 32
+"""Different inputs whose operators a layer keeps."""
+
+
+class Layer(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
+    """A module of which every worker of the program has a part. Collective: all workers construct
+    it, and call it, in the same order, whether they hold a part of the tensor or not.
+
+    A worker of the input's partition passes its block. All others pass a zero-volume tensor, best
+    of shape (batch, 0), or None. Blocks may be cut anywhere; the global shape is what they make up,
+    and may be another at every call. The result is this worker's block of the output; on workers
+    that hold none, a zero-volume tensor of shape (batch, 0).
+
+    Args:
+        inputs: the partition of each input.
+        output: the partition of the output; None where every worker gets one.
+        others: the layer's other partitions.
+
+    Attributes:
+        spaces: the global tensor of every distributed parameter and buffer, by name. Its dtype
+            counts for nothing: that of the parameter does.
+
+    Raises:
+        LinopError: from a call, a tensor is of the wrong kind, device, layout, dtype or shape on
+            one of the workers, or blocks do not make up a tensor; on every worker.
+    """
+
+    preserve_batch = True
+    """Whether zero-volume results keep the batch size."""
+    floating = True
+    """Whether inputs have the dtype of the parameters."""
+
+    def __init__(
+        self, inputs: Sequence[Partition], output: Partition | None, *others: Partition
+    ) -> None:
+        super().__init__()
+        self.backend: Backend = backends.current()
+        self.inputs = tuple(self._checked(partition) for partition in inputs)
+        self.output = None if output is None else self._checked(output)
+        for partition in others:
+            self._checked(partition)
+        self.worker: int = self.backend.worker or 0
+        self.spaces: dict[str, TensorSpace] = {}
+        self._meeting: Meeting = meeting_of(self.backend)
+        self._number = self._meeting.new_number()
+        self._agreed: dict[int, Function] = {}
+        self._bound: dict[Any, Function] = {}
+
+    @property
+    def _name(self) -> str:
+        return type(self).__name__
+
+    def _checked(self, partition: Any) -> Partition:
+        partition = expect(self._name, partition, Partition)
+        there = (self.backend.workers or 1) if self.backend.worker is not None else 1
+        missing = [w for w in partition.workers if w >= there]
+        if missing:
+            raise BackendError(
+                f"{self._name}: {partition!r} needs workers {missing[:8]}; here there are "
+                f"{there}. Start more: linop.launch(main, workers=…), or mpiexec -n …"
+            )
+        return partition
+
+    # What a layer says
+
+    def axes(self, number: int, ndim: int) -> Sequence[Axis]:
+        """What the grid axes of an input's partition do, if it has so many dimensions.
+
+        Raises:
+            LinopError: it cannot have so many; on every worker.
+        """
+        grid = self.inputs[number]
+        if grid.ndim > ndim:
+            raise PartitionError(
+                f"{self._name}: a tensor of {ndim} dimensions on {grid!r}; grid axis k splits "
+                f"dimension k"
+            )
+        return range(grid.ndim)
+
+    def bind(self, *inputs: TensorSpace) -> Function:
+        """What computes this worker's block of the output from its blocks of the inputs. Every
+        worker makes the same operators here, or raises the same error.
+
+        Args:
+            inputs: the global tensors.
+        """
+        raise NotImplementedError
+
+    def dtype_of(self, name: str) -> np.dtype[Any]:
+        """NumPy's dtype of a parameter, which is the same on all workers that hold a block."""
+        return numpy_dtype(self.dtypes[name])
+
+    def moved(self, op: LinearOperator) -> Function:
+        """Applying an operator; or nothing to do, where it leaves all blocks where they are."""
+        if op.domain == op.codomain and op.equals(identity(op.domain)):
+            return _itself
+        bridge_of(op, self.backend)  # compiled now, by all: not all may be those that call it
+        return partial(apply, op, backend=self.backend)
+
+    # How it is called
+
+    def forward(self, *tensors: Tensor) -> Tensor:
+        """This worker's block of the output. See `Layer`."""
+        if len(tensors) < len(self.inputs):
+            tensors = (*tensors, *[None] * (len(self.inputs) - len(tensors)))
+        return self._function(tensors)(*tensors)
+
+    def _function(self, tensors: Sequence[Tensor]) -> Function:
+        """What computes the output, as all workers agree."""
+        own = tuple(
+            (n, p.shape, p.dtype, p.device) for n, p in self._parameters.items() if p is not None
+        )
+        given = given_of(tensors, self.training, own)
+        total = self._meeting.total(self._number, given)
+        function = self._agreed.get(total)
+        if function is None:
+            function = self._new_function(given)
+            _keep(self._agreed, total, function)
+        return function
+
+    def _new_function(self, mine: Given) -> Function:
+        everybodys = self._meeting.exchanged(self._number, self._name, mine)
+        inputs = []
+        for k, partition in enumerate(self.inputs):
+            blocks = [given.tensors[k] for given in everybodys]
+            inputs.append(space_of(self._name, partition, blocks, partial(self.axes, k)))
+        dtypes = self._check_parameters(everybodys, inputs[0])
+        key = (*inputs, dtypes)
+        known = self._bound.get(key)
+        if known is None:
+            known = self._with_batch(self.bind(*inputs), inputs[0])
+            _keep(self._bound, key, known)
+        return known
+
+    def _check_parameters(self, everybodys: Sequence[Given], X: TensorSpace) -> tuple[Any, ...]:
+        """The dtypes of the parameters, which `param` says.
+
+        Raises:
+            ShapeError, DTypeError: one does not fit; on every worker.
+        """
+        autocast = everybodys[0].modes[2]
+        dtypes: dict[str, Any] = {}
+        for worker, given in enumerate(everybodys):
+            for name, shape, dtype, _ in given.own:
+                wanted = self.spaces[name].local_shape(worker) if name in self.spaces else shape
+                if tuple(shape) != wanted:
+                    raise ShapeError(
+                        f"{self._name}: parameter {name!r} of worker {worker} has shape "
+                        f"{tuple(shape)}; {wanted} expected"
+                    )
+                expected = dtypes.setdefault(name, dtype)
+                if self.floating and not autocast:
+                    expected = torch_dtype(X.dtype)
+                if dtype != expected:
+                    raise DTypeError(
+                        f"{self._name}: parameter {name!r} of worker {worker} is of {dtype}; "
+                        f"{expected} expected, as that of the input: convert one of them"
+                    )
+        self.dtypes = dtypes
+        return tuple(dtypes.items())
+
+    def _with_batch(self, function: Function, X: TensorSpace) -> Function:
+        """With zero-volume results as `preserve_batch` says (DistDL's sum-reduce, seed 002)."""
+        if self.output is None or self.worker in self.output or not self.preserve_batch:
+            return function
+        outside = all(self.worker not in partition for partition in self.inputs)
+
+        def call(*tensors: Tensor) -> Tensor:
+            result, x = function(*tensors), tensors[0]
+            if x is not None and (outside or x.ndim):
+                shape = tuple(x.shape) if outside else (x.shape[0], 0)
+            else:
+                shape = (*X.global_shape[:1], 0)
+            return result.reshape(shape)
+
+        return call
+
+
+def nothing(shape: Sequence[int], *tied: Tensor) -> Tensor:
+    """An empty block of an output, whose backward reaches what others compute theirs from."""
+    return tie(tied[0].new_zeros(tuple(shape)), *tied)
+
+
+def zero_volume_tensor(batch: int | None = None, **options: Any) -> Tensor:
+    """What a worker passes that holds no block.
+
+    Args:
+        batch: its first dimension; zero-volume results keep it.
+        options: of ``torch.empty``.
+    """
+    return torch.empty((0,) if batch is None else (batch, 0), **options)
+
+
+def _itself(x: Tensor) -> Tensor:
+    return x
+
+
+def _keep(functions: dict[Any, Function], key: Any, function: Function) -> None:
+    """Keep a function, in the place of the oldest. All workers have the same ones, in one order."""
+    if len(functions) == _MOST:
+        functions.pop(next(iter(functions)))
+    functions[key] = function

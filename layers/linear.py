@@ -1,0 +1,110 @@
+"""The distributed affine layer (paper, section 4, dense layers; seed of DistDL's linear layer)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from linop.collectives import collective, repartition
+from linop.errors import PartitionError, ShapeError
+from linop.layers.layer import Function, Layer, Tensor, nothing
+from linop.layers.weights import drawn, hold
+from linop.partition import Partition
+from linop.tensor import COPIES, Axis, TensorSpace
+
+
+class Linear(Layer):
+    """``y = x W^T + b``, as `torch.nn.Linear`, with the weight in blocks over a grid of workers.
+
+    x is broadcast along the columns of `P_W`, every worker multiplies with its block of W, and the
+    products are summed along the rows of `P_W` into y. The bias is held, and added, in column 0.
+    With a `P_W` of shape (p, 1) that is the column-parallel form, with (1, p) the row-parallel one.
+
+    Args:
+        P_x: the partition of the input, of shape (batch, …, in_features). A grid of two axes splits
+            the first and the last dimension; any other, axis k dimension k.
+        P_y: the partition of the output, of shape (batch, …, out_features), likewise.
+        P_W: the partition of the weight, of shape (out_features, in_features): any grid of two
+            axes, of workers of `P_x` and `P_y` or others.
+        in_features, out_features, bias, device, dtype: as in torch.nn.
+        x_axes, y_axes: what the grid axes of `P_x` and `P_y` do, where they do something else, as
+            in `linop.TensorSpace`: a dimension, or `linop.REPLICATED`, which makes the identity
+            with an all-reduce as gradient of the broadcast, and the opposite of the sum.
+
+    Raises:
+        PartitionError: `P_W` has not two axes.
+    """
+
+    def __init__(
+        self,
+        P_x: Partition,
+        P_y: Partition,
+        P_W: Partition,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        device: Any = None,
+        dtype: Any = None,
+        *,
+        x_axes: Sequence[Axis] | None = None,
+        y_axes: Sequence[Axis] | None = None,
+    ) -> None:
+        super().__init__([P_x], P_y, P_W)
+        if P_W.ndim != 2:
+            raise PartitionError(f"Linear: {P_W!r} for a weight; a grid of two axes expected")
+        self.P_W = P_W
+        self.in_features, self.out_features = in_features, out_features
+        self.x_axes, self.y_axes = x_axes, y_axes
+        whole = drawn(self, lambda: torch.nn.Linear(in_features, out_features, bias, device, dtype))
+        hold(self, "weight", TensorSpace((out_features, in_features), P_W), whole.weight)
+        if bias:
+            hold(self, "bias", TensorSpace((out_features,), P_W[:, 0]), whole.bias)
+        else:
+            self.register_parameter("bias", None)
+
+    def axes(self, number: int, ndim: int) -> Sequence[Axis]:
+        return _axes(self.inputs[0], ndim, self.x_axes)
+
+    def bind(self, *inputs: TensorSpace) -> Function:
+        (X,) = inputs
+        if X.ndim < 1 or X.global_shape[-1] != self.in_features:
+            raise ShapeError(
+                f"Linear: an input of shape {X.global_shape}; (…, {self.in_features}) expected"
+            )
+        last, shape = X.ndim - 1, (*X.global_shape[:-1], self.out_features)
+        assert self.output is not None
+        wanted = TensorSpace(X.global_shape, self.P_W, X.dtype, [COPIES, last])
+        products = TensorSpace(shape, self.P_W, X.dtype, [last, COPIES])
+        Y = TensorSpace(shape, self.output, X.dtype, _axes(self.output, X.ndim, self.y_axes))
+        spread = self.moved(repartition(X, wanted))
+        summed = self.moved(collective("R", f"{self.P_W}→{self.output}", products, Y))
+        mine = products.local_shape(self.worker) if self.worker in self.P_W else None
+
+        def affine(x: Tensor) -> Tensor:
+            x = spread(x)
+            if mine is None:
+                return summed(x)
+            if 0 in self.weight.shape:
+                tied = [p for p in (x, self.weight, self.bias) if p is not None]
+                return summed(nothing(mine, *tied))
+            return summed(torch.nn.functional.linear(x, self.weight, self.bias))
+
+        return affine
+
+    def extra_repr(self) -> str:
+        return (
+            f"{self.inputs[0]} → {self.P_W} → {self.output}, in_features={self.in_features}, "
+            f"out_features={self.out_features}, bias={'bias' in self.spaces}"
+        )
+
+
+def _axes(grid: Partition, ndim: int, axes: Sequence[Axis] | None) -> Sequence[Axis]:
+    if axes is not None:
+        return axes
+    if grid.ndim == 2 <= ndim:
+        return [0, ndim - 1]
+    if grid.ndim > ndim:
+        raise PartitionError(f"Linear: a tensor of {ndim} dimensions on {grid!r}")
+    return range(grid.ndim)

@@ -1,0 +1,213 @@
+"""How workers agree on what a layer is called with.
+
+Every call sums one number over all workers, a digest of what each of them passes: an all-reduce of
+8 bytes. A sum that was there before means what it meant then. At a new one all tell each other what
+they have; so a tensor of another shape on one worker is seen by all of them, before anything else
+is sent: it makes another global tensor, or is an error.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from linop.backends import Backend
+from linop.backends.bridge import bridge_of, numpy_dtype, run
+from linop.backends.worker import Worker
+from linop.collectives import all_reduce
+from linop.errors import ArgumentError, BackendError, DTypeError, ShapeError
+from linop.partition import Partition
+from linop.tensor import COPIES, Axis, TensorSpace
+
+# isort: split
+import torch
+
+Meta = tuple[Any, ...] | None
+"""Shape, dtype, layout and device of a tensor."""
+
+
+class Given(NamedTuple):
+    """What a worker calls a layer with."""
+
+    tensors: tuple[Meta, ...]
+    modes: tuple[bool, bool, bool]
+    """Whether gradients are enabled, whether the layer trains, whether there is autocasting."""
+    own: tuple[Any, ...]
+    """Name, shape, dtype and device of each of its parameters."""
+
+
+def given_of(tensors: Sequence[Any], training: bool, own: tuple[Any, ...]) -> Given:
+    """What this worker calls a layer with."""
+    modes = torch.is_grad_enabled(), training, torch.is_autocast_enabled("cpu")
+    return Given(tuple(map(_meta, tensors)), modes, own)
+
+
+def _meta(x: Any) -> Meta:
+    if isinstance(x, torch.Tensor):
+        return x.shape, x.dtype, x.layout, x.device
+    return None if x is None else (type(x).__name__,)
+
+
+class Meeting:
+    """Where all workers of a backend agree; one for all layers."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._layers = 0
+        self._calls: dict[Any, Any] = {}
+        workers = (backend.workers or 1) if backend.worker is not None else 1
+        # A process that holds all workers, or is the only one, agrees with itself.
+        self._alone = workers == 1
+        everyone = TensorSpace((1,), Partition((workers,)), np.int64, [COPIES], "call")
+        self._sum = all_reduce(everyone)
+
+    def new_number(self) -> int:
+        """The number of a layer: the same on all workers, which construct the same layers."""
+        self._layers += 1
+        return self._layers
+
+    def total(self, layer: int, given: Given) -> int:
+        """One number for what all workers call: the same on all of them."""
+        call = layer, given
+        code = self._calls.get(call)
+        if code is None:
+            digest = hashlib.sha256(repr(call).encode()).digest()
+            code = torch.from_numpy(np.frombuffer(digest[:8], np.int64).copy())
+            self._calls[call] = code
+        if not self._alone:
+            (code,) = run(bridge_of(self._sum, self._backend), (code,))
+        total: int = code.item()
+        return total
+
+    def exchanged(self, layer: int, name: str, given: Given) -> list[Given]:
+        """What every worker calls, by worker.
+
+        Raises:
+            BackendError: they call different layers, or in different modes; on every worker.
+        """
+        said = [(layer, name, given)] if self._alone else self._told((layer, name, given))
+        names = {(number, name): w for w, (number, name, _) in reversed(list(enumerate(said)))}
+        if len(names) > 1:
+            calls = ", ".join(f"worker {w} calls {n} (layer {k})" for (k, n), w in names.items())
+            raise BackendError(
+                f"workers call different layers: {calls}. Construct and call the same layers in "
+                f"the same order on every worker"
+            )
+        everybodys = [given for _, _, given in said]
+        for what, modes in zip(
+            _MODES, zip(*(g.modes for g in everybodys), strict=True), strict=True
+        ):
+            if len(set(modes)) > 1:
+                off = [w for w, on in enumerate(modes) if not on]
+                raise BackendError(
+                    f"{name}: {what} on some workers, and not on workers {off}; it has to be the "
+                    f"same on all"
+                )
+        return everybodys
+
+    def _told(self, mine: Any) -> list[Any]:
+        assert isinstance(self._backend, Worker)
+        gather_all = self._backend.transport.gather_all
+        data = pickle.dumps(mine)
+        most = max(int.from_bytes(n, "little") for n in gather_all(len(data).to_bytes(8, "little")))
+        return [pickle.loads(one) for one in gather_all(data.ljust(most, b"\0"))]
+
+
+_MODES = ("gradients are enabled", "the layer is in training mode", "autocast is enabled")
+
+
+def meeting_of(backend: Backend) -> Meeting:
+    """The meeting of a backend's workers."""
+    meeting: Meeting = backend.__dict__.setdefault("_meeting_of_layers", Meeting(backend))
+    return meeting
+
+
+def space_of(
+    name: str,
+    partition: Partition,
+    tensors: Sequence[Meta],
+    axes: Callable[[int], Sequence[Axis]],
+) -> TensorSpace:
+    """The global tensor that the blocks of all workers make up.
+
+    Args:
+        name: of the layer, for errors.
+        partition: of the tensor.
+        tensors: by worker.
+        axes: what the grid's axes do, for a number of dimensions.
+
+    Raises:
+        ArgumentError, DTypeError, ShapeError: the blocks do not make up a tensor.
+    """
+    blocks = {}
+    for worker, meta in enumerate(tensors):
+        if worker in partition:
+            blocks[worker] = _checked(name, worker, partition, meta)
+        elif meta is not None and (len(meta) == 1 or meta[0].numel()):
+            raise ArgumentError(
+                f"{name}: worker {worker} is not in {partition!r}; pass None or a zero-volume "
+                f"tensor there, not {_words(meta)}"
+            )
+    first = partition.workers[0]
+    shape, dtype, *_ = blocks[first]
+    for worker, block in blocks.items():
+        if block[1] != dtype:
+            raise DTypeError(
+                f"{name}: worker {worker} passes {block[1]}, worker {first} {dtype}; one dtype "
+                f"expected on all"
+            )
+        if len(block[0]) != len(shape):
+            raise ShapeError(
+                f"{name}: worker {worker} passes a block of shape {tuple(block[0])}, worker {first} "
+                f"one of shape {tuple(shape)}; equally many dimensions expected"
+            )
+    roles = tuple(axes(len(shape)))
+    lengths = {}
+    for d in range(len(shape)):
+        axis = roles.index(d) if d in roles else None
+        parts = 1 if axis is None else partition.shape[axis]
+        known: list[tuple[int, int]] = [(-1, -1)] * parts
+        for worker, block in blocks.items():
+            k = 0 if axis is None else partition.coordinates(worker)[axis]
+            if known[k][1] < 0:
+                known[k] = worker, block[0][d]
+            elif known[k][1] != block[0][d]:
+                other = tuple(blocks[known[k][0]][0])
+                raise ShapeError(
+                    f"{name}: blocks of shapes {tuple(block[0])} on worker {worker} and {other} on "
+                    f"worker {known[k][0]} do not make up one tensor on {partition!r}: they differ "
+                    f"in dimension {d}"
+                )
+        lengths[d] = [length for _, length in known]
+    whole = tuple(sum(lengths[d]) for d in range(len(shape)))
+    sizes = {d: lengths[d] for d in range(len(shape)) if d in roles}
+    return TensorSpace(whole, partition, numpy_dtype(dtype), roles, sizes=sizes)
+
+
+def _checked(name: str, worker: int, partition: Partition, meta: Meta) -> tuple[Any, ...]:
+    if meta is None or len(meta) == 1:
+        raise ArgumentError(
+            f"{name}: worker {worker} holds a block on {partition!r}; a torch.Tensor expected, "
+            f"{_words(meta)} given"
+        )
+    if meta[2] is not torch.strided:
+        raise ArgumentError(
+            f"{name}: worker {worker} passes a tensor of layout {meta[2]}; torch.strided expected: "
+            f"convert it with .to_dense()"
+        )
+    if meta[3].type != "cpu":
+        raise ArgumentError(
+            f"{name}: worker {worker} passes a tensor on device {meta[3]}; plans work in main "
+            f"memory: move it with .cpu()"
+        )
+    return meta
+
+
+def _words(meta: Meta) -> str:
+    if meta is None:
+        return "None"
+    return meta[0] if len(meta) == 1 else f"a tensor of shape {tuple(meta[0])}"

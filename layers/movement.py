@@ -1,0 +1,240 @@
+"""Data movement as modules: each is one operator, built for the tensor that it is given."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+
+from linop import collectives, halo
+from linop.backends.autograd import apply
+from linop.errors import PartitionError
+from linop.halo import PerDim
+from linop.layers.layer import Function, Layer
+from linop.operator import LinearOperator
+from linop.partition import Partition
+from linop.tensor import COPIES, Axis, Role, TensorSpace
+
+
+class Movement(Layer):
+    """A module that applies one operator, and computes nothing.
+
+    The result is new memory, even where nothing moves.
+    """
+
+    def __init__(
+        self, P_x: Partition, P_y: Partition | None = None, preserve_batch: bool = True
+    ) -> None:
+        super().__init__([P_x], P_x if P_y is None else P_y)
+        self.preserve_batch = preserve_batch
+
+    def operator(self, X: TensorSpace) -> LinearOperator:
+        """The operator for a global input.
+
+        Raises:
+            LinopError: there is none; on every worker.
+        """
+        raise NotImplementedError
+
+    def bind(self, *inputs: TensorSpace) -> Function:
+        return partial(apply, self.operator(*inputs), backend=self.backend)
+
+    def extra_repr(self) -> str:
+        ends = [str(self.inputs[0]), str(self.output)]
+        return " → ".join(ends[: 1 if self.inputs[0] == self.output else 2])
+
+
+class Broadcast(Movement):
+    """Every block copied to all workers of `P_y` that it matches; see `linop.broadcast`. The
+    gradient is the sum-reduction.
+
+    Args:
+        P_x: the partition of the input; grid axis k splits dimension k, or, of tensors with fewer
+            dimensions, holds independent blocks.
+        P_y: the partition of the output. Grid axes match from the right, as in NumPy: equal, or 1
+            in `P_x`.
+        transpose_src, transpose_dest: reverse the grid of `P_x`, or `P_y`, before that.
+        preserve_batch: whether zero-volume results have shape (batch, 0), not (0,).
+    """
+
+    def __init__(
+        self,
+        P_x: Partition,
+        P_y: Partition,
+        transpose_src: bool = False,
+        transpose_dest: bool = False,
+        preserve_batch: bool = True,
+    ) -> None:
+        super().__init__(P_x, P_y, preserve_batch)
+        self.transpose_src, self.transpose_dest = transpose_src, transpose_dest
+        # What is wrong with the grids is wrong now.
+        self.operator(TensorSpace((), P_x, axes=[COPIES] * P_x.ndim))
+
+    def axes(self, number: int, ndim: int) -> Sequence[Axis]:
+        grid = self.inputs[0].shape
+        return [k if k < ndim and n > 1 else COPIES for k, n in enumerate(grid)]
+
+    def operator(self, X: TensorSpace) -> LinearOperator:
+        return collectives.broadcast(X, self.output, self.transpose_src, self.transpose_dest)
+
+
+class SumReduce(Movement):
+    """The blocks along some grid axes summed; see `linop.sum_reduce`. The gradient is the
+    broadcast.
+
+    Args:
+        P_x: the partition of the input. Its grid axes that `P_y` does not have, or of which it has
+            1, are summed; all blocks along them have one shape. Along any other, grid axis k splits
+            dimension k, or, of tensors with fewer dimensions, holds independent blocks.
+        P_y: the partition of the output. Grid axes match from the right, as in NumPy: equal, or 1.
+        transpose_src, transpose_dest: reverse the grid of `P_x`, or `P_y`, before that.
+        preserve_batch: whether zero-volume results have shape (batch, 0), not (0,).
+    """
+
+    def __init__(
+        self,
+        P_x: Partition,
+        P_y: Partition,
+        transpose_src: bool = False,
+        transpose_dest: bool = False,
+        preserve_batch: bool = True,
+    ) -> None:
+        super().__init__(P_x, P_y, preserve_batch)
+        self.transpose_src, self.transpose_dest = transpose_src, transpose_dest
+        self.operator(TensorSpace((), P_x, axes=[COPIES] * P_x.ndim))
+
+    def axes(self, number: int, ndim: int) -> Sequence[Axis]:
+        large, small = self.inputs[0].shape, self.output.shape
+        if self.transpose_dest:
+            small = small[::-1]
+        if self.transpose_src:
+            large = large[::-1]
+        small = (1,) * (len(large) - len(small)) + small
+        kept = [m == n > 1 for m, n in zip(small, large, strict=True)]
+        if self.transpose_src:
+            kept.reverse()
+        return [k if keep and k < ndim else COPIES for k, keep in enumerate(kept)]
+
+    def operator(self, X: TensorSpace) -> LinearOperator:
+        return collectives.sum_reduce(X, self.output, self.transpose_src, self.transpose_dest)
+
+
+class AllReduce(Movement):
+    """Every block becomes the sum of those along some grid axes; see `linop.all_reduce`.
+
+    Args:
+        P_x: the partition of input and output.
+        grid_axes: along which the blocks, all of one shape, are summed; by default all. Along any
+            other, grid axis k splits dimension k, or holds independent blocks.
+    """
+
+    def __init__(self, P_x: Partition, grid_axes: int | Sequence[int] | None = None) -> None:
+        super().__init__(P_x)
+        self.grid_axes = _grid_axes("AllReduce", P_x, grid_axes)
+
+    def axes(self, number: int, ndim: int) -> Sequence[Axis]:
+        return _copies_along(self.inputs[0], self.grid_axes, ndim)
+
+    def operator(self, X: TensorSpace) -> LinearOperator:
+        return collectives.all_reduce(X, self.grid_axes)
+
+
+class AllGather(Movement):
+    """Every worker gets the blocks along some grid axes, put together; see `linop.all_gather`.
+
+    Args:
+        P_x: the partition of input and output; grid axis k splits dimension k.
+        grid_axes: along which blocks are put together; by default all.
+        into: `linop.COPIES`: all workers compute with it, each something of its own, and the
+            gradient is the reduce-scatter; or `linop.REPLICATED`: all compute the same, and it is a
+            mere slice.
+    """
+
+    def __init__(
+        self,
+        P_x: Partition,
+        grid_axes: int | Sequence[int] | None = None,
+        into: Role = COPIES,
+    ) -> None:
+        super().__init__(P_x)
+        self.grid_axes, self.into = _grid_axes("AllGather", P_x, grid_axes), into
+
+    def operator(self, X: TensorSpace) -> LinearOperator:
+        return collectives.all_gather(X, self.grid_axes, self.into)
+
+
+class ReduceScatter(Movement):
+    """The blocks along some grid axes summed, and the sum cut along the same axes; see
+    `linop.reduce_scatter`. The gradient is the all-gather.
+
+    Args:
+        P_x: the partition of input and output.
+        grid_axes: along which the blocks, all of one shape, are summed; by default all.
+        dims: the dimension that each of them splits afterwards; by default grid axis k splits k.
+    """
+
+    def __init__(
+        self,
+        P_x: Partition,
+        grid_axes: int | Sequence[int] | None = None,
+        dims: int | Sequence[int] | None = None,
+    ) -> None:
+        super().__init__(P_x)
+        self.grid_axes, self.dims = _grid_axes("ReduceScatter", P_x, grid_axes), dims
+
+    def axes(self, number: int, ndim: int) -> Sequence[Axis]:
+        return _copies_along(self.inputs[0], self.grid_axes, ndim)
+
+    def operator(self, X: TensorSpace) -> LinearOperator:
+        return collectives.reduce_scatter(X, self.grid_axes, self.dims)
+
+
+class Repartition(Movement):
+    """The same global tensor in other blocks, on the same workers, others, or both; see
+    `linop.repartition`. The gradient is the repartition back.
+
+    Args:
+        P_x, P_y: the partitions; grid axis k splits dimension k, `P_y` into balanced blocks.
+        preserve_batch: whether zero-volume results have shape (batch, 0), not (0,).
+    """
+
+    def __init__(self, P_x: Partition, P_y: Partition, preserve_batch: bool = True) -> None:
+        super().__init__(P_x, P_y, preserve_batch)
+
+    def operator(self, X: TensorSpace) -> LinearOperator:
+        return collectives.repartition(X, self.output)
+
+
+class HaloExchange(Movement):
+    """Every worker gets what its part of a sliding kernel's output needs, without boundary padding;
+    see `linop.halo_exchange`. The gradient adds the halos back.
+
+    Args:
+        P_x: the partition; grid axis k splits dimension k.
+        kernel_size, stride, padding, dilation: of the kernel: one number, or one per dimension.
+    """
+
+    def __init__(
+        self,
+        P_x: Partition,
+        kernel_size: PerDim,
+        stride: PerDim = 1,
+        padding: PerDim = 0,
+        dilation: PerDim = 1,
+    ) -> None:
+        super().__init__(P_x)
+        self.kernel = kernel_size, stride, padding, dilation
+
+    def operator(self, X: TensorSpace) -> LinearOperator:
+        return halo.halo_exchange(X, *self.kernel)
+
+
+def _grid_axes(name: str, P: Partition, axes: int | Sequence[int] | None) -> tuple[int, ...]:
+    given = range(P.ndim) if axes is None else (axes,) if isinstance(axes, int) else tuple(axes)
+    if any(not isinstance(k, int) or not -P.ndim <= k < P.ndim for k in given):
+        raise PartitionError(f"{name}: grid axes {axes!r} of {P!r}, which has {P.ndim}")
+    return tuple(k % P.ndim for k in given)
+
+
+def _copies_along(P: Partition, axes: Sequence[int], ndim: int) -> list[Axis]:
+    return [COPIES if k in axes or k >= ndim else k for k in range(P.ndim)]

@@ -1,0 +1,227 @@
+"""Distributed pooling: a halo exchange, then torch's own pooling (paper, section 4, sparse layers)."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import torch
+
+from linop.collectives import collective
+from linop.errors import ArgumentError, ShapeError
+from linop.layers.layer import Function, Layer, Tensor, nothing
+from linop.layers.sliding import Pads, Window, numbers, spatial
+from linop.partition import Partition
+from linop.tensor import TensorSpace
+
+
+class _Pool(Layer):
+    """What the pooling layers share: kernels over the last dimensions, without parameters."""
+
+    ndim = 0
+    fill = 0.0
+    """What is beyond the edge of the tensor."""
+
+    def __init__(
+        self,
+        P_x: Partition,
+        kernel_size: Any,
+        stride: Any = None,
+        padding: Any = 0,
+        dilation: Any = 1,
+        ceil_mode: bool = False,
+    ) -> None:
+        super().__init__([P_x], P_x)
+        self.grid = spatial(self._name, P_x, self.ndim)
+        self.kernel_size = numbers(self._name, "kernel_size", kernel_size, self.ndim, 1)
+        steps = kernel_size if stride is None else stride
+        self.stride = numbers(self._name, "stride", steps, self.ndim, 1)
+        self.padding = numbers(self._name, "padding", padding, self.ndim, 0)
+        self.dilation = numbers(self._name, "dilation", dilation, self.ndim, 1)
+        self.ceil_mode = ceil_mode
+        if any(2 * p > k for p, k in zip(self.padding, self.kernel_size, strict=True)):
+            raise ArgumentError(
+                f"{self._name}: padding {self.padding} for a kernel of size {self.kernel_size}; at "
+                f"most half of it, as in torch"
+            )
+
+    def window(self, shape: tuple[int, ...]) -> Window:
+        """The kernel over a tensor; with `ceil_mode` its last one may begin in the tensor, or in
+        the padding before it, and end anywhere."""
+        pads = []
+        for n, k, s, p, d in zip(
+            shape, self.kernel_size, self.stride, self.padding, self.dilation, strict=True
+        ):
+            reach = d * (k - 1) + 1
+            outputs = -(-(n + 2 * p - reach) // s) + 1
+            if (outputs - 1) * s >= n + p:
+                outputs -= 1
+            more = (outputs - 1) * s + reach - (n + 2 * p)
+            pads.append((p, p + max(0, more) if self.ceil_mode else p))
+        return Window(self.kernel_size, self.stride, tuple(pads), self.dilation)
+
+    def bind(self, *inputs: TensorSpace) -> Function:
+        (X,) = inputs
+        if X.ndim != self.ndim + 2:
+            raise ShapeError(
+                f"{self._name}: an input of shape {X.global_shape}; {self.ndim + 2} dimensions "
+                f"expected: batch, channels, and {self.ndim} of space"
+            )
+        extents = X.global_shape[2:]
+        window = self.window(extents)
+        bounds, pads = dict(enumerate(X.bounds)), []
+        at = X.partition.coordinates(self.worker)[2:] if self.worker in X.partition else ()
+        for d, cuts in enumerate(window.needed(extents, self.grid)):
+            left, n = window.pads[d][0], extents[d]
+            inside = [(min(max(a - left, 0), n), max(min(b - left, n), 0)) for a, b in cuts]
+            bounds[d + 2] = tuple((min(a, b), b) for a, b in inside)
+            if at:
+                (a, b), (first, last) = cuts[at[d]], bounds[d + 2][at[d]]
+                pads.append((first + left - a, b - (last + left)) if a < b else (0, 0))
+        needed = TensorSpace(X.global_shape, X.partition, X.dtype, X.axes, bounds=bounds)
+        arrive = self.moved(collective("H", "", X, needed))
+        if not at:
+            return arrive
+        outputs = TensorSpace((*X.global_shape[:2], *window.output(extents)), X.partition)
+        mine = (*needed.local_shape(self.worker)[:2], *outputs.local_shape(self.worker)[2:])
+        where = tuple((s.start, s.stop) for s in outputs.slices(self.worker)[2:])
+        pool = self.pooling(window, where, extents)
+        # torch wants the last dimension first.
+        flat = [width for pair in reversed(pads) for width in pair]
+
+        def pooled(x: Tensor) -> Tensor:
+            x = arrive(x)
+            if 0 in mine:
+                return nothing(mine, x)
+            return pool(torch.nn.functional.pad(x, flat, value=self.fill) if any(flat) else x)
+
+        return pooled
+
+    def pooling(self, window: Window, where: Pads, extents: tuple[int, ...]) -> Function:
+        """What pools a padded block.
+
+        Args:
+            where: (first, last) of its outputs, in each dimension.
+            extents: of the tensor, without padding.
+        """
+        raise NotImplementedError
+
+    def extra_repr(self) -> str:
+        return (
+            f"{self.inputs[0]}, kernel_size={self.kernel_size}, stride={self.stride}, "
+            f"padding={self.padding}, dilation={self.dilation}, ceil_mode={self.ceil_mode}"
+        )
+
+
+class _MaxPool(_Pool):
+    """Max pooling over blocks of (batch, channels, space).
+
+    Args:
+        P_x: the partition of input and output.
+        kernel_size, stride, padding, dilation, ceil_mode: as in torch.nn.
+        return_indices: not here.
+
+    Raises:
+        ArgumentError: indices are asked for; or the padding is more than half of the kernel.
+    """
+
+    fill = -torch.inf
+
+    def __init__(
+        self,
+        P_x: Partition,
+        kernel_size: Any,
+        stride: Any = None,
+        padding: Any = 0,
+        dilation: Any = 1,
+        return_indices: bool = False,
+        ceil_mode: bool = False,
+    ) -> None:
+        if return_indices:
+            raise ArgumentError(f"{self._name}: return_indices=True; distributed layers give none")
+        super().__init__(P_x, kernel_size, stride, padding, dilation, ceil_mode)
+
+    def pooling(self, window: Window, where: Pads, extents: tuple[int, ...]) -> Function:
+        pool = getattr(torch.nn.functional, f"max_pool{self.ndim}d")
+        return lambda x: pool(x, window.size, window.stride, 0, window.dilation)
+
+
+class _AvgPool(_Pool):
+    """Average pooling over blocks of (batch, channels, space).
+
+    Args:
+        P_x: the partition of input and output.
+        kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override: as in
+            torch.nn.
+
+    Raises:
+        ArgumentError: the padding is more than half of the kernel.
+    """
+
+    def __init__(
+        self,
+        P_x: Partition,
+        kernel_size: Any,
+        stride: Any = None,
+        padding: Any = 0,
+        ceil_mode: bool = False,
+        count_include_pad: bool = True,
+        divisor_override: int | None = None,
+    ) -> None:
+        super().__init__(P_x, kernel_size, stride, padding, 1, ceil_mode)
+        if divisor_override == 0:
+            raise ArgumentError(f"{self._name}: divisor_override is 0")
+        self.count_include_pad, self.divisor_override = count_include_pad, divisor_override
+
+    def pooling(self, window: Window, where: Pads, extents: tuple[int, ...]) -> Function:
+        pool = getattr(torch.nn.functional, f"avg_pool{self.ndim}d")
+        size = prod(window.size)
+        if self.divisor_override is not None:
+            factor = size / self.divisor_override
+            return lambda x: pool(x, window.size, window.stride) * factor
+        counts = torch.ones((), dtype=torch.float64)
+        for d, (first, last) in enumerate(where):
+            counts = counts[..., None] * self._counts(d, torch.arange(first, last), extents[d])
+        if bool((counts == size).all()):
+            return lambda x: pool(x, window.size, window.stride)
+        return lambda x: pool(x, window.size, window.stride) * (size / counts).to(x.dtype)
+
+    def _counts(self, d: int, outputs: Tensor, n: int) -> Tensor:
+        """How many elements each output of a dimension averages: torch's rule, in which padding
+        counts, but not what `ceil_mode` adds."""
+        k, s, p = self.kernel_size[d], self.stride[d], self.padding[d]
+        first = outputs * s - p
+        last = (first + k).clamp(max=n + p)
+        if not self.count_include_pad:
+            first, last = first.clamp(min=0), last.clamp(max=n)
+        return last - first
+
+
+class MaxPool1d(_MaxPool):
+    __doc__ = _MaxPool.__doc__
+    ndim = 1
+
+
+class MaxPool2d(_MaxPool):
+    __doc__ = _MaxPool.__doc__
+    ndim = 2
+
+
+class MaxPool3d(_MaxPool):
+    __doc__ = _MaxPool.__doc__
+    ndim = 3
+
+
+class AvgPool1d(_AvgPool):
+    __doc__ = _AvgPool.__doc__
+    ndim = 1
+
+
+class AvgPool2d(_AvgPool):
+    __doc__ = _AvgPool.__doc__
+    ndim = 2
+
+
+class AvgPool3d(_AvgPool):
+    __doc__ = _AvgPool.__doc__
+    ndim = 3

@@ -1,0 +1,81 @@
+"""What layers with a sliding kernel need of the input, and how it comes to the workers (paper,
+section 4, sparse layers, and appendix B)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from linop.errors import ArgumentError, PartitionError, ShapeError
+from linop.halo import halo_geometry, per_dim
+from linop.partition import Partition
+from linop.tensor import Bounds
+
+Pads = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class Window:
+    """A kernel over the last dimensions of a tensor.
+
+    Args:
+        size, stride, dilation: one number for each of these dimensions.
+        pads: (left, right) of each.
+    """
+
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    pads: Pads
+    dilation: tuple[int, ...]
+
+    def needed(self, shape: Sequence[int], grid: Partition) -> list[Bounds]:
+        """Which indices of the padded tensor each block of the balanced output needs, by dimension.
+
+        Args:
+            shape: of the tensor in these dimensions, without padding.
+            grid: the workers in these dimensions.
+
+        Raises:
+            ShapeError: there is no output.
+        """
+        padded = [n + a + b for n, (a, b) in zip(shape, self.pads, strict=True)]
+        geometry = halo_geometry(padded, grid, self.size, self.stride, 0, self.dilation)
+        needed = []
+        for d in range(grid.ndim):
+            line = [
+                grid.worker([k * (d == e) for e in range(grid.ndim)]) for k in range(grid.shape[d])
+            ]
+            dims = [geometry[worker][d] for worker in line]
+            needed.append(tuple((h.start, h.stop) for h in dims))
+        return needed
+
+    def output(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """The output's extents."""
+        rows = zip(shape, self.size, self.stride, self.pads, self.dilation, strict=True)
+        return tuple((n + a + b - d * (k - 1) - 1) // s + 1 for n, k, s, (a, b), d in rows)
+
+
+def numbers(name: str, what: str, value: Any, ndim: int, least: int) -> tuple[int, ...]:
+    """One number for each dimension, from one for all or from a sequence (of one, as in torch)."""
+    try:
+        value = (
+            tuple(value) * (ndim if len(value) == 1 else 1) if hasattr(value, "__len__") else value
+        )
+        return per_dim(what, value, ndim, least)
+    except (ShapeError, ArgumentError) as error:
+        raise type(error)(f"{name}: {error}") from None
+
+
+def spatial(name: str, grid: Partition, ndim: int) -> Partition:
+    """The workers along the last dimensions of a grid of (batch, channels, …).
+
+    Raises:
+        PartitionError: the grid has another number of axes.
+    """
+    if grid.ndim != ndim + 2:
+        raise PartitionError(
+            f"{name}: {grid!r} given; a grid of {ndim + 2} axes expected: batch, channels, and "
+            f"{ndim} of space"
+        )
+    return grid[0, 0]

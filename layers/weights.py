@@ -1,0 +1,67 @@
+"""Parameters of distributed layers: drawn as the sequential layer draws them, and held in blocks."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from linop.backends import Backend
+from linop.backends.worker import Worker
+from linop.layers.layer import Layer
+from linop.tensor import TensorSpace
+
+_ONE_AT_A_TIME = threading.Lock()
+
+
+def drawn(layer: Layer, make: Callable[[], Any]) -> Any:
+    """What `make` draws at random: equal on all workers whose generators are equal, and as it would
+    be drawn in a sequential program. Collective.
+
+    Workers that are threads of one process have one generator; each of them draws from the state
+    that it was in, and it moves on once.
+    """
+    backend = layer.backend
+    if not _share_a_process(backend):
+        return make()
+    _meet(backend)
+    state = torch.get_rng_state()
+    _meet(backend)  # nobody draws before all know the state
+    with _ONE_AT_A_TIME:
+        torch.set_rng_state(state)
+        made = make()
+    _meet(backend)
+    return made
+
+
+def _share_a_process(backend: Backend) -> bool:
+    if not isinstance(backend, Worker) or backend.workers == 1:
+        return False
+    me = f"{socket.gethostname()[:56]}{os.getpid()}".encode().ljust(72)
+    return len(set(backend.transport.gather_all(me))) < backend.workers
+
+
+def _meet(backend: Backend) -> None:
+    assert isinstance(backend, Worker)
+    backend.transport.gather_all(b"\0")
+
+
+def hold(layer: Layer, name: str, space: TensorSpace, whole: Any) -> None:
+    """Register this worker's block of a parameter: None on workers that hold none, as torch does.
+
+    Args:
+        whole: the sequential layer's parameter.
+    """
+    layer.spaces[name] = space
+    block = None
+    if layer.worker in space.partition:
+        # Memory of its own, so that the whole one can go.
+        part = whole.detach()[space.slices(layer.worker)].clone(
+            memory_format=torch.contiguous_format
+        )
+        block = torch.nn.Parameter(part, whole.requires_grad)
+    layer.register_parameter(name, block)
