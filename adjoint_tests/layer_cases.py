@@ -8,7 +8,6 @@ computes the whole with the twin, and compares its blocks.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 

@@ -43,10 +43,13 @@ def numpy_dtype(dtype: Any) -> np.dtype[Any]:
             import ml_dtypes
         except ImportError as error:
             raise MissingExtraError(
-                f"operators on bfloat16 need ml_dtypes: pip install 'linop-algebra[torch]' ({error})"
+                f"bfloat16 needs ml_dtypes: pip install 'linop-algebra[torch]' ({error})"
             ) from None
-        return np.dtype(ml_dtypes.bfloat16)
-    return np.dtype(names[dtype])
+        name: Any = ml_dtypes.bfloat16
+    else:
+        name = names[dtype]
+    found: np.dtype[Any] = np.dtype(name)
+    return found
 
 
 def torch_dtype(dtype: np.dtype[Any]) -> Any:

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 
 from linop.collectives import collective, repartition
-from linop.errors import ArgumentError, PartitionError, ShapeError
+from linop.errors import PartitionError, ShapeError
 from linop.layers.layer import Function, Layer, Tensor, nothing
 from linop.layers.sliding import Window, numbers, spatial
 from linop.layers.weights import drawn, hold
-from linop.padding import edges
+from linop.padding import PaddingMode, edges
 from linop.partition import Partition
 from linop.tensor import COPIES, Axis, Bounds, TensorSpace
 
@@ -52,7 +52,7 @@ class _Conv(Layer):
         dilation: Any = 1,
         groups: int = 1,
         bias: bool = True,
-        padding_mode: str = "zeros",
+        padding_mode: PaddingMode = "zeros",
         device: Any = None,
         dtype: Any = None,
         *,
@@ -118,8 +118,8 @@ class _Conv(Layer):
             P_W = P_W.extend(self.ndim + 3)
         if P_W.ndim != self.ndim + 3:
             raise PartitionError(
-                f"{self._name}: {P_W!r} given as P_W; a grid of {self.ndim + 2} axes expected (output "
-                f"channels, input channels, space), or of {self.ndim + 3} (batch before these)"
+                f"{self._name}: {P_W!r} given as P_W; a grid of {self.ndim + 2} axes expected "
+                f"(output channels, input channels, space), or of {self.ndim + 3} (batch first)"
             )
         if groups > 1 and P_W.shape[2] > 1:
             raise PartitionError(

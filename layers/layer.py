@@ -85,15 +85,15 @@ class Layer(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
         return type(self).__name__
 
     def _checked(self, partition: Any) -> Partition:
-        partition = expect(self._name, partition, Partition)
+        grid: Partition = expect(self._name, partition, Partition)
         there = (self.backend.workers or 1) if self.backend.worker is not None else 1
-        missing = [w for w in partition.workers if w >= there]
+        missing = [w for w in grid.workers if w >= there]
         if missing:
             raise BackendError(
-                f"{self._name}: {partition!r} needs workers {missing[:8]}; here there are "
+                f"{self._name}: {grid!r} needs workers {missing[:8]}; here there are "
                 f"{there}. Start more: linop.launch(main, workers=…), or mpiexec -n …"
             )
-        return partition
+        return grid
 
     # What a layer says
 

@@ -162,8 +162,8 @@ def space_of(
             )
         if len(block[0]) != len(shape):
             raise ShapeError(
-                f"{name}: worker {worker} passes a block of shape {tuple(block[0])}, worker {first} "
-                f"one of shape {tuple(shape)}; equally many dimensions expected"
+                f"{name}: worker {worker} passes a block of shape {tuple(block[0])}, worker "
+                f"{first} one of shape {tuple(shape)}; equally many dimensions expected"
             )
     roles = tuple(axes(len(shape)))
     lengths = {}

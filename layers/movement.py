@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-
 from linop import collectives, halo
 from linop.backends.autograd import apply
 from linop.errors import PartitionError
@@ -25,7 +24,9 @@ class Movement(Layer):
     def __init__(
         self, P_x: Partition, P_y: Partition | None = None, preserve_batch: bool = True
     ) -> None:
-        super().__init__([P_x], P_x if P_y is None else P_y)
+        P_y = P_x if P_y is None else P_y
+        super().__init__([P_x], P_y)
+        self.P_y = P_y
         self.preserve_batch = preserve_batch
 
     def operator(self, X: TensorSpace) -> LinearOperator:
@@ -40,8 +41,7 @@ class Movement(Layer):
         return partial(apply, self.operator(*inputs), backend=self.backend)
 
     def extra_repr(self) -> str:
-        ends = [str(self.inputs[0]), str(self.output)]
-        return " → ".join(ends[: 1 if self.inputs[0] == self.output else 2])
+        return f"{self.inputs[0]} → {self.P_y}"
 
 
 class Broadcast(Movement):
@@ -75,7 +75,7 @@ class Broadcast(Movement):
         return [k if k < ndim and n > 1 else COPIES for k, n in enumerate(grid)]
 
     def operator(self, X: TensorSpace) -> LinearOperator:
-        return collectives.broadcast(X, self.output, self.transpose_src, self.transpose_dest)
+        return collectives.broadcast(X, self.P_y, self.transpose_src, self.transpose_dest)
 
 
 class SumReduce(Movement):
@@ -104,7 +104,7 @@ class SumReduce(Movement):
         self.operator(TensorSpace((), P_x, axes=[COPIES] * P_x.ndim))
 
     def axes(self, number: int, ndim: int) -> Sequence[Axis]:
-        large, small = self.inputs[0].shape, self.output.shape
+        large, small = self.inputs[0].shape, self.P_y.shape
         if self.transpose_dest:
             small = small[::-1]
         if self.transpose_src:
@@ -116,7 +116,7 @@ class SumReduce(Movement):
         return [k if keep and k < ndim else COPIES for k, keep in enumerate(kept)]
 
     def operator(self, X: TensorSpace) -> LinearOperator:
-        return collectives.sum_reduce(X, self.output, self.transpose_src, self.transpose_dest)
+        return collectives.sum_reduce(X, self.P_y, self.transpose_src, self.transpose_dest)
 
 
 class AllReduce(Movement):
@@ -202,7 +202,7 @@ class Repartition(Movement):
         super().__init__(P_x, P_y, preserve_batch)
 
     def operator(self, X: TensorSpace) -> LinearOperator:
-        return collectives.repartition(X, self.output)
+        return collectives.repartition(X, self.P_y)
 
 
 class HaloExchange(Movement):

@@ -1,4 +1,4 @@
-"""Distributed pooling: a halo exchange, then torch's own pooling (paper, section 4, sparse layers)."""
+"""Distributed pooling: a halo exchange, then torch's pooling (paper, section 4, sparse layers)."""
 
 from __future__ import annotations
 

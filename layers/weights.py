@@ -1,4 +1,4 @@
-"""Parameters of distributed layers: drawn as the sequential layer draws them, and held in blocks."""
+"""Parameters of distributed layers: drawn as the sequential layer draws them, held in blocks."""
 
 from __future__ import annotations
 

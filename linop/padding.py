@@ -1,4 +1,4 @@
-"""Padding as data movement: what is beyond the edge of a tensor is zero, or a copy of what is in it.
+"""Padding as data movement: beyond the edge of a tensor is zero, or a copy of what is in it.
 
 With reflected and circular edges the copies come from other workers, so that the gradient of a
 padded tensor is, like that of every movement, the adjoint of an operator.
@@ -59,8 +59,8 @@ def padded_shape(X: TensorSpace, widths: Widths) -> tuple[int, ...]:
     """
     if len(widths) != X.ndim or any(len(tuple(pair)) != 2 for pair in widths):
         raise ShapeError(
-            f"pad: widths {widths!r} for a tensor of shape {X.global_shape}; (left, right) expected "
-            f"for each of its {X.ndim} dimensions"
+            f"pad: widths {widths!r} for a tensor of shape {X.global_shape}; (left, right) "
+            f"expected for each of its {X.ndim} dimensions"
         )
     shape = tuple(a + n + b for n, (a, b) in zip(X.global_shape, widths, strict=True))
     if any(m < 0 for m in shape):
