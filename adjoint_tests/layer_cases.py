@@ -8,6 +8,7 @@ computes the whole with the twin, and compares its blocks.
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,6 +42,7 @@ class Case:
         output: the partition of the output, by default that of the input.
         kept: so many first dimensions of the output are cut as those of the input; all others are
             balanced.
+        ends: whether grids of two axes split the first and the last dimension.
         seed: of parameters, input, and where the input is cut.
     """
 
@@ -53,6 +55,7 @@ class Case:
     output: Partition | None = None
     twin: str | None = None
     kept: int = 0
+    ends: bool = False
     seed: int = 0
 
     @property
@@ -88,8 +91,12 @@ def is_its_twin(backend: Backend, case: Case) -> None:
     wanted = twin(whole)
     upstream = normal(tuple(wanted.shape), case.seed + 1)
     wanted.backward(upstream)
-    X = cut(case.shape, P_x, case.seed)
-    Y = TensorSpace(tuple(wanted.shape), P_y, bounds={d: X.bounds[d] for d in range(case.kept)})
+    axes = [
+        (0, len(case.shape) - 1) if case.ends and P.ndim == 2 else range(P.ndim) for P in (P_x, P_y)
+    ]
+    X = cut(case.shape, P_x, case.seed, axes[0])
+    kept = {d: X.bounds[d] for d in range(case.kept)}
+    Y = TensorSpace(tuple(wanted.shape), P_y, axes=axes[1], bounds=kept)
     x = block(X, whole, backend, gradient=True)
     y = layer(x)
     weights = block(Y, upstream, backend)
@@ -155,16 +162,20 @@ def block(X: TensorSpace, whole: Any, backend: Backend, gradient: bool = False) 
     return whole.detach()[X.slices(worker)].requires_grad_(gradient)
 
 
-def cut(shape: tuple[int, ...], P: Partition, seed: int) -> TensorSpace:
+def cut(
+    shape: tuple[int, ...], P: Partition, seed: int, axes: Sequence[int] | None = None
+) -> TensorSpace:
     """A tensor cut over a partition; into blocks of any lengths, empty ones too, if the seed is
     odd."""
     rng = np.random.default_rng(seed)
     sizes = {}
-    for d, (n, parts) in enumerate(zip(shape, P.shape, strict=False)):
+    axes = range(P.ndim) if axes is None else axes
+    for d, parts in zip(axes, P.shape, strict=True):
+        n = shape[d]
         stops = sorted(rng.integers(0, n + 1, parts - 1))
         lengths = np.diff([0, *stops, n]).tolist()
         sizes[d] = lengths if seed % 2 else balanced(n, parts)
-    return TensorSpace(shape, P, sizes=sizes)
+    return TensorSpace(shape, P, axes=axes, sizes=sizes)
 
 
 @st.composite
