@@ -83,6 +83,14 @@ def current() -> Backend:
     return getattr(_HERE, "backend", None) or _default()
 
 
+@cache
+def alone() -> Backend:
+    """A program of one worker, which is this process: for what has workers, and is used where there
+    is neither `launch` nor ``mpiexec``."""
+    backend: Backend = _module("threads").alone()
+    return backend
+
+
 @contextmanager
 def use(backend: Backend) -> Iterator[None]:
     """Make a backend the `current` one: layers that are made inside ``with use(backend):`` have its

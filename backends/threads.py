@@ -65,6 +65,11 @@ def launch(main: Callable[[Backend], Any], workers: int | None = None) -> list[A
     return run(workers or 1, work)
 
 
+def alone() -> Backend:
+    """A program of one worker, which this thread is."""
+    return Worker("threads", Mailbox(Group(1), 0))
+
+
 def run(workers: int, main: Callable[[Mailbox], Any]) -> list[Any]:
     """Run a function of a mailbox on so many threads."""
     group = Group(workers)

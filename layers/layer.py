@@ -68,12 +68,14 @@ class Layer(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
         self, inputs: Sequence[Partition], output: Partition | None, *others: Partition
     ) -> None:
         super().__init__()
-        self.backend: Backend = backends.current()
+        here = backends.current()
+        self.backend: Backend = backends.alone() if here.worker is None else here
         self.inputs = tuple(self._checked(partition) for partition in inputs)
         self.output = None if output is None else self._checked(output)
         for partition in others:
             self._checked(partition)
-        self.worker: int = self.backend.worker or 0
+        assert self.backend.worker is not None
+        self.worker: int = self.backend.worker
         self.spaces: dict[str, TensorSpace] = {}
         self._meeting: Meeting = meeting_of(self.backend)
         self._number = self._meeting.new_number()
@@ -86,7 +88,7 @@ class Layer(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
 
     def _checked(self, partition: Any) -> Partition:
         grid: Partition = expect(self._name, partition, Partition)
-        there = (self.backend.workers or 1) if self.backend.worker is not None else 1
+        there = self.backend.workers or 0
         missing = [w for w in grid.workers if w >= there]
         if missing:
             raise BackendError(

@@ -59,8 +59,7 @@ class Meeting:
         self._backend = backend
         self._layers = 0
         self._calls: dict[Any, Any] = {}
-        workers = (backend.workers or 1) if backend.worker is not None else 1
-        # A process that holds all workers, or is the only one, agrees with itself.
+        workers = backend.workers or 1
         self._alone = workers == 1
         everyone = TensorSpace((1,), Partition((workers,)), np.int64, [COPIES], "call")
         self._sum = all_reduce(everyone)

@@ -54,8 +54,8 @@ from linop import backends, testing
 from linop.backends import launch
 
 if typing.TYPE_CHECKING:
+    from linop import autograd as autograd
     from linop import layers as layers
-    from linop.backends import autograd as autograd
 
 __version__ = "0.1.0"
 
@@ -123,10 +123,6 @@ __all__ = [
 
 def __getattr__(name: str) -> typing.Any:
     """What imports torch, when it is asked for."""
-    if name == "autograd":
-        from linop.backends import autograd
-
-        return autograd
-    if name == "layers":
-        return importlib.import_module("linop.layers")
+    if name in ("autograd", "layers"):
+        return importlib.import_module(f"linop.{name}")
     raise AttributeError(f"module 'linop' has no attribute {name!r}")
