@@ -314,6 +314,32 @@ def copies_of_layers_work(backend: Backend) -> None:
     same(copy.deepcopy(layer)(x), wanted)
 
 
+def results_may_be_changed_in_place(backend: Backend) -> None:
+    P = row(backend, 1, 1)
+    net = torch.nn.Sequential(
+        layers.Conv1d(P, 2, 3, 3, padding=1),
+        torch.nn.ReLU(inplace=True),
+        layers.MaxPool1d(P, 2),
+        torch.nn.ReLU(inplace=True),
+        layers.Repartition(P, one(1, 1, 1)),
+        torch.nn.Sigmoid(),
+    )
+    x = torch.randn(4, 2, 4, requires_grad=True)
+    net(x).sum().backward()
+    assert x.grad.abs().sum() > 0
+
+
+def layers_may_be_compiled(backend: Backend) -> None:
+    """With a graph break for each."""
+    P = row(backend, 1, 1)
+    net = torch.nn.Sequential(layers.Conv1d(P, 2, 3, 3, padding=1), torch.nn.ReLU())
+    x = torch.randn(4, 2, 4)
+    wanted = net(x)
+    compiled = torch.compile(net, backend="eager")(x)
+    assert torch.equal(compiled, wanted)
+    compiled.sum().backward()
+
+
 # Mistakes
 
 
@@ -434,6 +460,7 @@ FACTS: list[Callable[[Backend], None]] = [
     replicated_linear_layers_are_megatrons,
     checkpointing_repeats_no_communication,
     copies_of_layers_work,
+    results_may_be_changed_in_place,
     bad_tensors_are_errors_on_all,
     bad_parameters_are_errors_on_all,
     different_calls_are_errors_on_all,

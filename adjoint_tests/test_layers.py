@@ -45,6 +45,11 @@ def test_no_new_communicators() -> None:
     job(3).run(layer_facts.on_rank, layer_facts.no_new_communicators)
 
 
+@needs_mpi
+def test_compiled() -> None:  # torch's compiler is not for several threads
+    job(3).run(layer_facts.on_rank, layer_facts.layers_may_be_compiled)
+
+
 @st.composite
 def linears(draw: Any, most: int) -> Case:
     """Any linear layer, on grids of at most so many workers: column- and row-parallel forms,

@@ -137,6 +137,8 @@ class Layer(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
 
     def forward(self, *tensors: Tensor) -> Tensor:
         """This worker's block of the output. See `Layer`."""
+        if torch.compiler.is_compiling():
+            return _uncompiled(self, tensors)
         if len(tensors) < len(self.inputs):
             tensors = (*tensors, *[None] * (len(self.inputs) - len(tensors)))
         return self._function(tensors)(*tensors)
@@ -210,6 +212,12 @@ class Layer(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
             return result.reshape(shape)
 
         return call
+
+
+@torch._disable_dynamo  # type: ignore[untyped-decorator]
+def _uncompiled(layer: Layer, tensors: Sequence[Tensor]) -> Tensor:
+    """A layer in what torch.compile compiles: a graph break, for plans are no torch code."""
+    return layer(*tensors)
 
 
 def nothing(shape: Sequence[int], *tied: Tensor) -> Tensor:
