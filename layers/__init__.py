@@ -1,5 +1,6 @@
 """Distributed modules: torch.nn's names and arguments, plus partitions."""
 
+from linop.layers.checkpoint import load, save
 from linop.layers.conv import Conv1d, Conv2d, Conv3d
 from linop.layers.layer import Layer, zero_volume_tensor
 from linop.layers.linear import Linear
@@ -13,6 +14,7 @@ from linop.layers.movement import (
     Repartition,
     SumReduce,
 )
+from linop.layers.optimizer_state import gather_optimizer_state, scatter_optimizer_state
 from linop.layers.padding import (
     CircularPad1d,
     CircularPad2d,
@@ -37,6 +39,7 @@ from linop.layers.resample import (
     UpsamplingBilinear2d,
     UpsamplingNearest2d,
 )
+from linop.layers.state import gather_state, scatter_state
 
 __all__ = [
     "AllGather",
@@ -77,5 +80,11 @@ __all__ = [
     "ZeroPad1d",
     "ZeroPad2d",
     "ZeroPad3d",
+    "gather_optimizer_state",
+    "gather_state",
+    "load",
+    "save",
+    "scatter_optimizer_state",
+    "scatter_state",
     "zero_volume_tensor",
 ]
