@@ -15,7 +15,7 @@ import torch
 
 from linop.errors import ArgumentError
 from linop.layers.optimizer_state import Optimized, collect_optimizer, spread_optimizer
-from linop.layers.sharded import MODEL, OPTIMIZER, load_parts, save_parts
+from linop.layers.parts import MODEL, OPTIMIZER
 from linop.layers.state import Workers, collect, spread
 
 
@@ -39,6 +39,8 @@ def save(
     workers = Workers("save", model)
     optimized = _optimized(workers, optimizer)
     if sharded:
+        from linop.layers.sharded import save_parts  # torch's part of it takes a second to import
+
         save_parts(workers, optimized, Path(path))
         return
     state: Any = collect(workers, list(workers.parts.values()), 0)
@@ -64,6 +66,8 @@ def load(model: Any, path: str | os.PathLike[str], optimizer: Any = None) -> Non
     workers = Workers("load", model)
     optimized = _optimized(workers, optimizer)
     if workers.meeting.told(Path(path).is_dir())[0]:
+        from linop.layers.sharded import load_parts
+
         load_parts(workers, optimized, Path(path))
         return
     whole = workers.each(lambda: _read(Path(path)) if workers.worker == 0 else None)
