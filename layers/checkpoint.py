@@ -82,9 +82,8 @@ def load(model: Any, path: str | os.PathLike[str], optimizer: Any = None) -> Non
 
 def _optimized(workers: Workers, optimizer: Any) -> Optimized | None:
     """The optimizers of all workers, if any of them has one."""
-    return (
-        Optimized(workers, optimizer) if any(workers.meeting.told(optimizer is not None)) else None
-    )
+    some = any(workers.meeting.told(optimizer is not None))
+    return Optimized(workers, optimizer) if some else None
 
 
 def _has_optimizer(state: Mapping[str, Any]) -> bool:
@@ -99,4 +98,7 @@ def _write(state: Any, path: Path) -> None:
 
 
 def _read(path: Path) -> Any:
-    return torch.load(path, map_location="cpu", weights_only=True)
+    state = torch.load(path, map_location="cpu", weights_only=True)
+    if not isinstance(state, Mapping):
+        raise ArgumentError(f"a {type(state).__name__} in {str(path)!r}; a state_dict expected")
+    return state

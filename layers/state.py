@@ -192,8 +192,7 @@ def collect(
 
 def spread(workers: Workers, parts: Sequence[Part], state: Mapping[str, Tensor] | None) -> None:
     """Copy whole tensors, on all workers or some, into parts."""
-    mine = None if state is None else {key: _kind(value) for key, value in state.items()}
-    said = workers.meeting.told(mine)
+    said = workers.meeting.told(workers.each(lambda: None if state is None else _kinds(state)))
     holders = [w for w, kinds in enumerate(said) if kinds is not None]
     if not holders:
         workers.refuse("no worker has the state; pass it on one of them, or on all")
@@ -217,6 +216,12 @@ def spread(workers: Workers, parts: Sequence[Part], state: Mapping[str, Tensor] 
 def _described(part: Part) -> tuple[Any, ...]:
     where = tuple(part.block.shape) if part.space is None else part.space.digest
     return part.key, where, None if part.block is None else part.block.dtype
+
+
+def _kinds(state: Any) -> dict[str, Any]:
+    if not isinstance(state, Mapping):
+        raise ArgumentError(f"{type(state).__name__} given; a state_dict expected")
+    return {key: _kind(value) for key, value in state.items()}
 
 
 def _kind(value: Any) -> tuple[Any, Any]:
