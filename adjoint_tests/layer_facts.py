@@ -134,6 +134,20 @@ def workers_may_hold_nothing(backend: Backend) -> None:
     is_its_twin(backend, Case("Linear", (P, one(1, 1), P), (2, 3), (3, 4), output=one(1, 1)))
 
 
+def workers_may_pass_none(backend: Backend) -> None:
+    """Whether something moves or not."""
+    first = one(1, 1, 1)
+    for layer in (
+        layers.MaxPool1d(first, 1),
+        layers.MaxPool1d(first, 2),
+        layers.Conv1d(first, 1, 1, 1),
+        layers.Repartition(first, one(1, 1, 1, worker=1)),
+    ):
+        y = layer(torch.ones(2, 1, 4, requires_grad=True) if mine(backend) == 0 else None)
+        assert y.requires_grad
+        y.sum().backward()
+
+
 def axes_count_from_the_end(backend: Backend) -> None:
     P = row(backend, 1)
     x = torch.full((2, 3), 1.0 + mine(backend))
@@ -447,6 +461,7 @@ DISTDL: list[Callable[[Backend], None]] = [
     channels_and_groups_may_be_split,
     paddings_may_wrap_around,
     workers_may_hold_nothing,
+    workers_may_pass_none,
     axes_count_from_the_end,
     gradients_have_gradients,
     numbers_may_be_bfloat16,

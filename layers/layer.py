@@ -68,14 +68,12 @@ class Layer(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
         self, inputs: Sequence[Partition], output: Partition | None, *others: Partition
     ) -> None:
         super().__init__()
-        here = backends.current()
-        self.backend: Backend = backends.alone() if here.worker is None else here
+        self.backend = program()
         self.inputs = tuple(self._checked(partition) for partition in inputs)
         self.output = None if output is None else self._checked(output)
         for partition in others:
             self._checked(partition)
-        assert self.backend.worker is not None
-        self.worker: int = self.backend.worker
+        self.worker = mine(self.backend)
         self.spaces: dict[str, TensorSpace] = {}
         self._meeting: Meeting = meeting_of(self.backend)
         self._number = self._meeting.new_number()
@@ -203,13 +201,19 @@ class Layer(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
             return function
         outside = all(self.worker not in partition for partition in self.inputs)
 
+        dtype = torch_dtype(X.dtype)
+
         def call(*tensors: Tensor) -> Tensor:
-            result, x = function(*tensors), tensors[0]
+            x = tensors[0]
+            result = function(*[_or_nothing(t, dtype) for t in tensors])
             if x is not None and (outside or x.ndim):
                 shape = tuple(x.shape) if outside else (x.shape[0], 0)
             else:
                 shape = (*X.global_shape[:1], 0)
-            return result.reshape(shape)
+            result = result.reshape(shape)
+            if torch.is_grad_enabled() and result.is_floating_point() and not result.requires_grad:
+                result = result.detach().requires_grad_()  # nothing moved: it is this worker's x
+            return result
 
         return call
 
@@ -218,6 +222,19 @@ class Layer(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
 def _uncompiled(layer: Layer, tensors: Sequence[Tensor]) -> Tensor:
     """A layer in what torch.compile compiles: a graph break, for plans are no torch code."""
     return layer(*tensors)
+
+
+def program() -> Backend:
+    """The program that layers made now are part of: of this process alone, where there is neither
+    `launch` nor ``mpiexec``."""
+    here = backends.current()
+    return backends.alone() if here.worker is None else here
+
+
+def mine(backend: Backend) -> int:
+    """Which worker of a program this is."""
+    assert backend.worker is not None
+    return backend.worker
 
 
 def nothing(shape: Sequence[int], *tied: Tensor) -> Tensor:
@@ -233,6 +250,10 @@ def zero_volume_tensor(batch: int | None = None, **options: Any) -> Tensor:
         options: of ``torch.empty``.
     """
     return torch.empty((0,) if batch is None else (batch, 0), **options)
+
+
+def _or_nothing(x: Tensor, dtype: Any) -> Tensor:
+    return torch.empty(0, dtype=dtype) if x is None else x
 
 
 def _itself(x: Tensor) -> Tensor:
