@@ -50,10 +50,10 @@ class Workers:
         said = self.meeting.told([_described(part) for part in self.parts.values()])
         for worker, theirs in enumerate(said):
             # What differs is told once, by the first worker that differs from worker 0.
-            for mine, other in zip(said[0], theirs, strict=False):
-                if mine[:2] != other[:2]:
+            for first, other in zip(said[0], theirs, strict=False):
+                if first[:2] != other[:2]:
                     self.refuse(
-                        f"worker 0 has {mine[0]!r} where worker {worker} has {other[0]!r}, or in "
+                        f"worker 0 has {first[0]!r} where worker {worker} has {other[0]!r}, or in "
                         f"other blocks; one model expected on all"
                     )
             if len(theirs) != len(said[0]):
