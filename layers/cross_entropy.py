@@ -73,6 +73,11 @@ class NLLLoss(Loss):
             )
         if self._probabilities(X, T):
             super().check(X, T)
+            if self.ignore_index >= 0:
+                raise ArgumentError(
+                    f"{self._name}: ignore_index={self.ignore_index} with a target of "
+                    f"probabilities, which has no such elements"
+                )
             return
         shape = *X.global_shape[:1], *X.global_shape[2:]
         if T.global_shape != shape or T.bounds != (*X.bounds[:1], *X.bounds[2:]):
@@ -92,7 +97,7 @@ class NLLLoss(Loss):
 
     def expected(self, X: TensorSpace) -> str:
         last = X.global_shape[1] - 1
-        return f"targets from 0 to {last}, or ignore_index={self.ignore_index}, expected"
+        return f"targets from 0 to {last}, or ignore_index={self.ignore_index},"
 
     def count(self, X: TensorSpace, T: TensorSpace) -> int | None:
         # Of probabilities, torch's mean is over the elements of the batch, whatever the weights.
@@ -122,11 +127,12 @@ class NLLLoss(Loss):
             counts = t != self.ignore_index
             wrong = (counts & ((t < 0) | (t >= classes))).any()
             mine = counts & (t >= where.start) & (t < where.stop)
-            terms, weights = x.new_zeros(t.shape), x.new_zeros(t.shape)
             if x.shape[1]:
                 at = (t - where.start).clamp(0, x.shape[1] - 1)
-                terms = torch.where(mine, -x.gather(1, at.unsqueeze(1)).squeeze(1), terms)
-                weights = torch.where(mine, weight[at], weights)
+                terms = torch.where(mine, -x.gather(1, at.unsqueeze(1)).squeeze(1), 0)
+                weights = torch.where(mine, weight[at], 0)
+            else:  # zeros, of what others wait for in backward
+                terms = weights = x.sum(1)
             if smooth:
                 rest = torch.where(counts, -x.sum(1), 0)
                 terms = (1 - smooth) * terms + smooth / classes * rest

@@ -34,7 +34,8 @@ class Embedding(Layer):
 
     Raises:
         PartitionError: `P_W` has not two axes. ArgumentError: `max_norm`, where `P_W` splits the
-            rows, whose norms nobody has; or padding_idx is no row.
+            rows, whose norms nobody has; `sparse` with `scale_grad_by_freq`, which torch has not;
+            or padding_idx is no row.
         SubsetError: from a call, an index is out of range; on every worker, before anything is
             sent. It is an IndexError.
     """
@@ -64,6 +65,8 @@ class Embedding(Layer):
                 f"Embedding: max_norm={max_norm} with {P_W!r}, which splits the rows of the table: "
                 f"no worker knows their norms. Split num_embeddings only"
             )
+        if sparse and scale_grad_by_freq:
+            raise ArgumentError("Embedding: scale_grad_by_freq has no sparse gradients in torch")
         self.P_W = P_W
         self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
         self.max_norm, self.norm_type = max_norm, norm_type

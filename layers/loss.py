@@ -106,7 +106,9 @@ class Loss(Layer):
 
         def judged(wrong: Any) -> None:
             if expected and wrong > 0:
-                raise ArgumentError(f"{self._name}: {expected}; {int(wrong)} blocks have others")
+                raise ArgumentError(
+                    f"{self._name}: {expected} expected; {int(wrong)} blocks hold others"
+                )
 
         def measured(x: Tensor, t: Tensor) -> tuple[Tensor, Any, Any]:
             return measure(x.to(dtype), t.to(dtype) if t.is_floating_point() else t)
@@ -164,12 +166,12 @@ class _Elementwise(Loss):
     ) -> None:
         super().__init__(P_x, reduction)
         apiece = "none" if reduction == "none" else "sum"
-        self._function = partial(getattr(functional, function), reduction=apiece, **options)
+        self._torch_s = partial(getattr(functional, function), reduction=apiece, **options)
         self._weights = tuple(name for name, given in (weights or {}).items() if given is not None)
         for name, given in (weights or {}).items():
             whole_buffer(self, name, given)
         try:
-            self._function(torch.zeros(1), torch.zeros(1))
+            self._torch_s(torch.zeros(1), torch.zeros(1))
         except (RuntimeError, TypeError, ValueError) as error:
             raise ArgumentError(f"{self._name}: {str(error).splitlines()[0]}") from None
 
@@ -191,7 +193,7 @@ class _Elementwise(Loss):
                 name: getattr(self, name).to(x.dtype).expand(X.global_shape)[where]
                 for name in self._weights
             }
-            return self._function(x, t, **weights), 0, 0
+            return self._torch_s(x, t, **weights), 0, 0
 
         return terms
 
@@ -247,7 +249,7 @@ class BCELoss(_Elementwise):
 
     def expected(self, X: TensorSpace) -> str:
         del X
-        return "all elements of the input should be between 0 and 1"
+        return "elements of the input between 0 and 1"
 
     def measure(self, X: TensorSpace, T: TensorSpace) -> Measure:
         inside = super().measure(X, T)
