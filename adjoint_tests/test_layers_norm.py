@@ -173,6 +173,19 @@ def test_what_is_wrong_is_said_on_every_worker() -> None:
     assert "(…, 3, 2) expected" in first[3], first
 
 
+def test_workers_that_change_blocks() -> None:
+    """The same blocks on other workers are another tensor, to be agreed on anew."""
+
+    def main(backend: Backend) -> None:
+        norm = linop.layers.BatchNorm1d(Partition((1, 2)), 3, track_running_stats=False).to(WIDE)
+        whole = normal((4, 3), 0)
+        for first in (1, 2, 1):
+            mine = slice(first) if backend.worker == 0 else slice(first, 3)
+            same(norm(whole[:, mine]), torch.nn.BatchNorm1d(3).to(WIDE)(whole)[:, mine])
+
+    linop.launch(main, 2)
+
+
 def test_no_communicators_after_the_first_step() -> None:
     """Plans, and with them ways for messages, are made at the first call of a shape only."""
 
