@@ -22,7 +22,14 @@ from linop import backends
 from linop.algebra import identity
 from linop.backends import Backend
 from linop.backends.bridge import bridge_of, numpy_dtype, torch_dtype
-from linop.errors import BackendError, DTypeError, PartitionError, ShapeError, expect
+from linop.errors import (
+    BackendError,
+    DTypeError,
+    PartitionError,
+    ShapeError,
+    SubsetError,
+    expect,
+)
 from linop.layers.meeting import Given, Meeting, given_of, meeting_of, space_of
 from linop.operator import LinearOperator
 from linop.partition import Partition
@@ -111,6 +118,12 @@ class Layer(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
             )
         return range(grid.ndim)
 
+    def wrong(self, tensors: Sequence[Tensor]) -> str:
+        """What is wrong with the values of this worker's tensors, whose kind and shape are not
+        checked yet; empty if nothing. All workers hear of it before anything is sent."""
+        del tensors
+        return ""
+
     def bind(self, *inputs: TensorSpace) -> Function:
         """What computes this worker's block of the output from its blocks of the inputs. Every
         worker makes the same operators here, or raises the same error.
@@ -146,7 +159,7 @@ class Layer(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
         own = tuple(
             (n, p.shape, p.dtype, p.device) for n, p in self._parameters.items() if p is not None
         )
-        given = given_of(tensors, self.training, own)
+        given = given_of(tensors, self.training, own, self.wrong(tensors))
         total = self._meeting.total(self._number, given)
         function = self._agreed.get(total)
         if function is None:
@@ -160,6 +173,9 @@ class Layer(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
         for k, partition in enumerate(self.inputs):
             blocks = [given.tensors[k] for given in everybodys]
             inputs.append(space_of(self._name, partition, blocks, partial(self.axes, k)))
+        for worker, given in enumerate(everybodys):
+            if given.wrong:
+                raise SubsetError(f"{self._name}: worker {worker} passes {given.wrong}")
         dtypes = self._check_parameters(everybodys, inputs[0])
         key = (*inputs, dtypes)
         known = self._bound.get(key)
@@ -201,11 +217,11 @@ class Layer(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
             return function
         outside = all(self.worker not in partition for partition in self.inputs)
 
-        dtype = torch_dtype(X.dtype)
-
         def call(*tensors: Tensor) -> Tensor:
             x = tensors[0]
-            result = function(*[_or_nothing(t, dtype) for t in tensors])
+            result = function(*tensors)
+            if result is None:  # what this worker passes, and nothing moves
+                result = elsewhere(X)
             if x is not None and (outside or x.ndim):
                 shape = tuple(x.shape) if outside else (x.shape[0], 0)
             else:
@@ -242,6 +258,15 @@ def nothing(shape: Sequence[int], *tied: Tensor) -> Tensor:
     return tie(tied[0].new_zeros(tuple(shape)), *tied)
 
 
+def elsewhere(X: TensorSpace, *tensors: Tensor) -> Tensor:
+    """The result of a worker that has no block and takes no part, of an input X: zero-volume, and
+    its backward reaches what others compute theirs from, if it passes that."""
+    result = torch.zeros(0, dtype=torch_dtype(X.dtype))
+    if torch.is_grad_enabled() and (result.is_floating_point() or result.is_complex()):
+        result.requires_grad_()
+    return tie(result, *[x for x in tensors if x is not None])
+
+
 def zero_volume_tensor(batch: int | None = None, **options: Any) -> Tensor:
     """What a worker passes that holds no block.
 
@@ -250,10 +275,6 @@ def zero_volume_tensor(batch: int | None = None, **options: Any) -> Tensor:
         options: of ``torch.empty``.
     """
     return torch.empty((0,) if batch is None else (batch, 0), **options)
-
-
-def _or_nothing(x: Tensor, dtype: Any) -> Tensor:
-    return torch.empty(0, dtype=dtype) if x is None else x
 
 
 def _itself(x: Tensor) -> Tensor:
