@@ -14,6 +14,12 @@ from linop.layers.movement import (
     SumReduce,
 )
 from linop.layers.pool import AvgPool1d, AvgPool2d, AvgPool3d, MaxPool1d, MaxPool2d, MaxPool3d
+from linop.layers.resample import (
+    Downsample,
+    Upsample,
+    UpsamplingBilinear2d,
+    UpsamplingNearest2d,
+)
 
 __all__ = [
     "AllGather",
@@ -25,6 +31,7 @@ __all__ = [
     "Conv1d",
     "Conv2d",
     "Conv3d",
+    "Downsample",
     "HaloExchange",
     "Layer",
     "Linear",
@@ -35,5 +42,8 @@ __all__ = [
     "ReduceScatter",
     "Repartition",
     "SumReduce",
+    "Upsample",
+    "UpsamplingBilinear2d",
+    "UpsamplingNearest2d",
     "zero_volume_tensor",
 ]

@@ -1,0 +1,260 @@
+"""Distributed up- and down-sampling: each worker gets the range of the input that its block of the
+balanced output needs, and interpolates it one dimension at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from linop.backends.bridge import torch_dtype
+from linop.collectives import collective
+from linop.errors import ArgumentError, DTypeError, ShapeError
+from linop.layers.layer import Function, Layer, Tensor
+from linop.layers.sliding import Window, numbers, spatial
+from linop.partition import Partition
+from linop.tensor import Bounds, TensorSpace
+
+_MODES = {
+    "nearest": (1, 2, 3),
+    "nearest-exact": (1, 2, 3),
+    "linear": (1,),
+    "bilinear": (2,),
+    "trilinear": (3,),
+    "bicubic": (2,),
+}
+"""In how many dimensions of space torch has them."""
+
+
+class Tap(NamedTuple):
+    """One of the elements that each output of a dimension is a sum of: their indices in the input,
+    and their factors, which are 1 if they are None."""
+
+    index: Tensor
+    weight: Tensor | None
+
+
+class Upsample(Layer):
+    """Interpolation over blocks of (batch, channels, space), as `torch.nn.Upsample`. The output is
+    balanced in space, and cut as the input in batch and channels.
+
+    Args:
+        P_x: the partition of input and output: batch, channels, and 1 to 3 dimensions of space.
+        size, scale_factor, mode, align_corners, recompute_scale_factor: as in torch.nn.
+
+    Raises:
+        PartitionError: `P_x` has no axes of space, or more than 3. ArgumentError: no such mode with
+            so many dimensions, or arguments that do not go together.
+    """
+
+    def __init__(
+        self,
+        P_x: Partition,
+        size: int | Sequence[int] | None = None,
+        scale_factor: float | Sequence[float] | None = None,
+        mode: str = "nearest",
+        align_corners: bool | None = None,
+        recompute_scale_factor: bool | None = None,
+    ) -> None:
+        super().__init__([P_x], P_x)
+        self.ndim = P_x.ndim - 2
+        spatial(self._name, P_x, min(max(self.ndim, 1), 3))
+        self.size, self.scale_factor, self.mode = size, scale_factor, mode
+        self.align_corners = align_corners
+        self.recompute_scale_factor = recompute_scale_factor
+        known = [name for name, dims in _MODES.items() if self.ndim in dims]
+        if mode not in known:
+            raise ArgumentError(
+                f"{self._name}: mode {mode!r} in {self.ndim} dimensions of space; there are "
+                f"{', '.join(known)}"
+            )
+        self._interpolated(torch.ones((1, 1, *[64] * self.ndim), device="meta"))
+
+    def _interpolated(self, x: Tensor) -> Tensor:
+        """torch's result, for what it says of shapes and bad arguments."""
+        try:
+            return torch.nn.functional.interpolate(
+                x,
+                self.size,
+                self.scale_factor,
+                self.mode,
+                self.align_corners,
+                self.recompute_scale_factor,
+            )
+        except (ValueError, TypeError) as error:
+            raise ArgumentError(f"{self._name}: {error}") from None
+        except RuntimeError as error:
+            text = str(error).partition("\n")[0]
+            raise ShapeError(f"{self._name}: {text}") from None
+
+    def bind(self, *inputs: TensorSpace) -> Function:
+        (X,) = inputs
+        if X.ndim != self.ndim + 2:
+            raise ShapeError(
+                f"{self._name}: an input of shape {X.global_shape}; {self.ndim + 2} dimensions "
+                f"expected: batch, channels, and {self.ndim} of space"
+            )
+        dtype = torch_dtype(X.dtype)
+        if not dtype.is_floating_point:
+            raise DTypeError(f"{self._name}: an input of {dtype}; a floating-point one expected")
+        extents = X.global_shape[2:]
+        shape = self._interpolated(torch.empty((1, 1, *extents), device="meta")).shape
+        Y = TensorSpace((*X.global_shape[:2], *shape[2:]), X.partition)
+        # torch's own precision of coordinates and weights.
+        wide = dtype if dtype is torch.float64 else torch.float32
+        taps = [self._taps(d, n, shape[d + 2], wide) for d, n in enumerate(extents)]
+        bounds = dict(enumerate(X.bounds))
+        for d, one in enumerate(taps, start=2):
+            bounds[d] = tuple(_range(one, a, b) for a, b in Y.bounds[d])
+        needed = TensorSpace(X.global_shape, X.partition, X.dtype, X.axes, bounds=bounds)
+        arrive = self.moved(collective("H", "", X, needed))
+        if self.worker not in X.partition:
+            return arrive
+        outputs, here = Y.slices(self.worker), needed.slices(self.worker)
+        mine = []
+        for d, one in enumerate(taps, start=2):
+            out, start = outputs[d], here[d].start
+            mine.append([Tap(i[out] - start, None if w is None else w[out]) for i, w in one])
+
+        def upsample(x: Tensor) -> Tensor:
+            x = arrive(x)
+            # The last dimension first, as torch does.
+            for d in reversed(range(len(mine))):
+                x = _combined(x, d + 2, mine[d])
+            return x.to(dtype)
+
+        return upsample
+
+    def _taps(self, d: int, n: int, outputs: int, dtype: Any) -> list[Tap]:
+        """What the outputs of a dimension of extent n are made of: ATen's UpSample.h."""
+        scale = self._scale(d)
+        if self.mode.startswith("nearest"):
+            # torch's own rounding, which depends on the dtype.
+            indices = torch.arange(n, dtype=dtype)[None, None]
+            size = outputs if scale is None else None
+            found = torch.nn.functional.interpolate(indices, size, scale, self.mode)
+            return [Tap(found[0, 0].long(), None)]
+        at, cubic = torch.arange(outputs, dtype=dtype), self.mode == "bicubic"
+        if outputs == n and not cubic:
+            return [Tap(at.long(), None)]
+        if self.align_corners:
+            at = at * ((n - 1) / (outputs - 1) if outputs > 1 else 0)
+        else:
+            at = (
+                torch.tensor(n / outputs if scale is None else 1 / scale, dtype=dtype) * (at + 0.5)
+                - 0.5
+            )
+            at = at if cubic else at.clamp(min=0)
+        first = at.floor().clamp(max=n - 1)
+        t = (at - first).clamp(0, 1)
+        weights, before = (_cubic(t), 1) if cubic else ([1 - t, t], 0)
+        return [
+            Tap((first.long() + k - before).clamp(0, n - 1), weight)
+            for k, weight in enumerate(weights)
+        ]
+
+    def _scale(self, d: int) -> float | None:
+        """The factor that torch computes coordinates with; None where it is that of the extents."""
+        if self.scale_factor is None or self.recompute_scale_factor:
+            return None
+        factors = self.scale_factor
+        return float(factors[d] if isinstance(factors, Sequence) else factors)
+
+    def extra_repr(self) -> str:
+        what = f"size={self.size}" if self.size is not None else f"scale_factor={self.scale_factor}"
+        return f"{self.inputs[0]}, {what}, mode={self.mode!r}"
+
+
+def _cubic(t: Tensor) -> list[Tensor]:
+    """The weights of four neighbours, of which the second is at distance t (Keys, a = -0.75)."""
+    a = -0.75
+
+    def near(x: Tensor) -> Tensor:
+        return ((a + 2) * x - (a + 3)) * x * x + 1
+
+    def far(x: Tensor) -> Tensor:
+        return ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
+
+    return [far(t + 1), near(t), near(1 - t), far(2 - t)]
+
+
+def _range(taps: Sequence[Tap], first: int, last: int) -> tuple[int, int]:
+    """The inputs that outputs first:last need."""
+    if first == last:
+        return 0, 0
+    indices = torch.stack([tap.index[first:last] for tap in taps])
+    return int(indices.min()), int(indices.max()) + 1
+
+
+def _combined(x: Tensor, d: int, taps: Sequence[Tap]) -> Tensor:
+    total = None
+    for index, weight in taps:
+        part = x.index_select(d, index)
+        if weight is not None:
+            part = part * weight.reshape(-1, *[1] * (x.ndim - 1 - d))
+        total = part if total is None else total + part
+    return total
+
+
+class UpsamplingNearest2d(Upsample):
+    """`Upsample` to the nearest element, as in torch.nn.
+
+    Args:
+        P_x: the partition of input and output: batch, channels, height, width.
+        size, scale_factor: as in torch.nn.
+    """
+
+    def __init__(self, P_x: Partition, size: Any = None, scale_factor: Any = None) -> None:
+        spatial("UpsamplingNearest2d", P_x, 2)
+        super().__init__(P_x, size, scale_factor)
+
+
+class UpsamplingBilinear2d(Upsample):
+    """Bilinear `Upsample` with aligned corners, as in torch.nn.
+
+    Args:
+        P_x: the partition of input and output: batch, channels, height, width.
+        size, scale_factor: as in torch.nn.
+    """
+
+    def __init__(self, P_x: Partition, size: Any = None, scale_factor: Any = None) -> None:
+        spatial("UpsamplingBilinear2d", P_x, 2)
+        super().__init__(P_x, size, scale_factor, "bilinear", True)
+
+
+class Downsample(Layer):
+    """Every stride-th element in space: ``x[..., ::s1, ::s2]``, balanced. A sliding kernel of one
+    element.
+
+    Args:
+        P_x: the partition of input and output: batch, channels, space.
+        stride: one number, or one for each dimension of space.
+    """
+
+    def __init__(self, P_x: Partition, stride: int | Sequence[int]) -> None:
+        super().__init__([P_x], P_x)
+        ndim = max(P_x.ndim - 2, 1)
+        self.grid = spatial(self._name, P_x, ndim)
+        self.stride = numbers(self._name, "stride", stride, ndim, 1)
+
+    def bind(self, *inputs: TensorSpace) -> Function:
+        (X,) = inputs
+        ndim = len(self.stride)
+        if X.ndim != ndim + 2:
+            raise ShapeError(
+                f"{self._name}: an input of shape {X.global_shape}; {ndim + 2} dimensions expected: "
+                f"batch, channels, and {ndim} of space"
+            )
+        window = Window((1,) * ndim, self.stride, ((0, 0),) * ndim, (1,) * ndim)
+        bounds: dict[int, Bounds] = dict(enumerate(X.bounds))
+        bounds.update(enumerate(window.needed(X.global_shape[2:], self.grid), start=2))
+        needed = TensorSpace(X.global_shape, X.partition, X.dtype, X.axes, bounds=bounds)
+        arrive = self.moved(collective("H", "", X, needed))
+        if self.worker not in X.partition:
+            return arrive
+        steps = (..., *[slice(None, None, s) for s in self.stride])
+        return lambda x: arrive(x)[steps].clone(memory_format=torch.contiguous_format)
+
+    def extra_repr(self) -> str:
+        return f"{self.inputs[0]}, stride={self.stride}"
