@@ -1,5 +1,5 @@
-"""LeNet-5 on MNIST over several seeds, sequential and distributed (paper, section 5 and appendix C):
-are the test accuracies alike?
+"""LeNet-5 on MNIST over several seeds, sequential and distributed (paper, section 5 and appendix
+C): are the test accuracies alike?
 
     python benchmarks/lenet_accuracy.py run [--seeds N]     # the runs that are missing
     python benchmarks/lenet_accuracy.py table               # in Markdown
@@ -88,10 +88,10 @@ def table() -> None:
     for name, f in (("minimum", min), ("median", statistics.median), ("maximum", max)):
         s, d = (f([t for r in runs if r["kind"] == kind for t in r["seconds"]]) for kind in KINDS)
         print(f"| {name} of an epoch | {s:.1f} s | {d:.1f} s |")
+    welch, ranks = stats.ttest_ind(a, b, equal_var=False), stats.mannwhitneyu(a, b)
     print(
-        f"\nAre they alike? p = {stats.ttest_ind(a, b, equal_var=False).pvalue:.2f} by Welch's t-test, "
-        f"{stats.mannwhitneyu(a, b).pvalue:.2f} by Mann and Whitney's; of the same seeds, "
-        f"{stats.ttest_rel(a, b).pvalue:.2f} by the paired t-test."
+        f"\nAre they alike? p = {welch.pvalue:.2f} by Welch's t-test, {ranks.pvalue:.2f} by Mann and "
+        f"Whitney's; of pairs of one seed, {stats.ttest_rel(a, b).pvalue:.2f} by Student's."
     )
 
 

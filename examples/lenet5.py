@@ -33,12 +33,12 @@ from linop.layers import Conv2d, Linear, MaxPool2d, Repartition
 WORKERS = 4
 MNIST = "https://ossci-datasets.s3.amazonaws.com/mnist/"
 HASHES = {
-    "train-images-idx3-ubyte.gz": "0b367032e93c5d0cea0925647cfdb18614af8ee15f83e6f2fc2ad904a6835971",
-    "train-labels-idx1-ubyte.gz": "1787548bbe0bff1ec2ecdc0ef292b02df999e2d1a6002d27500982c652b17203",
-    "t10k-images-idx3-ubyte.gz": "1a1a05eab793c14bb050b398624a11b0ffd1a2953baed553b1b9bd079e2a20be",
-    "t10k-labels-idx1-ubyte.gz": "b91679a0acfe4ba0e50a2437a903084cba1f5f92592b016a25a7dfd00455798b",
+    "train-images-idx3": "0b367032e93c5d0cea0925647cfdb18614af8ee15f83e6f2fc2ad904a6835971",
+    "train-labels-idx1": "1787548bbe0bff1ec2ecdc0ef292b02df999e2d1a6002d27500982c652b17203",
+    "t10k-images-idx3": "1a1a05eab793c14bb050b398624a11b0ffd1a2953baed553b1b9bd079e2a20be",
+    "t10k-labels-idx1": "b91679a0acfe4ba0e50a2437a903084cba1f5f92592b016a25a7dfd00455798b",
 }
-"""SHA-256 of the four files of MNIST."""
+"""SHA-256 of the files of MNIST, whose names go on with -ubyte.gz."""
 
 Data = tuple[torch.Tensor, torch.Tensor]
 """Images of shape (n, 1, 28, 28), and their labels."""
@@ -101,7 +101,7 @@ def digits() -> tuple[Data, Data]:
     raw = load_digits()
     order = np.random.default_rng(0).permutation(len(raw.images))
     large = np.kron(raw.images[order] / 16, np.ones((3, 3)))
-    images = torch.tensor(np.pad(large, ((0, 0), (2, 2), (2, 2))))[:, None]
+    images = torch.tensor(np.pad(large, ((0, 0), (2, 2), (2, 2))), dtype=torch.float32)[:, None]
     labels = torch.tensor(raw.target[order])
     return (images[:1536], labels[:1536]), (images[1536:], labels[1536:])
 
@@ -109,17 +109,17 @@ def digits() -> tuple[Data, Data]:
 def mnist() -> tuple[Data, Data]:
     """MNIST, for training and for testing: from the folder that LINOP_MNIST names, else
     downloaded, once."""
+    files = {f"{name}-ubyte.gz": f"sha256:{known}" for name, known in HASHES.items()}
     folder = os.environ.get("LINOP_MNIST")
     if folder is None:
         import pooch
 
-        cache = pooch.os_cache("linop") / "mnist"
-        for name, known in HASHES.items():
-            pooch.retrieve(MNIST + name, f"sha256:{known}", name, cache)
-        folder = str(cache)
-    arrays = [_idx(Path(folder, name)) for name in HASHES]
-    images = [torch.tensor(a / 255)[:, None] for a in arrays[::2]]
-    labels = [torch.tensor(a.astype(np.int64)) for a in arrays[1::2]]
+        folder = pooch.os_cache("linop") / "mnist"
+        for name, known in files.items():
+            pooch.retrieve(MNIST + name, known, name, folder)
+    arrays = [torch.tensor(_idx(Path(folder, name))) for name in files]
+    images = [a[:, None].float() / 255 for a in arrays[::2]]
+    labels = [a.long() for a in arrays[1::2]]
     return (images[0], labels[0]), (images[1], labels[1])
 
 
