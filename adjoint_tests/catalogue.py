@@ -11,10 +11,11 @@ nobody has to remember.
 import factories_collectives
 import factories_local
 import factories_memory
+import factories_padding
 from factories_collectives import halos, kernels
 from registry import FACTORIES, Factory, build, describe, operator_factory, operators
 
-MODULES = (factories_memory, factories_collectives, factories_local)
+MODULES = (factories_memory, factories_collectives, factories_local, factories_padding)
 
 NAMES = tuple(FACTORIES)
 """The names of all factories."""

@@ -60,6 +60,7 @@ class Meeting:
         self._layers = 0
         self._calls: dict[Any, Any] = {}
         workers = (backend.workers or 1) if backend.worker is not None else 1
+        self.workers = workers
         # A process that holds all workers, or is the only one, agrees with itself.
         self._alone = workers == 1
         everyone = TensorSpace((1,), Partition((workers,)), np.int64, [COPIES], "call")
@@ -89,7 +90,7 @@ class Meeting:
         Raises:
             BackendError: they call different layers, or in different modes; on every worker.
         """
-        said = [(layer, name, given)] if self._alone else self._told((layer, name, given))
+        said = self.told((layer, name, given))
         names = {(number, name): w for w, (number, name, _) in reversed(list(enumerate(said)))}
         if len(names) > 1:
             calls = ", ".join(f"worker {w} calls {n} (layer {k})" for (k, n), w in names.items())
@@ -108,6 +109,10 @@ class Meeting:
                     f"same on all"
                 )
         return everybodys
+
+    def told(self, mine: Any) -> list[Any]:
+        """What every worker has to say, by worker: anything small that can be pickled."""
+        return [mine] if self._alone else self._told(mine)
 
     def _told(self, mine: Any) -> list[Any]:
         assert isinstance(self._backend, Worker)

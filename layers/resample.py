@@ -4,6 +4,7 @@ balanced output needs, and interpolates it one dimension at a time."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
@@ -69,7 +70,8 @@ class Upsample(Layer):
                 f"{self._name}: mode {mode!r} in {self.ndim} dimensions of space; there are "
                 f"{', '.join(known)}"
             )
-        self._interpolated(torch.ones((1, 1, *[64] * self.ndim), device="meta"))
+        with suppress(ShapeError):  # which shapes fit is seen at a call
+            self._interpolated(torch.empty((1, 1, *[64] * self.ndim), device="meta"))
 
     def _interpolated(self, x: Tensor) -> Tensor:
         """torch's result, for what it says of shapes and bad arguments."""
@@ -82,11 +84,9 @@ class Upsample(Layer):
                 self.align_corners,
                 self.recompute_scale_factor,
             )
-        except (ValueError, TypeError) as error:
-            raise ArgumentError(f"{self._name}: {error}") from None
-        except RuntimeError as error:
-            text = str(error).partition("\n")[0]
-            raise ShapeError(f"{self._name}: {text}") from None
+        except (ValueError, TypeError, RuntimeError) as error:
+            kind = ShapeError if isinstance(error, RuntimeError) else ArgumentError
+            raise kind(f"{self._name}: {str(error).splitlines()[0]}") from None
 
     def bind(self, *inputs: TensorSpace) -> Function:
         (X,) = inputs
@@ -243,8 +243,8 @@ class Downsample(Layer):
         ndim = len(self.stride)
         if X.ndim != ndim + 2:
             raise ShapeError(
-                f"{self._name}: an input of shape {X.global_shape}; {ndim + 2} dimensions expected: "
-                f"batch, channels, and {ndim} of space"
+                f"{self._name}: an input of shape {X.global_shape}; {ndim + 2} dimensions "
+                f"expected: batch, channels, and {ndim} of space"
             )
         window = Window((1,) * ndim, self.stride, ((0, 0),) * ndim, (1,) * ndim)
         bounds: dict[int, Bounds] = dict(enumerate(X.bounds))

@@ -37,6 +37,7 @@ from linop.memory import add, allocate, clear, copy, deallocate, move
 from linop.movement import Movement, Transfer
 from linop.network import Network
 from linop.operator import LinearOperator
+from linop.padding import pad
 from linop.partition import Partition
 from linop.plan import Plan
 from linop.region import Region, Subset
@@ -104,6 +105,7 @@ __all__ = [
     "local",
     "matrix",
     "move",
+    "pad",
     "reduce_scatter",
     "repartition",
     "restriction",

@@ -1,4 +1,5 @@
-"""Padding as data movement: what is beyond the edge of a tensor is zero, or a copy of what is in it.
+"""Padding as data movement: what is beyond the edge of a tensor is zero, or a copy of what is in
+it.
 
 With reflected and circular edges the copies come from other workers, so that the gradient of a
 padded tensor is, like that of every movement, the adjoint of an operator.
@@ -59,8 +60,8 @@ def padded_shape(X: TensorSpace, widths: Widths) -> tuple[int, ...]:
     """
     if len(widths) != X.ndim or any(len(tuple(pair)) != 2 for pair in widths):
         raise ShapeError(
-            f"pad: widths {widths!r} for a tensor of shape {X.global_shape}; (left, right) expected "
-            f"for each of its {X.ndim} dimensions"
+            f"pad: widths {widths!r} for a tensor of shape {X.global_shape}; (left, right) "
+            f"expected for each of its {X.ndim} dimensions"
         )
     shape = tuple(a + n + b for n, (a, b) in zip(X.global_shape, widths, strict=True))
     if any(m < 0 for m in shape):
@@ -84,16 +85,27 @@ def edges(
 
 def _edges(d: int, n: int, left: int, right: int, mode: PaddingMode) -> tuple[Segment, ...]:
     before, after = max(left, 0), max(right, 0)
-    most = {"reflect": n - 1, "circular": n, "replicate": before + after if n else 0}
+    # What is left of the tensor: first:last. Circular edges are copies of that.
+    first, last = max(-left, 0), n - max(-right, 0)
+    if first > last:
+        raise ShapeError(
+            f"pad: dimension {d} of extent {n} with widths {left} and {right}, which cut off more "
+            f"than that"
+        )
+    most = {
+        "reflect": max(n - 1, 0),
+        "circular": last - first,
+        "replicate": before + after if n else 0,
+    }
     if max(before, after) > most.get(mode, before + after):
         raise ShapeError(
             f"pad: dimension {d} of extent {n} with {mode} edges of width {left} and {right}; at "
             f"most {most[mode]} each"
         )
     # In indices of the tensor first, where the edges are -before:0 and n:n+after.
-    whole = [Segment(0, 0, n)]
+    whole = [Segment(first, first, last - first)]
     if mode == "circular":
-        whole += [Segment(-before, n - before, before), Segment(n, 0, after)]
+        whole += [Segment(-before, last - before, before), Segment(n, first, after)]
     elif mode == "reflect":
         whole += [Segment(-k, k, 1) for k in range(1, before + 1)]
         whole += [Segment(n - 1 + k, n - 1 - k, 1) for k in range(1, after + 1)]

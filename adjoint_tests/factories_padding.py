@@ -1,0 +1,39 @@
+"""The factory of padding, with widths that cut off, too."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import strategies as st
+
+import linop
+from describing import Description, tensor_of, tensors
+from linop import LinearOperator
+from registry import operator_factory
+
+
+@st.composite
+def _pads(draw: st.DrawFn, workers: int) -> Description:
+    source = draw(tensors(workers))
+    mode = draw(st.sampled_from(["zeros", "reflect", "replicate", "circular"]))
+    return {
+        "source": source,
+        "widths": tuple(draw(widths(n, mode)) for n in source["shape"]),
+        "mode": mode,
+    }
+
+
+@st.composite
+def widths(draw: st.DrawFn, n: int, mode: str) -> tuple[int, int]:
+    """(left, right) of a dimension of extent n, as wide as they may be in a mode."""
+    cut = draw(st.integers(0, n)), draw(st.integers(0, n))
+    left = -cut[0] if draw(st.booleans()) else 0
+    right = -min(cut[1], n + left) if draw(st.booleans()) else 0
+    most = {"reflect": n - 1, "circular": n + left + right, "replicate": 3 if n else 0}
+    grown = st.integers(0, max(0, min(3, most.get(mode, 3))))
+    return left or draw(grown), right or draw(grown)
+
+
+@operator_factory(_pads)
+def pad(source: Any, widths: Any, mode: Any) -> LinearOperator:
+    return linop.pad(tensor_of(source), widths, mode)

@@ -1,0 +1,217 @@
+"""Distributed padding: torch.nn's modules. The output is balanced in space, and one movement brings
+every worker its part."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+
+from linop.collectives import collective
+from linop.errors import ArgumentError, ShapeError
+from linop.layers.layer import Function, Layer, Tensor
+from linop.layers.sliding import spatial
+from linop.padding import PaddingMode, edges, padded_shape
+from linop.partition import Partition
+from linop.tensor import TensorSpace
+
+
+class _Pad(Layer):
+    """Edges around blocks of (batch, channels, space), as in torch.nn: copies of what is inside.
+
+    Args:
+        P_x: the partition of input and output.
+        padding: as in torch.nn: one number, or (left, right) of the last dimension, then of those
+            before it. Negative ones cut off.
+
+    Raises:
+        PartitionError: a grid of another number of axes. ArgumentError, ShapeError: not so many
+            whole numbers; or, from a call, they do not fit the input.
+    """
+
+    ndim = 0
+    mode: ClassVar[PaddingMode] = "zeros"
+
+    def __init__(self, P_x: Partition, padding: int | Sequence[int]) -> None:
+        super().__init__([P_x], P_x)
+        spatial(self._name, P_x, self.ndim)
+        flat = (padding,) * 2 * self.ndim if isinstance(padding, int) else tuple(padding)
+        if len(flat) != 2 * self.ndim or any(not isinstance(n, int) for n in flat):
+            raise ArgumentError(
+                f"{self._name}: padding {padding!r} given; a whole number expected, or "
+                f"{2 * self.ndim}: (left, right) of each dimension, the last one first"
+            )
+        self.padding = flat
+        pairs = list(zip(flat[::2], flat[1::2], strict=True))
+        self.widths = ((0, 0), (0, 0), *reversed(pairs))
+
+    def bind(self, *inputs: TensorSpace) -> Function:
+        (X,) = inputs
+        if X.ndim != self.ndim + 2:
+            raise ShapeError(
+                f"{self._name}: an input of shape {X.global_shape}; {self.ndim + 2} dimensions "
+                f"expected: batch, channels, and {self.ndim} of space"
+            )
+        try:
+            shape = padded_shape(X, self.widths)
+            edges(X.global_shape, self.widths, self.mode)
+        except ShapeError as error:
+            raise ShapeError(f"{self._name}: {error}") from None
+        kept = {d: X.bounds[d] for d in (0, 1)}
+        return self.padded(X, TensorSpace(shape, X.partition, X.dtype, X.axes, bounds=kept))
+
+    def padded(self, X: TensorSpace, Y: TensorSpace) -> Function:
+        """What makes the blocks of Y from those of X."""
+        segments = edges(X.global_shape, self.widths, self.mode)
+        return self.moved(collective("Pad", self.mode, X, Y, segments=segments))
+
+    def extra_repr(self) -> str:
+        return f"{self.inputs[0]}, padding={self.padding}"
+
+
+class _ConstantPad(_Pad):
+    """Edges of one value around blocks of (batch, channels, space), as in torch.nn.
+
+    Args:
+        P_x: the partition of input and output.
+        padding: as in torch.nn: one number, or (left, right) of the last dimension, then of those
+            before it. Negative ones cut off.
+        value: of the edges.
+
+    Raises:
+        PartitionError: a grid of another number of axes. ArgumentError, ShapeError: not so many
+            whole numbers, or the value is no number; or, from a call, they do not fit the input.
+    """
+
+    def __init__(self, P_x: Partition, padding: int | Sequence[int], value: float) -> None:
+        super().__init__(P_x, padding)
+        if not isinstance(value, int | float):
+            raise ArgumentError(f"{self._name}: value {value!r} given; a number expected")
+        self.value = value
+
+    def padded(self, X: TensorSpace, Y: TensorSpace) -> Function:
+        # Only what is inside travels, and each worker adds its edges: nothing is added to x itself.
+        bounds = dict(enumerate(X.bounds))
+        for d in range(2, X.ndim):
+            n, left = X.global_shape[d], self.widths[d][0]
+            starts = [min(max(a - left, 0), n) for a, _ in Y.bounds[d]]
+            stops = [min(max(b - left, 0), n) for _, b in Y.bounds[d]]
+            bounds[d] = tuple(zip(starts, stops, strict=True))
+        inside = TensorSpace(X.global_shape, X.partition, X.dtype, X.axes, bounds=bounds)
+        arrive = self.moved(collective("Pad", self.mode, X, inside))
+        if self.worker not in X.partition:
+            return arrive
+        flat: list[int] = []
+        ends = zip(inside.slices(self.worker), Y.slices(self.worker), self.widths, strict=True)
+        for here, there, (left, _) in list(ends)[:1:-1]:
+            before = there.stop - there.start - (here.stop - here.start)
+            if here.start < here.stop:
+                before = here.start + left - there.start
+            flat += [before, there.stop - there.start - (here.stop - here.start) - before]
+        value = self.value
+
+        def pad(x: Tensor) -> Tensor:
+            return torch.nn.functional.pad(arrive(x), flat, value=value)
+
+        return pad
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, value={self.value}"
+
+
+class _ZeroPad(_ConstantPad):
+    __doc__ = _Pad.__doc__ and _Pad.__doc__.replace("copies of what is inside", "zeros")
+
+    def __init__(self, P_x: Partition, padding: int | Sequence[int]) -> None:
+        super().__init__(P_x, padding, 0.0)
+
+
+class _ReflectionPad(_Pad):
+    __doc__ = _Pad.__doc__
+    mode = "reflect"
+
+
+class _ReplicationPad(_Pad):
+    __doc__ = _Pad.__doc__
+    mode = "replicate"
+
+
+class _CircularPad(_Pad):
+    __doc__ = _Pad.__doc__
+    mode = "circular"
+
+
+class ConstantPad1d(_ConstantPad):
+    __doc__ = _ConstantPad.__doc__
+    ndim = 1
+
+
+class ConstantPad2d(_ConstantPad):
+    __doc__ = _ConstantPad.__doc__
+    ndim = 2
+
+
+class ConstantPad3d(_ConstantPad):
+    __doc__ = _ConstantPad.__doc__
+    ndim = 3
+
+
+class ZeroPad1d(_ZeroPad):
+    __doc__ = _ZeroPad.__doc__
+    ndim = 1
+
+
+class ZeroPad2d(_ZeroPad):
+    __doc__ = _ZeroPad.__doc__
+    ndim = 2
+
+
+class ZeroPad3d(_ZeroPad):
+    __doc__ = _ZeroPad.__doc__
+    ndim = 3
+
+
+class ReflectionPad1d(_ReflectionPad):
+    __doc__ = _ReflectionPad.__doc__
+    ndim = 1
+
+
+class ReflectionPad2d(_ReflectionPad):
+    __doc__ = _ReflectionPad.__doc__
+    ndim = 2
+
+
+class ReflectionPad3d(_ReflectionPad):
+    __doc__ = _ReflectionPad.__doc__
+    ndim = 3
+
+
+class ReplicationPad1d(_ReplicationPad):
+    __doc__ = _ReplicationPad.__doc__
+    ndim = 1
+
+
+class ReplicationPad2d(_ReplicationPad):
+    __doc__ = _ReplicationPad.__doc__
+    ndim = 2
+
+
+class ReplicationPad3d(_ReplicationPad):
+    __doc__ = _ReplicationPad.__doc__
+    ndim = 3
+
+
+class CircularPad1d(_CircularPad):
+    __doc__ = _CircularPad.__doc__
+    ndim = 1
+
+
+class CircularPad2d(_CircularPad):
+    __doc__ = _CircularPad.__doc__
+    ndim = 2
+
+
+class CircularPad3d(_CircularPad):
+    __doc__ = _CircularPad.__doc__
+    ndim = 3

@@ -1,0 +1,315 @@
+"""The state of a distributed model, as the sequential one has it: scattered to the blocks that
+workers hold, and gathered from them, bit for bit.
+
+What is in a parameter moves as whole numbers of its size, so that nothing is ever rounded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from linop.backends.autograd import apply
+
+# isort: split
+import torch
+
+from linop import backends
+from linop.backends import Backend
+from linop.backends.bridge import numpy_dtype
+from linop.collectives import repartition
+from linop.errors import ArgumentError, BackendError, LinopError, ShapeError
+from linop.layers.layer import Layer, Tensor
+from linop.layers.meeting import Meeting, meeting_of
+from linop.partition import Partition
+from linop.tensor import COPIES, TensorSpace
+
+_CARRIERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Whole numbers, by their bytes."""
+
+
+@dataclass
+class Part:
+    """What a worker has of one tensor of the state.
+
+    Args:
+        key: the tensor's name in the sequential state.
+        space: of the global tensor; None where all workers hold the whole.
+        block: this worker's, or None.
+        dtype: on all workers; None where it is not known yet.
+        trained: whether it is a parameter.
+    """
+
+    key: str
+    space: TensorSpace | None
+    block: Tensor | None
+    dtype: Any = None
+    trained: bool = False
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The global shape."""
+        return tuple(self.block.shape) if self.space is None else self.space.global_shape
+
+    def of(self, worker: int) -> tuple[slice, ...]:
+        """Where a worker's block lies in the global tensor."""
+        return (slice(None),) * len(self.shape) if self.space is None else self.space.slices(worker)
+
+
+class Workers:
+    """All workers of a model, and what they have of its state. Collective.
+
+    Raises:
+        BackendError: they have different models; on every worker.
+    """
+
+    def __init__(self, what: str, model: Any) -> None:
+        layers = [module for module in model.modules() if isinstance(module, Layer)]
+        self.what = what
+        self.backend: Backend = layers[0].backend if layers else backends.current()
+        self.worker: int = self.backend.worker or 0
+        self.meeting: Meeting = meeting_of(self.backend)
+        self.parts = {part.key: part for part in _parts(model)}
+        self._agree()
+
+    def _agree(self) -> None:
+        said = self.meeting.told([_described(part) for part in self.parts.values()])
+        for worker, theirs in enumerate(said):
+            # What differs is told once, by the first worker that differs from worker 0.
+            for mine, other in zip(said[0], theirs, strict=False):
+                if mine[:2] != other[:2]:
+                    self.refuse(
+                        f"worker 0 has {mine[0]!r} where worker {worker} has {other[0]!r}, or in "
+                        f"other blocks; one model expected on all"
+                    )
+            if len(theirs) != len(said[0]):
+                self.refuse(f"worker {worker} has {len(theirs)} tensors, worker 0 {len(said[0])}")
+        for key, *rows in zip(self.parts, *said, strict=True):
+            kinds = [kind for *_, kind in rows if kind is not None]
+            if len(set(kinds)) > 1:
+                self.refuse(f"{key!r} is of {' and '.join(map(str, sorted(set(map(str, kinds)))))}")
+            self.parts[key].dtype = kinds[0]
+
+    def refuse(self, words: str) -> None:
+        """Raise what all workers find."""
+        raise BackendError(f"{self.what}: {words}")
+
+    def each(self, work: Callable[[], Any]) -> Any:
+        """What a piece of work gives that may fail on one worker.
+
+        Raises:
+            LinopError: it failed somewhere; on every worker.
+        """
+        result, problem = None, None
+        try:
+            result = work()
+        except Exception as error:
+            problem = error
+        said = self.meeting.told(None if problem is None else packed_error(problem))
+        for worker, told in enumerate(said):
+            if told is not None:
+                kind, words = told
+                raise kind(f"{self.what}: on worker {worker}: {words}") from problem
+        return result
+
+    def same(self, parts: Sequence[Part]) -> None:
+        """See that all workers have the same of what each holds whole.
+
+        Raises:
+            BackendError: they have not; on every worker.
+        """
+        whole = [part for part in parts if part.space is None]
+        said = self.meeting.told([_digest(part.block) for part in whole])
+        for part, *digests in zip(whole, *said, strict=True):
+            other = [w for w, digest in enumerate(digests) if digest != digests[0]]
+            if other:
+                self.refuse(
+                    f"{part.key!r}, of which each worker has the whole, differs between workers 0 "
+                    f"and {other[0]}; give all the same, or hold it in a linop.layers.Layer"
+                )
+
+    def gathered(self, part: Part, worker: int | None) -> Tensor | None:
+        """The whole tensor, on one worker or on all; None on others."""
+        mine = worker in (None, self.worker)
+        if part.space is None:
+            return part.block.detach().clone() if mine else None
+        X = _carried(part.space, part.dtype)
+        given = None if part.block is None else _as_carrier(part.block)
+        moved = apply(repartition(X, self._whole(X, worker)), given, self.backend)
+        return moved.view(part.dtype) if mine else None
+
+    def scattered(self, part: Part, whole: Tensor | None, dtype: Any, root: int) -> None:
+        """Copy the whole tensor, which the root has, into all blocks.
+
+        Args:
+            dtype: of the whole tensor.
+        """
+        space = part.space
+        if space is None:
+            space = self._whole(TensorSpace(part.shape, Partition((1,)), axes=[COPIES]), None)
+        Y = _carried(space, dtype)
+        given = None if whole is None else _as_carrier(whole)
+        moved = apply(repartition(self._whole(Y, root), Y), given, self.backend)
+        if part.block is not None:
+            part.block.detach().copy_(moved.view(dtype))
+
+    def _whole(self, X: TensorSpace, worker: int | None) -> TensorSpace:
+        """The whole tensor on one worker, or on each of them."""
+        everyone = range(self.meeting.workers)
+        there = Partition((1,), [worker]) if worker is not None else Partition((len(everyone),))
+        return X.like(there, [COPIES])
+
+
+def scatter_state(model: Any, state: Mapping[str, Tensor] | None) -> None:
+    """Load the state of a sequential model into the distributed one, as its `load_state_dict` does.
+    Collective.
+
+    Args:
+        model: the module of this worker: layers of linop.layers, and others, which are taken as
+            replicated on all workers.
+        state: the sequential `state_dict`, on all workers, each of which takes its blocks; or on
+            some, with None on others: then the first of them sends.
+
+    Raises:
+        ArgumentError: names are missing, or not those of the model; a value is no tensor.
+        ShapeError: a tensor has another shape. BackendError: workers have different models, or
+        none has the state. All on every worker.
+    """
+    workers = Workers("scatter_state", model)
+    spread(workers, list(workers.parts.values()), state)
+
+
+def gather_state(model: Any, worker: int | None = None) -> OrderedDict[str, Tensor] | None:
+    """The state of the whole model, as the sequential one's `state_dict`. Collective.
+
+    Args:
+        model: the module of this worker.
+        worker: which one gets it; by default all.
+
+    Returns:
+        New tensors by name; None on workers that do not get them.
+
+    Raises:
+        BackendError: workers have different models, or different values of what each holds whole;
+            on every worker.
+    """
+    workers = Workers("gather_state", model)
+    return collect(workers, list(workers.parts.values()), worker)
+
+
+@torch.no_grad()  # type: ignore[untyped-decorator]
+def collect(
+    workers: Workers, parts: Sequence[Part], worker: int | None
+) -> OrderedDict[str, Tensor] | None:
+    """The whole tensors of some parts, by key, on one worker or all."""
+    if worker is not None and worker not in range(workers.meeting.workers):
+        there = workers.meeting.workers
+        raise ArgumentError(f"{workers.what}: worker {worker!r}; there are {there} workers")
+    workers.same(parts)
+    state = OrderedDict((part.key, workers.gathered(part, worker)) for part in parts)
+    return state if worker in (None, workers.worker) else None
+
+
+@torch.no_grad()  # type: ignore[untyped-decorator]
+def spread(workers: Workers, parts: Sequence[Part], state: Mapping[str, Tensor] | None) -> None:
+    """Copy whole tensors, on all workers or some, into parts."""
+    mine = None if state is None else {key: _kind(value) for key, value in state.items()}
+    said = workers.meeting.told(mine)
+    holders = [w for w, kinds in enumerate(said) if kinds is not None]
+    if not holders:
+        workers.refuse("no worker has the state; pass it on one of them, or on all")
+    kinds = said[holders[0]]
+    fit(workers.what, parts, {key: shape for key, (shape, _) in kinds.items()})
+    for part in parts:
+        if kinds[part.key][1] is None:
+            name = kinds[part.key][0]
+            raise ArgumentError(f"{workers.what}: {part.key!r} is a {name}; a tensor expected")
+    if all(other == kinds for other in said):
+        for part in parts:
+            if part.block is not None and state is not None:
+                part.block.detach().copy_(state[part.key][part.of(workers.worker)])
+        return
+    root = holders[0]
+    for part in parts:
+        whole = state[part.key] if state is not None and workers.worker == root else None
+        workers.scattered(part, whole, kinds[part.key][1], root)
+
+
+def fit(what: str, parts: Sequence[Part], shapes: Mapping[str, Any]) -> None:
+    """See that there is a tensor of its shape for every part, and no other.
+
+    Raises:
+        ArgumentError, ShapeError: not so.
+    """
+    wanted = {part.key: part.shape for part in parts}
+    missing = [key for key in wanted if key not in shapes]
+    unexpected = [key for key in shapes if key not in wanted]
+    if missing or unexpected:
+        raise ArgumentError(
+            f"{what}: the state does not fit the model: missing {missing}, unexpected {unexpected}"
+        )
+    for key, shape in wanted.items():
+        if not isinstance(shapes[key], str) and tuple(shapes[key]) != shape:
+            raise ShapeError(
+                f"{what}: {key!r} has shape {tuple(shapes[key])} in the state; {shape} expected"
+            )
+
+
+def _parts(model: Any) -> Iterator[Part]:
+    """What this worker has of a model's state, in the order of `state_dict`."""
+
+    def walk(module: Any, prefix: str) -> Iterator[Part]:
+        spaces = module.spaces if isinstance(module, Layer) else {}
+        kept = {
+            n: b for n, b in module._buffers.items() if n not in module._non_persistent_buffers_set
+        }
+        for tensors, trained in ((module._parameters, True), (kept, False)):
+            for name, tensor in tensors.items():
+                if name in spaces or tensor is not None:
+                    yield Part(prefix + name, spaces.get(name), tensor, None, trained)
+        for name, child in module._modules.items():
+            if child is not None:
+                yield from walk(child, f"{prefix}{name}.")
+
+    return walk(model, "")
+
+
+def _described(part: Part) -> tuple[Any, ...]:
+    where = tuple(part.block.shape) if part.space is None else part.space.digest
+    return part.key, where, None if part.block is None else part.block.dtype
+
+
+def _kind(value: Any) -> tuple[Any, Any]:
+    """Shape and dtype; of what is no tensor, its type."""
+    if isinstance(value, torch.Tensor):
+        return tuple(value.shape), value.dtype
+    return type(value).__name__, None
+
+
+def _carried(space: TensorSpace, dtype: Any) -> TensorSpace:
+    """The space with the dtype that tensors of another one travel as."""
+    carrier = numpy_dtype(_CARRIERS.get(dtype.itemsize, dtype))
+    bounds = dict(enumerate(space.bounds))
+    return TensorSpace(
+        space.global_shape, space.partition, carrier, space.axes, space.name, bounds=bounds
+    )
+
+
+def _as_carrier(tensor: Tensor) -> Tensor:
+    plain = tensor.detach().cpu().resolve_conj().resolve_neg()
+    return plain.view(_CARRIERS.get(plain.dtype.itemsize, plain.dtype))
+
+
+def _digest(tensor: Tensor) -> bytes:
+    # Of any dtype, and NaN equal to itself.
+    bits = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    return hashlib.sha256(bits.numpy().data).digest()
+
+
+def packed_error(error: Exception) -> tuple[type[LinopError], str]:
+    if isinstance(error, LinopError):
+        return type(error), str(error)
+    return BackendError, f"{type(error).__name__}: {error}"
