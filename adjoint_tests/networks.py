@@ -16,7 +16,7 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
-import torch._dynamo  # the first optimizer would import it, in several seconds of an example's watch
+import torch._dynamo  # the first optimizer would, in seconds of an example's watch
 
 import linop
 from layer_cases import WIDE, normal

@@ -88,11 +88,13 @@ def table() -> None:
     for name, f in (("minimum", min), ("median", statistics.median), ("maximum", max)):
         s, d = (f([t for r in runs if r["kind"] == kind for t in r["seconds"]]) for kind in KINDS)
         print(f"| {name} of an epoch | {s:.1f} s | {d:.1f} s |")
-    welch, ranks = stats.ttest_ind(a, b, equal_var=False), stats.mannwhitneyu(a, b)
-    print(
-        f"\nAre they alike? p = {welch.pvalue:.2f} by Welch's t-test, {ranks.pvalue:.2f} by Mann and "
-        f"Whitney's; of pairs of one seed, {stats.ttest_rel(a, b).pvalue:.2f} by Student's."
-    )
+    tests = {
+        "Welch's t-test": stats.ttest_ind(a, b, equal_var=False),
+        "Mann and Whitney's": stats.mannwhitneyu(a, b),
+        "the t-test of pairs, each of one seed": stats.ttest_rel(a, b),
+    }
+    found = ", ".join(f"{test.pvalue:.2f} by {name}" for name, test in tests.items())
+    print(f"\nThe probability of such a difference, if they are alike: {found}.")
 
 
 if __name__ == "__main__":

@@ -172,6 +172,11 @@ History = dict[str, list[float]]
 """The loss of each step; the accuracy and the seconds of each epoch."""
 
 
+def beside(checkpoint: Path) -> Path:
+    """The file for the history up to a checkpoint, which is model and optimizer."""
+    return checkpoint.with_suffix(".json")
+
+
 def draw(history: History, file: Path) -> None:
     """A picture of loss and accuracy."""
     from matplotlib.figure import Figure
@@ -201,6 +206,8 @@ def main(
     record: Annotated[Path | None, typer.Option(help="For all losses, in JSON.")] = None,
 ) -> None:
     """Train LeNet-5 on four workers, or sequentially."""
+    if resume and checkpoint is None:
+        raise typer.BadParameter("--resume goes on from --checkpoint FILE; none is given")
     torch.set_num_threads(1)  # the workers share the cores
     sets, size = (digits(), batch or 32) if data == "digits" else (mnist(), batch or 256)
 
@@ -211,7 +218,8 @@ def main(
         train, test = (held(part, root, getattr(torch, dtype)) for part in sets)
         history: History = {"losses": [], "accuracies": [], "seconds": []}
         if resume:
-            history = restore(model, optimizer, checkpoint)
+            linop.layers.load(model, checkpoint, optimizer)
+            history = json.loads(beside(checkpoint).read_text())
         done = len(history["accuracies"])
         with Progress(disable=not root) as progress:
             bar = progress.add_task("steps", total=(epochs - done) * (len(train[1]) // size))
@@ -227,7 +235,9 @@ def main(
                     right = history["accuracies"][-1]
                     progress.print(f"epoch {epoch + 1}: loss {loss:.4f}, accuracy {right:.2%}")
                 if checkpoint:
-                    keep(model, optimizer, history, checkpoint)
+                    linop.layers.save(model, checkpoint, optimizer)
+                if root and checkpoint:
+                    beside(checkpoint).write_text(json.dumps(history))
         if root and record:
             record.write_text(json.dumps(history))
         if root and plot:
