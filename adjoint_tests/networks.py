@@ -119,28 +119,33 @@ def unet_trains_as_its_twin(
     wanted, y = twin(whole), model(x)
     wanted.backward(weights)
     y.backward(weights[here])
-    _same(y, wanted[here], tolerance)
-    _same(x.grad, whole.grad[here], tolerance)
+    same(y, wanted[here], tolerance)
+    same(x.grad, whole.grad[here], tolerance)
     _same_parameters(model, twin, tolerance, gradients=True)
     ours, theirs = unet.optimizer_of(model), unet.optimizer_of(twin)
     for _ in range(count):
         y, _ = unet.step(model, ours, images[here], inside[here], images.numel())
         wanted, _ = unet.step(twin, theirs, images, inside, images.numel())
-    _same(y, wanted[here], tolerance)
+    same(y, wanted[here], tolerance)
     _same_parameters(model, twin, tolerance)
+    with torch.no_grad():
+        same(model.eval()(images[here]), twin.eval()(images)[here], tolerance)
 
 
 def _same_parameters(model: Any, twin: Any, tolerance: float, gradients: bool = False) -> None:
+    """And buffers."""
     wholes = dict(twin.named_parameters())
+    if not gradients:
+        wholes |= dict(twin.named_buffers())
     for path, layer in model.named_modules():
         for name, space in getattr(layer, "spaces", {}).items():
-            part, whole = layer._parameters.get(name), wholes.get(f"{path}.{name}")
-            if part is not None:
+            part, whole = getattr(layer, name), wholes.get(f"{path}.{name}")
+            if part is not None and whole is not None:
                 part, whole = (part.grad, whole.grad) if gradients else (part, whole)
-                _same(part, whole[space.slices(layer.worker)], tolerance)
+                same(part, whole[space.slices(layer.worker)], tolerance)
 
 
-def _same(given: Any, wanted: Any, tolerance: float) -> None:
+def same(given: Any, wanted: Any, tolerance: float) -> None:
     assert given.shape == wanted.shape, (given.shape, wanted.shape)
     if wanted.numel():
         worst = (given - wanted).abs().max().item()

@@ -12,8 +12,10 @@ if importlib.util.find_spec("torch") is None:
         "torch is not installed: pip install 'linop-algebra[torch]'", allow_module_level=True
     )
 
+import torch
+
 from mpi_job import needs_mpi
-from networks import on_ranks, on_threads, unet_trains_as_its_twin
+from networks import on_ranks, on_threads, same, unet_trains_as_its_twin
 
 STEPS = 20
 TOLERANCE = 1e-10
@@ -34,3 +36,10 @@ def test_training_on_threads(grid: Any, shape: Any) -> None:
 @pytest.mark.parametrize(("grid", "shape"), CASES)
 def test_training_on_ranks(grid: Any, shape: Any) -> None:
     on_ranks(unet_trains_as_its_twin, grid, shape, STEPS, TOLERANCE)
+
+
+def test_another_value_is_not_the_same() -> None:
+    ones = torch.ones(3, dtype=torch.float64)
+    same(ones, ones + TOLERANCE / 2, TOLERANCE)
+    with pytest.raises(AssertionError):
+        same(ones, ones + 2 * TOLERANCE, TOLERANCE)

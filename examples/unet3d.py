@@ -33,8 +33,8 @@ class Block(nn.Sequential):
 
     def __init__(self, kind: Any, where: tuple[Partition, ...], inputs: int, outputs: int) -> None:
         super().__init__(
-            kind.Conv3d(*where, inputs, outputs, 3, padding=1),
-            #            kind.BatchNorm3d(*where, outputs),
+            kind.Conv3d(*where, inputs, outputs, 3, padding=1, bias=False),
+            kind.BatchNorm3d(*where, outputs),
             nn.ReLU(),
         )
 

@@ -2,8 +2,21 @@
 
 from linop.layers.checkpoint import load, save
 from linop.layers.conv import Conv1d, Conv2d, Conv3d
+from linop.layers.cross_entropy import CrossEntropyLoss, NLLLoss
+from linop.layers.dropout import Dropout, Dropout1d, Dropout2d, Dropout3d
+from linop.layers.embedding import Embedding
 from linop.layers.layer import Layer, zero_volume_tensor
 from linop.layers.linear import Linear
+from linop.layers.loss import (
+    BCELoss,
+    BCEWithLogitsLoss,
+    HuberLoss,
+    KLDivLoss,
+    L1Loss,
+    Loss,
+    MSELoss,
+    SmoothL1Loss,
+)
 from linop.layers.movement import (
     AllGather,
     AllReduce,
@@ -14,6 +27,7 @@ from linop.layers.movement import (
     Repartition,
     SumReduce,
 )
+from linop.layers.norm import BatchNorm1d, BatchNorm2d, BatchNorm3d, LayerNorm
 from linop.layers.optimizer_state import gather_optimizer_state, scatter_optimizer_state
 from linop.layers.padding import (
     CircularPad1d,
@@ -47,6 +61,11 @@ __all__ = [
     "AvgPool1d",
     "AvgPool2d",
     "AvgPool3d",
+    "BCELoss",
+    "BCEWithLogitsLoss",
+    "BatchNorm1d",
+    "BatchNorm2d",
+    "BatchNorm3d",
     "Broadcast",
     "CircularPad1d",
     "CircularPad2d",
@@ -57,14 +76,27 @@ __all__ = [
     "Conv1d",
     "Conv2d",
     "Conv3d",
+    "CrossEntropyLoss",
     "Downsample",
+    "Dropout",
+    "Dropout1d",
+    "Dropout2d",
+    "Dropout3d",
+    "Embedding",
     "HaloExchange",
+    "HuberLoss",
+    "KLDivLoss",
+    "L1Loss",
     "Layer",
+    "LayerNorm",
     "Linear",
+    "Loss",
+    "MSELoss",
     "MaxPool1d",
     "MaxPool2d",
     "MaxPool3d",
     "Movement",
+    "NLLLoss",
     "ReduceScatter",
     "ReflectionPad1d",
     "ReflectionPad2d",
@@ -73,6 +105,7 @@ __all__ = [
     "ReplicationPad1d",
     "ReplicationPad2d",
     "ReplicationPad3d",
+    "SmoothL1Loss",
     "SumReduce",
     "Upsample",
     "UpsamplingBilinear2d",

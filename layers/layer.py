@@ -22,7 +22,14 @@ from linop import backends
 from linop.algebra import identity
 from linop.backends import Backend
 from linop.backends.bridge import bridge_of, numpy_dtype, torch_dtype
-from linop.errors import BackendError, DTypeError, PartitionError, ShapeError, expect
+from linop.errors import (
+    BackendError,
+    DTypeError,
+    PartitionError,
+    ShapeError,
+    SubsetError,
+    expect,
+)
 from linop.layers.meeting import Given, Meeting, given_of, meeting_of, space_of
 from linop.operator import LinearOperator
 from linop.partition import Partition
@@ -111,6 +118,12 @@ class Layer(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
             )
         return range(grid.ndim)
 
+    def wrong(self, tensors: Sequence[Tensor]) -> str:
+        """What is wrong with the values of this worker's tensors, whose kind and shape are not
+        checked yet; empty if nothing. All workers hear of it before anything is sent."""
+        del tensors
+        return ""
+
     def bind(self, *inputs: TensorSpace) -> Function:
         """What computes this worker's block of the output from its blocks of the inputs. Every
         worker makes the same operators here, or raises the same error.
@@ -144,7 +157,7 @@ class Layer(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
         own = tuple(
             (n, p.shape, p.dtype, p.device) for n, p in self._parameters.items() if p is not None
         )
-        given = given_of(tensors, self.training, own)
+        given = given_of(tensors, self.training, own, self.wrong(tensors))
         total = self._meeting.total(self._number, given)
         function = self._agreed.get(total)
         if function is None:
@@ -158,6 +171,9 @@ class Layer(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
         for k, partition in enumerate(self.inputs):
             blocks = [given.tensors[k] for given in everybodys]
             inputs.append(space_of(self._name, partition, blocks, partial(self.axes, k)))
+        for worker, given in enumerate(everybodys):
+            if given.wrong:
+                raise SubsetError(f"{self._name}: worker {worker} passes {given.wrong}")
         dtypes = self._check_parameters(everybodys, inputs[0])
         key = (*inputs, dtypes)
         known = self._bound.get(key)
@@ -213,6 +229,14 @@ class Layer(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
 def nothing(shape: Sequence[int], *tied: Tensor) -> Tensor:
     """An empty block of an output, whose backward reaches what others compute theirs from."""
     return tie(tied[0].new_zeros(tuple(shape)), *tied)
+
+
+def elsewhere(X: TensorSpace, *tensors: Tensor) -> Tensor:
+    """The result of a worker that has no block and takes no part, of an input X: zero-volume, and
+    its backward reaches what others compute theirs from, if it passes that."""
+    wanted = torch.is_grad_enabled()
+    result = torch.zeros(0, dtype=torch_dtype(X.dtype), requires_grad=wanted)
+    return tie(result, *[x for x in tensors if x is not None])
 
 
 def zero_volume_tensor(batch: int | None = None, **options: Any) -> Tensor:

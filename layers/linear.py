@@ -65,7 +65,7 @@ class Linear(Layer):
             self.register_parameter("bias", None)
 
     def axes(self, number: int, ndim: int) -> Sequence[Axis]:
-        return _axes(self.inputs[0], ndim, self.x_axes)
+        return dense_axes(self._name, self.inputs[0], ndim, self.x_axes)
 
     def bind(self, *inputs: TensorSpace) -> Function:
         (X,) = inputs
@@ -77,7 +77,8 @@ class Linear(Layer):
         assert self.output is not None
         wanted = TensorSpace(X.global_shape, self.P_W, X.dtype, [COPIES, last])
         products = TensorSpace(shape, self.P_W, X.dtype, [last, COPIES])
-        Y = TensorSpace(shape, self.output, X.dtype, _axes(self.output, X.ndim, self.y_axes))
+        y_axes = dense_axes(self._name, self.output, X.ndim, self.y_axes)
+        Y = TensorSpace(shape, self.output, X.dtype, y_axes)
         spread = self.moved(repartition(X, wanted))
         summed = self.moved(collective("R", f"{self.P_W}→{self.output}", products, Y))
         mine = products.local_shape(self.worker) if self.worker in self.P_W else None
@@ -100,11 +101,23 @@ class Linear(Layer):
         )
 
 
-def _axes(grid: Partition, ndim: int, axes: Sequence[Axis] | None) -> Sequence[Axis]:
+def dense_axes(
+    name: str, grid: Partition, ndim: int, axes: Sequence[Axis] | None = None
+) -> Sequence[Axis]:
+    """What the grid axes of a tensor of (batch, …, features) do: if they are two, they split the
+    first and the last dimension; otherwise axis k splits dimension k.
+
+    Args:
+        name: of the layer, for errors.
+        axes: where they do something else.
+
+    Raises:
+        PartitionError: the grid has more axes than the tensor has dimensions.
+    """
     if axes is not None:
-        return axes
+        return [k + ndim if isinstance(k, int) and k < 0 else k for k in axes]
     if grid.ndim == 2 <= ndim:
         return [0, ndim - 1]
     if grid.ndim > ndim:
-        raise PartitionError(f"Linear: a tensor of {ndim} dimensions on {grid!r}")
+        raise PartitionError(f"{name}: a tensor of {ndim} dimensions on {grid!r}")
     return range(grid.ndim)

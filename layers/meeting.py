@@ -38,12 +38,16 @@ class Given(NamedTuple):
     """Whether gradients are enabled, whether the layer trains, whether there is autocasting."""
     own: tuple[Any, ...]
     """Name, shape, dtype and device of each of its parameters."""
+    wrong: str
+    """What is wrong with the values of its tensors; empty if nothing."""
 
 
-def given_of(tensors: Sequence[Any], training: bool, own: tuple[Any, ...]) -> Given:
+def given_of(
+    tensors: Sequence[Any], training: bool, own: tuple[Any, ...], wrong: str = ""
+) -> Given:
     """What this worker calls a layer with."""
     modes = torch.is_grad_enabled(), training, torch.is_autocast_enabled("cpu")
-    return Given(tuple(map(_meta, tensors)), modes, own)
+    return Given(tuple(map(_meta, tensors)), modes, own, wrong)
 
 
 def _meta(x: Any) -> Meta:

@@ -38,11 +38,26 @@ def drawn(layer: Layer, make: Callable[[], Any]) -> Any:
     return made
 
 
+def first_of_process(backend: Backend) -> bool:
+    """Whether this worker is the first one of its process: where each process has one generator, it
+    is the one that draws. Collective."""
+    return (backend.worker or 0) == _processes(backend).index(_process())
+
+
 def _share_a_process(backend: Backend) -> bool:
+    processes = _processes(backend)
+    return len(set(processes)) < len(processes)
+
+
+def _processes(backend: Backend) -> list[bytes]:
+    """By worker."""
     if not isinstance(backend, Worker) or backend.workers == 1:
-        return False
-    me = f"{socket.gethostname()[:56]}{os.getpid()}".encode().ljust(72)
-    return len(set(backend.transport.gather_all(me))) < backend.workers
+        return [_process()]
+    return backend.transport.gather_all(_process())
+
+
+def _process() -> bytes:
+    return f"{socket.gethostname()[:56]}{os.getpid()}".encode().ljust(72)
 
 
 def _meet(backend: Backend) -> None:
@@ -65,3 +80,12 @@ def hold(layer: Layer, name: str, space: TensorSpace, whole: Any) -> None:
         )
         block = torch.nn.Parameter(part, whole.requires_grad)
     layer.register_parameter(name, block)
+
+
+def hold_buffer(layer: Layer, name: str, space: TensorSpace, whole: Any) -> None:
+    """Register this worker's block of a buffer: None on workers that hold none."""
+    layer.spaces[name] = space
+    block = None
+    if layer.worker in space.partition:
+        block = whole.detach()[space.slices(layer.worker)].clone()
+    layer.register_buffer(name, block)

@@ -1,0 +1,175 @@
+"""Dropout: one mask, whatever the partition, and however the workers came by it."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+if importlib.util.find_spec("torch") is None:
+    pytest.skip(
+        "torch is not installed: pip install 'linop-algebra[torch]'", allow_module_level=True
+    )
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+import linop
+from layer_cases import WIDE, Case, block, cut, grids, normal, same
+from linop import Partition
+from linop.backends import Backend, use
+from linop.errors import ArgumentError, ShapeError
+from linop.layers.dropout import random_bits
+from mpi_job import job, needs_mpi
+from plan_facts import mine
+
+
+@st.composite
+def dropouts(draw: Any, most: int) -> Case:
+    """Any dropout, on grids of at most so many workers."""
+    space = draw(st.integers(0, 3))
+    ndim = 2 + space if space else draw(st.integers(1, 4))
+    shape = tuple(draw(st.integers(1, 5)) for _ in range(ndim))
+    p, seed = draw(st.sampled_from([0.0, 0.3, 0.5, 1.0])), draw(st.integers(0, 99))
+    grid = draw(grids(most, draw(st.integers(1, ndim))))
+    name = f"Dropout{space}d" if space else "Dropout"
+    return Case(name, (grid,), shape, (p,), {"inplace": draw(st.booleans())}, seed=seed)
+
+
+def two_masks(case: Case) -> tuple[list[Any], int]:
+    """What one worker alone makes of ones, twice; and what its generator draws afterwards."""
+    kind = getattr(linop.layers, case.layer)
+    layer = kind(Partition((1,) * case.partitions[0].ndim), *case.arguments)
+    torch.manual_seed(case.seed)
+    masks = [layer(torch.ones(case.shape, dtype=WIDE)).detach() for _ in range(2)]
+    return masks, int(torch.randint(1 << 40, ()))
+
+
+def drops_the_same(backend: Backend, case: Case, masks: list[Any]) -> None:
+    """The layer's masks are those, forward and back."""
+    (P,), whole = case.partitions, normal(case.shape, case.seed)
+    layer = getattr(linop.layers, case.layer)(P, *case.arguments, **case.options)
+    torch.manual_seed(case.seed)
+    for mask in masks:
+        X = cut(case.shape, P, case.seed)
+        x = block(X, whole, backend, gradient=True)
+        y = layer(x * 1 if case.options["inplace"] else x)
+        y.sum().backward()
+        if mine(backend) in P:
+            same(y, block(X, whole * mask, backend))
+            same(x.grad, block(X, mask, backend))
+            same(x, block(X, normal(case.shape, case.seed), backend))
+    z = normal(case.shape, 7)
+    evaluated = layer.eval()(block(X, z, backend))
+    if mine(backend) in P:
+        same(evaluated, block(X, z, backend))
+
+
+@settings(max_examples=40)
+@given(dropouts(5))
+def test_masks_on_threads(case: Case) -> None:
+    masks, afterwards = two_masks(case)
+    linop.launch(lambda backend: drops_the_same(backend, case, masks), case.workers)
+    # Workers drew from their one generator together.
+    assert int(torch.randint(1 << 40, ())) == afterwards
+
+
+@needs_mpi
+@pytest.mark.timeout(300)
+@settings(max_examples=12)
+@given(dropouts(4))
+def test_masks_on_ranks(case: Case) -> None:
+    job(case.workers).run(_on_rank, case, *two_masks(case))
+
+
+def _on_rank(comm: Any, case: Case, masks: list[Any], afterwards: int) -> None:
+    torch.set_num_threads(1)
+    backend = linop.backends.get("mpi", comm=comm)
+    with use(backend):
+        drops_the_same(backend, case, masks)
+    assert int(torch.randint(1 << 40, ())) == afterwards
+
+
+def test_the_mask_is_that_of_worker_0() -> None:
+    """Even where generators are not in step, and where worker 0 has no block."""
+
+    def main(backend: Backend) -> Any:
+        torch.manual_seed(3)
+        y = linop.layers.Dropout2d(Partition((1, 1, 2, 1), [1, 2]))(
+            None if backend.worker == 0 else torch.ones(1, 64, 1, 1)
+        )
+        return None if backend.worker == 0 else y.flatten().tolist()
+
+    _, left, right = linop.launch(main, 3)
+    assert left == right
+    assert 0 < sum(v > 0 for v in left) < 64
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_checkpointing_on_one_worker_alone(keep: bool) -> None:
+    """What is computed again has the mask of the first time, and nothing is sent again."""
+
+    def main(backend: Backend) -> None:
+        drop = linop.layers.Dropout(Partition((2,)))
+        torch.manual_seed(0)
+        x = torch.ones(64, requires_grad=True, dtype=WIDE)
+
+        def layer(x: Any) -> Any:
+            return drop(x).square()
+
+        if backend.worker == keep:
+            y = checkpoint(
+                layer,
+                x,
+                use_reentrant=False,
+                preserve_rng_state=keep,
+                context_fn=linop.autograd.remembering,
+            )
+        else:
+            y = layer(x)
+        y.sum().backward()
+        same(x.grad, 2 * y.detach())
+        assert 0 < int((y > 0).sum()) < 64
+
+    linop.launch(main, 2)
+
+
+def test_masks_are_random() -> None:
+    """The proportion, and the independence of neighbours, of seeds beside each other, and of bits;
+    within five standard deviations."""
+    shape, p = (64, 32, 64), 0.3
+    where = tuple(slice(0, n) for n in shape)
+    bits = [random_bits(torch.tensor([seed]), shape, where) for seed in (5, 6)]
+    first, second = (b >= int(p * 2**53) for b in bits)
+    count = first.numel()
+
+    def is_about(share: Any, expected: float) -> None:
+        deviation = math.sqrt(expected * (1 - expected) / count)
+        assert abs(share.double().mean().item() - expected) < 5 * deviation
+
+    is_about(first, 1 - p)
+    for d in range(3):
+        both = first & first.roll(1, d)
+        is_about(both, (1 - p) ** 2)
+    is_about(first & second, (1 - p) ** 2)
+    assert bits[0].min() >= 0 and bits[0].max() < 2**53
+    for k in range(53):
+        is_about((bits[0] >> k) & 1, 0.5)
+
+
+def test_splitmix64() -> None:
+    """The first outputs for seed 1234567, as published with its test vectors."""
+    bits = random_bits(torch.tensor([1234567]), (3,), (slice(0, 3),))
+    published = (6457827717110365317, 3203168211198807973, 9817491932198370423)
+    assert bits.tolist() == [n >> 11 for n in published]
+
+
+def test_bad_arguments() -> None:
+    with pytest.raises(ArgumentError, match="a probability, from 0 to 1"):
+        linop.layers.Dropout(Partition((1,)), 1.5)
+    with pytest.raises(ShapeError, match="4 dimensions expected"):
+        linop.layers.Dropout2d(Partition((1,)))(torch.ones(2, 3))

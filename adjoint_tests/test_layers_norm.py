@@ -1,0 +1,187 @@
+"""Normalisation over blocks is torch's, forward and back, running statistics included."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+if importlib.util.find_spec("torch") is None:
+    pytest.skip(
+        "torch is not installed: pip install 'linop-algebra[torch]'", allow_module_level=True
+    )
+
+import torch
+
+import linop
+from layer_cases import WIDE, Case, block, cut, grids, made, normal, on_ranks, on_threads, same
+from linop import REPLICATED, Partition
+from linop.backends import Backend, use
+from linop.errors import LinopError
+from mpi_job import job, needs_mpi
+from plan_facts import mine
+
+
+@st.composite
+def norms(draw: Any, most: int) -> Case:
+    """Batch or layer normalisation, on grids of at most so many workers."""
+    if draw(st.booleans()):
+        return draw(batch_norms(most))
+    ndim = draw(st.integers(1, 4))
+    shape = tuple(draw(st.integers(1, 5)) for _ in range(ndim))
+    last = draw(st.integers(1, ndim))
+    options = {"elementwise_affine": draw(st.booleans()), "bias": draw(st.booleans())}
+    # A grid of two axes splits the first and the last dimension.
+    grid = draw(grids(most, ndim if ndim < 3 else draw(st.sampled_from([1, 3, ndim]))))
+    seed = draw(st.integers(0, 99))
+    return Case("LayerNorm", (grid,), shape, (shape[-last:],), options, kept=ndim, seed=seed)
+
+
+@st.composite
+def batch_norms(draw: Any, most: int) -> Case:
+    """Batch normalisation; with two values for each channel at least."""
+    space = draw(st.integers(0, 3))
+    shape = draw(st.integers(2, 5)), *(draw(st.integers(1, 4)) for _ in range(1 + space))
+    options = {
+        "momentum": draw(st.sampled_from([0.1, 0.5, None])),
+        "affine": draw(st.booleans()),
+        "track_running_stats": draw(st.booleans()),
+    }
+    grid = draw(grids(most, draw(st.integers(1, len(shape)))))
+    name = f"BatchNorm{max(space, 1)}d"
+    seed = draw(st.integers(0, 99))
+    return Case(name, (grid,), shape, (shape[1],), options, kept=len(shape), seed=seed)
+
+
+def keeps_statistics(backend: Backend, case: Case) -> None:
+    """After some batches, running statistics are the twin's, and so are results by them."""
+    layer, twin = made(backend, case)
+    P_x, worker = case.partitions[0], mine(backend)
+    for step in range(5):
+        if step == 4:
+            layer.eval()
+            twin.eval()
+        whole = normal(case.shape, case.seed + step) * (1 + step) + step
+        X = cut(case.shape, P_x, case.seed + step)  # cut in another way every time
+        y, wanted = layer(block(X, whole, backend)), twin(whole)
+        if worker in P_x:
+            same(y, block(X, wanted, backend))
+    ours, theirs = dict(layer.named_buffers()), dict(twin.named_buffers())
+    assert set(ours) == (set(theirs) if worker in P_x else set())
+    for name, buffer in ours.items():
+        assert layer.spaces[name].global_shape == theirs[name].shape
+        same(buffer, theirs[name][layer.spaces[name].slices(worker)])
+
+
+@settings(max_examples=25)
+@given(norms(6))
+def test_norms_on_threads(case: Case) -> None:
+    on_threads(case)
+
+
+@needs_mpi
+@pytest.mark.timeout(300)
+@settings(max_examples=12)
+@given(norms(4))
+def test_norms_on_ranks(case: Case) -> None:
+    on_ranks(case)
+
+
+@settings(max_examples=10)
+@given(batch_norms(6))
+def test_running_statistics_on_threads(case: Case) -> None:
+    linop.launch(lambda backend: keeps_statistics(backend, case), case.workers)
+
+
+@needs_mpi
+@pytest.mark.timeout(300)
+@settings(max_examples=6)
+@given(batch_norms(4))
+def test_running_statistics_on_ranks(case: Case) -> None:
+    job(case.workers).run(_statistics_on_rank, case)
+
+
+def _statistics_on_rank(comm: Any, case: Case) -> None:
+    torch.set_num_threads(1)
+    backend = linop.backends.get("mpi", comm=comm)
+    with use(backend):
+        keeps_statistics(backend, case)
+
+
+def test_a_far_mean_and_empty_blocks() -> None:
+    """Two passes: the variance of numbers far from zero is not lost; and of three workers, the
+    last has nothing."""
+
+    def main(backend: Backend) -> None:
+        layer = linop.layers.BatchNorm1d(Partition((3,)), 2, affine=False).to(WIDE)
+        x = torch.tensor([[1e8, 1], [1e8 + 2, 3]], dtype=WIDE)
+        y = layer(x[backend.worker : backend.worker + 1])
+        expected = torch.tensor([[-1.0, -1.0], [1.0, 1.0]], dtype=WIDE)
+        expected = expected[backend.worker : backend.worker + 1]
+        assert torch.allclose(y, expected, atol=1e-5)
+        assert torch.allclose(layer.running_var, torch.tensor([1.1, 1.1], dtype=WIDE))
+
+    linop.launch(main, 3)
+
+
+def test_layer_norm_of_a_linear_s_output() -> None:
+    """A grid of two axes splits first and last dimension; x_axes says otherwise."""
+    P = Partition((1, 2))
+    whole = normal((2, 3, 4), 0)
+
+    def main(backend: Backend) -> None:
+        half = slice(2 * backend.worker, 2 * backend.worker + 2)
+        norm = linop.layers.LayerNorm(P, 4).to(WIDE)
+        assert norm.weight.shape == (2,)
+        same(norm(whole[..., half]), torch.nn.LayerNorm(4).to(WIDE)(whole)[..., half])
+        copy = linop.layers.LayerNorm(P, 4, x_axes=[0, REPLICATED]).to(WIDE)
+        x = whole.clone().requires_grad_()
+        y = copy(x)
+        y.square().sum().backward()
+        twin, z = torch.nn.LayerNorm(4).to(WIDE), whole.clone().requires_grad_()
+        twin(z).square().sum().backward()
+        same(x.grad, z.grad)
+        if backend.worker == 0:
+            same(copy.weight.grad, twin.weight.grad)
+
+    linop.launch(main, 2)
+
+
+def test_what_is_wrong_is_said_on_every_worker() -> None:
+    P = Partition((2, 1, 1, 1))
+
+    def main(backend: Backend) -> list[str]:
+        norm, said = linop.layers.BatchNorm2d(P, 3), []
+        outside = backend.worker == 2
+        for shape in ((1, 4, 2, 2), (1, 3, 2), (1 - backend.worker, 3, 1, 1)):
+            with pytest.raises(LinopError) as error:
+                norm(None if outside else torch.zeros(tuple(map(abs, shape))))
+            said.append(str(error.value))
+        layer = linop.layers.LayerNorm(Partition((2,)), (3, 2))
+        with pytest.raises(LinopError) as wrong:
+            layer(None if outside else torch.zeros(1, 2, 2))
+        y = norm.eval()(None if outside else torch.zeros(1, 3, 1, 1))
+        assert y.requires_grad
+        return [*said, str(wrong.value)]
+
+    first, *others = linop.launch(main, 3)
+    assert all(said == first for said in others)
+    assert "Expected more than 1 value per channel" in first[2], first
+    assert "(…, 3, 2) expected" in first[3], first
+
+
+def test_no_communicators_after_the_first_step() -> None:
+    """Plans, and with them ways for messages, are made at the first call of a shape only."""
+
+    def main(backend: Any) -> None:
+        norm = linop.layers.BatchNorm1d(Partition((2, 1)), 3)
+        norm(torch.randn(2, 3)).sum().backward()
+        plans = backend._plans
+        for train in (True, False, True):
+            norm.train(train)(torch.randn(2, 3)).sum().backward()
+        assert backend._plans == plans
+
+    linop.launch(main, 2)

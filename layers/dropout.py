@@ -1,0 +1,167 @@
+"""Dropout whose mask does not depend on how the tensor is cut.
+
+Which elements are dropped is said by one seed and an element's index in the global tensor: the
+index-th output of the generator SplitMix64, begun at the seed (Steele, Lea & Flood 2014, "Fast
+splittable pseudorandom number generators", figure 16 with the finaliser of Vigna's splitmix64.c).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+import numpy as np
+import torch
+
+from linop.backends.bridge import bridge_of, run
+from linop.collectives import repartition
+from linop.errors import ArgumentError, ShapeError
+from linop.layers.layer import Function, Layer, Tensor, elsewhere
+from linop.layers.weights import first_of_process
+from linop.partition import Partition
+from linop.tensor import COPIES, Axis, TensorSpace
+
+_GAMMA = 0x9E3779B97F4A7C15
+_MIX = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1))
+_BITS = 53
+"""Of a random number, which a float64 holds exactly."""
+
+
+class Dropout(Layer):
+    """Zeros with probability `p` when training, and the other elements divided by 1 - p.
+
+    Which elements are zeroed depends on torch's generator of worker 0 and on nothing else: any
+    partition, and one worker alone, drop the same ones after the same `torch.manual_seed`. At every
+    call each process draws one number, so that generators that are in step stay so; threads of one
+    process draw one together.
+
+    Args:
+        P_x: the partition of input and output; grid axis k splits dimension k.
+        p: the probability.
+        inplace: whether to change the input; the result is that.
+        x_axes: what the grid axes do, where they do something else, as in `linop.TensorSpace`.
+
+    Raises:
+        ArgumentError: p is no probability.
+    """
+
+    dims: int | None = None
+    """The first dimensions whose elements are zeroed whole; None where all are."""
+    ndim: int | None = None
+    """Of the input."""
+
+    def __init__(
+        self,
+        P_x: Partition,
+        p: float = 0.5,
+        inplace: bool = False,
+        *,
+        x_axes: Sequence[Axis] | None = None,
+    ) -> None:
+        super().__init__([P_x], P_x)
+        if not 0 <= p <= 1:
+            raise ArgumentError(f"{self._name}: p={p!r}; a probability, from 0 to 1, expected")
+        self.p, self.inplace, self.x_axes = p, inplace, x_axes
+        self._draws = first_of_process(self.backend)
+        here = TensorSpace((1,), Partition((1,), [0]), np.int64, name="seed")
+        everywhere = here.like(Partition((len(P_x.workers),), P_x.workers), [COPIES])
+        self._send = repartition(here, everywhere)
+        bridge_of(self._send, self.backend)  # compiled now, by all
+
+    def axes(self, number: int, ndim: int) -> Sequence[Axis]:
+        if self.x_axes is None:
+            return super().axes(number, ndim)
+        return [k + ndim if isinstance(k, int) and k < 0 else k for k in self.x_axes]
+
+    def bind(self, *inputs: TensorSpace) -> Function:
+        (X,) = inputs
+        if self.ndim not in (None, X.ndim):
+            raise ShapeError(
+                f"{self._name}: an input of shape {X.global_shape}; {self.ndim} dimensions expected"
+            )
+        inside = self.worker in X.partition
+        where = X.slices(self.worker) if inside else ()
+
+        def dropped(x: Tensor) -> Tensor:
+            seed = self._seed() if self.training and self.p else None
+            if not inside:
+                return elsewhere(X, x)
+            if seed is None:
+                return x
+            kept = random_bits(seed, X.global_shape, where, self.dims) >= int(self.p * 2**_BITS)
+            factor = kept.to(x.dtype).mul_(1 / (1 - self.p) if self.p < 1 else 0)
+            return x.mul_(factor) if self.inplace else x * factor
+
+        return dropped
+
+    def _seed(self) -> Tensor | None:
+        """The number that worker 0 draws, on all workers of the input."""
+        # All workers have agreed on this call, so none of them seeds the generator meanwhile.
+        drawn = torch.empty(1, dtype=torch.int64)
+        if self._draws:
+            drawn.random_()
+        (seed,) = run(bridge_of(self._send, self.backend), [drawn if self.worker == 0 else None])
+        return seed
+
+    def extra_repr(self) -> str:
+        return f"{self.inputs[0]}, p={self.p}, inplace={self.inplace}"
+
+
+def random_bits(
+    seed: Tensor, shape: Sequence[int], where: Sequence[slice], dims: int | None = None
+) -> Tensor:
+    """For each element of a block a random number of 53 bits, by its index in the global tensor.
+
+    Args:
+        seed: an int64.
+        shape: of the global tensor.
+        where: the block.
+        dims: only the first dimensions count; in the others the result has extent 1.
+    """
+    dims = len(shape) if dims is None else dims
+    index = torch.ones((), dtype=torch.int64)
+    for d, part in enumerate(where):
+        numbers = torch.arange(part.start, part.stop) * prod(shape[d + 1 : dims])
+        index = index[..., None] + (numbers if d < dims else 0)
+    z = index.mul_(_signed(_GAMMA)).add_(seed.view(()))
+    for shift, factor in _MIX:
+        z = (z ^ _shifted(z, shift)).mul_(_signed(factor))
+    return _shifted(z, 64 - _BITS)
+
+
+def _shifted(z: Tensor, bits: int) -> Tensor:
+    """Shifted to the right; the sign is a bit as any other."""
+    return (z >> bits).bitwise_and_((1 << 64 - bits) - 1)
+
+
+def _signed(n: int) -> int:
+    return n - 2**64 if n >= 2**63 else n
+
+
+class _Channels(Dropout):
+    """As `Dropout`, but a channel of a sample is zeroed whole, or not at all.
+
+    Args:
+        P_x: the partition of input and output: batch, channels, space.
+        p, inplace: as in torch.nn.
+
+    Raises:
+        ShapeError: from a call, the input has another number of dimensions; on every worker.
+    """
+
+    dims = 2
+
+
+class Dropout1d(_Channels):
+    __doc__ = _Channels.__doc__
+    ndim = 3
+
+
+class Dropout2d(_Channels):
+    __doc__ = _Channels.__doc__
+    ndim = 4
+
+
+class Dropout3d(_Channels):
+    __doc__ = _Channels.__doc__
+    ndim = 5

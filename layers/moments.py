@@ -1,0 +1,65 @@
+"""Mean and variance of a tensor in blocks, over some of its dimensions."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from math import prod
+from typing import Any
+
+import numpy as np
+import torch
+
+from linop.backends.bridge import numpy_dtype, torch_dtype
+from linop.collectives import all_reduce
+from linop.errors import DTypeError
+from linop.layers.layer import Layer, Tensor
+from linop.tensor import COPIES, TensorSpace
+
+
+class Moments:
+    """In two passes, so that nothing is lost where the mean is large: first all blocks' sums are
+    added, by an all-reduce, then their squared differences from the mean. Collective among the
+    workers of X; empty blocks add nothing. The gradient comes by the all-reduces.
+
+    Args:
+        layer: on whose workers.
+        X: the tensor.
+        dims: over which of its dimensions, one at least.
+
+    Attributes:
+        count: the elements that each mean is of.
+    """
+
+    def __init__(self, layer: Layer, X: TensorSpace, dims: Collection[int]) -> None:
+        self._dims = tuple(dims)
+        self.count = prod(X.global_shape[d] for d in dims)
+        summed = [k for k, axis in enumerate(X.axes) if axis in dims]
+        sums = TensorSpace(
+            [1 if d in dims else n for d, n in enumerate(X.global_shape)],
+            X.partition,
+            wide(layer, X),
+            [COPIES if axis in dims else axis for axis in X.axes],
+            bounds={d: X.bounds[d] for d in range(X.ndim) if d not in dims},
+        )
+        self._total = layer.moved(all_reduce(sums, summed))
+
+    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The mean; the differences from it; and the variance, divided by the number of elements.
+        Mean and variance have extent 1 in the dimensions that they are over."""
+        mean = self._total(x.sum(self._dims, keepdim=True)) / self.count
+        apart = x - mean
+        return mean, apart, self._total(apart.square().sum(self._dims, keepdim=True)) / self.count
+
+
+def wide(layer: Layer, X: TensorSpace) -> np.dtype[Any]:
+    """The dtype in which numbers of X are added: float32 at least.
+
+    Raises:
+        DTypeError: X is of whole or complex numbers; on every worker.
+    """
+    dtype = torch_dtype(X.dtype)
+    if not dtype.is_floating_point:
+        raise DTypeError(
+            f"{type(layer).__name__}: an input of {dtype}; a floating-point dtype expected"
+        )
+    return numpy_dtype(torch.promote_types(dtype, torch.float32))

@@ -1,0 +1,278 @@
+"""Normalisation with the statistics of the whole tensor, whatever its blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from linop.backends.bridge import torch_dtype
+from linop.collectives import repartition
+from linop.errors import ShapeError
+from linop.layers.layer import Function, Layer, Tensor, elsewhere
+from linop.layers.linear import dense_axes
+from linop.layers.moments import Moments, wide
+from linop.layers.weights import hold, hold_buffer
+from linop.partition import Partition
+from linop.tensor import COPIES, REPLICATED, Axis, TensorSpace
+
+
+class _Norm(Layer):
+    """What normalising layers share: a weight and a bias for some dimensions of the input."""
+
+    def _hold_affine(self, whole: Any, axes: Sequence[Axis], bias: bool) -> None:
+        """Hold weight and bias, in blocks, where the other grid axes are at 0."""
+        (grid,) = self.inputs
+        owners = grid[tuple(slice(0, 1) if axis is COPIES else slice(None) for axis in axes)]
+        for name in ("weight", "bias"):
+            parameter = getattr(whole, name)
+            if parameter is None or (name == "bias" and not bias):
+                self.register_parameter(name, None)
+            else:
+                hold(self, name, TensorSpace(parameter.shape, owners, axes=axes), parameter)
+
+    def _affine(self, X: TensorSpace, first: int, dims: int) -> Function:
+        """What brings weight and bias to the blocks of X, both in one message.
+
+        Args:
+            first, dims: of the dimensions of X that they are for.
+        """
+        names = [name for name in ("weight", "bias") if name in self.spaces]
+        if not names:
+            return lambda: (None, None)
+        held = self.spaces["weight"]
+        shape = len(names), *held.global_shape
+        axes = [axis + 1 if isinstance(axis, int) else axis for axis in held.axes]
+        here = TensorSpace(shape, held.partition, wide(self, X), axes)
+        wanted: list[Axis] = []
+        for axis in X.axes:
+            own = isinstance(axis, int) and first <= axis < first + dims
+            wanted.append(axis - first + 1 if own else REPLICATED if axis is REPLICATED else COPIES)
+        bounds = {1 + k: X.bounds[first + k] for k in range(dims)}
+        spread = self.moved(repartition(here, here.like(X.partition, wanted, bounds)))
+        dtype = torch_dtype(here.dtype)
+
+        def parameters() -> Sequence[Tensor]:
+            mine = [getattr(self, name) for name in names]
+            mine = None if mine[0] is None else torch.stack([p.to(dtype) for p in mine])
+            return (*spread(mine), None)[:2]
+
+        return parameters
+
+
+class _BatchNorm(_Norm):
+    """Normalisation of each channel over batch and space, by mean and variance of the whole batch:
+    those of all workers, by two all-reduces.
+
+    Weight and bias are split along the channel axis of `P_x`, and held where its other axes are at
+    0. Every worker of `P_x` has the running statistics of its channels, which are torch's: the
+    running variance is the unbiased one.
+
+    Args:
+        P_x: the partition of input and output: batch, channels, space. A grid with fewer axes does
+            not split the last dimensions.
+        num_features, eps, momentum, affine, track_running_stats, device, dtype, bias: as in
+            torch.nn.
+
+    Raises:
+        ShapeError: from a call: the input has another number of channels or of dimensions; or, when
+            training, one value per channel. On every worker.
+    """
+
+    ndims: tuple[int, ...] = ()
+    """Dimensions that an input may have."""
+
+    def __init__(
+        self,
+        P_x: Partition,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        device: Any = None,
+        dtype: Any = None,
+        *,
+        bias: bool = True,
+    ) -> None:
+        super().__init__([P_x], P_x)
+        self.num_features, self.eps, self.momentum = num_features, eps, momentum
+        self.affine, self.track_running_stats = affine, track_running_stats
+        whole = torch.nn.BatchNorm1d(
+            num_features, eps, momentum, affine, track_running_stats, device, dtype
+        )
+        channels = [0 if k == 1 else COPIES for k in range(P_x.ndim)]
+        self._hold_affine(whole, channels, bias)
+        everywhere = [REPLICATED if axis is COPIES else axis for axis in channels]
+        for name, buffer in whole.named_buffers():
+            axes = everywhere if buffer.ndim else [REPLICATED] * P_x.ndim
+            hold_buffer(self, name, TensorSpace(buffer.shape, P_x, axes=axes), buffer)
+        if not track_running_stats:
+            for name in ("running_mean", "running_var", "num_batches_tracked"):
+                self.register_buffer(name, None)
+
+    def bind(self, *inputs: TensorSpace) -> Function:
+        (X,) = inputs
+        if X.ndim not in self.ndims or X.global_shape[1] != self.num_features:
+            raise ShapeError(
+                f"{self._name}: an input of shape {X.global_shape}; (batch, {self.num_features}, …)"
+                f" of {' or '.join(map(str, self.ndims))} dimensions expected"
+            )
+        moments = Moments(self, X, [d for d in range(X.ndim) if d != 1])
+        parameters = self._affine(X, 1, 1)
+        store, fetch = self._running(X)
+        dtype, result = torch_dtype(wide(self, X)), torch_dtype(X.dtype)
+        shape = 1, -1, *[1] * (X.ndim - 2)
+
+        def normalise(x: Tensor) -> Tensor:
+            of_batch = self.training or "running_mean" not in self.spaces
+            if of_batch and moments.count == 1:
+                raise ShapeError(
+                    f"{self._name}: Expected more than 1 value per channel when training, got "
+                    f"input size {X.global_shape}"
+                )
+            if self.worker not in X.partition:
+                return elsewhere(X, x)
+            x = x.to(dtype)
+            if of_batch:
+                mean, apart, variance = moments(x)
+                if self.training and self.track_running_stats:
+                    self._track(moments.count, mean.detach(), variance.detach(), store)
+            else:
+                mean, variance = fetch(torch.stack([self.running_mean, self.running_var]).to(dtype))
+                apart, variance = x - mean.view(shape), variance.view(shape)
+            scale = (variance + self.eps).rsqrt()
+            weight, bias = (p if p is None else p.view(shape) for p in parameters())
+            return _scaled(apart, scale if weight is None else scale * weight, bias).to(result)
+
+        return normalise
+
+    def _running(self, X: TensorSpace) -> tuple[Function, Function]:
+        """What brings statistics from the cuts of X to those of the buffers, and back."""
+        if "running_mean" not in self.spaces:
+            return _nothing, _nothing
+        axes = [1 if axis == 1 else REPLICATED for axis in X.axes]
+        shape = 2, self.num_features
+        held = TensorSpace(shape, X.partition, wide(self, X), axes)
+        here = held.like(X.partition, axes, {1: X.bounds[1]})
+        return self.moved(repartition(here, held)), self.moved(repartition(held, here))
+
+    @torch.no_grad()  # type: ignore[untyped-decorator]
+    def _track(self, count: int, mean: Tensor, variance: Tensor, store: Function) -> None:
+        """One more batch in the running statistics."""
+        self.num_batches_tracked.add_(1)
+        if not count:
+            return
+        new = store(torch.stack([mean.flatten(), variance.flatten() * (count / (count - 1))]))
+        part = self.momentum
+        if part is None:  # the mean of all batches
+            part = 1 / float(self.num_batches_tracked)
+        for running, value in zip((self.running_mean, self.running_var), new, strict=True):
+            running.mul_(1 - part).add_(value, alpha=part)
+
+    def extra_repr(self) -> str:
+        return (
+            f"{self.inputs[0]}, {self.num_features}, eps={self.eps}, momentum={self.momentum}, "
+            f"affine={self.affine}, track_running_stats={self.track_running_stats}"
+        )
+
+
+class BatchNorm1d(_BatchNorm):
+    __doc__ = _BatchNorm.__doc__
+    ndims = (2, 3)
+
+
+class BatchNorm2d(_BatchNorm):
+    __doc__ = _BatchNorm.__doc__
+    ndims = (4,)
+
+
+class BatchNorm3d(_BatchNorm):
+    __doc__ = _BatchNorm.__doc__
+    ndims = (5,)
+
+
+class LayerNorm(_Norm):
+    """Normalisation over the last dimensions, which may be split: then sums over them are two
+    all-reduces among the workers that share them.
+
+    Weight and bias are split as the last dimensions are, and held where the other grid axes are at
+    0.
+
+    Args:
+        P_x: the partition of input and output. A grid of two axes splits the first and the last
+            dimension, as for `Linear`; any other, axis k dimension k.
+        normalized_shape, eps, elementwise_affine, bias, device, dtype: as in torch.nn.
+        x_axes: what the grid axes do, where they do something else, as in `linop.TensorSpace`.
+
+    Raises:
+        ShapeError: from a call, the input has other last dimensions; on every worker.
+    """
+
+    def __init__(
+        self,
+        P_x: Partition,
+        normalized_shape: int | Sequence[int],
+        eps: float = 1e-5,
+        elementwise_affine: bool = True,
+        bias: bool = True,
+        device: Any = None,
+        dtype: Any = None,
+        *,
+        x_axes: Sequence[Axis] | None = None,
+    ) -> None:
+        super().__init__([P_x], P_x)
+        self.eps, self.elementwise_affine, self.x_axes = eps, elementwise_affine, x_axes
+        whole = torch.nn.LayerNorm(normalized_shape, eps, elementwise_affine, bias, device, dtype)
+        self.normalized_shape: tuple[int, ...] = whole.normalized_shape
+        dims = len(self.normalized_shape)
+        # Blocks of the parameters are where an input with as many dimensions as the grid has axes
+        # needs them. To any other one they are sent.
+        known = [axis for axis in x_axes or () if isinstance(axis, int)]
+        ndim = max(P_x.ndim, dims, *(1 + axis for axis in known), *(-axis for axis in known))
+        split = [
+            axis % ndim - (ndim - dims) if isinstance(axis, int) else -1
+            for axis in dense_axes(self._name, P_x, ndim, x_axes)
+        ]
+        self._hold_affine(whole, [d if d >= 0 else COPIES for d in split], bias)
+
+    def axes(self, number: int, ndim: int) -> Sequence[Axis]:
+        return dense_axes(self._name, self.inputs[0], ndim, self.x_axes)
+
+    def bind(self, *inputs: TensorSpace) -> Function:
+        (X,) = inputs
+        dims = len(self.normalized_shape)
+        first = X.ndim - dims
+        if X.global_shape[max(first, 0) :] != self.normalized_shape:
+            raise ShapeError(
+                f"{self._name}: an input of shape {X.global_shape}; (…, "
+                f"{', '.join(map(str, self.normalized_shape))}) expected"
+            )
+        moments = Moments(self, X, range(first, X.ndim))
+        parameters = self._affine(X, first, dims)
+        dtype, result = torch_dtype(wide(self, X)), torch_dtype(X.dtype)
+        if self.worker not in X.partition:
+            return lambda x: elsewhere(X, x)
+
+        def normalise(x: Tensor) -> Tensor:
+            _, apart, variance = moments(x.to(dtype))
+            return _scaled(apart * (variance + self.eps).rsqrt(), *parameters()).to(result)
+
+        return normalise
+
+    def extra_repr(self) -> str:
+        return (
+            f"{self.inputs[0]}, {self.normalized_shape}, eps={self.eps}, "
+            f"elementwise_affine={self.elementwise_affine}, bias={'bias' in self.spaces}"
+        )
+
+
+def _nothing(x: Tensor) -> Tensor:
+    raise AssertionError("there are no running statistics")
+
+
+def _scaled(x: Tensor, scale: Tensor | None, bias: Tensor | None) -> Tensor:
+    if scale is None:
+        return x
+    return x * scale if bias is None else torch.addcmul(bias, x, scale)
