@@ -15,7 +15,7 @@ import torch
 
 from linop.errors import ArgumentError
 from linop.layers.optimizer_state import Optimized, collect_optimizer, spread_optimizer
-from linop.layers.sharded import MODEL, OPTIMIZER, load_parts, save_parts
+from linop.layers.parts import MODEL, OPTIMIZER
 from linop.layers.state import Workers, collect, spread
 
 
@@ -39,6 +39,8 @@ def save(
     workers = Workers("save", model)
     optimized = _optimized(workers, optimizer)
     if sharded:
+        from linop.layers.sharded import save_parts  # torch's part of it takes a second to import
+
         save_parts(workers, optimized, Path(path))
         return
     state: Any = collect(workers, list(workers.parts.values()), 0)
@@ -64,6 +66,8 @@ def load(model: Any, path: str | os.PathLike[str], optimizer: Any = None) -> Non
     workers = Workers("load", model)
     optimized = _optimized(workers, optimizer)
     if workers.meeting.told(Path(path).is_dir())[0]:
+        from linop.layers.sharded import load_parts
+
         load_parts(workers, optimized, Path(path))
         return
     whole = workers.each(lambda: _read(Path(path)) if workers.worker == 0 else None)
@@ -78,9 +82,8 @@ def load(model: Any, path: str | os.PathLike[str], optimizer: Any = None) -> Non
 
 def _optimized(workers: Workers, optimizer: Any) -> Optimized | None:
     """The optimizers of all workers, if any of them has one."""
-    return (
-        Optimized(workers, optimizer) if any(workers.meeting.told(optimizer is not None)) else None
-    )
+    some = any(workers.meeting.told(optimizer is not None))
+    return Optimized(workers, optimizer) if some else None
 
 
 def _has_optimizer(state: Mapping[str, Any]) -> bool:
@@ -95,4 +98,7 @@ def _write(state: Any, path: Path) -> None:
 
 
 def _read(path: Path) -> Any:
-    return torch.load(path, map_location="cpu", weights_only=True)
+    state = torch.load(path, map_location="cpu", weights_only=True)
+    if not isinstance(state, Mapping):
+        raise ArgumentError(f"a {type(state).__name__} in {str(path)!r}; a state_dict expected")
+    return state

@@ -10,7 +10,8 @@ import torch
 
 from linop.errors import ArgumentError
 from linop.layers.layer import Tensor
-from linop.layers.state import Part, Workers, collect, spread
+from linop.layers.parts import Part
+from linop.layers.state import Workers, collect, spread
 
 Names = tuple[str, str]
 """A parameter's, and of what the optimizer keeps for it."""
@@ -198,7 +199,9 @@ def collect_optimizer(optimized: Optimized, worker: int | None) -> dict[str, Any
     wholes = collect(optimized.workers, parts, worker)
     if wholes is None:
         return None
-    groups, state, number = [], {}, 0
+    groups: list[dict[str, Any]] = []
+    state: dict[int, dict[str, Any]] = {}
+    number = 0
     for hyper, keys in zip(optimized.hypers, optimized.groups, strict=True):
         groups.append({**hyper, "params": list(range(number, number + len(keys)))})
         for index, key in enumerate(keys, start=number):
@@ -242,8 +245,8 @@ def spread_optimizer(optimized: Optimized, state: Mapping[str, Any] | None) -> N
         workers.refuse("no worker has the state; pass it on one of them, or on all")
     hypers, kinds = known[0]
     kept = {
-        names: optimized.target(*names, kind) if isinstance(kind, torch.dtype) else kind
-        for names, kind in kinds.items()
+        (key, name): optimized.target(key, name, kind) if isinstance(kind, torch.dtype) else kind
+        for (key, name), kind in kinds.items()
     }
     spread(workers, [value for value in kept.values() if isinstance(value, Part)], tensors)
     workers.each(lambda: optimized.install(hypers, kept))

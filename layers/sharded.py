@@ -37,10 +37,8 @@ from torch.distributed.checkpoint.planner_helpers import create_read_items_for_c
 from linop.errors import ArgumentError
 from linop.layers.layer import Tensor
 from linop.layers.optimizer_state import Optimized
-from linop.layers.state import Part, Workers, fit
-
-MODEL, OPTIMIZER = "model", "optimizer"
-"""Names in a checkpoint that has an optimizer's state, too."""
+from linop.layers.parts import MODEL, OPTIMIZER, Part, fit
+from linop.layers.state import Workers
 
 
 class _Shard:
@@ -151,7 +149,7 @@ def load_parts(workers: Workers, optimized: Optimized | None, path: Path) -> Non
             where = at[name]
             if where[:2] == (OPTIMIZER, "state") and size:
                 dtype = metadata.state_dict_metadata[name].properties.dtype
-                kept[where[2:]] = read[name] = _target(optimized, *where[2:], dtype, size)
+                kept[where[2:]] = read[name] = _target(optimized, where[2], where[3], dtype, size)
             elif where[0] == OPTIMIZER:
                 others[where] = name
     found = workers.each(lambda: _read(workers, reader, metadata, read, list(others.values())))

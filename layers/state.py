@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from linop.backends.autograd import apply
@@ -21,42 +20,15 @@ from linop import backends
 from linop.backends import Backend
 from linop.backends.bridge import numpy_dtype
 from linop.collectives import repartition
-from linop.errors import ArgumentError, BackendError, LinopError, ShapeError
+from linop.errors import ArgumentError, BackendError, LinopError
 from linop.layers.layer import Layer, Tensor
 from linop.layers.meeting import Meeting, meeting_of
+from linop.layers.parts import Part, fit, parts_of
 from linop.partition import Partition
 from linop.tensor import COPIES, TensorSpace
 
 _CARRIERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Whole numbers, by their bytes."""
-
-
-@dataclass
-class Part:
-    """What a worker has of one tensor of the state.
-
-    Args:
-        key: the tensor's name in the sequential state.
-        space: of the global tensor; None where all workers hold the whole.
-        block: this worker's, or None.
-        dtype: on all workers; None where it is not known yet.
-        trained: whether it is a parameter.
-    """
-
-    key: str
-    space: TensorSpace | None
-    block: Tensor | None
-    dtype: Any = None
-    trained: bool = False
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The global shape."""
-        return tuple(self.block.shape) if self.space is None else self.space.global_shape
-
-    def of(self, worker: int) -> tuple[slice, ...]:
-        """Where a worker's block lies in the global tensor."""
-        return (slice(None),) * len(self.shape) if self.space is None else self.space.slices(worker)
 
 
 class Workers:
@@ -72,7 +44,7 @@ class Workers:
         self.backend: Backend = layers[0].backend if layers else backends.current()
         self.worker: int = self.backend.worker or 0
         self.meeting: Meeting = meeting_of(self.backend)
-        self.parts = {part.key: part for part in _parts(model)}
+        self.parts = {part.key: part for part in parts_of(model)}
         self._agree()
 
     def _agree(self) -> None:
@@ -138,7 +110,7 @@ class Workers:
             return part.block.detach().clone() if mine else None
         X = _carried(part.space, part.dtype)
         given = None if part.block is None else _as_carrier(part.block)
-        moved = apply(repartition(X, self._whole(X, worker)), given, self.backend)
+        moved = self._moved(X, self._whole(X, worker), given)
         return moved.view(part.dtype) if mine else None
 
     def scattered(self, part: Part, whole: Tensor | None, dtype: Any, root: int) -> None:
@@ -152,9 +124,13 @@ class Workers:
             space = self._whole(TensorSpace(part.shape, Partition((1,)), axes=[COPIES]), None)
         Y = _carried(space, dtype)
         given = None if whole is None else _as_carrier(whole)
-        moved = apply(repartition(self._whole(Y, root), Y), given, self.backend)
+        moved = self._moved(self._whole(Y, root), Y, given)
         if part.block is not None:
             part.block.detach().copy_(moved.view(dtype))
+
+    def _moved(self, X: TensorSpace, Y: TensorSpace, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            return apply(repartition(X, Y), x, self.backend)
 
     def _whole(self, X: TensorSpace, worker: int | None) -> TensorSpace:
         """The whole tensor on one worker, or on each of them."""
@@ -200,7 +176,6 @@ def gather_state(model: Any, worker: int | None = None) -> OrderedDict[str, Tens
     return collect(workers, list(workers.parts.values()), worker)
 
 
-@torch.no_grad()  # type: ignore[untyped-decorator]
 def collect(
     workers: Workers, parts: Sequence[Part], worker: int | None
 ) -> OrderedDict[str, Tensor] | None:
@@ -209,15 +184,15 @@ def collect(
         there = workers.meeting.workers
         raise ArgumentError(f"{workers.what}: worker {worker!r}; there are {there} workers")
     workers.same(parts)
-    state = OrderedDict((part.key, workers.gathered(part, worker)) for part in parts)
+    state: OrderedDict[str, Tensor] = OrderedDict()
+    for part in parts:
+        state[part.key] = workers.gathered(part, worker)
     return state if worker in (None, workers.worker) else None
 
 
-@torch.no_grad()  # type: ignore[untyped-decorator]
 def spread(workers: Workers, parts: Sequence[Part], state: Mapping[str, Tensor] | None) -> None:
     """Copy whole tensors, on all workers or some, into parts."""
-    mine = None if state is None else {key: _kind(value) for key, value in state.items()}
-    said = workers.meeting.told(mine)
+    said = workers.meeting.told(workers.each(lambda: None if state is None else _kinds(state)))
     holders = [w for w, kinds in enumerate(said) if kinds is not None]
     if not holders:
         workers.refuse("no worker has the state; pass it on one of them, or on all")
@@ -238,48 +213,15 @@ def spread(workers: Workers, parts: Sequence[Part], state: Mapping[str, Tensor] 
         workers.scattered(part, whole, kinds[part.key][1], root)
 
 
-def fit(what: str, parts: Sequence[Part], shapes: Mapping[str, Any]) -> None:
-    """See that there is a tensor of its shape for every part, and no other.
-
-    Raises:
-        ArgumentError, ShapeError: not so.
-    """
-    wanted = {part.key: part.shape for part in parts}
-    missing = [key for key in wanted if key not in shapes]
-    unexpected = [key for key in shapes if key not in wanted]
-    if missing or unexpected:
-        raise ArgumentError(
-            f"{what}: the state does not fit the model: missing {missing}, unexpected {unexpected}"
-        )
-    for key, shape in wanted.items():
-        if not isinstance(shapes[key], str) and tuple(shapes[key]) != shape:
-            raise ShapeError(
-                f"{what}: {key!r} has shape {tuple(shapes[key])} in the state; {shape} expected"
-            )
-
-
-def _parts(model: Any) -> Iterator[Part]:
-    """What this worker has of a model's state, in the order of `state_dict`."""
-
-    def walk(module: Any, prefix: str) -> Iterator[Part]:
-        spaces = module.spaces if isinstance(module, Layer) else {}
-        kept = {
-            n: b for n, b in module._buffers.items() if n not in module._non_persistent_buffers_set
-        }
-        for tensors, trained in ((module._parameters, True), (kept, False)):
-            for name, tensor in tensors.items():
-                if name in spaces or tensor is not None:
-                    yield Part(prefix + name, spaces.get(name), tensor, None, trained)
-        for name, child in module._modules.items():
-            if child is not None:
-                yield from walk(child, f"{prefix}{name}.")
-
-    return walk(model, "")
-
-
 def _described(part: Part) -> tuple[Any, ...]:
     where = tuple(part.block.shape) if part.space is None else part.space.digest
     return part.key, where, None if part.block is None else part.block.dtype
+
+
+def _kinds(state: Any) -> dict[str, Any]:
+    if not isinstance(state, Mapping):
+        raise ArgumentError(f"{type(state).__name__} given; a state_dict expected")
+    return {key: _kind(value) for key, value in state.items()}
 
 
 def _kind(value: Any) -> tuple[Any, Any]:
@@ -304,9 +246,8 @@ def _as_carrier(tensor: Tensor) -> Tensor:
 
 
 def _digest(tensor: Tensor) -> bytes:
-    # Of any dtype, and NaN equal to itself.
-    bits = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-    return hashlib.sha256(bits.numpy().data).digest()
+    # Of the bits: NaN is equal to itself.
+    return hashlib.sha256(_as_carrier(tensor).numpy().tobytes()).digest()
 
 
 def packed_error(error: Exception) -> tuple[type[LinopError], str]:
