@@ -22,7 +22,7 @@ import linop
 from layer_cases import WIDE, Case, block, cut, grids, normal, same
 from linop import Partition
 from linop.backends import Backend, use
-from linop.errors import ArgumentError, ShapeError
+from linop.errors import ArgumentError, DTypeError, ShapeError
 from linop.layers.dropout import random_bits
 from mpi_job import job, needs_mpi
 from plan_facts import mine
@@ -45,7 +45,8 @@ def two_masks(case: Case) -> tuple[list[Any], int]:
     kind = getattr(linop.layers, case.layer)
     layer = kind(Partition((1,) * case.partitions[0].ndim), *case.arguments)
     torch.manual_seed(case.seed)
-    masks = [layer(torch.ones(case.shape, dtype=WIDE)).detach() for _ in range(2)]
+    # As arrays, which travel to ranks.
+    masks = [layer(torch.ones(case.shape, dtype=WIDE)).detach().numpy() for _ in range(2)]
     return masks, int(torch.randint(1 << 40, ()))
 
 
@@ -54,7 +55,7 @@ def drops_the_same(backend: Backend, case: Case, masks: list[Any]) -> None:
     (P,), whole = case.partitions, normal(case.shape, case.seed)
     layer = getattr(linop.layers, case.layer)(P, *case.arguments, **case.options)
     torch.manual_seed(case.seed)
-    for mask in masks:
+    for mask in map(torch.from_numpy, masks):
         X = cut(case.shape, P, case.seed)
         x = block(X, whole, backend, gradient=True)
         y = layer(x * 1 if case.options["inplace"] else x)
@@ -168,8 +169,21 @@ def test_splitmix64() -> None:
     assert bits.tolist() == [n >> 11 for n in published]
 
 
+def test_none_where_nothing_moves() -> None:
+    """A worker outside passes None, to a layer that has nothing to send."""
+
+    def main(backend: Backend) -> None:
+        x = None if backend.worker else torch.ones(1, 1, 4, requires_grad=True)
+        y = linop.layers.MaxPool1d(Partition((1, 1, 1)), 1)(x)
+        linop.layers.Dropout(Partition((1,)))(y).sum().backward()
+
+    linop.launch(main, 2)
+
+
 def test_bad_arguments() -> None:
     with pytest.raises(ArgumentError, match="a probability, from 0 to 1"):
         linop.layers.Dropout(Partition((1,)), 1.5)
     with pytest.raises(ShapeError, match="4 dimensions expected"):
         linop.layers.Dropout2d(Partition((1,)))(torch.ones(2, 3))
+    with pytest.raises(DTypeError, match="no whole numbers"):
+        linop.layers.Dropout(Partition((1,)))(torch.ones(2, 3).long())

@@ -18,7 +18,7 @@ import torch
 
 import linop
 from layer_cases import WIDE, Case, block, cut, grids, made, normal, on_ranks, on_threads, same
-from linop import REPLICATED, Partition
+from linop import REPLICATED, Partition, TensorSpace
 from linop.backends import Backend, use
 from linop.errors import LinopError
 from mpi_job import job, needs_mpi
@@ -171,6 +171,21 @@ def test_what_is_wrong_is_said_on_every_worker() -> None:
     assert all(said == first for said in others)
     assert "Expected more than 1 value per channel" in first[2], first
     assert "(…, 3, 2) expected" in first[3], first
+
+
+def test_workers_that_change_blocks() -> None:
+    """The same blocks on other workers are another tensor, to be agreed on anew."""
+
+    P, whole = Partition((2, 2)), normal((4, 3), 0)
+    wanted = torch.nn.BatchNorm1d(3, dtype=WIDE)(whole).detach()
+
+    def main(backend: Backend) -> None:
+        norm = linop.layers.BatchNorm1d(P, 3, affine=False, track_running_stats=False)
+        for first in (1, 2, 1):
+            X = TensorSpace((4, 3), P, sizes={1: (first, 3 - first)})
+            same(norm(block(X, whole, backend)), block(X, wanted, backend))
+
+    linop.launch(main, 4)
 
 
 def test_no_communicators_after_the_first_step() -> None:

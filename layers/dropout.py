@@ -15,7 +15,7 @@ import torch
 
 from linop.backends.bridge import bridge_of, run
 from linop.collectives import repartition
-from linop.errors import ArgumentError, ShapeError
+from linop.errors import ArgumentError, DTypeError, ShapeError
 from linop.layers.layer import Function, Layer, Tensor, elsewhere
 from linop.layers.weights import first_of_process
 from linop.partition import Partition
@@ -79,6 +79,8 @@ class Dropout(Layer):
             raise ShapeError(
                 f"{self._name}: an input of shape {X.global_shape}; {self.ndim} dimensions expected"
             )
+        if X.dtype.kind in "iu":
+            raise DTypeError(f"{self._name}: an input of {X.dtype}; no whole numbers expected")
         inside = self.worker in X.partition
         where = X.slices(self.worker) if inside else ()
 

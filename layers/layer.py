@@ -217,6 +217,8 @@ class Layer(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
 
         def call(*tensors: Tensor) -> Tensor:
             result, x = function(*tensors), tensors[0]
+            if result is None:  # what this worker passes, and nothing moves
+                result = elsewhere(X)
             if x is not None and (outside or x.ndim):
                 shape = tuple(x.shape) if outside else (x.shape[0], 0)
             else:
@@ -234,8 +236,9 @@ def nothing(shape: Sequence[int], *tied: Tensor) -> Tensor:
 def elsewhere(X: TensorSpace, *tensors: Tensor) -> Tensor:
     """The result of a worker that has no block and takes no part, of an input X: zero-volume, and
     its backward reaches what others compute theirs from, if it passes that."""
-    wanted = torch.is_grad_enabled()
-    result = torch.zeros(0, dtype=torch_dtype(X.dtype), requires_grad=wanted)
+    result = torch.zeros(0, dtype=torch_dtype(X.dtype))
+    if torch.is_grad_enabled() and (result.is_floating_point() or result.is_complex()):
+        result.requires_grad_()
     return tie(result, *[x for x in tensors if x is not None])
 
 

@@ -42,7 +42,7 @@ class Loss(Layer):
             ShapeError, DTypeError: the target does not fit the input. All on every worker.
     """
 
-    reductions = ("none", "mean", "sum")
+    reductions: tuple[str, ...] = ("none", "mean", "sum")
 
     def __init__(self, P_x: Partition, reduction: str) -> None:
         if reduction not in self.reductions:

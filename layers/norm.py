@@ -47,16 +47,19 @@ class _Norm(Layer):
         here = TensorSpace(shape, held.partition, wide(self, X), axes)
         wanted: list[Axis] = []
         for axis in X.axes:
-            own = isinstance(axis, int) and first <= axis < first + dims
-            wanted.append(axis - first + 1 if own else REPLICATED if axis is REPLICATED else COPIES)
+            if isinstance(axis, int):
+                own = first <= axis < first + dims
+                wanted.append(axis - first + 1 if own else COPIES)
+            else:
+                wanted.append(axis)
         bounds = {1 + k: X.bounds[first + k] for k in range(dims)}
         spread = self.moved(repartition(here, here.like(X.partition, wanted, bounds)))
         dtype = torch_dtype(here.dtype)
 
         def parameters() -> Sequence[Tensor]:
             mine = [getattr(self, name) for name in names]
-            mine = None if mine[0] is None else torch.stack([p.to(dtype) for p in mine])
-            return (*spread(mine), None)[:2]
+            held = None if mine[0] is None else torch.stack([p.to(dtype) for p in mine])
+            return (*spread(held), None)[:2]
 
         return parameters
 
