@@ -74,7 +74,7 @@ def linears(draw: Any, most: int) -> Case:
     )
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(linears(6))
 def test_linear_on_threads(case: Case) -> None:
     on_threads(case)
@@ -82,7 +82,7 @@ def test_linear_on_threads(case: Case) -> None:
 
 @needs_mpi
 @pytest.mark.timeout(300)
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(linears(4))
 def test_linear_on_ranks(case: Case) -> None:
     on_ranks(case)

@@ -93,13 +93,13 @@ def poolings(draw: Any, most: int) -> Case:
     return Case(f"{kind}Pool{ndim}d", (P_x,), shape, (tuple(size),), options, kept=2, seed=seed)
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(convolutions(6))
 def test_convolutions_on_threads(case: Case) -> None:
     on_threads(case)
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(poolings(6))
 def test_poolings_on_threads(case: Case) -> None:
     on_threads(case)
@@ -107,7 +107,7 @@ def test_poolings_on_threads(case: Case) -> None:
 
 @needs_mpi
 @pytest.mark.timeout(300)
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(convolutions(4))
 def test_convolutions_on_ranks(case: Case) -> None:
     on_ranks(case)
@@ -115,7 +115,7 @@ def test_convolutions_on_ranks(case: Case) -> None:
 
 @needs_mpi
 @pytest.mark.timeout(300)
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(poolings(4))
 def test_poolings_on_ranks(case: Case) -> None:
     on_ranks(case)
