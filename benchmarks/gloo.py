@@ -61,7 +61,16 @@ def rows_to_columns(x: Tensor, ranks: int) -> Tensor:
 
 def waited(x: Tensor) -> Tensor:
     """A functional collective's result, once it is there."""
-    return x.wait() if isinstance(x, functional.AsyncCollectiveTensor) else x
+    if isinstance(x, functional.AsyncCollectiveTensor):
+        x.wait()  # what this returns is not in the graph
+    return x
+
+
+def array(x: Tensor) -> Any:
+    """The memory of a tensor, which may be a functional collective's result."""
+    if isinstance(x, functional.AsyncCollectiveTensor):
+        x = x.wait()
+    return x.detach().numpy()
 
 
 def redistributed(
@@ -80,7 +89,7 @@ def redistributed(
         return _ready(torch.autograd.grad(y, given, slope)[0])
 
     def value(y: Tensor) -> Any:
-        return waited(y.to_local()).detach().numpy()
+        return array(y.to_local())
 
     return {
         "forward": Rival(forward, value=value),

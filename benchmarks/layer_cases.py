@@ -38,20 +38,22 @@ class Side:
 
     Args:
         forward: makes the result, as part of a graph.
-        leaves: what is differentiated with respect to; the first of them is the argument.
+        x: the argument, whose gradient is compared.
         gradient: of the result; None where the side has no backward that is right.
         value, slope: of the result and of the argument's gradient, this rank's array.
         tolerance: by how much both may differ from linop's, relatively; None: no comparison.
+        finish: waits for a result.
+        parameters: what gradients are left in; some workers of linop have none.
     """
 
     forward: Run
-    leaves: Sequence[Tensor]
+    x: Tensor
     gradient: Tensor | None
     value: Value = array
     slope: Value = array
     tolerance: float | None = 0
     finish: Value = lambda x: x
-    """Waits for a result."""
+    parameters: Sequence[Tensor] | None = None
 
     def rivals(self, comm: MPI.Intracomm) -> dict[str, Rival]:
         """By direction."""
@@ -69,7 +71,12 @@ class Side:
         return self.finish(self.forward())
 
     def _backward(self, y: Tensor) -> Tensor:
-        return self.finish(torch.autograd.grad(y, self.leaves, self.gradient)[0])
+        if self.parameters is None:
+            return self.finish(torch.autograd.grad(y, self.x, self.gradient)[0])
+        for leaf in (self.x, *self.parameters):
+            leaf.grad = None
+        y.backward(self.gradient)
+        return self.finish(self.x.grad)
 
     def _both(self) -> Tensor:
         return self._backward(self._forward())
@@ -134,7 +141,7 @@ class Movement:
         self.add("linop", partial(self.module, self.x))
 
     def add(self, name: str, forward: Run, **options: Any) -> None:
-        side = Side(forward, (self.x,), self.gradient, **options)
+        side = Side(forward, self.x, self.gradient, **options)
         self.sides[name] = side.rivals(self.comm)
 
 
@@ -151,18 +158,18 @@ def _bridge(comm: MPI.Intracomm, op: linop.LinearOperator, shape: Sequence[int])
     """An operator in autograd, beside its plan alone, and beside a Function that does nothing."""
     x, g = leaf(shape, comm.rank), drawn(shape, 100 + comm.rank)
     plan = op.compile(linop.backends.current())
-    ours = Side(partial(linop.autograd.apply, op, x), (x,), g).rivals(comm)
+    ours = Side(partial(linop.autograd.apply, op, x), x, g).rivals(comm)
     given, back = array(x), array(g)
     alone = {
         "forward": Rival(partial(plan, given)),
         "backward": Rival(partial(plan.H, back)),
         "both": Rival(lambda: (plan(given), plan.H(back))[1]),
     }
-    nothing = Side(partial(by_hand.Nothing.apply, x), (x,), g, tolerance=None)
+    nothing = Side(partial(by_hand.Nothing.apply, x), x, g, tolerance=None)
     module = layers.AllReduce(Partition((comm.size,)))
     sides: Sides = {"linop": ours, PLAN: alone, "empty Function": nothing.rivals(comm)}
     if len(op.domain.regions) == comm.size:
-        sides["layers.AllReduce"] = Side(partial(module, x), (x,), g, tolerance=None).rivals(comm)
+        sides["layers.AllReduce"] = Side(partial(module, x), x, g, tolerance=None).rivals(comm)
     return sides
 
 
@@ -195,7 +202,7 @@ def broadcast(comm: MPI.Intracomm, size: int, peers: bool) -> Sides:
     if peers:
         x = leaf(shape, 1)
         # Its argument is a whole tensor on the other ranks, where the gradient is zero.
-        other = Side(partial(gloo.broadcast, x), (x,), this.gradient, slope=_only_at_root)
+        other = Side(partial(gloo.broadcast, x), x, this.gradient, slope=_only_at_root)
         this.sides[GLOO] = other.rivals(comm)
     return this.sides
 
@@ -208,7 +215,7 @@ def sum_reduce(comm: MPI.Intracomm, size: int, peers: bool) -> Sides:
     if peers:
         # Its result is wrong on the other ranks, where nobody has asked for one.
         gradient = this.gradient if comm.rank == 0 else torch.zeros(square(size))
-        other = Side(partial(gloo.reduce, this.x), (this.x,), gradient, value=_only_at_root)
+        other = Side(partial(gloo.reduce, this.x), this.x, gradient, value=_only_at_root)
         this.sides[GLOO] = other.rivals(comm)
     return this.sides
 
@@ -233,7 +240,13 @@ def all_gather(comm: MPI.Intracomm, size: int, peers: bool) -> Sides:
     this = Movement(comm, module, leaf(square(size), comm.rank))
     this.add(BY_HAND, lambda: by_hand.AllGather.apply(this.x, comm))
     if peers:
-        this.add(GLOO, partial(gloo.all_gather, this.x), finish=gloo.waited)
+        this.add(
+            GLOO,
+            partial(gloo.all_gather, this.x),
+            finish=gloo.waited,
+            value=gloo.array,
+            slope=gloo.array,
+        )
     return this.sides
 
 
@@ -255,7 +268,13 @@ def reduce_scatter(comm: MPI.Intracomm, size: int, peers: bool) -> Sides:
     this = Movement(comm, module, leaf(square(size), comm.rank))
     this.add(BY_HAND, lambda: by_hand.ReduceScatter.apply(this.x, comm))
     if peers:
-        this.add(GLOO, partial(gloo.reduce_scatter, this.x), finish=gloo.waited)
+        this.add(
+            GLOO,
+            partial(gloo.reduce_scatter, this.x),
+            finish=gloo.waited,
+            value=gloo.array,
+            slope=gloo.array,
+        )
         this.sides[DTENSOR] = gloo.redistributed(comm, this.x, this.gradient, "P", "S0")
     return this.sides
 
@@ -267,7 +286,13 @@ def repartition(comm: MPI.Intracomm, size: int, peers: bool) -> Sides:
     this = Movement(comm, module, leaf((side * 2 // p, side * p // 2), comm.rank))
     this.add(BY_HAND, lambda: by_hand.RowsToColumns.apply(this.x, comm))
     if peers:
-        this.add(GLOO, partial(gloo.rows_to_columns, this.x, p), finish=gloo.waited)
+        this.add(
+            GLOO,
+            partial(gloo.rows_to_columns, this.x, p),
+            finish=gloo.waited,
+            value=gloo.array,
+            slope=gloo.array,
+        )
         this.sides[DTENSOR] = gloo.redistributed(comm, this.x, this.gradient, "S0", "S1")
     return this.sides
 

@@ -22,7 +22,7 @@ def main(task: Task) -> None:
     comm = MPI.COMM_WORLD.Dup()
     torch.set_num_threads(1)
     if task.peers:
-        start_torch(comm)
+        start_torch(comm)  # and ends with the process: destroying it waits for ever after DTensors
     emit(comm, {"machine": software(comm) | {"torch": torch.__version__}})
     for entry in CASES:
         for size in wanted(entry, task, comm.size):
@@ -31,8 +31,6 @@ def main(task: Task) -> None:
                 comm,
                 {"name": entry.name, "kind": entry.kind, "size": size, "ranks": comm.size, **found},
             )
-    if task.peers:
-        pass
 
 
 def wanted(entry: Entry, task: Task, ranks: int) -> list[int]:

@@ -32,16 +32,17 @@ def seeded(make: Callable[[], Any]) -> Any:
 
 def side(comm: MPI.Intracomm, module: Any, x: Tensor, g: Tensor, **options: Any) -> Any:
     """A module, differentiated with respect to its argument and its parameters."""
-    leaves = (x, *module.parameters())
-    return Side(partial(module, x), leaves, g, tolerance=FLOAT, **options).rivals(comm)
+    parameters = [*module.parameters()]
+    forward = partial(module, x)
+    return Side(forward, x, g, tolerance=FLOAT, parameters=parameters, **options).rivals(comm)
 
 
 def sequential(comm: MPI.Intracomm, make: Callable[[], Any], x: Tensor, g: Tensor) -> Any:
     """On rank 0 alone, with the whole tensor. The others wait."""
     if comm.rank == 0:
-        module = seeded(make)
-        leaves = (x.detach().requires_grad_(), *module.parameters())
-        return Side(partial(module, leaves[0]), leaves, g, tolerance=None).rivals(comm)
+        module, x = seeded(make), x.detach().requires_grad_()
+        parameters = [*module.parameters()]
+        return Side(partial(module, x), x, g, tolerance=None, parameters=parameters).rivals(comm)
     idle = Rival(lambda: None, None)
     waiting = Rival(After(comm, lambda: None, lambda y: None), None)
     return {"forward": idle, "backward": waiting, "both": idle}
@@ -118,7 +119,7 @@ def _megatron(comm: MPI.Intracomm, kind: str, peers: bool) -> Sides:
     }
     if peers:
         theirs = gloo.parallel(seeded(_linear), kind)
-        sides[DTENSOR] = side(comm, theirs, x, g, finish=gloo.waited)
+        sides[DTENSOR] = side(comm, theirs, x, g, finish=gloo.waited, value=gloo.array)
     return sides
 
 
