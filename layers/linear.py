@@ -78,7 +78,7 @@ class Linear(Layer):
         wanted = TensorSpace(X.global_shape, self.P_W, X.dtype, [COPIES, last])
         products = TensorSpace(shape, self.P_W, X.dtype, [last, COPIES])
         Y = TensorSpace(shape, self.output, X.dtype, _axes(self.output, X.ndim, self.y_axes))
-        spread = self.moved(repartition(X, wanted))
+        spread = self.moved(repartition(X, wanted), of=0)
         summed = self.moved(collective("R", f"{self.P_W}→{self.output}", products, Y))
         mine = products.local_shape(self.worker) if self.worker in self.P_W else None
 

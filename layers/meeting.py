@@ -27,7 +27,7 @@ from linop.tensor import COPIES, Axis, TensorSpace
 import torch
 
 Meta = tuple[Any, ...] | None
-"""Shape, dtype, layout and device of a tensor."""
+"""Shape, dtype, layout and device of a tensor, and whether it requires a gradient."""
 
 
 class Given(NamedTuple):
@@ -48,7 +48,7 @@ def given_of(tensors: Sequence[Any], training: bool, own: tuple[Any, ...]) -> Gi
 
 def _meta(x: Any) -> Meta:
     if isinstance(x, torch.Tensor):
-        return x.shape, x.dtype, x.layout, x.device
+        return x.shape, x.dtype, x.layout, x.device, x.requires_grad
     return None if x is None else (type(x).__name__,)
 
 
