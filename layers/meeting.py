@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from linop.backends import Backend
-from linop.backends.bridge import bridge_of, numpy_dtype, run
+from linop.backends.bridge import bridge_of, is_remembering, numpy_dtype, run
 from linop.backends.worker import Worker
 from linop.collectives import all_reduce
 from linop.errors import ArgumentError, BackendError, DTypeError, ShapeError
@@ -75,12 +75,14 @@ class Meeting:
         code = self._calls.get(call)
         if code is None:
             digest = hashlib.sha256(repr(call).encode()).digest()
-            code = torch.from_numpy(np.frombuffer(digest[:8], np.int64).copy())
+            code = np.frombuffer(digest[:8], np.int64).copy()
             self._calls[call] = code
-        if not self._alone:
-            (code,) = run(bridge_of(self._sum, self._backend), (code,))
-        total: int = code.item()
-        return total
+        if self._alone:
+            return int(code[0])
+        bridge = bridge_of(self._sum, self._backend)
+        if is_remembering():
+            return int(run(bridge, (torch.from_numpy(code),))[0])
+        return int(bridge.plan(code)[0])  # 5 µs less than through tensors
 
     def exchanged(self, layer: int, name: str, given: Given) -> list[Given]:
         """What every worker calls, by worker.
