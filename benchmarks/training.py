@@ -3,8 +3,10 @@ in one process."""
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -154,13 +156,15 @@ def square_grid(comm: MPI.Intracomm, size: int, peers: bool) -> Sides:
 # Steps of training
 
 
-def step(model: Module, x: Tensor, labels: Tensor, loss: Any = F.cross_entropy) -> dict[str, Rival]:
-    """Forward, backward and SGD. The result is the loss, which all sides reach together."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+def step(model: Module, x: Tensor, labels: Tensor, adam: bool = False) -> dict[str, Rival]:
+    """Forward, backward and SGD, or Adam. The result is the loss; 0 on workers without output."""
+    kind: Any = torch.optim.Adam if adam else torch.optim.SGD
+    optimizer = kind(model.parameters(), lr=0.001 if adam else 0.01)
 
     def run() -> Tensor:
         optimizer.zero_grad()
-        result = loss(model(x), labels)
+        y = model(x)
+        result = F.cross_entropy(y, labels) if y.numel() else y.sum()
         result.backward()
         optimizer.step()
         return result
@@ -168,11 +172,13 @@ def step(model: Module, x: Tensor, labels: Tensor, loss: Any = F.cross_entropy) 
     return {"step": Rival(run, FLOAT, array)}
 
 
-def step_alone(comm: MPI.Intracomm, make: Callable[[], Any], *batch: Tensor) -> dict[str, Rival]:
+def step_alone(
+    comm: MPI.Intracomm, make: Callable[[], Any], x: Tensor, labels: Tensor, adam: bool = False
+) -> dict[str, Rival]:
     """A sequential step on rank 0. The others wait."""
     if comm.rank:
         return {"step": Rival(lambda: None, None)}
-    return step(seeded(make), *batch)
+    return step(seeded(make), x, labels, adam)
 
 
 def _mlp(comm: MPI.Intracomm, peers: bool, hidden: int) -> Sides:
@@ -212,6 +218,27 @@ for _hidden in (128, 512, 4096):
     case(f"MLP 784-{_hidden}-10, batch {_BATCH}, SGD", STEP, (_BATCH * 784 * 4,))(
         lambda comm, size, peers, hidden=_hidden: _mlp(comm, peers, hidden)
     )
+
+
+LENET = Path(__file__).resolve().parents[1] / "examples/lenet5.py"
+
+
+def lenet(comm: MPI.Intracomm, size: int, peers: bool) -> Sides:
+    """The example's network on four workers, with images on worker 0; and its sequential twin."""
+    spec = importlib.util.spec_from_file_location("lenet5", LENET)
+    assert spec is not None and spec.loader is not None
+    example: Any = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    x, labels = drawn((256, 1, 28, 28), 1) / 9, torch.arange(256) % 10
+    mine = x if comm.rank == 0 else x.flatten(1)[:, :0]
+    return {
+        "linop": step(seeded(example.distributed), mine, labels, adam=True),
+        SEQUENTIAL: step_alone(comm, example.sequential, x, labels, adam=True),
+    }
+
+
+if LENET.exists():
+    case("LeNet-5, batch 256, Adam", STEP, (256 * 28 * 28 * 4,), ranks=(4,))(lenet)
 
 
 # Convolutions, split over space
