@@ -344,6 +344,11 @@ class _Replay:
         return tuple(tensor.detach() for tensor in kept)
 
 
+def is_remembering() -> bool:
+    """Whether results of plans are kept here, or given again: see `remembering`."""
+    return _LOCAL.memory is not None
+
+
 def run(bridge: Bridge, tensors: Sequence[Any]) -> tuple[Any, ...]:
     """Call a plan, or remember what it gave."""
     memory = _LOCAL.memory

@@ -35,7 +35,7 @@ def peer(name: str, case: str) -> Callable[[Add], Add]:
 def available(comm: MPI.Intracomm) -> dict[str, str]:
     """By peer, its version, or why it is missing. Collective; starts torch's process group."""
     found = {}
-    for name, package, load in ((PYLOPS, "pylops-mpi", _pylops), (TORCH, "torch", _torch)):
+    for name, package, load in ((PYLOPS, "pylops-mpi", _pylops), (TORCH, "torch", start_torch)):
         try:
             load(comm)
             found[name] = version(package)
@@ -48,7 +48,8 @@ def _pylops(comm: MPI.Intracomm) -> None:
     import pylops_mpi  # noqa: F401
 
 
-def _torch(comm: MPI.Intracomm) -> None:
+def start_torch(comm: MPI.Intracomm) -> None:
+    """torch.distributed's process group of these ranks, over gloo."""
     import torch.distributed
 
     torch.set_num_threads(1)

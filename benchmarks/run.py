@@ -33,6 +33,8 @@ from linop.backends import mpirun  # noqa: E402
 
 BEGIN, END = "<!-- tables:begin -->", "<!-- tables:end -->"
 JOB_SECONDS = 1200.0
+LAYERS = "layers-"
+"""Begins the names of results of `benchmarks/layers.py`."""
 console = Console(width=None if sys.stdout.isatty() else 200)
 
 
@@ -84,7 +86,7 @@ def main(
         errors += [f"{r.operation} {r.direction}: {r.against}: {r.note}" for r in wrong]
     verdict = report.verdict([row for table in tables.values() for row in table])
     console.print(verdict)
-    save(output, facts, tables, verdict, errors)
+    save(output, library_name(facts), facts, tables, verdict, errors)
     if write_readme:
         into_readme(output)
     for said in errors:
@@ -170,18 +172,23 @@ def by_title(found: list[dict[str, Any]]) -> dict[str, list[report.Row]]:
     return {title: table for title, table in tables.items() if table}
 
 
+def library_name(facts: dict[str, str]) -> str:
+    """Of the MPI library, as a name of files."""
+    kind = "".join(c for c in facts.get("MPI", "mpi").split(" v")[0].lower() if c.isalpha())
+    return "mpich" if kind.startswith("mpich") else kind
+
+
 def save(
     folder: Path,
+    name: str,
     facts: dict[str, str],
     tables: dict[str, list[report.Row]],
     verdict: str,
     errors: list[str],
 ) -> None:
-    """As ``<mpi>.md`` and ``<mpi>.json``."""
+    """As ``<name>.md`` and ``<name>.json``."""
     folder.mkdir(parents=True, exist_ok=True)
-    kind = "".join(c for c in facts.get("MPI", "mpi").split(" v")[0].lower() if c.isalpha())
-    name = "mpich" if kind.startswith("mpich") else kind
-    parts = [f"# {facts.get('MPI', 'MPI')}\n", _facts(facts), f"{verdict}.\n"]
+    parts = [f"# {facts.get('MPI', 'MPI')}\n", facts_text(facts), f"{verdict}.\n"]
     parts += [f"Failed: {error}\n" for error in errors]
     for title, table in tables.items():
         parts += [f"## {title}\n", report.markdown(report.COLUMNS, map(report.cells, table))]
@@ -196,7 +203,8 @@ def save(
     console.print(f"saved: {folder / name}.md and .json")
 
 
-def _facts(facts: dict[str, str]) -> str:
+def facts_text(facts: dict[str, str]) -> str:
+    """The facts in one line."""
     return ", ".join(f"{key} {value}" for key, value in facts.items()) + ".\n"
 
 
@@ -204,14 +212,21 @@ def into_readme(folder: Path) -> None:
     """The ratios of all results in the folder, between the markers of README.md."""
     parts = []
     for path in sorted(folder.glob("*.json")):
+        if path.stem.startswith(LAYERS):
+            continue
         saved = json.loads(path.read_text())
-        parts += [f"### {saved['machine'].get('MPI')}\n", _facts(saved["machine"])]
+        parts += [f"### {saved['machine'].get('MPI')}\n", facts_text(saved["machine"])]
         parts += [f"{saved['verdict']}. All numbers: [{path.stem}.md](results/{path.stem}.md).\n"]
         parts += [report.summary(saved["rows"], RAW), report.summary(saved["rows"], None)]
+    between(BEGIN, END, "\n".join(parts))
+
+
+def between(begin: str, end: str, text: str) -> None:
+    """Put a text between two markers of README.md."""
     readme = ROOT / "benchmarks/README.md"
-    text = readme.read_text()
-    before, after = text.split(BEGIN)[0], text.split(END)[1]
-    readme.write_text(f"{before}{BEGIN}\n\n" + "\n".join(parts) + f"\n{END}{after}")
+    whole = readme.read_text()
+    before, after = whole.split(begin)[0], whole.split(end)[1]
+    readme.write_text(f"{before}{begin}\n\n{text}\n{end}{after}")
 
 
 if __name__ == "__main__":

@@ -15,6 +15,11 @@ ROOT_COPIES = "raw, root copies"
 FLOOR = "one strided copy"
 ONE_BUFFER = "linop, one buffer"
 """Ours where the argument's memory is the result's."""
+BY_HAND = "mpi4py Function"
+"""An `autograd.Function` of torch's over raw mpi4py."""
+PLAN = "plan(x)"
+GLOO, DTENSOR = "torch gloo", "DTensor"
+SEQUENTIAL = "sequential"
 MARK = "LINOP-BENCH "
 """Begins the lines that rank 0 prints for the command."""
 
@@ -33,10 +38,12 @@ class Task:
     """For each comparison, about."""
     peers: bool = False
     """Beside the peers, or beside raw mpi4py alone."""
+    program: str = "benchmarks.rank"
+    """The module that ranks run."""
 
     def command(self) -> list[str]:
         """The command line of a rank."""
-        return [sys.executable, "-m", "benchmarks.rank", json.dumps(asdict(self))]
+        return [sys.executable, "-m", self.program, json.dumps(asdict(self))]
 
     @staticmethod
     def parse(text: str) -> Task:

@@ -197,7 +197,7 @@ class _Conv(Layer):
             bounds[1] = tuple(channels for _, channels in self._groups)
         wanted = TensorSpace(padded, self.P_W, X.dtype, axes, bounds=bounds)
         segments = edges(X.global_shape, widths, self.padding_mode)
-        return self.moved(collective("H", "", X, wanted, segments=segments))
+        return self.moved(collective("H", "", X, wanted, segments=segments), of=0)
 
     def _spread(self, name: str, workers: Partition, axes: list[Axis]) -> Function:
         """What brings the blocks of a parameter to all workers that compute with them."""

@@ -137,12 +137,18 @@ class Layer(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
         """NumPy's dtype of a parameter, which is the same on all workers that hold a block."""
         return numpy_dtype(self.dtypes[name])
 
-    def moved(self, op: LinearOperator) -> Function:
-        """Applying an operator; or nothing to do, where it leaves all blocks where they are."""
+    def moved(self, op: LinearOperator, of: int | None = None) -> Function:
+        """Applying an operator; or nothing to do, where it leaves all blocks where they are.
+
+        Args:
+            of: the number of the input that it is applied to. Where no worker wants that one's
+                gradient, as of a network's first layer, nothing is sent back.
+        """
         if op.domain == op.codomain and op.equals(identity(op.domain)):
             return _itself
         bridge_of(op, self.backend)  # compiled now, by all: not all may be those that call it
-        return partial(apply, op, backend=self.backend)
+        function = partial(apply, op, backend=self.backend)
+        return function if of is None or self._wanted[of] else torch.no_grad()(function)
 
     # How it is called
 
@@ -177,7 +183,8 @@ class Layer(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
             if given.wrong:
                 raise SubsetError(f"{self._name}: worker {worker} passes {given.wrong}")
         dtypes = self._check_parameters(everybodys, inputs[0])
-        key = (*inputs, dtypes)
+        self._wanted = [any(_wants(g.tensors[k]) for g in everybodys) for k in range(len(inputs))]
+        key = (*inputs, dtypes, *self._wanted)
         known = self._bound.get(key)
         if known is None:
             known = self._with_batch(self.bind(*inputs), inputs[0])
@@ -275,6 +282,10 @@ def zero_volume_tensor(batch: int | None = None, **options: Any) -> Tensor:
         options: of ``torch.empty``.
     """
     return torch.empty((0,) if batch is None else (batch, 0), **options)
+
+
+def _wants(meta: Any) -> bool:
+    return meta is not None and len(meta) > 1 and bool(meta[-1])
 
 
 def _itself(x: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from linop.backends import Backend
-from linop.backends.bridge import bridge_of, numpy_dtype, run
+from linop.backends.bridge import bridge_of, is_remembering, numpy_dtype, run
 from linop.backends.worker import Worker
 from linop.collectives import all_reduce
 from linop.errors import ArgumentError, BackendError, DTypeError, ShapeError
@@ -27,7 +27,7 @@ from linop.tensor import COPIES, Axis, TensorSpace
 import torch
 
 Meta = tuple[Any, ...] | None
-"""Shape, dtype, layout and device of a tensor."""
+"""Shape, dtype, layout and device of a tensor, and whether it requires a gradient."""
 
 
 class Given(NamedTuple):
@@ -52,7 +52,7 @@ def given_of(
 
 def _meta(x: Any) -> Meta:
     if isinstance(x, torch.Tensor):
-        return x.shape, x.dtype, x.layout, x.device
+        return x.shape, x.dtype, x.layout, x.device, x.requires_grad
     return None if x is None else (type(x).__name__,)
 
 
@@ -81,12 +81,14 @@ class Meeting:
         if code is None:
             # With the worker: two that change places call something else, of the same sum.
             digest = hashlib.sha256(repr((self._backend.worker, call)).encode()).digest()
-            code = torch.from_numpy(np.frombuffer(digest[:8], np.int64).copy())
+            code = np.frombuffer(digest[:8], np.int64).copy()
             self._calls[call] = code
-        if not self._alone:
-            (code,) = run(bridge_of(self._sum, self._backend), (code,))
-        total: int = code.item()
-        return total
+        if self._alone:
+            return int(code[0])
+        bridge = bridge_of(self._sum, self._backend)
+        if is_remembering():
+            return int(run(bridge, (torch.from_numpy(code),))[0])
+        return int(bridge.plan(code)[0])  # 5 µs less than through tensors
 
     def exchanged(self, layer: int, name: str, given: Given) -> list[Given]:
         """What every worker calls, by worker.
