@@ -192,7 +192,7 @@ class Layer(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
         return known
 
     def _check_parameters(self, everybodys: Sequence[Given], X: TensorSpace) -> tuple[Any, ...]:
-        """The dtypes of the parameters, which `param` says.
+        """The dtypes of the parameters, which `dtype_of` says.
 
         Raises:
             ShapeError, DTypeError: one does not fit; on every worker.

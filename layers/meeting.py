@@ -63,10 +63,9 @@ class Meeting:
         self._backend = backend
         self._layers = 0
         self._calls: dict[Any, Any] = {}
-        workers = backend.workers or 1
-        self.workers = workers
-        self._alone = workers == 1
-        everyone = TensorSpace((1,), Partition((workers,)), np.int64, [COPIES], "call")
+        self.workers = backend.workers or 1
+        self._alone = self.workers == 1
+        everyone = TensorSpace((1,), Partition((self.workers,)), np.int64, [COPIES], "call")
         self._sum = all_reduce(everyone)
 
     def new_number(self) -> int:
@@ -133,7 +132,9 @@ _MODES = ("gradients are enabled", "the layer is in training mode", "autocast is
 
 def meeting_of(backend: Backend) -> Meeting:
     """The meeting of a backend's workers."""
-    meeting: Meeting = backend.__dict__.setdefault("_meeting_of_layers", Meeting(backend))
+    if "_meeting_of_layers" not in backend.__dict__:
+        backend.__dict__["_meeting_of_layers"] = Meeting(backend)
+    meeting: Meeting = backend.__dict__["_meeting_of_layers"]
     return meeting
 
 
