@@ -46,7 +46,7 @@ def sequential(comm: MPI.Intracomm, make: Callable[[], Any], x: Tensor, g: Tenso
         parameters = [*module.parameters()]
         return Side(partial(module, x), x, g, tolerance=None, parameters=parameters).rivals(comm)
     idle = Rival(lambda: None, None)
-    waiting = Rival(After(comm, lambda: None, lambda y: None), None)
+    waiting = Rival(After(comm, lambda: None, id), None)
     return {"forward": idle, "backward": waiting, "both": idle}
 
 
@@ -145,10 +145,9 @@ def square_grid(comm: MPI.Intracomm, size: int, peers: bool) -> Sides:
     mine.requires_grad_()
     P_x, P_y = Partition((1, 2), [0, 1]), Partition((1, 2), [0, 2])
     ours = seeded(lambda: layers.Linear(P_x, P_y, Partition(grid), _WIDE, _WIDE))
-    hand = side(comm, Grid(comm, grid, seeded(_linear)), mine, given if j == 0 else given[0])
     return {
         "linop": side(comm, ours, mine, given),
-        BY_HAND: hand,
+        BY_HAND: side(comm, Grid(comm, grid, seeded(_linear)), mine, given),
         SEQUENTIAL: sequential(comm, _linear, x, g),
     }
 
@@ -181,7 +180,7 @@ def step_alone(
     return step(seeded(make), x, labels, adam)
 
 
-def _mlp(comm: MPI.Intracomm, peers: bool, hidden: int) -> Sides:
+def _mlp(comm: MPI.Intracomm, size: int, peers: bool, hidden: int) -> Sides:
     x, labels = drawn((_BATCH, 784), 1) / 9, torch.arange(_BATCH) % 10
 
     def sizes() -> tuple[Any, Any]:
@@ -216,7 +215,7 @@ def _mlp(comm: MPI.Intracomm, peers: bool, hidden: int) -> Sides:
 
 for _hidden in (128, 512, 4096):
     case(f"MLP 784-{_hidden}-10, batch {_BATCH}, SGD", STEP, (_BATCH * 784 * 4,))(
-        lambda comm, size, peers, hidden=_hidden: _mlp(comm, peers, hidden)
+        partial(_mlp, hidden=_hidden)
     )
 
 
