@@ -88,6 +88,29 @@ def shapes_may_change(backend: Backend) -> None:
         same(layer(block(X, normal(shape, 0), backend)), block(Y, wanted, backend))
 
 
+def shapes_may_be_promised(backend: Backend) -> None:
+    """Then nobody asks, but where all workers pass something new."""
+    layer, twin = made(backend, convolution(backend))
+    X = TensorSpace((2, 3, 5, 9), layer.inputs[0])
+
+    def asked(batch: int) -> int:
+        before = [row.calls for row in backend.counters() if row.operator.startswith("B_{1→")]
+        whole = normal((batch, *X.global_shape[1:]), 1)
+        wanted = twin(whole)
+        Y = TensorSpace(tuple(wanted.shape), layer.inputs[0])
+        given = layer(whole[(slice(None), *X.slices(mine(backend))[1:])])
+        same(given, block(Y, wanted, backend))
+        after = [row.calls for row in backend.counters() if row.operator.startswith("B_{1→")]
+        return sum(after) - sum(before)
+
+    asked(2)
+    with layers.fixed_shapes():
+        assert [asked(2), asked(1), asked(2), asked(1)] == [0, 1, 0, 0]
+        with layers.fixed_shapes(False):
+            assert asked(2) == 1
+    assert asked(2) == 1
+
+
 def a_shape_that_changes_on_one_worker_is_an_error_on_all(backend: Backend) -> None:
     layer, _ = made(backend, convolution(backend))
     X = TensorSpace((2, 3, 5, 9), layer.inputs[0])
@@ -470,6 +493,7 @@ DISTDL: list[Callable[[Backend], None]] = [
 ]
 FACTS: list[Callable[[Backend], None]] = [
     *DISTDL,
+    shapes_may_be_promised,
     movements_are_their_operators,
     the_batch_is_kept,
     replicated_linear_layers_are_megatrons,

@@ -19,7 +19,7 @@ import linop
 from benchmarks import by_hand, gloo
 from benchmarks.cases import Rival, Run
 from benchmarks.measure import After
-from benchmarks.task import BY_HAND, DTENSOR, GLOO, PLAN, SIZES
+from benchmarks.task import AGREEING, BY_HAND, DTENSOR, GLOO, PLAN, SIZES
 from linop import Partition, layers
 
 Tensor = Any
@@ -139,6 +139,11 @@ class Movement:
         self.y = self.module(self.x).detach()
         self.gradient = drawn(self.y.shape, 100 + self.comm.rank)
         self.add("linop", partial(self.module, self.x))
+        self.add(AGREEING, self._agreeing)
+
+    def _agreeing(self) -> Tensor:
+        with layers.fixed_shapes(False):
+            return self.module(self.x)
 
     def add(self, name: str, forward: Run, **options: Any) -> None:
         side = Side(forward, self.x, self.gradient, **options)

@@ -17,6 +17,7 @@ from linop.layers.loss import (
     MSELoss,
     SmoothL1Loss,
 )
+from linop.layers.meeting import fixed_shapes
 from linop.layers.movement import (
     AllGather,
     AllReduce,
@@ -113,6 +114,7 @@ __all__ = [
     "ZeroPad1d",
     "ZeroPad2d",
     "ZeroPad3d",
+    "fixed_shapes",
     "gather_optimizer_state",
     "gather_state",
     "load",

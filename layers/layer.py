@@ -18,7 +18,6 @@ from linop.backends.autograd import apply, tie
 import numpy as np
 import torch
 
-from linop import backends
 from linop.algebra import identity
 from linop.backends import Backend
 from linop.backends.bridge import bridge_of, numpy_dtype, torch_dtype
@@ -30,7 +29,7 @@ from linop.errors import (
     SubsetError,
     expect,
 )
-from linop.layers.meeting import Given, Meeting, given_of, meeting_of, space_of
+from linop.layers.meeting import Given, Meeting, given_of, meeting_of, program, space_of
 from linop.operator import LinearOperator
 from linop.partition import Partition
 from linop.tensor import Axis, TensorSpace
@@ -86,6 +85,7 @@ class Layer(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
         self._number = self._meeting.new_number()
         self._agreed: dict[int, Function] = {}
         self._bound: dict[Any, Function] = {}
+        self._settled: dict[Given, Function] = {}
 
     @property
     def _name(self) -> str:
@@ -166,11 +166,14 @@ class Layer(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
             (n, p.shape, p.dtype, p.device) for n, p in self._parameters.items() if p is not None
         )
         given = given_of(tensors, self.training, own, self.wrong(tensors))
+        if self._meeting.shapes_are_fixed and given in self._settled:
+            return self._settled[given]
         total = self._meeting.total(self._number, given)
         function = self._agreed.get(total)
         if function is None:
             function = self._new_function(given)
             _keep(self._agreed, total, function)
+        _keep(self._settled, given, function)
         return function
 
     def _new_function(self, mine: Given) -> Function:
@@ -247,13 +250,6 @@ def _uncompiled(layer: Layer, tensors: Sequence[Tensor]) -> Tensor:
     return layer(*tensors)
 
 
-def program() -> Backend:
-    """The program that layers made now are part of: of this process alone, where there is neither
-    `launch` nor ``mpiexec``."""
-    here = backends.current()
-    return backends.alone() if here.worker is None else here
-
-
 def mine(backend: Backend) -> int:
     """Which worker of a program this is."""
     assert backend.worker is not None
@@ -294,6 +290,6 @@ def _itself(x: Tensor) -> Tensor:
 
 def _keep(functions: dict[Any, Function], key: Any, function: Function) -> None:
     """Keep a function, in the place of the oldest. All workers have the same ones, in one order."""
-    if len(functions) == _MOST:
+    if key not in functions and len(functions) == _MOST:
         functions.pop(next(iter(functions)))
     functions[key] = function

@@ -20,8 +20,8 @@ from linop.backends import Backend
 from linop.backends.bridge import numpy_dtype
 from linop.collectives import repartition
 from linop.errors import ArgumentError, BackendError, LinopError
-from linop.layers.layer import Layer, Tensor, mine, program
-from linop.layers.meeting import Meeting, meeting_of
+from linop.layers.layer import Layer, Tensor, mine
+from linop.layers.meeting import Meeting, meeting_of, program
 from linop.layers.parts import Part, fit, parts_of
 from linop.partition import Partition
 from linop.tensor import COPIES, TensorSpace
