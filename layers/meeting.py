@@ -28,6 +28,9 @@ from linop.tensor import COPIES, Axis, TensorSpace
 # isort: split
 import torch
 
+_MOST = 4096
+"""Digests that are kept, of calls of all layers."""
+
 Meta = tuple[Any, ...] | None
 """Shape, dtype, layout and device of a tensor, and whether it requires a gradient."""
 
@@ -84,6 +87,8 @@ class Meeting:
             # With the worker: two that change places call something else, of the same sum.
             digest = hashlib.sha256(repr((self._backend.worker, call)).encode()).digest()
             code = np.frombuffer(digest[:8], np.int64).copy()
+            if len(self._calls) == _MOST:
+                self._calls.clear()
             self._calls[call] = code
         if self._alone:
             return int(code[0])
