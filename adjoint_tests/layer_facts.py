@@ -351,6 +351,26 @@ def copies_of_layers_work(backend: Backend) -> None:
     same(copy.deepcopy(layer)(x), wanted)
 
 
+def layers_may_be_autocast(backend: Backend) -> None:
+    """Torch computes in bfloat16; parameters, gradients and what moves stay as they are."""
+    layer, twin = (module.float() for module in made(backend, convolution(backend)))
+    X = cut((2, 3, 5, 9), layer.inputs[0], 0)
+    whole = normal(X.global_shape, 1).float().requires_grad_()
+    x = block(X, whole, backend, gradient=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        y, wanted = layer(torch.relu(x)), twin(torch.relu(whole))
+    assert wanted.dtype == torch.bfloat16
+    Y = TensorSpace(tuple(wanted.shape), layer.inputs[0])
+    assert torch.allclose(y.float(), block(Y, wanted, backend).float(), atol=0.05)
+    y.float().pow(2).sum().backward()
+    wanted.float().pow(2).sum().backward()
+    assert x.grad.dtype == torch.float32
+    assert torch.allclose(x.grad, block(X, whole.grad, backend), atol=0.2)
+    for name, parameter in layer.named_parameters():
+        assert parameter.grad.dtype == torch.float32
+        assert torch.allclose(parameter.grad, dict(twin.named_parameters())[name].grad, rtol=0.1)
+
+
 def results_may_be_changed_in_place(backend: Backend) -> None:
     P = row(backend, 1, 1)
     net = torch.nn.Sequential(
@@ -499,6 +519,7 @@ FACTS: list[Callable[[Backend], None]] = [
     replicated_linear_layers_are_megatrons,
     checkpointing_repeats_no_communication,
     copies_of_layers_work,
+    layers_may_be_autocast,
     results_may_be_changed_in_place,
     bad_tensors_are_errors_on_all,
     bad_parameters_are_errors_on_all,

@@ -20,6 +20,7 @@ import torch
 import layer_facts
 import linop
 from layer_cases import Case, grids, on_ranks, on_threads
+from linop import Partition
 from linop.errors import BackendError
 from mpi_job import job, needs_mpi
 
@@ -88,10 +89,16 @@ def test_linear_on_ranks(case: Case) -> None:
     on_ranks(case)
 
 
+def test_the_example_of_seed_001() -> None:
+    """Input on 1×4, output on 1×3 other workers, the weight on 3×4."""
+    P_x, P_y, P_W = Partition((1, 4)), Partition((1, 3), range(4, 7)), Partition((3, 4))
+    on_threads(Case("Linear", (P_x, P_y, P_W), (1, 16), (16, 12), output=P_y))
+
+
 def test_one_worker_needs_no_launch() -> None:
-    P = linop.Partition((1, 1))
+    P = Partition((1, 1))
     layer = linop.layers.Linear(P, P, P, 3, 2)
     layer(torch.ones(4, 3)).sum().backward()
     assert layer.weight.grad.shape == (2, 3)
     with pytest.raises(BackendError, match=r"linop\.launch"):
-        linop.layers.AllReduce(linop.Partition((2,)))
+        linop.layers.AllReduce(Partition((2,)))
