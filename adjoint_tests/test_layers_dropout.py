@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 if importlib.util.find_spec("torch") is None:
     pytest.skip(
@@ -19,55 +18,13 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 import linop
-from layer_cases import WIDE, Case, block, cut, grids, normal, same
+from dropout_checks import dropouts, drops_the_same, on_rank, two_masks
+from layer_cases import WIDE, Case, same
 from linop import Partition
-from linop.backends import Backend, use
+from linop.backends import Backend
 from linop.errors import ArgumentError, DTypeError, ShapeError
 from linop.layers.dropout import random_bits
 from mpi_job import job, needs_mpi
-from plan_facts import mine
-
-
-@st.composite
-def dropouts(draw: Any, most: int) -> Case:
-    """Any dropout, on grids of at most so many workers."""
-    space = draw(st.integers(0, 3))
-    ndim = 2 + space if space else draw(st.integers(1, 4))
-    shape = tuple(draw(st.integers(1, 5)) for _ in range(ndim))
-    p, seed = draw(st.sampled_from([0.0, 0.3, 0.5, 1.0])), draw(st.integers(0, 99))
-    grid = draw(grids(most, draw(st.integers(1, ndim))))
-    name = f"Dropout{space}d" if space else "Dropout"
-    return Case(name, (grid,), shape, (p,), {"inplace": draw(st.booleans())}, seed=seed)
-
-
-def two_masks(case: Case) -> tuple[list[Any], int]:
-    """What one worker alone makes of ones, twice; and what its generator draws afterwards."""
-    kind = getattr(linop.layers, case.layer)
-    layer = kind(Partition((1,) * case.partitions[0].ndim), *case.arguments)
-    torch.manual_seed(case.seed)
-    # As arrays, which travel to ranks.
-    masks = [layer(torch.ones(case.shape, dtype=WIDE)).detach().numpy() for _ in range(2)]
-    return masks, int(torch.randint(1 << 40, ()))
-
-
-def drops_the_same(backend: Backend, case: Case, masks: list[Any]) -> None:
-    """The layer's masks are those, forward and back."""
-    (P,), whole = case.partitions, normal(case.shape, case.seed)
-    layer = getattr(linop.layers, case.layer)(P, *case.arguments, **case.options)
-    torch.manual_seed(case.seed)
-    for mask in map(torch.from_numpy, masks):
-        X = cut(case.shape, P, case.seed)
-        x = block(X, whole, backend, gradient=True)
-        y = layer(x * 1 if case.options["inplace"] else x)
-        y.sum().backward()
-        if mine(backend) in P:
-            same(y, block(X, whole * mask, backend))
-            same(x.grad, block(X, mask, backend))
-            same(x, block(X, normal(case.shape, case.seed), backend))
-    z = normal(case.shape, 7)
-    evaluated = layer.eval()(block(X, z, backend))
-    if mine(backend) in P:
-        same(evaluated, block(X, z, backend))
 
 
 @settings(max_examples=40)
@@ -84,15 +41,7 @@ def test_masks_on_threads(case: Case) -> None:
 @settings(max_examples=12)
 @given(dropouts(4))
 def test_masks_on_ranks(case: Case) -> None:
-    job(case.workers).run(_on_rank, case, *two_masks(case))
-
-
-def _on_rank(comm: Any, case: Case, masks: list[Any], afterwards: int) -> None:
-    torch.set_num_threads(1)
-    backend = linop.backends.get("mpi", comm=comm)
-    with use(backend):
-        drops_the_same(backend, case, masks)
-    assert int(torch.randint(1 << 40, ())) == afterwards
+    job(case.workers).run(on_rank, case, *two_masks(case))
 
 
 def test_the_mask_is_that_of_worker_0() -> None:

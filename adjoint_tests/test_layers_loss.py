@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 if importlib.util.find_spec("torch") is None:
     pytest.skip(
@@ -17,123 +16,19 @@ if importlib.util.find_spec("torch") is None:
 import torch
 
 import linop
-from layer_cases import WIDE, Case, cut, grids, normal, same
+from layer_cases import WIDE, Case, normal, same
 from linop import Partition, TensorSpace
-from linop.backends import Backend, use
+from linop.backends import Backend
 from linop.errors import LinopError
+from loss_checks import WORDS, is_torch_s, losses, on_rank, workers
 from mpi_job import job, needs_mpi
-from plan_facts import mine
-
-CLASSES = ("NLLLoss", "CrossEntropyLoss")
-IGNORED = -7
-
-
-@st.composite
-def losses(draw: Any, most: int) -> Case:
-    """Any loss, on a grid of at most so many workers; there may be one more."""
-    kind = draw(
-        st.sampled_from(
-            [
-                *("MSELoss", "L1Loss", "SmoothL1Loss", "HuberLoss", "KLDivLoss"),
-                *("BCELoss", "BCEWithLogitsLoss"),
-                *(2 * CLASSES),
-            ]
-        )
-    )
-    ndim = draw(st.integers(2 if kind in CLASSES else 1, 4))
-    shape = tuple(draw(st.integers(1, 5)) for _ in range(ndim))
-    options: dict[str, Any] = {}
-    reductions = ["mean", "sum", "none", *(["batchmean"] if kind == "KLDivLoss" else [])]
-    options["reduction"] = draw(st.sampled_from(reductions))
-    if kind == "SmoothL1Loss":
-        options["beta"] = draw(st.sampled_from([0.0, 0.5]))
-    if kind == "HuberLoss":
-        options["delta"] = 0.5
-    if kind == "KLDivLoss":
-        options["log_target"] = draw(st.booleans())
-    if kind in CLASSES:
-        options["ignore_index"] = draw(st.sampled_from([IGNORED, 0]))
-    probable = options.get("ignore_index") == IGNORED and draw(st.booleans())
-    if kind == "CrossEntropyLoss":
-        options["label_smoothing"] = draw(st.sampled_from([0.0, 0.2]))
-    # Drawn from the seed: tensors are no small description.
-    weights = {"weight": draw(st.booleans()), "pos_weight": draw(st.booleans())}
-    places = {"weights": weights, "probable": probable, "more": draw(st.booleans())}
-    seed = draw(st.integers(0, 99))
-    P = draw(grids(most, draw(st.integers(1, ndim))))
-    return Case(kind, (P,), shape, (), options, places, seed=seed)
-
-
-def uniform(shape: tuple[int, ...], seed: int) -> Any:
-    """Numbers between 0 and 1."""
-    return torch.rand(shape, generator=torch.Generator().manual_seed(seed), dtype=WIDE)
-
-
-def data(case: Case) -> tuple[Any, Any, dict[str, Any]]:
-    """The input, the target, and the arguments."""
-    shape, seed, kind = case.shape, case.seed, case.layer
-    options, weights = dict(case.options), case.places["weights"]
-    x, t = normal(shape, seed), uniform(shape, seed + 1)
-    if kind == "BCELoss":
-        x = uniform(shape, seed)
-    if kind in ("BCELoss", "BCEWithLogitsLoss") and weights["weight"]:
-        options["weight"] = uniform((1, *shape[1:]), seed + 2)
-    if kind == "BCEWithLogitsLoss" and weights["pos_weight"]:
-        options["pos_weight"] = uniform(shape[-1:], seed + 3)
-    if kind == "KLDivLoss" and options["log_target"]:
-        t = t.log()
-    if kind in CLASSES:
-        if weights["weight"]:
-            options["weight"] = uniform(shape[1:2], seed + 2)
-        if kind == "NLLLoss" or not case.places["probable"]:
-            t = (t[:, 0] * shape[1]).long()
-            t[uniform(tuple(t.shape), seed + 4) > 0.8] = options["ignore_index"]
-    return x, t, options
-
-
-def is_torch_s(backend: Backend, case: Case) -> None:
-    """The loss, and its gradient, are those of torch.nn."""
-    (P,), worker = case.partitions, mine(backend)
-    whole, target, options = data(case)
-    z = whole.clone().requires_grad_()
-    wanted = getattr(torch.nn, case.layer)(**options)(z, target)
-    none = case.options["reduction"] == "none"
-    upstream = normal(tuple(wanted.shape), case.seed + 5)
-    if not wanted.isfinite().all():
-        return  # where nothing counts, the mean is not a number
-    wanted.backward(upstream)
-    X, x, t = cut(case.shape, P, case.seed), None, None
-    if worker in P:
-        where = X.slices(worker)
-        x = whole[where].clone().requires_grad_()
-        fewer = target.ndim < whole.ndim
-        there = (where[0], *where[2:]) if fewer else where
-        t = target[there]
-        if none:
-            there = (where[0], *where[2:]) if wanted.ndim < whole.ndim else where
-            wanted, upstream = wanted[there], upstream[there]
-    loss = getattr(linop.layers, case.layer)(P, **options)
-    y = loss(x, t)
-    if worker in P or not none:
-        same(y.detach(), wanted.detach())
-        y.backward(upstream)
-    else:
-        assert y.shape[-1] == 0
-        y.sum().backward()
-    if worker in P:
-        same(x.grad, z.grad[where])
-        same(x.detach(), whole[where])
-
-
-def _workers(case: Case) -> int:
-    return case.workers + case.places["more"]
 
 
 @pytest.mark.filterwarnings("ignore:reduction")  # what KLDivLoss will mean by "mean"
 @settings(max_examples=50)
 @given(losses(5))
 def test_losses_on_threads(case: Case) -> None:
-    linop.launch(lambda backend: is_torch_s(backend, case), _workers(case))
+    linop.launch(lambda backend: is_torch_s(backend, case), workers(case))
 
 
 @needs_mpi
@@ -141,14 +36,7 @@ def test_losses_on_threads(case: Case) -> None:
 @settings(max_examples=15)
 @given(losses(3))
 def test_losses_on_ranks(case: Case) -> None:
-    job(_workers(case)).run(_on_rank, case)
-
-
-def _on_rank(comm: Any, case: Case) -> None:
-    torch.set_num_threads(1)
-    backend = linop.backends.get("mpi", comm=comm)
-    with use(backend):
-        is_torch_s(backend, case)
+    job(workers(case)).run(on_rank, case)
 
 
 def test_a_block_of_impossible_classes() -> None:
@@ -202,23 +90,8 @@ def test_what_is_wrong_is_said_on_every_worker() -> None:
 
     first, *others = linop.launch(main, 3)
     assert all(said == first for said in others)
-    for said, words in zip(first, _WORDS, strict=True):
+    for said, words in zip(first, WORDS, strict=True):
         assert words in said, (words, said)
-
-
-_WORDS = (
-    "targets from 0 to 3, or ignore_index=-100, expected",
-    "between 0 and 1",
-    "targets from 0 to 3, or ignore_index=-100, expected",
-    "between 0 and 1",
-    "a target of shape (2, 3)",
-    "float64; convert one of them",
-    "int64 expected",
-    "weight of shape (3,) for 4 classes",
-    "reduction='most'",
-    "HuberLoss",
-    "label_smoothing=2.0",
-)
 
 
 def test_the_replicated_result_is_one() -> None:
