@@ -75,7 +75,7 @@ def linears(draw: Any, most: int) -> Case:
     )
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(linears(6))
 def test_linear_on_threads(case: Case) -> None:
     on_threads(case)

@@ -27,7 +27,7 @@ from linop.layers.dropout import random_bits
 from mpi_job import job, needs_mpi
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(dropouts(5))
 def test_masks_on_threads(case: Case) -> None:
     masks, afterwards = two_masks(case)

@@ -23,7 +23,7 @@ from linop.errors import ArgumentError, DTypeError, LinopError, PartitionError
 from mpi_job import job, needs_mpi
 
 
-@settings(max_examples=40)
+@settings(max_examples=15)
 @given(embeddings(5))
 def test_embeddings_on_threads(case: Case) -> None:
     linop.launch(lambda backend: is_torch_s(backend, case), case.workers)

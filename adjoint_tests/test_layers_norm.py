@@ -24,7 +24,7 @@ from mpi_job import job, needs_mpi
 from norm_checks import batch_norms, keeps_statistics, norms, statistics_on_rank
 
 
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(norms(6))
 def test_norms_on_threads(case: Case) -> None:
     on_threads(case)

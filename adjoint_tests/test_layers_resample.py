@@ -82,13 +82,13 @@ def paddings(draw: Any, most: int) -> Case:
     return Case(f"{kind}Pad{ndim}d", (P_x,), shape, arguments, kept=2, seed=seed)
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(paddings(6))
 def test_padding_on_threads(case: Case) -> None:
     on_threads(case)
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(upsamplings(6))
 def test_upsampling_on_threads(case: Case) -> None:
     on_threads(case)

@@ -93,13 +93,13 @@ def poolings(draw: Any, most: int) -> Case:
     return Case(f"{kind}Pool{ndim}d", (P_x,), shape, (tuple(size),), options, kept=2, seed=seed)
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(convolutions(6))
 def test_convolutions_on_threads(case: Case) -> None:
     on_threads(case)
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(poolings(6))
 def test_poolings_on_threads(case: Case) -> None:
     on_threads(case)

@@ -42,7 +42,7 @@ from state_checks import (
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-@settings(max_examples=20)
+@settings(max_examples=8)
 @given(pairs(6))
 def test_states_are_exact_on_threads(pair: tuple[Held, Held]) -> None:
     first, second = pair

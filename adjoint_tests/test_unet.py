@@ -28,7 +28,7 @@ CASES = [((2, 2, 1), (12, 20, 4)), ((1, 1, 4), (4, 8, 20)), ((1, 1, 4), (8, 4, 1
 
 @pytest.mark.parametrize(("grid", "shape"), CASES)
 def test_training_on_threads(grid: Any, shape: Any) -> None:
-    on_threads(unet_trains_as_its_twin, grid, shape, STEPS, TOLERANCE)
+    on_threads(unet_trains_as_its_twin, grid, shape, 3, TOLERANCE)  # threads take long
 
 
 @needs_mpi
