@@ -25,7 +25,12 @@ BACKENDS = {
 
 __all__ = ["BACKENDS", "Backend", "BoundPlan", "current", "get", "launch", "use"]
 
-_HERE = threading.local()
+
+class _Here(threading.local):
+    backend: Backend | None = None
+
+
+_HERE = _Here()
 
 
 def get(name: str, **options: Any) -> Backend:
@@ -80,7 +85,7 @@ def current() -> Backend:
     """The backend of the program that this thread is a worker of: inside `launch`, the one that
     `main` was given, and inside `use` that; under ``mpiexec`` that of COMM_WORLD; else
     ``threads``, which holds all workers in this process."""
-    return getattr(_HERE, "backend", None) or _default()
+    return _HERE.backend or _default()
 
 
 @cache
@@ -95,7 +100,7 @@ def alone() -> Backend:
 def use(backend: Backend) -> Iterator[None]:
     """Make a backend the `current` one: layers that are made inside ``with use(backend):`` have its
     workers, such as the ranks of a communicator smaller than COMM_WORLD."""
-    before = getattr(_HERE, "backend", None)
+    before = _HERE.backend
     _HERE.backend = backend
     try:
         yield

@@ -84,6 +84,11 @@ class Order:
         return self._calls
 
 
+def _of_bits(array: Array) -> Any:
+    """A tensor with the memory of an array of bfloat16, which torch takes from no array."""
+    return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+
+
 class Bridge:
     """A plan as the bridge calls it."""
 
@@ -96,6 +101,7 @@ class Bridge:
         self._into = held(plan.domain, plan.backend.worker)
         self._out_of = held(plan.codomain, plan.backend.worker)
         self.one = len(self._into) == len(self._out_of) == 1
+        self._tensor = _of_bits if dtype is torch.bfloat16 else torch.from_numpy
         self._debug = getattr(plan.backend, "debug", False)
         self._nothing = torch.empty(0, dtype=dtype, device="cpu")
 
@@ -176,6 +182,12 @@ class Bridge:
 
     def _array(self, number: int, tensor: Any) -> Array:
         """A tensor's memory as an array; its shape is the plan's affair."""
+        if is_of(tensor, self.dtype):
+            try:
+                array: Array = tensor.numpy()
+                return array
+            except (RuntimeError, TypeError):
+                pass  # it is none of the usual ones, which is found out at no cost to those
         if not isinstance(tensor, torch.Tensor):
             raise self._unfit(number, f"{type(tensor).__name__} given, torch.Tensor expected")
         if tensor.dtype is not self.dtype:
@@ -196,19 +208,13 @@ class Bridge:
             if self.dtype is torch.bfloat16:  # NumPy's is another package's
                 bits: Array = tensor.detach().view(torch.int16).numpy(force=True)
                 return bits.view(self.plan.op.dtype)
-            array: Array = tensor.numpy(force=True)  # resolves conj and neg views, which are lazy
+            array = tensor.numpy(force=True)  # resolves conj and neg views, which are lazy
         except (RuntimeError, TypeError) as error:
             raise self._unfit(number, f"it has no memory that could be read: {error}") from None
         return array
 
     def _unfit(self, number: int, words: str) -> ArgumentError:
         return ArgumentError(f"tensor of region {self._into[number].name!r}: {words}")
-
-    def _tensor(self, array: Array) -> Any:
-        """An array's memory as a tensor."""
-        if self.dtype is torch.bfloat16:
-            return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
-        return torch.from_numpy(array)
 
     def wrapped(self, tensors: Sequence[Any]) -> Any:
         """Tensors in the order of the regions held here, as users meet them."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from linop import collectives, halo
@@ -44,18 +44,10 @@ class Movement(Layer):
         return f"{self.inputs[0]} → {self.P_y}"
 
 
-class Broadcast(Movement):
-    """Every block copied to all workers of `P_y` that it matches; see `linop.broadcast`. The
-    gradient is the sum-reduction.
+class _Matching(Movement):
+    """One operator of two partitions whose grid axes match from the right, as in NumPy."""
 
-    Args:
-        P_x: the partition of the input; grid axis k splits dimension k, or, of tensors with fewer
-            dimensions, holds independent blocks.
-        P_y: the partition of the output. Grid axes match from the right, as in NumPy: equal, or 1
-            in `P_x`.
-        transpose_src, transpose_dest: reverse the grid of `P_x`, or `P_y`, before that.
-        preserve_batch: whether zero-volume results have shape (batch, 0), not (0,).
-    """
+    matched: Callable[..., LinearOperator]
 
     def __init__(
         self,
@@ -70,15 +62,31 @@ class Broadcast(Movement):
         # What is wrong with the grids is wrong now.
         self.operator(TensorSpace((), P_x, axes=[COPIES] * P_x.ndim))
 
+    def operator(self, X: TensorSpace) -> LinearOperator:
+        return self.matched(X, self.P_y, self.transpose_src, self.transpose_dest)
+
+
+class Broadcast(_Matching):
+    """Every block copied to all workers of `P_y` that it matches; see `linop.broadcast`. The
+    gradient is the sum-reduction.
+
+    Args:
+        P_x: the partition of the input; grid axis k splits dimension k, or, of tensors with fewer
+            dimensions, holds independent blocks.
+        P_y: the partition of the output. Grid axes match from the right, as in NumPy: equal, or 1
+            in `P_x`.
+        transpose_src, transpose_dest: reverse the grid of `P_x`, or `P_y`, before that.
+        preserve_batch: whether zero-volume results have shape (batch, 0), not (0,).
+    """
+
+    matched = staticmethod(collectives.broadcast)
+
     def axes(self, number: int, ndim: int) -> Sequence[Axis]:
         grid = self.inputs[0].shape
         return [k if k < ndim and n > 1 else COPIES for k, n in enumerate(grid)]
 
-    def operator(self, X: TensorSpace) -> LinearOperator:
-        return collectives.broadcast(X, self.P_y, self.transpose_src, self.transpose_dest)
 
-
-class SumReduce(Movement):
+class SumReduce(_Matching):
     """The blocks along some grid axes summed; see `linop.sum_reduce`. The gradient is the
     broadcast.
 
@@ -91,17 +99,7 @@ class SumReduce(Movement):
         preserve_batch: whether zero-volume results have shape (batch, 0), not (0,).
     """
 
-    def __init__(
-        self,
-        P_x: Partition,
-        P_y: Partition,
-        transpose_src: bool = False,
-        transpose_dest: bool = False,
-        preserve_batch: bool = True,
-    ) -> None:
-        super().__init__(P_x, P_y, preserve_batch)
-        self.transpose_src, self.transpose_dest = transpose_src, transpose_dest
-        self.operator(TensorSpace((), P_x, axes=[COPIES] * P_x.ndim))
+    matched = staticmethod(collectives.sum_reduce)
 
     def axes(self, number: int, ndim: int) -> Sequence[Axis]:
         large, small = self.inputs[0].shape, self.P_y.shape
@@ -114,9 +112,6 @@ class SumReduce(Movement):
         if self.transpose_src:
             kept.reverse()
         return [k if keep and k < ndim else COPIES for k, keep in enumerate(kept)]
-
-    def operator(self, X: TensorSpace) -> LinearOperator:
-        return collectives.sum_reduce(X, self.P_y, self.transpose_src, self.transpose_dest)
 
 
 class AllReduce(Movement):

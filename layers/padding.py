@@ -13,7 +13,7 @@ from linop.backends.autograd import apply
 from linop.collectives import collective
 from linop.errors import ArgumentError, ShapeError
 from linop.layers.layer import Function, Layer, Tensor
-from linop.layers.sliding import spatial
+from linop.layers.sliding import check_dimensions, spatial
 from linop.padding import PaddingMode, edges, padded_shape
 from linop.partition import Partition
 from linop.tensor import TensorSpace
@@ -50,11 +50,7 @@ class _Pad(Layer):
 
     def bind(self, *inputs: TensorSpace) -> Function:
         (X,) = inputs
-        if X.ndim != self.ndim + 2:
-            raise ShapeError(
-                f"{self._name}: an input of shape {X.global_shape}; {self.ndim + 2} dimensions "
-                f"expected: batch, channels, and {self.ndim} of space"
-            )
+        check_dimensions(self._name, X, self.ndim)
         try:
             shape = padded_shape(X, self.widths)
             edges(X.global_shape, self.widths, self.mode)

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from linop.collectives import collective
-from linop.errors import ArgumentError, ShapeError
+from linop.errors import ArgumentError
 from linop.layers.layer import Function, Layer, Tensor, nothing
-from linop.layers.sliding import Pads, Window, numbers, spatial
+from linop.layers.sliding import Pads, Window, check_dimensions, numbers, spatial
 from linop.partition import Partition
 from linop.tensor import TensorSpace
 
@@ -62,11 +62,7 @@ class _Pool(Layer):
 
     def bind(self, *inputs: TensorSpace) -> Function:
         (X,) = inputs
-        if X.ndim != self.ndim + 2:
-            raise ShapeError(
-                f"{self._name}: an input of shape {X.global_shape}; {self.ndim + 2} dimensions "
-                f"expected: batch, channels, and {self.ndim} of space"
-            )
+        check_dimensions(self._name, X, self.ndim)
         extents = X.global_shape[2:]
         window = self.window(extents)
         bounds, pads = dict(enumerate(X.bounds)), []

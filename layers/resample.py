@@ -13,7 +13,7 @@ from linop.backends.bridge import torch_dtype
 from linop.collectives import collective
 from linop.errors import ArgumentError, DTypeError, ShapeError
 from linop.layers.layer import Function, Layer, Tensor
-from linop.layers.sliding import Window, numbers, spatial
+from linop.layers.sliding import Window, check_dimensions, numbers, spatial
 from linop.partition import Partition
 from linop.tensor import Bounds, TensorSpace
 
@@ -90,11 +90,7 @@ class Upsample(Layer):
 
     def bind(self, *inputs: TensorSpace) -> Function:
         (X,) = inputs
-        if X.ndim != self.ndim + 2:
-            raise ShapeError(
-                f"{self._name}: an input of shape {X.global_shape}; {self.ndim + 2} dimensions "
-                f"expected: batch, channels, and {self.ndim} of space"
-            )
+        check_dimensions(self._name, X, self.ndim)
         dtype = torch_dtype(X.dtype)
         if not dtype.is_floating_point:
             raise DTypeError(f"{self._name}: an input of {dtype}; a floating-point one expected")
@@ -241,11 +237,7 @@ class Downsample(Layer):
     def bind(self, *inputs: TensorSpace) -> Function:
         (X,) = inputs
         ndim = len(self.stride)
-        if X.ndim != ndim + 2:
-            raise ShapeError(
-                f"{self._name}: an input of shape {X.global_shape}; {ndim + 2} dimensions "
-                f"expected: batch, channels, and {ndim} of space"
-            )
+        check_dimensions(self._name, X, ndim)
         window = Window((1,) * ndim, self.stride, ((0, 0),) * ndim, (1,) * ndim)
         bounds: dict[int, Bounds] = dict(enumerate(X.bounds))
         bounds.update(enumerate(window.needed(X.global_shape[2:], self.grid), start=2))

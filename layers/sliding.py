@@ -10,7 +10,7 @@ from typing import Any
 from linop.errors import ArgumentError, PartitionError, ShapeError
 from linop.halo import halo_geometry, per_dim
 from linop.partition import Partition
-from linop.tensor import Bounds
+from linop.tensor import Bounds, TensorSpace
 
 Pads = tuple[tuple[int, int], ...]
 
@@ -65,6 +65,19 @@ def numbers(name: str, what: str, value: Any, ndim: int, least: int) -> tuple[in
         return per_dim(what, value, ndim, least)
     except (ShapeError, ArgumentError) as error:
         raise type(error)(f"{name}: {error}") from None
+
+
+def check_dimensions(name: str, X: TensorSpace, ndim: int) -> None:
+    """See that an input has a batch, channels, and so many dimensions of space.
+
+    Raises:
+        ShapeError: it has not.
+    """
+    if X.ndim != ndim + 2:
+        raise ShapeError(
+            f"{name}: an input of shape {X.global_shape}; {ndim + 2} dimensions expected: batch, "
+            f"channels, and {ndim} of space"
+        )
 
 
 def spatial(name: str, grid: Partition, ndim: int) -> Partition:
