@@ -176,7 +176,9 @@ def judged(run: Run) -> tuple[bool, str, str]:
         return False, f"no end after {run.seconds:.0f} s", ""
     if run.status == 0:
         return False, "all tests passed", ""
-    found = re.search(r"^(?:FAILED|ERROR) (?:adjoint_tests/)?(\S+)", run.output, re.MULTILINE)
+    found = re.search(
+        r"^(?:FAILED|ERROR) (?:adjoint_tests/)?(.*?)(?: - |$)", run.output, re.MULTILINE
+    )
     if found is not None:
         return True, found[1], example_in(run.output)
     if run.status in (3, 4, 5):  # pytest's own: an internal error, bad usage, no tests
@@ -185,19 +187,24 @@ def judged(run: Run) -> tuple[bool, str, str]:
 
 
 def example_in(output: str) -> str:
-    """The example that Hypothesis shrunk a failure to, on one line; empty if there is none."""
-    lines = [line[1:].strip() for line in output.splitlines() if re.match(r"E(\s|$)", line)]
-    text = "\n".join(lines)
-    found = re.search(
-        r"(?:Failing test case|Falsifying example): \w+\(\n?(.*?)^\)(.*)", text, re.S | re.M
+    """The shortest example that Hypothesis shrunk a failure to, on one line; empty if there is
+    none."""
+    # Each line begins with an E, or with a bar where there are several failures.
+    text = re.sub(r"^(E| *\|) *", "", output, flags=re.MULTILINE)
+    ends = r"^You can reproduce|^\+---|^(?=\S+:\d+: )|^==="
+    found = re.findall(
+        rf"^(?:Failing test case|Falsifying example): \w+\(\n(.*?)^\)\n(.*?)(?={ends}|\Z)",
+        text,
+        re.DOTALL | re.MULTILINE,
     )
-    if found is None:
-        return ""
-    given, drawn = found[1], found[2].partition("You can reproduce")[0]
-    items = [item for item in given.splitlines() if not item.startswith(("data=data(", "#"))]
-    draws = re.findall(r"^Draw \d+(?: \(.*?\))?: (.*?)(?=^Draw|\Z)", drawn, re.S | re.M)
-    words = " ".join([*items, *draws]).split()
-    return " ".join(words).rstrip(",")
+    return min((_on_one_line(given, drawn) for given, drawn in found), key=len, default="")
+
+
+def _on_one_line(given: str, drawn: str) -> str:
+    """What a test was given, and what it has drawn, without what its name says."""
+    items = [item for item in given.splitlines() if not item.startswith(("name=", "data=", "#"))]
+    draws = re.sub(r"^Draw \d+(?: \(.*?\))?: ", "", drawn, flags=re.MULTILINE)
+    return " ".join(" ".join([*items, draws]).split()).rstrip(",")
 
 
 def _pass_without(whole: Path, tests: Sequence[str], pool: ThreadPoolExecutor, jobs: int) -> None:

@@ -16,7 +16,7 @@ import pytest
 import scipy.signal
 import scipy.sparse
 import scipy.sparse.linalg
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import linop
@@ -97,6 +97,7 @@ FORMS: dict[str, Callable[[np.ndarray], Any]] = {
 }
 
 
+@settings(max_examples=max(50, settings().max_examples))  # of ten, none may be complex and full
 @given(sides(), st.sampled_from(sorted(FORMS)))
 def test_matrices(drawn: Any, form: str) -> None:
     domain, codomain, A = drawn

@@ -157,12 +157,14 @@ def messages(op: LinearOperator) -> list[tuple[int, int, int]]:
     ]
 
 
-def test_holders_of_a_replicated_region_read_their_own_copy() -> None:
-    shared = TensorSpace((5,), LINE, axes=(REPLICATED,))
-    copied = linop.repartition(shared, TensorSpace((5,), LINE, axes=(COPIES,)))
+@pytest.mark.parametrize("workers", [(0, 1, 2), (1, 2, 3), (2, 4, 7)])
+def test_holders_of_a_replicated_region_read_their_own_copy(workers: tuple[int, ...]) -> None:
+    line = Partition((3,), workers)
+    shared = TensorSpace((5,), line, axes=(REPLICATED,))
+    copied = linop.repartition(shared, TensorSpace((5,), line, axes=(COPIES,)))
     assert messages(copied) == []
     # Its adjoint is the all-reduce: every worker needs what the two others have.
-    everybody = [(a, b, 5) for a in range(3) for b in range(3) if a != b]
+    everybody = [(a, b, 5) for a in workers for b in workers if a != b]
     assert messages(copied.H) == everybody
 
 

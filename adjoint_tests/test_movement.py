@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import scipy.linalg
 import scipy.sparse
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import linop
@@ -108,6 +108,9 @@ def rows(movement: Movement) -> list[Cell]:
     ]  # fmt: skip
 
 
+MANY = settings(max_examples=max(100, settings().max_examples))
+"""Of ten, none may have a box that moves."""
+
 # What is drawn
 
 REAL: tuple[complex, ...] = (1, -1, 2, 0)
@@ -197,6 +200,7 @@ def same_tables(one: Movement, other: Movement) -> None:
 # The normal form
 
 
+@MANY
 @given(operators())
 def test_the_matrix_is_the_sum_of_the_blocks(drawn: Any) -> None:
     movement, matrix, _ = drawn

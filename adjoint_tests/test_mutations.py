@@ -100,13 +100,13 @@ E   Draw 2: 7
 E
 E   You can reproduce this example by temporarily adding …
 === short test summary info ===
-FAILED adjoint_tests/test_a.py::test_it[shift] - assert 1 == 2
+FAILED adjoint_tests/test_a.py::test_it[A D = K] - assert 1 == 2
 """
 
 
 def test_reports_are_read() -> None:
-    example = "name='shift', seed=0, {'grid': (2,), 'shape': (3,)} 7"
-    assert mutants.judged(Run(1, REPORT, 1.0)) == (True, "test_a.py::test_it[shift]", example)
+    example = "seed=0, {'grid': (2,), 'shape': (3,)} 7"
+    assert mutants.judged(Run(1, REPORT, 1.0)) == (True, "test_a.py::test_it[A D = K]", example)
     broken = "ERROR adjoint_tests/test_a.py - ImportError: x"
     assert mutants.judged(Run(2, broken, 1.0)) == (True, "test_a.py", "")
     assert mutants.judged(Run(-11, "", 1.0)) == (True, "pytest ended with status -11", "")

@@ -74,16 +74,20 @@ def test_iterates_are_those_of_pylops(dtype: Any, damp: float, niter: int) -> No
 
 
 @each_dtype
-def test_iterates_from_a_guess_are_those_of_pylops(dtype: Any) -> None:
-    """Without damping: with it, PyLops' first gradient has damp where damp² belongs."""
+@each_damp
+def test_iterates_from_a_guess_are_those_of_pylops(dtype: Any, damp: float) -> None:
+    """With damping, they are those of [A; damp I] x = [y; 0]: PyLops' own first gradient with damping
+    has damp where damp² belongs."""
     op = tall(dtype)
     y, x0 = op.codomain.random(1), op.domain.random(2)
-    x, istop, iterations, _, _, cost = linop.cgls(op, y, x0, niter=4)
-    other = pylops.MatrixMult(dense(op), dtype=dtype)
-    wanted = pylops_cgls(other, op.codomain.flatten(y), op.domain.flatten(x0), niter=4)
+    x, istop, iterations, _, damped, _ = linop.cgls(op, y, x0, niter=4, damp=damp)
+    stacked = np.vstack([dense(op), damp * np.eye(op.shape[1])]).astype(dtype)
+    other = pylops.MatrixMult(stacked, dtype=dtype)
+    flat = np.concatenate([op.codomain.flatten(y), np.zeros(op.shape[1], dtype)])
+    wanted = pylops_cgls(other, flat, op.domain.flatten(x0), niter=4)
     np.testing.assert_allclose(op.domain.flatten(x), wanted[0], **CLOSE)
     assert (istop, iterations) == wanted[1:3] == (2, 4)
-    np.testing.assert_allclose(cost, wanted[5], **CLOSE)
+    np.testing.assert_allclose(damped, wanted[5][-1], **CLOSE)
 
 
 @each_dtype
