@@ -24,6 +24,24 @@ def in_collectives(comm: MPI.Comm, name: str, description: Description, seed: in
     operator(comm, name, description, seed)
 
 
+def every_kind(comm: MPI.Comm) -> None:
+    """Over all ranks and over some, whose numbers are not their places; to and from the last; of
+    counts that differ."""
+    backend = linop.backends.get("mpi", comm=comm, windows=False, collectives=True)
+    groups = [tuple(range(first, comm.size)) for first in (0, 1)]
+    for workers in (group for group in groups if len(group) > 1):
+        line = linop.Partition((len(workers),), workers)
+        last = linop.Partition((1,), workers[-1:])
+        Y = linop.TensorSpace((7,), line, np.int64, axes=[linop.COPIES])
+        gather, scatter = linop.all_gather(Y.like(line, [0])), linop.reduce_scatter(Y)
+        spread = linop.broadcast(linop.TensorSpace((7,), last, np.int64), line)
+        for op in (spread, linop.sum_reduce(Y, last), linop.all_reduce(Y), gather, scatter):
+            for plan in (op.compile(backend), op.H.compile(backend)):
+                whole = plan.domain.integers(3)
+                applied(plan, whole, plan.op(whole), 0.0)
+                assert ("MPI_I" in plan.describe()) is (comm.rank in workers), plan.describe()
+
+
 def plans_overlap(comm: MPI.Comm, rounds: int = 3) -> None:
     """Plans that are begun in one order, and finished in another on each rank, and plans that are
     released and made anew, do not meet in their collectives."""

@@ -72,7 +72,7 @@ LAYERS = (
         "the blocks of a linear layer's weight are held as if the grid were transposed",
         "layers/linear.py",
         "TensorSpace((out_features, in_features), P_W), whole.weight",
-        "TensorSpace((out_features, in_features), P_W.T, axes=[1, 0]), whole.weight",
+        "TensorSpace((out_features, in_features), P_W.T), whole.weight",
         (LINEAR,),
     ),
     Fault(

@@ -57,6 +57,13 @@ def stencil(workers: int, columns: int = 3) -> LinearOperator:
     return H.H @ H
 
 
+def tall(workers: int) -> LinearOperator:
+    """Blocks beside each other, of many short rows, exchange columns."""
+    X = TensorSpace((300, 4 * workers), Partition((1, workers)))
+    H = linop.halo_exchange(X, (1, 5), padding=(0, 2))
+    return H.H @ H
+
+
 def several(workers: int, size: int = SMALL) -> LinearOperator:
     """Two regions on every worker but the first; one stays where it is."""
     space = Space([Region(f"{n}{w}", size, w) for w in range(workers) for n in "ab"[: 1 + (w > 0)]])
@@ -73,6 +80,7 @@ OPERATORS: dict[str, Callable[[int], LinearOperator]] = {
     "large shifted": lambda n: shifted(n, LARGE),
     "stencil": stencil,
     "large stencil": lambda n: stencil(n, 700),
+    "tall stencil": tall,
     "several": several,
     "large several": lambda n: several(n, LARGE),
 }
@@ -265,6 +273,18 @@ def in_place_is_by_region(backend: Backend, length: int) -> None:
     works(again)
 
 
+def in_place_or_not_at_all(backend: Backend, op: LinearOperator, seed: int) -> None:
+    """With ``out=x`` the result is right, or it is refused."""
+    plan = op.compile(backend)
+    x = argument(plan, seed)
+    wanted = result(plan, seed)
+    try:
+        given = plan(x, out=x)
+    except LinopError:
+        return
+    same(given, wanted)
+
+
 def out_is_refused(backend: Backend, length: int) -> None:
     """Where it does not fit, cannot be written, is no array, or is memory of the argument's."""
     plan = total(size(backend), length).compile(backend)
@@ -286,6 +306,18 @@ def out_is_refused(backend: Backend, length: int) -> None:
                 assert words in text, text
     assert (fits == 1).all() and (fixed == 0).all()
     works(plan)
+
+
+def a_later_call_refuses_the_argument_s_memory(backend: Backend, what: str) -> None:
+    """A worker alone, whose later calls are quick: no other one waits for it then."""
+    plan = OPERATORS[what](1).compile(backend)
+    x = argument(plan, 1)
+    given = np.concatenate([x, x[:1]])
+    for _ in range(3):
+        out = np.empty_like(x)
+        same(plan(x, out=out), result(plan, 1))
+    words = raised(ArgumentError, lambda: plan(given[:-1], out=given[1:]))
+    assert "shares memory with the argument" in words
 
 
 # Runs
@@ -312,6 +344,17 @@ def runs_overlap(backend: Backend, seed: int) -> None:
     kept += [(k, step, plans[k].finish()) for k, step in running.items()]
     for k, step, y in kept:
         same(y, result(plans[k], step), (names, k, step))
+
+
+def stages_keep_apart(backend: Backend) -> None:
+    """A plan of two stages is under way while another of the same lengths begins and ends."""
+    n = size(backend)
+    first, second = (OPERATORS["total in shares"](n).compile(backend) for _ in range(2))
+    for seed in range(3):
+        first.start(argument(first, seed))
+        second.start(argument(second, seed + 1))
+        same(second.finish(), result(second, seed + 1))
+        same(first.finish(), result(first, seed))
 
 
 BUSY = "while an earlier run is not finished"

@@ -16,7 +16,7 @@ import pytest
 import scipy.signal
 import scipy.sparse
 import scipy.sparse.linalg
-from hypothesis import given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import linop
@@ -97,7 +97,10 @@ FORMS: dict[str, Callable[[np.ndarray], Any]] = {
 }
 
 
-@settings(max_examples=max(50, settings().max_examples))  # of ten, none may be complex and full
+C2, C3 = (Space(Region(name, n), np.complex128) for name, n in (("x", 2), ("y", 3)))
+
+
+@example((C2, C3, np.array([[1, 2j], [1 - 1j, 0], [2, -1j]])), "dense")
 @given(sides(), st.sampled_from(sorted(FORMS)))
 def test_matrices(drawn: Any, form: str) -> None:
     domain, codomain, A = drawn

@@ -119,8 +119,8 @@ COEFFICIENTS = (*REAL, 1j, -1j, 1 - 2j)
 
 @st.composite
 def some_spaces(draw: st.DrawFn, prefix: str, complex_: bool = True) -> Space:
-    """A space of up to three regions, each of its own number of dimensions."""
-    ranks = draw(st.lists(st.integers(0, 3), max_size=3))
+    """A space of up to four regions, each of its own number of dimensions."""
+    ranks = [draw(st.integers(0, 3)) for _ in range(draw(st.integers(0, 4)))]
     regions = [
         Region(f"{prefix}{k}", draw(shapes(rank, (0, 5, 3, 2)[rank])), draw(st.integers(0, 3)))
         for k, rank in enumerate(ranks)

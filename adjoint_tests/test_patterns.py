@@ -400,6 +400,11 @@ def test_mpi_collectives_give_the_bits_of_threads(
 
 
 @needs_mpi
+def test_mpi_collectives_of_some_ranks() -> None:
+    job(3).run(mpi_collectives.every_kind)
+
+
+@needs_mpi
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 @pytest.mark.parametrize(
     "fact",

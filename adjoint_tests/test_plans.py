@@ -8,12 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import call_facts
 import linop
 import plan_facts
+from catalogue import build, describe
+from checks import stays_exact
+from describing import seeds
+from linop.lowering import workers_of
 
 spmd = pytest.mark.parametrize("backend", ["threads", "reference"])
 several = pytest.mark.parametrize("workers", [2, 3, 4])
@@ -39,6 +43,7 @@ def test_any_strides_will_do(backend: str, what: str) -> None:
         plan_facts.a_vector_with_out_gives_a_vector,
         plan_facts.one_run_at_a_time,
         plan_facts.released_plans_end,
+        plan_facts.stages_keep_apart,
     ],
 )
 def test_a_plan(backend: str, fact: Callable[..., None]) -> None:
@@ -50,10 +55,25 @@ def test_in_place_is_by_region(length: int) -> None:
     linop.launch(lambda b: plan_facts.in_place_is_by_region(b, length), 2)
 
 
+@pytest.mark.parametrize("name", ["shift", "copy_in_place", "random_movement"])
+@settings(max_examples=max(50, settings().max_examples))
+@given(data=st.data(), seed=seeds)
+def test_in_place_or_not_at_all(name: str, data: st.DataObject, seed: int) -> None:
+    op = build(name, data.draw(describe(name, 4), label=name))
+    assume(stays_exact(op))
+    needed = max(workers_of(op.stages), default=0) + 1
+    linop.launch(lambda b: plan_facts.in_place_or_not_at_all(b, op, seed), needed)
+
+
 @spmd
 @pytest.mark.parametrize("length", [plan_facts.SMALL, plan_facts.LARGE])
 def test_out_is_refused(backend: str, length: int) -> None:
     linop.launch(lambda b: plan_facts.out_is_refused(b, length), 2, backend)
+
+
+@pytest.mark.parametrize("what", [what for what in plan_facts.OPERATORS if "several" not in what])
+def test_a_later_call_refuses_the_argument_s_memory(what: str) -> None:
+    linop.launch(lambda b: plan_facts.a_later_call_refuses_the_argument_s_memory(b, what), 1)
 
 
 @spmd

@@ -76,8 +76,8 @@ def test_iterates_are_those_of_pylops(dtype: Any, damp: float, niter: int) -> No
 @each_dtype
 @each_damp
 def test_iterates_from_a_guess_are_those_of_pylops(dtype: Any, damp: float) -> None:
-    """With damping, they are those of [A; damp I] x = [y; 0]: PyLops' own first gradient with damping
-    has damp where damp² belongs."""
+    """With damping, they are those of [A; damp I] x = [y; 0]: PyLops' own first gradient has damp
+    where damp² belongs."""
     op = tall(dtype)
     y, x0 = op.codomain.random(1), op.domain.random(2)
     x, istop, iterations, _, damped, _ = linop.cgls(op, y, x0, niter=4, damp=damp)

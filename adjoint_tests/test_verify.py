@@ -14,7 +14,7 @@ import pytest
 
 import linop
 from checks import plans_of
-from linop import COPIES, Partition, Region, TensorSpace
+from linop import COPIES, Partition, Region, Space, TensorSpace
 from linop.errors import PlanError
 from linop.plan import Advance, Alias, Apply, Make, Message, Plan, Put, Receive, Send, Step, Wait
 from linop.verify import (
@@ -146,6 +146,9 @@ FAULTS = [
     Fault("set twice", TwoWritersError, "written before", gathered, 0, doubled(Put)),
     Fault("set in part twice", TwoWritersError, "written before", gathered, 0,
           before(Wait, Put(NEW[1:2], A[:1], 1, False))),
+    Fault("set around a part", TwoWritersError, "written before", gathered, 0,
+          on(Put, lambda p: [p] if isinstance(p.source, Message)
+             else [Put(NEW[1:3], A[:], 1, False), p])),
     Fault("made twice", TwoWritersError, "'x@0' exists already", gathered, 0, doubled(Make)),
     Fault("kept twice", TwoWritersError, "'x' exists already", applied, 0, doubled(Alias)),
     Fault("applied twice", TwoWritersError, "'y' exists already", applied, 0, doubled(Apply)),
@@ -196,6 +199,16 @@ def test_workers_that_wait_for_each_other_are_rejected() -> None:
     linop.verify([late(first), second])
     with pytest.raises(CycleError, match=r"worker 0 waits for \[1\]; worker 1 waits for \[0\]"):
         linop.verify([late(first), late(second)])
+
+
+def test_workers_may_wait_in_turn() -> None:
+    """Each but the last waits for the one after it, and some for several rounds."""
+    space = Space([Region(f"x{w}", 2, w) for w in range(4)])
+    op = linop.identity(space)
+    for w in reversed(range(3)):
+        scaled = [linop.diagonal(np.ones(2), Space(region)) for region in space]
+        op = linop.copy(space, space[f"x{w + 1}"], space[f"x{w}"]) @ linop.direct_sum(*scaled) @ op
+    linop.verify(plans_of(op))
 
 
 def test_a_wait_for_another_stage_is_rejected() -> None:
