@@ -88,6 +88,16 @@ def test_checkpointing_on_one_worker_alone(keep: bool) -> None:
     linop.launch(main, 2)
 
 
+@pytest.mark.parametrize("p", [0.0, 0.2, 0.7, 1.0])
+def test_what_is_kept_is_scaled_back(p: float) -> None:
+    """Of ones, zeros in their proportion, within five standard deviations, and 1 / (1 - p)."""
+    count = 10_000
+    y = linop.layers.Dropout(Partition((1,)), p)(torch.ones(count, dtype=WIDE))
+    kept = y[y != 0]
+    assert abs(len(kept) / count - (1 - p)) <= 5 * math.sqrt(p * (1 - p) / count)
+    same(kept, torch.full_like(kept, 1 / (1 - p) if p < 1 else 0))
+
+
 def test_masks_are_random() -> None:
     """The proportion, and the independence of neighbours, of seeds beside each other, and of bits;
     within five standard deviations."""
