@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from mutations import Fault
 
-LOWERING = "test_lowering.py"
 PLANS_FIT = "test_lowering.py::test_plans_of_random_operators_fit_and_cost_what_cost_says"
+SUMS = (
+    "test_lowering.py::"
+    "test_sums_set_where_one_box_holds_the_others_and_add_to_zeros_where_none_does"
+)
 RUNS = "test_three_ways.py::test_interpretation_matrix_and_threads_agree"
 KEPT, STRIDES = "test_plans.py::test_results_are_kept", "test_plans.py::test_any_strides_will_do"
 VERIFY, SIMULATE = "test_verify.py", "test_simulate.py"
@@ -58,7 +61,7 @@ RUNNING = (
         "linop/lowering.py",
         "offsets[entries] = np.cumsum(sizes) - sizes",
         "offsets[entries] = 0 * sizes",
-        (f"{RUNS}[random_movement]", RUNS),
+        (f"{RUNS}[random_movement]",),
     ),
     Fault(
         "set by too small a box",
@@ -66,7 +69,7 @@ RUNNING = (
         "linop/lowering.py",
         "sums[group[np.argmax(holds)]] = False",
         "sums[group[0]] = False",
-        (LOWERING, PLANS_FIT),
+        (SUMS,),
     ),
     Fault(
         "multiple passed on as it is",
@@ -148,7 +151,7 @@ RUNNING = (
         "linop/patterns.py",
         "kind, root = Kind.REDUCE, int(D[0])",
         "kind, root = Kind.REDUCE, int(S[0])",
-        ("test_patterns.py::test_messages_are_those_of_the_collective", "test_patterns.py"),
+        ("test_patterns.py::test_adjoints_are_recognised",),
     ),
     # Bound plans
     Fault(
@@ -157,7 +160,7 @@ RUNNING = (
         "backends/execute.py",
         "do = adding if put.accumulate else copying",
         "do = copying",
-        (f"{RUNS}[sum_reduce]", RUNS),
+        (f"{RUNS}[repartition]",),
     ),
     Fault(
         "sum received over",
@@ -165,7 +168,7 @@ RUNNING = (
         "backends/messages.py",
         "if len(puts) != 1 or puts[0].coefficient != 1 or puts[0].accumulate:",
         "if len(puts) != 1 or puts[0].coefficient != 1:",
-        (f"{RUNS}[sum_reduce]", RUNS),
+        (f"{RUNS}[repartition]",),
     ),
     Fault(
         "result in use handed out",
@@ -181,7 +184,7 @@ RUNNING = (
         "backends/execute.py",
         "            if array is other:\n                return False",
         "            if array is other:\n                return True",
-        ("test_backends.py::test_results_own_their_memory", KEPT, RUNS),
+        ("test_backends.py::test_results_own_their_memory",),
     ),
     Fault(
         "factor lost in a sum",
@@ -189,7 +192,7 @@ RUNNING = (
         "backends/strided.py",
         "scale = copying(code, scaled, source, dtype, coefficient)",
         "scale = copying(code, scaled, source, dtype)",
-        (f"{RUNS}[sum_of_operators]", RUNS),
+        (f"{RUNS}[scaled]",),
     ),
     Fault(
         "strides of one side",
@@ -213,7 +216,7 @@ RUNNING = (
         "backends/messages.py",
         "offset += source.size",
         "offset += 0 * source.size",
-        (f"{RUNS}[random_movement]", RUNS),
+        (f"{RUNS}[random_movement]",),
     ),
     Fault(
         "stale message",
@@ -221,7 +224,7 @@ RUNNING = (
         "backends/messages.py",
         "self._send_from(step, buffer.get(), k)",
         "self._send_from(step, buffer.get().copy(), k)",
-        (f"{RUNS}[random_movement]", RUNS),
+        (f"{RUNS}[repartition]",),
     ),
     Fault(
         "last message first",
@@ -229,7 +232,7 @@ RUNNING = (
         "backends/threads.py",
         "return box.popleft()",
         "return box.pop()",
-        ("test_plans.py",),
+        (KEPT,),
     ),
     Fault(
         "buffer in the mailbox",
@@ -237,7 +240,7 @@ RUNNING = (
         "backends/threads.py",
         "self._group.put(self._key, self._buffer.copy())",
         "self._group.put(self._key, self._buffer)",
-        ("test_plans.py",),
+        (STRIDES,),
     ),
     # Ranks
     Fault(

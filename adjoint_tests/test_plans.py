@@ -8,16 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import call_facts
 import linop
 import plan_facts
-from catalogue import build, describe
-from checks import stays_exact
 from describing import seeds
-from linop.lowering import workers_of
+from linop import LinearOperator, Region, Space, Subset
 
 spmd = pytest.mark.parametrize("backend", ["threads", "reference"])
 several = pytest.mark.parametrize("workers", [2, 3, 4])
@@ -55,14 +53,28 @@ def test_in_place_is_by_region(length: int) -> None:
     linop.launch(lambda b: plan_facts.in_place_is_by_region(b, length), 2)
 
 
-@pytest.mark.parametrize("name", ["shift", "copy_in_place", "random_movement"])
-@settings(max_examples=max(50, settings().max_examples))
-@given(data=st.data(), seed=seeds)
-def test_in_place_or_not_at_all(name: str, data: st.DataObject, seed: int) -> None:
-    op = build(name, data.draw(describe(name, 4), label=name))
-    assume(stays_exact(op))
-    needed = max(workers_of(op.stages), default=0) + 1
-    linop.launch(lambda b: plan_facts.in_place_or_not_at_all(b, op, seed), needed)
+def _part(region: Region, number: int, size: int) -> Subset:
+    return region[number * size : (number + 1) * size]
+
+
+@st.composite
+def copies_in_place(draw: st.DrawFn) -> LinearOperator:
+    """Some copies, one after the other, between parts of two regions of one or two workers."""
+    length, workers = draw(st.integers(2, 5)), (0, draw(st.integers(0, 1)))
+    space = Space([Region(f"x{k}", length, w) for k, w in enumerate(workers)])
+    op = linop.identity(space)
+    for _ in range(draw(st.integers(1, 4))):
+        a, b = (draw(st.sampled_from(space.regions)) for _ in "ab")
+        size = draw(st.integers(1, length // 2))
+        one, other = draw(st.permutations(range(length // size)))[:2]
+        op = linop.copy(space, _part(a, one, size), _part(b, other, size)) @ op
+    return op
+
+
+@settings(max_examples=max(100, settings().max_examples))
+@given(op=copies_in_place(), seed=seeds)
+def test_in_place_or_not_at_all(op: LinearOperator, seed: int) -> None:
+    linop.launch(lambda b: plan_facts.in_place_or_not_at_all(b, op, seed), 2)
 
 
 @spmd
