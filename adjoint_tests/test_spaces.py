@@ -12,10 +12,20 @@ from hypothesis import strategies as st
 
 import linop
 from checks import same_arrays, same_vectors
-from describing import COMPUTED, MOVED, Description, box_in, boxes, seeds, shapes, space_of, spaces
 from linop import Region, Space, Subset, Vector
 from linop.errors import RegionError, SpaceError
 from linop.region import as_subset
+from linop.testing.describing import (
+    COMPUTED,
+    MOVED,
+    Description,
+    box_in,
+    boxes,
+    seeds,
+    shapes,
+    space_of,
+    spaces,
+)
 
 # Regions
 

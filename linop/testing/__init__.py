@@ -1,5 +1,8 @@
 """Is the adjoint right? Checks of operators, yours and linop's, on any backend."""
 
+from importlib import import_module
+from typing import Any
+
 from linop.testing.checks import (
     Report,
     assert_adjoint,
@@ -8,6 +11,7 @@ from linop.testing.checks import (
     check_exact,
     dot_tolerance,
 )
+from linop.testing.code import code
 
 __all__ = [
     "Report",
@@ -15,5 +19,14 @@ __all__ = [
     "assert_exact",
     "check_adjoint",
     "check_exact",
+    "code",
     "dot_tolerance",
+    "strategies",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """What needs Hypothesis, when it is asked for."""
+    if name == "strategies":
+        return import_module("linop.testing.strategies")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
