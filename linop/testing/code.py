@@ -207,17 +207,17 @@ def _dtype_itself(dtype: np.dtype) -> str:
     return repr(dtype.name)
 
 
-@code.register
+@code.register(tuple)
 def _tuple(items: tuple[Any, ...]) -> str:
     return f"({_list(items)}{',' if len(items) == 1 else ''})"
 
 
-@code.register
+@code.register(list)
 def _items(items: list[Any]) -> str:
     return f"[{_list(items)}]"
 
 
-@code.register
+@code.register(dict)
 def _dict(items: dict[Any, Any]) -> str:
     return "{" + ", ".join(f"{code(k)}: {code(v)}" for k, v in items.items()) + "}"
 
@@ -229,7 +229,7 @@ def _function(function: Callable[..., Any]) -> str:
     return f"{function.__module__}.{function.__qualname__}"
 
 
-@code.register
+@code.register(partial)
 def _partial(function: partial[Any]) -> str:
     options = [f"{name}={code(value)}" for name, value in function.keywords.items()]
     given = [code(function.func), *map(code, function.args), *options]
