@@ -21,6 +21,7 @@ from linop.testing.checks import (
 )
 from linop.testing.foreign import Pair, pair
 from linop.testing.report import Element, Report, Worst
+from linop.testing.torch_functions import torch_function
 
 __all__ = [
     "Element",
@@ -45,4 +46,5 @@ __all__ = [
     "check_unitary",
     "dot_tolerance",
     "pair",
+    "torch_function",
 ]

@@ -189,10 +189,9 @@ def _flat(op: Any, forward: Function, adjoint: Function) -> Pair:
         partial(_applied, adjoint, naturals(dims, "dims")),
         dims,
         dimsd,
-        # A Fourier transform of PyLops that takes real arrays says so here.
-        (np.dtype(getattr(op, "rdtype", dtype)), np.dtype(getattr(op, "cdtype", dtype))),
+        (dtype, dtype),
         name.removeprefix("<").partition(" ")[2].removesuffix(">"),
-        real=not getattr(op, "clinear", True),
+        real=not getattr(op, "clinear", True),  # PyLops: such as a Fourier transform of real arrays
         flat=True,
     )
 
