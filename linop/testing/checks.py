@@ -227,7 +227,7 @@ def check_equal(
         G = seen_as(second, F.domain, F.codomain, not F.anonymous)
         x = _random(F, F.domain, seed)
         error, _ = _compared(F, F(x), G(x), ("F", "G"), [])
-        return error, lambda: wrong_column(F, G, x, ("F", "G"), F.backend)
+        return error, lambda: wrong_column(F, F, G, x, ("F", "G"))
 
     return check.tried(trial, seed, trials)
 
@@ -349,7 +349,7 @@ def _returns(F: Subject, G: Subject, seed: int, name: str) -> tuple[float, Where
     ):
 
         def where(A: Subject = A, B: Subject = B, v: Vector = v, names: Any = names) -> Worst:
-            return wrong_column(lambda part: B(A(part)), lambda part: part, v, names, F.backend)
+            return wrong_column(F, lambda part: B(A(part)), lambda part: part, v, names)
 
         ways.append((_compared(F, B(image), v, names, [])[0] / max(1.0, gain), where))
     return max(ways, key=lambda way: way[0])

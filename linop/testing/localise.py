@@ -64,11 +64,7 @@ def wrong_entry(F: Subject, G: Subject, x: Vector, y: Vector, other: str) -> Wor
 def _entries(F: Subject, G: Subject, j: int, i: int) -> Iterator[tuple[Scalar, Scalar, str]]:
     """Entry i, j of F and of the conjugate transpose of G, and which part of them it is. Over real
     numbers these are up to four: of real and imaginary parts."""
-
-    def units(space: Space) -> tuple[Scalar, ...]:
-        return (1, 1j) if F.real and space.dtype.kind == "c" else (1,)
-
-    for u, v in product(units(F.domain), units(F.codomain)):
+    for u, v in product(_units(F, F.domain), _units(F, F.codomain)):
         e, d = unit(F.domain, j, F.backend, u), unit(F.codomain, i, F.backend, v)
         names = {1: "real", 1j: "imaginary"}
         part = f"({names[u]} to {names[v]}) " if F.real else ""
@@ -76,23 +72,33 @@ def _entries(F: Subject, G: Subject, j: int, i: int) -> Iterator[tuple[Scalar, S
         yield inner(F, d, F(e)), inner(F, G(d), e), part
 
 
-def wrong_column(A: Map, B: Map, x: Vector, names: tuple[str, str], backend: Backend) -> Worst:
-    """An entry in which two linear maps differ that differ at x. Collective."""
+def _units(F: Subject, space: Space) -> tuple[Scalar, ...]:
+    """What an element of a unit vector may be: over real numbers, a complex one is two."""
+    return (1, 1j) if F.real and space.dtype.kind == "c" else (1,)
+
+
+def wrong_column(F: Subject, A: Map, B: Map, x: Vector, names: tuple[str, str]) -> Worst:
+    """An entry in which two linear maps differ that differ at x. Collective.
+
+    Args:
+        F: whose backend, and whose kind of numbers.
+        names: of the two maps.
+    """
+    backend = F.backend
 
     def gap(part: Vector) -> float:
         return (A(part) - B(part)).norm()
 
     j = _narrowed(x, gap, backend)
-    e = unit(x.space, j, backend)
+    units = [unit(x.space, j, backend, value) for value in _units(F, x.space)]
+    e = max(units, key=gap)
+    part = "" if len(units) == 1 else ("the real part of ", "the imaginary part of ")[e is units[1]]
     a, b = A(e), B(e)
-    if not (a - b).norm():
-        e = _only(x, j, backend)
-        a, b = A(e), B(e)
     i = largest(a - b, backend)[0]
     source, target = element(x.space, j), element(a.space, i)
     found, wanted = at(a, i, backend), at(b, i, backend)
     words = f"{names[0]} has {shown(found)}, {names[1]} has {shown(wanted)}"
-    return Worst(f"from {source} to {target}: {words}", source, target, found, wanted)
+    return Worst(f"from {part}{source} to {target}: {words}", source, target, found, wanted)
 
 
 def wrong_value(
