@@ -4,24 +4,55 @@ from importlib import import_module
 from typing import Any
 
 from linop.testing.checks import (
-    Report,
     assert_adjoint,
+    assert_dot_exact,
+    assert_equal,
     assert_exact,
+    assert_inverse,
+    assert_linear,
+    assert_self_adjoint,
+    assert_unitary,
     check_adjoint,
+    check_dot_exact,
+    check_equal,
     check_exact,
+    check_inverse,
+    check_linear,
+    check_self_adjoint,
+    check_unitary,
     dot_tolerance,
 )
 from linop.testing.code import code
+from linop.testing.foreign import Pair, pair
+from linop.testing.report import Element, Report, Worst
+from linop.testing.torch_functions import torch_function
 
 __all__ = [
+    "Element",
+    "Pair",
     "Report",
+    "Worst",
     "assert_adjoint",
+    "assert_dot_exact",
+    "assert_equal",
     "assert_exact",
+    "assert_inverse",
+    "assert_linear",
+    "assert_self_adjoint",
+    "assert_unitary",
     "check_adjoint",
+    "check_dot_exact",
+    "check_equal",
     "check_exact",
+    "check_inverse",
+    "check_linear",
+    "check_self_adjoint",
+    "check_unitary",
     "code",
     "dot_tolerance",
+    "pair",
     "strategies",
+    "torch_function",
 ]
 
 
