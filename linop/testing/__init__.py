@@ -8,12 +8,16 @@ from linop.testing.checks import (
     check_exact,
     dot_tolerance,
 )
+from linop.testing.outcome import FailedExampleError
+from linop.testing.spmd import spmd
 
 __all__ = [
+    "FailedExampleError",
     "Report",
     "assert_adjoint",
     "assert_exact",
     "check_adjoint",
     "check_exact",
     "dot_tolerance",
+    "spmd",
 ]

@@ -1,11 +1,8 @@
-"""Property tests over MPI, the parent's side: jobs that take one example after the other.
+"""Property tests across ranks, the parent's side: jobs that take one example after the other.
 
-Hypothesis runs in pytest's own process. A `Job` is an ``mpiexec`` of workers (`mpi_worker`) that
-lives on between examples. Every rank has a socket to the parent: so a rank can report while others
-are stuck, nothing of MPI is needed between examples, and an idle rank sleeps.
-
-A rank that fails, dies, or does not answer in time: all are the one `FailedExampleError`, raised in
-one place. To Hypothesis, a fault that shows now as this and now as that would be several.
+Hypothesis runs in pytest's own process. A `Job` is an ``mpiexec`` of ranks (`linop.testing.rank`)
+that lives on between examples. Every rank has a socket to the parent: so a rank can report while
+others are stuck, nothing of MPI is needed between examples, and an idle rank sleeps.
 """
 
 from __future__ import annotations
@@ -13,6 +10,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import importlib.util
+import pickle
 import re
 import socket
 import subprocess
@@ -25,27 +23,35 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from linop.backends import mpirun
 from linop.errors import MissingExtraError
-from mpi_worker import OUTPUT, SOCKET, Answer
+from linop.testing.outcome import Answers, FailedExampleError, Outcome
+from linop.testing.rank import FINISH, OUTPUT, SOCKET, Answer
 
+__all__ = ["FailedExampleError", "Job", "job", "missing_mpi"]
+
+WATCH = 30.0
+"""Seconds in which an example has to end, where nobody says otherwise."""
+HURRY = 5.0
+"""The same, once an example was stuck for all of that: it is yet to be shrunk."""
+GRACE = 1.0
+"""Seconds left to the others once a rank has failed: they may wait for it for ever."""
 START = 60.0
 """Seconds in which a job has to start, and to import the module of a check."""
-HURRY = 5.0
-"""The watch, once an example was stuck for all of the first: it is yet to be shrunk."""
+SPENT = 200
+"""Failed examples after which a job is started anew: their communicators are never freed."""
 
 MPIEXEC = "mpiexec"
 """File in a job's folder: what is printed there before the ranks have their own."""
+_HEAD, _TAIL = 4_000, 12_000
+"""Bytes from the begin and the end of what a rank has printed that a report shows."""
 
 Check = Callable[..., None]
 """Called on every rank as ``check(comm, *arguments)``; a function of a module."""
-Answers = dict[int, Answer | None]
-"""By rank; None is a rank that died, and one that is missing was stuck."""
 
 
-def _missing() -> str:
+@cache
+def missing_mpi() -> str:
     """Why there is no MPI here; empty if there is. It is not started to find out."""
     if importlib.util.find_spec("mpi4py") is None:
         return "mpi4py is not installed: pip install 'linop-algebra[mpi]'"
@@ -56,16 +62,9 @@ def _missing() -> str:
     return ""
 
 
-needs_mpi = pytest.mark.skipif(bool(_missing()), reason=_missing() or "MPI is there")
-
-
-class FailedExampleError(AssertionError):
-    """Some rank failed, died, or was stuck; the message has the words or the stack of each."""
-
-
 @cache
 def job(ranks: int) -> Job:
-    """The one job of so many ranks, which lives until pytest ends."""
+    """The one job of so many ranks, which lives until this process ends."""
     shared = Job(ranks)
     atexit.register(shared.close)
     return shared
@@ -78,16 +77,17 @@ class Job:
     Args:
         ranks: how many.
         watch: seconds in which an example has to end.
-        grace: seconds left to the others once a rank has failed: they may wait for it for ever.
+        grace: seconds left to the others once a rank has failed.
     """
 
-    def __init__(self, ranks: int, watch: float = 30.0, grace: float = 1.0) -> None:
+    def __init__(self, ranks: int, watch: float = WATCH, grace: float = GRACE) -> None:
         self.ranks = ranks
         self.watch = watch
         self.grace = grace
         self.starts = 0
         """How often it was started."""
         self._ranks: Ranks | None = None
+        self._failed = 0
 
     def run(self, check: Check, *arguments: Any) -> None:
         """Run ``check(comm, *arguments)`` on every rank, on a communicator of its own.
@@ -95,21 +95,39 @@ class Job:
         Raises:
             FailedExampleError: not every rank returned from it in time.
         """
+        __tracebackhide__ = True
+        outcome = self.ask(getattr(check, "__name__", str(check)), check, arguments)
+        if outcome.timed_out:
+            self.watch = min(self.watch, HURRY)
+        outcome.settle()
+
+    def ask(
+        self, example: str, check: Check, arguments: tuple[Any, ...], watch: float | None = None
+    ) -> Outcome:
+        """What every rank says of ``check(comm, *arguments)``.
+
+        Args:
+            example: its name, for reports.
+            check: is imported on the ranks before the watch begins.
+            arguments: picklable.
+            watch: seconds in which it has to end; by default the job's.
+        """
+        data = pickle.dumps((check, arguments))
         if self._ranks is None:
             self.starts += 1
+            self._failed = 0
             self._ranks = Ranks(self.ranks)
-        answers = self._ranks.ask(check, arguments, self.watch, self.grace)
-        if len(answers) == self.ranks and all(map(passed, answers.values())):
-            return
-        usable = len(answers) == self.ranks and all(a and a.usable for a in answers.values())
-        if not usable:
+        answers = self._ranks.ask(data, self.watch if watch is None else watch, self.grace)
+        outcome = Outcome(example, self.ranks, answers)
+        if outcome.alike:
+            return outcome
+        self._failed += 1
+        if not outcome.usable:
             self._ranks.job.end()
-            if all(map(passed, answers.values())):
-                self.watch = min(self.watch, HURRY)
-        report = self._ranks.report(answers)
-        if not usable:
+        outcome = Outcome(example, self.ranks, answers, *self._ranks.said(answers))
+        if not outcome.usable or self._failed >= SPENT:
             self.close()
-        raise FailedExampleError(report)
+        return outcome
 
     @property
     def folder(self) -> Path:
@@ -137,8 +155,9 @@ class Ranks:
         self.links: dict[int, Connection] = {}
         """The connection to each rank."""
         self._read: dict[str, int] = {}
-        worker = str(Path(__file__).with_name("mpi_worker.py"))
-        arguments = [sys.executable, worker, str(self.folder)]
+        script = str(Path(__file__).with_name("rank.py"))
+        # -P: the script's folder is not on the path, whose modules are no standard library.
+        arguments = [sys.executable, "-P", script, str(self.folder)]
         # Only this user can enter the folder, and so send a rank what it is going to unpickle.
         with socket.socket(socket.AF_UNIX) as server, (self.folder / MPIEXEC).open("wb") as output:
             server.bind(str(self.folder / SOCKET))
@@ -165,15 +184,27 @@ class Ranks:
             link.send(sys.path)
         self.links = {link.recv(): link for link in links}
 
-    def ask(self, check: Check, arguments: tuple[Any, ...], watch: float, grace: float) -> Answers:
-        """What every rank says of an example."""
+    def ask(self, data: bytes, watch: float, grace: float) -> Answers:
+        """What every rank says of a pickled check and its arguments."""
+        self._tell((sys.path, data))
+        imported = self._answers(START, grace)
+        if not self._all(imported, {"passed"}):
+            return imported
+        ran = self._answers(watch, grace)
+        if not self._all(ran, {"passed", "rejected", "skipped"}):
+            return ran
+        self._tell(FINISH)
+        finished = self._answers(watch, grace)
+        return ran if self._all(finished, {"passed"}) else finished
+
+    def _tell(self, order: Any) -> None:
         for link in self.links.values():
             with contextlib.suppress(OSError):  # it died after its last example: `recv` will tell
-                link.send((check, arguments))
-        imported = self._answers(START, grace)
-        if any(answer is None or answer.error for answer in imported.values()):
-            return imported
-        return self._answers(watch, grace)
+                link.send(order)
+
+    def _all(self, answers: Answers, kinds: set[str]) -> bool:
+        given = [answers.get(rank) for rank in self.links]
+        return all(answer is not None and answer.kind in kinds for answer in given)
 
     def _answers(self, seconds: float, grace: float) -> Answers:
         """One answer of every rank, as far as they come in time."""
@@ -183,44 +214,37 @@ class Ranks:
         while waiting and (left := end - time.monotonic()) > 0:
             for link in wait(list(waiting), left):
                 assert isinstance(link, Connection)
-                rank = waiting.pop(link)
-                try:
-                    answers[rank] = link.recv()
-                except (EOFError, OSError):
-                    answers[rank] = None
-                if not passed(answers[rank]):
+                answer = answers[waiting.pop(link)] = _received(link)
+                if answer is None or not answer.passed:
                     end = min(end, time.monotonic() + grace)
         return answers
 
-    def report(self, answers: Answers) -> str:
-        """What every rank said and printed, or where it was; and what mpiexec says."""
-        lines = [f"an example failed on {len(self.links)} ranks"]
+    def said(self, answers: Answers) -> tuple[dict[int, str], str]:
+        """What every rank has printed, which has its stack where it was stuck; and mpiexec."""
+        printed = {}
         for rank in sorted(self.links):
-            answer = answers.get(rank)
-            state = "was stuck" if rank not in answers else "died"
-            if answer is not None:
-                state = "failed" if answer.error else "passed"
-            words = answer.error if answer is not None else ""
-            printed = self.printed(OUTPUT.format(rank))
-            if rank in answers:  # it was idle when the job was ended: where, says nothing
-                printed = printed.partition("Fatal Python error: Aborted")[0]
-            lines += [f"--- rank {rank} {state}", words, printed]
-        lines += ["--- mpiexec", self.printed(MPIEXEC)]
-        return "\n".join(line.rstrip() for line in lines if line)
+            printed[rank] = self.printed(OUTPUT.format(rank))
+            if answers.get(rank) is not None:  # idle when the job was ended: where, says nothing
+                printed[rank] = printed[rank].partition("Fatal Python error: Aborted")[0]
+        words = self.printed(MPIEXEC)
+        return printed, f"mpiexec said:\n{words}" if words.strip() else ""
 
     def printed(self, name: str) -> str:
-        """What has come into a file since it was asked for last."""
+        """What has come into a file since it was asked for last; of much, its begin and end."""
         with (self.folder / name).open("rb") as file:
-            file.seek(self._read.get(name, 0))
-            text = file.read().decode(errors="replace")
-            self._read[name] = file.tell()
-        return re.sub(r"\nExtension modules: .*", "", text)
+            begin = self._read.get(name, 0)
+            self._read[name] = end = file.seek(0, 2)
+            file.seek(begin)
+            data = file.read(min(end - begin, _HEAD + _TAIL))
+            if end - begin > _HEAD + _TAIL:
+                file.seek(end - _TAIL)
+                left = end - begin - _HEAD - _TAIL
+                data = data[:_HEAD] + b"\n[... %d bytes ...]\n" % left + file.read(_TAIL)
+        return re.sub(r"\nExtension modules: .*", "", data.decode(errors="replace"))
 
     def close(self) -> None:
         """End the job: politely, if it still runs."""
-        for link in self.links.values():
-            with contextlib.suppress(OSError):
-                link.send(None)
+        self._tell(None)
         if self.job.poll() is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.job.wait(5)
@@ -230,6 +254,9 @@ class Ranks:
         self._folder.cleanup()
 
 
-def passed(answer: Answer | None) -> bool:
-    """Whether a rank passed."""
-    return answer is not None and not answer.error
+def _received(link: Connection) -> Answer | None:
+    try:
+        answer: Answer = link.recv()
+    except (EOFError, OSError):
+        return None
+    return answer
