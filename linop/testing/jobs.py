@@ -38,6 +38,8 @@ GRACE = 1.0
 """Seconds left to the others once a rank has failed: they may wait for it for ever."""
 START = 60.0
 """Seconds in which a job has to start, and to import the module of a check."""
+ENDING = 3.0
+"""Seconds in which the ranks of a lost job may print their stacks, before they are killed."""
 SPENT = 200
 """Failed examples after which a job is started anew: their communicators are never freed."""
 
@@ -87,6 +89,7 @@ class Job:
         self.starts = 0
         """How often it was started."""
         self._ranks: Ranks | None = None
+        self._spare: Ranks | None = None
         self._failed = 0
 
     def run(self, check: Check, *arguments: Any) -> None:
@@ -113,21 +116,37 @@ class Job:
             watch: seconds in which it has to end; by default the job's.
         """
         data = pickle.dumps((check, arguments))
-        if self._ranks is None:
-            self.starts += 1
-            self._failed = 0
-            self._ranks = Ranks(self.ranks)
-        answers = self._ranks.ask(data, self.watch if watch is None else watch, self.grace)
+        watch = self.watch if watch is None else watch
+        ranks = self._running()
+        try:
+            answers = ranks.ask(data, watch, min(self.grace, watch / 3))
+        except BaseException:  # pytest's own timeout, say: answers to this would come later
+            self.close()
+            raise
         outcome = Outcome(example, self.ranks, answers)
         if outcome.alike:
             return outcome
         self._failed += 1
         if not outcome.usable:
-            self._ranks.job.end()
-        outcome = Outcome(example, self.ranks, answers, *self._ranks.said(answers))
+            ranks.job.end(ENDING)
+        outcome = Outcome(example, self.ranks, answers, *ranks.said(answers))
         if not outcome.usable or self._failed >= SPENT:
-            self.close()
+            ranks.close()
+            self._ranks = None
         return outcome
+
+    def _running(self) -> Ranks:
+        """The ranks, started if need be. Where some were lost, the next are started ahead: more
+        will be, until the example is shrunk."""
+        if self._ranks is None:
+            self.starts += 1
+            self._failed = 0
+            ranks, self._spare = self._spare or Ranks(self.ranks), None
+            ranks.meet()
+            self._ranks = ranks
+        if self.starts > 1 and self._spare is None:
+            self._spare = Ranks(self.ranks)
+        return self._ranks
 
     @property
     def folder(self) -> Path:
@@ -137,52 +156,55 @@ class Job:
 
     def close(self) -> None:
         """End the job and all its processes."""
-        if self._ranks is not None:
-            self._ranks.close()
-            self._ranks = None
+        for ranks in filter(None, [self._ranks, self._spare]):
+            ranks.close()
+        self._ranks = self._spare = None
 
 
 class Ranks:
-    """The ranks of a running job.
-
-    Raises:
-        RuntimeError: it does not start; the message has its output.
-    """
+    """The ranks of a job that is just starting."""
 
     def __init__(self, count: int) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="linop-")
         self.folder = Path(self._folder.name)
         self.links: dict[int, Connection] = {}
         """The connection to each rank."""
+        self._count = count
         self._read: dict[str, int] = {}
         script = str(Path(__file__).with_name("rank.py"))
         # -P: the script's folder is not on the path, whose modules are no standard library.
         arguments = [sys.executable, "-P", script, str(self.folder)]
         # Only this user can enter the folder, and so send a rank what it is going to unpickle.
-        with socket.socket(socket.AF_UNIX) as server, (self.folder / MPIEXEC).open("wb") as output:
-            server.bind(str(self.folder / SOCKET))
-            server.listen(count)
-            server.settimeout(0.2)
+        self._server = socket.socket(socket.AF_UNIX)
+        self._server.bind(str(self.folder / SOCKET))
+        self._server.listen(count)
+        with (self.folder / MPIEXEC).open("wb") as output:
             self.job = mpirun.Job(count, arguments, stdout=output, stderr=subprocess.STDOUT)
-            try:
-                self._greet([self._accept(server) for _ in range(count)])
-            except (EOFError, OSError) as error:
-                self.job.end()
-                words = self.printed(MPIEXEC)
-                self.close()
-                raise RuntimeError(f"an MPI job does not start: {error}\n{words}") from error
 
-    def _accept(self, server: socket.socket) -> Connection:
+    def meet(self) -> None:
+        """Wait until all have started.
+
+        Raises:
+            RuntimeError: they do not; the message has their output.
+        """
+        try:
+            links = [self._accept() for _ in range(self._count)]
+            for link in links:
+                link.send(sys.path)
+            self.links = {link.recv(): link for link in links}
+        except (EOFError, OSError) as error:
+            self.job.end()
+            words = self.printed(MPIEXEC)
+            self.close()
+            raise RuntimeError(f"an MPI job does not start: {error}\n{words}") from error
+
+    def _accept(self) -> Connection:
+        self._server.settimeout(0.2)
         late = time.monotonic() + START
         while self.job.poll() is None and time.monotonic() < late:
             with contextlib.suppress(TimeoutError):
-                return Connection(server.accept()[0].detach())
+                return Connection(self._server.accept()[0].detach())
         raise OSError("a rank is missing")
-
-    def _greet(self, links: list[Connection]) -> None:
-        for link in links:
-            link.send(sys.path)
-        self.links = {link.recv(): link for link in links}
 
     def ask(self, data: bytes, watch: float, grace: float) -> Answers:
         """What every rank says of a pickled check and its arguments."""
@@ -245,7 +267,8 @@ class Ranks:
     def close(self) -> None:
         """End the job: politely, if it still runs."""
         self._tell(None)
-        if self.job.poll() is None:
+        self._server.close()
+        if self.links and self.job.poll() is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.job.wait(5)
         self.job.end()
