@@ -1,6 +1,6 @@
 """What holds of MPI's collectives, on every rank of an MPI job, where ranks share no memory.
 
-`test_patterns` runs these by `mpi_job`. This module must not import MPI: that of pytest's own
+`test_patterns` runs these in a `Job`. This module must not import MPI: that of pytest's own
 process is never started.
 """
 

@@ -22,7 +22,6 @@ from linop import Partition, Region, Space, TensorSpace
 from linop.errors import ArgumentError, UndecidableError
 from linop.testing import Element, pair
 from linop.testing.report import element
-from mpi_job import FailedExampleError, job, needs_mpi
 
 COMPLEX = np.array([[1, 2j, 0], [0, 3 - 1j, 4]])
 ROTATION = np.array([[0.6, 0.8], [-0.8, 0.6]])

@@ -21,7 +21,7 @@ from layer_cases import Case, grids, normal, on_ranks, on_threads
 from linop import LinopError, Partition, TensorSpace, launch
 from linop.layers import Downsample
 from linop.testing.factories.padding import widths
-from mpi_job import needs_mpi
+from needs import needs_mpi
 
 PADS = {
     "Constant": "zeros",

@@ -23,7 +23,8 @@ from linop.plan import Message, Plan, Put, Receive, Send
 from linop.region import Part, Region
 from linop.space import Space
 from linop.testing.describing import seeds
-from mpi_job import job, needs_mpi
+from linop.testing.jobs import job
+from needs import needs_mpi
 
 ADJOINT = {
     Kind.BROADCAST: Kind.REDUCE,

@@ -30,6 +30,11 @@ from linop.testing.torch_functions import torch_function
 __all__ = [
     "Element",
     "Pair",
+from linop.testing.outcome import FailedExampleError
+from linop.testing.spmd import spmd
+
+__all__ = [
+    "FailedExampleError",
     "Report",
     "Worst",
     "assert_adjoint",
@@ -53,6 +58,7 @@ __all__ = [
     "pair",
     "strategies",
     "torch_function",
+    "spmd",
 ]
 
 
