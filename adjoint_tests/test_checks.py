@@ -21,7 +21,9 @@ import linop.testing as lt
 from linop import Partition, Region, Space, TensorSpace
 from linop.errors import ArgumentError, UndecidableError
 from linop.testing import Element, pair
+from linop.testing.jobs import FailedExampleError, job
 from linop.testing.report import element
+from needs import needs_mpi
 
 COMPLEX = np.array([[1, 2j, 0], [0, 3 - 1j, 4]])
 ROTATION = np.array([[0.6, 0.8], [-0.8, 0.6]])

@@ -24,17 +24,15 @@ from linop.testing.checks import (
 )
 from linop.testing.code import code
 from linop.testing.foreign import Pair, pair
+from linop.testing.outcome import FailedExampleError
 from linop.testing.report import Element, Report, Worst
+from linop.testing.spmd import spmd
 from linop.testing.torch_functions import torch_function
 
 __all__ = [
     "Element",
-    "Pair",
-from linop.testing.outcome import FailedExampleError
-from linop.testing.spmd import spmd
-
-__all__ = [
     "FailedExampleError",
+    "Pair",
     "Report",
     "Worst",
     "assert_adjoint",
@@ -56,9 +54,9 @@ __all__ = [
     "code",
     "dot_tolerance",
     "pair",
+    "spmd",
     "strategies",
     "torch_function",
-    "spmd",
 ]
 
 
