@@ -19,6 +19,7 @@ from linop.testing.checks import (
     check_unitary,
     dot_tolerance,
 )
+from linop.testing.distributed import pylops_mpi_operator
 from linop.testing.foreign import Pair, pair
 from linop.testing.report import Element, Report, Worst
 from linop.testing.torch_functions import torch_function
@@ -46,5 +47,6 @@ __all__ = [
     "check_unitary",
     "dot_tolerance",
     "pair",
+    "pylops_mpi_operator",
     "torch_function",
 ]

@@ -170,6 +170,10 @@ def _called(function: Any) -> str:
 
 def _adapted(op: Any) -> Pair | None:
     """A matrix, or an operator of SciPy or PyLops, as a pair; None if it is none."""
+    if any(cls.__module__.startswith("pylops_mpi") for cls in type(op).__mro__):
+        from linop.testing.distributed import pylops_mpi_operator
+
+        return pylops_mpi_operator(op)
     if (isinstance(op, np.ndarray) and op.ndim == 2) or scipy.sparse.issparse(op):
         adjoint = op.conj().T
         return _flat(op, lambda x: op @ x, lambda y: adjoint @ y)
