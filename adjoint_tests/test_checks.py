@@ -19,7 +19,7 @@ import check_programs
 import linop
 import linop.testing as lt
 from linop import Partition, Region, Space, TensorSpace
-from linop.errors import ArgumentError, UndecidableError
+from linop.errors import ArgumentError, BackendError, UndecidableError
 from linop.testing import Element, pair
 from linop.testing.report import element
 from mpi_job import FailedExampleError, job, needs_mpi
@@ -470,6 +470,14 @@ def test_what_is_no_operator_is_refused() -> None:
         pair(3, np.diff, 3, 3)  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="<3x3 copy> has no adjoint to check"):
         lt.check_adjoint(pair(np.copy, None, 3, 3))
+
+
+def test_a_region_that_nobody_holds_is_refused() -> None:
+    """It would pass: nobody would look at it."""
+    far = Space(Region("x", 3, 2))
+    words = r"regions on the workers \[2\]; backend 'threads' has workers 0 to 1"
+    with pytest.raises(BackendError, match=words):
+        lt.check_linear(pair(np.copy, None, far, far), linop.backends.get("threads", workers=2))
 
 
 def test_an_exception_of_a_function_has_a_note() -> None:

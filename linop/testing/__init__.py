@@ -17,12 +17,12 @@ from linop.testing.checks import (
     check_linear,
     check_self_adjoint,
     check_unitary,
-    dot_tolerance,
 )
 from linop.testing.distributed import pylops_mpi_operator
 from linop.testing.foreign import Pair, pair
 from linop.testing.report import Element, Report, Worst
 from linop.testing.torch_functions import torch_function
+from linop.testing.trials import dot_tolerance
 
 __all__ = [
     "Element",

@@ -20,7 +20,7 @@ import scipy.sparse.linalg
 from linop import backends
 from linop.backends.base import Backend, BoundPlan
 from linop.backends.worker import Worker
-from linop.errors import ArgumentError
+from linop.errors import ArgumentError, BackendError
 from linop.operator import LinearOperator
 from linop.region import Region, naturals
 from linop.scalars import Array
@@ -63,6 +63,7 @@ class Pair:
         """On a backend; collective, since workers tell each other the shapes that they hold."""
         domain = _space("x", self.domain, self.dtypes[0], backend, self.flat)
         codomain = _space("y", self.codomain, self.dtypes[1], backend, self.flat)
+        _check_workers(self.name, (domain, codomain), backend)
         kinds = {domain.dtype.kind, codomain.dtype.kind}
         name = f"<{codomain.size}x{domain.size} {self.name}>"
         return Subject(
@@ -159,6 +160,20 @@ def _space(letter: str, place: Place, dtype: np.dtype[Any], backend: Backend, fl
     shapes = map(json.loads, gathered(backend, json.dumps(shape)))
     held = [(worker, shape) for worker, shape in enumerate(shapes) if shape is not None]
     return Space([Region(f"{letter}{w}", shape, w) for w, shape in held], dtype)
+
+
+def _check_workers(name: str, spaces: Sequence[Space], backend: Backend) -> None:
+    """Check that there is somebody for every region: else nobody would look at it.
+
+    Raises:
+        BackendError: there is not.
+    """
+    missing = {w for s in spaces for w in s.workers if w >= (backend.workers or w + 1)}
+    if missing:
+        raise BackendError(
+            f"{name}: its spaces have regions on the workers {sorted(missing)}; backend "
+            f"{backend.name!r} has workers 0 to {(backend.workers or 0) - 1}"
+        )
 
 
 def _called(function: Any) -> str:

@@ -57,7 +57,7 @@ def torch_function(
             )
         return _array(gradient)
 
-    called: str = name or getattr(function, "__name__", type(function).__name__)
+    called = name or str(getattr(function, "__name__", type(function).__name__))
     result = apply(torch.from_numpy(point.copy()))
     if not isinstance(result, torch.Tensor):
         raise ArgumentError(f"{called} gives {type(result).__name__}, one tensor expected")
