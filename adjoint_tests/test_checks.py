@@ -4,8 +4,10 @@ region, index and worker, on every backend."""
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -19,7 +21,7 @@ import check_programs
 import linop
 import linop.testing as lt
 from linop import Partition, Region, Space, TensorSpace
-from linop.errors import ArgumentError, BackendError, UndecidableError
+from linop.errors import ArgumentError, BackendError, MissingExtraError, UndecidableError
 from linop.testing import Element, pair
 from linop.testing.report import element
 from mpi_job import FailedExampleError, job, needs_mpi
@@ -565,3 +567,16 @@ def test_a_fault_of_one_rank_is_reported_by_all(fault: str) -> None:
     assert words in str(failed.value)
     assert "rank 0 failed" in str(failed.value)
     assert "rank 1 failed" in str(failed.value)
+
+
+@needs_mpi
+@pytest.mark.skipif(find_spec("pylops_mpi") is None, reason="PyLops-MPI is not installed")
+def test_pylops_mpi() -> None:
+    job(2).run(check_programs.pylops_mpi)
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for package, make in (("torch", lt.torch_function), ("pylops_mpi", lt.pylops_mpi_operator)):
+        monkeypatch.setitem(sys.modules, package, None)
+        with pytest.raises(MissingExtraError, match=f"{make.__name__} needs .*: pip install"):
+            make(None, 3)

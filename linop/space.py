@@ -393,7 +393,8 @@ class Vector:
         return Vector(self.space, arrays, total)
 
     def _scale(self, scalar: Any) -> Vector:
-        factor = check_scalar(scalar, self.space.dtype)
+        # An array of the dtype: bfloat16 is multiplied by no Python number.
+        factor = np.asarray(check_scalar(scalar, self.space.dtype), self.space.dtype)
         return self._map(lambda a: np.multiply(a, factor, dtype=a.dtype))
 
     def __add__(self, other: Vector) -> Vector:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import wraps
 from typing import Any, ParamSpec
 
 from linop.backends.base import Backend
@@ -234,7 +235,9 @@ def check_unitary(
 def _asserting(check: Callable[Parameters, Report]) -> Callable[Parameters, None]:
     """A check as an assertion."""
 
+    @wraps(check)
     def assertion(*arguments: Parameters.args, **options: Parameters.kwargs) -> None:
+        __tracebackhide__ = True  # by pytest
         report = check(*arguments, **options)
         if not report:
             raise AssertionError(str(report))

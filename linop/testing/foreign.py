@@ -190,8 +190,9 @@ def _adapted(op: Any) -> Pair | None:
 
         return pylops_mpi_operator(op)
     if (isinstance(op, np.ndarray) and op.ndim == 2) or scipy.sparse.issparse(op):
-        adjoint = op.conj().T
-        return _flat(op, lambda x: op @ x, lambda y: adjoint @ y)
+        matrix = op if scipy.sparse.issparse(op) else np.asarray(op)  # np.matrix has its own @
+        adjoint = matrix.conj().T
+        return _flat(op, lambda x: matrix @ x, lambda y: adjoint @ y)
     if hasattr(op, "matvec") and hasattr(op, "rmatvec") and hasattr(op, "shape"):
         return _flat(op, op.matvec, op.rmatvec)
     return None
