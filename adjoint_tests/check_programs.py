@@ -125,3 +125,32 @@ def plans_and_matrices(comm: MPI.Comm) -> None:
     assert report.worst is not None and report.worst.target is not None
     assert abs(complex(report.worst.found or 0) - complex(report.worst.wanted or 0)) == 1
     assert report.worst.target.workers[0] == op.codomain[report.worst.target.region].workers[0]
+
+
+def pylops_mpi(comm: MPI.Comm) -> None:
+    """Operators of PyLops-MPI, with arguments in blocks and broadcast."""
+    import pylops
+    import pylops_mpi
+
+    backend = linop.backends.get("mpi", comm=comm)
+    block = pylops.MatrixMult(np.arange(6.0).reshape(3, 2) + comm.rank)
+    many = {"base_comm": comm}
+    broadcast = pylops_mpi.DistributedArray(2, partition=pylops_mpi.Partition.BROADCAST, **many)
+    stack = pylops_mpi.MPIVStack([block], **many)
+    derivative = pylops_mpi.MPIFirstDerivative((4 * comm.size, 3), **many)
+    for op in (
+        derivative,
+        derivative.H @ derivative,
+        pylops_mpi.MPIBlockDiag([block], **many),
+        pylops_mpi.MPIHStack([block], **many),
+        linop.testing.pylops_mpi_operator(stack, broadcast),
+    ):
+        for check in (linop.testing.assert_adjoint, linop.testing.assert_linear):
+            check(op, backend)
+    filter = np.array([1, 2j, 3])
+    wrong = pylops.signalprocessing.Convolve1D(5, filter, offset=1, dtype="complex128")
+    right = wrong if comm.rank == 0 else pylops.MatrixMult(np.eye(5), dtype="complex128")
+    report = linop.testing.check_adjoint(pylops_mpi.MPIBlockDiag([right], **many), backend)
+    if pylops.__version__.startswith("2.8."):
+        assert report.worst is not None
+        assert report.worst.source is not None and report.worst.source.workers == (0,)

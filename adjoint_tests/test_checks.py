@@ -4,8 +4,10 @@ region, index and worker, on every backend."""
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -19,7 +21,7 @@ import check_programs
 import linop
 import linop.testing as lt
 from linop import Partition, Region, Space, TensorSpace
-from linop.errors import ArgumentError, UndecidableError
+from linop.errors import ArgumentError, BackendError, MissingExtraError, UndecidableError
 from linop.testing import Element, pair
 from linop.testing.jobs import FailedExampleError, job
 from linop.testing.report import element
@@ -473,6 +475,14 @@ def test_what_is_no_operator_is_refused() -> None:
         lt.check_adjoint(pair(np.copy, None, 3, 3))
 
 
+def test_a_region_that_nobody_holds_is_refused() -> None:
+    """It would pass: nobody would look at it."""
+    far = Space(Region("x", 3, 2))
+    words = r"regions on the workers \[2\]; backend 'threads' has workers 0 to 1"
+    with pytest.raises(BackendError, match=words):
+        lt.check_linear(pair(np.copy, None, far, far), linop.backends.get("threads", workers=2))
+
+
 def test_an_exception_of_a_function_has_a_note() -> None:
     def forward(x: np.ndarray) -> np.ndarray:
         raise OSError("planted")
@@ -558,3 +568,16 @@ def test_a_fault_of_one_rank_is_reported_by_all(fault: str) -> None:
     assert words in str(failed.value)
     assert "rank 0 failed" in str(failed.value)
     assert "rank 1 failed" in str(failed.value)
+
+
+@needs_mpi
+@pytest.mark.skipif(find_spec("pylops_mpi") is None, reason="PyLops-MPI is not installed")
+def test_pylops_mpi() -> None:
+    job(2).run(check_programs.pylops_mpi)
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for package, make in (("torch", lt.torch_function), ("pylops_mpi", lt.pylops_mpi_operator)):
+        monkeypatch.setitem(sys.modules, package, None)
+        with pytest.raises(MissingExtraError, match=f"{make.__name__} needs .*: pip install"):
+            make(None, 3)

@@ -20,14 +20,15 @@ from linop.testing.checks import (
     check_linear,
     check_self_adjoint,
     check_unitary,
-    dot_tolerance,
 )
 from linop.testing.code import code
+from linop.testing.distributed import pylops_mpi_operator
 from linop.testing.foreign import Pair, pair
 from linop.testing.outcome import FailedExampleError
 from linop.testing.report import Element, Report, Worst
 from linop.testing.spmd import spmd
 from linop.testing.torch_functions import torch_function
+from linop.testing.trials import dot_tolerance
 
 __all__ = [
     "Element",
@@ -54,6 +55,7 @@ __all__ = [
     "code",
     "dot_tolerance",
     "pair",
+    "pylops_mpi_operator",
     "spmd",
     "strategies",
     "torch_function",

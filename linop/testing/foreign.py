@@ -20,7 +20,7 @@ import scipy.sparse.linalg
 from linop import backends
 from linop.backends.base import Backend, BoundPlan
 from linop.backends.worker import Worker
-from linop.errors import ArgumentError
+from linop.errors import ArgumentError, BackendError
 from linop.operator import LinearOperator
 from linop.region import Region, naturals
 from linop.scalars import Array
@@ -63,6 +63,7 @@ class Pair:
         """On a backend; collective, since workers tell each other the shapes that they hold."""
         domain = _space("x", self.domain, self.dtypes[0], backend, self.flat)
         codomain = _space("y", self.codomain, self.dtypes[1], backend, self.flat)
+        _check_workers(self.name, (domain, codomain), backend)
         kinds = {domain.dtype.kind, codomain.dtype.kind}
         name = f"<{codomain.size}x{domain.size} {self.name}>"
         return Subject(
@@ -166,6 +167,20 @@ def _space(letter: str, place: Place, dtype: np.dtype[Any], backend: Backend, fl
     return Space([Region(f"{letter}{w}", shape, w) for w, shape in held], dtype)
 
 
+def _check_workers(name: str, spaces: Sequence[Space], backend: Backend) -> None:
+    """Check that there is somebody for every region: else nobody would look at it.
+
+    Raises:
+        BackendError: there is not.
+    """
+    missing = {w for s in spaces for w in s.workers if w >= (backend.workers or w + 1)}
+    if missing:
+        raise BackendError(
+            f"{name}: its spaces have regions on the workers {sorted(missing)}; backend "
+            f"{backend.name!r} has workers 0 to {(backend.workers or 0) - 1}"
+        )
+
+
 def _called(function: Any) -> str:
     return getattr(function, "__name__", type(function).__name__)
 
@@ -175,9 +190,14 @@ def _called(function: Any) -> str:
 
 def _adapted(op: Any) -> Pair | None:
     """A matrix, or an operator of SciPy or PyLops, as a pair; None if it is none."""
+    if any(cls.__module__.startswith("pylops_mpi") for cls in type(op).__mro__):
+        from linop.testing.distributed import pylops_mpi_operator
+
+        return pylops_mpi_operator(op)
     if (isinstance(op, np.ndarray) and op.ndim == 2) or scipy.sparse.issparse(op):
-        adjoint = op.conj().T
-        return _flat(op, lambda x: op @ x, lambda y: adjoint @ y)
+        matrix = op if scipy.sparse.issparse(op) else np.asarray(op)  # np.matrix has its own @
+        adjoint = matrix.conj().T
+        return _flat(op, lambda x: matrix @ x, lambda y: adjoint @ y)
     if hasattr(op, "matvec") and hasattr(op, "rmatvec") and hasattr(op, "shape"):
         return _flat(op, op.matvec, op.rmatvec)
     return None
