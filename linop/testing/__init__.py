@@ -1,5 +1,8 @@
 """Is the adjoint right? Checks of operators, yours and linop's, on any backend."""
 
+from importlib import import_module
+from typing import Any
+
 from linop.testing.checks import (
     assert_adjoint,
     assert_dot_exact,
@@ -18,14 +21,18 @@ from linop.testing.checks import (
     check_self_adjoint,
     check_unitary,
 )
+from linop.testing.code import code
 from linop.testing.distributed import pylops_mpi_operator
 from linop.testing.foreign import Pair, pair
+from linop.testing.outcome import FailedExampleError
 from linop.testing.report import Element, Report, Worst
+from linop.testing.spmd import spmd
 from linop.testing.torch_functions import torch_function
 from linop.testing.trials import dot_tolerance
 
 __all__ = [
     "Element",
+    "FailedExampleError",
     "Pair",
     "Report",
     "Worst",
@@ -45,8 +52,18 @@ __all__ = [
     "check_linear",
     "check_self_adjoint",
     "check_unitary",
+    "code",
     "dot_tolerance",
     "pair",
     "pylops_mpi_operator",
+    "spmd",
+    "strategies",
     "torch_function",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """What needs Hypothesis, when it is asked for."""
+    if name == "strategies":
+        return import_module("linop.testing.strategies")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -113,6 +113,11 @@ def pair(
     return Pair(forward, adjoint, domain, codomain, (np.dtype(dtype),) * 2, known)
 
 
+def checkable(op: Any) -> bool:
+    """Whether `subject` takes it."""
+    return isinstance(op, Subject | BoundPlan | LinearOperator | Pair) or _adapted(op) is not None
+
+
 def subject(what: str, op: Any, backend: Backend | str = "reference") -> Subject:
     """Anything that can be checked, on a backend. Collective where the backend is one worker's.
 
