@@ -20,7 +20,7 @@ import linop
 from linop import Partition, TensorSpace
 from linop.backends import Backend, use
 from linop.partition import balanced
-from mpi_job import job
+from linop.testing.jobs import job
 from plan_facts import mine
 
 WIDE = torch.float64

@@ -1,4 +1,4 @@
-"""What holds of an operator on every rank of an MPI job: `mpi_job` runs ``operator(comm, …)``.
+"""What holds of an operator on every rank of an MPI job: a `Job` runs ``operator(comm, …)``.
 
 The description of an operator comes from Hypothesis, in another process. Every rank builds the
 operator, and finds by itself what the result must be. This module must not import MPI: that of
@@ -14,9 +14,9 @@ import numpy as np
 import linop
 from catalogue import FACTORIES, build
 from checks import dot_products, rounding, same_arrays
-from describing import Description
 from linop import Space, Vector
 from linop.backends import BoundPlan
+from linop.testing.describing import Description
 
 if TYPE_CHECKING:
     from mpi4py import MPI

@@ -1,6 +1,6 @@
 """What holds of MPI's collectives, on every rank of an MPI job, where ranks share no memory.
 
-`test_patterns` runs these by `mpi_job`. This module must not import MPI: that of pytest's own
+`test_patterns` runs these in a `Job`. This module must not import MPI: that of pytest's own
 process is never started.
 """
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import linop
-from describing import Description
+from linop.testing.describing import Description
 from mpi_checks import applied, operator, same_bits
 
 if TYPE_CHECKING:

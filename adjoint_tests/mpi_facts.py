@@ -1,4 +1,4 @@
-"""What a program may rely on under MPI: checks that `mpi_job` runs as ``check(comm, *arguments)``.
+"""What a program may rely on under MPI: checks that a `Job` runs as ``check(comm, *arguments)``.
 
 Those of operators are in `mpi_checks`. This module must not import MPI when it is imported: that of
 pytest's own process is never started.

@@ -22,7 +22,7 @@ import linop
 from layer_cases import WIDE, normal
 from linop import Partition, TensorSpace
 from linop.backends import Backend, use
-from mpi_job import job
+from linop.testing.jobs import job
 from plan_facts import mine
 
 TABLE_1 = {

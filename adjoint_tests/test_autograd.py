@@ -35,7 +35,8 @@ from catalogue import FACTORIES, build, describe
 from checks import rounding
 from linop import LinearOperator, Partition, Region, Space, TensorSpace
 from linop.errors import ArgumentError, DeadlockError, DTypeError
-from mpi_job import job, needs_mpi
+from linop.testing.jobs import job
+from needs import needs_mpi
 from torch_facts import apply, tensor
 
 FACTS = torch_facts.FACTS + torch_mistakes.FACTS

@@ -19,7 +19,7 @@ from linop import Partition, Region, Space, TensorSpace
 from linop.backends import Backend, mpirun
 from linop.backends.tracing import Event, Part, events
 from linop.errors import ArgumentError, BackendError
-from mpi_job import needs_mpi
+from needs import needs_mpi
 from test_mpi_programs import ENVIRONMENT
 
 needs_pictures = pytest.mark.skipif(

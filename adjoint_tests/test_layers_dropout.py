@@ -24,7 +24,8 @@ from linop import Partition
 from linop.backends import Backend
 from linop.errors import ArgumentError, DTypeError, ShapeError
 from linop.layers.dropout import random_bits
-from mpi_job import job, needs_mpi
+from linop.testing.jobs import job
+from needs import needs_mpi
 
 
 @settings(max_examples=20)

@@ -20,7 +20,8 @@ from layer_cases import Case
 from linop import Partition
 from linop.backends import Backend
 from linop.errors import ArgumentError, DTypeError, LinopError, PartitionError
-from mpi_job import job, needs_mpi
+from linop.testing.jobs import job
+from needs import needs_mpi
 
 
 @settings(max_examples=15)

@@ -20,8 +20,9 @@ from layer_cases import WIDE, Case, normal, same
 from linop import Partition, TensorSpace
 from linop.backends import Backend
 from linop.errors import LinopError
+from linop.testing.jobs import job
 from loss_checks import WORDS, is_torch_s, losses, on_rank, workers
-from mpi_job import job, needs_mpi
+from needs import needs_mpi
 
 
 @pytest.mark.filterwarnings("ignore:reduction")  # what KLDivLoss will mean by "mean"

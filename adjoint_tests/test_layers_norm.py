@@ -20,7 +20,8 @@ from layer_cases import WIDE, Case, block, normal, on_ranks, on_threads, same
 from linop import REPLICATED, Partition, TensorSpace
 from linop.backends import Backend
 from linop.errors import LinopError
-from mpi_job import job, needs_mpi
+from linop.testing.jobs import job
+from needs import needs_mpi
 from norm_checks import batch_norms, keeps_statistics, norms, statistics_on_rank
 
 

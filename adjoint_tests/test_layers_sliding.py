@@ -16,7 +16,7 @@ if importlib.util.find_spec("torch") is None:
 
 from layer_cases import Case, grids, on_ranks, on_threads
 from linop import Partition
-from mpi_job import needs_mpi
+from needs import needs_mpi
 
 MODES = ("zeros", "reflect", "replicate", "circular")
 

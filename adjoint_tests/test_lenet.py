@@ -15,7 +15,7 @@ if importlib.util.find_spec("torch") is None:
         "torch is not installed: pip install 'linop-algebra[torch]'", allow_module_level=True
     )
 
-from mpi_job import needs_mpi
+from needs import needs_mpi
 from networks import has_table_1, lenet, lenet_trains_as_its_twin, on_ranks, on_threads
 
 needs_digits = pytest.mark.skipif(

@@ -1,4 +1,4 @@
-"""Faults planted under MPI are found and shrunk, and nothing hangs: the tests of `mpi_job`."""
+"""Faults planted under MPI are found and shrunk, and nothing hangs: tests of `jobs.Job`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ import mpi_checks
 import mpi_facts
 import mpi_faults
 from catalogue import build, describe
-from mpi_job import FailedExampleError, Job, needs_mpi
+from linop.testing.jobs import FailedExampleError, Job
+from needs import needs_mpi
 
 pytestmark = [
     needs_mpi,
@@ -126,8 +127,9 @@ def test_nothing_is_left_when_pytest_is_killed() -> None:
     program = f"""if True:
         import os, signal, sys
         sys.path[:0] = {sys.path}
-        import mpi_faults, mpi_job
-        job = mpi_job.Job(2)
+        import mpi_faults
+        from linop.testing import jobs
+        job = jobs.Job(2)
         job.run(mpi_faults.sleeps, 0)
         print(job.folder, flush=True)
         os.kill(os.getpid(), signal.SIGKILL)

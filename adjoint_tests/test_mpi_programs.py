@@ -17,7 +17,7 @@ import pytest
 import linop
 from linop.backends import mpirun
 from linop.errors import BackendError
-from mpi_job import needs_mpi
+from needs import needs_mpi
 
 pytestmark = [needs_mpi, pytest.mark.timeout(200)]
 

@@ -20,7 +20,8 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from linop import LinopError, launch, layers
-from mpi_job import job, needs_mpi
+from linop.testing.jobs import job
+from needs import needs_mpi
 from state_checks import (
     MISTAKES,
     Held,

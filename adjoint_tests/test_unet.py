@@ -14,7 +14,7 @@ if importlib.util.find_spec("torch") is None:
 
 import torch
 
-from mpi_job import needs_mpi
+from needs import needs_mpi
 from networks import on_ranks, on_threads, same, unet_trains_as_its_twin
 
 STEPS = 20

@@ -2,7 +2,7 @@
 MPI. Each is ``fact(backend, *arguments)``, for two workers or more.
 
 A worker that fails says so with an AssertionError; others may then wait for it, which threads see
-at once, and `mpi_job` after a grace. Needs torch.
+at once, and `linop.testing.jobs` after a grace. Needs torch.
 """
 
 from __future__ import annotations

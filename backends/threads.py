@@ -106,7 +106,7 @@ class Group:
             mailbox = Mailbox(self, worker)
             self.results[worker] = main(mailbox)
         except BaseException as error:
-            if not isinstance(error, _AbortedError):
+            if not isinstance(error, AbortedError):
                 error.add_note(f"raised on worker {worker} of {self.workers}")
                 self._fail(error)
         finally:
@@ -140,7 +140,7 @@ class Group:
                 if box:
                     return box.popleft()
                 if self.failure is not None:
-                    raise _AbortedError
+                    raise AbortedError
                 self.check(receiver, ANY if receiver in self._hopeless else busy)
                 if patience is not None:
                     if not self._changed.wait(patience):
@@ -201,7 +201,7 @@ class Group:
             self._changed.notify_all()
 
 
-class _AbortedError(BaseException):
+class AbortedError(BaseException):
     """Ends a worker whose group has failed; not to be caught by its program."""
 
 

@@ -1,0 +1,154 @@
+"""pytest's plugin for ``@linop.testing.spmd``: a marker, options, and what ran on how many workers.
+
+Installed with linop; from a checkout, ``pytest -p linop.testing.plugin``. It starts no MPI, except
+under ``mpiexec``, where the ranks run the tests together (`linop.testing.leading`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator
+from typing import Any
+
+import pytest
+
+from linop.backends import in_mpi_job
+from linop.testing import leading, stacks
+from linop.testing.located import MARK
+from linop.testing.outcome import FailedExampleError
+from linop.testing.rank import Answer
+from linop.testing.spmd import OPTIONS, TALLY, Property, relax
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("linop", "tests across workers (@linop.testing.spmd)")
+    group.addoption(
+        "--linop-workers",
+        type=int,
+        metavar="N",
+        help="run no test on more than N workers (environment: LINOP_SPMD_WORKERS)",
+    )
+    group.addoption(
+        "--linop-backend",
+        choices=["mpi", "threads"],
+        help="run all of these tests on that backend (LINOP_SPMD_BACKEND)",
+    )
+    group.addoption(
+        "--linop-timeout",
+        type=float,
+        metavar="SECONDS",
+        help="that long an example may take, whatever its test says (LINOP_SPMD_TIMEOUT)",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", f"{MARK}: runs on several workers (set by itself)")
+    OPTIONS.workers = config.getoption("--linop-workers") or OPTIONS.workers
+    OPTIONS.backend = config.getoption("--linop-backend") or OPTIONS.backend
+    OPTIONS.timeout = config.getoption("--linop-timeout") or OPTIONS.timeout
+    stacks.OUTPUT.descriptor = os.dup(2)  # what is 2 now, is captured while a test runs
+    if in_mpi_job():
+        config.pluginmanager.register(Together(config), "linop-together")
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    if property_of(item) is not None:
+        item.add_marker(MARK)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    prop = property_of(item)
+    if prop is not None:
+        relax(getattr(item, "obj"))  # noqa: B009
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """The report of the ranks has all their stacks; that of this process says nothing."""
+    report = yield
+    if call.excinfo is not None and isinstance(call.excinfo.value, FailedExampleError):
+        shown = call.excinfo.getrepr(style="value")
+        if notes := getattr(call.excinfo.value, "__notes__", []):
+            shown.addsection("the example", "\n".join(notes))
+        report.longrepr = shown
+    return report
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    for line in summary():
+        terminalreporter.write_line(line)
+
+
+def property_of(item: pytest.Item) -> Property | None:
+    """What `spmd` has made of a test; None if it is another."""
+    prop = getattr(getattr(item, "obj", None), MARK, None)
+    return prop if isinstance(prop, Property) else None
+
+
+def summary() -> list[str]:
+    """How many examples ran on how many workers, and what did not run."""
+    lines = []
+    for backend in sorted({backend for backend, _ in TALLY.ran}):
+        ran = {n: count for (name, n), count in sorted(TALLY.ran.items()) if name == backend}
+        numbers = ", ".join(f"{count} on {n}" for n, count in ran.items())
+        unit = "ranks" if backend == "mpi" else "threads"
+        lines.append(f"spmd: {sum(ran.values())} examples on {backend}: {numbers} {unit}")
+    for reason, count in TALLY.skipped.items():
+        lines.append(f"spmd: {count} tests skipped: {reason}")
+    if TALLY.left_out:
+        lines.append(f"spmd: for want of workers, left out: {', '.join(sorted(TALLY.left_out))}")
+    return lines
+
+
+class Together:
+    """Under ``mpiexec``: rank 0 leads, and alone reports."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.config = config
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        leading.TEAM = leading.Team([item.nodeid for item in session.items])
+        if leading.TEAM.rank > 0:
+            self.config.pluginmanager.unregister(name="terminalreporter")
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> bool | None:
+        """The others run what rank 0 says, in the place of a test."""
+        team, prop = leading.TEAM, property_of(pyfuncitem)
+        if team is None or team.rank == 0 or prop is None or prop.backend != "mpi":
+            return None
+        team.follow(pyfuncitem.nodeid)
+        return True
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, Any, Any]:
+        """Rank 0 says how a test begins and ends."""
+        team, prop = leading.TEAM, property_of(item)
+        if team is None or team.rank > 0 or prop is None or prop.backend != "mpi":
+            return (yield)
+        team.begin(item.nodeid)
+        answer = Answer("failed")
+        try:
+            result = yield
+            answer = Answer()
+        except pytest.skip.Exception as error:
+            answer = Answer("skipped", str(error))
+            raise
+        finally:
+            team.end(answer)
+        return result
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """What fails on another rank alone, is said there."""
+        team = leading.TEAM
+        if team is None or team.rank == 0 or not report.failed or MARK in report.keywords:
+            return
+        text = f"\nrank {team.rank}: {report.nodeid} failed\n{report.longreprtext}\n"
+        os.write(stacks.OUTPUT.descriptor, text.encode(errors="replace"))
+
+    def pytest_sessionfinish(self) -> None:
+        if leading.TEAM is not None and leading.TEAM.rank == 0:
+            leading.TEAM.leave()
