@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 import call_facts
 import linop
 import plan_facts
-from describing import seeds
 from linop import LinearOperator, Region, Space, Subset
+from linop.testing.describing import seeds
 
 spmd = pytest.mark.parametrize("backend", ["threads", "reference"])
 several = pytest.mark.parametrize("workers", [2, 3, 4])
