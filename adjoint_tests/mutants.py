@@ -144,6 +144,7 @@ def run_tests(folder: Path, tests: Sequence[str], limit: float, *options: str) -
         status: int | None = process.returncode
     except subprocess.TimeoutExpired:
         _end(mark)
+        process.kill()
         output, status = process.communicate()[0], None
     finally:
         _end(mark)
