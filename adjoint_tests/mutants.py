@@ -192,9 +192,10 @@ def example_in(output: str) -> str:
     none."""
     # Each line begins with an E, or with a bar where there are several failures.
     text = re.sub(r"^(E| *\|) *", "", output, flags=re.MULTILINE)
+    words = "Failing test case|Failing explicit example|Falsifying example"
     ends = r"^You can reproduce|^\+---|^(?=\S+:\d+: )|^==="
     found = re.findall(
-        rf"^(?:Failing test case|Falsifying example): \w+\(\n(.*?)^\)\n(.*?)(?={ends}|\Z)",
+        rf"^(?:{words}): \w+\(\n(.*?)^\)\n(.*?)(?={ends}|\Z)",
         text,
         re.DOTALL | re.MULTILINE,
     )

@@ -111,6 +111,12 @@ FAILED adjoint_tests/test_a.py::test_it[A D = K] - assert 1 == 2
 def test_reports_are_read() -> None:
     example = "seed=0, {'grid': (2,), 'shape': (3,)} 7"
     assert mutants.judged(Run(1, REPORT, 1.0)) == (True, "test_a.py::test_it[A D = K]", example)
+    explicit = REPORT.replace("Failing test case", "Failing explicit example")
+    assert mutants.example_in(explicit) == example
+    several = re.sub("^E ", "    | ", REPORT, flags=re.MULTILINE)
+    longer = several.replace("(2,)", "(2, 1)").partition("===")[0]
+    assert mutants.example_in(longer + several) == example
+    assert mutants.example_in("E   assert 1 == 2") == ""
     broken = "ERROR adjoint_tests/test_a.py - ImportError: x"
     assert mutants.judged(Run(2, broken, 1.0)) == (True, "test_a.py", "")
     assert mutants.judged(Run(-11, "", 1.0)) == (True, "pytest ended with status -11", "")
