@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -344,6 +345,18 @@ def runs_overlap(backend: Backend, seed: int) -> None:
     kept += [(k, step, plans[k].finish()) for k, step in running.items()]
     for k, step, y in kept:
         same(y, result(plans[k], step), (names, k, step))
+
+
+def senders_may_be_ahead(backend: Backend) -> None:
+    """Of those who receive late: every message is that of its call."""
+    n = size(backend)
+    for length in (SMALL, LARGE):
+        plan = spread(n, length).compile(backend)
+        works(plan)
+        if mine(backend) < n - 1:
+            time.sleep(0.05)
+        for seed in range(4):
+            same(plan(argument(plan, seed)), result(plan, seed), (length, seed))
 
 
 def stages_keep_apart(backend: Backend) -> None:

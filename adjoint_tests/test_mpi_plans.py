@@ -73,6 +73,7 @@ def test_runs_overlap(windows: bool | None, ranks: int, seed: int) -> None:
         plan_facts.one_run_at_a_time,
         plan_facts.a_plan_inside_a_plan,
         plan_facts.released_plans_end,
+        plan_facts.senders_may_be_ahead,
         plan_facts.stages_keep_apart,
     ],
     ids=lambda f: f.__name__,

@@ -41,6 +41,7 @@ def test_any_strides_will_do(backend: str, what: str) -> None:
         plan_facts.a_vector_with_out_gives_a_vector,
         plan_facts.one_run_at_a_time,
         plan_facts.released_plans_end,
+        plan_facts.senders_may_be_ahead,
         plan_facts.stages_keep_apart,
     ],
 )
