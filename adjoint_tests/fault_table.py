@@ -72,7 +72,13 @@ class Hunt:
         return self.slowest > self.watch + MARGIN
 
 
-def hunt(fault: Fault, watch: float, workers: tuple[int, ...], number: int = 0) -> Hunt:
+def hunt(
+    fault: Fault,
+    watch: float,
+    workers: tuple[int, ...],
+    number: int = 0,
+    sizes: tuple[int, int] | None = None,
+) -> Hunt:
     """Let Hypothesis look for a fault.
 
     Args:
@@ -80,6 +86,7 @@ def hunt(fault: Fault, watch: float, workers: tuple[int, ...], number: int = 0) 
         watch: seconds in which an example has to end.
         workers: of which numbers to draw.
         number: the seed.
+        sizes: the smallest and the largest to draw; by default 0 and the fault's.
     """
     result = Hunt(fault, watch)
     test = linop.testing.spmd(workers=workers, timeout=watch)(fault.test.__wrapped__)  # type: ignore[attr-defined]
@@ -92,7 +99,7 @@ def hunt(fault: Fault, watch: float, workers: tuple[int, ...], number: int = 0) 
         phases=[Phase.generate, Phase.shrink],
         suppress_health_check=[HealthCheck.too_slow],
     )
-    @given(size=st.integers(0, fault.sizes).map(fault.travels))
+    @given(size=st.integers(*(sizes or (0, fault.sizes))).map(fault.travels))
     def example(size: object) -> None:
         begin = time.monotonic()
         try:

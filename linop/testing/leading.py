@@ -71,8 +71,13 @@ class Team:
         self._tell(range(1, self.size), ("end", self._test, answer))
 
     def leave(self) -> None:
-        """All tests have ended."""
-        self._tell(range(1, self.size), ("leave", ""))
+        """All tests have ended, on this rank: it waits for the others, since the end of a process
+        may end the job."""
+        if self.rank == 0:
+            self._tell(range(1, self.size), ("leave", ""))
+        everybody = self._control.Ibarrier()
+        while not everybody.Test():
+            time.sleep(_NAPS[1])
 
     def ask(
         self, example: str, located: Located, data: bytes, workers: int, watch: float

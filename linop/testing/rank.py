@@ -28,6 +28,8 @@ FINISH = "finish"
 
 _LINGER = 0.5
 """Seconds that a thread may outlive its example."""
+_OURS = ("linop.testing.rank", "linop.testing.located", "linop.testing.threaded")
+"""Modules whose frames say nothing about a failure."""
 _PROBES = 5
 """Looks for a message: the first ones may only make MPI fetch it."""
 
@@ -147,7 +149,7 @@ def words(error: BaseException) -> str:
 
 
 def _ours(names: dict[str, Any]) -> bool:
-    return str(names.get("__name__")) in (__name__, "linop.testing.located")
+    return str(names.get("__name__")) in _OURS
 
 
 def in_communication(error: BaseException) -> bool:
