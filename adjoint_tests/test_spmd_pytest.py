@@ -16,15 +16,11 @@ from needs import needs_mpi
 HERE = Path(__file__).parent
 FORMS, HANGS = str(HERE / "spmd_forms.py"), str(HERE / "spmd_hangs.py")
 
+TWO = "--linop-workers=2"
 WAYS = {
-    "alone": (0, ["--linop-workers=2"], "11 passed, 2 skipped", "ranks"),
-    "mpiexec": (2, [], "11 passed, 2 skipped", "ranks"),
-    "threads": (
-        0,
-        ["--linop-workers=2", "--linop-backend=threads"],
-        "10 passed, 3 skipped",
-        "threads",
-    ),
+    "alone": (0, [TWO], "13 passed, 2 skipped", "ranks"),
+    "mpiexec": (2, [], "13 passed, 2 skipped", "ranks"),
+    "threads": (0, [TWO, "--linop-backend=threads"], "12 passed, 3 skipped", "threads"),
 }
 """Number of ranks of pytest, its options, what it says at last, and what workers are."""
 
@@ -54,9 +50,7 @@ def test_all_forms(way: str) -> None:
     assert f"2 failed, {ended}" in said.stdout, said.stdout + said.stderr
     assert said.returncode == 1
     for name in ("test_fails", "test_fails_outside"):
-        report = (
-            f"{name}(n=3) failed on 2 {workers}: rank 0 passed, rank 1 failed\n--- rank 1 failed\n"
-        )
+        report = f"{name}(n=3) failed on 2 {workers}: rank 0 passed, rank 1 failed\n--- rank 1 "
         assert said.stdout.count(report) == 1, said.stdout
         assert said.stdout.count(f"{name}(\n    n=3,\n)\nworkers=2\n") == 1
     assert said.stdout.count("AssertionError: planted") == 2
@@ -74,11 +68,7 @@ def test_the_marker_selects_them() -> None:
 
 
 HANG = {
-    "test_rank_0_waits_for_one_that_failed": [
-        "rank 1 failed",
-        "ValueError: planted",
-        "(n=3) on rank 0",
-    ],
+    "test_rank_0_waits_for_one_that_failed": ["rank 1 failed", "ValueError: planted", "on rank 0"],
     "test_all_wait": ["test_all_wait() on rank 0 of 2", "test_all_wait() on rank 1 of 2"],
     "test_rank_0_loops_in_c": ["in loop_in_c", "test_rank_0_loops_in_c() on rank 0 of 2"],
     "test_rank_1_loops_in_c": ["rank 0 passed, rank 1 was stuck", "in loop_in_c", "on rank 1 of 2"],
@@ -116,26 +106,19 @@ def test_on_threads_a_loop_in_c_ends_the_process(tmp_path: Path) -> None:
 
 @needs_mpi
 def test_ranks_that_collect_different_tests_are_told() -> None:
-    program = (
-        "import os, sys, pytest; rank = os.environ.get('OMPI_COMM_WORLD_RANK', os.environ.get('PMI_RANK'));"
-        f"sys.exit(pytest.main([{FORMS!r}, '-k', 'test_once' if rank == '0' else 'test_on']))"
-    )
-    said = subprocess.run(
-        mpirun.command(2, [sys.executable, "-c", program]),
-        cwd=HERE.parent,
-        env=mpirun.DEFAULTS | os.environ,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=100,
-    )
+    program = f"""if True:
+        import os, pytest
+        rank = os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK"))
+        which = "test_once" if rank == "0" else "test_on"
+        raise SystemExit(pytest.main([{FORMS!r}, "-k", which, "-p", "no:cacheprovider"]))
+    """
+    said = mpirun.mpiexec(2, [sys.executable, "-c", program], timeout=100)
     assert "the ranks of this job have collected different tests" in said.stdout + said.stderr
     assert said.returncode != 0
 
 
 def test_the_plugin_is_light() -> None:
-    program = "import sys, linop.testing.plugin; print({'hypothesis', 'mpi4py', 'torch'} & {*sys.modules})"
-    said = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
-    assert said.stdout.strip() == "set()"
+    slow = "{'hypothesis', 'mpi4py', 'torch'} & {*sys.modules}"
+    program = ["-c", f"import sys, linop.testing.plugin; print({slow})"]
+    said = subprocess.run([sys.executable, *program], capture_output=True, text=True, check=False)
+    assert said.stdout.strip() == "set()", said.stderr
