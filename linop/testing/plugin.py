@@ -73,7 +73,7 @@ def pytest_runtest_makereport(
         shown = call.excinfo.getrepr(style="value")
         if notes := getattr(call.excinfo.value, "__notes__", []):
             shown.addsection("the example", "\n".join(notes))
-        report.longrepr = shown  # type: ignore[assignment]
+        report.longrepr = shown
     return report
 
 
