@@ -14,9 +14,9 @@ import numpy as np
 import linop
 from catalogue import FACTORIES, build
 from checks import dot_products, rounding, same_arrays
-from describing import Description
 from linop import Space, Vector
 from linop.backends import BoundPlan
+from linop.testing.describing import Description
 
 if TYPE_CHECKING:
     from mpi4py import MPI

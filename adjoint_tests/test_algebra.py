@@ -17,9 +17,17 @@ from hypothesis import strategies as st
 import linop
 from catalogue import build, describe
 from checks import backend_agrees, dense, interpretation, same_arrays, stays_exact, two_roads
-from describing import COMPLEX, COMPUTED, Description, seeds, space_of, spaces, whole_numbers
 from linop import LinearOperator, Partition, Region, Space, TensorSpace
 from linop.errors import ArgumentError, DTypeError, UndecidableError
+from linop.testing.describing import (
+    COMPLEX,
+    COMPUTED,
+    Description,
+    seeds,
+    space_of,
+    spaces,
+    whole_numbers,
+)
 
 x, y, z = Region("x", 2), Region("y", 3), Region("z", 2, 1)
 X, Y = Space(x), Space(y)

@@ -19,9 +19,18 @@ from hypothesis import strategies as st
 
 import linop
 from checks import same_arrays
-from describing import COMPUTED, Description, grids, orders, seeds, spaces, tensor_of, tensors
 from linop import COPIES, REPLICATED, LinearOperator, Partition, Region, Space, TensorSpace, Vector
 from linop.errors import ArgumentError, LinopError, PartitionError, RegionError, ShapeError
+from linop.testing.describing import (
+    COMPUTED,
+    Description,
+    grids,
+    orders,
+    seeds,
+    spaces,
+    tensor_of,
+    tensors,
+)
 
 WORKERS = 8
 Held = dict[int, np.ndarray]

@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 import linop
 from catalogue import halos, kernels
 from checks import same_arrays
-from describing import COMPUTED, Description, grids, seeds, tensor_of, whole_numbers
 from linop import COPIES, HaloDim, Partition, TensorSpace
 from linop.errors import ArgumentError, LinopError, PartitionError, ShapeError
+from linop.testing.describing import COMPUTED, Description, grids, seeds, tensor_of, whole_numbers
 
 WORKERS = 8
 Indices = list[int]

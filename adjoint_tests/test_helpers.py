@@ -464,7 +464,7 @@ def test_check_exact_finds_wrong_adjoints() -> None:
         report = linop.testing.check_exact(ADD, wrong)
         assert not report
         assert "worst at row" in str(report)
-        with pytest.raises(AssertionError, match="exact adjoint FAILED"):
+        with pytest.raises(AssertionError, match="exact adjoint on reference FAILED"):
             linop.testing.assert_exact(ADD, wrong)
     spaces = linop.testing.check_exact(ADD, linop.deallocate(XY, y))
     assert not spaces

@@ -17,10 +17,10 @@ if importlib.util.find_spec("torch") is None:
 import torch
 
 import linop
-from factories_padding import widths
 from layer_cases import Case, grids, normal, on_ranks, on_threads
 from linop import LinopError, Partition, TensorSpace, launch
 from linop.layers import Downsample
+from linop.testing.factories.padding import widths
 from needs import needs_mpi
 
 PADS = {

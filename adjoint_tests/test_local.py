@@ -30,7 +30,10 @@ from checks import (
     same_matrices,
     two_roads,
 )
-from describing import (
+from linop import LinearOperator, Region, Space
+from linop.errors import LinopError
+from linop.testing import check_adjoint, check_exact
+from linop.testing.describing import (
     COMPLEX,
     COMPUTED,
     HALVES,
@@ -44,9 +47,6 @@ from describing import (
     space_of,
     whole_numbers,
 )
-from linop import LinearOperator, Region, Space
-from linop.errors import LinopError
-from linop.testing import check_adjoint, check_exact
 
 WORKERS = 4
 

@@ -25,10 +25,10 @@ from checks import (
     same_matrices,
     two_roads,
 )
-from describing import COMPUTED, dtype_of, seeds, whole_numbers
 from linop import LinearOperator, Region, Space
 from linop.errors import UndecidableError
 from linop.testing import check_adjoint, check_exact
+from linop.testing.describing import COMPUTED, dtype_of, seeds, whole_numbers
 
 # Every example is interpreted, multiplied out, and run on threads, four times each.
 fewer = settings(max_examples=max(1, settings().max_examples // 5))

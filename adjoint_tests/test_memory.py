@@ -14,7 +14,10 @@ from hypothesis import strategies as st
 import linop
 from catalogue import build, describe
 from checks import same_arrays, same_vectors, untouched
-from describing import (
+from linop import LinearOperator, Region, Space
+from linop.memory import allocate, clear, copy, deallocate, move
+from linop.primitives import Add, Allocate, Clear, Deallocate
+from linop.testing.describing import (
     COMPUTED,
     Description,
     box_in,
@@ -27,9 +30,6 @@ from describing import (
     space_of,
     spaces,
 )
-from linop import LinearOperator, Region, Space
-from linop.memory import allocate, clear, copy, deallocate, move
-from linop.primitives import Add, Allocate, Clear, Deallocate
 
 a, b = Region("a", 2), Region("b", 2, 1)
 ALONE, BOTH = Space(a), Space([a, b])

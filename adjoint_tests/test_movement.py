@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 
 import linop
 from checks import same_matrices
-from describing import box_in, boxes, shapes
 from linop import COPIES, Movement, Partition, Region, Space, Subset, TensorSpace
 from linop.primitives import Delta
 from linop.region import as_subset
+from linop.testing.describing import box_in, boxes, shapes
 
 Blocks = list[Delta]
 Cell = tuple[str, str, tuple[int, ...], tuple[int, ...], tuple[int, ...], complex]

@@ -16,7 +16,7 @@ import mpi_checks
 import mpi_facts
 from catalogue import NAMES, build, describe
 from checks import stays_exact
-from describing import seeds
+from linop.testing.describing import seeds
 from linop.testing.jobs import job
 from needs import needs_mpi
 

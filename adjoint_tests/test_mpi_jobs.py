@@ -19,8 +19,8 @@ import mpi_breaks
 import mpi_checks
 import mpi_facts
 from catalogue import build, describe
-from describing import Description
 from linop.testing import jobs
+from linop.testing.describing import Description
 from linop.testing.jobs import FailedExampleError, Job
 from needs import needs_mpi
 
@@ -132,7 +132,6 @@ def test_nothing_is_left_when_pytest_is_killed() -> None:
         import os, signal, sys
         sys.path[:0] = {sys.path}
         import mpi_facts
-        from describing import Description
 from linop.testing import jobs
         job = jobs.Job(2)
         job.run(mpi_facts.sleeps, 0)

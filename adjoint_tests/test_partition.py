@@ -14,7 +14,10 @@ from hypothesis import strategies as st
 
 import linop
 from checks import same_arrays, same_vectors
-from describing import (
+from linop import COPIES, REPLICATED, Partition, Region, Space, TensorSpace
+from linop.errors import ArgumentError, DTypeError, PartitionError, ShapeError, SpaceError
+from linop.partition import balanced
+from linop.testing.describing import (
     COMPUTED,
     MOVED,
     Description,
@@ -25,9 +28,6 @@ from describing import (
     tensor_of,
     tensors,
 )
-from linop import COPIES, REPLICATED, Partition, Region, Space, TensorSpace
-from linop.errors import ArgumentError, DTypeError, PartitionError, ShapeError, SpaceError
-from linop.partition import balanced
 
 
 @given(grids(12), st.data())

@@ -14,7 +14,6 @@ import linop
 import mpi_collectives
 from catalogue import NAMES, build, describe, operators
 from checks import plans_of, stays_exact
-from describing import seeds
 from linop import COPIES, REPLICATED, LinearOperator, Movement, Network, Partition, TensorSpace
 from linop.algebra import identity
 from linop.memory import add, allocate, copy, deallocate
@@ -23,6 +22,7 @@ from linop.patterns import Kind, Pattern, pattern, seconds, spans
 from linop.plan import Message, Plan, Put, Receive, Send
 from linop.region import Part, Region
 from linop.space import Space
+from linop.testing.describing import seeds
 from linop.testing.jobs import job
 from needs import needs_mpi
 

@@ -14,11 +14,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from describing import box_in, boxes
 from linop import Movement, Region, Space, Subset
 from linop.laws import reduce_program
 from linop.primitives import Action, Add, Allocate, Clear, Deallocate, Placed, independent_runs
 from linop.region import as_subset
+from linop.testing.describing import box_in, boxes
 
 # Programs of actions
 

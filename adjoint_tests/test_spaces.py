@@ -12,10 +12,20 @@ from hypothesis import strategies as st
 
 import linop
 from checks import same_arrays, same_vectors
-from describing import COMPUTED, MOVED, Description, box_in, boxes, seeds, shapes, space_of, spaces
 from linop import Region, Space, Subset, Vector
 from linop.errors import RegionError, SpaceError
 from linop.region import as_subset
+from linop.testing.describing import (
+    COMPUTED,
+    MOVED,
+    Description,
+    box_in,
+    boxes,
+    seeds,
+    shapes,
+    space_of,
+    spaces,
+)
 
 # Regions
 
@@ -140,7 +150,9 @@ def test_bfloat16_where_the_arrays_have_it() -> None:
     space = Space(Region("x", 4), np.dtype("bfloat16"))
     v = space.vector(np.arange(4).astype("bfloat16"))
     assert v.inner(v) == 0 + 1 + 4 + 9
-    assert (2 * v)["x"].dtype == space.dtype
+    for twice in (2 * v, v + v, v / 0.5, (4 * v) * 0.5):
+        assert twice["x"].dtype == space.dtype
+        assert twice["x"].tolist() == [0, 2, 4, 6]
     op = linop.move(space, space["x"], Region("y", 4, 1))
     assert linop.testing.check_exact(op)
     same_arrays(op(v)["y"], v["x"])

@@ -22,8 +22,8 @@ from checks import (
     stays_exact,
     two_roads,
 )
-from describing import Description, seeds
 from linop import LinearOperator
+from linop.testing.describing import Description, seeds
 
 pytestmark = pytest.mark.filterwarnings("error")
 

@@ -10,6 +10,7 @@ from functools import cached_property
 
 import numpy as np
 
+from linop.calls import remembered
 from linop.errors import ArgumentError, SpaceError
 from linop.memory import deallocate
 from linop.movement import Movement
@@ -178,16 +179,19 @@ def expanded(op: LinearOperator) -> LinearOperator:
     return op.body if isinstance(op, Named) else op
 
 
+@remembered
 def identity(space: Space) -> LinearOperator:
     """I: space -> space."""
     return Identity(space)
 
 
+@remembered
 def zero(domain: Space, codomain: Space) -> LinearOperator:
     """O: domain -> codomain."""
     return Zero(domain, codomain)
 
 
+@remembered
 def direct_sum(*ops: LinearOperator) -> LinearOperator:
     """diag(A, B, …): the operators side by side, on regions that are all different.
 
@@ -209,6 +213,7 @@ def joined_space(spaces: Sequence[Space]) -> Space:
     return Space((r for space in spaces for r in space.regions), spaces[0].dtype)
 
 
+@remembered
 def hstack(*ops: LinearOperator) -> LinearOperator:
     """[A B …]: from the direct sum of the domains to the common codomain, ΣA_i D_i.
 
@@ -220,6 +225,7 @@ def hstack(*ops: LinearOperator) -> LinearOperator:
     return _total([op @ _restriction(domain, op.domain) for op in ops])
 
 
+@remembered
 def vstack(*ops: LinearOperator) -> LinearOperator:
     """[A; B; …]: from the common domain to the direct sum of the codomains, ΣA_i* A_i.
 

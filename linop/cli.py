@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import importlib.util
-import inspect
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,14 +18,14 @@ from rich.table import Table
 from rich.text import Text
 
 import linop
-from linop import LinearOperator, backends, doctor
+from linop import LinearOperator, backends, doctor, reporting
 from linop.algebra import expanded
-from linop.backends import in_mpi_job, mpirun
+from linop.backends import Backend, in_mpi_job
 from linop.cost import Traffic
-from linop.errors import LinopError, MissingExtraError
+from linop.errors import ArgumentError, LinopError, MissingExtraError
 from linop.lowering import lower, workers_of
 from linop.samples import samples
-from linop.testing import check_adjoint, check_exact
+from linop.testing.verification import Case, Result, cases, verified, verified_by_ranks
 from linop.traffic import traffic_matrix
 
 app = typer.Typer(
@@ -142,66 +140,89 @@ def _few(workers: Sequence[int]) -> str:
 
 @app.command()
 def verify(
-    target: Target = None,
+    target: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="MODULE[:NAME]",
+            help="an operator (linop's, SciPy's, PyLops', a pair of functions), a function that "
+            "returns one (given the number of workers if it takes an argument called workers), a "
+            "Hypothesis strategy of them, or a module: all of its operators",
+        ),
+    ] = None,
     backend: Annotated[
         list[str] | None, typer.Option(help="which backends; by default reference and threads")
     ] = None,
     workers: Annotated[int, typer.Option(min=1, help="how many workers")] = 4,
+    examples: Annotated[
+        int, typer.Option(min=1, help="random vectors of each check; operators of a strategy")
+    ] = 3,
+    seed: Annotated[int, typer.Option(min=0, help="of all that is random")] = 0,
+    json: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="write everything that was found")
+    ] = None,
+    junit: Annotated[
+        Path | None, typer.Option(metavar="FILE.xml", help="write it as JUnit's XML, for CI")
+    ] = None,
 ) -> None:
-    """Check adjoints: of one operator, or of samples of all of linop's own."""
+    """Check that operators are linear, and their adjoints adjoint: those of a target, or samples of
+    all of linop's own. The exit status is 1 if a check failed."""
     chosen = backend or ["reference", "threads"]
     for name in chosen:
         if name not in backends.BACKENDS:
             raise typer.BadParameter(f"{name!r}; there are {', '.join(backends.BACKENDS)}")
+    if junit:
+        reporting.need_junit()
     if in_mpi_job():
-        results = linop.launch(lambda here: _verified_by_rank(target, here, workers), workers)
-        raise typer.Exit(any(result for result in results if result))
-    failed = _verify_here(target, [name for name in chosen if name != "mpi"], workers)
-    if "mpi" in chosen:
-        failed += _verify_by_ranks(target, workers)
-    raise typer.Exit(1 if failed else 0)
+        every = linop.launch(partial(_verified_by_rank, target, workers, seed, examples), workers)
+        results: list[Result] = next((found for found in every if found is not None), [])
+    else:
+        results = _verified_here(target, chosen, workers, seed, examples)
+    if not in_mpi_job() or linop.backends.current().worker == 0:
+        reporting.show(results, console)
+        reporting.write(results, json, junit)
+    raise typer.Exit(1 if any(result.failed for result in results) else 0)
 
 
-def _verify_here(target: str | None, names: list[str], workers: int) -> int:
-    """Check in this process, and print a table; how many checks failed."""
-    if not names:
-        return 0
-    operators = list(_operators(target, workers))
-    table = Table("operator", "size", "check", "error", "")
-    failed = 0
+def _verified_here(
+    target: str | None, names: list[str], workers: int, seed: int, examples: int
+) -> list[Result]:
+    """Check in this process, and on ranks that it starts."""
+    every = _cases(target, workers)
+    todo = [
+        (case, on, checked)
+        for case in every
+        for on in names
+        for checked in case.properties(matrix=on == names[0] and on != "mpi")
+    ]
+    results = []
     with Progress(console=console, transient=True) as progress:
-        for name, op in progress.track(operators, description="checking"):
-            reports = [check_adjoint(op, backend) for backend in names]
-            if max(op.shape) <= 600:
-                reports.append(check_exact(op))
-            for report in reports:
-                verdict = Text("passed", "green") if report else Text(report.details, "red")
-                size = "×".join(map(str, op.shape))
-                table.add_row(name, size, report.check, f"{report.error:.1e}", verdict)
-                failed += not report
-    console.print(table)
-    return failed
+        for case, on, checked in progress.track(todo, description="checking"):
+            if on == "mpi":
+                found = verified_by_ranks(case, target, workers, checked, seed, examples)
+            else:
+                found = verified(case, on, checked, seed, examples)
+            results.append(found)
+    return results
 
 
-def _verify_by_ranks(target: str | None, workers: int) -> int:
-    """Check in an MPI job, and print what it says; 0 if all passed."""
-    arguments = [sys.executable, "-m", "linop", "verify", "--workers", str(workers)]
-    job = mpirun.mpiexec(workers, arguments + ([target] if target else []), timeout=300)
-    console.print(job.stdout, markup=False, highlight=False, soft_wrap=True)
-    if job.returncode:
-        console.print(job.stderr, markup=False, highlight=False, soft_wrap=True)
-    return job.returncode
+def _verified_by_rank(
+    target: str | None, workers: int, seed: int, examples: int, backend: Backend
+) -> list[Result]:
+    """Check on one rank, together with the others; all find the same."""
+    return [
+        verified(case, backend, checked, seed, examples)
+        for case in _cases(target, workers)
+        for checked in case.properties(matrix=False)
+    ]
 
 
-def _verified_by_rank(target: str | None, backend: Any, workers: int) -> int:
-    """Check on one rank, together with the others; worker 0 prints. How many checks failed."""
-    failed = 0
-    for name, op in _operators(target, workers):
-        report = check_adjoint(op, backend)
-        failed += not report
-        if backend.worker == 0:
-            print(f"{name}: {report}", flush=True)
-    return failed
+def _cases(target: str | None, workers: int) -> list[Case]:
+    if target is None:
+        return [Case(name, op) for name, op in samples(workers)]
+    try:
+        return cases(target, workers)
+    except ArgumentError as error:
+        raise typer.BadParameter(str(error)) from None
 
 
 @app.command()
@@ -277,26 +298,11 @@ def _error(image: Any, photo: Any) -> float:
 
 
 def _operators(target: str | None, workers: int) -> Iterator[tuple[str, LinearOperator]]:
-    """The operators that a target names; linop's own samples without one."""
-    if target is None:
-        yield from samples(workers)
-        return
-    module_name, _, attribute = target.partition(":")
-    if not attribute:
-        raise typer.BadParameter(f"{target!r}: expected MODULE:OPERATOR")
-    sys.path.insert(0, "")
-    try:
-        found: Any = importlib.import_module(module_name)
-        for part in attribute.split("."):
-            found = getattr(found, part)
-    except (ImportError, AttributeError) as error:
-        raise typer.BadParameter(f"{target!r}: {error}") from None
-    if not isinstance(found, LinearOperator) and callable(found):
-        wants_workers = "workers" in inspect.signature(found).parameters
-        found = found(workers=workers) if wants_workers else found()
-    if not isinstance(found, LinearOperator):
-        raise typer.BadParameter(f"{target!r} is {type(found).__name__}, not an operator")
-    yield target, found
+    """The operators of linop's that a target names."""
+    for case in _cases(target, workers):
+        if not isinstance(case.what, LinearOperator):
+            raise typer.BadParameter(f"{case.name!r} is {type(case.what).__name__}, not linop's")
+        yield case.name, case.what
 
 
 def main() -> None:

@@ -12,6 +12,7 @@ from itertools import accumulate, pairwise
 from typing import Any
 
 from linop.algebra import Known, Named, identity
+from linop.calls import remembered
 from linop.errors import ArgumentError, PartitionError, expect
 from linop.matching import Link, Segment, along, matching, same
 from linop.memory import add, allocate, copy, deallocate
@@ -46,12 +47,14 @@ def out_of_place(domain: Space, codomain: Space, pairs: Iterable[Pair]) -> Linea
     return compose(end, *reversed(moves), renamed, dropped, *reversed(factors))
 
 
+@remembered
 def send_recv(space: Space, a: Part, b: Part) -> LinearOperator:
     """The copy C_{a→b}, where a and b are on different workers: in place where the space has b's
     region, out of place where it has not."""
     return copy(space, a, b)
 
 
+@remembered
 def broadcast(
     X: TensorSpace,
     partition: Partition,
@@ -91,6 +94,7 @@ def broadcast(
     return collective("B", f"{X.partition}→{partition}", X, Y, links)
 
 
+@remembered
 def sum_reduce(
     Y: TensorSpace,
     partition: Partition,
@@ -133,6 +137,7 @@ def sum_reduce(
     return collective("R", f"{Y.partition}→{partition}", Y, X, links)
 
 
+@remembered
 def all_reduce(Y: TensorSpace, grid_axes: int | Sequence[int] | None = None) -> LinearOperator:
     """B R: every copy along the grid axes becomes the sum of the copies; self-adjoint (section 3).
 
@@ -148,6 +153,7 @@ def all_reduce(Y: TensorSpace, grid_axes: int | Sequence[int] | None = None) -> 
     return compose(spread, reduced)
 
 
+@remembered
 def ring_all_reduce(Y: TensorSpace, grid_axes: int | Sequence[int] | None = None) -> LinearOperator:
     """The all-reduce as two rounds around a ring of P workers, a P-th of the data a message: adds
     until each worker has one chunk summed, then copies. Equal to `all_reduce`, and in place.
@@ -172,6 +178,7 @@ def ring_all_reduce(Y: TensorSpace, grid_axes: int | Sequence[int] | None = None
     return Named("Ring", str(len(rings[0])), body)
 
 
+@remembered
 def all_gather(
     X: TensorSpace, grid_axes: int | Sequence[int] | None = None, into: Axis = COPIES
 ) -> LinearOperator:
@@ -199,6 +206,7 @@ def all_gather(
     return collective("G", _over(axes), X, Y, along(X, axes))
 
 
+@remembered
 def reduce_scatter(
     Y: TensorSpace,
     grid_axes: int | Sequence[int] | None = None,
@@ -225,6 +233,7 @@ def reduce_scatter(
     return collective("RS", _over(axes), Y, X, along(Y, axes))
 
 
+@remembered
 def all_to_all(X: TensorSpace, grid_axis: int, dim: int) -> LinearOperator:
     """The tensor dimension that a grid axis splits is put together, and `dim` is split instead: a
     block permutation within each line of workers along the axis (paper, section 3).
@@ -245,6 +254,7 @@ def all_to_all(X: TensorSpace, grid_axis: int, dim: int) -> LinearOperator:
     return collective("T", f"{X.axes[axis]}→{dim}", X, Y, along(X, [axis]))
 
 
+@remembered
 def repartition(X: TensorSpace, partition: Partition | TensorSpace) -> LinearOperator:
     """The same global tensor in other blocks, on the same workers, others, or both.
 
@@ -262,6 +272,7 @@ def repartition(X: TensorSpace, partition: Partition | TensorSpace) -> LinearOpe
     return _regrouped("P", f"{X.partition}→{Y.partition}", X, Y)
 
 
+@remembered
 def scatter(X: TensorSpace, partition: Partition | TensorSpace) -> LinearOperator:
     """From one worker that holds the whole tensor to blocks on many (paper, section 3).
 
@@ -275,6 +286,7 @@ def scatter(X: TensorSpace, partition: Partition | TensorSpace) -> LinearOperato
     return _regrouped("Sc", f"→{Y.partition}", X, Y)
 
 
+@remembered
 def gather(X: TensorSpace, worker: int = 0) -> LinearOperator:
     """From blocks on many workers to the whole tensor on one."""
     X = expect("gather", X, TensorSpace)
@@ -282,6 +294,7 @@ def gather(X: TensorSpace, worker: int = 0) -> LinearOperator:
     return _regrouped("Ga", f"→{worker}", X, Y)
 
 
+@remembered
 def shift(X: TensorSpace, steps: int, grid_axis: int = 0, periodic: bool = True) -> LinearOperator:
     """Every block moved some steps along a grid axis.
 

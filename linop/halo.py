@@ -12,6 +12,7 @@ from itertools import accumulate
 from typing import Any, NamedTuple
 
 from linop.algebra import Known, Named
+from linop.calls import remembered
 from linop.collectives import out_of_place
 from linop.errors import PartitionError, ShapeError, expect
 from linop.matching import copies_apart, matching
@@ -89,6 +90,7 @@ def halo_geometry(
     return {w: _of_worker(X, geometry, w) for w in partition.workers}
 
 
+@remembered
 def halo_exchange(
     X: TensorSpace,
     kernel_size: PerDim,

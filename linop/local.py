@@ -15,9 +15,10 @@ import scipy.sparse
 import scipy.sparse.linalg
 
 from linop.algebra import Local
+from linop.calls import remembered
 from linop.errors import ArgumentError, DTypeError, ShapeError, SpaceError
 from linop.operator import LinearOperator
-from linop.region import Region, Subset
+from linop.region import Part, Region, Subset
 from linop.scalars import Array, sparse_dtype
 from linop.space import Space, Vector
 from linop.stages import Function, LocalMap
@@ -25,6 +26,7 @@ from linop.stages import Function, LocalMap
 Place = Region | Space
 
 
+@remembered
 def local(
     domain: Place,
     codomain: Place,
@@ -48,6 +50,7 @@ def local(
     )
 
 
+@remembered
 def matrix(
     A: npt.ArrayLike | scipy.sparse.sparray,
     domain: Place | None = None,
@@ -83,6 +86,7 @@ def matrix(
     )
 
 
+@remembered
 def diagonal(
     d: npt.ArrayLike, domain: Place | None = None, *, name: str = "diag"
 ) -> LinearOperator:
@@ -107,21 +111,21 @@ def diagonal(
     )
 
 
+@remembered
 def restriction(
-    domain: Place, keep: Subset | npt.ArrayLike, codomain: Place | None = None, *, name: str = "R"
+    domain: Place, keep: Part | npt.ArrayLike, codomain: Place | None = None, *, name: str = "R"
 ) -> LinearOperator:
-    """The elements of a region that a subset or flat indices select; its adjoint puts them back.
+    """The elements of a region that a part or flat indices select; its adjoint puts them back.
 
     Args:
         domain: one region.
-        keep: a subset of it, or whole numbers that index it flattened.
-        codomain: by default a region ``<name>'`` of the same worker, of the subset's shape.
+        keep: it, a subset of it, or whole numbers that index it flattened.
+        codomain: by default a region ``<name>'`` of the same worker, of the part's shape.
     """
     space = place_space(domain, np.float64)
     region = single_region("restriction", space)
-    if isinstance(keep, Subset):
-        space.require(keep)
-        index = np.arange(region.size).reshape(region.shape)[keep.index]
+    if isinstance(keep, Region | Subset):
+        index = np.arange(region.size).reshape(region.shape)[space.require(keep).index]
     else:
         index = np.asarray(keep)
         index = index.astype(np.int64) if index.size == 0 else index
@@ -135,6 +139,7 @@ def restriction(
     return matrix(A, space, place_space(codomain or target, space.dtype), name=name)
 
 
+@remembered
 def fft(domain: Place, codomain: Place | None = None, *, name: str = "F") -> LinearOperator:
     """The orthonormal n-d discrete Fourier transform of one region; its adjoint is its inverse.
 
@@ -167,6 +172,7 @@ def fft(domain: Place, codomain: Place | None = None, *, name: str = "F") -> Lin
     return local_operator(space, target, forward, backward, name, dense)
 
 
+@remembered
 def from_scipy(
     A: Any,
     domain: Place | None = None,

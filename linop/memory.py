@@ -6,6 +6,7 @@ everything built on top.
 
 from __future__ import annotations
 
+from linop.calls import remembered
 from linop.errors import ArgumentError, ShapeError, SpaceError, expect
 from linop.operator import LinearOperator, Primitive, compose
 from linop.primitives import Action, Add, Allocate, Clear, Deallocate
@@ -13,6 +14,7 @@ from linop.region import Part, Region, Subset, as_subset
 from linop.space import Space
 
 
+@remembered
 def allocate(space: Space, *regions: Region) -> LinearOperator:
     """A_b: space -> space ⊕ b, new regions filled with zeros (equation 3). Adjoint: `deallocate`.
 
@@ -22,6 +24,7 @@ def allocate(space: Space, *regions: Region) -> LinearOperator:
     return _place(expect("allocate", space, Space), Allocate(_regions("allocate", regions)))
 
 
+@remembered
 def deallocate(space: Space, *regions: Region) -> LinearOperator:
     """D_b = A_b*: space ⊕ b -> space, regions taken out (equation 4). Adjoint: `allocate`.
 
@@ -31,11 +34,13 @@ def deallocate(space: Space, *regions: Region) -> LinearOperator:
     return _place(expect("deallocate", space, Space), Deallocate(_regions("deallocate", regions)))
 
 
+@remembered
 def clear(space: Space, part: Part) -> LinearOperator:
     """K_b: sets a region or a subset of one to zero (equation 5). Self-adjoint."""
     return _place(space, Clear(expect("clear", space, Space).require(part)))
 
 
+@remembered
 def add(space: Space, a: Part, b: Part) -> LinearOperator:
     """S_{a→b}: adds a to b, in place (equation 6). Adjoint: S_{b→a}.
 
@@ -54,6 +59,7 @@ def add(space: Space, a: Part, b: Part) -> LinearOperator:
     return _place(space, Add(source, target))
 
 
+@remembered
 def copy(space: Space, a: Part, b: Part) -> LinearOperator:
     """C_{a→b}: in place S_{a→b} K_b where the space has b's region; out of place S_{a→b} A_b, with
     b's region allocated, where it has not (paper, section 2 and appendix A.2)."""
@@ -62,6 +68,7 @@ def copy(space: Space, a: Part, b: Part) -> LinearOperator:
     return compose(add(bring.codomain, a, target), bring)
 
 
+@remembered
 def move(space: Space, a: Part, b: Part) -> LinearOperator:
     """M_{a→b}: in place K_a S_{a→b} K_b; out of place D_a S_{a→b} A_b, where the space lacks b's
     region: then a is a whole region, and leaves the space (paper, section 2 and appendix A.3).

@@ -10,13 +10,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, reduce
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import scipy.sparse
 import scipy.sparse.linalg
 
 from linop import laws
+from linop.calls import Call, call_again, remembered
 from linop.cost import Cost, cost
 from linop.errors import ArgumentError, SpaceError, UndecidableError
 from linop.movement import Movement
@@ -52,6 +53,7 @@ class LinearOperator(ABC):
         self.domain = domain
         self.codomain = codomain
         self._h: LinearOperator | None = None
+        self.call: Call | None = None
 
     # What a class of operators says of itself
 
@@ -89,6 +91,21 @@ class LinearOperator(ABC):
         """Itself: it is frozen data."""
         return self
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """As the call that made it, or its adjoint; so functions of `local` alone must pickle."""
+        if self.call is not None:
+            return call_again, (self.call,)
+        if self._h is not None and self._h.call is not None:
+            return _adjoint_of, (self._h,)
+        return super().__reduce_ex__(protocol)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what is derived from it."""
+        own = {k: v for k, v in vars(self).items() if k != "_bridges"}
+        for name in [k for k in own if isinstance(getattr(type(self), k, None), cached_property)]:
+            del own[name]
+        return own | {"_h": None}
+
     @property
     def shape(self) -> tuple[int, int]:
         """(codomain.size, domain.size)."""
@@ -110,6 +127,7 @@ class LinearOperator(ABC):
         """The adjoint, as a method (SciPy's and PyLops' convention)."""
         return self.H
 
+    @remembered
     def conj(self) -> LinearOperator:
         """The operator with the complex conjugate matrix."""
         return self if self.dtype.kind != "c" else self._conj()
@@ -202,6 +220,12 @@ class LinearOperator(ABC):
         if isinstance(x, Vector):
             return Vector(self.codomain, {r.name: arrays[r.name] for r in self.codomain.regions})
         return bare_or_dict(self.codomain.regions, [arrays[r.name] for r in self.codomain.regions])
+
+    @overload
+    def __matmul__(self, other: LinearOperator) -> LinearOperator: ...
+
+    @overload
+    def __matmul__(self, other: Any) -> Any: ...
 
     def __matmul__(self, other: Any) -> Any:
         if isinstance(other, LinearOperator):
@@ -497,6 +521,10 @@ def _ordered(op: LinearOperator, domain: Space, codomain: Space) -> LinearOperat
     if op.codomain.regions != codomain.regions:
         factors.insert(0, Identity(op.codomain, codomain))
     return compose(*factors)
+
+
+def _adjoint_of(op: LinearOperator) -> LinearOperator:
+    return op.H
 
 
 def _terms(op: LinearOperator) -> tuple[LinearOperator, ...]:

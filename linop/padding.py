@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, get_args
 
+from linop.calls import remembered
 from linop.collectives import collective
 from linop.errors import ArgumentError, PartitionError, ShapeError, expect
 from linop.matching import Segment, copies_apart
@@ -20,6 +21,7 @@ Widths = Sequence[tuple[int, int]]
 """(left, right) of each dimension, in elements. Negative ones cut off."""
 
 
+@remembered
 def pad(X: TensorSpace, widths: Widths, mode: PaddingMode = "zeros") -> LinearOperator:
     """The tensor with edges: ``numpy.pad``, and the padding of torch.nn, on blocks.
 

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse
 
+from linop.calls import remembered
 from linop.errors import ShapeError
 from linop.halo import PerDim, per_dim
 from linop.local import Place, checked_dtype, local_operator, place_space, single_region
@@ -19,6 +20,7 @@ from linop.operator import LinearOperator
 from linop.scalars import Array, sparse_dtype
 
 
+@remembered
 def convolution(
     kernel: npt.ArrayLike,
     domain: Place,

@@ -393,8 +393,9 @@ class Vector:
         return Vector(self.space, arrays, total)
 
     def _scale(self, scalar: Any) -> Vector:
-        factor = check_scalar(scalar, self.space.dtype)
-        return self._map(lambda a: np.multiply(a, factor, dtype=a.dtype))
+        # Of the dtype itself: those of other packages know no Python numbers.
+        factor = self.space.dtype.type(check_scalar(scalar, self.space.dtype))
+        return self._map(lambda a: np.multiply(a, factor))
 
     def __add__(self, other: Vector) -> Vector:
         return self._map(np.add, other) if isinstance(other, Vector) else NotImplemented

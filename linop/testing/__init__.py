@@ -1,23 +1,69 @@
 """Is the adjoint right? Checks of operators, yours and linop's, on any backend."""
 
+from importlib import import_module
+from typing import Any
+
 from linop.testing.checks import (
-    Report,
     assert_adjoint,
+    assert_dot_exact,
+    assert_equal,
     assert_exact,
+    assert_inverse,
+    assert_linear,
+    assert_self_adjoint,
+    assert_unitary,
     check_adjoint,
+    check_dot_exact,
+    check_equal,
     check_exact,
-    dot_tolerance,
+    check_inverse,
+    check_linear,
+    check_self_adjoint,
+    check_unitary,
 )
+from linop.testing.code import code
+from linop.testing.distributed import pylops_mpi_operator
+from linop.testing.foreign import Pair, pair
 from linop.testing.outcome import FailedExampleError
+from linop.testing.report import Element, Report, Worst
 from linop.testing.spmd import spmd
+from linop.testing.torch_functions import torch_function
+from linop.testing.trials import dot_tolerance
 
 __all__ = [
+    "Element",
     "FailedExampleError",
+    "Pair",
     "Report",
+    "Worst",
     "assert_adjoint",
+    "assert_dot_exact",
+    "assert_equal",
     "assert_exact",
+    "assert_inverse",
+    "assert_linear",
+    "assert_self_adjoint",
+    "assert_unitary",
     "check_adjoint",
+    "check_dot_exact",
+    "check_equal",
     "check_exact",
+    "check_inverse",
+    "check_linear",
+    "check_self_adjoint",
+    "check_unitary",
+    "code",
     "dot_tolerance",
+    "pair",
+    "pylops_mpi_operator",
     "spmd",
+    "strategies",
+    "torch_function",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """What needs Hypothesis, when it is asked for."""
+    if name == "strategies":
+        return import_module("linop.testing.strategies")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

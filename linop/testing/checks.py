@@ -1,176 +1,257 @@
-"""Checks of adjoints: the paper's dot-product test on any backend, and exact ones.
+"""Checks of linear maps and their adjoints, on any backend.
 
-Each check returns a `Report`, true if it passed; each ``assert_`` form raises with the report's
-text.
+Each takes whatever `linop.testing.foreign` makes a `Subject` of: linop's operators and plans, pairs
+of functions, matrices, operators of SciPy and PyLops. It returns a `Report`, true if it passed;
+where a backend is one worker's, every worker makes the same call and gets the same report. What is
+not a finite number fails, wherever it is. Each ``assert_`` form raises with the report's text.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, ParamSpec
 
-import numpy as np
-
-from linop import backends
 from linop.backends.base import Backend
-from linop.errors import ArgumentError
-from linop.operator import LinearOperator
-from linop.space import Vector
+from linop.space import Space
+from linop.testing.foreign import subject
+from linop.testing.localise import not_zero, wrong_column
+from linop.testing.matrices import worst_of_matrices
+from linop.testing.report import Report
+from linop.testing.subject import Fault
+from linop.testing.trials import (
+    Check,
+    Where,
+    adjoint_of,
+    difference,
+    dot_products,
+    dot_tolerance,
+    random_scalar,
+    random_vector,
+    there_and_back,
+)
+from linop.testing.whole import seen_as
 
-
-@dataclass(frozen=True)
-class Report:
-    """What a check found. True if it passed."""
-
-    check: str
-    operator: str
-    passed: bool
-    error: float
-    """The largest error found: relative for `check_adjoint`, absolute for `check_exact`."""
-    tolerance: float
-    details: str
-
-    def __bool__(self) -> bool:
-        return self.passed
-
-    def __str__(self) -> str:
-        verdict = "passed" if self.passed else "FAILED"
-        return (
-            f"{self.check} {verdict} for {self.operator}: error {self.error:.3g}, "
-            f"tolerance {self.tolerance:.3g}. {self.details}"
-        )
+Parameters = ParamSpec("Parameters")
 
 
 def check_adjoint(
-    op: LinearOperator,
+    op: Any,
     backend: Backend | str = "reference",
     *,
-    adjoint: LinearOperator | None = None,
+    adjoint: Any = None,
     seed: int = 0,
     trials: int = 3,
 ) -> Report:
     """The dot-product test (paper, equation 13), for random x and y:
-    ``abs(<F x, y> - <x, F* y>) / max(‖F x‖ ‖y‖, ‖x‖ ‖F* y‖)`` is below rounding. Integer spaces are
-    compared exactly.
+    ``abs(<F x, y> - <x, F* y>) / max(‖F x‖ ‖y‖, ‖x‖ ‖F* y‖)`` is below rounding (`dot_tolerance`).
+    Integer spaces are compared exactly. If it fails, the report names a wrong entry.
 
     Args:
         op: the operator F.
         backend: a backend or its name. On one worker's backend every worker makes the same call.
-        adjoint: what to test as F*; by default ``op.H``.
+        adjoint: what to test as F*; by default that of `op`.
         seed, trials: the random vectors; the same on every worker.
 
     Returns:
         The report, the same on every worker.
     """
-    _check_operator("check_adjoint", op)
-    chosen = backends.get(backend) if isinstance(backend, str) else backend
-    plan = op.compile(chosen)
-    back = plan.H if adjoint is None else adjoint.compile(chosen)
-    worst, exact = 0.0, op.dtype.kind in "iu"
-    which = 0
-    for trial in range(trials):
-        x = _local(op.domain.random(seed + 2 * trial), chosen)
-        y = _local(op.codomain.random(seed + 2 * trial + 1), chosen)
-        forward, backward = plan(x), back(y)
-        left, right = forward.inner(y), x.inner(backward)
-        scale = max(forward.norm() * y.norm(), x.norm() * backward.norm())
-        error = abs(left - right) if exact or scale == 0 else abs(left - right) / scale
-        if error > worst or not math.isfinite(error):
-            worst, which = float(error), trial
-    tolerance = 0.0 if exact else dot_tolerance(op)
-    passed = math.isfinite(worst) and worst <= tolerance
-    return Report(
-        f"dot-product test on {chosen.name}",
-        repr(op),
-        passed,
-        worst,
-        tolerance,
-        f"worst of {trials} trials: seed={seed + 2 * which}",
-    )
+    F = subject("check_adjoint", op, backend)
+    call = "check_adjoint(op, {})" if adjoint is None else "check_adjoint(op, {}, adjoint=adjoint)"
+    check = Check("dot-product test", "<F x, y> with <x, F* y>", call, F, dot_tolerance(F))
+
+    def trial(seed: int) -> tuple[float, Where]:
+        return dot_products(F, adjoint_of("check_adjoint", F, adjoint), seed, Space.random)
+
+    return check.tried(trial, seed, trials)
 
 
-def dot_tolerance(op: LinearOperator) -> float:
-    """The relative error that rounding may cause in an inner product of an operator's vectors: sums
-    of n terms of random sign err by about √n ulps."""
-    kind = op.dtype.kind
-    eps = np.finfo(op.dtype).eps if kind in "fc" else 2.0**-7
-    return float(16 * eps * math.sqrt(max(1, *op.shape)))
+def check_dot_exact(
+    op: Any,
+    backend: Backend | str = "reference",
+    *,
+    adjoint: Any = None,
+    seed: int = 0,
+    trials: int = 3,
+) -> Report:
+    """The dot-product test on whole numbers, without tolerance.
+
+    Args:
+        op, backend, adjoint, seed, trials: as for `check_adjoint`.
+
+    Raises:
+        UndecidableError: of whole numbers the operator makes others, or larger ones than its dtype
+            holds exactly: its arithmetic may round. On every worker.
+    """
+    F = subject("check_dot_exact", op, backend)
+    extra = "" if adjoint is None else ", adjoint=adjoint"
+    compared = "<F x, y> with <x, F* y>, on whole numbers"
+    call = f"check_dot_exact(op, {{}}{extra})"
+    check = Check("exact dot-product test", compared, call, F, 0.0)
+
+    def trial(seed: int) -> tuple[float, Where]:
+        G = adjoint_of("check_dot_exact", F, adjoint)
+        return dot_products(F, G, seed, Space.integers, exact=True)
+
+    return check.tried(trial, seed, trials)
 
 
-def check_exact(op: LinearOperator, adjoint: LinearOperator | None = None) -> Report:
-    """Whether the matrix of ``op.H`` is the conjugate transpose of that of ``op``, entry by entry.
+def check_self_adjoint(
+    op: Any, backend: Backend | str = "reference", *, seed: int = 0, trials: int = 3
+) -> Report:
+    """Whether F is its own adjoint: the dot-product test with F in both places.
 
-    Both are found independently: of local operators given as functions, both functions are applied
-    to all unit vectors, and entries may then differ by rounding; of movement, not at all.
+    Args:
+        op, backend, seed, trials: as for `check_adjoint`.
+    """
+    F = subject("check_self_adjoint", op, backend)
+    compared, call = "<F x, y> with <x, F y>", "check_self_adjoint(op, {})"
+    check = Check("self-adjointness", compared, call, F, dot_tolerance(F))
+
+    def trial(seed: int) -> tuple[float, Where]:
+        G = seen_as(F, F.codomain, F.domain, not F.anonymous)
+        return dot_products(F, G, seed, Space.random, other="its conjugate transpose")
+
+    return check.tried(trial, seed, trials)
+
+
+def check_exact(op: Any, adjoint: Any = None, *, backend: Backend | str = "reference") -> Report:
+    """Whether the matrix of the adjoint is the conjugate transpose of that of the operator, entry
+    by entry.
+
+    Both are found independently, by applying both to all unit vectors. Where nothing rounds (data
+    movement, integers) entries must be equal; else they may differ by rounding.
 
     Args:
         op: the operator; small, since its matrix is built.
-        adjoint: what to test as its adjoint; by default ``op.H``.
+        adjoint: what to test as its adjoint; by default that of `op`.
+        backend: as for `check_adjoint`.
     """
-    _check_operator("check_exact", op)
-    other = op.H if adjoint is None else adjoint
-    if op.domain != other.codomain or op.codomain != other.domain:
-        return Report(
-            "exact adjoint",
-            repr(op),
-            False,
-            math.inf,
-            0.0,
-            f"spaces differ: {op.domain} -> {op.codomain}, "
-            f"adjoint {other.domain} -> {other.codomain}",
+    F = subject("check_exact", op, backend)
+    extra = "" if adjoint is None else "adjoint, "
+    compared = "the matrix of F* with the conjugate transpose of that of F"
+    check = Check("exact adjoint", compared, f"check_exact(op, {extra}backend={{}})", F, 0.0)
+    try:
+        G = adjoint_of("check_exact", F, adjoint)
+        error, largest_entry, worst = worst_of_matrices(F, G)
+    except Fault as fault:
+        return check.report(math.inf, fault.worst)
+    if not (F.exact and G.exact):
+        check.tolerance = max(dot_tolerance(F), dot_tolerance(G)) * largest_entry
+    return check.report(error, None if error <= check.tolerance else worst)
+
+
+def check_linear(
+    op: Any, backend: Backend | str = "reference", *, seed: int = 0, trials: int = 3
+) -> Report:
+    """Whether ``F(a x + y) = a F x + F y`` and ``F 0 = 0``, the same twice, leaving its argument as
+    it was. Its adjoint is not called. Errors are relative to the largest element.
+
+    Args:
+        op, backend, seed, trials: as for `check_adjoint`.
+    """
+    F = subject("check_linear", op, backend)
+    compared = "F(a x + y) with a F x + F y, F 0 with 0, F x with F x again"
+    check = Check("linearity", compared, "check_linear(op, {})", F, dot_tolerance(F))
+
+    def trial(seed: int) -> tuple[float, Where]:
+        if worst := not_zero(F):
+            return math.inf, lambda: worst
+        x, y = random_vector(F, F.domain, seed), random_vector(F, F.domain, seed + 1)
+        a = random_scalar(F, seed)
+        once, other, both = F(x), F(y), F(a * x + y)
+        names = "F(a x + y)", "a F x + F y"
+        return max(
+            difference(F, both, a * once + other, names, [once * a, other]),
+            difference(F, F(x), once, ("F x, the second time,", "F x, the first time,"), []),
+            key=lambda found: found[0],
         )
-    forward, backward = _applied(op), _applied(other)
-    difference = np.abs(backward - forward.conj().T).astype(np.float64)
-    difference[np.isnan(difference)] = math.inf
-    worst = float(difference.max()) if difference.size else 0.0
-    tolerance = 0.0
-    if not op.stages.pure and op.dtype.kind in "fc":
-        largest = float(np.abs(forward).max()) if forward.size else 0.0
-        tolerance = dot_tolerance(op) * largest
-    details = "all entries equal"
-    if worst > tolerance:
-        i, j = np.unravel_index(int(np.argmax(difference)), difference.shape)
-        details = (
-            f"worst at row {i}, column {j} of the adjoint: {backward[i, j]} there, "
-            f"{forward.conj().T[i, j]} in the transpose"
-        )
-    return Report("exact adjoint", repr(op), worst <= tolerance, worst, tolerance, details)
+
+    return check.tried(trial, seed, trials)
 
 
-def assert_adjoint(
-    op: LinearOperator, backend: Backend | str = "reference", **options: Any
-) -> None:
-    """`check_adjoint`, or an AssertionError with the report."""
-    report = check_adjoint(op, backend, **options)
-    if not report:
-        raise AssertionError(str(report))
+def check_equal(
+    op: Any, other: Any, backend: Backend | str = "reference", *, seed: int = 0, trials: int = 3
+) -> Report:
+    """Whether two operators are the same map, on random vectors, but for rounding; in the dtypes of
+    integers, exactly. (`LinearOperator.equals` proves it for all vectors.)
+
+    Args:
+        op, other: what is compared. If one of them has no regions (SciPy's, PyLops'), elements
+            correspond in their order.
+        backend, seed, trials: as for `check_adjoint`.
+    """
+    F, second = subject("check_equal", op, backend), subject("check_equal", other, backend)
+    tolerance = max(dot_tolerance(F), dot_tolerance(second))
+    check = Check("equality", "F x with G x", "check_equal(op, other, {})", F, tolerance)
+
+    def trial(seed: int) -> tuple[float, Where]:
+        G = seen_as(second, F.domain, F.codomain, not F.anonymous)
+        x = random_vector(F, F.domain, seed)
+        error, _ = difference(F, F(x), G(x), ("F", "G"), [])
+        return error, lambda: wrong_column(F, F, G, x, ("F", "G"))
+
+    return check.tried(trial, seed, trials)
 
 
-def assert_exact(op: LinearOperator, adjoint: LinearOperator | None = None) -> None:
-    """`check_exact`, or an AssertionError with the report."""
-    report = check_exact(op, adjoint)
-    if not report:
-        raise AssertionError(str(report))
+def check_inverse(
+    op: Any, inverse: Any, backend: Backend | str = "reference", *, seed: int = 0, trials: int = 3
+) -> Report:
+    """Whether ``inverse(F x) = x`` and ``F(inverse(y)) = y``. Errors are relative to the largest
+    element, and to how much the two amplify random vectors, as those of rounding are.
+
+    Args:
+        op, inverse: the two maps.
+        backend, seed, trials: as for `check_adjoint`.
+    """
+    F, G = subject("check_inverse", op, backend), subject("check_inverse", inverse, backend)
+    compared = "inverse(F x) with x, F(inverse(y)) with y"
+    tolerance = max(dot_tolerance(F), dot_tolerance(G))
+    check = Check("inverse", compared, "check_inverse(op, inverse, {})", F, tolerance)
+
+    def trial(seed: int) -> tuple[float, Where]:
+        back = seen_as(G, F.codomain, F.domain, not F.anonymous)
+        return there_and_back(F, back, seed, "inverse")
+
+    return check.tried(trial, seed, trials)
 
 
-def _check_operator(what: str, op: Any) -> None:
-    if not isinstance(op, LinearOperator):
-        raise ArgumentError(f"{what}: expected an operator, given {op!r}")
+def check_unitary(
+    op: Any, backend: Backend | str = "reference", *, seed: int = 0, trials: int = 3
+) -> Report:
+    """Whether the adjoint is the inverse: ``F* F x = x`` and ``F F* y = y``. That it is
+    the adjoint, `check_adjoint` tells.
+
+    Args:
+        op, backend, seed, trials: as for `check_adjoint`.
+    """
+    F = subject("check_unitary", op, backend)
+    compared, call = "F* F x with x, F F* y with y", "check_unitary(op, {})"
+    check = Check("unitarity", compared, call, F, dot_tolerance(F))
+    return check.tried(lambda seed: there_and_back(F, F.H, seed, "F*"), seed, trials)
 
 
-def _local(vector: Vector, backend: Backend) -> Vector:
-    """The part of a whole vector that a backend holds, with its inner product."""
-    return backend.vector(vector.space, vector)
+def _asserting(check: Callable[Parameters, Report]) -> Callable[Parameters, None]:
+    """A check as an assertion."""
+
+    @wraps(check)
+    def assertion(*arguments: Parameters.args, **options: Parameters.kwargs) -> None:
+        __tracebackhide__ = True  # by pytest
+        report = check(*arguments, **options)
+        if not report:
+            raise AssertionError(str(report))
+
+    assertion.__name__ = assertion.__qualname__ = check.__name__.replace("check_", "assert_")
+    assertion.__doc__ = f"`{check.__name__}`, or an AssertionError with the report."
+    return assertion
 
 
-def _applied(op: LinearOperator) -> np.ndarray:
-    """The dense matrix, by applying the expression to every unit vector."""
-    columns = []
-    for k in range(op.domain.size):
-        unit = np.zeros(op.domain.size, op.domain.dtype)
-        unit[k] = 1
-        columns.append(op.codomain.flatten(op(op.domain.unflatten(unit))))
-    shape = (op.domain.size, op.codomain.size)
-    dense = np.array(columns).reshape(shape).T
-    return dense if dense.dtype.kind in "iufc" else dense.astype(np.float64)
+assert_adjoint = _asserting(check_adjoint)
+assert_dot_exact = _asserting(check_dot_exact)
+assert_exact = _asserting(check_exact)
+assert_linear = _asserting(check_linear)
+assert_equal = _asserting(check_equal)
+assert_inverse = _asserting(check_inverse)
+assert_unitary = _asserting(check_unitary)
+assert_self_adjoint = _asserting(check_self_adjoint)

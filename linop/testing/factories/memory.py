@@ -8,7 +8,8 @@ from typing import Any
 from hypothesis import strategies as st
 
 import linop
-from describing import (
+from linop import LinearOperator, Region, Space
+from linop.testing.describing import (
     COMPLEX,
     COMPUTED,
     Description,
@@ -24,8 +25,7 @@ from describing import (
     spaces,
     whole_numbers,
 )
-from linop import LinearOperator, Region, Space
-from registry import operator_factory
+from linop.testing.factories.registry import operator_factory
 
 # Memory operators (paper, section 2)
 
@@ -156,7 +156,7 @@ Step = tuple[Any, ...]
 
 
 @st.composite
-def _steps_in_place(draw: st.DrawFn, space: Description, most: int, depth: int) -> tuple[Step, ...]:
+def steps_in_place(draw: st.DrawFn, space: Description, most: int, depth: int) -> tuple[Step, ...]:
     """Steps that lead from a space to itself."""
     kinds = ["add", "copy", "move", "clear", "scale", "diagonal", "power"]
     kinds += ["sum", "adjoint", "conj"] if depth else []
@@ -176,13 +176,13 @@ def _steps_in_place(draw: st.DrawFn, space: Description, most: int, depth: int) 
         elif kind == "diagonal":
             steps.append((kind, draw(st.sampled_from(space["regions"]))[0], draw(seeds)))
         elif kind == "power":
-            inner = draw(_steps_in_place(space, 1, 0))
+            inner = draw(steps_in_place(space, 1, 0))
             steps.append((kind, inner, draw(st.integers(0, 2))))
         elif kind == "sum":
-            terms = tuple(draw(_steps_in_place(space, 2, 0)) for _ in range(2))
+            terms = tuple(draw(steps_in_place(space, 2, 0)) for _ in range(2))
             steps.append((kind, terms))
         else:
-            steps.append((kind, draw(_steps_in_place(space, 2, 0))))
+            steps.append((kind, draw(steps_in_place(space, 2, 0))))
     return tuple(steps)
 
 
@@ -209,7 +209,7 @@ def _programs(draw: st.DrawFn, workers: int) -> Description:
             regions[f"n{k}"] = new = (f"n{k}", shape, draw(holders(workers)))
             steps.append(("allocate", new))
         elif kind == "in place":
-            steps += draw(_steps_in_place(now, 3, 1))
+            steps += draw(steps_in_place(now, 3, 1))
         elif kind == "deallocate":
             name = draw(st.sampled_from(sorted(regions)))
             del regions[name]
@@ -257,14 +257,14 @@ def _step(space: Space, kind: str, *rest: Any) -> LinearOperator:
             sides = Space(region, space.dtype), Space(target, space.dtype)
             return _beside(linop.matrix(values, *sides), space)
         case "sum", (terms,):
-            first, second = (_program(space, term) for term in terms)
+            first, second = (program(space, term) for term in terms)
             return first + second
         case "adjoint", (inner,):
-            return _program(space, inner).H
+            return program(space, inner).H
         case "conj", (inner,):
-            return _program(space, inner).conj()
+            return program(space, inner).conj()
         case "power", (inner, exponent):
-            return _program(space, inner) ** exponent
+            return program(space, inner) ** exponent
         case "allocate", (new,):
             return linop.allocate(space, region_of(new))
         case "deallocate", (name,):
@@ -276,7 +276,7 @@ def _step(space: Space, kind: str, *rest: Any) -> LinearOperator:
     raise ValueError(f"no step {kind} {rest}")
 
 
-def _program(space: Space, steps: Sequence[Step]) -> LinearOperator:
+def program(space: Space, steps: Sequence[Step]) -> LinearOperator:
     op = linop.identity(space)
     for step in steps:
         op = _step(op.codomain, *step) @ op
@@ -285,7 +285,7 @@ def _program(space: Space, steps: Sequence[Step]) -> LinearOperator:
 
 @operator_factory(_programs, pure=False)
 def random_composition(space: Any, steps: Any) -> LinearOperator:
-    return _program(space_of(space), steps)
+    return program(space_of(space), steps)
 
 
 @st.composite
@@ -304,7 +304,7 @@ def _movement_programs(draw: st.DrawFn, workers: int) -> Description:
 
 @operator_factory(_movement_programs)
 def random_movement(space: Any, steps: Any) -> LinearOperator:
-    return _program(space_of(space), steps)
+    return program(space_of(space), steps)
 
 
 # The algebra
@@ -338,31 +338,31 @@ def _program_and_scalar(draw: st.DrawFn, workers: int) -> Description:
 
 @operator_factory(_program_and_scalar)
 def scaled(space: Any, steps: Any, scalar: Any) -> LinearOperator:
-    return scalar * _program(space_of(space), steps)
+    return scalar * program(space_of(space), steps)
 
 
 @st.composite
 def _program_and_power(draw: st.DrawFn, workers: int) -> Description:
     space = draw(spaces(workers, COMPUTED, least=2))
-    steps = draw(_steps_in_place(space, 2, 0))
+    steps = draw(steps_in_place(space, 2, 0))
     return {"space": space, "steps": steps, "exponent": draw(st.integers(0, 3))}
 
 
 @operator_factory(_program_and_power, pure=False)
 def power(space: Any, steps: Any, exponent: Any) -> LinearOperator:
-    return _program(space_of(space), steps) ** exponent
+    return program(space_of(space), steps) ** exponent
 
 
 @st.composite
 def _program_terms(draw: st.DrawFn, workers: int) -> Description:
     space = draw(spaces(workers, COMPUTED, least=2))
-    terms = tuple(draw(_steps_in_place(space, 2, 1)) for _ in range(draw(st.integers(2, 3))))
+    terms = tuple(draw(steps_in_place(space, 2, 1)) for _ in range(draw(st.integers(2, 3))))
     return {"space": space, "terms": terms, "minus": draw(st.booleans())}
 
 
 @operator_factory(_program_terms, pure=False)
 def sum_of_operators(space: Any, terms: Any, minus: Any) -> LinearOperator:
-    first, *rest = (_program(space_of(space), steps) for steps in terms)
+    first, *rest = (program(space_of(space), steps) for steps in terms)
     total = first
     for term in rest:
         total = total - term if minus else total + term
@@ -376,13 +376,13 @@ def _blocks(draw: st.DrawFn, workers: int) -> Description:
     blocks = []
     for k in range(draw(st.integers(1, 3))):
         space = draw(spaces(workers, (dtype,), most=2, prefix=f"b{k}."))
-        blocks.append((space, draw(_steps_in_place(space, 2, 0))))
+        blocks.append((space, draw(steps_in_place(space, 2, 0))))
     return {"blocks": tuple(blocks)}
 
 
 @operator_factory(_blocks, pure=False)
 def direct_sum(blocks: Any) -> LinearOperator:
-    return linop.direct_sum(*(_program(space_of(space), steps) for space, steps in blocks))
+    return linop.direct_sum(*(program(space_of(space), steps) for space, steps in blocks))
 
 
 @st.composite

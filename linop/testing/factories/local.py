@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
-import pylops
 import scipy.sparse
 import scipy.sparse.linalg
 from hypothesis import strategies as st
 
 import linop
-from describing import (
+from linop import LinearOperator, Region, Space
+from linop.testing.describing import (
     COMPLEX,
     COMPUTED,
     Description,
@@ -29,9 +30,8 @@ from describing import (
     tensors,
     whole_numbers,
 )
-from factories_collectives import halos, kernels
-from linop import LinearOperator, Region, Space
-from registry import operator_factory
+from linop.testing.factories.collectives import halos, kernels
+from linop.testing.factories.registry import operator_factory
 
 
 @st.composite
@@ -69,54 +69,22 @@ def sparse_matrix(domain: Any, codomain: Any, seed: Any) -> LinearOperator:
 def pair_of_functions(domain: Any, codomain: Any, seed: Any) -> LinearOperator:
     source, target = space_of(domain), space_of(codomain)
     A = _values(source, target, seed)
+    forward = partial(_applied, A, source, target)
+    return linop.local(source, target, forward, partial(_applied, A.conj().T, target, source))
 
-    def applied(B: np.ndarray, before: Space, after: Space) -> Callable[[Any], Any]:
-        def apply(x: Any) -> Any:
-            # What comes is a bare array for one region, a dict for several, None for none.
-            given = before.vector({} if x is None else x)
-            result = after.unflatten(B @ before.flatten(given)).arrays
-            return next(iter(result.values())) if len(result) == 1 else result
 
-        return apply
-
-    forward, backward = applied(A, source, target), applied(A.conj().T, target, source)
-    return linop.local(source, target, forward, backward)
+def _applied(A: np.ndarray, before: Space, after: Space, x: Any) -> Any:
+    """A matrix times what comes: a bare array for one region, a dict for several, None for none."""
+    given = before.vector({} if x is None else x)
+    result = after.unflatten(A @ before.flatten(given)).arrays
+    return next(iter(result.values())) if len(result) == 1 else result
 
 
 @operator_factory(_matrices, pure=False)
 def of_scipy(domain: Any, codomain: Any, seed: Any) -> LinearOperator:
     source, target = space_of(domain), space_of(codomain)
-    A = _values(source, target, seed)
-    op = scipy.sparse.linalg.LinearOperator(
-        A.shape, lambda x: A @ x, lambda y: A.conj().T @ y, dtype=A.dtype
-    )
+    op = scipy.sparse.linalg.aslinearoperator(_values(source, target, seed))
     return linop.from_scipy(op, source, target)
-
-
-@st.composite
-def _vectors(draw: st.DrawFn, workers: int) -> Description:
-    return {
-        "size": draw(st.integers(2, 8)),
-        "to": draw(holders(workers)),
-        "dtype": draw(st.sampled_from(("float64", "float32", "complex128", "complex64"))),
-        "kind": draw(st.sampled_from(["difference", "restriction", "padding", "matrix"])),
-        "seed": draw(seeds),
-    }
-
-
-@operator_factory(_vectors, pure=False)
-def of_pylops(size: Any, to: Any, dtype: Any, kind: Any, seed: Any) -> LinearOperator:
-    A: Any
-    if kind == "difference":
-        A = pylops.FirstDerivative(size, kind="forward", dtype=dtype)
-    elif kind == "restriction":
-        A = pylops.Restriction(size, np.arange(seed % 2, size, 2), dtype=dtype)
-    elif kind == "padding":
-        A = pylops.Pad(size, (seed % 3, 1), dtype=dtype)
-    else:
-        A = pylops.MatrixMult(whole_numbers((3, size), dtype, seed), dtype=dtype)
-    domain = Space(Region("x", size, to), dtype_of(dtype))
-    return linop.from_scipy(A, domain)
 
 
 @st.composite

@@ -7,9 +7,9 @@ from typing import Any
 from hypothesis import strategies as st
 
 import linop
-from describing import Description, tensor_of, tensors
 from linop import LinearOperator
-from registry import operator_factory
+from linop.testing.describing import Description, tensor_of, tensors
+from linop.testing.factories.registry import operator_factory
 
 
 @st.composite

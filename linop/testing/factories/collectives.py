@@ -10,9 +10,9 @@ from hypothesis import reject
 from hypothesis import strategies as st
 
 import linop
-from describing import MOVED, Description, grids, orders, tensor_of, tensors
 from linop import LinearOperator
-from registry import operator_factory
+from linop.testing.describing import MOVED, Description, grids, orders, tensor_of, tensors
+from linop.testing.factories.registry import operator_factory
 
 
 @st.composite

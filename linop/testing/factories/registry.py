@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from hypothesis import strategies as st
 
-from describing import Description
 from linop import LinearOperator
+from linop.testing.describing import Description
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,9 @@ Box = tuple[tuple[int, int], ...]
 PartOf = tuple[str, Box]
 """The name of a region, and a box in it."""
 
+MOST = 9
+"""Vectors hold whole numbers from -9 to 9."""
+
 COMPUTED = ("float64", "float32", "complex128", "complex64", "int64", "int32")
 """In these, products and sums of small whole numbers are exact."""
 MOVED = COMPUTED + HALVES
@@ -233,7 +236,7 @@ def tensors(
     free = list(draw(st.permutations(range(len(shape)))))
     axes: list[Any] = []
     for k in range(len(grid)):
-        role = (fixed or {}).get(k) or draw(st.sampled_from(roles))
+        role: Any = (fixed or {}).get(k) or draw(st.sampled_from(roles))
         if role == "split":
             # A tensor dimension is split by one grid axis at most.
             role = free.pop() if free else "copies"

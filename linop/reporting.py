@@ -1,0 +1,100 @@
+"""How ``linop verify`` shows what it found: a table for every property, and files for programs."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from linop.errors import ArgumentError, MissingExtraError
+from linop.testing.verification import PROPERTIES, Result
+
+
+def show(results: Sequence[Result], console: Console) -> None:
+    """Print a table of each property, and then all about what failed."""
+    for name in PROPERTIES:
+        found = [result for result in results if result.checked == name]
+        if found:
+            console.print(_table(name, found))
+    for result in results:
+        if result.failed:
+            text = f"\n{result.case}: {result.error or result.report}"
+            console.print(text, markup=False, highlight=False, soft_wrap=True)
+    failed = sum(result.failed for result in results)
+    console.print(f"{len(results)} checks, {failed} failed", highlight=False)
+
+
+def _table(name: str, results: Sequence[Result]) -> Table:
+    columns = ("operator", "size", "backend", "error", "tolerance", "seconds", "")
+    table = Table(*columns, title=name, title_justify="left")
+    for result in results:
+        report = result.report
+        numbers = ("", "") if report is None else (f"{report.error:.1e}", f"{report.tolerance:.1e}")
+        row = (Text(result.case), result.size, result.backend, *numbers, f"{result.seconds:.3f}")
+        table.add_row(*row, _verdict(result))
+    return table
+
+
+def _verdict(result: Result) -> Text:
+    if result.failed:
+        why = result.report.details if result.report is not None else result.error
+        return Text(why.splitlines()[0], "red")
+    return (
+        Text(f"not decided: {result.skipped}", "yellow")
+        if result.skipped
+        else Text("passed", "green")
+    )
+
+
+def write(results: Sequence[Result], as_json: Path | None, as_junit: Path | None) -> None:
+    """Write what was found, in the forms that are wanted.
+
+    Raises:
+        ArgumentError: a file cannot be written.
+    """
+    try:
+        if as_json is not None:
+            text = json.dumps([result.as_dict() for result in results], indent=1)
+            as_json.write_text(text + "\n", encoding="utf-8")
+        if as_junit is not None:
+            _junit(results).write(str(as_junit), pretty=True)
+    except OSError as error:
+        raise ArgumentError(f"cannot be written: {error}") from None
+
+
+def need_junit() -> None:
+    """See that JUnit's form can be written.
+
+    Raises:
+        MissingExtraError: junitparser is not installed.
+    """
+    if importlib.util.find_spec("junitparser") is None:
+        raise MissingExtraError("--junit needs junitparser: pip install 'linop-algebra[testing]'")
+
+
+def _junit(results: Sequence[Result]) -> Any:
+    """A suite for every property."""
+    from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite
+
+    document = JUnitXml("linop verify")
+    for name in PROPERTIES:
+        suite = TestSuite(name)
+        for result in results:
+            if result.checked != name:
+                continue
+            case = TestCase(result.case, f"linop.verify.{result.backend}", result.seconds)
+            if result.error:
+                case.result = [Error(result.error)]
+            elif result.failed:
+                case.result = [Failure(str(result.report))]
+            elif result.skipped:
+                case.result = [Skipped(result.skipped)]
+            suite.add_testcase(case)
+        document.add_testsuite(suite)
+    return document

@@ -1,0 +1,227 @@
+"""Everything that people have as what checks take: linop's operators and plans, pairs of functions,
+matrices, operators of SciPy and PyLops.
+
+None of the foreign packages is imported before one of its operators is there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import scipy.sparse
+import scipy.sparse.linalg
+
+from linop import backends
+from linop.backends.base import Backend, BoundPlan
+from linop.backends.worker import Worker
+from linop.errors import ArgumentError, BackendError
+from linop.operator import LinearOperator
+from linop.region import Region, naturals
+from linop.scalars import Array
+from linop.space import Space
+from linop.testing.subject import Function, Subject, gathered
+
+Place = Space | Region | Sequence[int] | int | None
+"""Where a side lives: a space, a region, or the shape of the array that this worker holds."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A forward function and its adjoint, for checks. Made by `pair` and `torch_function`."""
+
+    forward: Function
+    adjoint: Function | None
+    domain: Place
+    codomain: Place
+    dtypes: tuple[np.dtype[Any], np.dtype[Any]]
+    name: str
+    real: bool = False
+    flat: bool = False
+
+    @property
+    def H(self) -> Pair:
+        """The same pair, the other way round."""
+        if self.adjoint is None:
+            raise ArgumentError(f"{self.name} has no adjoint")
+        return replace(
+            self,
+            forward=self.adjoint,
+            adjoint=self.forward,
+            domain=self.codomain,
+            codomain=self.domain,
+            dtypes=self.dtypes[::-1],
+            name=f"{self.name}.H",
+        )
+
+    def bound(self, backend: Backend) -> Subject:
+        """On a backend; collective, since workers tell each other the shapes that they hold."""
+        domain = _space("x", self.domain, self.dtypes[0], backend, self.flat)
+        codomain = _space("y", self.codomain, self.dtypes[1], backend, self.flat)
+        _check_workers(self.name, (domain, codomain), backend)
+        kinds = {domain.dtype.kind, codomain.dtype.kind}
+        name = f"<{codomain.size}x{domain.size} {self.name}>"
+        return Subject(
+            name,
+            domain,
+            codomain,
+            self.forward,
+            self.adjoint,
+            backend,
+            real=self.real or ("c" in kinds and len(kinds) > 1),
+            foreign=True,
+            flat=self.flat,
+            anonymous=not isinstance(self.domain, Space | Region),
+        )
+
+
+def pair(
+    forward: Function,
+    adjoint: Function | None,
+    domain: Place,
+    codomain: Place,
+    *,
+    dtype: npt.DTypeLike = np.float64,
+    name: str | None = None,
+) -> Pair:
+    """A hand-written forward and adjoint, for all checks.
+
+    On a backend that holds all workers (``"reference"``) the functions get whole vectors. On one
+    worker's (``"mpi"``, or inside `linop.launch`) every worker calls its own, at the same time,
+    with what it holds; so they may communicate, by raw mpi4py for instance.
+
+    Args:
+        forward, adjoint: get and return the bare array of a side with one region, a dict by region
+            name where it holds several, None where it holds none. They must not change their
+            argument, nor return its memory. The adjoint may be None where a check needs none.
+        domain, codomain: `Space` or `TensorSpace`; or the shape of the array that *this* worker
+            holds (None: it holds none), which may differ between workers: the regions are then
+            ``x`` and ``y``, or ``x0``, ``x1``, … and ``y0``, ``y1``, … by worker.
+        dtype: of the arrays, where a shape or a `Region` is given. If one side is real and the
+            other complex, inner products are compared in their real parts.
+        name: in reports.
+    """
+    for what, function in (("forward", forward), ("adjoint", adjoint)):
+        if not callable(function) and not (function is None and what == "adjoint"):
+            raise ArgumentError(f"pair: {what} is a function; given {function!r}")
+    known = name or " and ".join(map(_called, filter(None, (forward, adjoint))))
+    return Pair(forward, adjoint, domain, codomain, (np.dtype(dtype),) * 2, known)
+
+
+def checkable(op: Any) -> bool:
+    """Whether `subject` takes it."""
+    return isinstance(op, Subject | BoundPlan | LinearOperator | Pair) or _adapted(op) is not None
+
+
+def subject(what: str, op: Any, backend: Backend | str = "reference") -> Subject:
+    """Anything that can be checked, on a backend. Collective where the backend is one worker's.
+
+    Raises:
+        ArgumentError: it is nothing that can be checked.
+    """
+    if isinstance(op, Subject):
+        return op
+    if isinstance(op, BoundPlan):
+        return _of_plan(op)
+    known = op if isinstance(op, LinearOperator | Pair) else _adapted(op)
+    if known is None:
+        more = ""
+        if callable(op):
+            more = "; a function does not say what it maps: see linop.testing.pair"
+        raise ArgumentError(f"{what}: expected an operator, given {op!r}{more}")
+    chosen = backends.get(backend) if isinstance(backend, str) else backend
+    return known.bound(chosen) if isinstance(known, Pair) else _of_plan(known.compile(chosen))
+
+
+def _of_plan(plan: BoundPlan) -> Subject:
+    def adjoint(y: Any) -> Any:
+        return plan.H(y)  # which is made when it is first wanted
+
+    return Subject(
+        repr(plan.op),
+        plan.domain,
+        plan.codomain,
+        plan,
+        adjoint,
+        plan.backend,
+        exact=plan.op.stages.pure,
+    )
+
+
+def _space(letter: str, place: Place, dtype: np.dtype[Any], backend: Backend, flat: bool) -> Space:
+    """The space that a place stands for."""
+    if isinstance(place, Space):
+        return place
+    if isinstance(place, Region):
+        return Space(place, dtype)
+    shape = None if place is None else naturals(place, "shape of a side of a pair")
+    if flat or not isinstance(backend, Worker):
+        return Space([] if shape is None else [Region(letter, shape)], dtype)
+    shapes = map(json.loads, gathered(backend, json.dumps(shape)))
+    held = [(worker, shape) for worker, shape in enumerate(shapes) if shape is not None]
+    return Space([Region(f"{letter}{w}", shape, w) for w, shape in held], dtype)
+
+
+def _check_workers(name: str, spaces: Sequence[Space], backend: Backend) -> None:
+    """Check that there is somebody for every region: else nobody would look at it.
+
+    Raises:
+        BackendError: there is not.
+    """
+    missing = {w for s in spaces for w in s.workers if w >= (backend.workers or w + 1)}
+    if missing:
+        raise BackendError(
+            f"{name}: its spaces have regions on the workers {sorted(missing)}; backend "
+            f"{backend.name!r} has workers 0 to {(backend.workers or 0) - 1}"
+        )
+
+
+def _called(function: Any) -> str:
+    return getattr(function, "__name__", type(function).__name__)
+
+
+# Matrices, and what has matvec and rmatvec
+
+
+def _adapted(op: Any) -> Pair | None:
+    """A matrix, or an operator of SciPy or PyLops, as a pair; None if it is none."""
+    if any(cls.__module__.startswith("pylops_mpi") for cls in type(op).__mro__):
+        from linop.testing.distributed import pylops_mpi_operator
+
+        return pylops_mpi_operator(op)
+    if (isinstance(op, np.ndarray) and op.ndim == 2) or scipy.sparse.issparse(op):
+        matrix = op if scipy.sparse.issparse(op) else np.asarray(op)  # np.matrix has its own @
+        adjoint = matrix.conj().T
+        return _flat(op, lambda x: matrix @ x, lambda y: adjoint @ y)
+    if hasattr(op, "matvec") and hasattr(op, "rmatvec") and hasattr(op, "shape"):
+        return _flat(op, op.matvec, op.rmatvec)
+    return None
+
+
+def _flat(op: Any, forward: Function, adjoint: Function) -> Pair:
+    """A pair of functions of flat arrays; PyLops' operators say which shapes these have."""
+    dtype = np.dtype(op.dtype if op.dtype is not None else np.float64)
+    dims, dimsd = getattr(op, "dims", op.shape[1]), getattr(op, "dimsd", op.shape[0])
+    kind, (m, n) = type(op).__name__, op.shape
+    name = repr(op) if hasattr(op, "matvec") else f"{m}x{n} {kind} with dtype={dtype}"
+    return Pair(
+        partial(_applied, forward, naturals(dimsd, "dimsd")),
+        partial(_applied, adjoint, naturals(dims, "dims")),
+        dims,
+        dimsd,
+        (dtype, dtype),
+        name.removeprefix("<").partition(" ")[2].removesuffix(">"),
+        real=not getattr(op, "clinear", True),  # PyLops: such as a Fourier transform of real arrays
+        flat=True,
+    )
+
+
+def _applied(function: Function, shape: tuple[int, ...], x: Array) -> Any:
+    result = function(x.ravel())
+    fits = isinstance(result, np.ndarray) and result.size == np.prod(shape, dtype=int)
+    return result.reshape(shape) if fits else result

@@ -1,0 +1,203 @@
+"""Where two things differ that should be the same: found by halving, without a matrix.
+
+The difference of two inner products, ``d(x, y) = <F x, y> - <x, G y>``, is linear in y and, but for
+conjugation, in x. So a half of x shows it, and a half of that, until one element is left; then the
+same with y. Inner products are sums over all workers, so all decide alike.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from itertools import product
+
+import numpy as np
+
+from linop.backends.base import Backend, held
+from linop.scalars import Array, Scalar
+from linop.space import Space, Vector
+from linop.testing.report import Worst, element, element_in, shown
+from linop.testing.subject import Subject, epsilon, gathered
+
+Map = Callable[[Vector], Vector]
+
+
+def part_held(vector: Vector, backend: Backend) -> Vector:
+    """The part of a whole vector that a backend holds, with its inner product."""
+    return backend.vector(vector.space, vector)
+
+
+def inner(subject: Subject, v: Vector, w: Vector) -> Scalar:
+    """<v, w>; the real part of it, where a map is linear over real numbers only."""
+    value = v.inner(w)
+    return value.real if subject.real else value
+
+
+def wrong_entry(F: Subject, G: Subject, x: Vector, y: Vector, other: str) -> Worst:
+    """An entry of F that is not that of the conjugate transpose of G, for x and y whose inner
+    products differ; found by applying each about ``2 log2(size)`` times. Collective.
+
+    Args:
+        other: what to call the conjugate transpose of G.
+    """
+    for subject in (F, G):
+        if moved := not_zero(subject):
+            return moved
+    back = G(y)
+    j = _narrowed(x, lambda part: inner(F, F(part), y) - inner(F, part, back), F.backend)
+    column = F(_only(x, j, F.backend))
+    only = _only(x, j, F.backend)
+    i = _narrowed(y, lambda part: inner(F, column, part) - inner(F, only, G(part)), F.backend)
+    found = max(_entries(F, G, j, i), key=lambda entry: abs(entry[0] - entry[1]))
+    f, g, part = found
+    source, target = element(F.domain, j), element(F.codomain, i)
+    words = f"from {source} to {target}: F has {part}{shown(f)}, {other} has {part}{shown(g)}"
+    eps = max(epsilon(F.domain.dtype), epsilon(F.codomain.dtype))
+    if abs(f - g) <= 4 * eps * max(abs(f), abs(g)):
+        words = (
+            f"no single entry shows it ({words}): one of the two is not linear (check_linear), or "
+            f"rounds more than its dtype explains"
+        )
+    return Worst(words, source, target, g, f)
+
+
+def _entries(F: Subject, G: Subject, j: int, i: int) -> Iterator[tuple[Scalar, Scalar, str]]:
+    """Entry i, j of F and of the conjugate transpose of G, and which part of them it is. Over real
+    numbers these are up to four: of real and imaginary parts."""
+    for u, v in product(_units(F, F.domain), _units(F, F.codomain)):
+        e, d = unit(F.domain, j, F.backend, u), unit(F.codomain, i, F.backend, v)
+        names = {1: "real", 1j: "imaginary"}
+        part = f"({names[u]} to {names[v]}) " if F.real else ""
+        # The second is <G d, e>: conjugate-linear in what G gives.
+        yield inner(F, d, F(e)), inner(F, G(d), e), part
+
+
+def _units(F: Subject, space: Space) -> tuple[Scalar, ...]:
+    """What an element of a unit vector may be: over real numbers, a complex one is two."""
+    return (1, 1j) if F.real and space.dtype.kind == "c" else (1,)
+
+
+def wrong_column(F: Subject, A: Map, B: Map, x: Vector, names: tuple[str, str]) -> Worst:
+    """An entry in which two linear maps differ that differ at x. Collective.
+
+    Args:
+        F: whose backend, and whose kind of numbers.
+        names: of the two maps.
+    """
+    backend = F.backend
+
+    def gap(part: Vector) -> float:
+        return (A(part) - B(part)).norm()
+
+    j = _narrowed(x, gap, backend)
+    units = [unit(x.space, j, backend, value) for value in _units(F, x.space)]
+    e = max(units, key=gap)
+    part = "" if len(units) == 1 else ("the real part of ", "the imaginary part of ")[e is units[1]]
+    a, b = A(e), B(e)
+    i = largest(a - b, backend)[0]
+    source, target = element(x.space, j), element(a.space, i)
+    found, wanted = at(a, i, backend), at(b, i, backend)
+    words = f"{names[0]} has {shown(found)}, {names[1]} has {shown(wanted)}"
+    return Worst(f"from {part}{source} to {target}: {words}", source, target, found, wanted)
+
+
+def wrong_value(
+    found: Vector, wanted: Vector, flat: int, names: tuple[str, str], backend: Backend
+) -> Worst:
+    """Two vectors at a position. Collective."""
+    target = element(found.space, flat)
+    a, b = at(found, flat, backend), at(wanted, flat, backend)
+    words = f"at {target}: {names[0]} has {shown(a)}, {names[1]} has {shown(b)}"
+    return Worst(words, None, target, a, b)
+
+
+def whole_numbers(F: Subject, result: Vector, scale: float) -> str:
+    """Why inner products of a map's result, all below `scale`, are not exact; empty if they are.
+    Collective."""
+    eps, said = epsilon(F.codomain.dtype), ""
+    most = 2.0 / eps if eps else float("inf")
+    for region in held(F.codomain, F.backend.worker):
+        wide = _wide(result[region.name])
+        unfit = (wide != np.rint(wide)) | (np.abs(wide) > most)
+        if unfit.any() and not said:
+            k = int(np.flatnonzero(unfit)[0])
+            where = element_in(F.codomain, region.name, k)
+            value = shown(wide.flat[k].item())
+            said = f"the {F.role} function makes {value} of whole numbers, at {where}"
+    if eps and scale > 2.0**53 and not said:
+        said = f"inner products may be up to {scale:.3g}, beyond 2**53"
+    return next(filter(None, gathered(F.backend, said)), "")
+
+
+def not_zero(F: Subject) -> Worst | None:
+    """What F makes of zero, if that is not zero."""
+    result = F(part_held(F.domain.zeros(), F.backend))
+    i, most = largest(result, F.backend)
+    if not most:
+        return None
+    target, value = element(F.codomain, i), at(result, i, F.backend)
+    words = f"the {F.role} function is not linear: of zero it makes {shown(value)} at {target}"
+    return Worst(words, None, target, value, 0)
+
+
+def largest(vector: Vector, backend: Backend) -> tuple[int, float]:
+    """The position of the largest element in the order of `Space.flatten`, and its size: 0 and 0 of
+    a vector without elements. Collective."""
+    best = (0.0, 0)
+    for region in held(vector.space, backend.worker):
+        sizes = np.abs(_wide(vector[region.name])).ravel()
+        if sizes.size:
+            k = int(np.argmax(sizes))
+            best = max(best, (float(sizes[k]), -vector.space.offsets[region.name] - k))
+    most, where = max(tuple(json.loads(said)) for said in gathered(backend, json.dumps(best)))
+    return -where, most
+
+
+def at(vector: Vector, flat: int, backend: Backend) -> Scalar:
+    """The element at a position, on every worker. Collective."""
+    return unit(vector.space, flat, backend).inner(vector)
+
+
+def unit(space: Space, flat: int, backend: Backend, value: Scalar = 1) -> Vector:
+    """The vector with one element that is not zero."""
+    vector = backend.vector(space, _held_zeros(space, backend))
+    for region in held(space, backend.worker):
+        k = flat - space.offsets[region.name]
+        if 0 <= k < region.size:
+            vector[region.name].reshape(-1)[k] = value
+    return vector
+
+
+def _narrowed(vector: Vector, gap: Callable[[Vector], Scalar], backend: Backend) -> int:
+    """The position of an element that alone has a gap: of every two halves the one with the larger
+    gap."""
+    a, b = 0, vector.space.size
+    while b - a > 1:
+        middle = (a + b) // 2
+        left = abs(gap(_between(vector, a, middle, backend)))
+        right = abs(gap(_between(vector, middle, b, backend)))
+        a, b = (a, middle) if left >= right else (middle, b)
+    return a
+
+
+def _only(vector: Vector, flat: int, backend: Backend) -> Vector:
+    return _between(vector, flat, flat + 1, backend)
+
+
+def _between(vector: Vector, start: int, stop: int, backend: Backend) -> Vector:
+    """A vector with zeros outside of a range of positions."""
+    space = vector.space
+    arrays = _held_zeros(space, backend)
+    for region in held(space, backend.worker):
+        first = space.offsets[region.name]
+        a, b = (min(max(k - first, 0), region.size) for k in (start, stop))
+        arrays[region.name].reshape(-1)[a:b] = vector[region.name].reshape(-1)[a:b]
+    return backend.vector(space, arrays)
+
+
+def _held_zeros(space: Space, backend: Backend) -> dict[str, Array]:
+    return {r.name: np.zeros(r.shape, space.dtype) for r in held(space, backend.worker)}
+
+
+def _wide(array: Array) -> Array:
+    return array if array.dtype.kind == "c" else array.astype(np.float64)

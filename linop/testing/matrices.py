@@ -1,0 +1,60 @@
+"""The matrices of a map and its adjoint, by unit vectors, compared entry by entry."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from linop.scalars import Array
+from linop.space import Space
+from linop.testing.localise import unit
+from linop.testing.report import Worst, element, shown
+from linop.testing.subject import Subject
+from linop.testing.whole import everything
+
+
+def worst_of_matrices(F: Subject, G: Subject) -> tuple[float, float, Worst]:
+    """The largest difference between the matrix of G and the conjugate transpose of that of F, the
+    largest entry of F's, and where they differ most. Collective."""
+    forward, backward = _matrix(F), _matrix(G)
+    wanted = forward.conj().T
+    if not wanted.size:
+        return 0.0, 0.0, Worst("there is no entry")
+    difference = np.abs(_wide(backward) - _wide(wanted))
+    difference[(difference == 0) & (backward != wanted)] = 1.0  # integers that no float tells apart
+    row, column = (int(k) for k in np.unravel_index(np.argmax(difference), difference.shape))
+    found, right = backward[row, column].item(), wanted[row, column].item()
+    words = (
+        f"worst at row {row}, column {column} of the adjoint, from {_place(G, G.domain, column)} "
+        f"to {_place(G, G.codomain, row)}: the adjoint has {shown(found)}, the conjugate transpose "
+        f"of F has {shown(right)}"
+    )
+    source = element(G.domain, column % G.domain.size)
+    target = element(G.codomain, row % G.codomain.size)
+    worst = Worst(words, source, target, found, right)
+    return float(difference[row, column]), float(np.abs(_wide(forward)).max()), worst
+
+
+def _matrix(F: Subject) -> Array:
+    """The dense matrix. Over real numbers, a complex element is two: first all real parts."""
+    columns = [
+        everything(F(unit(F.domain, k, F.backend, value)), F)
+        for value in ((1, 1j) if _doubled(F, F.domain) else (1,))
+        for k in range(F.domain.size)
+    ]
+    if _doubled(F, F.codomain):
+        columns = [np.concatenate([column.real, column.imag]) for column in columns]
+    rows = F.codomain.size * (2 if _doubled(F, F.codomain) else 1)
+    return np.array(columns).reshape(len(columns), rows).T
+
+
+def _doubled(F: Subject, space: Space) -> bool:
+    return F.real and space.dtype.kind == "c"
+
+
+def _place(F: Subject, space: Space, k: int) -> str:
+    part = ("the real part of ", "the imaginary part of ")[k // space.size]
+    return (part if _doubled(F, space) else "") + str(element(space, k % space.size))
+
+
+def _wide(array: Array) -> Array:
+    return array if array.dtype.kind == "c" else array.astype(np.float64)

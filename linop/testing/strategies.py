@@ -1,0 +1,227 @@
+"""Hypothesis strategies of all that linop computes with, for property tests of your own operators.
+
+    @given(op=strategies.operators(workers=4))
+    def test_mine(op): ...
+
+Everything is drawn from small descriptions, so that it shrinks to what a person can read; extents
+may be 0, workers hold several regions, or none. Values are whole numbers, so that sums of products
+are exact and can be compared with ``==``. A failing example prints as code that makes it again
+(`linop.testing.code`): paste it into `hypothesis.example`.
+
+Workers are numbered from 0 to ``workers - 1``. All strategies combine with Hypothesis's own
+(``.filter``, ``.map``, ``.flatmap``, ``st.composite``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+
+from linop.operator import LinearOperator
+from linop.partition import Partition
+from linop.region import Region, Subset
+from linop.space import Space, Vector
+from linop.tensor import TensorSpace
+from linop.testing import describing, factories
+from linop.testing.code import code
+from linop.testing.describing import COMPUTED, Description
+
+__all__ = [
+    "kernels",
+    "operators",
+    "operators_on",
+    "partitions",
+    "parts",
+    "regions",
+    "shapes",
+    "spaces",
+    "tensors",
+    "vectors",
+]
+
+
+def _prints_as_code(given: Any, printer: Any, cycle: bool) -> None:
+    printer.text(code(given))
+
+
+_KINDS: tuple[Any, ...] = (LinearOperator, Partition, Region, Space, Subset, Vector)
+for _kind in _KINDS:
+    # Hypothesis, like IPython, asks for this before anything else.
+    _kind._repr_pretty_ = _prints_as_code
+
+
+def shapes(
+    ndim: int | None = None, most: int = 4, least: int = 0
+) -> st.SearchStrategy[tuple[int, ...]]:
+    """Shapes of arrays.
+
+    Args:
+        ndim: how many dimensions; by default 0 to 3.
+        least, most: of each extent.
+    """
+    extents = st.integers(least, most)
+    if ndim is not None:
+        return st.tuples(*[extents] * ndim)
+    return st.integers(0, 3).flatmap(lambda n: st.tuples(*[extents] * n))
+
+
+def partitions(workers: int = 4, ndim: int | None = None) -> st.SearchStrategy[Partition]:
+    """Grids of at most so many workers, which stand in any order.
+
+    Args:
+        workers: how many there are.
+        ndim: how many axes; by default 1 to 3.
+    """
+    least, most = (1, 3) if ndim is None else (ndim, ndim)
+
+    def placed(grid: tuple[int, ...]) -> st.SearchStrategy[Partition]:
+        order = describing.orders(workers, int(np.prod(grid)))
+        return order.map(lambda held: Partition(grid, held))
+
+    return describing.grids(workers, least, most).flatmap(placed)
+
+
+def regions(
+    workers: int = 4, name: str = "x", ndim: int | None = None
+) -> st.SearchStrategy[Region]:
+    """Regions on one worker, or with identical copies on several.
+
+    Args:
+        workers: how many there are.
+        name: of the region.
+        ndim: how many dimensions; by default 0 to 3.
+    """
+    held = describing.holders(workers)
+    return st.tuples(shapes(ndim), held).map(lambda drawn: Region(name, *drawn))
+
+
+def spaces(
+    workers: int = 4,
+    dtypes: Sequence[str] = COMPUTED,
+    *,
+    ndim: int | None = None,
+    least: int = 1,
+    most: int = 3,
+    prefix: str = "x",
+) -> st.SearchStrategy[Space]:
+    """Spaces of a few regions of one number of dimensions, called x0, x1, ….
+
+    Args:
+        workers: how many there are.
+        dtypes: names to choose from.
+        ndim: dimensions of the regions; by default 0 to 3.
+        least, most: how many regions.
+        prefix: of their names.
+    """
+    drawn = describing.spaces(workers, dtypes, ndim, least, most, prefix)
+    return drawn.map(describing.space_of)
+
+
+def parts(space: Space) -> st.SearchStrategy[Subset]:
+    """Subsets of the regions of a space; whole regions are simplest."""
+    return st.sampled_from(space.regions).flatmap(
+        lambda region: describing.boxes(region.shape).map(
+            lambda box: describing.box_in(region, box)
+        )
+    )
+
+
+def pairs(space: Space) -> st.SearchStrategy[tuple[Subset, Subset]]:
+    """Two subsets of a space that have one shape and share no element: for add, copy and move."""
+    drawn = describing.pairs(_described(space))
+    return drawn.map(
+        lambda two: (describing.part_of(space, two[0]), describing.part_of(space, two[1]))
+    )
+
+
+def tensors(
+    workers: int = 4,
+    dtypes: Sequence[str] = COMPUTED,
+    *,
+    roles: Sequence[str] = ("split", "copies", "replicated"),
+    ndim: int | None = None,
+    shape: tuple[int, ...] | None = None,
+    grid: tuple[int, ...] | None = None,
+    uneven: bool = True,
+    name: str = "x",
+) -> st.SearchStrategy[TensorSpace]:
+    """Global tensors cut into blocks.
+
+    Args:
+        workers: how many there are.
+        dtypes: names to choose from.
+        roles: what grid axes may do: "split", "copies", "replicated".
+        ndim: dimensions of the tensor, by default 0 to 3.
+        shape, grid: of the tensor, and of the partition, where they are given.
+        uneven: whether blocks may have lengths of their own.
+        name: of the tensor.
+    """
+    drawn = describing.tensors(
+        workers,
+        dtypes=dtypes,
+        roles=roles,
+        ndim=ndim,
+        shape=shape,
+        grid=grid,
+        uneven=uneven,
+        name=name,
+    )
+    return drawn.map(describing.tensor_of)
+
+
+def vectors(space: Space, most: int = describing.MOST) -> st.SearchStrategy[Vector]:
+    """Vectors of whole numbers from -most to most (both parts of complex ones); zeros are simplest.
+
+    Args:
+        space: of a few dozen elements: each is drawn by itself.
+        most: the largest number.
+    """
+    number: st.SearchStrategy[Any] = st.integers(-most, most)
+    if space.dtype.kind == "c":
+        number = st.builds(complex, number, number)
+    if space.dtype.kind == "u":
+        number = st.integers(0, most)
+    values = st.lists(number, min_size=space.size, max_size=space.size)
+    return values.map(lambda drawn: space.unflatten(np.array(drawn, space.dtype)))
+
+
+def kernels(ndim: int) -> st.SearchStrategy[dict[str, tuple[int, ...]]]:
+    """Sliding kernels, as the keyword arguments of `linop.halo_exchange`: kernel_size, stride,
+    padding and dilation, for each dimension."""
+    return factories.collectives.kernels(ndim)
+
+
+def operators(
+    workers: int = 4, kinds: Sequence[str] | None = None
+) -> st.SearchStrategy[LinearOperator]:
+    """Operators: random programs of memory operators and local maps, their sums, products and
+    adjoints, collectives, halo exchanges, padding.
+
+    Args:
+        workers: how many there are; some of 2 workers at least are always among the kinds.
+        kinds: names of `linop.testing.factories.FACTORIES` to choose from, which has also those
+            that you registered; by default all.
+    """
+    names = list(factories.FACTORIES) if kinds is None else list(kinds)
+    return st.sampled_from(names).flatmap(lambda name: factories.operators(name, workers))
+
+
+def operators_on(space: Space, most: int = 4) -> st.SearchStrategy[LinearOperator]:
+    """Programs of a few memory operators and local maps that lead from a space to itself, to be
+    composed with your operators on it.
+
+    Args:
+        space: the domain and codomain.
+        most: how many steps; none, the identity, is simplest.
+    """
+    return factories.memory.steps_in_place(_described(space), most, 1).map(
+        lambda steps: factories.memory.program(space, steps)
+    )
+
+
+def _described(space: Space) -> Description:
+    regions = tuple((r.name, r.shape, r.workers) for r in space.regions)
+    return {"regions": regions, "dtype": space.dtype.name}

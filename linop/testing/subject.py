@@ -1,0 +1,260 @@
+"""What a check applies: a linear map between spaces and its adjoint, where they run.
+
+A `Subject` is called with a `Vector` and gives one. Where it runs is a backend: one process that
+holds all regions, or one worker of a program, in which every worker makes the same calls. What a
+foreign function returns is looked at before it is used: a `Fault` says what is wrong with it, on
+every worker in the same words.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from linop.backends.base import Backend, held
+from linop.backends.worker import Worker
+from linop.errors import ArgumentError, BackendError
+from linop.region import Region
+from linop.scalars import Array
+from linop.space import Space, Vector
+from linop.stages import bare_or_dict
+from linop.testing.report import Element, Worst, element_in, shown, workers_text
+
+Function = Callable[[Any], Any]
+"""Gets and returns what a worker holds: None, the bare array of its region, or a dict by name."""
+
+
+class Fault(Exception):  # a finding, which never leaves a check
+    """What is wrong with a result or an argument; the same on every worker."""
+
+    def __init__(self, worst: Worst) -> None:
+        super().__init__(worst.text)
+        self.worst = worst
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A linear map and its adjoint; `subject.H` is the same the other way round.
+
+    Attributes:
+        name: in reports.
+        domain, codomain: their dtypes may differ.
+        forward, adjoint: the two functions.
+        backend: where they run.
+        real: whether it is linear over real numbers only: then the inner product is the real part.
+        exact: whether nothing in it rounds.
+        foreign: whether the functions are not linop's, and may do anything.
+        flat: whether they are those of a matrix-like object of one process, which promises neither
+            memory of its own nor a dtype as narrow as it says.
+        anonymous: whether its regions' names are only made up, since shapes alone were given.
+        role: which of the two `forward` is.
+    """
+
+    name: str
+    domain: Space
+    codomain: Space
+    forward: Function
+    adjoint: Function | None
+    backend: Backend
+    real: bool = False
+    exact: bool = False
+    foreign: bool = False
+    flat: bool = False
+    anonymous: bool = False
+    role: str = "forward"
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(codomain.size, domain.size)."""
+        return self.codomain.size, self.domain.size
+
+    @property
+    def H(self) -> Subject:
+        """The adjoint.
+
+        Raises:
+            ArgumentError: none was given.
+        """
+        if self.adjoint is None:
+            raise ArgumentError(f"{self.name} has no adjoint to check; give one")
+        return replace(
+            self,
+            domain=self.codomain,
+            codomain=self.domain,
+            forward=self.adjoint,
+            adjoint=self.forward,
+            role="adjoint" if self.role == "forward" else "forward",
+        )
+
+    def __call__(self, x: Vector) -> Vector:
+        """The map applied to a vector. Collective where the backend is one worker's.
+
+        Raises:
+            Fault: the function changed its argument, or its result does not fit.
+        """
+        regions = held(self.domain, self.backend.worker)
+        given = {region.name: x[region.name].copy() for region in regions}
+        raised, arrays, fault = None, {}, None
+        try:
+            arrays = self._arrays(self._called(bare_or_dict(regions, list(given.values()))))
+            self._look_at(arrays, given, x)
+        except Fault as found:
+            fault = found
+        except Exception as error:
+            error.add_note(f"raised by the {self.role} function of {self.name}{self._here}")
+            if not self.foreign:
+                raise  # a plan tells the others itself
+            raised = error
+        self._agree(raised, fault)
+        if self.foreign:
+            arrays = {name: array.copy() for name, array in arrays.items()}
+            self._compare_copies(arrays)
+        return self.backend.vector(self.codomain, arrays)
+
+    @property
+    def _here(self) -> str:
+        worker = self.backend.worker
+        return "" if worker is None else f" on worker {worker}"
+
+    def _called(self, given: Any) -> Any:
+        mine = held(self.domain, self.backend.worker) or held(self.codomain, self.backend.worker)
+        return self.forward(given) if mine or not self.flat else None
+
+    def _arrays(self, result: Any) -> dict[str, Array]:
+        """What the function returned, by region."""
+        regions = held(self.codomain, self.backend.worker)
+        if len(regions) == 1 and not isinstance(result, Mapping):
+            result = {regions[0].name: result}
+        if not regions and (result is None or np.size(result) == 0):
+            return {}
+        names = [region.name for region in regions]
+        if not isinstance(result, Mapping) or sorted(result) != sorted(names):
+            what = list(result) if isinstance(result, Mapping) else type(result).__name__
+            raise self._fault(f"returned {what}{self._here}; expected arrays for {names}")
+        return {region.name: self._array(region, result[region.name]) for region in regions}
+
+    def _array(self, region: Region, array: Any) -> Array:
+        """The array of a region, of the right shape and dtype."""
+        dtype, where = self.codomain.dtype, f"for {region.name} ({workers_text(region.workers)})"
+        if isinstance(array, np.generic):
+            array = np.asarray(array)
+        if not isinstance(array, np.ndarray):
+            raise self._fault(f"returned {type(array).__name__} {where}; expected a numpy.ndarray")
+        if array.shape != region.shape:
+            raise self._fault(f"returned shape {array.shape} {where}; expected {region.shape}")
+        if self.flat and np.can_cast(array.dtype, dtype, "same_kind"):
+            narrow = array.dtype.kind in "fc" and epsilon(array.dtype) > epsilon(dtype)
+            array = array if narrow else array.astype(dtype)
+        found: Array = array
+        if found.dtype != dtype:
+            raise self._fault(f"returned dtype {found.dtype} {where}; expected {dtype}")
+        return found
+
+    def _look_at(self, arrays: Mapping[str, Array], given: Mapping[str, Array], x: Vector) -> None:
+        """That the argument is as it was, that results are their own, and that they are numbers."""
+        for name, array in given.items():
+            changed = np.flatnonzero(array != x[name])
+            if changed.size:
+                k = int(changed[0])
+                was, now = x[name].flat[k].item(), array.flat[k].item()
+                raise self._fault(
+                    f"changed its argument in place: {{}} was {shown(was)}, is {shown(now)}",
+                    (self.domain, name, k),
+                )
+        for name, array in arrays.items():
+            shared = [n for n, g in given.items() if np.may_share_memory(array, g)]
+            if shared and self.foreign and not self.flat:
+                raise self._fault(
+                    f"returned memory of its argument {shared[0]} as its result {name}"
+                    f"{self._here}: a later change of one would change the other"
+                )
+            unfit = np.flatnonzero(~np.isfinite(array))
+            if unfit.size:
+                k = int(unfit[0])
+                raise self._fault(f"gives {array.flat[k]} at {{}}", (self.codomain, name, k))
+
+    def _fault(self, text: str, at: tuple[Space, str, int] | None = None) -> Fault:
+        target = None if at is None else element_in(*at)
+        return Fault(
+            Worst(f"the {self.role} function {text.replace('{}', str(target))}", target=target)
+        )
+
+    def _agree(self, raised: Exception | None, fault: Fault | None) -> None:
+        """Raise on all workers what any of them found, the first one's; collective."""
+        target = fault and fault.worst.target
+        words = repr(raised) if raised else fault.worst.text if fault else ""
+        place = (target.region, target.index, target.workers) if target else None
+        said = json.dumps([bool(raised), words, place]) if words else ""
+        heard = {w: json.loads(data) for w, data in enumerate(gathered(self.backend, said)) if data}
+        if raised is not None:
+            raise raised
+        for worker, (ended, text, _) in heard.items():
+            if ended:
+                raise BackendError(
+                    f"worker {worker}, in the {self.role} function of {self.name}: {text}"
+                )
+        for _, text, at in heard.values():
+            there = Element(at[0], tuple(at[1]), tuple(at[2])) if at else None
+            raise Fault(Worst(text, target=there))
+
+    def _compare_copies(self, arrays: Mapping[str, Array]) -> None:
+        """That all holders of a replicated region have the same in it, but for rounding."""
+        if not isinstance(self.backend, Worker):
+            return
+        if not any(region.replicated for region in self.codomain.regions):
+            return
+        sums = {name: _checksum(array) for name, array in arrays.items()}
+        said = [json.loads(data) for data in gathered(self.backend, json.dumps(sums))]
+        for region in self.codomain.regions:
+            first, *others = region.workers
+            for worker in others:
+                mine, theirs = said[first][region.name], said[worker][region.name]
+                most = max(mine[0], theirs[0]) * rounding(self.codomain.dtype, region.size)
+                if max(abs(a - b) for a, b in zip(mine[1:], theirs[1:], strict=True)) > most:
+                    raise self._fault(
+                        f"gives {region.name}, which is replicated, other values on worker "
+                        f"{worker} than on worker {first}"
+                    )
+
+
+def gathered(backend: Backend, said: str) -> list[str]:
+    """What every worker says, by worker; collective. Of one process, what it says."""
+    return [data.decode() for data in gathered_bytes(backend, said.encode())]
+
+
+def gathered_bytes(backend: Backend, data: bytes) -> list[bytes]:
+    """Everybody's data, of any length, by worker; collective."""
+    if not isinstance(backend, Worker):
+        return [data]
+    sizes = backend.transport.gather_all(len(data).to_bytes(8, "little"))
+    lengths = [int.from_bytes(size, "little") for size in sizes]
+    if not any(lengths):
+        return [b""] * len(lengths)
+    pieces = backend.transport.gather_all(data.ljust(max(lengths)))
+    return [piece[:n] for piece, n in zip(pieces, lengths, strict=True)]
+
+
+def epsilon(dtype: np.dtype[Any]) -> float:
+    """The distance of 1 from the next number: 0 where numbers are whole."""
+    if dtype.kind in "iu":
+        return 0.0
+    return float(np.finfo(dtype).eps) if dtype.kind in "fc" else 2.0**-7  # V is bfloat16
+
+
+def rounding(dtype: np.dtype[Any], terms: int) -> float:
+    """The relative error of a sum of so many terms of random sign, each rounded: about their
+    root in units of the last place; sixteen times that is allowed."""
+    return 16 * epsilon(dtype) * math.sqrt(max(1, terms))
+
+
+def _checksum(array: Array) -> list[float]:
+    """A bound for its size, then a random projection, as real numbers."""
+    weights = np.random.default_rng(0).standard_normal(array.shape)
+    wide = array.astype(np.complex128 if array.dtype.kind == "c" else np.float64)
+    total = complex(np.vdot(weights, wide))
+    return [float(np.linalg.norm(weights) * np.linalg.norm(wide)), total.real, total.imag]

@@ -1,0 +1,279 @@
+"""What ``linop verify`` does: finds operators by name, and checks every property of each.
+
+Nothing is printed here; `linop.cli` shows tables.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pickle
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from linop import backends
+from linop.backends.base import Backend
+from linop.errors import ArgumentError, UndecidableError
+from linop.operator import LinearOperator
+from linop.testing.checks import check_adjoint, check_dot_exact, check_exact, check_linear
+from linop.testing.code import code
+from linop.testing.foreign import Pair, checkable
+from linop.testing.report import Report
+
+Check = Callable[[Any, Backend | str, int, int], Report]
+"""Of an operator, on a backend, from a seed, with so many random vectors."""
+Finding = Callable[[Any, int], Report]
+"""Of an operator, with so many random vectors."""
+
+PROPERTIES: dict[str, Check] = {
+    "dot product": lambda op, on, seed, n: check_adjoint(op, on, seed=seed, trials=n),
+    "dot product of whole numbers": lambda op, on, seed, n: check_dot_exact(
+        op, on, seed=seed, trials=n
+    ),
+    "linearity": lambda op, on, seed, n: check_linear(op, on, seed=seed, trials=n),
+    "matrix": lambda op, on, seed, n: check_exact(op, backend=on),
+}
+"""By name; the last one is for small operators."""
+
+MATRIX = 600
+"""Rows or columns up to which a matrix is built."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is verified: an operator, whosever it is, or a Hypothesis strategy of them."""
+
+    name: str
+    what: Any
+
+    @property
+    def drawn(self) -> bool:
+        return _is_strategy(self.what)
+
+    @property
+    def size(self) -> str:
+        return "×".join(map(str, getattr(self.what, "shape", ())))
+
+    def properties(self, matrix: bool) -> list[str]:
+        """The names of those that are checked; the matrix, of small operators, if it is wanted."""
+        small = self.drawn or max(getattr(self.what, "shape", (0,))) <= MATRIX
+        return [name for name in PROPERTIES if name != "matrix" or (matrix and small)]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one check of a case has found.
+
+    Attributes:
+        case, backend, checked: names, the last of a property.
+        size: rows × columns, where they are known.
+        report: None where the check came to no end.
+        seconds: that it took.
+        error: what was raised instead.
+        skipped: why it could not be decided.
+    """
+
+    case: str
+    backend: str
+    checked: str
+    size: str
+    seconds: float
+    report: Report | None = None
+    error: str = ""
+    skipped: str = ""
+
+    @property
+    def failed(self) -> bool:
+        return bool(self.error) or (self.report is not None and not self.report)
+
+    def as_dict(self) -> dict[str, Any]:
+        """As plain data, fit for JSON."""
+        report = self.report.as_dict() if self.report is not None else None
+        seconds = round(self.seconds, 6)
+        return {**vars(self), "failed": self.failed, "seconds": seconds, "report": report}
+
+
+# What is verified
+
+
+def cases(target: str, workers: int) -> list[Case]:
+    """What a target names.
+
+    Args:
+        target: ``module:name`` of an operator (linop's, SciPy's, PyLops', a `pair`), of a function
+            that returns one (given the number of workers if it takes an argument called workers),
+            or of a Hypothesis strategy of them; or ``module``, for all operators in it, and its
+            functions that are annotated to return a `LinearOperator` or a `Pair`.
+        workers: how many.
+
+    Raises:
+        ArgumentError: there is no such thing, or it is no operator.
+    """
+    module_name, _, attribute = target.partition(":")
+    sys.path.insert(0, "")
+    try:
+        found: Any = importlib.import_module(module_name)
+        for part in filter(None, attribute.split(".")):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as error:
+        raise ArgumentError(f"{target!r}: {error}") from None
+    finally:
+        with suppress(ValueError):
+            sys.path.remove("")
+    if attribute:
+        return [Case(target, _made(target, found, workers))]
+    return _of_module(module_name, found, workers)
+
+
+def _of_module(name: str, module: Any, workers: int) -> list[Case]:
+    public = {key: value for key, value in vars(module).items() if not key.startswith("_")}
+    own = {k: v for k, v in public.items() if hasattr(v, "H") and checkable(v)}
+    own |= {k: v for k, v in public.items() if _is_factory(v) and v.__module__ == name}
+    if not own:
+        raise ArgumentError(
+            f"{name!r}: no operators in this module, nor functions that are annotated to return a "
+            f"LinearOperator or a Pair; name what is to be verified, as in {name}:operator"
+        )
+    return [Case(f"{name}:{k}", _made(f"{name}:{k}", v, workers)) for k, v in own.items()]
+
+
+def _is_factory(found: Any) -> bool:
+    returns = getattr(found, "__annotations__", {}).get("return", "")
+    names = (LinearOperator.__name__, Pair.__name__)
+    return inspect.isfunction(found) and str(getattr(returns, "__name__", returns)).endswith(names)
+
+
+def _made(target: str, found: Any, workers: int) -> Any:
+    """The operator or strategy that a target names, made if need be."""
+    if not checkable(found) and not _is_strategy(found) and callable(found):
+        wants_workers = "workers" in inspect.signature(found).parameters
+        try:
+            found = found(workers=workers) if wants_workers else found()
+        except TypeError as error:
+            raise ArgumentError(
+                f"{target!r}: {error}; a function is called with nothing, or with workers"
+            ) from None
+    if not checkable(found) and not _is_strategy(found):
+        raise ArgumentError(f"{target!r} is {type(found).__name__}, not an operator")
+    return found
+
+
+def _is_strategy(found: Any) -> bool:
+    return hasattr(found, "flatmap") and hasattr(found, "example")
+
+
+# Checking
+
+
+def verified(case: Case, backend: Backend | str, name: str, seed: int, examples: int) -> Result:
+    """One property of a case.
+
+    Args:
+        case: if it is a strategy, so many operators are drawn, and the report is of the simplest
+            one that fails.
+        backend: one that holds all workers, or its name; or one worker's: all make the same call.
+        name: of `PROPERTIES`.
+        seed, examples: of random vectors, or of operators.
+    """
+    if case.drawn and not isinstance(backend, str):
+        raise ArgumentError(f"{case.name}: ranks cannot draw operators alike; run it without them")
+    on = backend if isinstance(backend, str) else backend.name
+    find: Finding = lambda op, n: PROPERTIES[name](op, backend, seed, n)  # noqa: E731
+    return _found(case, on, name, find, seed, examples)
+
+
+def verified_by_ranks(
+    case: Case, target: str | None, workers: int, name: str, seed: int, examples: int
+) -> Result:
+    """The same on the ranks of an MPI job, which is started if need be, and kept.
+
+    Args:
+        target: by which the ranks find what is no operator of linop's.
+    """
+    from linop.testing.jobs import job
+
+    def find(op: Any, n: int) -> Report:
+        if case.drawn and not isinstance(op, LinearOperator):
+            raise ArgumentError(
+                f"{case.name}: of what is drawn, only linop's operators reach ranks"
+            )
+        what = op if isinstance(op, LinearOperator) else (target, case.name)
+        with TemporaryDirectory(prefix="linop-") as folder:
+            path = Path(folder) / "report"
+            job(workers).run(check_on_rank, what, name, seed, n, path)
+            report: Report | UndecidableError = pickle.loads(path.read_bytes())
+        if isinstance(report, UndecidableError):
+            raise report
+        return report
+
+    return _found(case, "mpi", name, find, seed, examples)
+
+
+def check_on_rank(comm: Any, what: Any, name: str, seed: int, examples: int, path: Path) -> None:
+    """Check an operator together with the other ranks; the first writes the report to a file."""
+    if not isinstance(what, LinearOperator):
+        target, wanted = what
+        (what,) = [case.what for case in cases(target, comm.size) if case.name == wanted]
+    report: Report | UndecidableError
+    try:
+        report = PROPERTIES[name](what, backends.get("mpi", comm=comm), seed, examples)
+    except UndecidableError as error:  # on every rank
+        report = error
+    if comm.rank == 0:
+        path.write_bytes(pickle.dumps(report))
+
+
+def _found(case: Case, backend: str, name: str, find: Finding, seed: int, examples: int) -> Result:
+    """What is found, or raised: the other cases are verified all the same."""
+    start = time.perf_counter()
+    found: dict[str, Any] = {}
+    try:
+        found["report"] = (
+            _drawn(case, find, seed, examples) if case.drawn else find(case.what, examples)
+        )
+    except UndecidableError as error:
+        found["skipped"] = str(error)
+    except Exception as error:
+        notes = "\n".join(["", *getattr(error, "__notes__", [])])
+        found["error"] = f"{type(error).__name__}: {error}{notes}"
+    return Result(case.name, backend, name, case.size, time.perf_counter() - start, **found)
+
+
+def _drawn(case: Case, find: Finding, seed: int, examples: int) -> Report:
+    """The report of the simplest operator of a strategy that fails, else of the last one drawn."""
+    import hypothesis
+
+    last: list[Report] = []
+
+    @hypothesis.seed(seed)
+    @hypothesis.settings(
+        max_examples=examples,
+        database=None,
+        deadline=None,
+        phases=[phase for phase in hypothesis.Phase if phase is not hypothesis.Phase.explain],
+        suppress_health_check=list(hypothesis.HealthCheck),
+        verbosity=hypothesis.Verbosity.quiet,
+    )
+    @hypothesis.given(case.what)
+    def holds(op: Any) -> None:
+        try:
+            report = find(op, 1)
+        except UndecidableError:
+            hypothesis.reject()
+        last[:] = [replace(report, operator=code(op))]
+        assert report
+
+    try:
+        holds()
+    except AssertionError:
+        if not last or last[0]:
+            raise  # it is not from here
+    except hypothesis.errors.Unsatisfiable:
+        raise UndecidableError(f"{case.name}: nothing that it draws can be decided") from None
+    return last[0]

@@ -1,0 +1,75 @@
+"""Vectors of all workers in one array, on every worker; and maps seen between other spaces."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from linop.backends.base import held
+from linop.backends.worker import Worker
+from linop.scalars import Array
+from linop.space import Space, Vector
+from linop.stages import bare_or_dict
+from linop.testing.report import Worst
+from linop.testing.subject import Fault, Subject, gathered_bytes
+
+
+def everything(vector: Vector, subject: Subject) -> Array:
+    """All elements, in the order of `Space.flatten`, on every worker. Collective."""
+    space, backend = vector.space, subject.backend
+    if not isinstance(backend, Worker):
+        return space.flatten(vector)
+    said = b"".join(vector[r.name].tobytes() for r in space.on(backend.worker))
+    arrays = {}
+    for worker, data in enumerate(gathered_bytes(backend, said)):
+        flat, begin = np.frombuffer(data, space.dtype), 0
+        for region in space.on(worker):
+            arrays[region.name] = flat[begin : begin + region.size].reshape(region.shape)
+            begin += region.size
+    return space.flatten(Vector(space, arrays))
+
+
+def seen_as(subject: Subject, domain: Space, codomain: Space, named: bool) -> Subject:
+    """A map between these spaces: itself; or where it, or what they belong to, has made-up names
+    (so `named` is false), the same map of elements in their order.
+
+    Raises:
+        Fault: the spaces are others.
+    """
+    if subject.domain == domain and subject.codomain == codomain:
+        return subject
+    sides = ((subject.domain, domain), (subject.codomain, codomain))
+    fits = all(a.size == b.size and a.dtype == b.dtype for a, b in sides)
+    if not fits or (named and not subject.anonymous):
+        raise Fault(
+            Worst(
+                f"spaces differ: {domain} -> {codomain} ({domain.dtype}, {codomain.dtype}) wanted, "
+                f"given {subject.domain} -> {subject.codomain} "
+                f"({subject.domain.dtype}, {subject.codomain.dtype})"
+            )
+        )
+
+    def between(map: Subject, source: Space, target: Space) -> Callable[[Any], Any]:
+        def apply(x: Any) -> Any:
+            flat = everything(map.backend.vector(source, x), map)
+            result = map(map.backend.vector(map.domain, map.domain.unflatten(flat)))
+            whole = target.unflatten(everything(result, map))
+            regions = held(target, map.backend.worker)
+            return bare_or_dict(regions, [whole[r.name] for r in regions])
+
+        return apply
+
+    back = None if subject.adjoint is None else between(subject.H, codomain, domain)
+    forward = between(subject, domain, codomain)
+    return replace(
+        subject,
+        domain=domain,
+        codomain=codomain,
+        forward=forward,
+        adjoint=back,
+        foreign=False,
+        flat=False,
+    )
