@@ -132,7 +132,7 @@ def test_nothing_is_left_when_pytest_is_killed() -> None:
         import os, signal, sys
         sys.path[:0] = {sys.path}
         import mpi_facts
-from linop.testing import jobs
+        from linop.testing import jobs
         job = jobs.Job(2)
         job.run(mpi_facts.sleeps, 0)
         print(job.folder, flush=True)
