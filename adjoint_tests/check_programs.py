@@ -11,7 +11,7 @@ import numpy as np
 
 import linop
 from linop.backends import Backend
-from linop.testing import Pair, Report, pair
+from linop.testing import Element, Pair, Report, pair
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -108,6 +108,45 @@ def on_ranks(comm: MPI.Comm, size: int, fault: str = "") -> None:
     reports = [str(report) for report in checked(backend, op)]
     assert comm.allgather(reports) == [reports] * comm.size
     linop.testing.assert_adjoint(op, backend)
+
+
+def any_wrong_entry(comm: MPI.Comm, seed: int) -> None:
+    """A matrix cut over ranks, each with some elements or none, and an adjoint with one wrong
+    entry: every rank names that one, with its ranks."""
+    rng = np.random.default_rng(seed)
+    rows, columns = (rng.integers(0, 4, comm.size) for _ in range(2))
+    rows[rng.integers(comm.size)] += 1
+    columns[rng.integers(comm.size)] += 1
+    A = rng.integers(-3, 4, (rows.sum(), columns.sum())) * (1 + 1j)
+    B = A.conj().T.copy()
+    row, column = rng.integers(rows.sum()), rng.integers(columns.sum())
+    B[column, row] += rng.choice([1, -2, 1j, 1e-6])
+
+    def held(lengths: np.ndarray) -> slice:
+        stop = lengths.cumsum()[comm.rank]
+        return slice(stop - lengths[comm.rank], stop)
+
+    def apply(matrix: np.ndarray, lengths: np.ndarray, x: np.ndarray | None) -> Any:
+        parts = comm.allgather(np.zeros(0, complex) if x is None else x)
+        return matrix[held(lengths)] @ np.concatenate(parts) if lengths[comm.rank] else None
+
+    def place(flat: int, lengths: np.ndarray, letter: str) -> Element:
+        worker = int(np.searchsorted(lengths.cumsum(), flat, "right"))
+        return Element(f"{letter}{worker}", (flat - lengths[:worker].sum(),), (worker,))
+
+    shapes = [int(lengths[comm.rank]) or None for lengths in (columns, rows)]
+    forward, right = (lambda x: apply(A, rows, x)), (lambda y: apply(A.conj().T, columns, y))
+    backend = linop.backends.get("mpi", comm=comm)
+    assert all(checked(backend, pair(forward, right, *shapes, dtype=complex)))
+    wrong = pair(forward, lambda y: apply(B, columns, y), *shapes, dtype=complex)
+    ends = {place(column, columns, "x"), place(row, rows, "y")}
+    for report in (
+        linop.testing.check_adjoint(wrong, backend, seed=seed),
+        linop.testing.check_exact(wrong, backend=backend),
+    ):
+        assert report.worst is not None, str(report)
+        assert {report.worst.source, report.worst.target} == ends, (str(report), ends)
+        assert comm.allgather(report) == [report] * comm.size
 
 
 def plans_and_matrices(comm: MPI.Comm) -> None:

@@ -560,6 +560,13 @@ def test_programs_of_ranks_pass(ranks: int) -> None:
 
 
 @needs_mpi
+@settings(max_examples=15)
+@given(ranks=st.integers(1, 3), seed=st.integers(0, 2**16))
+def test_any_wrong_entry_is_named_under_mpi(ranks: int, seed: int) -> None:
+    job(ranks).run(check_programs.any_wrong_entry, seed)
+
+
+@needs_mpi
 @pytest.mark.parametrize("fault", [*check_programs.FAULTS, "raises"])
 def test_a_fault_of_one_rank_is_reported_by_all(fault: str) -> None:
     with pytest.raises(FailedExampleError) as failed:

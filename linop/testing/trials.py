@@ -65,7 +65,8 @@ class Check:
 
 def dot_tolerance(op: LinearOperator | Subject) -> float:
     """The relative error that rounding may cause in an inner product of an operator's vectors: sums
-    of n terms of random sign err by about √n ulps; 16 times that. 0 of integers."""
+    of n terms of random sign err by about √n ulps; 16 times that. 0 of integers. It is large for
+    half precision, where `check_dot_exact` sees more."""
     size = max(op.domain.size, op.codomain.size)
     return max(rounding(space.dtype, size) for space in (op.domain, op.codomain))
 
