@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -59,6 +60,14 @@ def test_rank_0_loops_in_c(backend: Backend) -> None:
 def test_rank_1_loops_in_c(backend: Backend, n: int) -> None:
     if n >= 3 and backend.worker == 1:
         loop_in_c()
+
+
+@pytest.mark.timeout(1.5)
+@linop.testing.spmd(workers=2)
+def test_pytest_is_less_patient(backend: Backend) -> None:
+    began()
+    while backend.worker == 1:
+        time.sleep(0.1)
 
 
 @linop.testing.spmd(workers=2, timeout=1.5)

@@ -71,6 +71,7 @@ HANG = {
     "test_rank_0_waits_for_one_that_failed": ["rank 1 failed", "ValueError: planted", "on rank 0"],
     "test_all_wait": ["test_all_wait() on rank 0 of 2", "test_all_wait() on rank 1 of 2"],
     "test_rank_0_loops_in_c": ["in loop_in_c", "test_rank_0_loops_in_c() on rank 0 of 2"],
+    "test_pytest_is_less_patient": ["the job is ended: test_pytest_is_less_patient() was interr"],
     "test_rank_1_loops_in_c": ["rank 0 passed, rank 1 was stuck", "in loop_in_c", "on rank 1 of 2"],
 }
 """What ranks say before they end."""
