@@ -149,6 +149,6 @@ class Together:
         text = f"\nrank {team.rank}: {report.nodeid} failed\n{report.longreprtext}\n"
         os.write(stacks.OUTPUT.descriptor, text.encode(errors="replace"))
 
-    def pytest_sessionfinish(self) -> None:
-        if leading.TEAM is not None and leading.TEAM.rank == 0:
+    def pytest_unconfigure(self) -> None:
+        if leading.TEAM is not None:
             leading.TEAM.leave()

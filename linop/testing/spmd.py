@@ -115,13 +115,13 @@ def _numbers(workers: Any) -> Any:
     several = [workers] if isinstance(workers, int) else workers
     if not isinstance(several, Iterable) or isinstance(several, str):
         several = []
-    numbers = sorted(set(several))
+    numbers = set(several)
     if not numbers or any(type(n) is not int or n < 1 for n in numbers):
         raise ArgumentError(
             f"spmd: workers is a whole number from 1, a collection of them, or a strategy; "
             f"given {workers!r}"
         )
-    return tuple(numbers)
+    return tuple(sorted(numbers))
 
 
 class Property:
