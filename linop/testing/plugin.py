@@ -82,6 +82,24 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         terminalreporter.write_line(line)
 
 
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A process of pytest-xdist's tells the one that reports what has run in it."""
+    output = getattr(session.config, "workeroutput", None)
+    if output is not None:
+        ran = [(backend, n, count) for (backend, n), count in TALLY.ran.items()]
+        output["linop"] = ran, dict(TALLY.skipped), sorted(TALLY.left_out)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """The process that reports adds it up."""
+    ran, skipped, left_out = getattr(node, "workeroutput", {}).get("linop", ((), {}, ()))
+    for backend, n, count in ran:
+        TALLY.ran[backend, n] += count
+    TALLY.skipped.update(skipped)
+    TALLY.left_out.update(left_out)
+
+
 def property_of(item: pytest.Item) -> Property | None:
     """What `spmd` has made of a test; None if it is another."""
     prop = getattr(getattr(item, "obj", None), MARK, None)

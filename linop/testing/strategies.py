@@ -33,6 +33,7 @@ __all__ = [
     "kernels",
     "operators",
     "operators_on",
+    "pairs",
     "partitions",
     "parts",
     "regions",
@@ -201,7 +202,7 @@ def operators(
     adjoints, collectives, halo exchanges, padding.
 
     Args:
-        workers: how many there are; some of 2 workers at least are always among the kinds.
+        workers: how many there are; an operator uses some of them.
         kinds: names of `linop.testing.factories.FACTORIES` to choose from, which has also those
             that you registered; by default all.
     """
