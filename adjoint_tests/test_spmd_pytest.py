@@ -7,10 +7,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from linop.backends import mpirun
+from linop.testing import plugin
 from needs import needs_mpi
 
 HERE = Path(__file__).parent
@@ -116,6 +119,20 @@ def test_ranks_that_collect_different_tests_are_told() -> None:
     said = mpirun.mpiexec(2, [sys.executable, "-c", program], timeout=100)
     assert "the ranks of this job have collected different tests" in said.stdout + said.stderr
     assert said.returncode != 0
+
+
+@pytest.mark.parametrize("option, value", [("workers", 0), ("backend", "gpu"), ("timeout", -1.0)])
+def test_options_are_checked(option: str, value: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("workers", "backend", "timeout"):
+        monkeypatch.setattr(plugin.OPTIONS, name, None)
+    config: Any = SimpleNamespace(getoption={f"--linop-{option}": value}.get)
+    with pytest.raises(pytest.UsageError, match=f"--linop-{option} is .*; given {value}"):
+        plugin.take_options(config)
+
+
+def test_the_environment_has_options_too() -> None:
+    said = pytest_says(0, HANGS, "--collect-only", LINOP_SPMD_BACKEND="gpu")
+    assert "--linop-backend is mpi or threads; given gpu" in said.stderr
 
 
 def test_the_plugin_is_light() -> None:
