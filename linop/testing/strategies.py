@@ -18,8 +18,17 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from hypothesis import strategies as st
 
+from linop.errors import MissingExtraError
+
+try:
+    from hypothesis import strategies as st
+except ImportError as error:
+    raise MissingExtraError(
+        f"linop.testing.strategies needs Hypothesis: pip install 'linop-algebra[testing]' ({error})"
+    ) from None
+
+# isort: split
 from linop.operator import LinearOperator
 from linop.partition import Partition
 from linop.region import Region, Subset
