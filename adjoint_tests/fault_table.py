@@ -27,6 +27,7 @@ if HERE not in sys.path:
     sys.path.insert(0, HERE)
 
 import linop  # noqa: E402
+from linop.testing import FailedExampleError  # noqa: E402
 from spmd_faults import FAULTS, Fault  # noqa: E402
 
 MARGIN = 5.0
@@ -41,7 +42,7 @@ class Hunt:
     watch: float
     message: str = ""
     seconds: list[float] = field(default_factory=list)
-    """Of every example."""
+    """Of every example that failed: until its ranks had ended, or were ready for the next."""
 
     @property
     def minimum(self) -> tuple[int, int] | None:
@@ -72,7 +73,13 @@ class Hunt:
         return self.slowest > self.watch + MARGIN
 
 
-def hunt(fault: Fault, watch: float, workers: tuple[int, ...], number: int = 0) -> Hunt:
+def hunt(
+    fault: Fault,
+    watch: float,
+    workers: tuple[int, ...],
+    number: int = 0,
+    sizes: tuple[int, int] | None = None,
+) -> Hunt:
     """Let Hypothesis look for a fault.
 
     Args:
@@ -80,6 +87,7 @@ def hunt(fault: Fault, watch: float, workers: tuple[int, ...], number: int = 0) 
         watch: seconds in which an example has to end.
         workers: of which numbers to draw.
         number: the seed.
+        sizes: the smallest and the largest to draw; by default 0 and the fault's.
     """
     result = Hunt(fault, watch)
     test = linop.testing.spmd(workers=workers, timeout=watch)(fault.test.__wrapped__)  # type: ignore[attr-defined]
@@ -92,13 +100,13 @@ def hunt(fault: Fault, watch: float, workers: tuple[int, ...], number: int = 0) 
         phases=[Phase.generate, Phase.shrink],
         suppress_health_check=[HealthCheck.too_slow],
     )
-    @given(size=st.integers(0, fault.sizes).map(fault.travels))
+    @given(size=st.integers(*(sizes or (0, fault.sizes))).map(fault.travels))
     def example(size: object) -> None:
-        begin = time.monotonic()
         try:
             test(size=size)
-        finally:
-            result.seconds.append(time.monotonic() - begin)
+        except FailedExampleError as error:
+            result.seconds.append(error.outcome.seconds if error.outcome else 0.0)
+            raise
 
     try:
         example()

@@ -7,6 +7,7 @@ pytest's own process is never started.
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -153,3 +154,14 @@ def solver(comm: MPI.Comm, shape: tuple[int, ...]) -> None:
 
     wanted = linop.launch(solve, workers=comm.size, backend="threads")
     assert solve(linop.backends.get("mpi", comm=comm)) == wanted[comm.rank]
+
+
+def prints_and_fails(comm: MPI.Comm) -> None:
+    """What a rank prints is part of the report."""
+    print(f"rank {comm.rank} was here", flush=True)
+    raise AssertionError(f"planted on rank {comm.rank}")
+
+
+def sleeps(comm: MPI.Comm, seconds: float) -> None:
+    """Takes a while."""
+    time.sleep(seconds)

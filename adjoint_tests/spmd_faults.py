@@ -32,9 +32,11 @@ class Fault:
 
     test: Callable[..., None]
     says: tuple[str, ...]
+    ends: bool = False
+    """Whether it ends the job, so that every failing example starts another."""
     minimum: tuple[int, int] | None = (2, 3)
     """Workers and size of the smallest example; None where there is no example."""
-    sizes: int = 4
+    sizes: int = 5
     """The largest size to try."""
     travels: Callable[[int], Any] = int
     """What a size becomes before it is sent to the workers."""
@@ -76,7 +78,7 @@ def ring(comm: MPI.Comm) -> tuple[int, int]:
 # What raises.
 
 
-@fault("rank 1 failed", "assert not faulty")
+@fault("rank 1 failed", "assert not faulty", ends=True)
 def asserts_on_one_rank(backend: Backend, size: int) -> None:
     """One rank finds a fault, while the others are in a plan call and wait for it."""
     plan = total(backend.workers or 1, size).compile(backend)
@@ -85,14 +87,14 @@ def asserts_on_one_rank(backend: Backend, size: int) -> None:
     plan(np.ones(size))
 
 
-@fault("rank 0 was stuck", "rank 1 failed", "ValueError: planted")
+@fault("rank 0 was stuck", "rank 1 failed", "ValueError: planted", ends=True)
 def raises_before_a_collective(comm: MPI.Comm, size: int) -> None:
     if faulty(comm, size):
         raise ValueError("planted")
     comm.Barrier()
 
 
-@fault("rank 1 failed", "ZeroDivisionError")
+@fault("rank 1 failed", "ZeroDivisionError", ends=True)
 def raises_in_a_collective(backend: Backend, size: int) -> None:
     """A local operator between two movements raises."""
 
@@ -150,13 +152,13 @@ def raises_the_unprintable(comm: MPI.Comm, size: int) -> None:
 # What is wrong with messages.
 
 
-@fault("rank 0 passed", "rank 1 was stuck", "in misses_a_send")
+@fault("rank 0 passed", "rank 1 was stuck", "in misses_a_send", ends=True)
 def misses_a_send(comm: MPI.Comm, size: int) -> None:
     if faulty(comm, size):
         comm.Recv(np.zeros(size), 0)
 
 
-@fault("ranks 0, 1 were stuck", "in sends_in_a_cycle")
+@fault("ranks 0, 1 were stuck", "in sends_in_a_cycle", ends=True)
 def sends_in_a_cycle(comm: MPI.Comm, size: int) -> None:
     if comm.size >= 2 and size >= 3:
         before, after = ring(comm)
@@ -164,7 +166,7 @@ def sends_in_a_cycle(comm: MPI.Comm, size: int) -> None:
         comm.Recv(np.zeros(size), before)
 
 
-@fault("ranks 0, 1 were stuck", "in receives_in_a_cycle")
+@fault("ranks 0, 1 were stuck", "in receives_in_a_cycle", ends=True)
 def receives_in_a_cycle(comm: MPI.Comm, size: int) -> None:
     if comm.size >= 2 and size >= 3:
         before, after = ring(comm)
@@ -172,13 +174,13 @@ def receives_in_a_cycle(comm: MPI.Comm, size: int) -> None:
         comm.Send(np.zeros(size), after)
 
 
-@fault("rank 0 was stuck", "in skips_a_collective", "rank 1 passed")
+@fault("rank 0 was stuck", "in skips_a_collective", "rank 1 passed", ends=True)
 def skips_a_collective(comm: MPI.Comm, size: int) -> None:
     if not faulty(comm, size):
         comm.Barrier()
 
 
-@fault("rank 0 was stuck", "in skips_a_plan", "rank 1 passed")
+@fault("rank 0 was stuck", "in skips_a_plan", "rank 1 passed", ends=True)
 def skips_a_plan(backend: Backend, size: int) -> None:
     plan = total(backend.workers or 1, size).compile(backend)
     if not faulty(backend, size):
@@ -206,7 +208,7 @@ def sends_too_long_a_message(comm: MPI.Comm, size: int) -> None:
     send.Wait()
 
 
-@fault("rank 0 failed", "a message was never received: 24 bytes from rank 1 with tag 5")
+@fault("rank 0 failed", "a message was never received: 24 bytes from rank 1 with tag 5", ends=True)
 def leaves_a_message(comm: MPI.Comm, size: int) -> None:
     if faulty(comm, size):
         comm.Send(np.zeros(size), 0, tag=5)
@@ -250,67 +252,67 @@ def has_a_nan_on_one_rank(backend: Backend, size: int) -> None:
 # What ends a process, or never ends.
 
 
-@fault("rank 1 died")
+@fault("rank 1 died", ends=True)
 def is_killed(comm: MPI.Comm, size: int) -> None:
     if faulty(comm, size):
         os.kill(os.getpid(), signal.SIGKILL)
     comm.Barrier()
 
 
-@fault("rank 1 died")
+@fault("rank 1 died", ends=True)
 def ends_without_a_word(comm: MPI.Comm, size: int) -> None:
     if faulty(comm, size):
         os._exit(0)
     comm.Barrier()
 
 
-@fault("rank 1 died", "Fatal Python error: Segmentation fault", "in reads_nowhere")
+@fault("rank 1 died", "Fatal Python error: Segmentation fault", "in reads_nowhere", ends=True)
 def reads_nowhere(comm: MPI.Comm, size: int) -> None:
     if faulty(comm, size):
         ctypes.string_at(0)
     comm.Barrier()
 
 
-@fault("rank 1 died")
+@fault("rank 1 died", ends=True)
 def aborts(comm: MPI.Comm, size: int) -> None:
     if faulty(comm, size):
         comm.Abort(3)
     comm.Barrier()
 
 
-@fault("rank 0 passed", "rank 1 was stuck", "in loops_in_c")
+@fault("rank 0 passed", "rank 1 was stuck", "in loops_in_c", ends=True)
 def loops_in_c(comm: MPI.Comm, size: int) -> None:
     """Without giving the interpreter to any other thread."""
     if faulty(comm, size):
         re.match(r"(a+)+$", "a" * 64 + "b")
 
 
-@fault("rank 0 passed", "rank 1 was stuck", "in loops_in_python")
+@fault("rank 0 passed", "rank 1 was stuck", "in loops_in_python", ends=True)
 def loops_in_python(comm: MPI.Comm, size: int) -> None:
     while faulty(comm, size):
         pass
 
 
-@fault("rank 0 passed", "rank 1 was stuck", "in waits_for_a_lock")
+@fault("rank 0 passed", "rank 1 was stuck", "in waits_for_a_lock", ends=True)
 def waits_for_a_lock(comm: MPI.Comm, size: int) -> None:
     if faulty(comm, size):
         threading.Event().wait()
 
 
-@fault("rank 0 passed", "rank 1 was stuck")
+@fault("rank 0 passed", "rank 1 was stuck", ends=True)
 def is_stopped(comm: MPI.Comm, size: int) -> None:
     """The whole process sleeps until somebody continues it."""
     if faulty(comm, size):
         os.kill(os.getpid(), signal.SIGSTOP)
 
 
-@fault("rank 0 passed", "rank 1 was stuck", "bytes ...]", "in prints_for_ever")
+@fault("rank 0 passed", "rank 1 was stuck", "bytes ...]", "in prints_for_ever", ends=True)
 def prints_for_ever(comm: MPI.Comm, size: int) -> None:
     while faulty(comm, size):
         print("again and again", "and again" * 100)
 
 
-@fault("rank 1 failed", "a thread was left running")
+@fault("rank 1 failed", "a thread was left running", ends=True)
 def leaves_a_thread(comm: MPI.Comm, size: int) -> None:
     if faulty(comm, size):
         threading.Thread(target=time.sleep, args=(1000,)).start()

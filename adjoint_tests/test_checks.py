@@ -24,7 +24,6 @@ from linop import Partition, Region, Space, TensorSpace
 from linop.errors import ArgumentError, BackendError, MissingExtraError, UndecidableError
 from linop.testing import Element, pair
 from linop.testing.jobs import FailedExampleError, job
-from linop.testing.report import element
 from needs import needs_mpi
 
 COMPLEX = np.array([[1, 2j, 0], [0, 3 - 1j, 4]])
@@ -191,6 +190,24 @@ WRONG: dict[str, tuple[Callable[..., lt.Report], Any, tuple[Any, ...], str]] = {
     ),
     "other sizes": (lt.check_self_adjoint, by(COMPLEX), (), "spaces differ"),
     "other spaces": (lt.check_equal, ADD, (linop.identity(Space(LINE["b"])),), "spaces differ"),
+    "other regions": (
+        lt.check_equal,
+        linop.identity(Space(Region("b", 2))),
+        (linop.identity(Space(Region("c", 2))),),
+        "spaces differ: b[2]@0 -> b[2]@0 (float64, float64) wanted, given c[2]@0 -> c[2]@0",
+    ),
+    "beyond floating point": (
+        lt.check_adjoint,
+        by(1e200 * np.eye(2), 2e200 * np.eye(2)),
+        (),
+        "norms are beyond what floating point holds",
+    ),
+    "an inverse beyond floating point": (
+        lt.check_inverse,
+        by(1e300 * np.eye(2)),
+        (2e-300 * np.eye(2),),
+        "norms are beyond what floating point holds",
+    ),
     "other numbers": (lt.check_equal, by(COMPLEX), (COMPLEX.real,), "spaces differ"),
     "another shape": (
         lt.check_adjoint,
@@ -263,6 +280,17 @@ def test_a_changed_argument_is_named() -> None:
     assert report.worst is not None and report.worst.target == Element("b", (1,), (1,))
 
 
+def test_a_function_that_gives_another_result_the_second_time() -> None:
+    calls = [0]
+
+    def forward(x: np.ndarray) -> np.ndarray:
+        calls[0] += 1
+        return x if calls[0] <= 4 else x + x * np.array([0, 0, 1])  # of 0, x, y, a x + y: the same
+
+    report = lt.check_linear(pair(lambda x: forward(x) + 0, None, 3, 3), trials=1)
+    assert "at y[2] (worker 0): F x, the second time, has " in report.details
+
+
 def test_a_report_says_how_to_see_it_again() -> None:
     op = by(DIFFERENCES, 2 * DIFFERENCES.T)  # named in the line of the report
     for check in (lt.check_adjoint, lt.check_dot_exact):
@@ -277,6 +305,13 @@ def test_a_report_says_how_to_see_it_again() -> None:
 
 DOMAIN = Space([Region("p", (3, 2)), Region("q", (), 1), Region("r", 5, 2)])
 CODOMAIN = Space([Region("s", 4, 2), Region("t", (2, 3), (0, 1))])
+
+
+def placed(space: Space, flat: int) -> Element:
+    """Where an element of a flat vector is."""
+    region = next(r for r in space if flat - space.offsets[r.name] in range(r.size))
+    index = np.unravel_index(flat - space.offsets[region.name], region.shape)
+    return Element(region.name, tuple(map(int, index)), region.workers)
 
 
 def of_matrices(A: np.ndarray, B: np.ndarray) -> lt.Pair:
@@ -312,7 +347,7 @@ def test_any_wrong_entry_is_named(
     B = A.conj().T.copy()
     assert all(check(of_matrices(A, B)) for check in (lt.check_adjoint, lt.check_exact))
     B[column, row] += by
-    source, target = element(DOMAIN, column), element(CODOMAIN, row)
+    source, target = placed(DOMAIN, column), placed(CODOMAIN, row)
     for check in (lt.check_adjoint, lt.check_dot_exact, lt.check_exact):
         if check is lt.check_dot_exact and by == 1e-6:
             continue

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import pickle
 import re
+import sys
 
 import numpy
 import pytest
@@ -131,3 +133,12 @@ def test_functions_that_are_no_operators_say_their_names() -> None:
     op = linop.local(x, x, numpy.negative, numpy.negative)
     assert "numpy" in code(op) or "negative" in code(op)
     assert code(linop.fft(Space(x, complex)).H).endswith(", dtype='complex128')).H")
+
+
+def test_strategies_want_hypothesis(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "hypothesis", None)
+    monkeypatch.delitem(sys.modules, "linop.testing.strategies")
+    with pytest.raises(
+        linop.errors.MissingExtraError, match=r"pip install 'linop-algebra\[testing"
+    ):
+        importlib.import_module("linop.testing.strategies")

@@ -20,7 +20,7 @@ from typing import Any
 
 from linop.errors import BackendError, MissingExtraError
 
-_DEFAULTS = {
+DEFAULTS = {
     # Open MPI: as root (in containers), and with more ranks than cores. Other MPIs ignore these.
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
@@ -73,7 +73,7 @@ class Job(subprocess.Popen[str]):
         self._mark = b"LINOP_JOB=" + mark["LINOP_JOB"].encode()
         super().__init__(
             command(workers, arguments),
-            env=_DEFAULTS | os.environ | dict(env or {}) | mark,
+            env=DEFAULTS | os.environ | dict(env or {}) | mark,
             stdin=subprocess.DEVNULL,
             start_new_session=True,  # Ctrl-C is for us, who then end the job
             text=True,

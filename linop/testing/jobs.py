@@ -118,6 +118,7 @@ class Job:
         data = pickle.dumps((check, arguments))
         watch = self.watch if watch is None else watch
         ranks = self._running()
+        begin = time.monotonic()
         try:
             answers = ranks.ask(data, watch, min(self.grace, watch / 3))
         except BaseException:  # pytest's own timeout, say: answers to this would come later
@@ -129,7 +130,9 @@ class Job:
         self._failed += 1
         if not outcome.usable:
             ranks.job.end(ENDING)
-        outcome = Outcome(example, self.ranks, answers, *ranks.said(answers))
+        said, note = ranks.said(answers)
+        seconds = time.monotonic() - begin
+        outcome = Outcome(example, self.ranks, answers, said, note, seconds=seconds)
         if not outcome.usable or self._failed >= SPENT:
             ranks.close()
             self._ranks = None

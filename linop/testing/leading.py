@@ -71,33 +71,43 @@ class Team:
         self._tell(range(1, self.size), ("end", self._test, answer))
 
     def leave(self) -> None:
-        """All tests have ended."""
-        self._tell(range(1, self.size), ("leave", ""))
+        """All tests have ended, on this rank: it waits for the others, since the end of a process
+        may end the job."""
+        if self.rank == 0:
+            self._tell(range(1, self.size), ("leave", ""))
+        everybody = self._control.Ibarrier()
+        while not everybody.Test():
+            time.sleep(_NAPS[1])
 
     def ask(
         self, example: str, located: Located, data: bytes, workers: int, watch: float
     ) -> Outcome:
         """What every rank says of a function, called with pickled arguments."""
+        try:
+            with last_resort(watch + _END, end=True):
+                return self._ask(example, located, data, workers, watch)
+        except BaseException as error:  # pytest's own timeout, say: the others are in the example
+            self._end_job(f"{example} was interrupted by {type(error).__name__}: {error}")
+            raise
+
+    def _ask(
+        self, example: str, located: Located, data: bytes, workers: int, watch: float
+    ) -> Outcome:
         others = range(1, workers)
         end = time.monotonic() + watch
-        with last_resort(watch + _END, end=True):
-            order = (example, located, data, workers, watch)
-            self._tell(others, ("example", self._test, order))
-            comm, before, answers = self._play(*order[:4])
-            answers |= self._gather(others, end)
-            outcome = Outcome(example, workers, answers)
-            if not outcome.complete:
-                self._end_job(outcome)
-            self._tell(others, outcome.alike)
-            if outcome.alike:
-                finished: Answers = {0: finish(comm, before)}
-                finished |= self._gather(others, end)
-                ended = Outcome(example, workers, finished)
-                if not ended.complete:
-                    self._end_job(ended)
-                if ended.alike != "passed":
-                    return ended
-        return outcome
+        self._tell(others, ("example", self._test, (example, located, data, workers, watch)))
+        comm, before, answers = self._play(example, located, data, workers)
+        outcome = Outcome(example, workers, answers | self._gather(others, end))
+        if not outcome.complete:
+            self._end_job(f"ranks are stuck; their stacks follow\n{outcome.report()}")
+        self._tell(others, outcome.alike)
+        if not outcome.alike:
+            return outcome
+        answers = {0: finish(comm, before)}
+        finished = Outcome(example, workers, answers | self._gather(others, end))
+        if not finished.complete:
+            self._end_job(f"ranks are stuck; their stacks follow\n{finished.report()}")
+        return outcome if finished.alike == "passed" else finished
 
     def _gather(self, others: range, end: float) -> Answers:
         answers: Answers = {}
@@ -107,9 +117,9 @@ class Team:
                 answers[rank] = answer
         return answers
 
-    def _end_job(self, outcome: Outcome) -> None:
-        note = f"{self._test}: the job is ended, since ranks are stuck; their stacks follow\n"
-        _print(f"\n{note}{outcome.report()}\n")
+    def _end_job(self, why: str) -> None:
+        """Ranks cannot be started anew here. The others have a moment to print their stacks."""
+        _print(f"\n{self._test}: the job is ended: {why}\n")
         time.sleep(_END)
         self._world.Abort(1)
 

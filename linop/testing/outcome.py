@@ -27,6 +27,11 @@ _STATES = {
 class FailedExampleError(AssertionError):
     """Some rank failed, died, or was stuck; the message has the words or the stack of each."""
 
+    def __init__(self, message: str, outcome: Outcome | None = None) -> None:
+        super().__init__(message)
+        self.outcome = outcome
+        """What every rank said; None where another process has it."""
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -39,6 +44,7 @@ class Outcome:
         printed: what a rank printed, its stack included where it was stuck.
         note: what else is to be said, such as mpiexec's words.
         kind: what ranks are.
+        seconds: from the begin of the example until its ranks were ready for the next, or ended.
     """
 
     example: str
@@ -47,6 +53,7 @@ class Outcome:
     printed: Mapping[int, str] = field(default_factory=dict)
     note: str = ""
     kind: str = "ranks"
+    seconds: float = 0.0
 
     @property
     def alike(self) -> str:
@@ -87,7 +94,7 @@ class Outcome:
             answer = self.answers[0]
             pytest.skip(answer.text if answer else "")
         if self.alike != "passed":
-            raise FailedExampleError(self.report())
+            raise FailedExampleError(self.report(), self)
 
     def report(self) -> str:
         """How each rank fared, then the words of those that did not pass, each once."""

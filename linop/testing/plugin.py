@@ -17,7 +17,8 @@ from linop.testing import leading, stacks
 from linop.testing.located import MARK
 from linop.testing.outcome import FailedExampleError
 from linop.testing.rank import Answer
-from linop.testing.spmd import OPTIONS, TALLY, Property, relax
+from linop.testing.session import OPTIONS, TALLY
+from linop.testing.spmd import Property, relax
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -25,17 +26,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--linop-workers",
         type=int,
+        default=os.environ.get("LINOP_SPMD_WORKERS") or None,
         metavar="N",
         help="run no test on more than N workers (environment: LINOP_SPMD_WORKERS)",
     )
     group.addoption(
         "--linop-backend",
-        choices=["mpi", "threads"],
+        default=os.environ.get("LINOP_SPMD_BACKEND") or None,
+        metavar="mpi|threads",
         help="run all of these tests on that backend (LINOP_SPMD_BACKEND)",
     )
     group.addoption(
         "--linop-timeout",
         type=float,
+        default=os.environ.get("LINOP_SPMD_TIMEOUT") or None,
         metavar="SECONDS",
         help="that long an example may take, whatever its test says (LINOP_SPMD_TIMEOUT)",
     )
@@ -43,12 +47,27 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", f"{MARK}: runs on several workers (set by itself)")
-    OPTIONS.workers = config.getoption("--linop-workers") or OPTIONS.workers
-    OPTIONS.backend = config.getoption("--linop-backend") or OPTIONS.backend
-    OPTIONS.timeout = config.getoption("--linop-timeout") or OPTIONS.timeout
+    take_options(config)
     stacks.OUTPUT.descriptor = os.dup(2)  # what is 2 now, is captured while a test runs
     if in_mpi_job():
         config.pluginmanager.register(Together(config), "linop-together")
+
+
+def take_options(config: pytest.Config) -> None:
+    """Make pytest's options hold for all tests.
+
+    Raises:
+        pytest.UsageError: one has a wrong value.
+    """
+    OPTIONS.workers = config.getoption("--linop-workers")
+    OPTIONS.backend = config.getoption("--linop-backend")
+    OPTIONS.timeout = config.getoption("--linop-timeout")
+    if OPTIONS.workers is not None and OPTIONS.workers < 1:
+        raise pytest.UsageError(f"--linop-workers is a number from 1; given {OPTIONS.workers}")
+    if OPTIONS.backend not in (None, "mpi", "threads"):
+        raise pytest.UsageError(f"--linop-backend is mpi or threads; given {OPTIONS.backend}")
+    if OPTIONS.timeout is not None and not OPTIONS.timeout > 0:
+        raise pytest.UsageError(f"--linop-timeout is more than 0; given {OPTIONS.timeout}")
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
@@ -80,6 +99,24 @@ def pytest_runtest_makereport(
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     for line in summary():
         terminalreporter.write_line(line)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A process of pytest-xdist's tells the one that reports what has run in it."""
+    output = getattr(session.config, "workeroutput", None)
+    if output is not None:
+        ran = [(backend, n, count) for (backend, n), count in TALLY.ran.items()]
+        output["linop"] = ran, dict(TALLY.skipped), sorted(TALLY.left_out)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """The process that reports adds it up."""
+    ran, skipped, left_out = getattr(node, "workeroutput", {}).get("linop", ((), {}, ()))
+    for backend, n, count in ran:
+        TALLY.ran[backend, n] += count
+    TALLY.skipped.update(skipped)
+    TALLY.left_out.update(left_out)
 
 
 def property_of(item: pytest.Item) -> Property | None:
@@ -149,6 +186,6 @@ class Together:
         text = f"\nrank {team.rank}: {report.nodeid} failed\n{report.longreprtext}\n"
         os.write(stacks.OUTPUT.descriptor, text.encode(errors="replace"))
 
-    def pytest_sessionfinish(self) -> None:
-        if leading.TEAM is not None and leading.TEAM.rank == 0:
+    def pytest_unconfigure(self) -> None:
+        if leading.TEAM is not None:
             leading.TEAM.leave()

@@ -28,6 +28,10 @@ FINISH = "finish"
 
 _LINGER = 0.5
 """Seconds that a thread may outlive its example."""
+_OURS = ("linop.testing.rank", "linop.testing.located", "linop.testing.threaded")
+"""Modules whose frames say nothing about a failure."""
+_LONGEST = 20_000
+"""Characters of an exception's words."""
 _PROBES = 5
 """Looks for a message: the first ones may only make MPI fetch it."""
 
@@ -141,13 +145,14 @@ def words(error: BaseException) -> str:
         while trace is not None and _ours(trace.tb_frame.f_globals):
             trace = trace.tb_next
         lines = traceback.format_exception(type(error), error, trace or error.__traceback__)
-        return "".join(lines).encode(errors="backslashreplace").decode()
+        text = "".join(lines).encode(errors="backslashreplace").decode()
+        return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}[... {len(text)} characters]\n"
     except BaseException as unprintable:
         return f"{type(error).__name__}, which cannot be printed: {type(unprintable).__name__}\n"
 
 
 def _ours(names: dict[str, Any]) -> bool:
-    return str(names.get("__name__")) in (__name__, "linop.testing.located")
+    return str(names.get("__name__")) in _OURS
 
 
 def in_communication(error: BaseException) -> bool:

@@ -11,13 +11,10 @@ from __future__ import annotations
 
 import functools
 import inspect
-import os
 import reprlib
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
 from linop import backends
@@ -25,41 +22,12 @@ from linop.errors import ArgumentError
 from linop.testing import jobs, leading, threaded
 from linop.testing.located import MARK, OWN, Located, pickled
 from linop.testing.outcome import Outcome
+from linop.testing.session import OPTIONS, TALLY, skip
 
 Test = TypeVar("Test", bound=Callable[..., Any])
 
 _REPR = reprlib.Repr()
 _REPR.maxstring = _REPR.maxother = 80
-
-
-def _number(name: str, kind: Callable[[str], Any]) -> Any:
-    return kind(os.environ[name]) if os.environ.get(name) else None
-
-
-@dataclass
-class Options:
-    """What pytest's options say, or the environment: it holds for all tests."""
-
-    workers: int | None = field(default_factory=lambda: _number("LINOP_SPMD_WORKERS", int))
-    """No test runs on more."""
-    backend: str | None = field(default_factory=lambda: _number("LINOP_SPMD_BACKEND", str))
-    timeout: float | None = field(default_factory=lambda: _number("LINOP_SPMD_TIMEOUT", float))
-
-
-@dataclass
-class Tally:
-    """What ran, for pytest's summary."""
-
-    ran: Counter[tuple[str, int]] = field(default_factory=Counter)
-    """Examples, by backend and number of workers."""
-    skipped: Counter[str] = field(default_factory=Counter)
-    """Tests that ran no example, by reason."""
-    left_out: set[str] = field(default_factory=set)
-    """Tests, and numbers of workers on which they were to run, which are not there."""
-
-
-OPTIONS = Options()
-TALLY = Tally()
 
 
 def spmd(
@@ -115,13 +83,13 @@ def _numbers(workers: Any) -> Any:
     several = [workers] if isinstance(workers, int) else workers
     if not isinstance(several, Iterable) or isinstance(several, str):
         several = []
-    numbers = sorted(set(several))
+    numbers = set(several)
     if not numbers or any(type(n) is not int or n < 1 for n in numbers):
         raise ArgumentError(
             f"spmd: workers is a whole number from 1, a collection of them, or a strategy; "
             f"given {workers!r}"
         )
-    return tuple(numbers)
+    return tuple(sorted(numbers))
 
 
 class Property:
@@ -245,14 +213,6 @@ class Property:
         test = hypothesis.given(st.none())(example)
         relax(test)
         test()
-
-
-def skip(reason: str) -> None:
-    """Skip the running test, which the summary counts."""
-    import pytest
-
-    TALLY.skipped[reason] += 1
-    pytest.skip(reason)
 
 
 def _hypothesis_context() -> Any:

@@ -18,8 +18,17 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from hypothesis import strategies as st
 
+from linop.errors import MissingExtraError
+
+try:
+    from hypothesis import strategies as st
+except ImportError as error:
+    raise MissingExtraError(
+        f"linop.testing.strategies needs Hypothesis: pip install 'linop-algebra[testing]' ({error})"
+    ) from None
+
+# isort: split
 from linop.operator import LinearOperator
 from linop.partition import Partition
 from linop.region import Region, Subset
@@ -33,6 +42,7 @@ __all__ = [
     "kernels",
     "operators",
     "operators_on",
+    "pairs",
     "partitions",
     "parts",
     "regions",
@@ -201,7 +211,7 @@ def operators(
     adjoints, collectives, halo exchanges, padding.
 
     Args:
-        workers: how many there are; some of 2 workers at least are always among the kinds.
+        workers: how many there are; an operator uses some of them.
         kinds: names of `linop.testing.factories.FACTORIES` to choose from, which has also those
             that you registered; by default all.
     """

@@ -18,6 +18,7 @@ from linop.backends.base import Backend
 from linop.backends.threads import AbortedError
 from linop.errors import DeadlockError
 from linop.testing.located import Located
+from linop.testing.located import __file__ as located_file
 from linop.testing.outcome import Outcome
 from linop.testing.rank import Answer, lingering_thread, quiet_assume, verdict, words
 from linop.testing.stacks import labelled, last_resort
@@ -69,5 +70,10 @@ def _played(located: Located, backend: Backend, data: bytes) -> Answer:
 
 
 def _stack(thread: threading.Thread) -> str:
+    """Where a thread is, from the test on."""
     frame: Any = sys._current_frames().get(thread.ident or 0)
-    return "".join(traceback.format_stack(frame)) if frame is not None else ""
+    if frame is None:
+        return ""
+    stack = traceback.extract_stack(frame)
+    ours = [k for k, one in enumerate(stack) if one.filename == located_file]
+    return "".join(traceback.format_list(stack[max(ours, default=-1) + 1 :]))

@@ -105,7 +105,7 @@ def dot_products(
     x = part_held(draw(F.domain, seed), F.backend)
     y = part_held(draw(F.codomain, seed + 1), F.backend)
     forward, backward = F(x), G(y)
-    scale = max(forward.norm() * y.norm(), x.norm() * backward.norm())
+    scale = _finite(forward.norm() * y.norm(), x.norm() * backward.norm())
     if exact:
         for subject, result in ((F, forward), (G, backward)):
             if why := whole_numbers(subject, result, scale):
@@ -114,6 +114,17 @@ def dot_products(
     if not exact and dot_tolerance(F):
         error /= scale or 1.0
     return error, lambda: wrong_entry(F, G, x, y, other)
+
+
+def _finite(*sizes: float) -> float:
+    """The largest of sizes that errors are divided by.
+
+    Raises:
+        Fault: one is not finite: divided by it, every error would pass.
+    """
+    if not all(map(math.isfinite, sizes)):
+        raise Fault(Worst("norms are beyond what floating point holds: scale the operator"))
+    return max(sizes)
 
 
 def difference(
@@ -132,7 +143,7 @@ def there_and_back(F: Subject, G: Subject, seed: int, name: str) -> tuple[float,
     """How far G F x is from x, and F G y from y."""
     x, y = random_vector(F, F.domain, seed), random_vector(F, F.codomain, seed + 1)
     forward, backward = F(x), G(y)
-    gain = forward.norm() / (x.norm() or 1.0) * backward.norm() / (y.norm() or 1.0)
+    gain = _finite(forward.norm() / (x.norm() or 1.0) * backward.norm() / (y.norm() or 1.0))
     if not dot_tolerance(F):
         gain = 1.0
     ways = []

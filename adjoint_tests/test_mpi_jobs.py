@@ -1,25 +1,26 @@
-"""Faults planted under MPI are found and shrunk, and nothing hangs: tests of `jobs.Job`."""
+"""Jobs that take one example after the other: they live on, and nothing is left of them."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import find, given, settings
-from hypothesis import strategies as st
+from hypothesis import find, settings
 
 import mpi_breaks
 import mpi_checks
 import mpi_facts
-import mpi_faults
 from catalogue import build, describe
+from linop.testing import jobs
+from linop.testing.describing import Description
 from linop.testing.jobs import FailedExampleError, Job
 from needs import needs_mpi
 
@@ -29,84 +30,87 @@ pytestmark = [
     pytest.mark.skipif(not Path("/proc").is_dir(), reason="processes are looked for in /proc"),
 ]
 
-Fault = Callable[..., None]
-Jobs = dict[int, Job]
-
 
 @pytest.fixture(scope="module")
-def jobs() -> Iterator[Jobs]:
-    """Jobs of few ranks and little patience."""
-    jobs = {ranks: Job(ranks, watch=2, grace=0.5) for ranks in (1, 2, 3)}
-    yield jobs
-    for job in jobs.values():
-        job.close()
+def job() -> Iterator[Job]:
+    """A job of two ranks and little patience."""
+    job = Job(2, watch=2, grace=0.5)
+    yield job
+    job.close()
 
 
-FAULTS = {
-    mpi_faults.wrong_adjoint: ["rank 0 failed", "rank 1 failed", "dot-product test on mpi FAILED"],
-    mpi_faults.one_rank_asserts: ["rank 0 was stuck", "rank 1 failed", "assert not faulty"],
-    mpi_faults.one_rank_raises: ["rank 0 was stuck", "rank 1 failed", "ValueError: planted"],
-    mpi_faults.one_rank_skips: ["rank 0 was stuck", "in one_rank_skips", "rank 1 passed"],
-    mpi_faults.one_rank_dies: ["rank 1 died"],
-}
-"""What is said of each."""
-
-
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
-def test_a_fault_is_found_and_shrunk(fault: Fault, jobs: Jobs) -> None:
-    last = {}
-
-    @settings(max_examples=20, database=None, derandomize=True)
-    @given(ranks=st.integers(1, 3), size=st.integers(0, 5))
-    def example(ranks: int, size: int) -> None:
-        last.update(ranks=ranks, size=size)
-        jobs[ranks].run(fault, size)
-
-    with pytest.raises(FailedExampleError) as failed:
-        example()
-    assert last == {"ranks": 2, "size": 3}
-    for words in FAULTS[fault]:
-        assert words in str(failed.value)
-
-
-def test_a_check_without_fault_passes(jobs: Jobs) -> None:
-    for fault in FAULTS:
-        jobs[2].run(fault, 2)
-
-
-def test_a_job_lives_on_after_an_assertion_but_not_after_a_hang(jobs: Jobs) -> None:
-    job = jobs[2]
-    job.run(mpi_faults.sleeps, 0)
+def test_a_job_lives_on_after_an_assertion_but_not_after_a_hang(job: Job) -> None:
+    job.run(mpi_facts.sleeps, 0)
     starts = job.starts
     for _ in range(3):
         with pytest.raises(FailedExampleError) as failed:
-            job.run(mpi_faults.prints_and_fails)
+            job.run(mpi_facts.prints_and_fails)
         for rank in range(2):
             assert str(failed.value).count(f"rank {rank} was here") == 1
             assert f"planted on rank {rank}" in str(failed.value)
-    job.run(mpi_faults.sleeps, 0)
+    job.run(mpi_facts.sleeps, 0)
     assert job.starts == starts
-    with pytest.raises(FailedExampleError, match="rank 1 was stuck"):
-        job.run(mpi_faults.sleeps, 60)
-    job.run(mpi_faults.sleeps, 0)
+    with pytest.raises(FailedExampleError, match="ranks 0, 1 were stuck"):
+        job.run(mpi_facts.sleeps, 60)
+    job.run(mpi_facts.sleeps, 0)
     assert job.starts == starts + 1
 
 
-@pytest.mark.parametrize("what", mpi_breaks.BREAKS)
-def test_the_check_of_operators_can_fail(what: str, jobs: Jobs) -> None:
-    shift = find(
+def test_an_answer_that_comes_after_an_interruption_is_for_nobody(job: Job) -> None:
+    """As by pytest's own timeout, which raises in the middle of an example."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.5)
+        with pytest.raises(KeyboardInterrupt):
+            job.run(mpi_facts.sleeps, 1)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    with pytest.raises(FailedExampleError, match="planted"):
+        job.run(mpi_facts.prints_and_fails)
+
+
+def test_failed_examples_use_up_a_job(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their communicators cannot be freed."""
+    monkeypatch.setattr(jobs, "SPENT", 2)
+    job.close()
+    starts = job.starts
+    for _ in range(3):
+        with pytest.raises(FailedExampleError, match="planted"):
+            job.run(mpi_facts.prints_and_fails)
+    assert job.starts == starts + 2
+
+
+def test_a_job_that_does_not_start_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs.sys, "executable", "/nowhere/python")
+    with pytest.raises(RuntimeError, match=r"(?s)an MPI job does not start: .*/nowhere/python"):
+        Job(2).run(mpi_facts.sleeps, 0)
+
+
+@pytest.fixture(scope="module")
+def shift() -> Description:
+    """A small shift with messages."""
+    return find(
         describe("shift", 2),
         lambda description: build("shift", description).cost().messages > 0,
         settings=settings(max_examples=2000, database=None, derandomize=True),
     )
-    jobs[2].run(mpi_checks.operator, "shift", shift, 0)
+
+
+@pytest.mark.parametrize("what", mpi_breaks.BREAKS)
+def test_the_check_of_operators_can_fail(what: str, shift: Description, job: Job) -> None:
+    job.run(mpi_checks.operator, "shift", shift, 0)
     with pytest.raises(FailedExampleError, match="in operator\n"):
-        jobs[2].run(mpi_breaks.broken, what, "shift", shift)
+        job.run(mpi_breaks.broken, what, "shift", shift)
 
 
-def test_idle_ranks_take_no_time(jobs: Jobs) -> None:
-    jobs[2].run(mpi_facts.missing_worker)
-    ranks = processes(jobs[2].folder)
+def test_idle_ranks_take_no_time(job: Job) -> None:
+    job.run(mpi_facts.missing_worker)
+    ranks = processes(job.folder)
     before = sum(map(ticks, ranks))
     time.sleep(2)
     assert sum(map(ticks, ranks)) - before < 0.5 * os.sysconf("SC_CLK_TCK")
@@ -114,7 +118,7 @@ def test_idle_ranks_take_no_time(jobs: Jobs) -> None:
 
 def test_nothing_is_left_of_a_closed_job() -> None:
     job = Job(2)
-    job.run(mpi_faults.sleeps, 0)
+    job.run(mpi_facts.sleeps, 0)
     folder = job.folder
     assert len(processes(folder)) >= 2
     job.close()
@@ -127,10 +131,10 @@ def test_nothing_is_left_when_pytest_is_killed() -> None:
     program = f"""if True:
         import os, signal, sys
         sys.path[:0] = {sys.path}
-        import mpi_faults
+        import mpi_facts
         from linop.testing import jobs
         job = jobs.Job(2)
-        job.run(mpi_faults.sleeps, 0)
+        job.run(mpi_facts.sleeps, 0)
         print(job.folder, flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
     """
