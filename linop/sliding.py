@@ -46,7 +46,7 @@ def convolution(
     source, target = place_space(domain, np.float64), place_space(codomain, np.float64)
     region, result = single_region("convolution", source), single_region("convolution", target)
     weights = np.asarray(kernel)
-    weights = weights.astype(checked_dtype(weights.dtype, source.dtype))
+    weights = weights.astype(checked_dtype(weights.dtype, source.dtype), copy=False)
     if weights.ndim != region.ndim or 0 in weights.shape:
         raise ShapeError(
             f"convolution: kernel of shape {weights.shape} for a region of shape {region.shape}"

@@ -193,7 +193,7 @@ def _number(number: np.generic) -> str:
 
 
 @code.register
-def _sparse(matrix: scipy.sparse.sparray) -> str:
+def _sparse(matrix: scipy.sparse.sparray | scipy.sparse.spmatrix) -> str:
     return f"scipy.sparse.csr_array({code(matrix.toarray())})"
 
 
