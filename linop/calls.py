@@ -28,7 +28,7 @@ def remembered(function: Callable[Args, Made]) -> Callable[Args, Made]:
     def remembering(*arguments: Args.args, **options: Args.kwargs) -> Made:
         given = tuple(map(_kept, arguments))
         named = {name: _kept(value) for name, value in options.items()}
-        made = function(*given, **named)  # type: ignore[arg-type]  # the same, as far as they are kept
+        made = function(*given, **named)
         if not any(made is value for value in given):
             vars(made)["call"] = Call(remembering, given, named)
         return made

@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import scipy.sparse
-import scipy.sparse.linalg
+import scipy
 
 from linop.algebra import Local
 from linop.calls import remembered
@@ -146,7 +145,6 @@ def fft(domain: Place, codomain: Place | None = None, *, name: str = "F") -> Lin
     Raises:
         DTypeError: the space is not complex.
     """
-    import scipy.fft  # loaded where it is used: half of the time of `import linop` otherwise
 
     space = place_space(domain, np.complex128)
     region = single_region("fft", space)

@@ -13,8 +13,7 @@ from functools import cached_property, reduce
 from typing import Any, overload
 
 import numpy as np
-import scipy.sparse
-import scipy.sparse.linalg
+import scipy  # its parts, when they are used: they take as long as all of linop
 
 from linop import laws
 from linop.calls import Call, call_again, remembered
