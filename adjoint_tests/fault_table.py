@@ -31,6 +31,7 @@ if HERE not in sys.path:
     sys.path.insert(0, HERE)
 
 import linop  # noqa: E402
+import spmd_rejections  # noqa: E402, F401  # registers its faults
 from linop.testing import FailedExampleError  # noqa: E402
 from spmd_faults import FAULTS, Fault  # noqa: E402
 
