@@ -152,6 +152,12 @@ WRONG: dict[str, tuple[Callable[..., lt.Report], Any, tuple[Any, ...], str]] = {
         (),
         "one of the two is not linear (check_linear)",
     ),
+    "linear over real numbers": (
+        lt.check_linear,
+        pair(np.conj, np.conj, 3, 3, dtype=np.complex128),
+        (),
+        "F(a x + y) has",
+    ),
     "another entry": (
         lt.check_equal,
         linop.matrix(DIFFERENCES, Region("r", (2, 2)), Region("s", 3)),
