@@ -62,7 +62,7 @@ class Make:
 
 @dataclass(frozen=True)
 class Alias:
-    """A new region that is a current one unchanged: no copy."""
+    """A new region that is a current one unchanged, in the same memory: no copy."""
 
     source: Region
     target: Region
@@ -86,7 +86,8 @@ class Message:
 
 @dataclass(frozen=True)
 class Put:
-    """Set or increase a part of a new region by a multiple of a current part, or of a message."""
+    """Set or increase a part of a new region by a multiple of a current part (in another memory, it
+    may be), or of a message."""
 
     target: Subset
     source: Subset | Message
@@ -94,17 +95,28 @@ class Put:
     accumulate: bool
 
     @property
+    def crosses(self) -> bool:
+        """Whether this goes from one memory of the worker to another. What comes in a message does
+        not: its source is the message, wherever a backend receives that."""
+        return isinstance(self.source, Subset) and self.source.memory != self.target.memory
+
+    @property
     def keeps(self) -> bool:
         """Whether this leaves a part of a region as it was."""
         source = self.source
         if not isinstance(source, Subset) or self.coefficient != 1 or self.accumulate:
+            return False
+        if self.crosses:
             return False
         same = source.region.name == self.target.region.name
         return same and source.slices == self.target.slices
 
     def __str__(self) -> str:
         scale = "" if self.coefficient == 1 else f"{self.coefficient} · "
-        return f"{self.target} {'+=' if self.accumulate else '='} {scale}{self.source}"
+        text = f"{self.target} {'+=' if self.accumulate else '='} {scale}{self.source}"
+        if isinstance(self.source, Subset) and self.crosses:
+            text += f", {self.source.memory} to {self.target.memory} memory"
+        return text
 
 
 @dataclass(frozen=True)
@@ -190,11 +202,12 @@ class Plan:
         read += [put.source for put in new if isinstance(put.source, Subset)]
         zeroed = {step.region.name for step in steps if isinstance(step, Make) and step.zeroed}
         added = {put.target.region.name for put in puts if put.accumulate}
-        given = {region.name: region.shape for region in self.inputs}
+        given = {region.name: (region.shape, region.memory) for region in self.inputs}
         for region in self.outputs:
             if region.name not in given:
                 continue
-            if given[region.name] != region.shape or region.name in zeroed | added:
+            same = given[region.name] == (region.shape, region.memory)
+            if not same or region.name in zeroed | added:
                 return False
             written = [put.target for put in new if put.target.region.name == region.name]
             for part in read:
