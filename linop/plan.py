@@ -16,7 +16,7 @@ from functools import cached_property
 import numpy as np
 
 from linop.patterns import Pattern
-from linop.region import Region, Subset
+from linop.region import Region, Subset, memory_mark
 from linop.scalars import Scalar
 from linop.stages import Call
 
@@ -57,7 +57,7 @@ class Make:
     zeroed: bool
 
     def __str__(self) -> str:
-        return f"make {self.region}{list(self.region.shape)}{' of zeros' if self.zeroed else ''}"
+        return f"make {_shaped(self.region)}{' of zeros' if self.zeroed else ''}"
 
 
 @dataclass(frozen=True)
@@ -248,4 +248,8 @@ class Plan:
 
 
 def _names(regions: tuple[Region, ...]) -> str:
-    return ", ".join(f"{r.name}{list(r.shape)}" for r in regions) or "nothing"
+    return ", ".join(map(_shaped, regions)) or "nothing"
+
+
+def _shaped(region: Region) -> str:
+    return f"{region.name}{list(region.shape)}{memory_mark(region)}"

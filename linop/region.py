@@ -197,10 +197,15 @@ def known_memory(memory: str, what: str) -> str:
     Raises:
         ArgumentError: there is not.
     """
-    if memory not in MEMORIES:
+    if not isinstance(memory, str) or memory not in MEMORIES:
         known = ", ".join(map(repr, MEMORIES))
         raise ArgumentError(f"{what}: memory is one of {known}; given {memory!r}")
     return memory
+
+
+def memory_mark(region: Region) -> str:
+    """What is printed behind a region that does not live in the default memory."""
+    return "" if region.memory == "default" else f":{region.memory}"
 
 
 def naturals(

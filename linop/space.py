@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from linop.errors import ArgumentError, DTypeError, RegionError, ShapeError, SpaceError, expect
-from linop.region import MEMORIES, Part, Region, Subset, as_subset, known_memory
+from linop.region import MEMORIES, Part, Region, Subset, as_subset, known_memory, memory_mark
 from linop.scalars import Array, Scalar, check_scalar, is_scalar, of_dtype
 
 
@@ -174,7 +174,7 @@ class Space:
         return f"{type(self).__name__}({self}, dtype={self.dtype.name})"
 
     def __str__(self) -> str:
-        parts = [f"{r.name}{list(r.shape)}@{_workers(r)}{_memory(r)}" for r in self.regions]
+        parts = [f"{r.name}{list(r.shape)}@{_workers(r)}{memory_mark(r)}" for r in self.regions]
         return " ⊕ ".join(parts if len(parts) <= 8 else [*parts[:6], "…", parts[-1]]) or "0"
 
     def require(self, part: Part) -> Subset:
@@ -471,15 +471,11 @@ def _describe(space: Space, name: str) -> str:
     if name not in space:
         return f"(no {name!r})"
     region = space[name]
-    return f"{name!r} shape {region.shape} on worker {_workers(region)}{_memory(region)}"
+    return f"{name!r} shape {region.shape} on worker {_workers(region)}{memory_mark(region)}"
 
 
 def _workers(region: Region) -> str:
     return ",".join(map(str, region.workers))
-
-
-def _memory(region: Region) -> str:
-    return "" if region.memory == "default" else f":{region.memory}"
 
 
 def _wide(array: Array) -> Array:
