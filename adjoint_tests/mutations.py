@@ -48,10 +48,11 @@ def every() -> tuple[Fault, ...]:
     """
     from mutations_algebra import ALGEBRA
     from mutations_layers import LAYERS
+    from mutations_memories import MEMORIES
     from mutations_running import RUNNING
     from mutations_tensors import TENSORS
 
-    faults = (*ALGEBRA, *TENSORS, *RUNNING, *LAYERS)
+    faults = (*ALGEBRA, *MEMORIES, *TENSORS, *RUNNING, *LAYERS)
     names = [fault.name for fault in faults]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
