@@ -118,6 +118,16 @@ def test_what_is_made_beside_a_region_is_in_its_memory(memory: str) -> None:
         assert op.cost().bytes_between_memories == 0, op
 
 
+@pytest.mark.parametrize("memory", ["host", "device"])
+def test_what_a_sum_needs_on_its_way_is_in_the_memory_of_its_terms(memory: str) -> None:
+    x, y = Region("x", 2, 0, memory), Region("y", 3, 0, memory)
+    A, B = (linop.matrix(k * np.ones((3, 2)), x, y) for k in (1, 2))
+    for op in (A + B, linop.direct_sum(A, linop.identity(Space(Region("z", 1, 0, memory))))):
+        for movement in op.stages.movements:
+            for space in (movement.domain, movement.codomain):
+                assert {region.memory for region in space} == {memory}
+
+
 def test_shares_of_a_sum_are_where_the_sum_goes() -> None:
     Y = TensorSpace((100_000,), Partition((2,)), axes=[COPIES], memory="device")
     X = Y.in_memory("host")
@@ -249,6 +259,19 @@ def test_a_copy_between_memories_is_a_step_of_its_own(
                 assert str(step) in done[f"worker {plan.worker}"]
 
 
+@pytest.mark.parametrize("first", ["host", "default"])
+@pytest.mark.parametrize("second", ["host", "default"])
+def test_a_sum_of_two_is_one_step_inside_one_memory(first: str, second: str) -> None:
+    a, b, t = Region("a", 5, 0, first), Region("b", 5, 0, second), Region("t", 5)
+    X = Space([a, b])
+    copied = linop.copy(X, a, t)
+    (labels,) = steps_run(linop.add(copied.codomain, b, t) @ copied, 1, 0).values()
+    said = {"host": ", host to default memory", "default": ""}
+    apart = [f"t = a{said[first]}", f"t += b{said[second]}"]
+    at_once = first == second == "default"
+    assert [x for x in labels if x[:2] == "t "] == (["t = a + b"] if at_once else apart)
+
+
 class TwoStages(LinearOperator):
     """A movement after another, not made one."""
 
@@ -296,9 +319,11 @@ def test_a_name_in_another_memory_is_not_worked_on_in_place() -> None:
         same(plan(x, out=argument(plan, 2)), result(plan, 1))
 
     linop.launch(main, 1)
-    # What stays where it was is: that it may not here is about the memory.
-    assert not any(plan.in_place for plan in plans_of(op))
-    assert all(plan.in_place for plan in plans_of(linop.copy(X, X["a"][:2], X["b"][4:6])))
+    # Nothing is read where it is written: that it is not in place is about the memory alone.
+    left = linop.deallocate(X, X["a"])
+    for memory in MEMORIES:
+        again = linop.copy(left.codomain, X["b"], Region("a", 9, memory=memory)) @ left
+        assert [plan.in_place for plan in plans_of(again)] == [memory == "default"]
 
 
 # Workers

@@ -75,7 +75,7 @@ class Region:
         name: str, shape: tuple[int, ...], workers: tuple[int, ...], memory: str = "default"
     ) -> Region:
         """A region from arguments known to be right, workers in order: for spaces of thousands."""
-        region = object.__new__(Region)
+        region = _new(Region)
         _set_name(region, name)
         _set_shape(region, shape)
         _set_workers(region, workers)
@@ -110,6 +110,7 @@ class Region:
         return f"Region(name={self.name!r}, shape={self.shape}, workers={self.workers}{memory})"
 
 
+_new = object.__new__
 # A frozen dataclass forbids assignment; its slots do not, at a third of object.__setattr__'s time.
 _set_name, _set_shape, _set_workers, _set_memory = (
     vars(Region)[slot].__set__ for slot in ("name", "shape", "workers", "memory")
