@@ -104,9 +104,9 @@ class Put:
     def keeps(self) -> bool:
         """Whether this leaves a part of a region as it was."""
         source = self.source
-        if not isinstance(source, Subset) or self.coefficient != 1 or self.accumulate:
+        if not isinstance(source, Subset) or self.coefficient != 1:
             return False
-        if self.crosses:
+        if self.accumulate or self.crosses:
             return False
         same = source.region.name == self.target.region.name
         return same and source.slices == self.target.slices
@@ -114,9 +114,9 @@ class Put:
     def __str__(self) -> str:
         scale = "" if self.coefficient == 1 else f"{self.coefficient} · "
         text = f"{self.target} {'+=' if self.accumulate else '='} {scale}{self.source}"
-        if isinstance(self.source, Subset) and self.crosses:
-            text += f", {self.source.memory} to {self.target.memory} memory"
-        return text
+        if not isinstance(self.source, Subset) or not self.crosses:
+            return text
+        return f"{text}, {self.source.memory} to {self.target.memory} memory"
 
 
 @dataclass(frozen=True)

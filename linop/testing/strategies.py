@@ -217,7 +217,7 @@ def operators(
     workers: int = 4, kinds: Sequence[str] | None = None
 ) -> st.SearchStrategy[LinearOperator]:
     """Operators: random programs of memory operators and local maps, their sums, products and
-    adjoints, collectives, halo exchanges, padding.
+    adjoints, collectives, halo exchanges, padding; on regions in any memory.
 
     Args:
         workers: how many there are; an operator uses some of them.
