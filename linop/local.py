@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import scipy.sparse
-import scipy.sparse.linalg
+import scipy
 
 from linop.algebra import Local
 from linop.calls import remembered
@@ -72,8 +71,8 @@ def matrix(
         raise ShapeError(f"matrix: expected two dimensions, given shape {A.shape}")
     source, target = _sides(A.shape, A.dtype, domain, codomain)
     wide = sparse_dtype(checked_dtype(A.dtype, source.dtype))
-    A = A.astype(wide)
-    adjoint = A.conj().T
+    A = A.astype(wide, copy=False)
+    adjoint = A.conj().T if wide.kind == "c" else A.T
     return local_operator(
         source,
         target,
@@ -100,7 +99,7 @@ def diagonal(
     space = place_space(Region("x", d.shape) if domain is None else domain, d.dtype)
     if len(space) != 1 or space.regions[0].shape != d.shape:
         raise ShapeError(f"diagonal: shape {d.shape} given for the space {space}")
-    d = d.astype(checked_dtype(d.dtype, space.dtype))
+    d = d.astype(checked_dtype(d.dtype, space.dtype), copy=False)
     return local_operator(
         space,
         space,
@@ -146,7 +145,6 @@ def fft(domain: Place, codomain: Place | None = None, *, name: str = "F") -> Lin
     Raises:
         DTypeError: the space is not complex.
     """
-    import scipy.fft  # loaded where it is used: half of the time of `import linop` otherwise
 
     space = place_space(domain, np.complex128)
     region = single_region("fft", space)

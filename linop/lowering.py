@@ -11,8 +11,7 @@ from collections.abc import Iterable, Iterator
 from itertools import groupby
 
 import numpy as np
-import scipy.sparse
-from scipy.sparse.csgraph import connected_components
+import scipy
 
 from linop.boxes import Ints, Table, canonical
 from linop.errors import BackendError
@@ -127,7 +126,10 @@ def _meeting(at: Ints, stop: Ints) -> list[Ints]:
         meet = np.ones((len(boxes), len(boxes)), bool)
         for a, b in zip(low.T, high.T, strict=True):
             meet &= np.maximum.outer(a, a) < np.minimum.outer(b, b)
-        _, label = connected_components(scipy.sparse.csr_array(meet), directed=False)
+        label = np.arange(len(boxes))
+        if np.count_nonzero(meet) > len(boxes):
+            graph = scipy.sparse.csr_array(meet)
+            _, label = scipy.sparse.csgraph.connected_components(graph, directed=False)
     else:
         zeros = np.zeros(len(boxes), np.int64)
         table = Table(zeros, zeros, low, low, high - low, np.ones(len(boxes)))

@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import scipy.sparse
+import scipy
 
 from linop.errors import DTypeError, ShapeError, UndecidableError
 from linop.movement import Movement

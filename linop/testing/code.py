@@ -13,8 +13,7 @@ from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
 import numpy as np
-import scipy.sparse
-import scipy.sparse.linalg
+import scipy
 
 from linop.algebra import DirectSum, Named
 from linop.calls import Call
@@ -32,6 +31,11 @@ def code(what: Any) -> str:
 
     Functions that local operators were given print by name, whether or not it can be imported.
     """
+    # Not registered, for SciPy's parts are loaded where they are used.
+    if scipy.sparse.issparse(what):
+        return f"scipy.sparse.csr_array({code(what.toarray())})"
+    if isinstance(what, scipy.sparse.linalg.LinearOperator) and hasattr(what, "A"):
+        return f"scipy.sparse.linalg.aslinearoperator({code(what.A)})"
     return repr(what)
 
 
@@ -195,16 +199,6 @@ def _array(array: np.ndarray) -> str:
 @code.register
 def _number(number: np.generic) -> str:
     return f"numpy.{number.dtype.name}({number.item()!r})"
-
-
-@code.register
-def _sparse(matrix: scipy.sparse.sparray) -> str:
-    return f"scipy.sparse.csr_array({code(matrix.toarray())})"
-
-
-@code.register
-def _matrix_operator(op: scipy.sparse.linalg._interface.MatrixLinearOperator) -> str:
-    return f"scipy.sparse.linalg.aslinearoperator({code(op.A)})"
 
 
 @code.register

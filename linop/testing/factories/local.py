@@ -8,8 +8,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import scipy.sparse
-import scipy.sparse.linalg
+import scipy
 from hypothesis import strategies as st
 
 import linop
