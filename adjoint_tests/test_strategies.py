@@ -20,7 +20,7 @@ import linop
 import linop.testing.factories.local
 from catalogue import NAMES
 from linop import LinearOperator, Region, Space, Subset, TensorSpace, Vector
-from linop.region import as_subset
+from linop.region import MEMORIES, as_subset
 from linop.testing import code, strategies
 from linop.testing.factories import operators
 
@@ -81,12 +81,12 @@ def test_what_an_array_holds_later_is_not_in_the_operator(kind: Callable[..., An
 
 @given(data=st.data())
 def test_spaces_and_what_is_in_them_print_as_code(data: st.DataObject) -> None:
-    X = data.draw(strategies.spaces())
-    Y = data.draw(strategies.tensors())
+    X = data.draw(strategies.spaces(memories=MEMORIES))
+    Y = data.draw(strategies.tensors(memories=MEMORIES))
     drawn: list[object] = [
         X,
         Y,
-        data.draw(strategies.regions()),
+        data.draw(strategies.regions(memories=MEMORIES)),
         data.draw(strategies.partitions()),
     ]
     for one in drawn:

@@ -119,7 +119,7 @@ def restriction(
     Args:
         domain: one region.
         keep: it, a subset of it, or whole numbers that index it flattened.
-        codomain: by default a region ``<name>'`` of the same worker, of the part's shape.
+        codomain: by default a region ``<name>'`` beside it, of the part's shape.
     """
     space = place_space(domain, np.float64)
     region = single_region("restriction", space)
@@ -132,7 +132,7 @@ def restriction(
             raise ArgumentError(f"restriction: expected whole numbers, given {keep!r}")
         if index.size and not (-region.size <= index.min() and index.max() < region.size):
             raise ShapeError(f"restriction: indices outside of a region of {region.size} elements")
-    target = Region(f"{region.name}'", index.shape, region.workers)
+    target = Region(f"{region.name}'", index.shape, region.workers, region.memory)
     ones = np.ones(index.size, sparse_dtype(space.dtype))
     A = _selection(index.ravel() % max(region.size, 1), region.size, ones)
     return matrix(A, space, place_space(codomain or target, space.dtype), name=name)
@@ -151,7 +151,8 @@ def fft(domain: Place, codomain: Place | None = None, *, name: str = "F") -> Lin
     if space.dtype.kind != "c":
         raise DTypeError(f"fft: a space of dtype {space.dtype} given, a complex one expected")
     target = place_space(
-        codomain or Region(f"{region.name}^", region.shape, region.workers), space.dtype
+        codomain or Region(f"{region.name}^", region.shape, region.workers, region.memory),
+        space.dtype,
     )
     if single_region("fft", target).shape != region.shape:
         raise ShapeError(f"fft: domain {space} and codomain {target} differ in shape")
@@ -249,10 +250,10 @@ def _sides(
     shape: tuple[int, ...], dtype: np.dtype, domain: Place | None, codomain: Place | None
 ) -> tuple[Space, Space]:
     held = [r for p in (domain, codomain) if p is not None for r in place_space(p, dtype).regions]
-    workers = held[0].workers if held else (0,)
+    place = (held[0].workers, held[0].memory) if held else ()
     like = next((p.dtype for p in (domain, codomain) if isinstance(p, Space)), dtype)
-    source = place_space(Region("x", shape[1], workers) if domain is None else domain, like)
-    target = place_space(Region("y", shape[0], workers) if codomain is None else codomain, like)
+    source = place_space(Region("x", shape[1], *place) if domain is None else domain, like)
+    target = place_space(Region("y", shape[0], *place) if codomain is None else codomain, like)
     if shape != (target.size, source.size):
         raise ShapeError(
             f"a matrix of shape {tuple(shape)} given for {source} -> {target}, which needs "

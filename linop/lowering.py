@@ -178,7 +178,8 @@ def _message_offsets(incoming: Routes, worker: int) -> np.ndarray:
 
 
 def _kept(movement: Movement, incoming: Routes, worker: int) -> dict[int, Region]:
-    """Destination regions (by number) that are a local source region, whole and unchanged."""
+    """Destination regions (by number) that are a local source region, whole, unchanged, and in the
+    same memory."""
     table = incoming.table
     numbers, count = np.unique(table.dst[incoming.row], return_counts=True)
     single = set(numbers[count == 1].tolist())
@@ -187,6 +188,7 @@ def _kept(movement: Movement, incoming: Routes, worker: int) -> dict[int, Region
         row = incoming.row[k]
         if int(table.dst[row]) in single and table.coef[row] == 1:
             transfer = movement.transfer(row, table)
-            if transfer.source.whole and transfer.target.whole:
-                kept[int(table.dst[row])] = transfer.source.region
+            source, target = transfer.source, transfer.target
+            if source.whole and target.whole and source.memory == target.memory:
+                kept[int(table.dst[row])] = source.region
     return kept

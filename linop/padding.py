@@ -49,7 +49,7 @@ def pad(X: TensorSpace, widths: Widths, mode: PaddingMode = "zeros") -> LinearOp
         cuts = [[a + left, b + left] for a, b in X.bounds[d]]
         cuts[0][0], cuts[-1][1] = 0, X.global_shape[d] + left + right
         bounds[d] = tuple((min(max(a, 0), shape[d]), min(max(b, 0), shape[d])) for a, b in cuts)
-    Y = TensorSpace(shape, X.partition, X.dtype, X.axes, X.name, bounds=bounds)
+    Y = TensorSpace(shape, X.partition, X.dtype, X.axes, X.name, bounds=bounds, memory=X.memory)
     return collective("Pad", mode, X, Y, copies_apart(X), edges(X.global_shape, widths, mode))
 
 

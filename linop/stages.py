@@ -337,7 +337,7 @@ def _conj(x: Any) -> Any:
 
 
 def _rename(space: Space, rename: Callable[[str], str]) -> Space:
-    renamed = (Region.checked(rename(r.name), r.shape, r.workers) for r in space.regions)
+    renamed = (Region.checked(rename(r.name), r.shape, r.workers, r.memory) for r in space.regions)
     return Space(renamed, space.dtype)
 
 

@@ -46,7 +46,7 @@ def code(what: Any) -> str:
 def _region(region: Region) -> str:
     held = region.workers
     worker = "" if held == (0,) else f", {held[0] if len(held) == 1 else held}"
-    return f"linop.Region({region.name!r}, {region.shape}{worker})"
+    return f"linop.Region({region.name!r}, {region.shape}{worker}{_memory(region)})"
 
 
 @code.register
@@ -78,6 +78,7 @@ def _tensor_space(X: TensorSpace) -> str:
         text += f", axes={code(X.axes)}"
     if X.name != "x":
         text += f", name={X.name!r}"
+    text += _memory(X)
     uneven = {d: cut for d, cut in enumerate(X.bounds) if cut != _balanced(X, d)}
     return f"{text}{f', bounds={uneven}' if uneven else ''})"
 
@@ -85,6 +86,10 @@ def _tensor_space(X: TensorSpace) -> str:
 @code.register
 def _vector(vector: Vector) -> str:
     return f"{code(vector.space)}.vector({code(vector.arrays)})"
+
+
+def _memory(where: Region | TensorSpace) -> str:
+    return "" if where.memory == "default" else f", memory={where.memory!r}"
 
 
 def _dtype(space: Space) -> str:
