@@ -16,10 +16,8 @@ from functools import partial
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
-
+from linop.backends.arrays import NUMPY, Arrays
 from linop.backends.code import Code
-from linop.backends.placing import empty
 from linop.backends.stage import Lines, Ready, Stage, creates
 from linop.backends.strided import Cell, View, adding, copying, summing
 from linop.plan import Advance, Apply, Make, Plan, Put, Receive, Send, Step, Wait
@@ -57,10 +55,11 @@ class Program(ABC):
     small_stay = False
     """Whether small results have memory that stays, and are copied out of it."""
 
-    def __init__(self, plan: Plan, about: Callable[[], str]) -> None:
+    def __init__(self, plan: Plan, about: Callable[[], str], arrays: Arrays = NUMPY) -> None:
         self.plan = plan
         self.about = about
-        self.code = Code()
+        self.arrays = arrays
+        self.code = Code(arrays)
         self.inputs = tuple(Cell(region.shape, self.code.local()) for region in plan.inputs)
         self._steps: list[Lines] = []
         self._functions: dict[tuple[Any, ...], Callable[..., Any]] = {}
@@ -75,7 +74,8 @@ class Program(ABC):
         self._results = tuple(current[region.name] for region in plan.outputs)
         made = {cell: make.region for stage in self._stages for make, cell in stage.made}
         self._own = {cell: made[cell] for cell in self._results if cell in made}
-        self.small = sum(self.bytes_of(region.size) for region in self._own.values()) <= SMALL
+        size = sum(self.bytes_of(region.size) for region in self._own.values())
+        self.small = size <= SMALL and not arrays.asynchronous
         self._place_results()
         self._inbox = [
             {k: v for step in stage.receives for k, v in self.receive(stage, step).items()}
@@ -100,6 +100,9 @@ class Program(ABC):
     @abstractmethod
     def send(self, stage: Stage, step: Send) -> None:
         """Add the steps that send a message."""
+
+    def depart(self, stage: Stage) -> None:  # noqa: B027  # what is sent has left
+        """Add the steps that are left to do for what a stage sends, once its local copies are."""
 
     @abstractmethod
     def wait(self, stage: Stage, step: Wait) -> None:
@@ -170,6 +173,9 @@ class Program(ABC):
 
     def bind(self) -> None:
         """Make the steps, once it is known where everything is."""
+        follow = self.arrays.following()
+        if follow is not None:
+            self.step("come after the last run", f"{self.code.name(follow)}()")
         for stage in self._stages:
             for make, cell in stage.made:
                 self._make(stage, make, cell)
@@ -186,6 +192,7 @@ class Program(ABC):
                 local = isinstance(put.source, Subset) and not put.accumulate
                 if local and id(put) in sources:
                     self._put(stage, put, sources.pop(id(put)))
+            self.depart(stage)
             if stage.waits is not None:
                 self.wait(stage, stage.waits)
             for put in stage.puts:
@@ -267,20 +274,20 @@ class Program(ABC):
 
     def _apply(self, stage: Stage, step: Apply) -> None:
         """A local map, checked: its result has the shapes and dtype of its codomain."""
-        call, name = step.call, self.code.name
+        call, name, local = step.call, self.code.name, step.call.map.on(self.arrays)
         inputs = [View(cell, cell.shape) for cell in (stage.current[n] for n in call.inputs)]
         given = [view.text(self.code) for view in inputs]
         outputs = [stage.new[region.name].name for region in step.outputs]
         if len(inputs) != 1 or len(outputs) != 1:
-            made = f"[{', '.join(outputs)}] = {name(call.map)}([{', '.join(given)}])"
+            made = f"[{', '.join(outputs)}] = {name(local)}([{', '.join(given)}])"
             self.step(str(step), made)
             return
         (y,), shape = outputs, stage.new[step.outputs[0].name].shape
         wrong = f"{y}.shape != {name(shape)} or {y}.dtype != {name(call.map.codomain.dtype)}"
         self.step(
             str(step),
-            f"{y} = {name(call.map.forward)}({given[0]})",
-            f"if type({y}) is not ndarray or {wrong}: ({y},) = {name(call.map.checked)}({y})",
+            f"{y} = {name(local.forward)}({given[0]})",
+            f"if type({y}) is not ndarray or {wrong}: ({y},) = {name(local.checked)}({y})",
         )
 
     # Text
@@ -390,8 +397,9 @@ class Program(ABC):
         for arrays in self._slots:
             if references(arrays) <= self._unused:
                 return arrays
-        arrays = tuple(empty(cell.shape, self.plan.dtype) for cell in self.open)
-        if len(self._slots) < KEPT and _COUNTED:
+        arrays = tuple(self.arrays.empty(cell.shape, self.plan.dtype) for cell in self.open)
+        # A device's pool gives memory as fast, and in the order of the stream that asks.
+        if len(self._slots) < KEPT and _COUNTED and not self.arrays.asynchronous:
             self._slots.append(arrays)
             self._unused = self._unused or references(arrays)
         return arrays
@@ -407,7 +415,7 @@ class Program(ABC):
         if self._out is not None:
             for array, mine in zip(self._out, made, strict=True):
                 if array is not mine:
-                    np.copyto(array, mine)
+                    self.arrays.copyto(array, mine)
             results += self._out
         else:
             for k, cell in enumerate(self._results):
@@ -427,7 +435,7 @@ class Program(ABC):
         # A local map's array. One without a base owns its memory; the map may have kept it, too.
         if array.base is None:
             return not _COUNTED or sys.getrefcount(array) <= _OURS
-        return not any(np.may_share_memory(array, a) for a in (*self._given, *earlier))
+        return not any(self.arrays.may_share_memory(array, a) for a in (*self._given, *earlier))
 
     def abandon(self) -> None:
         """Give up a run halfway; there can be no other."""

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from linop.backends.arrays import NUMPY, Arrays
 from linop.backends.execute import Program, peers_named
 from linop.backends.stage import Stage
 from linop.backends.strided import View, copying, fixed
@@ -31,7 +32,12 @@ class Messages(Program):
     order."""
 
     def __init__(
-        self, plan: Plan, transport: Transport, tag: int, about: Callable[[], str]
+        self,
+        plan: Plan,
+        transport: Transport,
+        tag: int,
+        about: Callable[[], str],
+        arrays: Arrays = NUMPY,
     ) -> None:
         self._transport = transport
         self._tag = tag
@@ -41,13 +47,13 @@ class Messages(Program):
         self._peers: dict[int, list[int]] = {}
         self._sending: list[Any] = []
         self.small_stay = any(isinstance(step, Receive) for step in plan.steps)
-        super().__init__(plan, about)
+        super().__init__(plan, about, arrays)
         self.bind()
         self._release = weakref.finalize(self, transport.free, self._requests)
         self._release.atexit = False
 
     def memory(self, region: Region) -> Array:
-        return np.zeros(region.shape, self.plan.dtype)
+        return self.arrays.zeros(region.shape, self.plan.dtype)
 
     def slots(self, regions: Sequence[Region]) -> list[tuple[Array, ...]]:
         del regions
@@ -150,7 +156,7 @@ class Messages(Program):
         return f"{name(self._transport.wait)}({name(pending)}, {name(who)})"
 
     def _buffer(self, size: int) -> View:
-        return fixed(np.empty(size, self.plan.dtype))
+        return fixed(self.arrays.empty((size,), self.plan.dtype))
 
     def describe(self) -> str:
         return f"messages over {self._transport.name}"
