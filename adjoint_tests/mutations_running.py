@@ -262,7 +262,7 @@ RUNNING = (
     Fault(
         "one tag for all plans",
         "messages of different plans have one tag under MPI",
-        "backends/mpi.py",
+        "backends/ranks.py",
         "return _OWN + tag % self._tags",
         "return _OWN",
         ("test_mpi_plans.py::test_a_plan",),

@@ -89,6 +89,20 @@ class DeviceArrays(Arrays):
         kernel, factor = self._axpy, dtype.type(scale)
         return lambda target, source: kernel(source, factor, target)
 
+    def use(self, local: int, number: int | None = None) -> None:
+        """Make a device the current one of this thread.
+
+        Args:
+            local: this rank's number on its machine, which chooses one where none is given.
+
+        Raises:
+            BackendError: there is no such device.
+        """
+        there = self.module.cuda.runtime.getDeviceCount()
+        if number is not None and not 0 <= number < there:
+            raise BackendError(f"device {number} wanted; there are {there}")
+        self.module.cuda.Device(local % there if number is None else number).use()
+
     # Order
 
     @property

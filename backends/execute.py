@@ -60,6 +60,7 @@ class Program(ABC):
         self.about = about
         self.arrays = arrays
         self.code = Code(arrays)
+        self._follow = arrays.following()
         self.inputs = tuple(Cell(region.shape, self.code.local()) for region in plan.inputs)
         self._steps: list[Lines] = []
         self._functions: dict[tuple[Any, ...], Callable[..., Any]] = {}
@@ -173,9 +174,8 @@ class Program(ABC):
 
     def bind(self) -> None:
         """Make the steps, once it is known where everything is."""
-        follow = self.arrays.following()
-        if follow is not None:
-            self.step("come after the last run", f"{self.code.name(follow)}()")
+        if self._follow is not None:
+            self.step("come after the last run", f"{self.code.name(self._follow)}()")
         for stage in self._stages:
             for make, cell in stage.made:
                 self._make(stage, make, cell)
@@ -349,6 +349,8 @@ class Program(ABC):
 
     def finish(self) -> Sequence[Array]:
         """The results of the run that `start` began."""
+        if self._follow is not None:
+            self._follow()
         self._go(waiting=True)
         results, self._at = self._at, ()
         return self._give(results)

@@ -11,12 +11,10 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
 from linop.backends.arrays import NUMPY, Arrays
 from linop.backends.execute import Program, peers_named
 from linop.backends.stage import Stage
-from linop.backends.strided import View, copying, fixed
+from linop.backends.strided import View, copying, cut, fixed
 from linop.backends.transport import Transport, Who
 from linop.plan import Plan, Put, Receive, Send, Wait
 from linop.region import Region
@@ -108,7 +106,7 @@ class Messages(Program):
             buffer = self._buffer(step.size)
             offset = 0
             for source in sources:
-                part = _cut(buffer, offset, source.shape)
+                part = cut(buffer, offset, source.shape)
                 text = copying(self.code, part, source, self.plan.dtype)
                 packed = self.bytes_of(source.size)
                 self.step(f"pack for {step.peer}", *text, peer=step.peer, bytes=packed)
@@ -124,16 +122,16 @@ class Messages(Program):
     def wait(self, stage: Stage, step: Wait) -> None:
         pending, transport = self._receiving[stage.number], self._transport
 
-        def who() -> str:
-            return f"{self.awaited(stage.number)} in stage {stage.number} of {self.about()}"
-
         self.step(
             str(step),
-            self._waiting(pending, who),
+            self._waiting(pending, lambda: self._who(stage.number)),
             ready=lambda: transport.test(pending),
             peers=self._peers.get(stage.number, []),
             bytes=sum(self.bytes_of(r.size) for r in stage.receives),
         )
+
+    def _who(self, stage: int) -> str:
+        return f"{self.awaited(stage)} in stage {stage} of {self.about()}"
 
     def awaited(self, stage: int) -> str:
         """What has not come yet, in words."""
@@ -179,11 +177,6 @@ def straight(stage: Stage, puts: Sequence[Put], step: Receive) -> bool:
     return target.contiguous and target.size == step.size
 
 
-def _cut(buffer: View, offset: int, shape: tuple[int, ...]) -> View:
-    size = int(np.prod(shape, dtype=np.int64))
-    return fixed(buffer.get()[offset : offset + size].reshape(shape))
-
-
 def piece(buffer: View, put: Put) -> View:
     """Where in a message a put finds what it reads."""
-    return _cut(buffer, put.source.offset, put.target.shape)  # type: ignore[union-attr]
+    return cut(buffer, put.source.offset, put.target.shape)  # type: ignore[union-attr]

@@ -118,6 +118,12 @@ def fixed(array: Array) -> View:
     return View(Cell(array.shape, array=array), array.shape)
 
 
+def cut(buffer: View, offset: int, shape: tuple[int, ...]) -> View:
+    """A piece of a flat array that stays, in a shape."""
+    size = math.prod(shape)
+    return fixed(buffer.get()[offset : offset + size].reshape(shape))
+
+
 def copying(
     code: Code, target: View, source: View, dtype: np.dtype[Any], coefficient: Scalar = 1
 ) -> list[str]:
