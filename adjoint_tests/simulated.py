@@ -132,6 +132,8 @@ class ndarray:  # as CuPy calls it
     @staticmethod
     def new(shape: Any, dtype: Any) -> ndarray:
         like = np.empty(shape, dtype)
+        if like.dtype.char in "gGO":
+            raise ValueError(f"Unsupported dtype {like.dtype}")
         stream = current()
         with _LOCK:
             used = stream.pool.get(like.nbytes)
@@ -298,7 +300,11 @@ class Ufunc:
 
 def _operator(ufunc: np.ufunc, swapped: bool = False) -> Callable[[Any, Any], ndarray]:
     call = Ufunc(ufunc)
-    return (lambda a, b: call(b, a)) if swapped else call
+
+    def method(self: ndarray, other: Any) -> ndarray:
+        return call(other, self) if swapped else call(self, other)
+
+    return method
 
 
 _OPERATORS = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "matmul": np.matmul}

@@ -139,7 +139,7 @@ class BoundPlan(ABC):
         self._shape = self._regions_in[0].shape if len(self._regions_in) == 1 else None
         self._shape_out = self._regions_out[0].shape if len(self._regions_out) == 1 else None
         self._dtype = op.dtype
-        self._kind = backend.arrays.ndarray
+        self._kind: type[Any] = backend.arrays.ndarray
 
     # What a subclass says
 

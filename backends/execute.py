@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -61,6 +61,7 @@ class Program(ABC):
         self.arrays = arrays
         self.code = Code(arrays)
         self._follow = arrays.following()
+        self._where: AbstractContextManager[Any] = nullcontext()
         self.inputs = tuple(Cell(region.shape, self.code.local()) for region in plan.inputs)
         self._steps: list[Lines] = []
         self._functions: dict[tuple[Any, ...], Callable[..., Any]] = {}
@@ -76,7 +77,7 @@ class Program(ABC):
         made = {cell: make.region for stage in self._stages for make, cell in stage.made}
         self._own = {cell: made[cell] for cell in self._results if cell in made}
         size = sum(self.bytes_of(region.size) for region in self._own.values())
-        self.small = size <= SMALL and not arrays.asynchronous
+        self.small = size <= (0 if arrays.asynchronous else SMALL)
         self._place_results()
         self._inbox = [
             {k: v for step in stage.receives for k, v in self.receive(stage, step).items()}
@@ -342,6 +343,8 @@ class Program(ABC):
 
     def start(self, arrays: Sequence[Array], out: Sequence[Array] | None = None) -> None:
         """Begin a run: as far as it goes without waiting."""
+        if self._follow is not None:
+            self._where = self.arrays.surroundings()
         function, given = self._prepared(arrays, out, walk=True)
         self._walk, self._recording = function(*given), self._record
         self._at = next(self._walk)
@@ -349,9 +352,12 @@ class Program(ABC):
 
     def finish(self) -> Sequence[Array]:
         """The results of the run that `start` began."""
-        if self._follow is not None:
+        if self._follow is None:
+            self._go(waiting=True)
+        else:
+            with self._where:  # its memory belongs to the stream that it began on
+                self._go(waiting=True)
             self._follow()
-        self._go(waiting=True)
         results, self._at = self._at, ()
         return self._give(results)
 

@@ -26,7 +26,7 @@ class Namespace:
 
     name = "numpy"
     module: Any = np
-    ndarray: type = np.ndarray
+    ndarray: type[Any] = np.ndarray
 
     def put(self, array: npt.ArrayLike) -> Array:
         """An array of NumPy's, as one of these; a copy only where it has to be."""

@@ -196,7 +196,7 @@ class Space:
             arrays = {self.regions[0].name: arrays}
         return Vector(self, {n: self.check(self[n], array) for n, array in arrays.items()})
 
-    def check(self, region: Region, array: npt.ArrayLike, kind: type = np.ndarray) -> Array:
+    def check(self, region: Region, array: npt.ArrayLike, kind: type[Any] = np.ndarray) -> Array:
         """The array, if it can be the content of the region.
 
         Args:
@@ -219,7 +219,8 @@ class Space:
         if not isinstance(given, kind):
             wanted, found = (f"{k.__module__}.{k.__qualname__}" for k in (kind, type(given)))
             raise ArgumentError(f"{where}: {found} given, {wanted} expected{_moved(given, kind)}")
-        return given
+        checked: Array = given
+        return checked
 
     def zeros(self) -> Vector:
         """The zero vector, every region present."""
