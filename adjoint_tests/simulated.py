@@ -70,7 +70,7 @@ class Stream:
         _HERE.streams.pop()
 
 
-NULL = Stream()
+NULL, TORCH = Stream(), Stream()
 
 
 def current() -> Stream:
@@ -246,6 +246,9 @@ class ndarray:  # as CuPy calls it
     def item(self) -> Any:
         return self.get().item()
 
+    def __int__(self) -> int:
+        return int(self.item())
+
     def __array_ufunc__(self, ufunc: Any, method: str, *given: Any, **options: Any) -> Any:
         return Ufunc(ufunc)(*given, **options) if method == "__call__" else NotImplemented
 
@@ -402,6 +405,15 @@ class SimulatedArrays(DeviceArrays):
         import simulated  # itself, as the module that stands for CuPy
 
         super().__init__(simulated, _scipy, device="cpu")
+
+    def of_tensor(self, tensor: Any) -> Any:
+        return ndarray(tensor.numpy())
+
+    def to_tensor(self, torch: Any, array: Any) -> Any:
+        return torch.from_numpy(array.get())
+
+    def stream_of(self, torch: Any) -> Any:
+        return TORCH
 
 
 ARRAYS = SimulatedArrays()

@@ -4,6 +4,7 @@ the GPU. The same facts on one are in `test_cupy`.
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -134,6 +135,26 @@ def test_options_of_threads() -> None:
     linop.launch(main, 2, "threads", arrays=ARRAYS)
 
 
+needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
+
+
+@needs_torch
+@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("fact", ["tensors_go_there_and_back", "other_devices_are_refused"])
+def test_tensors_on_threads(fact: str, workers: int) -> None:
+    import device_tensors
+
+    on_threads(workers, KIND, device_tensors.facts, fact)
+
+
+@needs_torch
+@pytest.mark.parametrize("workers", [1, 3])
+def test_layers_on_threads(workers: int) -> None:
+    import device_tensors
+
+    on_threads(workers, KIND, device_tensors.facts, "layers_work")
+
+
 # Ranks
 
 
@@ -161,6 +182,16 @@ def test_operators_under_mpi(
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_facts_under_mpi(ranks: int, fact: str, way: str) -> None:
     job(ranks).run(on_ranks, KIND, way, device_facts.facts, fact)
+
+
+@needs_mpi
+@needs_torch
+@each_way
+@pytest.mark.parametrize("fact", ["tensors_go_there_and_back", "layers_work"])
+def test_tensors_under_mpi(fact: str, way: str) -> None:
+    import device_tensors
+
+    job(2).run(on_ranks, KIND, way, device_tensors.facts, fact)
 
 
 @needs_mpi

@@ -24,6 +24,7 @@ class Arrays(Namespace):
 
     Attributes:
         asynchronous: whether work is queued, on a stream, and done after the call that asks for it.
+        device: the type of the device of tensors that share memory with them, as torch names it.
         plain: the flag of an array that results can be written to as it is.
         wide_items: whether short runs of elements are copied faster as one item each
             (`linop.backends.strided`).
@@ -31,6 +32,7 @@ class Arrays(Namespace):
     """
 
     asynchronous = False
+    device = "cpu"
     plain = "carray"
     wide_items = True
     memory = "main memory"

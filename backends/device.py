@@ -103,6 +103,21 @@ class DeviceArrays(Arrays):
             raise BackendError(f"device {number} wanted; there are {there}")
         self.module.cuda.Device(local % there if number is None else number).use()
 
+    # Tensors
+
+    def of_tensor(self, tensor: Any) -> Array:
+        """A tensor's memory as an array."""
+        array: Array = self.module.from_dlpack(tensor)
+        return array
+
+    def to_tensor(self, torch: Any, array: Array) -> Any:
+        """An array's memory as a tensor."""
+        return torch.from_dlpack(array)
+
+    def stream_of(self, torch: Any) -> AbstractContextManager[Any]:
+        """Inside, work is queued on torch's current stream."""
+        return self.module.cuda.ExternalStream(torch.cuda.current_stream().cuda_stream)  # type: ignore[no-any-return]
+
     # Order
 
     @property
