@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+import catalogue
 import linop
 from catalogue import FACTORIES, build
 from checks import rounding, same_arrays
@@ -53,6 +54,9 @@ def cupy_arrays() -> DeviceArrays:
 
     return cupy_arrays()
 
+
+NAMES = tuple(name for name in catalogue.NAMES if name != "pair_of_functions")
+"""The operators of the catalogue but for one whose functions are written for NumPy's arrays."""
 
 ARRAYS: dict[str, Callable[[], DeviceArrays]] = {
     "simulated": simulated_arrays,

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 import device_facts
 import linop
 import simulated
-from catalogue import NAMES, build, describe
+from catalogue import build, describe
 from checks import stays_exact
-from device_facts import FACTS, on_ranks, on_threads
+from device_facts import FACTS, NAMES, on_ranks, on_threads
 from linop import Region, Space
 from linop.backends import Backend
 from linop.errors import ArgumentError, BackendError
@@ -33,7 +33,7 @@ ARRAYS = simulated.ARRAYS
 each_operator = pytest.mark.parametrize("name", NAMES)
 each_fact = pytest.mark.parametrize("fact", FACTS)
 each_way = pytest.mark.parametrize("way", ["aware", "staged"])
-FEW = settings(max_examples=max(2, settings().max_examples // 8))
+FEW = settings(max_examples=max(1, settings().max_examples // 10))
 """The program is that of NumPy's arrays, which other tests run with many more."""
 
 
