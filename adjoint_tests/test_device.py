@@ -4,7 +4,6 @@ the GPU. The same facts on one are in `test_cupy`.
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,7 @@ from linop.errors import ArgumentError, BackendError
 from linop.lowering import workers_of
 from linop.testing.describing import seeds
 from linop.testing.jobs import job
-from needs import needs_mpi
+from needs import needs_mpi, needs_torch
 from plan_facts import argument, each, raised, total
 
 KIND = "simulated"
@@ -133,9 +132,6 @@ def test_options_of_threads() -> None:
         raised(BackendError, lambda: linop.backends.get("threads", arrays="numpy"))
 
     linop.launch(main, 2, "threads", arrays=ARRAYS)
-
-
-needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
 
 
 @needs_torch
