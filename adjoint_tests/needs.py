@@ -2,8 +2,35 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 import pytest
 
+from linop.backends.device import cupy_arrays
+from linop.errors import LinopError
 from linop.testing.jobs import missing_mpi
 
+
+def missing_gpu() -> str:
+    """Why there is no GPU here for CuPy; empty if there is one."""
+    try:
+        cupy_arrays()
+    except LinopError as error:
+        return str(error)
+    return ""
+
+
+def _torch_without_gpu() -> str:
+    if find_spec("torch") is None:
+        return "torch is not installed"
+    import torch
+
+    return "" if torch.cuda.is_available() else "torch finds no GPU"
+
+
 needs_mpi = pytest.mark.skipif(bool(missing_mpi()), reason=missing_mpi() or "MPI is there")
+_gpu = missing_gpu()
+needs_gpu = pytest.mark.skipif(bool(_gpu), reason=_gpu or "a GPU is there")
+needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
+_torch = _gpu or _torch_without_gpu()
+needs_torch_on_gpu = pytest.mark.skipif(bool(_torch), reason=_torch or "torch has a GPU")

@@ -20,8 +20,11 @@ BACKENDS = {
     "reference": "linop.backends.reference",
     "threads": "linop.backends.threads",
     "mpi": "linop.backends.mpi",
+    "cupy": "linop.backends.gpu",
 }
 """Each module has ``get(**options) -> Backend`` and ``launch(main, workers) -> list``."""
+RANKS = ("mpi", "cupy")
+"""Those whose workers are the ranks of a communicator."""
 
 __all__ = ["BACKENDS", "Backend", "BoundPlan", "current", "get", "launch", "use"]
 
@@ -49,7 +52,10 @@ def get(name: str, **options: Any) -> Backend:
 
 
 def launch(
-    main: Callable[[Backend], Any], workers: int | None = None, backend: str | None = None
+    main: Callable[[Backend], Any],
+    workers: int | None = None,
+    backend: str | None = None,
+    **options: Any,
 ) -> list[Any]:
     """Run ``main(backend)`` on every worker: on the ranks under ``mpiexec``, else on threads.
 
@@ -57,6 +63,7 @@ def launch(
         main: the SPMD program.
         workers: how many; by default all ranks, or 1 thread.
         backend: a name, to choose another than that.
+        options: of that backend, as `get` takes them, but for the number of workers or ranks.
 
     Returns:
         What `main` returned, by worker; None for workers that ran in other processes.
@@ -75,9 +82,9 @@ def launch(
                 return main(backend)
         finally:
             # A thread's backend ends with its program; a rank's with its communicator.
-            backend.ended = name != "mpi"
+            backend.ended = name not in RANKS
 
-    results: list[Any] = _module(name).launch(work, workers)
+    results: list[Any] = _module(name).launch(work, workers, **options)
     return results
 
 

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from linop.backends.arrays import NUMPY, Arrays
 from linop.backends.counters import CounterTable, Ledger
 from linop.backends.execute import Program
 from linop.backends.tracing import Recording, traced
@@ -40,6 +41,7 @@ class Backend(ABC):
         name: as in ``linop.backends.get(name)``.
         worker: which worker this process or thread is; None where it holds all of them.
         workers: how many there are; None where there are as many as an operator needs.
+        arrays: what its plans take and give.
         ended: whether its program is over, so that nobody needs its plans any more.
     """
 
@@ -48,7 +50,8 @@ class Backend(ABC):
     workers: int | None = None
     ended = False
 
-    def __init__(self) -> None:
+    def __init__(self, arrays: Arrays = NUMPY) -> None:
+        self.arrays = arrays
         self.ledger = Ledger()
         self.tracing: Recording | None = None
 
@@ -64,7 +67,7 @@ class Backend(ABC):
     def vector(self, space: Space, arrays: Any) -> Vector:
         """A vector of the regions held here, from arrays as plans take them; its inner products
         sum over all workers (a collective call where there are several)."""
-        return Vector(space, held_arrays(space, self.worker, arrays))
+        return Vector(space, held_arrays(space, self.worker, arrays, self.arrays))
 
     def __deepcopy__(self, memo: object) -> Backend:
         """Itself, for what has a backend and is copied: the workers are the same."""
@@ -136,6 +139,7 @@ class BoundPlan(ABC):
         self._shape = self._regions_in[0].shape if len(self._regions_in) == 1 else None
         self._shape_out = self._regions_out[0].shape if len(self._regions_out) == 1 else None
         self._dtype = op.dtype
+        self._kind: type[Any] = backend.arrays.ndarray
 
     # What a subclass says
 
@@ -273,7 +277,7 @@ class BoundPlan(ABC):
         """The argument's arrays, in the order of the regions held here, checked."""
         if self._fits(x):
             return () if x is None else (x,)
-        return tuple(held_arrays(self.domain, self._here, x).values())
+        return tuple(held_arrays(self.domain, self._here, x, self.backend.arrays).values())
 
     def _outs(self, out: Any, given: Sequence[Array], in_place: bool = False) -> Any:
         """The arrays to write results to, checked, or None; see `out_arrays`."""
@@ -281,12 +285,12 @@ class BoundPlan(ABC):
             return None
         names = (region.name for region in self._regions_in)
         by_name = dict(zip(names, given, strict=True))
-        return out_arrays(self.codomain, self._here, out, by_name, in_place)
+        return out_arrays(self.codomain, self._here, out, by_name, in_place, self.backend.arrays)
 
     def _fits(self, x: Any) -> bool:
         """Whether this is the array of the only region, as it should be, or None where there is no
         region: the common cases, found fast."""
-        if type(x) is not np.ndarray:
+        if type(x) is not self._kind:
             return x is None and not self._regions_in
         return x.shape == self._shape and (x.dtype is self._dtype or x.dtype == self._dtype)
 
@@ -344,7 +348,9 @@ def held(space: Space, worker: int | None) -> Sequence[Region]:
     return space.regions if worker is None else space.on(worker)
 
 
-def held_arrays(space: Space, worker: int | None, x: Any) -> dict[str, Array]:
+def held_arrays(
+    space: Space, worker: int | None, x: Any, arrays: Arrays = NUMPY
+) -> dict[str, Array]:
     """The arrays of the regions held here, from what a user passed.
 
     Raises:
@@ -376,7 +382,19 @@ def held_arrays(space: Space, worker: int | None, x: Any) -> dict[str, Array]:
         raise ArgumentError(f"{me}: {what} given; it holds {_list(regions)}")
     else:
         given = {regions[0].name: x}
-    return {r.name: space.check(r, given[r.name]) for r in regions}
+    return {r.name: space.check(r, given[r.name], arrays.ndarray) for r in regions}
+
+
+def check_here(op: LinearOperator, backend: Backend) -> None:
+    """Check that the backend's arrays can be of the operator's dtype, and that its local maps can
+    compute with them.
+
+    Raises:
+        DTypeError, ArgumentError: they cannot; on every worker.
+    """
+    backend.arrays.check_dtype(op.dtype)
+    for call in op.stages.calls:
+        call.map.check_on(backend.arrays)
 
 
 def check_workers(op: LinearOperator, backend: Backend) -> None:
@@ -395,30 +413,37 @@ def check_workers(op: LinearOperator, backend: Backend) -> None:
 
 
 def out_arrays(
-    space: Space, worker: int | None, out: Any, given: Mapping[str, Array], in_place: bool = False
+    space: Space,
+    worker: int | None,
+    out: Any,
+    given: Mapping[str, Array],
+    in_place: bool = False,
+    kind: Arrays = NUMPY,
 ) -> list[Array]:
     """The arrays to write results to, from what a user passed as ``out``.
 
     Args:
         given: the argument's arrays, by region, which `out` must not share memory with.
         in_place: except that a region's may be the same array.
+        kind: what arrays are.
 
     Raises:
         ArgumentError, RegionError, ShapeError, DTypeError: they do not fit, cannot be written, or
             share memory with the argument.
     """
-    arrays = list(held_arrays(space, worker, out).values())
+    arrays = list(held_arrays(space, worker, out, kind).values())
     passed = list(out.arrays.values() if isinstance(out, Vector) else _values(out))
     for one in passed:
-        if not isinstance(one, np.ndarray):
-            raise ArgumentError(f"out: {type(one).__name__} given, numpy.ndarray expected")
+        if not isinstance(one, kind.ndarray):
+            wanted = f"{kind.name}.ndarray"
+            raise ArgumentError(f"out: {type(one).__name__} given, {wanted} expected")
     for region, array in zip(held(space, worker), arrays, strict=True):
-        if not array.flags.writeable:
+        if not kind.writeable(array):
             raise ArgumentError(f"out, region {region.name!r}: the array is read-only")
         same = given.get(region.name) if in_place else None
         others = [g for g in given.values() if not (g is array is same)]
         others += [a for a in arrays if a is not array]
-        if any(np.may_share_memory(array, other) for other in others):
+        if any(kind.may_share_memory(array, other) for other in others):
             raise ArgumentError(
                 f"out, region {region.name!r}: the array shares memory with the argument, or "
                 f"with another; only operators that leave most of a region as it is work in place, "
@@ -431,10 +456,12 @@ def _values(out: Any) -> Sequence[Any]:
     return list(out.values()) if isinstance(out, Mapping) else [out]
 
 
-def written(results: Sequence[Array], outs: Sequence[Array]) -> Sequence[Array]:
+def written(
+    results: Sequence[Array], outs: Sequence[Array], arrays: Arrays = NUMPY
+) -> Sequence[Array]:
     """The arrays that a user passed, with the results in them."""
     for result, out in zip(results, outs, strict=True):
-        np.copyto(out, result)
+        arrays.copyto(out, result)
     return outs
 
 

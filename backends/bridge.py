@@ -6,12 +6,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from linop.backends import current
 from linop.backends.base import Backend, BoundPlan, Unfit, held
+from linop.backends.device import DeviceArrays
 from linop.errors import ArgumentError, BackendError, DTypeError, LinopError, MissingExtraError
 from linop.operator import LinearOperator
 from linop.scalars import Array
@@ -103,12 +104,13 @@ class Bridge:
         self.one = len(self._into) == len(self._out_of) == 1
         self._tensor = _of_bits if dtype is torch.bfloat16 else torch.from_numpy
         self._debug = getattr(plan.backend, "debug", False)
-        self._nothing = torch.empty(0, dtype=dtype, device="cpu")
+        self._device = plan.backend.arrays.device
+        self._nothing = torch.empty(0, dtype=dtype, device=self._device)
 
     @property
     def adjoint(self) -> Bridge:
         if self._adjoint is None:
-            self._adjoint = Bridge(self.plan.H, self.dtype, self.order)
+            self._adjoint = type(self)(self.plan.H, self.dtype, self.order)
             self._adjoint._adjoint = self
         return self._adjoint
 
@@ -122,7 +124,7 @@ class Bridge:
     def zeros(self) -> list[Any]:
         """A zero argument."""
         shapes: list[tuple[int, ...]] = [r.shape for r in self._into] or [(0,)]
-        return [torch.zeros(shape, dtype=self.dtype, device="cpu") for shape in shapes]
+        return [torch.zeros(shape, dtype=self.dtype, device=self._device) for shape in shapes]
 
     def tensors(self, x: Any) -> list[Any]:
         """What a user passed, in the order of the regions held here; one at least."""
@@ -177,7 +179,7 @@ class Bridge:
             x = Unfit(error)
         y = self.plan(x)
         if y is None:
-            return (torch.empty(0, dtype=self.dtype, device="cpu"),)
+            return (torch.empty(0, dtype=self.dtype, device=self._device),)
         return tuple(map(self._tensor, y.values() if isinstance(y, dict) else [y]))
 
     def _array(self, number: int, tensor: Any) -> Array:
@@ -188,6 +190,22 @@ class Bridge:
                 return array
             except (RuntimeError, TypeError):
                 pass  # it is none of the usual ones, which is found out at no cost to those
+        self._check(number, tensor)
+        try:
+            if self.dtype is torch.bfloat16:  # NumPy's is another package's
+                bits: Array = tensor.detach().view(torch.int16).numpy(force=True)
+                return bits.view(self.plan.op.dtype)
+            array = tensor.numpy(force=True)  # resolves conj and neg views, which are lazy
+        except (RuntimeError, TypeError) as error:
+            raise self._unread(number, error) from None
+        return array
+
+    def _check(self, number: int, tensor: Any) -> None:
+        """Check that it is a tensor of the right kind.
+
+        Raises:
+            ArgumentError, DTypeError: it is not.
+        """
         if not isinstance(tensor, torch.Tensor):
             raise self._unfit(number, f"{type(tensor).__name__} given, torch.Tensor expected")
         if tensor.dtype is not self.dtype:
@@ -201,17 +219,13 @@ class Bridge:
                 f"layout {tensor.layout} given, torch.strided expected; convert it with .to_dense()"
             )
             raise self._unfit(number, words)
-        if not tensor.is_cpu:
+        if tensor.device.type != self._device:
+            arrays = self.plan.backend.arrays
             words = f"on device {tensor.device}, while plans of {self.plan.backend.name!r} work in "
-            raise self._unfit(number, f"{words}main memory; move it with .cpu()")
-        try:
-            if self.dtype is torch.bfloat16:  # NumPy's is another package's
-                bits: Array = tensor.detach().view(torch.int16).numpy(force=True)
-                return bits.view(self.plan.op.dtype)
-            array = tensor.numpy(force=True)  # resolves conj and neg views, which are lazy
-        except (RuntimeError, TypeError) as error:
-            raise self._unfit(number, f"it has no memory that could be read: {error}") from None
-        return array
+            raise self._unfit(number, f"{words}{arrays.memory}; move it with .to({self._device!r})")
+
+    def _unread(self, number: int, error: Exception) -> ArgumentError:
+        return self._unfit(number, f"it has no memory that could be read: {error}")
 
     def _unfit(self, number: int, words: str) -> ArgumentError:
         return ArgumentError(f"tensor of region {self._into[number].name!r}: {words}")
@@ -221,6 +235,41 @@ class Bridge:
         if len(self._out_of) < 2:
             return tensors[0]
         return {r.name: t for r, t in zip(self._out_of, tensors, strict=True)}
+
+
+class DeviceBridge(Bridge):
+    """The same on a device: arrays share memory with tensors by DLPack, and a plan's work is queued
+    on torch's current stream, where that of the tensors is."""
+
+    def __init__(self, plan: BoundPlan, dtype: Any, order: Order) -> None:
+        super().__init__(plan, dtype, order)
+        self._arrays = cast(DeviceArrays, plan.backend.arrays)
+        self._tensor = self._of_array
+
+    def run(self, tensors: Sequence[Any]) -> tuple[Any, ...]:
+        with self._arrays.stream_of(torch):
+            return super().run(tensors)
+
+    def _array(self, number: int, tensor: Any) -> Array:
+        self._check(number, tensor)
+        try:
+            plain = tensor.detach().resolve_conj().resolve_neg()
+            if self.dtype is torch.bfloat16:  # the module's is another package's
+                return self._arrays.of_tensor(plain.view(torch.int16)).view(self.plan.op.dtype)
+            return self._arrays.of_tensor(plain)
+        except (RuntimeError, TypeError, BufferError) as error:
+            raise self._unread(number, error) from None
+
+    def _of_array(self, array: Array) -> Any:
+        if self.dtype is torch.bfloat16:
+            bits = self._arrays.to_tensor(torch, array.view(np.int16))
+            return bits.view(torch.bfloat16)
+        return self._arrays.to_tensor(torch, array)
+
+
+def _bridge(plan: BoundPlan, dtype: Any) -> Bridge:
+    on_device = isinstance(plan.backend.arrays, DeviceArrays)
+    return (DeviceBridge if on_device else Bridge)(plan, dtype, Order())
 
 
 class _Bridges(dict[Backend, Bridge]):
@@ -251,7 +300,7 @@ def _new_bridge(op: Any, backend: Backend) -> Bridge:
     if isinstance(op, BoundPlan):
         plans = op.__dict__.setdefault("_bridges", _Bridges())
         if op.backend not in plans:
-            plans[op.backend] = Bridge(op, _torch_dtype(op.op), Order())
+            plans[op.backend] = _bridge(op, _torch_dtype(op.op))
         known: Bridge = plans[op.backend]
         return known
     if not isinstance(op, LinearOperator):
@@ -262,7 +311,7 @@ def _new_bridge(op: Any, backend: Backend) -> Bridge:
         bridges.pop(other, None)
     there = op.H.__dict__.get("_bridges", {}).get(backend)
     # Compiling is collective: what is done here depends on what all workers have called, alone.
-    bridges[backend] = there.adjoint if there else Bridge(op.compile(backend), dtype, Order())
+    bridges[backend] = there.adjoint if there else _bridge(op.compile(backend), dtype)
     return bridges[backend]  # type: ignore[no-any-return]
 
 

@@ -9,24 +9,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import numpy as np
-
-_COMMON: dict[str, Any] = {
-    "add": np.add,
-    "contiguous": np.ascontiguousarray,
-    "empty": np.empty,
-    "multiply": np.multiply,
-    "ndarray": np.ndarray,
-    "zeros": np.zeros,
-}
-"""What every text may name."""
+from linop.backends.arrays import NUMPY, Arrays
 
 
 class Code:
-    """The names that a text uses, and functions made of text."""
+    """The names that a text uses, and functions made of text.
 
-    def __init__(self) -> None:
-        self._names = dict(_COMMON)
+    Args:
+        arrays: what it computes with, whose functions every text may name.
+    """
+
+    def __init__(self, arrays: Arrays = NUMPY) -> None:
+        self.arrays = arrays
+        self._names = dict(arrays.functions)
         self._locals = 0
 
     def name(self, thing: Any) -> str:

@@ -11,15 +11,13 @@ from __future__ import annotations
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
-
+from linop.backends.arrays import NUMPY, Arrays
 from linop.backends.code import Code
-from linop.backends.placing import empty
 from linop.backends.stage import Lines, Ready, Stage, creates
 from linop.backends.strided import Cell, View, adding, copying, summing
 from linop.plan import Advance, Apply, Make, Plan, Put, Receive, Send, Step, Wait
@@ -57,10 +55,13 @@ class Program(ABC):
     small_stay = False
     """Whether small results have memory that stays, and are copied out of it."""
 
-    def __init__(self, plan: Plan, about: Callable[[], str]) -> None:
+    def __init__(self, plan: Plan, about: Callable[[], str], arrays: Arrays = NUMPY) -> None:
         self.plan = plan
         self.about = about
-        self.code = Code()
+        self.arrays = arrays
+        self.code = Code(arrays)
+        self._follow = arrays.following()
+        self._where: AbstractContextManager[Any] = nullcontext()
         self.inputs = tuple(Cell(region.shape, self.code.local()) for region in plan.inputs)
         self._steps: list[Lines] = []
         self._functions: dict[tuple[Any, ...], Callable[..., Any]] = {}
@@ -75,7 +76,8 @@ class Program(ABC):
         self._results = tuple(current[region.name] for region in plan.outputs)
         made = {cell: make.region for stage in self._stages for make, cell in stage.made}
         self._own = {cell: made[cell] for cell in self._results if cell in made}
-        self.small = sum(self.bytes_of(region.size) for region in self._own.values()) <= SMALL
+        size = sum(self.bytes_of(region.size) for region in self._own.values())
+        self.small = size <= (0 if arrays.asynchronous else SMALL)
         self._place_results()
         self._inbox = [
             {k: v for step in stage.receives for k, v in self.receive(stage, step).items()}
@@ -100,6 +102,9 @@ class Program(ABC):
     @abstractmethod
     def send(self, stage: Stage, step: Send) -> None:
         """Add the steps that send a message."""
+
+    def depart(self, stage: Stage) -> None:  # noqa: B027  # what is sent has left
+        """Add the steps that are left to do for what a stage sends, once its local copies are."""
 
     @abstractmethod
     def wait(self, stage: Stage, step: Wait) -> None:
@@ -170,6 +175,8 @@ class Program(ABC):
 
     def bind(self) -> None:
         """Make the steps, once it is known where everything is."""
+        if self._follow is not None:
+            self.step("come after the last run", f"{self.code.name(self._follow)}()")
         for stage in self._stages:
             for make, cell in stage.made:
                 self._make(stage, make, cell)
@@ -186,6 +193,7 @@ class Program(ABC):
                 local = isinstance(put.source, Subset) and not put.accumulate
                 if local and id(put) in sources:
                     self._put(stage, put, sources.pop(id(put)))
+            self.depart(stage)
             if stage.waits is not None:
                 self.wait(stage, stage.waits)
             for put in stage.puts:
@@ -267,20 +275,20 @@ class Program(ABC):
 
     def _apply(self, stage: Stage, step: Apply) -> None:
         """A local map, checked: its result has the shapes and dtype of its codomain."""
-        call, name = step.call, self.code.name
+        call, name, local = step.call, self.code.name, step.call.map.on(self.arrays)
         inputs = [View(cell, cell.shape) for cell in (stage.current[n] for n in call.inputs)]
         given = [view.text(self.code) for view in inputs]
         outputs = [stage.new[region.name].name for region in step.outputs]
         if len(inputs) != 1 or len(outputs) != 1:
-            made = f"[{', '.join(outputs)}] = {name(call.map)}([{', '.join(given)}])"
+            made = f"[{', '.join(outputs)}] = {name(local)}([{', '.join(given)}])"
             self.step(str(step), made)
             return
         (y,), shape = outputs, stage.new[step.outputs[0].name].shape
         wrong = f"{y}.shape != {name(shape)} or {y}.dtype != {name(call.map.codomain.dtype)}"
         self.step(
             str(step),
-            f"{y} = {name(call.map.forward)}({given[0]})",
-            f"if type({y}) is not ndarray or {wrong}: ({y},) = {name(call.map.checked)}({y})",
+            f"{y} = {name(local.forward)}({given[0]})",
+            f"if type({y}) is not ndarray or {wrong}: ({y},) = {name(local.checked)}({y})",
         )
 
     # Text
@@ -335,6 +343,8 @@ class Program(ABC):
 
     def start(self, arrays: Sequence[Array], out: Sequence[Array] | None = None) -> None:
         """Begin a run: as far as it goes without waiting."""
+        if self._follow is not None:
+            self._where = self.arrays.surroundings()
         function, given = self._prepared(arrays, out, walk=True)
         self._walk, self._recording = function(*given), self._record
         self._at = next(self._walk)
@@ -342,7 +352,12 @@ class Program(ABC):
 
     def finish(self) -> Sequence[Array]:
         """The results of the run that `start` began."""
-        self._go(waiting=True)
+        if self._follow is None:
+            self._go(waiting=True)
+        else:
+            with self._where:  # its memory belongs to the stream that it began on
+                self._go(waiting=True)
+            self._follow()
         results, self._at = self._at, ()
         return self._give(results)
 
@@ -390,8 +405,9 @@ class Program(ABC):
         for arrays in self._slots:
             if references(arrays) <= self._unused:
                 return arrays
-        arrays = tuple(empty(cell.shape, self.plan.dtype) for cell in self.open)
-        if len(self._slots) < KEPT and _COUNTED:
+        arrays = tuple(self.arrays.empty(cell.shape, self.plan.dtype) for cell in self.open)
+        # A device's pool gives memory as fast, and in the order of the stream that asks.
+        if len(self._slots) < KEPT and _COUNTED and not self.arrays.asynchronous:
             self._slots.append(arrays)
             self._unused = self._unused or references(arrays)
         return arrays
@@ -407,7 +423,7 @@ class Program(ABC):
         if self._out is not None:
             for array, mine in zip(self._out, made, strict=True):
                 if array is not mine:
-                    np.copyto(array, mine)
+                    self.arrays.copyto(array, mine)
             results += self._out
         else:
             for k, cell in enumerate(self._results):
@@ -427,7 +443,7 @@ class Program(ABC):
         # A local map's array. One without a base owns its memory; the map may have kept it, too.
         if array.base is None:
             return not _COUNTED or sys.getrefcount(array) <= _OURS
-        return not any(np.may_share_memory(array, a) for a in (*self._given, *earlier))
+        return not any(self.arrays.may_share_memory(array, a) for a in (*self._given, *earlier))
 
     def abandon(self) -> None:
         """Give up a run halfway; there can be no other."""

@@ -11,11 +11,10 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
+from linop.backends.arrays import NUMPY, Arrays
 from linop.backends.execute import Program, peers_named
 from linop.backends.stage import Stage
-from linop.backends.strided import View, copying, fixed
+from linop.backends.strided import View, copying, cut, fixed
 from linop.backends.transport import Transport, Who
 from linop.plan import Plan, Put, Receive, Send, Wait
 from linop.region import Region
@@ -31,7 +30,12 @@ class Messages(Program):
     order."""
 
     def __init__(
-        self, plan: Plan, transport: Transport, tag: int, about: Callable[[], str]
+        self,
+        plan: Plan,
+        transport: Transport,
+        tag: int,
+        about: Callable[[], str],
+        arrays: Arrays = NUMPY,
     ) -> None:
         self._transport = transport
         self._tag = tag
@@ -41,13 +45,13 @@ class Messages(Program):
         self._peers: dict[int, list[int]] = {}
         self._sending: list[Any] = []
         self.small_stay = any(isinstance(step, Receive) for step in plan.steps)
-        super().__init__(plan, about)
+        super().__init__(plan, about, arrays)
         self.bind()
         self._release = weakref.finalize(self, transport.free, self._requests)
         self._release.atexit = False
 
     def memory(self, region: Region) -> Array:
-        return np.zeros(region.shape, self.plan.dtype)
+        return self.arrays.zeros(region.shape, self.plan.dtype)
 
     def slots(self, regions: Sequence[Region]) -> list[tuple[Array, ...]]:
         del regions
@@ -102,7 +106,7 @@ class Messages(Program):
             buffer = self._buffer(step.size)
             offset = 0
             for source in sources:
-                part = _cut(buffer, offset, source.shape)
+                part = cut(buffer, offset, source.shape)
                 text = copying(self.code, part, source, self.plan.dtype)
                 packed = self.bytes_of(source.size)
                 self.step(f"pack for {step.peer}", *text, peer=step.peer, bytes=packed)
@@ -118,16 +122,16 @@ class Messages(Program):
     def wait(self, stage: Stage, step: Wait) -> None:
         pending, transport = self._receiving[stage.number], self._transport
 
-        def who() -> str:
-            return f"{self.awaited(stage.number)} in stage {stage.number} of {self.about()}"
-
         self.step(
             str(step),
-            self._waiting(pending, who),
+            self._waiting(pending, lambda: self._who(stage.number)),
             ready=lambda: transport.test(pending),
             peers=self._peers.get(stage.number, []),
             bytes=sum(self.bytes_of(r.size) for r in stage.receives),
         )
+
+    def _who(self, stage: int) -> str:
+        return f"{self.awaited(stage)} in stage {stage} of {self.about()}"
 
     def awaited(self, stage: int) -> str:
         """What has not come yet, in words."""
@@ -150,7 +154,7 @@ class Messages(Program):
         return f"{name(self._transport.wait)}({name(pending)}, {name(who)})"
 
     def _buffer(self, size: int) -> View:
-        return fixed(np.empty(size, self.plan.dtype))
+        return fixed(self.arrays.empty((size,), self.plan.dtype))
 
     def describe(self) -> str:
         return f"messages over {self._transport.name}"
@@ -173,11 +177,6 @@ def straight(stage: Stage, puts: Sequence[Put], step: Receive) -> bool:
     return target.contiguous and target.size == step.size
 
 
-def _cut(buffer: View, offset: int, shape: tuple[int, ...]) -> View:
-    size = int(np.prod(shape, dtype=np.int64))
-    return fixed(buffer.get()[offset : offset + size].reshape(shape))
-
-
 def piece(buffer: View, put: Put) -> View:
     """Where in a message a put finds what it reads."""
-    return _cut(buffer, put.source.offset, put.target.shape)  # type: ignore[union-attr]
+    return cut(buffer, put.source.offset, put.target.shape)  # type: ignore[union-attr]

@@ -9,10 +9,10 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-import numpy as np
-
+from linop.backends.arrays import Arrays
 from linop.backends.base import IN_PLACE, MISSED, NEW, BoundPlan, Quick
 from linop.backends.code import Code
 from linop.backends.execute import Program
@@ -52,9 +52,10 @@ def quick_call(
 
     wrong = unfit("x", inputs[0].shape) if inputs else "x is not None"
     if how != NEW:
-        wrong += f" or {unfit('out', outputs[0].shape)} or not out.flags.carray"
+        plain = program.arrays.plain
+        wrong += f" or {unfit('out', outputs[0].shape)} or not out.flags.{plain}"
         if inputs and how != IN_PLACE:
-            wrong += f" or {name(np.may_share_memory)}(x, out)"
+            wrong += f" or {name(program.arrays.module.may_share_memory)}(x, out)"
     lines, result = _run(program, how)
     counters, clock = name(plan.counters), name(time.perf_counter)
     text = [
@@ -97,7 +98,9 @@ def _run(program: Program, how: int) -> tuple[list[str], str]:
         return [*before, *lines], "out"
     if not program.plain:
         own = f"{result} is not x and {result}.base is None and {name(_references)}({result}) <= "
-        result = f"{result} if {own}{_ALONE} else {name(_own)}({result}, x)"
+        result = (
+            f"{result} if {own}{_ALONE} else {name(partial(_own, program.arrays))}({result}, x)"
+        )
     elif given and not program.takes_out:
         result = f"{result} if {name(program.handed_out)}({result}) else {result}.copy()"
     return [*before, *lines], result
@@ -109,9 +112,9 @@ _ALONE = _counting.function([], ["c = empty(1)", f"return {_counting.name(_refer
 """References to an array that only a run has, as its text sees it."""
 
 
-def _own(array: Array, x: Array | None) -> Array:
+def _own(arrays: Arrays, array: Array, x: Array | None) -> Array:
     """A local map's array, which it may have kept, or which may be a view: or a copy of it."""
-    if array.base is None or (x is not None and np.may_share_memory(array, x)):
+    if array.base is None or (x is not None and arrays.may_share_memory(array, x)):
         return array.copy()
     return array
 

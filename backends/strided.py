@@ -118,6 +118,12 @@ def fixed(array: Array) -> View:
     return View(Cell(array.shape, array=array), array.shape)
 
 
+def cut(buffer: View, offset: int, shape: tuple[int, ...]) -> View:
+    """A piece of a flat array that stays, in a shape."""
+    size = math.prod(shape)
+    return fixed(buffer.get()[offset : offset + size].reshape(shape))
+
+
 def copying(
     code: Code, target: View, source: View, dtype: np.dtype[Any], coefficient: Scalar = 1
 ) -> list[str]:
@@ -126,7 +132,8 @@ def copying(
         scale = code.name(dtype.type(coefficient))
         return [f"multiply({source.text(code)}, {scale}, {target.text(code)})"]
     both = target.fixed and source.fixed
-    if not any(_is_narrow(v, dtype, _TALL if both else _TALLER) for v in (target, source)):
+    rows = _TALL if both else _TALLER
+    if not any(_is_narrow(code, view, dtype, rows) for view in (target, source)):
         return [f"{target.place(code)} = {source.text(code)}"]
     if both:
         to, of = map(code.name, _widened(target.get(), source.get()))
@@ -140,13 +147,16 @@ def adding(
     """What adds a multiple of a box to another. Narrow runs are summed in a contiguous array: with
     two columns of 2,048 rows NumPy's loop over both took 42 µs, the way there and back 18."""
     if coefficient != 1:
-        scaled = fixed(np.empty(source.shape, dtype))
+        at_once = code.arrays.multiple_added(dtype, coefficient)
+        if at_once is not None:
+            return [f"{code.name(at_once)}({target.text(code)}, {source.text(code)})"]
+        scaled = fixed(code.arrays.empty(source.shape, dtype))
         scale = copying(code, scaled, source, dtype, coefficient)
         return scale + adding(code, target, scaled, dtype)
-    if not _is_narrow(target, dtype, _TALL):
+    if not _is_narrow(code, target, dtype, _TALL):
         to = code.local()
         return [f"{to} = {target.text(code)}", f"add({to}, {source.text(code)}, {to})"]
-    total = fixed(np.empty(target.shape, dtype))
+    total = fixed(code.arrays.empty(target.shape, dtype))
     return [
         *copying(code, total, target, dtype),
         *adding(code, total, source, dtype),
@@ -159,8 +169,11 @@ def summing(code: Code, target: str, first: View, second: View) -> list[str]:
     return [f"add({first.text(code)}, {second.text(code)}, {target})"]
 
 
-def _is_narrow(view: View, dtype: np.dtype[Any], rows: int) -> bool:
-    """Whether a box has so many short runs of several elements."""
+def _is_narrow(code: Code, view: View, dtype: np.dtype[Any], rows: int) -> bool:
+    """Whether a box has so many short runs of several elements, which are better copied as one item
+    each."""
+    if not code.arrays.wide_items:
+        return False
     columns = view.shape[-1] if view.shape else 0
     short = 1 < columns <= _NARROW // dtype.itemsize
     return short and view.size >= rows * columns and not view.contiguous

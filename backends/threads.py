@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from linop.backends.arrays import NUMPY, Arrays, arrays_named
 from linop.backends.base import Backend
 from linop.backends.execute import Program
 from linop.backends.messages import Messages
@@ -33,36 +34,49 @@ Key = tuple[int, int, int]
 """Sender, receiver, tag."""
 
 
-def get(workers: int | None = None) -> Backend:
+def get(workers: int | None = None, arrays: str | Arrays | None = None) -> Backend:
     """The backend of the worker whose thread this is; outside of `launch`, one that starts the
     threads itself, for vectors that hold all regions.
 
     Args:
         workers: how many; by default as many as are there, or as an operator needs.
+        arrays: "numpy", or "cupy" for workers that share a GPU; inside `launch` those of the
+            program.
 
     Raises:
-        BackendError: inside `launch`, where there are others than `workers`.
+        BackendError: inside `launch`, where there are others than `workers` or `arrays`; or there
+            is no GPU. MissingExtraError: CuPy is not installed.
     """
     here: Worker | None = getattr(_HERE, "backend", None)
     if here is None:
-        return Threads(workers)
+        return Threads(workers, arrays_named(arrays or NUMPY))
+    if arrays is not None and arrays_named(arrays).ndarray is not here.arrays.ndarray:
+        wanted = arrays_named(arrays).name
+        raise BackendError(f"arrays of {wanted} wanted; this program has {here.arrays.name}'s")
     if workers not in (None, here.workers):
         raise BackendError(f"{workers} workers wanted; this program has {here.workers}")
     return here
 
 
-def launch(main: Callable[[Backend], Any], workers: int | None = None) -> list[Any]:
+def launch(
+    main: Callable[[Backend], Any], workers: int | None = None, arrays: str | Arrays = NUMPY
+) -> list[Any]:
     """Run ``main(backend)`` on so many threads; what each returned.
+
+    Args:
+        arrays: "numpy", or "cupy": then all begin on the GPU and the stream of this thread.
 
     Raises:
         Whatever `main` raised first, with the worker's number in a note.
     """
 
+    kind = arrays_named(arrays)
+
     def work(mailbox: Mailbox) -> Any:
-        _HERE.backend = Worker("threads", mailbox)
+        _HERE.backend = Worker("threads", mailbox, arrays=kind)
         return main(_HERE.backend)
 
-    return run(workers or 1, work)
+    return run(workers or 1, work, kind)
 
 
 def alone() -> Backend:
@@ -70,9 +84,9 @@ def alone() -> Backend:
     return Worker("threads", Mailbox(Group(1), 0))
 
 
-def run(workers: int, main: Callable[[Mailbox], Any]) -> list[Any]:
+def run(workers: int, main: Callable[[Mailbox], Any], arrays: Arrays = NUMPY) -> list[Any]:
     """Run a function of a mailbox on so many threads."""
-    group = Group(workers)
+    group = Group(workers, arrays)
     threads = [
         threading.Thread(target=group.work, args=(w, main), name=f"linop-{w}", daemon=True)
         for w in range(workers)
@@ -89,8 +103,10 @@ def run(workers: int, main: Callable[[Mailbox], Any]) -> list[Any]:
 class Group:
     """The workers of one program: their mailboxes, and who waits for whom."""
 
-    def __init__(self, workers: int) -> None:
+    def __init__(self, workers: int, arrays: Arrays = NUMPY) -> None:
         self.workers = workers
+        self.surroundings = [arrays.surroundings() for _ in range(workers)]
+        self.arrays = arrays
         self.results: list[Any] = [None] * workers
         self.failure: BaseException | None = None
         self._changed = threading.Condition()
@@ -103,8 +119,8 @@ class Group:
     def work(self, worker: int, main: Callable[[Mailbox], Any]) -> None:
         """The life of one worker's thread."""
         try:
-            mailbox = Mailbox(self, worker)
-            self.results[worker] = main(mailbox)
+            with self.surroundings[worker]:
+                self.results[worker] = main(Mailbox(self, worker))
         except BaseException as error:
             if not isinstance(error, AbortedError):
                 error.add_note(f"raised on worker {worker} of {self.workers}")
@@ -280,10 +296,11 @@ class _Send:
     """A message that is handed over when it is started."""
 
     def __init__(self, group: Group, key: Key, buffer: Array) -> None:
-        self._group, self._key, self._buffer = group, key, buffer
+        self._group, self._key = group, key
+        self._copied = group.arrays.copier(buffer)
 
     def start(self) -> None:
-        self._group.put(self._key, self._buffer.copy())
+        self._group.put(self._key, self._copied())
 
     def ready(self) -> bool:
         return True
@@ -314,7 +331,7 @@ class _Receive:
                 f"worker {self._key[1]}: a message of {message.size} {message.dtype} came, "
                 f"{self._buffer.size} {self._buffer.dtype} expected"
             )
-        self._buffer[...] = message.reshape(self._buffer.shape)
+        self._group.arrays.receive(self._buffer, message)
         self._due = False
 
 
@@ -336,7 +353,7 @@ class Threads(Whole):
 
             def main(mailbox: Mailbox) -> Sequence[Array]:
                 plan = plans[mailbox.worker]
-                program = Messages(plan, mailbox, 0, op.__repr__)
+                program = Messages(plan, mailbox, 0, op.__repr__, self.arrays)
                 arrays = [x[r.name] for r in plan.inputs]
                 if tracing is None:
                     return program.run(arrays)
@@ -346,7 +363,7 @@ class Threads(Whole):
                     return tracing.timed(mailbox.worker, name, "plan", about, work)
 
             results: dict[str, Array] = {}
-            for plan, part in zip(plans, run(len(plans), main), strict=True):
+            for plan, part in zip(plans, run(len(plans), main, self.arrays), strict=True):
                 for region, array in zip(plan.outputs, part, strict=True):
                     results.setdefault(region.name, array)
             return Vector(op.codomain, results)

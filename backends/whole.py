@@ -7,7 +7,8 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from linop.backends.base import Backend, BoundPlan, check_workers, written
+from linop.backends.arrays import NUMPY, Arrays
+from linop.backends.base import Backend, BoundPlan, check_here, check_workers, written
 from linop.errors import ArgumentError
 from linop.operator import LinearOperator
 from linop.plan import Plan
@@ -18,8 +19,8 @@ from linop.space import Vector
 class Whole(Backend):
     """A backend that holds every worker: so many, or by default as many as an operator needs."""
 
-    def __init__(self, workers: int | None = None) -> None:
-        super().__init__()
+    def __init__(self, workers: int | None = None, arrays: Arrays = NUMPY) -> None:
+        super().__init__(arrays)
         if workers is not None and (not isinstance(workers, int) or workers < 1):
             raise ArgumentError(f"workers is a whole number from 1; given {workers!r}")
         self.workers = workers
@@ -31,6 +32,7 @@ class Whole(Backend):
 
     def compile(self, op: LinearOperator) -> BoundPlan:
         check_workers(op, self)
+        check_here(op, self)
         return WholePlan(op, self)
 
 
@@ -61,4 +63,4 @@ class WholePlan(BoundPlan):
         self.counters.calls += 1
         self.counters.seconds += time.perf_counter() - begun
         results = [arrays[region.name] for region in self._regions_out]
-        return results if outs is None else written(results, outs)
+        return results if outs is None else written(results, outs, self.backend.arrays)

@@ -14,12 +14,14 @@ from functools import partial
 from typing import Any
 from weakref import WeakValueDictionary
 
+from linop.backends.arrays import NUMPY, Arrays
 from linop.backends.base import (
     IN_PLACE,
     NEW,
     OUT,
     Backend,
     BoundPlan,
+    check_here,
     check_workers,
     described,
     held_arrays,
@@ -46,8 +48,10 @@ class Worker(Backend):
         debug: compare what all workers call, and with what, at every call.
     """
 
-    def __init__(self, name: str, transport: Transport, debug: bool = False) -> None:
-        super().__init__()
+    def __init__(
+        self, name: str, transport: Transport, debug: bool = False, arrays: Arrays = NUMPY
+    ) -> None:
+        super().__init__(arrays)
         self.name = name
         self.transport = transport
         self.worker: int = transport.worker
@@ -60,6 +64,7 @@ class Worker(Backend):
         # Agreement first: it is collective, and who needs a missing worker may not be all.
         check_agreement(op, self.transport)
         check_workers(op, self)
+        check_here(op, self)
         self._plans += 1
         plan = WorkerPlan(op, self, 2 * self._plans)
         self.prepare(plan.plan)
@@ -87,7 +92,7 @@ class Worker(Backend):
     ) -> Program:
         """A plan, bound to the way in which its messages travel; collective over the group."""
         del group
-        return Messages(plan, self.transport, tag, about)
+        return Messages(plan, self.transport, tag, about, self.arrays)
 
     def way(self, program: Program | None = None) -> str:
         del program
@@ -97,7 +102,7 @@ class Worker(Backend):
         return self.transport
 
     def vector(self, space: Space, arrays: Any) -> Vector:
-        given = held_arrays(space, self.worker, arrays)
+        given = held_arrays(space, self.worker, arrays, self.arrays)
 
         def total(partials: Sequence[Mapping[int, Scalar]]) -> list[Scalar]:
             # The worker that counts a region is the first of its holders.

@@ -181,7 +181,8 @@ class Layer(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
         inputs = []
         for k, partition in enumerate(self.inputs):
             blocks = [given.tensors[k] for given in everybodys]
-            inputs.append(space_of(self._name, partition, blocks, partial(self.axes, k)))
+            axes, arrays = partial(self.axes, k), self.backend.arrays
+            inputs.append(space_of(self._name, partition, blocks, axes, arrays))
         for worker, given in enumerate(everybodys):
             if given.wrong:
                 raise SubsetError(f"{self._name}: worker {worker} passes {given.wrong}")

@@ -108,7 +108,7 @@ class Workers:
         if part.space is None:
             return part.block.detach().clone() if mine else None
         X = _carried(part.space, part.dtype)
-        given = None if part.block is None else _as_carrier(part.block)
+        given = None if part.block is None else self._as_carrier(part.block)
         moved = self._moved(X, self._whole(X, worker), given)
         return moved.view(part.dtype) if mine else None
 
@@ -122,10 +122,13 @@ class Workers:
         if space is None:
             space = self._whole(TensorSpace(part.shape, Partition((1,)), axes=[COPIES]), None)
         Y = _carried(space, dtype)
-        given = None if whole is None else _as_carrier(whole)
+        given = None if whole is None else self._as_carrier(whole)
         moved = self._moved(self._whole(Y, root), Y, given)
         if part.block is not None:
             part.block.detach().copy_(moved.view(dtype))
+
+    def _as_carrier(self, tensor: Tensor) -> Tensor:
+        return _as_carrier(tensor, self.backend.arrays.device)
 
     def _moved(self, X: TensorSpace, Y: TensorSpace, x: Tensor) -> Tensor:
         with torch.no_grad():
@@ -239,8 +242,8 @@ def _carried(space: TensorSpace, dtype: Any) -> TensorSpace:
     )
 
 
-def _as_carrier(tensor: Tensor) -> Tensor:
-    plain = tensor.detach().cpu().resolve_conj().resolve_neg()
+def _as_carrier(tensor: Tensor, device: str = "cpu") -> Tensor:
+    plain = tensor.detach().to(device).resolve_conj().resolve_neg()
     return plain.view(_CARRIERS.get(plain.dtype.itemsize, plain.dtype))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import linop
 from linop.backends import mpirun
-from linop.errors import MissingExtraError
+from linop.errors import LinopError, MissingExtraError
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,7 @@ def examine() -> list[Part]:
         _cuda_aware(),
         _package("torch", "torch", "operators in autograd, layers"),
         _package("cupy", "cupy", "backend cupy: arrays on GPUs"),
+        _gpus(),
         _package("hypothesis", "test", "property-based tests"),
         _package("matplotlib", "plot", "pictures, the demo"),
     ]
@@ -71,13 +72,27 @@ def _mpi_library() -> Part:
 
 
 def _cuda_aware() -> Part:
-    def kinds(MPI: Any) -> str:
-        # What the library says of itself (MPI 4.1's side document); only a transfer proves it.
-        info = MPI.COMM_WORLD.Get_info()
-        said = info.Get("mpi_memory_alloc_kinds") or "" if info != MPI.INFO_NULL else ""
-        return f"yes ({said})" if "cuda" in said else f"no ({said or 'the library does not say'})"
+    def said(MPI: Any) -> str:
+        from linop.backends.cuda_aware import asked
 
-    return _asked("CUDA-aware MPI", kinds, "messages between GPUs without staging")
+        # What the library says of itself; the backend tries a transfer, too.
+        answer = asked()
+        return f"{'yes' if answer.yes else 'no: messages are staged'} ({answer.why})"
+
+    return _asked("CUDA-aware MPI", said, "messages between GPUs without staging")
+
+
+def _gpus() -> Part:
+    """The GPUs that CuPy finds."""
+    from linop.backends.device import cupy_arrays
+
+    purpose = "where plans of backend cupy run"
+    try:
+        cuda = cupy_arrays().module.cuda.runtime
+        names = [cuda.getDeviceProperties(k)["name"].decode() for k in range(cuda.getDeviceCount())]
+    except LinopError as error:
+        return Part("GPU", False, str(error).splitlines()[0], purpose)
+    return Part("GPU", True, ", ".join(names), purpose)
 
 
 def _mpiexec() -> Part:

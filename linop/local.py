@@ -16,11 +16,12 @@ import scipy
 from linop.algebra import Local
 from linop.calls import remembered
 from linop.errors import ArgumentError, DTypeError, ShapeError, SpaceError
+from linop.namespace import HOST, Namespace
 from linop.operator import LinearOperator
 from linop.region import Part, Region, Subset
 from linop.scalars import Array, sparse_dtype
 from linop.space import Space, Vector
-from linop.stages import Function, LocalMap
+from linop.stages import Function, LocalMap, Port
 
 Place = Region | Space
 
@@ -43,10 +44,11 @@ def local(
             name otherwise; they must not change their argument.
         name: in prints.
         dtype: of the spaces, where a `Region` is given.
+
+    On a device the functions get and return its arrays.
     """
-    return local_operator(
-        place_space(domain, dtype), place_space(codomain, dtype), forward, adjoint, name
-    )
+    source, target = place_space(domain, dtype), place_space(codomain, dtype)
+    return local_operator(source, target, lambda namespace: (forward, adjoint), name)
 
 
 @remembered
@@ -72,17 +74,26 @@ def matrix(
     source, target = _sides(A.shape, A.dtype, domain, codomain)
     wide = sparse_dtype(checked_dtype(A.dtype, source.dtype))
     A = A.astype(wide, copy=False)
-    adjoint = A.conj().T if wide.kind == "c" else A.T
-    return local_operator(
-        source,
-        target,
-        _flatly(
-            lambda x: (A @ x.astype(wide, copy=False)).astype(x.dtype, copy=False), source, target
-        ),
-        _flatly(lambda y: (adjoint @ y.astype(wide, copy=False)).astype(y.dtype), target, source),
-        name,
-        lambda: scipy.sparse.csr_array(A),
-    )
+    B = A.conj().T if wide.kind == "c" else A.T
+
+    def port(namespace: Namespace) -> tuple[Function, Function]:
+        forward, adjoint = product(namespace, A), product(namespace, B)
+        return (
+            _flatly(
+                lambda x: forward(x.astype(wide, copy=False)).astype(x.dtype, copy=False),
+                source,
+                target,
+                namespace,
+            ),
+            _flatly(
+                lambda y: adjoint(y.astype(wide, copy=False)).astype(y.dtype),
+                target,
+                source,
+                namespace,
+            ),
+        )
+
+    return local_operator(source, target, port, name, lambda: scipy.sparse.csr_array(A))
 
 
 @remembered
@@ -100,11 +111,15 @@ def diagonal(
     if len(space) != 1 or space.regions[0].shape != d.shape:
         raise ShapeError(f"diagonal: shape {d.shape} given for the space {space}")
     d = d.astype(checked_dtype(d.dtype, space.dtype), copy=False)
+
+    def port(namespace: Namespace) -> tuple[Function, Function]:
+        here = namespace.put(d)
+        return (lambda x: here * x), (lambda y: here.conj() * y)
+
     return local_operator(
         space,
         space,
-        lambda x: d * x,
-        lambda y: np.conj(d) * y,
+        port,
         name,
         lambda: _selection(np.arange(d.size), d.size, d.ravel().astype(sparse_dtype(d.dtype))),
     )
@@ -145,7 +160,6 @@ def fft(domain: Place, codomain: Place | None = None, *, name: str = "F") -> Lin
     Raises:
         DTypeError: the space is not complex.
     """
-
     space = place_space(domain, np.complex128)
     region = single_region("fft", space)
     if space.dtype.kind != "c":
@@ -157,18 +171,25 @@ def fft(domain: Place, codomain: Place | None = None, *, name: str = "F") -> Lin
     if single_region("fft", target).shape != region.shape:
         raise ShapeError(f"fft: domain {space} and codomain {target} differ in shape")
 
-    def forward(x: Array) -> Array:
-        return scipy.fft.fftn(x, norm="ortho").astype(space.dtype) if x.size else x
+    def port(namespace: Namespace) -> tuple[Function, Function]:
+        # Loaded where it is used: half of the time of `import linop` otherwise.
+        transforms = namespace.scipy("fft")
 
-    def backward(y: Array) -> Array:
-        return scipy.fft.ifftn(y, norm="ortho").astype(space.dtype) if y.size else y
+        def forward(x: Array) -> Any:
+            return transforms.fftn(x, norm="ortho").astype(space.dtype) if x.size else x
+
+        def backward(y: Array) -> Any:
+            return transforms.ifftn(y, norm="ortho").astype(space.dtype) if y.size else y
+
+        return forward, backward
 
     def dense() -> scipy.sparse.sparray:
+        forward, _ = port(HOST)
         units = np.eye(region.size).reshape(region.size, *region.shape)
         columns = [np.ravel(forward(unit.astype(space.dtype))) for unit in units]
         return scipy.sparse.csr_array(np.reshape(columns, (region.size, region.size)).T)
 
-    return local_operator(space, target, forward, backward, name, dense)
+    return local_operator(space, target, port, name, dense)
 
 
 @remembered
@@ -195,24 +216,29 @@ def from_scipy(
     dtype = np.dtype(op.dtype or np.float64)
     source, target = _sides(op.shape, dtype, domain, codomain)
     checked_dtype(dtype, source.dtype)
-    return local_operator(
-        source,
-        target,
-        _flatly(lambda x: op.matvec(x).astype(source.dtype, copy=False), source, target),
-        _flatly(lambda y: op.rmatvec(y).astype(source.dtype, copy=False), target, source),
-        name or type(A).__name__,
-    )
+
+    def port(namespace: Namespace) -> tuple[Function, Function]:
+        return (
+            _flatly(lambda x: op.matvec(x).astype(source.dtype, copy=False), source, target),
+            _flatly(lambda y: op.rmatvec(y).astype(source.dtype, copy=False), target, source),
+        )
+
+    return local_operator(source, target, port, name or type(A).__name__, portable=False)
 
 
 def local_operator(
     domain: Space,
     codomain: Space,
-    forward: Function,
-    backward: Function,
+    port: Port,
     name: str,
     known: Any = None,
+    portable: bool = True,
 ) -> LinearOperator:
     """A pair of functions as an operator, with what builds its matrix, if that is known.
+
+    Args:
+        port: makes the functions, for the arrays that it is told of.
+        portable: whether it can for others than NumPy's.
 
     Raises:
         SpaceError: the regions are on different workers.
@@ -223,7 +249,10 @@ def local_operator(
             f"local operator {name}: its regions are on different workers: {domain} -> {codomain}; "
             f"a local operator stays inside one worker"
         )
-    return Local(LocalMap(domain, codomain, forward, backward, name, known))
+    forward, backward = port(HOST)
+    return Local(
+        LocalMap(domain, codomain, forward, backward, name, known, port if portable else None)
+    )
 
 
 def place_space(place: Place, dtype: npt.DTypeLike) -> Space:
@@ -273,8 +302,33 @@ def checked_dtype(given: np.dtype, wanted: np.dtype) -> np.dtype:
     return wanted
 
 
-def _flatly(f: Function, source: Space, target: Space) -> Function:
+def product(namespace: Namespace, A: Any) -> Function:
+    """Multiplication of flat vectors by a matrix, dense or sparse, of NumPy's or SciPy's. On other
+    arrays sparse matrices hold no whole numbers: there, sums are differences of running totals,
+    which is exact, since whole numbers wrap around."""
+    if not scipy.sparse.issparse(A):
+        dense = namespace.put(A)
+        return lambda x: dense @ x
+    A = scipy.sparse.csr_array(A)
+    if namespace.ndarray is np.ndarray:
+        return lambda x: A @ x
+    if A.dtype.kind in "fc":
+        sparse = namespace.scipy("sparse").csr_matrix(A)
+        return lambda x: sparse @ x
+    data, columns, ends = map(namespace.put, (A.data, A.indices, A.indptr))
+
+    def multiply(x: Any) -> Any:
+        totals = namespace.module.zeros(len(A.data) + 1, A.dtype)
+        totals[1:] = namespace.module.cumsum(data * x[columns], dtype=A.dtype)
+        return totals[ends[1:]] - totals[ends[:-1]]
+
+    return multiply
+
+
+def _flatly(f: Function, source: Space, target: Space, namespace: Namespace = HOST) -> Function:
     """A function of flat vectors as one of bare arrays or dicts."""
+    if namespace.ndarray is not np.ndarray:
+        return _flatly_there(f, source, target, namespace)
 
     def apply(x: Any) -> Any:
         vector = x if isinstance(x, Vector) else source.vector({} if x is None else x)
@@ -292,6 +346,25 @@ def _flatly(f: Function, source: Space, target: Space) -> Function:
         return y.reshape(wanted) if fits else target.unflatten(y).arrays
 
     return apply_to_array
+
+
+def _flatly_there(f: Function, source: Space, target: Space, namespace: Namespace) -> Function:
+    """The same for arrays of a device, which are the plan's, and thus checked."""
+    starts = [(r, target.offsets[r.name]) for r in target.regions]
+
+    def apply(x: Any) -> Any:
+        given = x if len(source) != 1 else {source.regions[0].name: x}
+        pieces = [given[r.name].ravel() for r in source.regions]
+        flat = (
+            namespace.module.concatenate(pieces)
+            if pieces
+            else namespace.put(np.zeros(0, source.dtype))
+        )
+        y = f(flat)
+        arrays = {r.name: y[k : k + r.size].reshape(r.shape) for r, k in starts}
+        return arrays if len(target) != 1 else arrays[target.regions[0].name]
+
+    return apply
 
 
 def _selection(index: Array, columns: int, values: Array) -> scipy.sparse.csr_array:

@@ -16,8 +16,10 @@ from linop.calls import remembered
 from linop.errors import ShapeError
 from linop.halo import PerDim, per_dim
 from linop.local import Place, checked_dtype, local_operator, place_space, single_region
+from linop.namespace import Namespace
 from linop.operator import LinearOperator
 from linop.scalars import Array, sparse_dtype
+from linop.stages import Function
 
 
 @remembered
@@ -58,15 +60,22 @@ def convolution(
     if result.shape != window.output and not nothing:
         raise ShapeError(f"convolution: output of shape {window.output}; {result.shape} given")
     if not result.size:
+
+        def port(namespace: Namespace) -> tuple[Function, Function]:
+            zeros = namespace.module.zeros
+            return (
+                lambda x: zeros(result.shape, source.dtype),
+                lambda y: zeros(region.shape, source.dtype),
+            )
+
         return local_operator(
             source,
             target,
-            lambda x: np.zeros(result.shape, source.dtype),
-            lambda y: np.zeros(region.shape, source.dtype),
+            port,
             name,
             lambda: scipy.sparse.csr_array((0, region.size), dtype=sparse_dtype(source.dtype)),
         )
-    return local_operator(source, target, window.forward, window.backward, name, window.matrix)
+    return local_operator(source, target, window.port, name, window.matrix)
 
 
 @dataclass(frozen=True)
@@ -102,6 +111,35 @@ class _Window:
         """What selects the region from the padded one."""
         bounds = zip(self.shape, self.pads, strict=True)
         return (*(slice(a, a + n) for n, (a, _) in bounds), ...)
+
+    def port(self, namespace: Namespace) -> tuple[Function, Function]:
+        """The product and its adjoint: SciPy's, or elsewhere element by element of the kernel, in
+        any number of dimensions and exactly for whole numbers."""
+        if namespace.ndarray is np.ndarray:
+            return self.forward, self.backward
+        zeros = namespace.module.zeros
+        read = [(self.read_by(offset), w) for offset, w in np.ndenumerate(self.kernel) if w]
+
+        def forward(x: Any) -> Any:
+            whole, y = zeros(self.padded, x.dtype), zeros(self.output, x.dtype)
+            whole[self.inside] = x
+            for part, weight in read:
+                y += whole[part] * weight
+            return y
+
+        def backward(y: Any) -> Any:
+            whole = zeros(self.padded, y.dtype)
+            for part, weight in read:
+                there = whole[part]
+                there += y * np.conj(weight)
+            return whole[self.inside].copy()
+
+        return forward, backward
+
+    def read_by(self, offset: tuple[int, ...]) -> tuple[Any, ...]:
+        """What selects, from the padded region, what an element of the kernel is multiplied by."""
+        bounds = zip(offset, self.full, self.steps, strict=True)
+        return (*(slice(o, o + n, s) for o, n, s in bounds), ...)
 
     def forward(self, x: Array) -> Array:
 

@@ -211,8 +211,11 @@ class Space:
             arrays = {self.regions[0].name: arrays}
         return Vector(self, {n: self.check(self[n], array) for n, array in arrays.items()})
 
-    def check(self, region: Region, array: npt.ArrayLike) -> Array:
+    def check(self, region: Region, array: npt.ArrayLike, kind: type[Any] = np.ndarray) -> Array:
         """The array, if it can be the content of the region.
+
+        Args:
+            kind: what arrays are; a backend on a device has others.
 
         Raises:
             ShapeError, DTypeError: it cannot. ArgumentError: it is not in this kind of memory.
@@ -228,10 +231,11 @@ class Space:
                 f"{where}: dtype {given.dtype} given, {self.dtype} expected; "
                 f"convert it with .astype({self.dtype.name!r})"
             )
-        if not isinstance(given, np.ndarray):
-            kind = f"{type(given).__module__}.{type(given).__qualname__}"
-            raise ArgumentError(f"{where}: {kind} given, numpy.ndarray expected")
-        return given
+        if not isinstance(given, kind):
+            wanted, found = (f"{k.__module__}.{k.__qualname__}" for k in (kind, type(given)))
+            raise ArgumentError(f"{where}: {found} given, {wanted} expected{_moved(given, kind)}")
+        checked: Array = given
+        return checked
 
     def zeros(self) -> Vector:
         """The zero vector, every region present."""
@@ -402,9 +406,8 @@ class Vector:
                 )
         total = next((v._total for v in (self, *others) if v._total), None)
         # A ufunc gives a scalar for arrays without dimensions.
-        arrays = {
-            n: np.asarray(f(a, *(o.arrays[n] for o in others))) for n, a in self.arrays.items()
-        }
+        results = {n: f(a, *(o.arrays[n] for o in others)) for n, a in self.arrays.items()}
+        arrays = {n: np.asarray(a) if isinstance(a, np.generic) else a for n, a in results.items()}
         return Vector(self.space, arrays, total)
 
     def _scale(self, scalar: Any) -> Vector:
@@ -476,6 +479,14 @@ def _describe(space: Space, name: str) -> str:
 
 def _workers(region: Region) -> str:
     return ",".join(map(str, region.workers))
+
+
+def _moved(array: Any, kind: type) -> str:
+    """How an array comes into the memory that is wanted, where that is another one."""
+    there, here = (hasattr(k, "__cuda_array_interface__") for k in (type(array), kind))
+    if here and isinstance(array, np.ndarray):
+        return f"; copy it to the device with {kind.__module__.split('.')[0]}.asarray"
+    return "; copy it to main memory with .get()" if there and kind is np.ndarray else ""
 
 
 def _wide(array: Array) -> Array:

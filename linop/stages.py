@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 import scipy
 
-from linop.errors import DTypeError, ShapeError, UndecidableError
+from linop.errors import ArgumentError, DTypeError, ShapeError, UndecidableError
 from linop.movement import Movement
+from linop.namespace import HOST, Namespace
 from linop.primitives import Delta
 from linop.region import Region, as_subset
 from linop.rows import digest_of
@@ -26,6 +27,8 @@ from linop.shares import in_shares
 from linop.space import Space
 
 Function = Callable[[Any], Any]
+Port = Callable[[Namespace], tuple[Function, Function]]
+"""Makes both functions of a local map for other arrays than NumPy's."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +37,7 @@ class LocalMap:
 
     A function gets and returns the bare array of a side with one region, a dict by region name
     otherwise, and must not change its argument. `matrix` builds the sparse matrix where it is
-    known.
+    known. `port` makes the functions for other arrays; None where they know NumPy's alone.
     """
 
     domain: Space
@@ -43,6 +46,35 @@ class LocalMap:
     backward: Function
     symbol: str
     matrix: Callable[[], scipy.sparse.sparray] | None = None
+    port: Port | None = None
+    namespace: Namespace = HOST
+
+    def on(self, namespace: Namespace) -> LocalMap:
+        """The same map on other arrays, with what it has to know of its own (a matrix, a kernel)
+        copied there now.
+
+        Raises:
+            ArgumentError: it is known for NumPy's alone.
+        """
+        if namespace.ndarray is self.namespace.ndarray:
+            return self
+        forward, backward = self._ported()(namespace)
+        return LocalMap(
+            self.domain, self.codomain, forward, backward, self.symbol, namespace=namespace
+        )
+
+    def check_on(self, namespace: Namespace) -> None:
+        """Check that the map can be had on other arrays; see `on`."""
+        if namespace.ndarray is not self.namespace.ndarray:
+            self._ported()
+
+    def _ported(self) -> Port:
+        if self.port is None:
+            raise ArgumentError(
+                f"local operator {self.symbol} computes with NumPy's arrays alone, not with those "
+                f"of a device; give linop.local a pair of functions that take these"
+            )
+        return self.port
 
     @cached_property
     def adjoint(self) -> LocalMap:
@@ -50,7 +82,10 @@ class LocalMap:
         known = self.matrix
         matrix = None if known is None else lambda: known().conj().T
         starred = self.symbol[:-1] if self.symbol.endswith("*") else self.symbol + "*"
-        back = LocalMap(self.codomain, self.domain, self.backward, self.forward, starred, matrix)
+        port = None if self.port is None else _swapped(self.port)
+        back = LocalMap(
+            self.codomain, self.domain, self.backward, self.forward, starred, matrix, port
+        )
         back.__dict__["adjoint"] = self
         return back
 
@@ -67,7 +102,15 @@ class LocalMap:
         matrix = None if known is None else lambda: known().conj()
         forward, backward = conjugated(self.forward), conjugated(self.backward)
         barred = f"conj({self.symbol})"
-        other = LocalMap(self.domain, self.codomain, forward, backward, barred, matrix)
+        port = self.port
+
+        def ported(namespace: Namespace) -> tuple[Function, Function]:
+            assert port is not None
+            there, back = port(namespace)
+            return conjugated(there), conjugated(back)
+
+        ports = None if port is None else ported
+        other = LocalMap(self.domain, self.codomain, forward, backward, barred, matrix, ports)
         other.__dict__["conj"] = self
         return other
 
@@ -75,7 +118,7 @@ class LocalMap:
         """Results for arguments, both in the order of the regions.
 
         Raises:
-            ShapeError, DTypeError: the function's result does not fit the codomain.
+            ArgumentError, ShapeError, DTypeError: the function's result does not fit the codomain.
         """
         return self.checked(self.forward(bare_or_dict(self.domain.regions, arrays)))
 
@@ -83,7 +126,7 @@ class LocalMap:
         """What the function returned, as arrays in the order of the codomain's regions.
 
         Raises:
-            ShapeError, DTypeError: it does not fit the codomain.
+            ArgumentError, ShapeError, DTypeError: it does not fit the codomain.
         """
         names = [region.name for region in self.codomain.regions]
         if len(names) == 1 and not isinstance(result, Mapping):
@@ -94,8 +137,9 @@ class LocalMap:
                 f"for the regions {names}"
             )
         try:
-            return [self.codomain.check(self.codomain[n], np.asarray(result[n])) for n in names]
-        except (ShapeError, DTypeError) as error:
+            taken, kind = self.namespace.taken, self.namespace.ndarray
+            return [self.codomain.check(self.codomain[n], taken(result[n]), kind) for n in names]
+        except (ArgumentError, ShapeError, DTypeError) as error:
             raise type(error)(f"local operator {self.symbol} returned: {error}") from None
 
     def to_matrix(self) -> scipy.sparse.csr_array:
@@ -333,7 +377,12 @@ def bare_or_dict(regions: Sequence[Region], arrays: Sequence[Array]) -> Any:
 def _conj(x: Any) -> Any:
     if isinstance(x, Mapping):
         return {name: _conj(array) for name, array in x.items()}
-    return None if x is None else np.asarray(np.conj(x))  # a ufunc gives a scalar for no dimensions
+    y = None if x is None else np.conj(x)
+    return np.asarray(y) if isinstance(y, np.generic) else y  # a ufunc's, for no dimensions
+
+
+def _swapped(port: Port) -> Port:
+    return lambda namespace: port(namespace)[::-1]
 
 
 def _rename(space: Space, rename: Callable[[str], str]) -> Space:

@@ -1,0 +1,123 @@
+"""What the executor needs of arrays: NumPy's, in main memory. Those of a device are in
+`linop.backends.device`, by the same names.
+
+A plan is bound with one of these, and everything that differs between kinds of memory is asked of
+it then: a run asks nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import numpy as np
+
+from linop.backends import placing
+from linop.errors import ArgumentError
+from linop.namespace import Namespace
+from linop.scalars import Array, Scalar
+
+
+class Arrays(Namespace):
+    """NumPy's arrays.
+
+    Attributes:
+        asynchronous: whether work is queued, on a stream, and done after the call that asks for it.
+        device: the type of the device of tensors that share memory with them, as torch names it.
+        plain: the flag of an array that results can be written to as it is.
+        wide_items: whether short runs of elements are copied faster as one item each
+            (`linop.backends.strided`).
+        memory: where they are, in words.
+    """
+
+    asynchronous = False
+    device = "cpu"
+    plain = "carray"
+    wide_items = True
+    memory = "main memory"
+
+    @property
+    def functions(self) -> Mapping[str, Any]:
+        """What every text of a run may name (`linop.backends.code`)."""
+        module = self.module
+        return {
+            "add": module.add,
+            "contiguous": module.ascontiguousarray,
+            "empty": module.empty,
+            "multiply": module.multiply,
+            "ndarray": self.ndarray,
+            "zeros": module.zeros,
+        }
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        """New memory. Its views have it as their base."""
+        return placing.empty(shape, dtype)
+
+    def zeros(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        """The same, of zeros."""
+        array: Array = self.module.zeros(shape, dtype)
+        return array
+
+    def copyto(self, target: Array, source: Array) -> None:
+        """Set all of an array."""
+        self.module.copyto(target, source)
+
+    def may_share_memory(self, one: Array, other: Array) -> bool:
+        """Whether two arrays may have an element in common."""
+        return bool(self.module.may_share_memory(one, other))
+
+    def writeable(self, array: Array) -> bool:
+        """Whether an array may be written to."""
+        return array.flags.writeable
+
+    def check_dtype(self, dtype: np.dtype[Any]) -> None:
+        """Check that there are arrays of a dtype.
+
+        Raises:
+            DTypeError: there are none.
+        """
+
+    def multiple_added(self, dtype: np.dtype[Any], scale: Scalar) -> Callable[..., Any] | None:
+        """What adds a multiple of an array to another in one pass: ``f(target, source)``; None
+        where that takes two."""
+        del dtype, scale
+        return None
+
+    def following(self) -> Callable[[], None] | None:
+        """For plans that have memory of their own: what is called when a run begins, so that it
+        comes after the last one, whatever the streams of both; None where that is no question."""
+        return None
+
+    def copier(self, buffer: Array) -> Callable[[], Any]:
+        """What gives a copy of a buffer, as a message for another thread."""
+        return buffer.copy
+
+    def receive(self, buffer: Array, message: Any) -> None:
+        """Set a buffer to such a message."""
+        buffer[...] = message.reshape(buffer.shape)
+
+    def surroundings(self) -> AbstractContextManager[Any]:
+        """The device and the stream of this thread, to be entered by another that works for it."""
+        return nullcontext()
+
+
+NUMPY = Arrays()
+
+
+def arrays_named(given: str | Arrays) -> Arrays:
+    """Arrays by the name of their package, or as they are.
+
+    Raises:
+        ArgumentError: there are none of that name. MissingExtraError, BackendError: CuPy is not
+            installed, or finds no GPU.
+    """
+    if isinstance(given, Arrays):
+        return given
+    if given == NUMPY.name:
+        return NUMPY
+    if given == "cupy":
+        from linop.backends.device import cupy_arrays
+
+        return cupy_arrays()
+    raise ArgumentError(f"arrays: expected 'numpy' or 'cupy', given {given!r}")

@@ -1,0 +1,238 @@
+"""Arrays of a device: CuPy's, or those of a module that has the same names.
+
+Work is queued on the stream that is current in the thread that calls (`cupy.cuda.Stream`), and done
+in its order. What leaves that order says so here, and the host waits in one place alone: for a
+`Mark`, before MPI reads what was packed (`linop.backends.staging`).
+
+- A run follows the last one of the same plan, whatever their streams (`following`).
+- A message between threads is a copy that the sender's stream makes and the receiver's stream waits
+  for; the receiver keeps it until its own stream has read it (`Message`).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import cache
+from importlib import import_module
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from linop.backends.arrays import Arrays
+from linop.errors import BackendError, DTypeError, MissingExtraError
+from linop.scalars import Array, Scalar
+
+
+class DeviceArrays(Arrays):
+    """Arrays of a module like CuPy.
+
+    Args:
+        module: has CuPy's names.
+        scipy: gives the module of SciPy's functions for these arrays, by its name.
+        device: the type of the device of tensors that share memory with them.
+    """
+
+    asynchronous = True
+    plain = "c_contiguous"
+    wide_items = False
+
+    def __init__(self, module: Any, scipy: Callable[[str], Any], device: str = "cuda") -> None:
+        self.module = module
+        self.name = module.__name__
+        self.ndarray = module.ndarray
+        self.device = device
+        self.memory = f"memory of a {device} device"
+        self._scipy = scipy
+        self._kept: deque[tuple[Any, Array]] = deque()
+        self._dtypes: set[np.dtype[Any]] = set()
+        self._axpy: Any = None
+
+    # Arrays
+
+    def put(self, array: Any) -> Array:
+        there: Array = self.module.asarray(array)
+        return there
+
+    def taken(self, result: Any) -> Any:
+        return result
+
+    def scipy(self, part: str) -> Any:
+        return self._scipy(part)
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        array: Array = self.module.empty(shape, dtype)
+        return array
+
+    def writeable(self, array: Array) -> bool:
+        return True
+
+    def check_dtype(self, dtype: np.dtype[Any]) -> None:
+        if dtype in self._dtypes:
+            return
+        try:
+            one = self.module.zeros((), dtype)
+            self.module.add(one, one)
+        except (TypeError, ValueError) as error:
+            raise DTypeError(f"{self.name} has no arrays of {dtype}: {error}") from None
+        self._dtypes.add(dtype)
+
+    def multiple_added(self, dtype: np.dtype[Any], scale: Scalar) -> Callable[..., Any] | None:
+        if dtype.kind == "V":
+            return None
+        if self._axpy is None:
+            # Two roundings, as everywhere else: the compiler would make one of them.
+            self._axpy = self.module.ElementwiseKernel(
+                "T x, T a", "T y", "y += a * x", "linop_multiple_added", options=("--fmad=false",)
+            )
+        kernel, factor = self._axpy, dtype.type(scale)
+        return lambda target, source: kernel(source, factor, target)
+
+    def use(self, local: int, number: int | None = None) -> None:
+        """Make a device the current one of this thread.
+
+        Args:
+            local: this rank's number on its machine, which chooses one where none is given.
+
+        Raises:
+            BackendError: there is no such device.
+        """
+        there = self.module.cuda.runtime.getDeviceCount()
+        if number is not None and not 0 <= number < there:
+            raise BackendError(f"device {number} wanted; there are {there}")
+        self.module.cuda.Device(local % there if number is None else number).use()
+
+    # Tensors
+
+    def of_tensor(self, tensor: Any) -> Array:
+        """A tensor's memory as an array."""
+        array: Array = self.module.from_dlpack(tensor)
+        return array
+
+    def to_tensor(self, torch: Any, array: Array) -> Any:
+        """An array's memory as a tensor."""
+        return torch.from_dlpack(array)
+
+    def stream_of(self, torch: Any) -> AbstractContextManager[Any]:
+        """Inside, work is queued on torch's current stream."""
+        return self.module.cuda.ExternalStream(torch.cuda.current_stream().cuda_stream)  # type: ignore[no-any-return]
+
+    # Order
+
+    @property
+    def stream(self) -> Any:
+        """The stream of this thread."""
+        return self.module.cuda.get_current_stream()
+
+    def mark(self) -> Any:
+        """What the stream has to do until now: ``.done``, ``.synchronize()``."""
+        event = self.module.cuda.Event(disable_timing=True)
+        event.record(self.stream)
+        return event
+
+    def following(self) -> Callable[[], None]:
+        last: list[Any] = [self.stream]
+
+        def follow() -> None:
+            stream = self.stream
+            if stream != last[0]:
+                event = self.module.cuda.Event(disable_timing=True)
+                event.record(last[0])
+                stream.wait_event(event)
+                last[0] = stream
+
+        return follow
+
+    @contextmanager
+    def _entered(self, device: Any, stream: Any) -> Iterator[None]:
+        with ExitStack() as stack:
+            stack.enter_context(device)
+            stack.enter_context(stream)
+            yield
+
+    def surroundings(self) -> AbstractContextManager[Any]:
+        return self._entered(self.module.cuda.Device(), self.stream)
+
+    # Messages of threads
+
+    def copier(self, buffer: Array) -> Callable[[], Any]:
+        def copied() -> Message:
+            return Message(buffer.copy(), self.stream, self.mark())
+
+        return copied
+
+    def receive(self, buffer: Array, message: Any) -> None:
+        """The pool would give the message's memory to the next that asks
+        for some on the sender's stream, so it is kept until this stream has read it."""
+        stream = self.stream
+        if stream != message.stream:
+            stream.wait_event(message.ready)
+        buffer[...] = message.array.reshape(buffer.shape)
+        if stream != message.stream:
+            self._kept.append((self.mark(), message.array))
+            while self._kept and self._kept[0][0].done:
+                self._kept.popleft()
+
+    # Copies from and to main memory
+
+    def pinned(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        """An array in pinned main memory: what is copied from and to it is not waited for."""
+        size = int(np.prod(shape, dtype=np.int64))
+        memory = self.module.cuda.alloc_pinned_memory(max(1, size * dtype.itemsize))
+        return np.frombuffer(memory, dtype, size).reshape(shape)
+
+    def down(self, source: Array, target: Array) -> Any:
+        """Begin to copy a contiguous array to a pinned one; the mark of its end."""
+        source.get(stream=self.stream, out=target, blocking=False)  # type: ignore[attr-defined]
+        return self.mark()
+
+    def up(self, source: Array, target: Array) -> None:
+        """Begin to copy a pinned array to a contiguous one."""
+        target.set(source, stream=self.stream)  # type: ignore[attr-defined]
+
+
+class Message(NamedTuple):
+    """An array on its way from one thread to another."""
+
+    array: Array
+    stream: Any
+    ready: Any
+    """The mark after which it is there."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self.array.dtype
+
+    @property
+    def size(self) -> int:
+        return self.array.size
+
+
+@cache
+def cupy_arrays() -> DeviceArrays:
+    """CuPy's arrays.
+
+    Raises:
+        MissingExtraError: CuPy is not installed. BackendError: it finds no GPU.
+    """
+    try:
+        import cupy
+    except ImportError as error:
+        raise MissingExtraError(
+            f"arrays on GPUs need CuPy: pip install 'linop-algebra[cupy]' ({error})"
+        ) from None
+    why = no_device(cupy)
+    if why:
+        raise BackendError(
+            f"CuPy finds no GPU: {why}. Plans of the backends 'threads' and 'mpi' run without one"
+        )
+    return DeviceArrays(cupy, lambda part: import_module(f"cupyx.scipy.{part}"))
+
+
+def no_device(cupy: Any) -> str:
+    """Why there is no GPU; empty if there is one."""
+    try:
+        return "" if cupy.cuda.runtime.getDeviceCount() else "the driver knows none"
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        return str(error)

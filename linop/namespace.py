@@ -1,0 +1,44 @@
+"""Which arrays a local map computes with: NumPy's, in main memory, or those of a device.
+
+The core knows NumPy alone. What is here is the little that a local operator needs to be told of
+other arrays; a backend on a device brings the rest (`linop.backends.arrays`).
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from linop.scalars import Array
+
+
+class Namespace:
+    """NumPy's arrays, and what computes with them.
+
+    Attributes:
+        name: of the package.
+        module: where NumPy's functions are, for these arrays.
+        ndarray: what an array is.
+    """
+
+    name = "numpy"
+    module: Any = np
+    ndarray: type[Any] = np.ndarray
+
+    def put(self, array: npt.ArrayLike) -> Array:
+        """An array of NumPy's, as one of these; a copy only where it has to be."""
+        return np.asarray(array)
+
+    def taken(self, result: Any) -> Any:
+        """What a function returned, as an array; as it is, if it cannot be one."""
+        return np.asarray(result)
+
+    def scipy(self, part: str) -> Any:
+        """SciPy's module of that name, for these arrays."""
+        return import_module(f"scipy.{part}")
+
+
+HOST = Namespace()
