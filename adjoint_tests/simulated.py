@@ -12,6 +12,7 @@ It simulates what the order of work depends on, and no arithmetic of CUDA.
 from __future__ import annotations
 
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -22,6 +23,7 @@ import numpy as np
 
 from linop.backends.device import DeviceArrays
 
+__version__ = "simulated"
 POISON = 0xA5
 _LOCK = threading.RLock()
 _HERE = threading.local()
@@ -80,11 +82,12 @@ def current() -> Stream:
 
 class Event:
     def __init__(self, block: bool = False, disable_timing: bool = False) -> None:
-        self.stream, self.number = NULL, 0
+        self.stream, self.number, self.recorded = NULL, 0, 0.0
 
     def record(self, stream: Stream | None = None) -> None:
         self.stream = stream or current()
         self.number = self.stream.added
+        self.recorded = time.perf_counter()
 
     @property
     def done(self) -> bool:
@@ -377,6 +380,7 @@ cuda = SimpleNamespace(
     Stream=Stream,
     Event=Event,
     Device=Device,
+    get_elapsed_time=lambda begin, end: (end.recorded - begin.recorded) * 1e3,
     runtime=SimpleNamespace(getDeviceCount=lambda: 1),
     get_current_stream=current,
     alloc_pinned_memory=lambda size: bytearray([POISON]) * size,

@@ -1,8 +1,8 @@
 """Whether the MPI library takes pointers to memory of a GPU: what it says, and whether it is so.
 
 A library that does not would read them as addresses in main memory, and end the process. So it is
-asked first, in every way there is, and tried only where an answer was yes. That an answer is no
-proof is known: Open MPI 5 repeats whatever ``mpi_memory_alloc_kinds`` was asked for.
+asked first, and tried only where the answer is yes. That is no proof: Open MPI 5 lists whatever
+``mpi_memory_alloc_kinds`` was asked for, so that is looked at only where there is no other query.
 """
 
 from __future__ import annotations
@@ -35,12 +35,8 @@ class Answer(NamedTuple):
 
 
 def asked() -> Answer:
-    """What the library says of itself; without communication."""
-    answers = [answer for answer in (_query(), _kinds()) if answer is not None]
-    yes = [answer for answer in answers if answer.yes]
-    if yes:
-        return yes[0]
-    return Answer(False, "; ".join(answer.why for answer in answers) or "the library does not say")
+    """What the library says of itself, by its own query if it has one; without communication."""
+    return _query() or _kinds() or Answer(False, "the MPI library does not say whether it could")
 
 
 def _query() -> Answer | None:

@@ -116,7 +116,13 @@ class DeviceArrays(Arrays):
 
     def stream_of(self, torch: Any) -> AbstractContextManager[Any]:
         """Inside, work is queued on torch's current stream."""
-        return self.module.cuda.ExternalStream(torch.cuda.current_stream().cuda_stream)  # type: ignore[no-any-return]
+        cuda = self.module.cuda
+        stream = torch.cuda.current_stream(cuda.Device().id)
+        if hasattr(cuda.Stream, "from_external") and hasattr(stream, "__cuda_stream__"):
+            entered: AbstractContextManager[Any] = cuda.Stream.from_external(stream)
+        else:  # before CuPy 14
+            entered = cuda.ExternalStream(stream.cuda_stream)
+        return entered
 
     # Order
 
