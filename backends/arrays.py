@@ -17,6 +17,7 @@ from linop.backends import placing
 from linop.errors import ArgumentError
 from linop.namespace import Namespace
 from linop.scalars import Array, Scalar
+from linop.stages import LocalMap
 
 
 class Arrays(Namespace):
@@ -49,6 +50,11 @@ class Arrays(Namespace):
             "ndarray": self.ndarray,
             "zeros": module.zeros,
         }
+
+    def of(self, memory: str) -> Arrays:
+        """Those of the regions in a kind of memory (`linop.region.MEMORIES`)."""
+        del memory
+        return self
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         """New memory. Its views have it as their base."""
@@ -103,6 +109,12 @@ class Arrays(Namespace):
 
 
 NUMPY = Arrays()
+
+
+def arrays_of_map(local: LocalMap, arrays: Arrays) -> Arrays:
+    """What a local map computes with: a plan's arrays, or those of all its regions."""
+    kinds = {arrays.of(region.memory) for s in (local.domain, local.codomain) for region in s}
+    return kinds.pop() if len(kinds) == 1 else arrays
 
 
 def arrays_named(given: str | Arrays) -> Arrays:

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from linop.backends.arrays import NUMPY, Arrays
+from linop.backends.arrays import NUMPY, Arrays, arrays_of_map
 from linop.backends.counters import CounterTable, Ledger
 from linop.backends.execute import Program
 from linop.backends.tracing import Recording, traced
@@ -139,7 +139,8 @@ class BoundPlan(ABC):
         self._shape = self._regions_in[0].shape if len(self._regions_in) == 1 else None
         self._shape_out = self._regions_out[0].shape if len(self._regions_out) == 1 else None
         self._dtype = op.dtype
-        self._kind: type[Any] = backend.arrays.ndarray
+        kinds = {backend.arrays.of(region.memory) for region in self._regions_in}
+        self._kind: type[Any] = (kinds.pop() if len(kinds) == 1 else backend.arrays).ndarray
 
     # What a subclass says
 
@@ -382,7 +383,9 @@ def held_arrays(
         raise ArgumentError(f"{me}: {what} given; it holds {_list(regions)}")
     else:
         given = {regions[0].name: x}
-    return {r.name: space.check(r, given[r.name], arrays.ndarray) for r in regions}
+    if not arrays.asynchronous:
+        return {r.name: space.check(r, given[r.name], arrays.ndarray) for r in regions}
+    return {r.name: space.check(r, given[r.name], arrays.of(r.memory).ndarray) for r in regions}
 
 
 def check_here(op: LinearOperator, backend: Backend) -> None:
@@ -394,7 +397,7 @@ def check_here(op: LinearOperator, backend: Backend) -> None:
     """
     backend.arrays.check_dtype(op.dtype)
     for call in op.stages.calls:
-        call.map.check_on(backend.arrays)
+        call.map.check_on(arrays_of_map(call.map, backend.arrays))
 
 
 def check_workers(op: LinearOperator, backend: Backend) -> None:
@@ -434,7 +437,7 @@ def out_arrays(
     arrays = list(held_arrays(space, worker, out, kind).values())
     passed = list(out.arrays.values() if isinstance(out, Vector) else _values(out))
     for one in passed:
-        if not isinstance(one, kind.ndarray):
+        if not isinstance(one, kind.ndarray | kind.of("host").ndarray):
             wanted = f"{kind.name}.ndarray"
             raise ArgumentError(f"out: {type(one).__name__} given, {wanted} expected")
     for region, array in zip(held(space, worker), arrays, strict=True):
@@ -457,11 +460,14 @@ def _values(out: Any) -> Sequence[Any]:
 
 
 def written(
-    results: Sequence[Array], outs: Sequence[Array], arrays: Arrays = NUMPY
+    regions: Sequence[Region],
+    results: Sequence[Array],
+    outs: Sequence[Array],
+    arrays: Arrays = NUMPY,
 ) -> Sequence[Array]:
     """The arrays that a user passed, with the results in them."""
-    for result, out in zip(results, outs, strict=True):
-        arrays.copyto(out, result)
+    for region, result, out in zip(regions, results, outs, strict=True):
+        arrays.of(region.memory).copyto(out, result)
     return outs
 
 

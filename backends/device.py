@@ -1,8 +1,9 @@
 """Arrays of a device: CuPy's, or those of a module that has the same names.
 
 Work is queued on the stream that is current in the thread that calls (`cupy.cuda.Stream`), and done
-in its order. What leaves that order says so here, and the host waits in one place alone: for a
-`Mark`, before MPI reads what was packed (`linop.backends.staging`).
+in its order. What leaves that order says so here. The host waits in two places alone, for a mark:
+before MPI reads what was packed (`linop.backends.staging`), and for copies from and to regions in
+main memory (`linop.backends.crossing`).
 
 - A run follows the last one of the same plan, whatever their streams (`following`).
 - A message between threads is a copy that the sender's stream makes and the receiver's stream waits
@@ -44,6 +45,7 @@ class DeviceArrays(Arrays):
         self.ndarray = module.ndarray
         self.device = device
         self.memory = f"memory of a {device} device"
+        self.host = Pinned(self)
         self._scipy = scipy
         self._kept: deque[tuple[Any, Array]] = deque()
         self._dtypes: set[np.dtype[Any]] = set()
@@ -61,12 +63,21 @@ class DeviceArrays(Arrays):
     def scipy(self, part: str) -> Any:
         return self._scipy(part)
 
+    def of(self, memory: str) -> Arrays:
+        return self.host if memory == "host" else self
+
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         array: Array = self.module.empty(shape, dtype)
         return array
 
+    def may_share_memory(self, one: Array, other: Array) -> bool:
+        kinds = {type(one), type(other)}
+        if len(kinds) > 1:
+            return False
+        return bool((self.module if self.ndarray in kinds else np).may_share_memory(one, other))
+
     def writeable(self, array: Array) -> bool:
-        return True
+        return getattr(array.flags, "writeable", True)
 
     def check_dtype(self, dtype: np.dtype[Any]) -> None:
         if dtype in self._dtypes:
@@ -196,6 +207,21 @@ class DeviceArrays(Arrays):
     def up(self, source: Array, target: Array) -> None:
         """Begin to copy a pinned array to a contiguous one."""
         target.set(source, stream=self.stream)  # type: ignore[attr-defined]
+
+
+class Pinned(Arrays):
+    """NumPy's arrays for the regions in main memory of plans on a device: new ones are pinned."""
+
+    def __init__(self, device: DeviceArrays) -> None:
+        self._device = device
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        return self._device.pinned(shape, dtype)
+
+    def zeros(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        array = self.empty(shape, dtype)
+        array.fill(0)
+        return array
 
 
 class Message(NamedTuple):

@@ -18,11 +18,13 @@ from typing import Any
 
 from linop.backends.arrays import NUMPY, Arrays
 from linop.backends.code import Code
-from linop.backends.stage import Lines, Ready, Stage, creates
+from linop.backends.crossing import Crossing, Piece
+from linop.backends.device import DeviceArrays
+from linop.backends.stage import Lines, Ready, Stage, cell_of, creates
 from linop.backends.strided import Cell, View, adding, copying, summing
 from linop.plan import Advance, Apply, Make, Plan, Put, Receive, Send, Step, Wait
 from linop.region import Region, Subset
-from linop.scalars import Array
+from linop.scalars import Array, Scalar
 
 SMALL = 32 * 1024
 """Bytes of results up to which new memory is made at every run: that takes less than to look for
@@ -62,7 +64,8 @@ class Program(ABC):
         self.code = Code(arrays)
         self._follow = arrays.following()
         self._where: AbstractContextManager[Any] = nullcontext()
-        self.inputs = tuple(Cell(region.shape, self.code.local()) for region in plan.inputs)
+        self._crossing = Crossing(arrays, self.code) if isinstance(arrays, DeviceArrays) else None
+        self.inputs = tuple(cell_of(region, self.code) for region in plan.inputs)
         self._steps: list[Lines] = []
         self._functions: dict[tuple[Any, ...], Callable[..., Any]] = {}
         self._walk: Iterator[Any] = iter(())
@@ -77,7 +80,8 @@ class Program(ABC):
         made = {cell: make.region for stage in self._stages for make, cell in stage.made}
         self._own = {cell: made[cell] for cell in self._results if cell in made}
         size = sum(self.bytes_of(region.size) for region in self._own.values())
-        self.small = size <= (0 if arrays.asynchronous else SMALL)
+        most = 0 if arrays.asynchronous else SMALL
+        self.small = size <= most and not any(cell.apart for cell in self._own)
         self._place_results()
         self._inbox = [
             {k: v for step in stage.receives for k, v in self.receive(stage, step).items()}
@@ -204,6 +208,8 @@ class Program(ABC):
             for apply in stage.applies:
                 self._apply(stage, apply)
         self.end()
+        if self._crossing is not None and self._crossing.used:
+            self.step("wait for copies", self._crossing.settling(), ready=self._crossing.over)
 
     def _distance(self, send: Send) -> tuple[bool, int]:
         """Every worker begins with the one after it, so that not all address the same one."""
@@ -264,24 +270,40 @@ class Program(ABC):
 
     def _put(self, stage: Stage, put: Put, source: View) -> None:
         target = stage.target(put)
-        do = adding if put.accumulate else copying
-        text = do(self.code, target, source, self.plan.dtype, put.coefficient)
         fresh = None
         if creates(put) and target.cell in self.open:
             fresh = [f"{target.cell.name} = {source.text(self.code)}.copy()"]
         keeps = put.target.region.name if put.keeps and self.plan.in_place else None
         size = self.bytes_of(target.size)
-        self.step(str(put), *text, fresh=fresh, keeps=keeps, bytes=size)
+        for text, ready in self.moving(target, source, put.coefficient, put.accumulate):
+            self.step(str(put), *text, ready=ready, fresh=fresh, keeps=keeps, bytes=size)
+
+    def moving(
+        self, target: View, source: View, coefficient: Scalar = 1, accumulate: bool = False
+    ) -> list[Piece]:
+        """What sets a box to a multiple of another, or adds that to it, wherever they are."""
+        dtype = self.plan.dtype
+        if self._crossing is not None and (target.cell.apart or source.cell.apart):
+            return self._crossing.putting(target, source, dtype, coefficient, accumulate)
+        do = adding if accumulate else copying
+        return [(do(self.code, target, source, dtype, coefficient), None)]
 
     def _apply(self, stage: Stage, step: Apply) -> None:
         """A local map, checked: its result has the shapes and dtype of its codomain."""
-        call, name, local = step.call, self.code.name, step.call.map.on(self.arrays)
-        inputs = [View(cell, cell.shape) for cell in (stage.current[n] for n in call.inputs)]
+        call, name = step.call, self.code.name
+        read = [stage.current[n] for n in call.inputs]
+        made = [stage.new[region.name] for region in step.outputs]
+        if self._crossing is not None and any(cell.apart for cell in read + made):
+            text, ready = self._crossing.applying(call.map, read, made)
+            self.step(str(step), *text, ready=ready)
+            return
+        local = call.map.on(self.arrays)
+        inputs = [View(cell, cell.shape) for cell in read]
         given = [view.text(self.code) for view in inputs]
-        outputs = [stage.new[region.name].name for region in step.outputs]
+        outputs = [cell.name for cell in made]
         if len(inputs) != 1 or len(outputs) != 1:
-            made = f"[{', '.join(outputs)}] = {name(local)}([{', '.join(given)}])"
-            self.step(str(step), made)
+            line = f"[{', '.join(outputs)}] = {name(local)}([{', '.join(given)}])"
+            self.step(str(step), line)
             return
         (y,), shape = outputs, stage.new[step.outputs[0].name].shape
         wrong = f"{y}.shape != {name(shape)} or {y}.dtype != {name(call.map.codomain.dtype)}"
@@ -405,7 +427,7 @@ class Program(ABC):
         for arrays in self._slots:
             if references(arrays) <= self._unused:
                 return arrays
-        arrays = tuple(self.arrays.empty(cell.shape, self.plan.dtype) for cell in self.open)
+        arrays = tuple(self._of(cell).empty(cell.shape, self.plan.dtype) for cell in self.open)
         # A device's pool gives memory as fast, and in the order of the stream that asks.
         if len(self._slots) < KEPT and _COUNTED and not self.arrays.asynchronous:
             self._slots.append(arrays)
@@ -421,9 +443,9 @@ class Program(ABC):
         """The results of a run, memory of their own, from the arrays that it made."""
         results: list[Array] = []
         if self._out is not None:
-            for array, mine in zip(self._out, made, strict=True):
+            for array, mine, cell in zip(self._out, made, self._results, strict=True):
                 if array is not mine:
-                    self.arrays.copyto(array, mine)
+                    self._of(cell).copyto(array, mine)
             results += self._out
         else:
             for k, cell in enumerate(self._results):
@@ -440,13 +462,21 @@ class Program(ABC):
                 return False
         if cell in self._own:
             return self.handed_out(array)
+        if cell.apart:
+            return False  # a local map's; it may be a view of memory that the plan needs
         # A local map's array. One without a base owns its memory; the map may have kept it, too.
         if array.base is None:
             return not _COUNTED or sys.getrefcount(array) <= _OURS
         return not any(self.arrays.may_share_memory(array, a) for a in (*self._given, *earlier))
 
+    def _of(self, cell: Cell) -> Arrays:
+        """The arrays that a cell's is one of."""
+        return self.arrays.of("host") if cell.apart else self.arrays
+
     def abandon(self) -> None:
         """Give up a run halfway; there can be no other."""
+        if self._crossing is not None:
+            self._crossing.settle()  # nobody else is given memory that is still written to
         self.forget()
 
     def forget(self) -> None:
@@ -463,11 +493,6 @@ _COUNTED = hasattr(sys, "getrefcount") and sys.implementation.name == "cpython"
 _OURS = 4
 """References to a local map's array that nobody else has: a list's, those of two calls, and the
 count's own."""
-
-
-def peers_named(peers: Sequence[int]) -> str:
-    """Some workers, in words."""
-    return f"worker{'s' if len(peers) > 1 else ''} {', '.join(map(str, peers))}"
 
 
 def references(arrays: tuple[Array, ...]) -> int:

@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from linop.backends.arrays import NUMPY, Arrays
-from linop.backends.execute import Program, peers_named
+from linop.backends.execute import Program
 from linop.backends.stage import Stage
-from linop.backends.strided import View, copying, cut, fixed
-from linop.backends.transport import Transport, Who
+from linop.backends.strided import View, cut, fixed
+from linop.backends.transport import Transport, Who, peers_named
 from linop.plan import Plan, Put, Receive, Send, Wait
 from linop.region import Region
 from linop.scalars import Array
@@ -51,7 +51,7 @@ class Messages(Program):
         self._release.atexit = False
 
     def memory(self, region: Region) -> Array:
-        return self.arrays.zeros(region.shape, self.plan.dtype)
+        return self.arrays.of(region.memory).zeros(region.shape, self.plan.dtype)
 
     def slots(self, regions: Sequence[Region]) -> list[tuple[Array, ...]]:
         del regions
@@ -92,7 +92,7 @@ class Messages(Program):
         first = sources[0]
         k = len(self._sending)
         self._sending.append(None)
-        whole = len(sources) == 1 and first.contiguous
+        whole = len(sources) == 1 and first.contiguous and not first.cell.apart
         size = self.bytes_of(step.size)
         if whole and first.fixed:
             self._send_from(step, first.get(), k)
@@ -103,15 +103,19 @@ class Messages(Program):
             line = f"{name(self._sending)}[{k}] = {call}"
             self.step(str(step), line, peer=step.peer, bytes=size)
         else:
-            buffer = self._buffer(step.size)
-            offset = 0
-            for source in sources:
-                part = cut(buffer, offset, source.shape)
-                text = copying(self.code, part, source, self.plan.dtype)
-                packed = self.bytes_of(source.size)
-                self.step(f"pack for {step.peer}", *text, peer=step.peer, bytes=packed)
-                offset += source.size
-            self._send_from(step, buffer.get(), k)
+            self._send_from(step, self._pack(step, sources), k)
+
+    def _pack(self, step: Send, sources: Sequence[View]) -> Array:
+        """A buffer that stays, where a message's parts are packed."""
+        buffer, offset = self._buffer(step.size), 0
+        for source in sources:
+            part = cut(buffer, offset, source.shape)
+            packed = self.bytes_of(source.size)
+            for text, ready in self.moving(part, source):
+                label = f"pack for {step.peer}"
+                self.step(label, *text, ready=ready, peer=step.peer, bytes=packed)
+            offset += source.size
+        return buffer.get()
 
     def _send_from(self, step: Send, buffer: Array, k: int) -> None:
         request = self._sending[k] = self._transport.sender(step.peer, self._tag, buffer)
@@ -174,7 +178,7 @@ def straight(stage: Stage, puts: Sequence[Put], step: Receive) -> bool:
     if len(puts) != 1 or puts[0].coefficient != 1 or puts[0].accumulate:
         return False
     target = stage.target(puts[0])
-    return target.contiguous and target.size == step.size
+    return target.contiguous and target.size == step.size and not target.cell.apart
 
 
 def piece(buffer: View, put: Put) -> View:

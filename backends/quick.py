@@ -40,6 +40,8 @@ def quick_call(
     inputs, outputs = program.plan.inputs, program.plan.outputs
     if len(inputs) > 1 or len(outputs) > 1 or (how != NEW and not outputs):
         return _miss
+    if any(program.arrays.of(region.memory) is not program.arrays for region in inputs + outputs):
+        return _miss
     same = bool(inputs) and inputs[0].name == outputs[0].name if outputs else False
     if how == IN_PLACE and not (same and program.plan.in_place and program.takes_out):
         return _miss

@@ -98,4 +98,4 @@ class ReferenceWorkerPlan(BoundPlan):
         self.counters.calls += 1
         self.counters.seconds += time.perf_counter() - begun
         results = [result.arrays[region.name] for region in self._regions_out]
-        return results if outs is None else written(results, outs)
+        return results if outs is None else written(self._regions_out, results, outs)

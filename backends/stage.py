@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from linop.backends.code import Code
 from linop.backends.strided import Cell, View
 from linop.plan import Alias, Apply, Make, Message, Put, Receive, Send, Step, Wait
-from linop.region import Subset
+from linop.region import Region, Subset
 
 Ready = Callable[[], bool]
 
@@ -47,12 +47,12 @@ class Stage:
         for step in steps:
             match step:
                 case Make():
-                    cell = self.new[step.region.name] = Cell(step.region.shape, code.local())
+                    cell = self.new[step.region.name] = cell_of(step.region, code)
                     self.made.append((step, cell))
                 case Alias():
                     self.new[step.target.name] = current[step.source.name]
                 case Apply():
-                    self.new.update({r.name: Cell(r.shape, code.local()) for r in step.outputs})
+                    self.new.update({r.name: cell_of(r, code) for r in step.outputs})
                     self.applies.append(step)
                 case Put():
                     self.puts.append(step)
@@ -79,8 +79,9 @@ class Stage:
 
     def pairs(self) -> list[tuple[Put, Put]]:
         """Puts that set what the next one adds to: each pair can be done in one pass, inside one
-        memory."""
+        memory, if that is where all messages are."""
         firsts = [p for p in self.puts if not p.accumulate and _plain(p)]
+        firsts = [p for p in firsts if not self.new[p.target.region.name].apart]
         found = [(put, self.addend(put)) for put in firsts]
         return [(put, other) for put, other in found if other and _plain(other)]
 
@@ -89,6 +90,12 @@ class Stage:
 
     def source(self, part: Subset) -> View:
         return View.of(self.current[part.region.name], part)
+
+
+def cell_of(region: Region, code: Code) -> Cell:
+    """The memory of a region in a run."""
+    apart = code.arrays.of(region.memory) is not code.arrays
+    return Cell(region.shape, code.local(), apart=apart)
 
 
 def creates(put: Put) -> bool:

@@ -24,7 +24,7 @@ from linop.backends.device import DeviceArrays
 from linop.backends.messages import Messages
 from linop.backends.ranks import Ranks
 from linop.backends.stage import Stage
-from linop.backends.strided import View, copying, cut
+from linop.backends.strided import View
 from linop.plan import Plan, Receive, Send, Wait
 from linop.scalars import Array
 
@@ -81,21 +81,15 @@ class DeviceMessages(Messages):
         """A message's text, packed where it has to be; and the array, if that stays."""
         sources = [stage.source(part) for part in step.parts]
         first, name = sources[0], self.code.name
-        if len(sources) == 1 and first.contiguous:
+        if len(sources) == 1 and first.contiguous and not first.cell.apart:
             if first.fixed:
                 return name(first.get()), first.get()
             flat = self.code.local()
             line = f"{flat} = contiguous({first.text(self.code)}).reshape(-1)"
             self.step(f"find what is for {step.peer}", line, peer=step.peer)
             return flat, None
-        buffer, offset = self._buffer(step.size), 0
-        for source in sources:
-            part = cut(buffer, offset, source.shape)
-            text = copying(self.code, part, source, self.plan.dtype)
-            packed = self.bytes_of(source.size)
-            self.step(f"pack for {step.peer}", *text, peer=step.peer, bytes=packed)
-            offset += source.size
-        return name(buffer.get()), buffer.get()
+        buffer = self._pack(step, sources)
+        return name(buffer), buffer
 
     def depart(self, stage: Stage) -> None:
         leaving = self._leaving.get(stage.number, [])

@@ -34,14 +34,21 @@ _WIDE: dict[int, np.dtype[Any]] = {
 
 class Cell:
     """The memory of one region during a run: an array that stays, or another one every run, which
-    the text names."""
+    the text names; `apart` in main memory, where the plan's arrays are a device's."""
 
-    __slots__ = ("array", "name", "shape")
+    __slots__ = ("apart", "array", "name", "shape")
 
-    def __init__(self, shape: tuple[int, ...], name: str = "", array: Array | None = None) -> None:
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        name: str = "",
+        array: Array | None = None,
+        apart: bool = False,
+    ) -> None:
         self.shape = shape
         self.name = name
         self.array = array
+        self.apart = apart
 
 
 @dataclass(frozen=True)

@@ -116,6 +116,11 @@ class Verdict:
         return None
 
 
+def peers_named(peers: Sequence[int]) -> str:
+    """Some workers, in words."""
+    return f"worker{'s' if len(peers) > 1 else ''} {', '.join(map(str, peers))}"
+
+
 def heard(error: LinopError, tag: int) -> LinopError:
     """An alarm's error, as the worker that hears it raises it: one of its own, and no new alarm,
     but with the tag of the plan that it is about."""

@@ -63,4 +63,6 @@ class WholePlan(BoundPlan):
         self.counters.calls += 1
         self.counters.seconds += time.perf_counter() - begun
         results = [arrays[region.name] for region in self._regions_out]
-        return results if outs is None else written(results, outs, self.backend.arrays)
+        if outs is None:
+            return results
+        return written(self._regions_out, results, outs, self.backend.arrays)

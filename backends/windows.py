@@ -24,12 +24,12 @@ from typing import Any
 
 import numpy as np
 
-from linop.backends.execute import SMALL, Program, peers_named, references
+from linop.backends.execute import SMALL, Program, references
 from linop.backends.placing import PAGE
 from linop.backends.shared import ALIGNED, Block, Place, Pool
 from linop.backends.stage import Stage
 from linop.backends.strided import Cell, View, copying, fixed
-from linop.backends.transport import Who
+from linop.backends.transport import Who, peers_named
 from linop.plan import Make, Message, Plan, Put, Receive, Send, Wait
 from linop.region import Region
 from linop.scalars import Array

@@ -233,7 +233,9 @@ class Space:
             )
         if not isinstance(given, kind):
             wanted, found = (f"{k.__module__}.{k.__qualname__}" for k in (kind, type(given)))
-            raise ArgumentError(f"{where}: {found} given, {wanted} expected{_moved(given, kind)}")
+            lives = "" if region.memory == "default" else f" in {region.memory} memory"
+            mend = _moved(given, kind)
+            raise ArgumentError(f"{where}{lives}: {found} given, {wanted} expected{mend}")
         checked: Array = given
         return checked
 
