@@ -18,7 +18,7 @@ import catalogue
 import linop
 from catalogue import FACTORIES, build
 from checks import rounding, same_arrays
-from linop import Region, Space
+from linop import LinearOperator, Region, Space
 from linop.backends import Backend, BoundPlan
 from linop.backends.device import DeviceArrays
 from linop.backends.threads import Threads
@@ -97,6 +97,63 @@ def on_threads(workers: int, kind: str, fact: Fact, *arguments: Any) -> None:
             lambda backend: fact(backend, arrays, *arguments), workers, "threads", arrays=arrays
         )
 
+
+# Operators on regions in both memories
+
+
+def offloaded(workers: int, size: int = SMALL) -> LinearOperator:
+    """Everything goes to main memory; and back."""
+    return linop.offload(linop.TensorSpace((size * workers, 2), linop.Partition((workers,))))
+
+
+def beside(workers: int, size: int = SMALL) -> LinearOperator:
+    """Each worker has a region in either memory; rows and columns of both are copied, added and
+    added in multiples, there and here, on one worker and from the last one to the first."""
+    space = Space([Region(f"{n}{w}", (size, 4), w, m) for w in range(workers) for n, m in KINDS])
+    op = linop.identity(space)
+    for v, w in [*zip(range(workers), range(workers), strict=True), (workers - 1, 0)]:
+        for one, other in (("a", "h"), ("h", "a"), ("h", "h")):
+            x, y = space[f"{one}{v}"], space[f"{other}{w}"]
+            op = op + linop.add(space, x[:, :2], y[:, 2:]) - 2 * linop.add(space, x[:2], y[-2:])
+    copied = [
+        linop.copy(space, space[f"{n}0"][:, :1], space[f"{m}0"][:, 3:]) for n, m in ("ah", "ha")
+    ]
+    return copied[0] @ op @ copied[1] @ op
+
+
+KINDS = (("a", "default"), ("h", "host"))
+
+
+def computed(workers: int) -> LinearOperator:
+    """Local maps in main memory, on the device, and from one to the other."""
+    rng = np.random.default_rng(5)
+    mine = []
+    for w in range(workers):
+        x, y, z = (
+            Region(n, (3, 2), w, m)
+            for n, m in ((f"x{w}", "host"), (f"y{w}", "host"), (f"z{w}", "device"))
+        )
+        A, B, C = (rng.integers(-2, 3, (6, 6)).astype(float) for _ in range(3))
+        mine.append(linop.matrix(C, z, z) @ linop.matrix(B, y, z) @ linop.matrix(A, x, y))
+    return linop.direct_sum(*mine)
+
+
+def apart(workers: int, rows: int) -> LinearOperator:
+    """Messages between regions in main memory."""
+    X = linop.TensorSpace((rows * workers, 3), linop.Partition((workers,)), memory="host")
+    H = linop.halo_exchange(X, (3, 1), padding=(1, 0))
+    return linop.offload(X, "device") @ H.H @ H
+
+
+PLACED: dict[str, Callable[[int], LinearOperator]] = {
+    "offloaded": offloaded,
+    "large offloaded": lambda n: offloaded(n, LARGE),
+    "beside": beside,
+    "computed": computed,
+    "stencil apart": lambda n: apart(n, 8),
+}
+"""By name, of a number of workers."""
+MADE = {**OPERATORS, **PLACED}
 
 # Arguments and results
 
@@ -205,7 +262,7 @@ def results_are_kept(backend: Backend, arrays: DeviceArrays, what: str) -> None:
     written to as soon as the call is over, if that is queued too."""
     if what.endswith("several") and size(backend) == 1:
         return
-    plan = OPERATORS[what](size(backend)).compile(backend)
+    plan = MADE[what](size(backend)).compile(backend)
     kept = []
     for seed in range(6):
         for one in (plan, plan.H):
@@ -225,11 +282,12 @@ def out_is_filled(backend: Backend, arrays: DeviceArrays, what: str) -> None:
     """Results go where they are wanted, by calls and by their two halves."""
     if what.endswith("several") and size(backend) == 1:
         return
-    plan = OPERATORS[what](size(backend)).compile(backend)
+    plan = MADE[what](size(backend)).compile(backend)
     for seed in range(4):
         for one in (plan, plan.H):
             x, right = given(arrays, one, seed), result(one, seed)
-            out = each(right, lambda a: arrays.put(a - 1))
+            wrong = each(right, lambda a: a - 1)
+            out = placed(arrays, one.codomain, wrong, backend)
             if seed % 2:
                 one.start(x, out=out)
                 y = one.finish()
@@ -246,7 +304,7 @@ def streams_are_followed(backend: Backend, arrays: DeviceArrays, what: str) -> N
     is there once its own stream was waited for."""
     if what.endswith("several") and size(backend) == 1:
         return
-    plan = OPERATORS[what](size(backend)).compile(backend)
+    plan = MADE[what](size(backend)).compile(backend)
     cuda = arrays.module.cuda
     streams = [cuda.Stream(non_blocking=True) for _ in range(3)]
     kept = []
@@ -270,8 +328,8 @@ def streams_are_followed(backend: Backend, arrays: DeviceArrays, what: str) -> N
 def runs_overlap(backend: Backend, arrays: DeviceArrays, seed: int) -> None:
     """Runs of several plans, started and finished in any order that all workers share."""
     choice = random.Random(seed)
-    names = [n for n in OPERATORS if size(backend) > 1 or not n.endswith("several")]
-    plans = [OPERATORS[n](size(backend)).compile(backend) for n in choice.choices(names, k=2)]
+    names = [n for n in MADE if size(backend) > 1 or not n.endswith("several")]
+    plans = [MADE[n](size(backend)).compile(backend) for n in choice.choices(names, k=2)]
     plans += [plan.H for plan in plans]
     running: dict[int, int] = {}
     kept = []
@@ -313,6 +371,45 @@ def wrong_arguments_are_told(backend: Backend, arrays: DeviceArrays, length: int
         raised(ArgumentError, lambda: plan(fits, out=fits))
     plan = op.compile(backend)
     same(arrays, plan(given(arrays, plan, 1)), result(plan, 1))
+
+
+def wrong_memories_are_told(backend: Backend, arrays: DeviceArrays) -> None:
+    """An array of the device for a region in main memory, and the reverse, as an argument and as
+    ``out``."""
+    X = linop.TensorSpace((SMALL * size(backend),), linop.Partition((size(backend),)))
+    op, last = linop.offload(X) @ linop.shift(X, 1), size(backend) - 1
+    here, there = np.ones(SMALL), arrays.put(np.ones(SMALL))
+    name = f"{arrays.ndarray.__module__}.ndarray"
+    up = f": numpy.ndarray given, {name} expected; copy it to the device with"
+    down = f" in host memory: {name} given, numpy.ndarray expected; copy it to main memory with"
+    for side, x, y, words in [
+        ("plan", here, here.copy(), up),
+        ("plan", there, there.copy(), down),
+        ("H", there, there.copy(), down),
+        ("H", here, here.copy(), up),
+    ]:
+        plan = op.compile(backend)
+        one = plan if side == "plan" else plan.H
+        if backend.worker != last:
+            x, y = (there, here.copy()) if one is plan else (here, there.copy())
+        text = raised(ArgumentError, lambda one=one, x=x, y=y: one(x, out=y))
+        assert "array of region 'x" in text and words in text, text
+    plan = op.compile(backend)
+    same(arrays, plan(given(arrays, plan, 1)), result(plan, 1))
+
+
+def offloading_overlaps(backend: Backend, arrays: DeviceArrays) -> None:
+    """`start` queues the copy, and waits for nothing; `finish` waits for it, and for no more."""
+    plan = offloaded(size(backend), LARGE).compile(backend)
+    for one in (plan, plan.H):
+        for seed in range(3):
+            x = given(arrays, one, seed)
+            one.start(x)
+            y = one.finish()
+            lies_where_it_says(arrays, one.codomain, y, backend)
+            if one is plan:  # in main memory, and there
+                same_arrays(y, result(one, seed))
+            same(arrays, y, result(one, seed))
 
 
 def a_later_call_fails_everywhere(backend: Backend, arrays: DeviceArrays) -> None:
@@ -376,10 +473,12 @@ def dtypes_are_refused(backend: Backend, arrays: DeviceArrays) -> None:
 
 
 FACTS: dict[str, list[tuple[Any, ...]]] = {
-    "results_are_kept": [(what,) for what in OPERATORS],
-    "out_is_filled": [(what,) for what in OPERATORS],
-    "streams_are_followed": [(what,) for what in OPERATORS],
+    "results_are_kept": [(what,) for what in MADE],
+    "out_is_filled": [(what,) for what in MADE],
+    "streams_are_followed": [(what,) for what in MADE],
     "wrong_arguments_are_told": [(SMALL,), (LARGE,)],
+    "wrong_memories_are_told": [()],
+    "offloading_overlaps": [()],
     "local_maps_compute_there": [(d,) for d in ("float64", "float32", "int32", "complex128")],
     "a_later_call_fails_everywhere": [()],
     "dtypes_are_refused": [()],

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 import linop
-from device_facts import part
+from device_facts import PLACED, as_dict, part
 from linop.backends import Backend
 from linop.backends.device import DeviceArrays
 from linop.errors import ArgumentError
@@ -45,6 +45,36 @@ def tensors_go_there_and_back(backend: Backend, arrays: DeviceArrays, seed: int)
         given = torch.arange(5).to(dtype).to(arrays.device)
         image = linop.autograd.apply(op, given, backend)
         assert image.dtype is dtype and (image == size(backend) * given).all()
+
+
+def tensors_lie_where_their_regions_do(backend: Backend, arrays: DeviceArrays, seed: int) -> None:
+    """In main memory and on the device: results, and gradients."""
+    import torch
+
+    def placed(space: linop.Space, value: Any) -> dict[str, Any]:
+        return {
+            name: torch.from_numpy(array.copy()).to(arrays.of(space[name].memory).device)
+            for name, array in as_dict(space, part(space, value, backend), backend).items()
+        }
+
+    for make in PLACED.values():
+        op = make(size(backend))
+        x, y = op.domain.integers(seed), op.codomain.integers(seed + 1)
+        given = {name: t.requires_grad_() for name, t in placed(op.domain, x).items()}
+        image = as_dict(op.codomain, linop.autograd.apply(op, given, backend), backend)
+        other = placed(op.codomain, y)
+        # The sum of terms on several devices is no tensor.
+        torch.autograd.backward(list(image.values()), [other[name] for name in image])
+        grads = {name: t.grad for name, t in given.items()}
+        for space, found, right in (
+            (op.codomain, image, op(x)),
+            (op.domain, grads, op.H(y)),
+        ):
+            wanted = placed(space, right)
+            assert list(found) == list(wanted)
+            for name, tensor in found.items():
+                assert tensor.device == wanted[name].device
+                assert torch.equal(tensor.detach(), wanted[name]), (name, tensor, wanted[name])
 
 
 def _there(arrays: DeviceArrays, array: np.ndarray) -> Any:
@@ -99,6 +129,7 @@ def layers_work(backend: Backend, arrays: DeviceArrays) -> None:
 
 FACTS = {
     "tensors_go_there_and_back": (3,),
+    "tensors_lie_where_their_regions_do": (3,),
     "other_devices_are_refused": (),
     "layers_work": (),
 }

@@ -5,6 +5,11 @@ from __future__ import annotations
 from mutations import Fault
 
 TESTS = ("test_memories.py",)
+DEVICE = (
+    "test_device.py::test_facts_on_threads",
+    "test_device.py::test_operators_on_threads",
+    "test_device.py::test_offloading_waits_in_finish_alone",
+)
 
 MEMORIES = (
     Fault(
@@ -94,6 +99,54 @@ MEMORIES = (
         "            memory=self.memory,\n        )\n\n    @property\n    def copied",
         "        )\n\n    @property\n    def copied",
         TESTS,
+    ),
+    Fault(
+        "a run ends too early",
+        "results in main memory are handed out while the device still writes to them",
+        "backends/execute.py",
+        "self._crossing is not None and self._crossing.used",
+        "False",
+        DEVICE,
+    ),
+    Fault(
+        "the host does not wait",
+        "NumPy reads main memory that the device has not written yet",
+        "backends/crossing.py",
+        '([self.settling(), f"{work}',
+        '([f"{work}',
+        DEVICE,
+    ),
+    Fault(
+        "a local map does not wait",
+        "a local map in main memory reads what has not come yet",
+        "backends/crossing.py",
+        'return [self.settling(), f"{call}',
+        'return [f"{call}',
+        DEVICE,
+    ),
+    Fault(
+        "copies up are not waited for",
+        "an argument may be changed before the device has read it",
+        "backends/crossing.py",
+        "        self._last = self._device.mark()\n",
+        "",
+        DEVICE,
+    ),
+    Fault(
+        "packed before it has come",
+        "a box of main memory is packed before the device has written it",
+        "backends/crossing.py",
+        "            self.settle()\n            packed",
+        "            packed",
+        DEVICE,
+    ),
+    Fault(
+        "all regions on the device",
+        "a region in main memory is an array of the device",
+        "backends/device.py",
+        'self.host if memory == "host" else self',
+        "self",
+        DEVICE,
     ),
     Fault(
         "copies between memories not counted",

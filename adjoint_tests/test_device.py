@@ -24,10 +24,12 @@ from linop.lowering import workers_of
 from linop.testing.describing import seeds
 from linop.testing.jobs import job
 from needs import needs_mpi, needs_torch
-from plan_facts import argument, each, raised, total
+from plan_facts import argument, each, raised, result, total
 
 KIND = "simulated"
 ARRAYS = simulated.ARRAYS
+
+TENSORS = ("tensors_go_there_and_back", "tensors_lie_where_their_regions_do")
 
 each_operator = pytest.mark.parametrize("name", NAMES)
 each_fact = pytest.mark.parametrize("fact", FACTS)
@@ -94,6 +96,49 @@ def test_threads_wait_for_nothing() -> None:
     linop.launch(main, 3, "threads", arrays=ARRAYS)
 
 
+def test_offloading_waits_in_finish_alone() -> None:
+    """`start` queues the copies; `finish` waits for them, and for nothing that is queued later."""
+
+    def main(backend: Backend) -> None:
+        plan = device_facts.offloaded(1).compile(backend)
+        for one, put in ((plan, ARRAYS.put), (plan.H, np.copy)):
+            x = put(argument(one, 1))
+            before = simulated.Counts.waits
+            one.start(x)
+            assert simulated.Counts.waits == before
+            later = ARRAYS.module.zeros(3)  # queued after the copies
+            y = one.finish()
+            assert simulated.Counts.waits == before + 1
+            assert simulated.current().done < simulated.current().added
+            assert (later.get() == 0).all()
+            device_facts.same(ARRAYS, y, result(one, 1))
+
+    linop.launch(main, 1, "threads", arrays=ARRAYS)
+
+
+def test_maps_of_numpy_alone_compute_in_main_memory() -> None:
+    """Whatever computes with NumPy's arrays alone runs on a device's backend, on regions there."""
+    import scipy.sparse.linalg
+
+    A = np.arange(12.0).reshape(3, 4)
+    x, y = Region("x", 4, 0, "host"), Region("y", 3, 0, "host")
+    known = scipy.sparse.linalg.aslinearoperator(A)
+    F = linop.from_scipy(known, x, y) @ linop.offload(Space(Region("x", 4)), "host")
+
+    def main(backend: Backend) -> None:
+        plan = F.compile(backend)
+        for one in (plan, plan.H):
+            for seed in range(2):
+                z = one(device_facts.given(ARRAYS, one, seed))
+                device_facts.lies_where_it_says(ARRAYS, one.codomain, z, backend)
+                device_facts.same(ARRAYS, z, result(one, seed))
+        elsewhere = linop.from_scipy(known, Region("x", 4), y)
+        text = raised(ArgumentError, lambda: elsewhere.compile(backend))
+        assert "computes with NumPy's arrays alone" in text, text
+
+    linop.launch(main, 1, "threads", arrays=ARRAYS)
+
+
 def test_sums_take_one_kernel() -> None:
     """What adds a multiple of a box is one kernel, and what sums two boxes."""
     space = Space([Region("a", 6), Region("b", 6)])
@@ -136,7 +181,7 @@ def test_options_of_threads() -> None:
 
 @needs_torch
 @pytest.mark.parametrize("workers", [1, 2, 3])
-@pytest.mark.parametrize("fact", ["tensors_go_there_and_back", "other_devices_are_refused"])
+@pytest.mark.parametrize("fact", [*TENSORS, "other_devices_are_refused"])
 def test_tensors_on_threads(fact: str, workers: int) -> None:
     import device_tensors
 
@@ -183,7 +228,7 @@ def test_facts_under_mpi(ranks: int, fact: str, way: str) -> None:
 @needs_mpi
 @needs_torch
 @each_way
-@pytest.mark.parametrize("fact", ["tensors_go_there_and_back", "layers_work"])
+@pytest.mark.parametrize("fact", [*TENSORS, "layers_work"])
 def test_tensors_under_mpi(fact: str, way: str) -> None:
     import device_tensors
 

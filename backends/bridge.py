@@ -104,8 +104,9 @@ class Bridge:
         self.one = len(self._into) == len(self._out_of) == 1
         self._tensor = _of_bits if dtype is torch.bfloat16 else torch.from_numpy
         self._debug = getattr(plan.backend, "debug", False)
-        self._device = plan.backend.arrays.device
-        self._nothing = torch.empty(0, dtype=dtype, device=self._device)
+        arrays = plan.backend.arrays
+        self._kinds = [arrays.of(region.memory) for region in self._into]
+        self._nothing = torch.empty(0, dtype=dtype, device=arrays.device)
 
     @property
     def adjoint(self) -> Bridge:
@@ -123,8 +124,9 @@ class Bridge:
 
     def zeros(self) -> list[Any]:
         """A zero argument."""
-        shapes: list[tuple[int, ...]] = [r.shape for r in self._into] or [(0,)]
-        return [torch.zeros(shape, dtype=self.dtype, device=self._device) for shape in shapes]
+        pairs = zip(self._into, self._kinds, strict=True)
+        made = [torch.zeros(r.shape, dtype=self.dtype, device=kind.device) for r, kind in pairs]
+        return made or [torch.zeros_like(self._nothing)]
 
     def tensors(self, x: Any) -> list[Any]:
         """What a user passed, in the order of the regions held here; one at least."""
@@ -179,7 +181,7 @@ class Bridge:
             x = Unfit(error)
         y = self.plan(x)
         if y is None:
-            return (torch.empty(0, dtype=self.dtype, device=self._device),)
+            return (torch.empty_like(self._nothing),)
         return tuple(map(self._tensor, y.values() if isinstance(y, dict) else [y]))
 
     def _array(self, number: int, tensor: Any) -> Array:
@@ -219,10 +221,14 @@ class Bridge:
                 f"layout {tensor.layout} given, torch.strided expected; convert it with .to_dense()"
             )
             raise self._unfit(number, words)
-        if tensor.device.type != self._device:
-            arrays = self.plan.backend.arrays
-            words = f"on device {tensor.device}, while plans of {self.plan.backend.name!r} work in "
-            raise self._unfit(number, f"{words}{arrays.memory}; move it with .to({self._device!r})")
+        kind = self._kinds[number]
+        if tensor.device.type != kind.device:
+            words = f"on device {tensor.device}, while plans of {self.plan.backend.name!r} "
+            memory = self._into[number].memory
+            words += "work" if memory == "default" else f"have regions of {memory!r} memory"
+            raise self._unfit(
+                number, f"{words} in {kind.memory}; move it with .to({kind.device!r})"
+            )
 
     def _unread(self, number: int, error: Exception) -> ArgumentError:
         return self._unfit(number, f"it has no memory that could be read: {error}")
@@ -244,13 +250,22 @@ class DeviceBridge(Bridge):
     def __init__(self, plan: BoundPlan, dtype: Any, order: Order) -> None:
         super().__init__(plan, dtype, order)
         self._arrays = cast(DeviceArrays, plan.backend.arrays)
+        self._in_main_memory = self._tensor
         self._tensor = self._of_array
+        into, out_of = ({r.memory == "host" for r in s} for s in (self._into, self._out_of))
+        self._waits = True in into | out_of
 
     def run(self, tensors: Sequence[Any]) -> tuple[Any, ...]:
         with self._arrays.stream_of(torch):
-            return super().run(tensors)
+            results = super().run(tensors)
+            if self._waits:
+                # With tensors in main memory torch's graph does not order streams.
+                self._arrays.mark().synchronize()
+            return results
 
     def _array(self, number: int, tensor: Any) -> Array:
+        if self._kinds[number] is not self._arrays:
+            return super()._array(number, tensor)
         self._check(number, tensor)
         try:
             plain = tensor.detach().resolve_conj().resolve_neg()
@@ -261,6 +276,8 @@ class DeviceBridge(Bridge):
             raise self._unread(number, error) from None
 
     def _of_array(self, array: Array) -> Any:
+        if isinstance(array, np.ndarray):
+            return self._in_main_memory(array)
         if self.dtype is torch.bfloat16:
             bits = self._arrays.to_tensor(torch, array.view(np.int16))
             return bits.view(torch.bfloat16)

@@ -45,7 +45,7 @@ def local(
         name: in prints.
         dtype: of the spaces, where a `Region` is given.
 
-    On a device the functions get and return its arrays.
+    On a device the functions get and return its arrays; NumPy's, if all regions are in host memory.
     """
     source, target = place_space(domain, dtype), place_space(codomain, dtype)
     return local_operator(source, target, lambda namespace: (forward, adjoint), name)

@@ -72,7 +72,8 @@ class LocalMap:
         if self.port is None:
             raise ArgumentError(
                 f"local operator {self.symbol} computes with NumPy's arrays alone, not with those "
-                f"of a device; give linop.local a pair of functions that take these"
+                f"of a device; put all its regions in memory='host', or give linop.local a pair of "
+                f"functions that take these"
             )
         return self.port
 
