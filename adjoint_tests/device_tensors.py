@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 import linop
-from device_facts import PLACED, as_dict, part
 from linop.backends import Backend
 from linop.backends.device import DeviceArrays
 from linop.errors import ArgumentError
+from placed import PLACED, as_dict, part
 from plan_facts import OPERATORS, arrays_of, each, raised, size, total
 
 

@@ -24,6 +24,8 @@ from linop.lowering import workers_of
 from linop.testing.describing import seeds
 from linop.testing.jobs import job
 from needs import needs_mpi, needs_torch
+from placed import given as given_to
+from placed import lies_where_it_says, offloaded, same
 from plan_facts import argument, each, raised, result, total
 
 KIND = "simulated"
@@ -100,7 +102,7 @@ def test_offloading_waits_in_finish_alone() -> None:
     """`start` queues the copies; `finish` waits for them, and for nothing that is queued later."""
 
     def main(backend: Backend) -> None:
-        plan = device_facts.offloaded(1).compile(backend)
+        plan = offloaded(1).compile(backend)
         for one, put in ((plan, ARRAYS.put), (plan.H, np.copy)):
             x = put(argument(one, 1))
             before = simulated.Counts.waits
@@ -111,7 +113,7 @@ def test_offloading_waits_in_finish_alone() -> None:
             assert simulated.Counts.waits == before + 1
             assert simulated.current().done < simulated.current().added
             assert (later.get() == 0).all()
-            device_facts.same(ARRAYS, y, result(one, 1))
+            same(ARRAYS, y, result(one, 1))
 
     linop.launch(main, 1, "threads", arrays=ARRAYS)
 
@@ -129,9 +131,9 @@ def test_maps_of_numpy_alone_compute_in_main_memory() -> None:
         plan = F.compile(backend)
         for one in (plan, plan.H):
             for seed in range(2):
-                z = one(device_facts.given(ARRAYS, one, seed))
-                device_facts.lies_where_it_says(ARRAYS, one.codomain, z, backend)
-                device_facts.same(ARRAYS, z, result(one, seed))
+                z = one(given_to(ARRAYS, one, seed))
+                lies_where_it_says(ARRAYS, one.codomain, z, backend)
+                same(ARRAYS, z, result(one, seed))
         elsewhere = linop.from_scipy(known, Region("x", 4), y)
         text = raised(ArgumentError, lambda: elsewhere.compile(backend))
         assert "computes with NumPy's arrays alone" in text, text
