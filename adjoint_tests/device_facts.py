@@ -198,6 +198,19 @@ def results_are_kept(backend: Backend, arrays: DeviceArrays, what: str) -> None:
         same(arrays, value, wanted)
 
 
+def the_device_may_be_behind(backend: Backend, arrays: DeviceArrays, what: str) -> None:
+    """One plan, again and again, and nothing else, so that who sends nothing has no reason to wait
+    for its device: no message overwrites one that was not read yet."""
+    if what.endswith("several") and size(backend) == 1:
+        return
+    plan = OPERATORS[what](size(backend)).compile(backend)
+    for one in (plan, plan.H):
+        xs = [given(arrays, one, seed) for seed in range(4)]
+        kept = [one(x) for x in xs]
+        for seed, y in enumerate(kept):
+            same(arrays, y, result(one, seed))
+
+
 def out_is_filled(backend: Backend, arrays: DeviceArrays, what: str) -> None:
     """Results go where they are wanted, by calls and by their two halves."""
     if what.endswith("several") and size(backend) == 1:
@@ -354,6 +367,7 @@ def dtypes_are_refused(backend: Backend, arrays: DeviceArrays) -> None:
 
 FACTS: dict[str, list[tuple[Any, ...]]] = {
     "results_are_kept": [(what,) for what in OPERATORS],
+    "the_device_may_be_behind": [(what,) for what in OPERATORS],
     "out_is_filled": [(what,) for what in OPERATORS],
     "streams_are_followed": [(what,) for what in OPERATORS],
     "wrong_arguments_are_told": [(SMALL,), (LARGE,)],
