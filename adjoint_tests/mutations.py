@@ -47,11 +47,12 @@ def every() -> tuple[Fault, ...]:
         ValueError: two have one name.
     """
     from mutations_algebra import ALGEBRA
+    from mutations_device import DEVICE
     from mutations_layers import LAYERS
     from mutations_running import RUNNING
     from mutations_tensors import TENSORS
 
-    faults = (*ALGEBRA, *TENSORS, *RUNNING, *LAYERS)
+    faults = (*ALGEBRA, *TENSORS, *RUNNING, *DEVICE, *LAYERS)
     names = [fault.name for fault in faults]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:

@@ -75,9 +75,10 @@ def matrix(
     source, target = _sides(A.shape, A.dtype, domain, codomain)
     wide = sparse_dtype(checked_dtype(A.dtype, source.dtype))
     A = A.astype(wide)
+    adjoint = A.conj().T
 
     def port(namespace: Namespace) -> tuple[Function, Function]:
-        forward, adjoint = product(namespace, A), product(namespace, A.conj().T)
+        forward, backward = product(namespace, A), product(namespace, adjoint)
         return (
             _flatly(
                 lambda x: forward(x.astype(wide, copy=False)).astype(x.dtype, copy=False),
@@ -86,7 +87,7 @@ def matrix(
                 namespace,
             ),
             _flatly(
-                lambda y: adjoint(y.astype(wide, copy=False)).astype(y.dtype),
+                lambda y: backward(y.astype(wide, copy=False)).astype(y.dtype),
                 target,
                 source,
                 namespace,
