@@ -138,7 +138,11 @@ def operator_agrees(
         assert "computes with NumPy's arrays alone" in words, words
         return
     tolerance = 0.0 if FACTORIES[name].exact else rounding(op)
-    plan = op.compile(backend)
+    try:
+        plan = op.compile(backend)
+    except DTypeError:
+        assert op.dtype.kind == "V", op.dtype  # bfloat16, which some versions of CuPy lack
+        return
     threads = Threads().compile(op)  # in main memory, whatever this program's arrays
     kept = []
     for one, other in ((plan, threads), (plan.H, threads.H)):
