@@ -7,6 +7,7 @@ MPI when it is imported.
 
 from __future__ import annotations
 
+import gc
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -215,6 +216,23 @@ def the_device_may_be_behind(backend: Backend, arrays: DeviceArrays, what: str) 
             same(arrays, y, result(one, seed))
 
 
+def plans_may_go_first(backend: Backend, arrays: DeviceArrays, what: str) -> None:
+    """Results of plans that nobody has any more are right, read long after."""
+    if what.endswith("several") and size(backend) == 1:
+        return
+    op = OPERATORS[what](size(backend))
+    kept = []
+    for direction in (op, op.H):
+        plan = direction.compile(backend)
+        x, right = given(arrays, plan, 5), result(plan, 5)
+        kept.append((plan(x), right))
+        plan.release()
+        del plan
+        gc.collect()
+    for value, wanted in kept:
+        same(arrays, value, wanted)
+
+
 def out_is_filled(backend: Backend, arrays: DeviceArrays, what: str) -> None:
     """Results go where they are wanted, by calls and by their two halves."""
     if what.endswith("several") and size(backend) == 1:
@@ -372,6 +390,7 @@ def dtypes_are_refused(backend: Backend, arrays: DeviceArrays) -> None:
 FACTS: dict[str, list[tuple[Any, ...]]] = {
     "results_are_kept": [(what,) for what in OPERATORS],
     "the_device_may_be_behind": [(what,) for what in OPERATORS],
+    "plans_may_go_first": [(what,) for what in OPERATORS],
     "out_is_filled": [(what,) for what in OPERATORS],
     "streams_are_followed": [(what,) for what in OPERATORS],
     "wrong_arguments_are_told": [(SMALL,), (LARGE,)],
