@@ -47,13 +47,14 @@ def every() -> tuple[Fault, ...]:
         ValueError: two have one name.
     """
     from mutations_algebra import ALGEBRA
+    from mutations_device import DEVICE
     from mutations_layers import LAYERS
     from mutations_memories import MEMORIES
     from mutations_running import RUNNING
     from mutations_tensors import TENSORS
     from mutations_testing import TESTING
 
-    faults = (*ALGEBRA, *MEMORIES, *TENSORS, *RUNNING, *LAYERS, *TESTING)
+    faults = (*ALGEBRA, *MEMORIES, *TENSORS, *RUNNING, *DEVICE, *LAYERS, *TESTING)
     names = [fault.name for fault in faults]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:

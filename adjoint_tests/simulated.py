@@ -243,7 +243,7 @@ class ndarray:  # as CuPy calls it
     def set(self, array: np.ndarray, stream: Stream | None = None) -> None:
         assert self.flags.c_contiguous and isinstance(array, np.ndarray)
         assert array.shape == self.shape and array.dtype == self.dtype
-        data = self.data_
+        data, array = self.data_, array.view()  # its memory, whoever has it by then
         (stream or current()).add(lambda: np.copyto(data, array))
 
     def item(self) -> Any:
@@ -409,6 +409,13 @@ class SimulatedArrays(DeviceArrays):
         import simulated  # itself, as the module that stands for CuPy
 
         super().__init__(simulated, _scipy, device="cpu")
+
+    def pinned(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
+        """The pool of pinned memory gives what was given back to somebody who writes to it."""
+        array = super().pinned(shape, dtype)
+        memory = np.frombuffer(array.base.base, np.uint8)
+        weakref.finalize(array, memory.fill, POISON).atexit = False
+        return array
 
     def of_tensor(self, tensor: Any) -> Any:
         return ndarray(tensor.numpy())

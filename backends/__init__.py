@@ -42,10 +42,14 @@ def get(name: str, **options: Any) -> Backend:
     Args:
         name: a key of `BACKENDS`.
         options: ``workers`` for ``reference`` and ``threads``: how many, by default as many as an
-            operator needs; ``comm`` for ``mpi``: the communicator, by default COMM_WORLD.
+            operator needs; ``arrays`` for ``threads``: "numpy", or "cupy" for workers that share a
+            GPU; ``comm`` for ``mpi`` and ``cupy``: the communicator, by default COMM_WORLD. The
+            other options of these two are those of ``linop.backends.mpi.get`` and
+            ``linop.backends.gpu.get``.
 
     Raises:
         ArgumentError: no such backend. MissingExtraError: it needs a package that is not installed.
+            BackendError: it needs a GPU, and there is none.
     """
     backend: Backend = _module(name).get(**options)
     return backend

@@ -17,6 +17,7 @@ CuPy: nothing waits for that.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -50,7 +51,10 @@ class DeviceMessages(Messages):
         self._aware = aware
         self._leaving: dict[int, list[tuple[Send, int, str]]] = {}
         self._packed: list[Any] = []
+        self._pinned: list[tuple[list[Any], list[Array]]] = []
         super().__init__(plan, transport, tag, about, arrays)
+        # What is copied up after the plan is gone is copied from memory that nobody else has.
+        weakref.finalize(self, _read, self._pinned).atexit = False
 
     def begin(self) -> None:
         """Nothing: messages are awaited once it is known that their memory is free."""
@@ -131,6 +135,7 @@ class DeviceMessages(Messages):
         self._receiving[number] = pending
         self._requests += pending
         read: list[Any] = []
+        self._pinned.append((read, buffers))
 
         def free() -> None:
             while read:
@@ -169,6 +174,13 @@ class DeviceMessages(Messages):
 
     def describe(self) -> str:
         return way(self._aware)
+
+
+def _read(pinned: Sequence[tuple[list[Any], list[Array]]]) -> None:
+    """Wait until buffers were copied up."""
+    for read, _ in pinned:
+        while read:
+            read.pop().synchronize()
 
 
 def way(aware: bool) -> str:

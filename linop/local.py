@@ -74,10 +74,10 @@ def matrix(
     source, target = _sides(A.shape, A.dtype, domain, codomain)
     wide = sparse_dtype(checked_dtype(A.dtype, source.dtype))
     A = A.astype(wide, copy=False)
-    B = A.conj().T if wide.kind == "c" else A.T
+    adjoint = A.conj().T if wide.kind == "c" else A.T
 
     def port(namespace: Namespace) -> tuple[Function, Function]:
-        forward, adjoint = product(namespace, A), product(namespace, B)
+        forward, backward = product(namespace, A), product(namespace, adjoint)
         return (
             _flatly(
                 lambda x: forward(x.astype(wide, copy=False)).astype(x.dtype, copy=False),
@@ -86,7 +86,7 @@ def matrix(
                 namespace,
             ),
             _flatly(
-                lambda y: adjoint(y.astype(wide, copy=False)).astype(y.dtype),
+                lambda y: backward(y.astype(wide, copy=False)).astype(y.dtype),
                 target,
                 source,
                 namespace,
