@@ -19,7 +19,7 @@ from linop.algebra import DirectSum, Named
 from linop.backends import Backend
 from linop.lowering import lower, workers_of
 from linop.operator import Composition, Scaled, Sum
-from linop.plan import Plan, Send
+from linop.plan import Plan, Put, Send
 from linop.stages import Stages
 
 MOST = 9
@@ -229,6 +229,8 @@ def plans_fit(op: LinearOperator) -> None:
         size = direction.dtype.itemsize
         assert sum(map(len, sends.values())) == cost.messages
         assert sum(s.size for sent in sends.values() for s in sent) * size == cost.bytes
+        crossing = [s for p in plans for s in p.steps if isinstance(s, Put) and s.crosses]
+        assert sum(s.target.size for s in crossing) * size == cost.bytes_between_memories
         for worker, sent in sends.items():
             traffic = cost.workers.get(worker)
             assert len(sent) == (traffic.messages_sent if traffic else 0)

@@ -7,13 +7,17 @@ many did not end in the watch and 5 seconds.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import sys
 import time
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
+from multiprocessing import get_context
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from hypothesis import HealthCheck, Phase, given, seed, settings
@@ -27,6 +31,7 @@ if HERE not in sys.path:
     sys.path.insert(0, HERE)
 
 import linop  # noqa: E402
+import spmd_rejections  # noqa: E402, F401  # registers its faults
 from linop.testing import FailedExampleError  # noqa: E402
 from spmd_faults import FAULTS, Fault  # noqa: E402
 
@@ -115,17 +120,34 @@ def hunt(
     return result
 
 
-def row(fault: Fault, hunts: list[Hunt]) -> list[str]:
-    """A fault's line of the table."""
-    return [
-        fault.name.replace("_", " "),
-        str(len(hunts)),
-        str(sum(h.found for h in hunts)),
-        str(sum(h.named for h in hunts)),
-        str(sum(h.shrunk for h in hunts)) if fault.minimum else "-",
-        f"{max(h.slowest for h in hunts):.1f} s",
-        str(sum(h.late for h in hunts)),
-    ]
+Record = dict[str, Any]
+"""What is kept of a hunt, as JSON."""
+
+
+def recorded(name: str, number: int, watch: float, workers: int) -> Record:
+    """Search for a fault, in a process of its own."""
+    found = hunt(FAULTS[name], watch, tuple(range(1, workers + 1)), number)
+    right = found.found and found.named and found.shrunk and not found.late
+    kept = ("found", "named", "shrunk", "slowest", "late", "watch")
+    record: Record = {"fault": name, "seed": number} | {k: getattr(found, k) for k in kept}
+    return record if right else record | {"message": found.message}
+
+
+def lines(records: list[Record]) -> Iterator[list[str]]:
+    """The table, a fault a line."""
+    for fault in FAULTS.values():
+        mine = [r for r in records if r["fault"] == fault.name]
+        if mine:
+            counts = {k: str(sum(r[k] for r in mine)) for k in ("found", "named", "shrunk", "late")}
+            yield [
+                fault.name.replace("_", " "),
+                str(len(mine)),
+                counts["found"],
+                counts["named"],
+                counts["shrunk"] if fault.minimum else "-",
+                f"{max(r['slowest'] for r in mine):.1f} s",
+                counts["late"],
+            ]
 
 
 def main(
@@ -133,25 +155,43 @@ def main(
     watch: Annotated[float, typer.Option(help="seconds in which an example has to end")] = 2.0,
     only: Annotated[str, typer.Option(help="only faults with this in their names")] = "",
     workers: Annotated[int, typer.Option(help="draw up to so many workers")] = 3,
+    jobs: Annotated[int, typer.Option(help="searches at a time; most wait most of the time")] = 1,
+    record: Annotated[
+        Path | None, typer.Option(help="file of searches: those in it are not done again")
+    ] = None,
+    markdown: Annotated[bool, typer.Option(help="print the table in Markdown")] = False,
 ) -> None:
     """Search for every fault, several times."""
-    os.environ.setdefault("COLUMNS", "110")
-    table = Table(title=f"{repeats} searches for each fault, watch {watch:g} s")
-    for column in ("fault", "repeats", "found", "named", "shrunk", "slowest end", "late"):
-        table.add_column(column, justify="left" if column == "fault" else "right")
-    chosen = [fault for fault in FAULTS.values() if only in fault.name]
-    begin, failed = time.monotonic(), 0
-    for fault in track(chosen, "searching", console=Console(stderr=True)):
-        hunts = [hunt(fault, watch, tuple(range(1, workers + 1)), k) for k in range(repeats)]
-        table.add_row(*row(fault, hunts))
-        wrong = [h for h in hunts if not (h.found and h.named and h.shrunk) or h.late]
-        failed += len(wrong)
-        for one in wrong:
-            print(f"--- {fault.name}: minimum {one.minimum}, slowest {one.slowest:.1f} s")
-            print(one.message, flush=True)
-    Console().print(table)
-    print(f"{len(chosen)} faults, {failed} searches failed, {time.monotonic() - begin:.0f} s")
-    raise SystemExit(failed > 0)
+    chosen = [name for name in FAULTS if only in name]
+    text = record.read_text() if record and record.exists() else ""
+    records: list[Record] = [json.loads(line) for line in text.splitlines()]
+    known = {(r["fault"], r["seed"]) for r in records}
+    wanted = [(name, k) for k in range(repeats) for name in chosen if (name, k) not in known]
+    begin = time.monotonic()
+    # A job is kept by the process that started it, and ends with it.
+    with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
+        hunts = [pool.submit(recorded, name, k, watch, workers) for name, k in wanted]
+        console = Console(stderr=True)
+        for done in track(as_completed(hunts), "searching", len(hunts), console=console):
+            records.append(done.result())
+            if record:
+                with record.open("a") as file:
+                    print(json.dumps(records[-1]), file=file)
+    header = ["fault", "searches", "found", "named", "shrunk", "slowest end", "late"]
+    if markdown:
+        rows = [header, ["---"] + ["---:"] * 6, *lines(records)]
+        print("\n".join(f"| {' | '.join(row)} |" for row in rows))
+    else:
+        os.environ.setdefault("COLUMNS", "110")
+        table = Table(*header, title=f"{len(records)} searches")
+        for row in lines(records):
+            table.add_row(*row)
+        Console().print(table)
+    wrong = [r for r in records if "message" in r]
+    for r in wrong:
+        print(f"--- {r['fault']}, seed {r['seed']}, slowest {r['slowest']:.1f} s\n{r['message']}")
+    print(f"{len(wrong)} searches failed; {len(wanted)} took {time.monotonic() - begin:.0f} s")
+    raise SystemExit(bool(wrong))
 
 
 if __name__ == "__main__":

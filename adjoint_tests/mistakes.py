@@ -48,6 +48,16 @@ Region("x", 1, ())
     SpaceError: region 'x' is held by no worker; give at least one
 Region("x", 1, (1, 1))
     SpaceError: region 'x' names a worker twice: (1, 1)
+Region("x", 1, 0, "disk")
+    ArgumentError: region 'x': memory is one of 'default', 'host', 'device'; given 'disk'
+Region("x", 1, memory=0)
+    ArgumentError: region 'x': memory is one of 'default', 'host', 'device'; given 0
+X.in_memory("gpu")
+    ArgumentError: memory is one of 'default', 'host', 'device'; given 'gpu'
+AB.in_memory(None)
+    ArgumentError: memory is one of 'default', 'host', 'device'; given None
+TensorSpace((6,), LINE, memory="ram")
+    ArgumentError: tensor 'x': memory is one of 'default', 'host', 'device'; given 'ram'
 list(a)
     ArgumentError: region 'a' is not iterable; index it with slices
 a[5:]
@@ -101,6 +111,14 @@ linop.allocate(C, a[:1])
     ArgumentError: allocate: expected a whole Region, given Subset
 linop.allocate(C)
     ArgumentError: allocate: expected at least one region
+linop.move(AB, a, Region("a", (4, 3), 0, "host"))
+    RegionError: given Region(name='a', shape=(4, 3), workers=(0,), memory='host')
+linop.offload(a)
+    ArgumentError: offload: expected a Space, given Region
+linop.offload(AB, "disk")
+    ArgumentError: memory is one of 'default', 'host', 'device'; given 'disk'
+IAB @ linop.identity(AB.in_memory("host"))
+    SpaceError: 'a' shape (4, 3) on worker 0  ≠  'a' shape (4, 3) on worker 0:host
 linop.deallocate(AB, c)
     RegionError: unknown region 'c'
 linop.move(Space(a), a[:1], Region("n", (1, 3)))
@@ -295,6 +313,10 @@ linop.halo_exchange(X, 3, stride=0)
     ShapeError: stride: (0,); each is at least 1
 linop.halo_exchange(X, (3, 3))
     ShapeError: kernel_size: 2 numbers for 1 dimensions: (3, 3)
+linop.pad(X, 1)
+    ShapeError: pad: widths 1 for a tensor of shape (6,); (left, right)
+linop.pad(X, [(1, 0.5)])
+    ShapeError: pad: widths [(1, 0.5)] for a tensor of shape (6,); (left, right)
 linop.halo_geometry(6, Partition((2, 2)), 3)
     PartitionError: grid axis 1 of Partition((2, 2))
 

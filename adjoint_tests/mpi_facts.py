@@ -66,6 +66,9 @@ def _other_symbol(workers: int, odd: bool) -> LinearOperator:
 UNLIKE: dict[str, Callable[[int, bool], LinearOperator]] = {
     "shape": lambda n, odd: total(n, size=6 if odd else 5),
     "dtype": lambda n, odd: total(n, dtype=np.float32 if odd else np.float64),
+    "memory": lambda n, odd: linop.identity(
+        TensorSpace((7,), Partition((n,)), memory="host" if odd else "device")
+    ),
     "factor": lambda n, odd: (3 if odd else 2) * total(n),
     "target": lambda n, odd: linop.shift(TensorSpace((7,), Partition((n,))), 0 if odd else 1),
     "stages": lambda n, odd: _other_symbol(n, False) ** (2 if odd else 1),

@@ -49,10 +49,12 @@ def every() -> tuple[Fault, ...]:
     from mutations_algebra import ALGEBRA
     from mutations_device import DEVICE
     from mutations_layers import LAYERS
+    from mutations_memories import MEMORIES
     from mutations_running import RUNNING
     from mutations_tensors import TENSORS
+    from mutations_testing import TESTING
 
-    faults = (*ALGEBRA, *TENSORS, *RUNNING, *DEVICE, *LAYERS)
+    faults = (*ALGEBRA, *MEMORIES, *TENSORS, *RUNNING, *DEVICE, *LAYERS, *TESTING)
     names = [fault.name for fault in faults]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:

@@ -190,6 +190,14 @@ LAYERS = (
         (STATES,),
     ),
     Fault(
+        "state in balanced blocks",
+        "state moves to blocks of equal lengths, whatever those of the layer are",
+        "layers/state.py",
+        "space.axes, space.name, bounds=bounds\n",
+        "space.axes, space.name\n",
+        (STATES,),
+    ),
+    Fault(
         "shards at the origin",
         "all blocks of a tensor are saved as its first",
         "layers/sharded.py",

@@ -62,7 +62,7 @@ def on_threads(check: Callable[..., None], *arguments: Any) -> None:
 def on_ranks(check: Callable[..., None], *arguments: Any) -> None:
     """A check of this module on four workers, under MPI."""
     shared = job(4)
-    with patch.object(shared, "watch", 100.0):
+    with patch.object(shared, "watch", 200.0):
         shared.run(_on_rank, check, *arguments)
 
 

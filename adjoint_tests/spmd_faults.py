@@ -1,6 +1,6 @@
 """Properties with faults in them, which `test_spmd` and `fault_table` want to be found: each is
 wrong on two workers or more, from size 3 on. Ranks that a fault has ended start again often, and
-import this: nothing slow is imported, Hypothesis and pytest where they are needed."""
+import this: nothing slow is imported. What needs Hypothesis or pytest is in `spmd_rejections`."""
 
 from __future__ import annotations
 
@@ -320,29 +320,6 @@ def leaves_a_thread(comm: MPI.Comm, size: int) -> None:
 
 
 # What is wrong with the test.
-
-
-@fault("rank 0 passed", "rank 1 rejected the example")
-def assumes_on_one_rank(comm: MPI.Comm, size: int) -> None:
-    from hypothesis import assume
-
-    assume(not faulty(comm, size))
-
-
-@fault("rank 0 passed", "rank 1 skipped the test", "planted")
-def skips_on_one_rank(comm: MPI.Comm, size: int) -> None:
-    import pytest
-
-    if faulty(comm, size):
-        pytest.skip("planted")
-
-
-@fault("filter", minimum=None, sizes=10**6)
-def rejects_everything(size: int) -> None:
-    """Hypothesis's own health check fails."""
-    from hypothesis import assume
-
-    assume(size < 0)
 
 
 class Unpicklable:

@@ -125,7 +125,7 @@ WRONG: dict[str, tuple[Callable[..., lt.Report], Any, tuple[Any, ...], str]] = {
         lt.check_exact,
         by(DIFFERENCES, DIFFERENCES.T + 1e-9 * np.outer([0, 1, 0, 0], [0, 0, 1])),
         (),
-        "worst at row 1, column 2 of the adjoint, from y[2] (worker 0) to x[1] (worker 0): the "
+        "row 1, column 2 of the adjoint, from y[2] (worker 0) to x[1] (worker 0): the "
         "adjoint has 1e-09, the conjugate transpose of F has 0",
     ),
     "affine": (
@@ -151,6 +151,12 @@ WRONG: dict[str, tuple[Callable[..., lt.Report], Any, tuple[Any, ...], str]] = {
         pair(np.abs, np.copy, 3, 3),
         (),
         "one of the two is not linear (check_linear)",
+    ),
+    "linear over real numbers": (
+        lt.check_linear,
+        pair(np.conj, np.conj, 3, 3, dtype=np.complex128),
+        (),
+        "F(a x + y) has",
     ),
     "another entry": (
         lt.check_equal,

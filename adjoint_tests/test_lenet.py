@@ -49,9 +49,10 @@ def test_training_on_ranks() -> None:
 
 
 @pytest.mark.skipif("LINOP_MNIST" not in os.environ, reason="LINOP_MNIST names no folder with it")
+@needs_mpi
 @pytest.mark.timeout(300)
 def test_a_hundred_steps_on_mnist() -> None:
-    on_threads(lenet_trains_as_its_twin, "mnist", 256, 100, TOLERANCE)
+    on_ranks(lenet_trains_as_its_twin, "mnist", 256, 100, TOLERANCE)
 
 
 @needs_digits

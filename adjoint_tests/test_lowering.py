@@ -46,7 +46,8 @@ copied = linop.repartition(shared, TensorSpace((4,), Partition((2, 3)), axes=(0,
 scaled = [linop.diagonal(np.arange(float(r.size)), r) for r in copied.codomain]
 mixed = copied.H @ linop.direct_sum(*scaled) @ copied
 ring = linop.ring_all_reduce(copied.codomain)
-ops = [halo, moved, copied, mixed, mixed + mixed @ mixed, ring]
+kept = linop.offload(X) @ moved.H
+ops = [halo, moved, copied, mixed, mixed + mixed @ mixed, ring, kept]
 for op in [*ops, *(op.H for op in ops)]:
     print(op, op.stages.digest.hex(), op.stages.fingerprint.hex(), op.cost())
     for worker in workers_of(op.stages):

@@ -27,12 +27,13 @@ Program = list[Placed]
 
 @st.composite
 def programs(draw: st.DrawFn, most: int = 8) -> Program:
-    """Actions on a few regions that come, go, and come back, maybe in another shape."""
+    """Actions on a few regions that come, go, and come back, maybe in another shape or memory."""
     rank = draw(st.integers(0, 2))
     names = ["a", "b", "c", "d"]
 
     def region(name: str) -> Region:
-        return Region(name, draw(st.sampled_from([(2,) * rank, (3,) * rank, (0,) * rank])))
+        shape = draw(st.sampled_from([(2,) * rank, (3,) * rank, (0,) * rank]))
+        return Region(name, shape, memory=draw(st.sampled_from(["default", "host"])))
 
     space = Space(map(region, draw(st.permutations(names))[: draw(st.integers(1, 4))]))
     placed: Program = []

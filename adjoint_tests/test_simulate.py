@@ -127,5 +127,6 @@ def test_it_prints() -> None:
     assert head == "3 workers, 1 stages with messages: 2 messages, 160 bytes, 2 s"
     assert columns.split("  ")[-1] == "slowest (worker 0)"
     assert rows[0].split() == ["messages", "sent", "0.667", "1", "0"]
-    assert rows[5].split() == ["seconds", "waiting", "0.667", "2", "2"]
+    assert rows[4].split() == ["bytes", "between", "memories", "0", "0", "0"]
+    assert rows[6].split() == ["seconds", "waiting", "0.667", "2", "2"]
     assert len({len(row) for row in (columns, *rows)}) == 1

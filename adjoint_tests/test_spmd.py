@@ -113,6 +113,9 @@ def test_a_report_says_each_thing_once() -> None:
 
 def test_what_all_ranks_say_is_passed_on() -> None:
     Outcome("test()", 2, {0: Answer(), 1: Answer()}).settle()
+    # Before skips: an exception of those would skip this test.
+    with pytest.raises(FailedExampleError, match="rank 0 passed, rank 1 failed"):
+        Outcome("test()", 2, {0: Answer(), 1: Answer("failed")}).settle()
     skipped = Answer("skipped", "why")
     with pytest.raises(pytest.skip.Exception, match="why"):
         Outcome("test()", 2, {0: skipped, 1: skipped}).settle()

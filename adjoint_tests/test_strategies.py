@@ -7,6 +7,8 @@ import importlib
 import pickle
 import re
 import sys
+from collections.abc import Callable
+from typing import Any
 
 import numpy
 import pytest
@@ -18,7 +20,7 @@ import linop
 import linop.testing.factories.local
 from catalogue import NAMES
 from linop import LinearOperator, Region, Space, Subset, TensorSpace, Vector
-from linop.region import as_subset
+from linop.region import MEMORIES, as_subset
 from linop.testing import code, strategies
 from linop.testing.factories import operators
 
@@ -50,14 +52,41 @@ def test_operators_print_as_code_and_pickle(name: str, data: st.DataObject) -> N
         same(pickle.loads(pickle.dumps(one)), one)
 
 
+@pytest.mark.parametrize(
+    "kind", [numpy.array, scipy.sparse.csr_array, scipy.sparse.csc_matrix, numpy.ndarray.tolist]
+)
+def test_what_an_array_holds_later_is_not_in_the_operator(kind: Callable[..., Any]) -> None:
+    A = kind(numpy.array([[1.0, 2.0], [0.0, 3.0]]))
+    kernel, index = numpy.array([1.0, 2.0]), [0, 1]
+    x, y = Region("x", 2), Region("y", 1)
+    ops = [
+        linop.matrix(A),
+        linop.convolution(kernel, x, y),
+        linop.diagonal(kernel),
+        linop.restriction(x, index),
+    ]
+    before = [op.to_matrix().toarray() for op in ops]
+    kernel[0] = 9
+    if isinstance(A, list):
+        A[0][0] = 9
+    else:
+        A[0, 0] = 9
+    index[:] = [1, 0]
+    for op, wanted in zip(ops, before, strict=True):
+        numpy.testing.assert_array_equal(op.to_matrix().toarray(), wanted)
+        for again in (made(code(op)), pickle.loads(pickle.dumps(op))):
+            assert isinstance(again, LinearOperator)
+            numpy.testing.assert_array_equal(again.to_matrix().toarray(), wanted)
+
+
 @given(data=st.data())
 def test_spaces_and_what_is_in_them_print_as_code(data: st.DataObject) -> None:
-    X = data.draw(strategies.spaces())
-    Y = data.draw(strategies.tensors())
+    X = data.draw(strategies.spaces(memories=MEMORIES))
+    Y = data.draw(strategies.tensors(memories=MEMORIES))
     drawn: list[object] = [
         X,
         Y,
-        data.draw(strategies.regions()),
+        data.draw(strategies.regions(memories=MEMORIES)),
         data.draw(strategies.partitions()),
     ]
     for one in drawn:

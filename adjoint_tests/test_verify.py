@@ -21,6 +21,7 @@ from linop.verify import (
     CycleError,
     DTypeMismatchError,
     DuplicateMessageError,
+    MemoryMismatchError,
     MissingReceiveError,
     MissingSendError,
     SizeMismatchError,
@@ -159,6 +160,8 @@ FAULTS = [
           from_message(lambda put: [])),
     Fault("added to garbage", UnwrittenError, "never set", summed, 0,
           changed(Put, accumulate=True)),
+    Fault("kept elsewhere", MemoryMismatchError, "device memory, and default", applied, 0,
+          on(Alias, lambda step: [replace(step, source=Region("x", 2, memory="device"))])),
     # NumPy would broadcast it.
     Fault("one element set to many", PlanError, r"shape|size|elements", gathered, 0,
           on(Put, lambda p: [p if isinstance(p.source, Message) else replace(p, source=A[:1])])),

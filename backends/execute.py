@@ -164,7 +164,7 @@ class Program(ABC):
             for put in after.puts:
                 target, source = after.target(put), put.source
                 alone = not put.accumulate and put.coefficient == 1 and after.addend(put) is None
-                if not (alone and isinstance(source, Subset) and source.whole):
+                if put.crosses or not (alone and isinstance(source, Subset) and source.whole):
                     continue
                 cell = after.current[source.region.name]
                 mine = source.region.name in summed and cell not in self._own

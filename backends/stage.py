@@ -78,10 +78,11 @@ class Stage:
         return None
 
     def pairs(self) -> list[tuple[Put, Put]]:
-        """Puts that set what the next one adds to: each pair can be done in one pass."""
-        firsts = [p for p in self.puts if not p.accumulate and p.coefficient == 1]
+        """Puts that set what the next one adds to: each pair can be done in one pass, inside one
+        memory."""
+        firsts = [p for p in self.puts if not p.accumulate and _plain(p)]
         found = [(put, self.addend(put)) for put in firsts]
-        return [(put, other) for put, other in found if other and other.coefficient == 1]
+        return [(put, other) for put, other in found if other and _plain(other)]
 
     def target(self, put: Put) -> View:
         return View.of(self.new[put.target.region.name], put.target)
@@ -91,5 +92,9 @@ class Stage:
 
 
 def creates(put: Put) -> bool:
-    """Whether this sets all of a region."""
-    return put.target.whole and not put.accumulate and put.coefficient == 1
+    """Whether this sets all of a region to what is in its own memory already, or has come."""
+    return put.target.whole and not put.accumulate and _plain(put)
+
+
+def _plain(put: Put) -> bool:
+    return put.coefficient == 1 and not put.crosses

@@ -36,6 +36,7 @@ from linop.local import diagonal, fft, from_scipy, local, matrix, restriction
 from linop.memory import add, allocate, clear, copy, deallocate, move
 from linop.movement import Movement, Transfer
 from linop.network import Network
+from linop.offloading import offload
 from linop.operator import LinearOperator
 from linop.padding import pad
 from linop.partition import Partition
@@ -105,6 +106,7 @@ __all__ = [
     "local",
     "matrix",
     "move",
+    "offload",
     "pad",
     "reduce_scatter",
     "repartition",

@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import wraps
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from functools import cached_property, wraps
+from typing import Any, NamedTuple, ParamSpec, Self, TypeVar
+
+import numpy as np
 
 Args = ParamSpec("Args")
 Made = TypeVar("Made")
@@ -24,14 +26,58 @@ def remembered(function: Callable[Args, Made]) -> Callable[Args, Made]:
 
     @wraps(function)
     def remembering(*arguments: Args.args, **options: Args.kwargs) -> Made:
-        made = function(*arguments, **options)
-        if not any(made is given for given in arguments):
-            vars(made)["call"] = Call(remembering, arguments, options)
+        given = tuple(map(_kept, arguments))
+        named = {name: _kept(value) for name, value in options.items()}
+        made = function(*given, **named)
+        if not any(made is value for value in given):
+            vars(made)["call"] = Call(remembering, given, named)
         return made
 
     return remembering
 
 
-def call_again(call: Call) -> Any:
-    """What the call makes."""
+class Remembering:
+    """Frozen data that pickles as the call that made it, or made its adjoint; so functions of
+    `linop.local` alone must pickle."""
+
+    call: Call | None = None
+    _h: Any
+    """Its adjoint, once it was asked for; or None."""
+
+    def __deepcopy__(self, memo: object) -> Self:
+        """Itself: it is frozen."""
+        return self
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        if self.call is not None:
+            return _call_again, (self.call,)
+        if self._h is not None and self._h.call is not None:
+            return _adjoint_of, (self._h,)
+        return super().__reduce_ex__(protocol)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what is derived from it."""
+        own = {k: v for k, v in vars(self).items() if k != "_bridges"}
+        for name in [k for k in own if isinstance(getattr(type(self), k, None), cached_property)]:
+            del own[name]
+        return own | {"_h": None}
+
+
+def _call_again(call: Call) -> Any:
     return call.function(*call.arguments, **call.options)
+
+
+def _adjoint_of(op: Any) -> Any:
+    return op.H
+
+
+def _kept(value: Any) -> Any:
+    """An argument as it is now: what its owner may change later, as our own copy."""
+    if type(value) in (list, tuple):
+        return type(value)(map(_kept, value))
+    if type(value) is dict:
+        return {key: _kept(item) for key, item in value.items()}
+    # Sparse matrices and tensors are known by what they can: nothing is imported for them.
+    if isinstance(value, np.ndarray) or hasattr(value, "tocsr"):
+        return value.copy()
+    return np.array(value) if hasattr(value, "__array__") and np.ndim(value) else value

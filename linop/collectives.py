@@ -413,7 +413,8 @@ def _target(what: str, X: TensorSpace, target: Any) -> TensorSpace:
                 f"{X.global_shape} and {X.dtype} expected"
             )
         return target
-    return TensorSpace(X.global_shape, expect("partition", target, Partition), X.dtype, name=X.name)
+    grid = expect("partition", target, Partition)
+    return TensorSpace(X.global_shape, grid, X.dtype, name=X.name, memory=X.memory)
 
 
 def _grid_axes(what: str, X: TensorSpace, axes: Any) -> tuple[int, ...]:
@@ -454,7 +455,7 @@ def _primed(region: Region, space: Space) -> Region:
     name = region.name + "'"
     while name in space:
         name += "'"
-    return Region(name, region.shape, region.workers)
+    return Region(name, region.shape, region.workers, region.memory)
 
 
 def _describe(role: Axis) -> str:

@@ -32,6 +32,8 @@ class Cost:
     workers: dict[int, Traffic] = field(default_factory=dict)
     seconds: float | None = None
     """Until all workers are done, where a network was given: see `linop.simulate`."""
+    bytes_between_memories: int = 0
+    """Copied by all workers together from one of their memories to another (host and device)."""
 
 
 def cost(op: Staged, network: Network | None = None) -> Cost:
@@ -42,4 +44,5 @@ def cost(op: Staged, network: Network | None = None) -> Cost:
     traffic = zip(*(column[busy].tolist() for column in columns), strict=True)
     workers = dict(zip(found.workers[busy].tolist(), (Traffic(*t) for t in traffic), strict=True))
     seconds = None if network is None else found.time
-    return Cost(found.messages, found.bytes, found.stages, workers, seconds)
+    between = int(found.bytes_between_memories.sum())
+    return Cost(found.messages, found.bytes, found.stages, workers, seconds, between)

@@ -145,7 +145,10 @@ def _in_place(X: TensorSpace, needed: Mapping[int, Bounds]) -> LinearOperator:
     extended = {
         d: tuple(_hull(*pair) for pair in zip(X.bounds[d], needed[d], strict=True)) for d in needed
     }
-    E = TensorSpace(X.global_shape, X.partition, X.dtype, X.axes, f"{X.name}⁺", bounds=extended)
+    name = f"{X.name}⁺"
+    E = TensorSpace(
+        X.global_shape, X.partition, X.dtype, X.axes, name, bounds=extended, memory=X.memory
+    )
     exchange = _Exchange(X, E, tuple(needed[d] for d in range(X.ndim)))
     phases = [phase for d in range(X.ndim) for phase in exchange.phases(d)]
     return compose(*reversed(phases)) if phases else Identity(E)
@@ -162,10 +165,8 @@ class _Exchange:
         messages = list(self._messages(dim))
         if not messages:
             return
-        sends = [Region(f"s{dim}:{a}→{b}", part.shape, part.workers) for part, _, a, b in messages]
-        receives = [
-            Region(f"r{dim}:{a}→{b}", part.shape, part.workers) for _, part, a, b in messages
-        ]
+        sends = [_buffer(f"s{dim}:{a}→{b}", part) for part, _, a, b in messages]
+        receives = [_buffer(f"r{dim}:{a}→{b}", part) for _, part, a, b in messages]
         buffers = [*sends, *receives]
         bring = allocate(self.E, *buffers)
         space = bring.codomain
@@ -217,6 +218,10 @@ class _Exchange:
 
 def _stage(letter: str, subscript: str, ops: list[LinearOperator]) -> LinearOperator:
     return Named(letter, subscript, compose(*reversed(ops)))
+
+
+def _buffer(name: str, part: Subset) -> Region:
+    return Region(name, part.shape, part.workers, part.memory)
 
 
 def _common(X: TensorSpace, Y: TensorSpace) -> list[tuple[Subset, Subset]]:

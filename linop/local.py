@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import scipy.sparse
-import scipy.sparse.linalg
+import scipy
 
 from linop.algebra import Local
 from linop.calls import remembered
@@ -74,8 +73,8 @@ def matrix(
         raise ShapeError(f"matrix: expected two dimensions, given shape {A.shape}")
     source, target = _sides(A.shape, A.dtype, domain, codomain)
     wide = sparse_dtype(checked_dtype(A.dtype, source.dtype))
-    A = A.astype(wide)
-    adjoint = A.conj().T
+    A = A.astype(wide, copy=False)
+    adjoint = A.conj().T if wide.kind == "c" else A.T
 
     def port(namespace: Namespace) -> tuple[Function, Function]:
         forward, backward = product(namespace, A), product(namespace, adjoint)
@@ -111,7 +110,7 @@ def diagonal(
     space = place_space(Region("x", d.shape) if domain is None else domain, d.dtype)
     if len(space) != 1 or space.regions[0].shape != d.shape:
         raise ShapeError(f"diagonal: shape {d.shape} given for the space {space}")
-    d = d.astype(checked_dtype(d.dtype, space.dtype))
+    d = d.astype(checked_dtype(d.dtype, space.dtype), copy=False)
 
     def port(namespace: Namespace) -> tuple[Function, Function]:
         here = namespace.put(d)
@@ -135,7 +134,7 @@ def restriction(
     Args:
         domain: one region.
         keep: it, a subset of it, or whole numbers that index it flattened.
-        codomain: by default a region ``<name>'`` of the same worker, of the part's shape.
+        codomain: by default a region ``<name>'`` beside it, of the part's shape.
     """
     space = place_space(domain, np.float64)
     region = single_region("restriction", space)
@@ -148,7 +147,7 @@ def restriction(
             raise ArgumentError(f"restriction: expected whole numbers, given {keep!r}")
         if index.size and not (-region.size <= index.min() and index.max() < region.size):
             raise ShapeError(f"restriction: indices outside of a region of {region.size} elements")
-    target = Region(f"{region.name}'", index.shape, region.workers)
+    target = Region(f"{region.name}'", index.shape, region.workers, region.memory)
     ones = np.ones(index.size, sparse_dtype(space.dtype))
     A = _selection(index.ravel() % max(region.size, 1), region.size, ones)
     return matrix(A, space, place_space(codomain or target, space.dtype), name=name)
@@ -166,7 +165,8 @@ def fft(domain: Place, codomain: Place | None = None, *, name: str = "F") -> Lin
     if space.dtype.kind != "c":
         raise DTypeError(f"fft: a space of dtype {space.dtype} given, a complex one expected")
     target = place_space(
-        codomain or Region(f"{region.name}^", region.shape, region.workers), space.dtype
+        codomain or Region(f"{region.name}^", region.shape, region.workers, region.memory),
+        space.dtype,
     )
     if single_region("fft", target).shape != region.shape:
         raise ShapeError(f"fft: domain {space} and codomain {target} differ in shape")
@@ -279,10 +279,10 @@ def _sides(
     shape: tuple[int, ...], dtype: np.dtype, domain: Place | None, codomain: Place | None
 ) -> tuple[Space, Space]:
     held = [r for p in (domain, codomain) if p is not None for r in place_space(p, dtype).regions]
-    workers = held[0].workers if held else (0,)
+    place = (held[0].workers, held[0].memory) if held else ()
     like = next((p.dtype for p in (domain, codomain) if isinstance(p, Space)), dtype)
-    source = place_space(Region("x", shape[1], workers) if domain is None else domain, like)
-    target = place_space(Region("y", shape[0], workers) if codomain is None else codomain, like)
+    source = place_space(Region("x", shape[1], *place) if domain is None else domain, like)
+    target = place_space(Region("y", shape[0], *place) if codomain is None else codomain, like)
     if shape != (target.size, source.size):
         raise ShapeError(
             f"a matrix of shape {tuple(shape)} given for {source} -> {target}, which needs "

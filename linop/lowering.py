@@ -11,8 +11,7 @@ from collections.abc import Iterable, Iterator
 from itertools import groupby
 
 import numpy as np
-import scipy.sparse
-from scipy.sparse.csgraph import connected_components
+import scipy
 
 from linop.boxes import Ints, Table, canonical
 from linop.errors import BackendError
@@ -127,7 +126,10 @@ def _meeting(at: Ints, stop: Ints) -> list[Ints]:
         meet = np.ones((len(boxes), len(boxes)), bool)
         for a, b in zip(low.T, high.T, strict=True):
             meet &= np.maximum.outer(a, a) < np.minimum.outer(b, b)
-        _, label = connected_components(scipy.sparse.csr_array(meet), directed=False)
+        label = np.arange(len(boxes))
+        if np.count_nonzero(meet) > len(boxes):
+            graph = scipy.sparse.csr_array(meet)
+            _, label = scipy.sparse.csgraph.connected_components(graph, directed=False)
     else:
         zeros = np.zeros(len(boxes), np.int64)
         table = Table(zeros, zeros, low, low, high - low, np.ones(len(boxes)))
@@ -176,7 +178,8 @@ def _message_offsets(incoming: Routes, worker: int) -> np.ndarray:
 
 
 def _kept(movement: Movement, incoming: Routes, worker: int) -> dict[int, Region]:
-    """Destination regions (by number) that are a local source region, whole and unchanged."""
+    """Destination regions (by number) that are a local source region, whole, unchanged, and in the
+    same memory."""
     table = incoming.table
     numbers, count = np.unique(table.dst[incoming.row], return_counts=True)
     single = set(numbers[count == 1].tolist())
@@ -185,6 +188,7 @@ def _kept(movement: Movement, incoming: Routes, worker: int) -> dict[int, Region
         row = incoming.row[k]
         if int(table.dst[row]) in single and table.coef[row] == 1:
             transfer = movement.transfer(row, table)
-            if transfer.source.whole and transfer.target.whole:
-                kept[int(table.dst[row])] = transfer.source.region
+            source, target = transfer.source, transfer.target
+            if source.whole and target.whole and source.memory == target.memory:
+                kept[int(table.dst[row])] = source.region
     return kept

@@ -13,7 +13,7 @@ from functools import cached_property, reduce
 from typing import Any
 
 import numpy as np
-import scipy.sparse
+import scipy
 
 from linop import boxes
 from linop.boxes import Table

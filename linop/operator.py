@@ -13,11 +13,10 @@ from functools import cached_property, reduce
 from typing import Any, overload
 
 import numpy as np
-import scipy.sparse
-import scipy.sparse.linalg
+import scipy  # its parts, when they are used: they take as long as all of linop
 
 from linop import laws
-from linop.calls import Call, call_again, remembered
+from linop.calls import Remembering, remembered
 from linop.cost import Cost, cost
 from linop.errors import ArgumentError, SpaceError, UndecidableError
 from linop.movement import Movement
@@ -31,7 +30,7 @@ from linop.stages import Stages, bare_or_dict
 Arrays = dict[str, Array]
 
 
-class LinearOperator(ABC):
+class LinearOperator(Remembering, ABC):
     """A linear map ``domain -> codomain``.
 
     ``a @ b`` composes, ``a + b``, ``2 * a``, ``a / 2``, ``a ** 3`` are what they say, ``op.H`` is
@@ -40,6 +39,7 @@ class LinearOperator(ABC):
     """
 
     __array_ufunc__ = None  # numpy_scalar * op is ours
+    _h: LinearOperator | None = None
     loose = False  # whether its symbol wants parentheses inside a product
 
     def __init__(self, domain: Space, codomain: Space) -> None:
@@ -52,8 +52,6 @@ class LinearOperator(ABC):
             )
         self.domain = domain
         self.codomain = codomain
-        self._h: LinearOperator | None = None
-        self.call: Call | None = None
 
     # What a class of operators says of itself
 
@@ -86,25 +84,6 @@ class LinearOperator(ABC):
         """The operator in the paper's notation, as text or as LaTeX."""
 
     # What every operator can be asked
-
-    def __deepcopy__(self, memo: object) -> LinearOperator:
-        """Itself: it is frozen data."""
-        return self
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        """As the call that made it, or its adjoint; so functions of `local` alone must pickle."""
-        if self.call is not None:
-            return call_again, (self.call,)
-        if self._h is not None and self._h.call is not None:
-            return _adjoint_of, (self._h,)
-        return super().__reduce_ex__(protocol)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Without what is derived from it."""
-        own = {k: v for k, v in vars(self).items() if k != "_bridges"}
-        for name in [k for k in own if isinstance(getattr(type(self), k, None), cached_property)]:
-            del own[name]
-        return own | {"_h": None}
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -173,9 +152,8 @@ class LinearOperator(ABC):
             raise ArgumentError(f"equals: expected an operator, given {other!r}")
         if self is other:
             return True
-        if self.domain != other.domain or self.codomain != other.codomain:
-            return False
-        return self.stages.equals(other.stages)
+        alike = self.domain == other.domain and self.codomain == other.codomain
+        return alike and self.stages.equals(other.stages)
 
     def simplify(self) -> LinearOperator:
         """An equal operator after the laws ``K K = K``, ``A* A = I``, ``M* M``, … (`linop.laws`);
@@ -190,10 +168,8 @@ class LinearOperator(ABC):
     def compile(self, backend: Any) -> Any:
         """The plan that runs this operator on a backend: ``plan(x)``, ``plan.H(y)``."""
         if not hasattr(backend, "compile"):
-            raise ArgumentError(
-                f"compile: expected a backend, given {backend!r}; make one with "
-                f"linop.backends.get(name)"
-            )
+            mend = "make one with linop.backends.get(name)"
+            raise ArgumentError(f"compile: expected a backend, given {backend!r}; {mend}")
         return backend.compile(self)
 
     def to_scipy(self) -> scipy.sparse.linalg.LinearOperator:
@@ -404,7 +380,8 @@ class Sum(LinearOperator):
         for term in terms[1:]:
             self.domain.same_as(term.domain, "sum of operators, domains")
             self.codomain.same_as(term.codomain, "sum of operators, codomains")
-        self.terms = tuple(t for term in terms for t in _terms(term))
+        flat = [t for term in terms for t in (term.terms if isinstance(term, Sum) else (term,))]
+        self.terms: tuple[LinearOperator, ...] = tuple(flat)
 
     def _adjoint(self) -> LinearOperator:
         return Sum([term.H for term in self.terms])
@@ -521,11 +498,3 @@ def _ordered(op: LinearOperator, domain: Space, codomain: Space) -> LinearOperat
     if op.codomain.regions != codomain.regions:
         factors.insert(0, Identity(op.codomain, codomain))
     return compose(*factors)
-
-
-def _adjoint_of(op: LinearOperator) -> LinearOperator:
-    return op.H
-
-
-def _terms(op: LinearOperator) -> tuple[LinearOperator, ...]:
-    return op.terms if isinstance(op, Sum) else (op,)

@@ -7,6 +7,7 @@ padded tensor is, like that of every movement, the adjoint of an operator.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import index
 from typing import Literal, get_args
 
 from linop.calls import remembered
@@ -49,7 +50,7 @@ def pad(X: TensorSpace, widths: Widths, mode: PaddingMode = "zeros") -> LinearOp
         cuts = [[a + left, b + left] for a, b in X.bounds[d]]
         cuts[0][0], cuts[-1][1] = 0, X.global_shape[d] + left + right
         bounds[d] = tuple((min(max(a, 0), shape[d]), min(max(b, 0), shape[d])) for a, b in cuts)
-    Y = TensorSpace(shape, X.partition, X.dtype, X.axes, X.name, bounds=bounds)
+    Y = TensorSpace(shape, X.partition, X.dtype, X.axes, X.name, bounds=bounds, memory=X.memory)
     return collective("Pad", mode, X, Y, copies_apart(X), edges(X.global_shape, widths, mode))
 
 
@@ -59,7 +60,11 @@ def padded_shape(X: TensorSpace, widths: Widths) -> tuple[int, ...]:
     Raises:
         ShapeError: not a pair of whole numbers for each dimension, or nothing is left.
     """
-    if len(widths) != X.ndim or any(len(tuple(pair)) != 2 for pair in widths):
+    try:
+        lengths = [len([index(width) for width in pair]) for pair in widths]
+    except TypeError:
+        lengths = None
+    if lengths != [2] * X.ndim:
         raise ShapeError(
             f"pad: widths {widths!r} for a tensor of shape {X.global_shape}; (left, right) "
             f"expected for each of its {X.ndim} dimensions"

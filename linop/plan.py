@@ -16,7 +16,7 @@ from functools import cached_property
 import numpy as np
 
 from linop.patterns import Pattern
-from linop.region import Region, Subset
+from linop.region import Region, Subset, memory_mark
 from linop.scalars import Scalar
 from linop.stages import Call
 
@@ -57,12 +57,12 @@ class Make:
     zeroed: bool
 
     def __str__(self) -> str:
-        return f"make {self.region}{list(self.region.shape)}{' of zeros' if self.zeroed else ''}"
+        return f"make {_shaped(self.region)}{' of zeros' if self.zeroed else ''}"
 
 
 @dataclass(frozen=True)
 class Alias:
-    """A new region that is a current one unchanged: no copy."""
+    """A new region that is a current one unchanged, in the same memory: no copy."""
 
     source: Region
     target: Region
@@ -86,7 +86,8 @@ class Message:
 
 @dataclass(frozen=True)
 class Put:
-    """Set or increase a part of a new region by a multiple of a current part, or of a message."""
+    """Set or increase a part of a new region by a multiple of a current part (in another memory, it
+    may be), or of a message."""
 
     target: Subset
     source: Subset | Message
@@ -94,17 +95,28 @@ class Put:
     accumulate: bool
 
     @property
+    def crosses(self) -> bool:
+        """Whether this goes from one memory of the worker to another. What comes in a message does
+        not: its source is the message, wherever a backend receives that."""
+        return isinstance(self.source, Subset) and self.source.memory != self.target.memory
+
+    @property
     def keeps(self) -> bool:
         """Whether this leaves a part of a region as it was."""
         source = self.source
-        if not isinstance(source, Subset) or self.coefficient != 1 or self.accumulate:
+        if not isinstance(source, Subset) or self.coefficient != 1:
+            return False
+        if self.accumulate or self.crosses:
             return False
         same = source.region.name == self.target.region.name
         return same and source.slices == self.target.slices
 
     def __str__(self) -> str:
         scale = "" if self.coefficient == 1 else f"{self.coefficient} · "
-        return f"{self.target} {'+=' if self.accumulate else '='} {scale}{self.source}"
+        text = f"{self.target} {'+=' if self.accumulate else '='} {scale}{self.source}"
+        if not isinstance(self.source, Subset) or not self.crosses:
+            return text
+        return f"{text}, {self.source.memory} to {self.target.memory} memory"
 
 
 @dataclass(frozen=True)
@@ -190,11 +202,12 @@ class Plan:
         read += [put.source for put in new if isinstance(put.source, Subset)]
         zeroed = {step.region.name for step in steps if isinstance(step, Make) and step.zeroed}
         added = {put.target.region.name for put in puts if put.accumulate}
-        given = {region.name: region.shape for region in self.inputs}
+        given = {region.name: (region.shape, region.memory) for region in self.inputs}
         for region in self.outputs:
             if region.name not in given:
                 continue
-            if given[region.name] != region.shape or region.name in zeroed | added:
+            same = given[region.name] == (region.shape, region.memory)
+            if not same or region.name in zeroed | added:
                 return False
             written = [put.target for put in new if put.target.region.name == region.name]
             for part in read:
@@ -235,4 +248,8 @@ class Plan:
 
 
 def _names(regions: tuple[Region, ...]) -> str:
-    return ", ".join(f"{r.name}{list(r.shape)}" for r in regions) or "nothing"
+    return ", ".join(map(_shaped, regions)) or "nothing"
+
+
+def _shaped(region: Region) -> str:
+    return f"{region.name}{list(region.shape)}{memory_mark(region)}"

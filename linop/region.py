@@ -1,7 +1,8 @@
 """Regions of memory and rectangular subsets of them (the paper's x_a).
 
 A `Region` is a named n-d piece of memory on a worker, or one logical piece that several workers
-hold identical copies of. A `Subset` is a box in it. Nothing here knows dtypes or spaces.
+hold identical copies of. A `Subset` is a box in it. A worker may have memories of several kinds
+(the paper's "auxiliary memories", section 2). Nothing here knows dtypes or spaces.
 """
 
 from __future__ import annotations
@@ -18,6 +19,11 @@ import numpy as np
 
 from linop.errors import ArgumentError, LinopError, SpaceError, SubsetError
 
+MEMORIES = ("default", "host", "device")
+"""The kinds of memory that a region may live in. "default": where a backend's arrays are. "host":
+that of the processor. "device": that of the accelerator; a backend that has none keeps such a
+region in host memory, as memory of its own all the same."""
+
 Index = slice | EllipsisType | tuple["slice | EllipsisType", ...]
 
 
@@ -30,6 +36,12 @@ class Region:
         shape: extent of each dimension; may be empty (a scalar) or hold zeros (no memory at all).
         workers: the worker that holds it; or several, which then hold identical copies of *one*
             logical piece: a replicated region counts once in the inner product.
+        memory: the kind of memory that it lives in, one of `MEMORIES`. Regions that differ in
+            nothing else are different regions.
+
+    Raises:
+        ArgumentError: an argument is of another kind, or there is no such memory.
+        SpaceError: an extent or a worker is negative, a worker is named twice, or there is none.
 
     Indexing with slices of unit step gives a `Subset`: ``region[2:5, :]``.
     """
@@ -37,9 +49,14 @@ class Region:
     name: str
     shape: tuple[int, ...]
     workers: tuple[int, ...]
+    memory: str
 
     def __init__(
-        self, name: str, shape: int | Sequence[int], workers: int | Iterable[int] = 0
+        self,
+        name: str,
+        shape: int | Sequence[int],
+        workers: int | Iterable[int] = 0,
+        memory: str = "default",
     ) -> None:
         if not isinstance(name, str) or not name:
             raise ArgumentError(f"a region's name is a non-empty string; given {name!r}")
@@ -51,14 +68,18 @@ class Region:
         if len(set(held)) < len(held):
             raise SpaceError(f"region {name!r} names a worker twice: {held}")
         object.__setattr__(self, "workers", tuple(sorted(held)))
+        object.__setattr__(self, "memory", known_memory(memory, f"region {name!r}"))
 
     @staticmethod
-    def checked(name: str, shape: tuple[int, ...], workers: tuple[int, ...]) -> Region:
+    def checked(
+        name: str, shape: tuple[int, ...], workers: tuple[int, ...], memory: str = "default"
+    ) -> Region:
         """A region from arguments known to be right, workers in order: for spaces of thousands."""
-        region = object.__new__(Region)
+        region = _new(Region)
         _set_name(region, name)
         _set_shape(region, shape)
         _set_workers(region, workers)
+        _set_memory(region, memory)
         return region
 
     @property
@@ -84,10 +105,15 @@ class Region:
     def __str__(self) -> str:
         return self.name
 
+    def __repr__(self) -> str:
+        memory = "" if self.memory == "default" else f", memory={self.memory!r}"
+        return f"Region(name={self.name!r}, shape={self.shape}, workers={self.workers}{memory})"
 
+
+_new = object.__new__
 # A frozen dataclass forbids assignment; its slots do not, at a third of object.__setattr__'s time.
-_set_name, _set_shape, _set_workers = (
-    vars(Region)[slot].__set__ for slot in ("name", "shape", "workers")
+_set_name, _set_shape, _set_workers, _set_memory = (
+    vars(Region)[slot].__set__ for slot in ("name", "shape", "workers", "memory")
 )
 
 
@@ -110,6 +136,10 @@ class Subset:
     @property
     def workers(self) -> tuple[int, ...]:
         return self.region.workers
+
+    @property
+    def memory(self) -> str:
+        return self.region.memory
 
     @property
     def slices(self) -> tuple[slice, ...]:
@@ -160,6 +190,23 @@ def as_subset(part: Part) -> Subset:
     if isinstance(part, Region):
         return Subset(part, (0,) * part.ndim, part.shape)
     raise ArgumentError(f"expected a Region or a Subset of one, given {part!r}")
+
+
+def known_memory(memory: str, what: str) -> str:
+    """A kind of memory, if there is such a one.
+
+    Raises:
+        ArgumentError: there is not.
+    """
+    if not isinstance(memory, str) or memory not in MEMORIES:
+        known = ", ".join(map(repr, MEMORIES))
+        raise ArgumentError(f"{what}: memory is one of {known}; given {memory!r}")
+    return memory
+
+
+def memory_mark(region: Region) -> str:
+    """What is printed behind a region that does not live in the default memory."""
+    return "" if region.memory == "default" else f":{region.memory}"
 
 
 def naturals(

@@ -98,9 +98,9 @@ def _parted(
         cuts = [shape[axis] * k // len(one.targets) for k in range(len(one.targets) + 1)]
         for k, (low, high) in enumerate(pairwise(cuts)):
             part = partial(_part, axis=axis, low=low, high=high)
-            (worker,) = one.targets[k].region.workers
+            (worker,), memory = one.targets[k].workers, one.targets[k].memory
             extent = (*shape[:axis], high - low, *shape[axis + 1 :])
-            share = as_subset(Region(f"share {k} of sum {number}", extent, worker))
+            share = as_subset(Region(f"share {k} of sum {number}", extent, worker, memory))
             shares.append(share.region)
             first += [(share, part(source), coefficient) for source, coefficient in one.sources]
             last += [(part(target), share, 1) for target in one.targets]

@@ -38,12 +38,15 @@ class Simulation:
     messages_received: Ints
     bytes_sent: Ints
     bytes_received: Ints
+    bytes_between_memories: Ints
+    """Bytes that a worker copies from one of its memories to another (host and device); not those
+    that come in messages."""
     sending: Seconds
     """Seconds in which a worker sends."""
     waiting: Seconds
     """Seconds in which it has sent, and still receives or waits for others."""
     copying: Seconds
-    """Seconds in which it copies inside its memory."""
+    """Seconds in which it copies inside its memory, and between its memories."""
     adding: Seconds
     """Seconds in which it adds what has come to what is there."""
     stages: int
@@ -100,7 +103,8 @@ def simulate(op: Staged, network: Network | None = None) -> Simulation:
         done  = here + copied bytes · (seconds a byte copied) + γ · added bytes
 
     and `done` is the t of the next stage. Bytes added to a region are those that come beyond its
-    size. The network has no hops and no contention; local maps take no time.
+    size. The network has no hops and no contention; a byte copied from host to device, or back,
+    takes as long as one copied inside either; local maps take no time.
 
     Args:
         op: the operator.
@@ -112,6 +116,7 @@ def simulate(op: Staged, network: Network | None = None) -> Simulation:
     n = len(workers)
     counts = np.zeros((4, n), np.int64)
     sending, waiting, copying, adding = np.zeros((4, n))
+    between = np.zeros(n, np.int64)
     busy = 0
     for movement in stages.movements:
         itemsize = movement.domain.dtype.itemsize
@@ -128,7 +133,8 @@ def simulate(op: Staged, network: Network | None = None) -> Simulation:
         gone = begun + own
         here = np.maximum(gone, begun + np.bincount(r, each, n))
         np.maximum.at(here, r, gone[s])
-        copied, added = _memory_traffic(movement, every, workers)
+        copied, crossing, added = _memory_traffic(movement, every, workers)
+        between += crossing * itemsize
         sending += own
         waiting += here - gone
         copying += copied * itemsize * network.per_byte_copied
@@ -140,6 +146,7 @@ def simulate(op: Staged, network: Network | None = None) -> Simulation:
         received,
         bytes_sent,
         bytes_received,
+        between,
         sending,
         waiting,
         copying,
@@ -148,9 +155,10 @@ def simulate(op: Staged, network: Network | None = None) -> Simulation:
     )
 
 
-def _memory_traffic(movement: Movement, every: Routes, workers: Ints) -> tuple[Ints, Ints]:
-    """Elements that each worker copies inside its memory, and that it adds. A region that is
-    another one whole and unchanged is passed on, not copied."""
+def _memory_traffic(movement: Movement, every: Routes, workers: Ints) -> tuple[Ints, Ints, Ints]:
+    """Elements that each worker copies, those of them that it copies between its memories, and
+    those that it adds. A region that is another one of the same memory, whole and unchanged, is
+    passed on, not copied."""
     table = every.table
     sizes_to, sizes_from = (
         space.shapes.prod(axis=1) for space in (movement.codomain, movement.domain)
@@ -163,7 +171,11 @@ def _memory_traffic(movement: Movement, every: Routes, workers: Ints) -> tuple[I
     n = len(workers)
     added = np.bincount(places // max(1, len(sizes_to)), beyond, n)
     whole = (every.volume == sizes_to[dst]) & (every.volume == sizes_from[src])
-    kept = whole & (many[which] == 1) & (table.coef[every.row] == 1)
-    copied = (every.sender == every.receiver) & ~kept
-    at = np.searchsorted(workers, every.receiver[copied])
-    return np.bincount(at, every.volume[copied], n), added
+    local = every.sender == every.receiver
+    crossing = local & (movement.codomain.memories[dst] != movement.domain.memories[src])
+    kept = whole & (many[which] == 1) & (table.coef[every.row] == 1) & ~crossing
+    copied, between = (
+        np.bincount(np.searchsorted(workers, every.receiver[mask]), every.volume[mask], n)
+        for mask in (local & ~kept, crossing)
+    )
+    return copied, between.astype(np.int64), added

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import scipy.sparse
+import scipy
 
 from linop.calls import remembered
 from linop.errors import ShapeError
@@ -48,7 +48,7 @@ def convolution(
     source, target = place_space(domain, np.float64), place_space(codomain, np.float64)
     region, result = single_region("convolution", source), single_region("convolution", target)
     weights = np.asarray(kernel)
-    weights = weights.astype(checked_dtype(weights.dtype, source.dtype))
+    weights = weights.astype(checked_dtype(weights.dtype, source.dtype), copy=False)
     if weights.ndim != region.ndim or 0 in weights.shape:
         raise ShapeError(
             f"convolution: kernel of shape {weights.shape} for a region of shape {region.shape}"
@@ -142,20 +142,18 @@ class _Window:
         return (*(slice(o, o + n, s) for o, n, s in bounds), ...)
 
     def forward(self, x: Array) -> Array:
-        from scipy.signal import correlate  # half of the time of `import linop` otherwise
 
         whole = np.zeros(self.padded, x.dtype)
         whole[self.inside] = x
-        full: Array = np.asarray(correlate(whole, np.conj(self.kernel), "valid"))
+        full: Array = np.asarray(scipy.signal.correlate(whole, np.conj(self.kernel), "valid"))
         result: Array = full[self.every].astype(x.dtype)
         return result
 
     def backward(self, y: Array) -> Array:
-        from scipy.signal import convolve
 
         spaced = np.zeros(self.full, y.dtype)
         spaced[self.every] = y
-        whole: Array = np.asarray(convolve(spaced, np.conj(self.kernel), "full"))
+        whole: Array = np.asarray(scipy.signal.convolve(spaced, np.conj(self.kernel), "full"))
         result: Array = whole[self.inside].astype(y.dtype)
         return result
 

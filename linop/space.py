@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from linop.errors import ArgumentError, DTypeError, RegionError, ShapeError, SpaceError, expect
-from linop.region import Part, Region, Subset, as_subset
+from linop.region import MEMORIES, Part, Region, Subset, as_subset, known_memory, memory_mark
 from linop.scalars import Array, Scalar, check_scalar, is_scalar, of_dtype
 
 
@@ -84,6 +84,21 @@ class Space:
         many = np.array([len(r.workers) for r in self.regions], np.int64)
         flat = np.array([w for r in self.regions for w in r.workers], np.int64)
         return flat, np.cumsum(many) - many, many
+
+    @cached_property
+    def memories(self) -> npt.NDArray[np.int64]:
+        """The memory of each region, as its position in `linop.region.MEMORIES`."""
+        return np.array([MEMORIES.index(region.memory) for region in self.regions], np.int64)
+
+    def in_memory(self, memory: str) -> Space:
+        """The same regions, all of them in one kind of memory. `linop.offload` moves there.
+
+        Raises:
+            ArgumentError: there is no such memory; see `linop.region.MEMORIES`.
+        """
+        known_memory(memory, "in_memory")
+        regions = (Region.checked(r.name, r.shape, r.workers, memory) for r in self.regions)
+        return Space(regions, self.dtype)
 
     @cached_property
     def digest(self) -> bytes:
@@ -159,7 +174,7 @@ class Space:
         return f"{type(self).__name__}({self}, dtype={self.dtype.name})"
 
     def __str__(self) -> str:
-        parts = [f"{r.name}{list(r.shape)}@{_workers(r)}" for r in self.regions]
+        parts = [f"{r.name}{list(r.shape)}@{_workers(r)}{memory_mark(r)}" for r in self.regions]
         return " ⊕ ".join(parts if len(parts) <= 8 else [*parts[:6], "…", parts[-1]]) or "0"
 
     def require(self, part: Part) -> Subset:
@@ -459,7 +474,7 @@ def _describe(space: Space, name: str) -> str:
     if name not in space:
         return f"(no {name!r})"
     region = space[name]
-    return f"{name!r} shape {region.shape} on worker {_workers(region)}"
+    return f"{name!r} shape {region.shape} on worker {_workers(region)}{memory_mark(region)}"
 
 
 def _workers(region: Region) -> str:

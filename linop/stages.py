@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import scipy.sparse
+import scipy
 
 from linop.errors import ArgumentError, DTypeError, ShapeError, UndecidableError
 from linop.movement import Movement
@@ -386,7 +386,7 @@ def _swapped(port: Port) -> Port:
 
 
 def _rename(space: Space, rename: Callable[[str], str]) -> Space:
-    renamed = (Region.checked(rename(r.name), r.shape, r.workers) for r in space.regions)
+    renamed = (Region.checked(rename(r.name), r.shape, r.workers, r.memory) for r in space.regions)
     return Space(renamed, space.dtype)
 
 

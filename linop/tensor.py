@@ -16,7 +16,7 @@ import numpy.typing as npt
 from linop.errors import ArgumentError, PartitionError, ShapeError, SpaceError, expect
 from linop.kronecker import GridAxis
 from linop.partition import Partition, balanced
-from linop.region import Region, Subset, naturals
+from linop.region import MEMORIES, Region, Subset, known_memory, naturals
 from linop.scalars import Array, of_dtype
 from linop.space import Space, Vector
 
@@ -56,12 +56,14 @@ class TensorSpace(Space):
         sizes: block lengths, by tensor dimension, where they are not to be balanced.
         bounds: global (start, stop) of blocks, by tensor dimension, where they are not to follow
             one another: blocks that overlap or leave gaps.
+        memory: the kind of memory that all blocks live in, one of `linop.region.MEMORIES`.
 
     Balanced means that the first ``n mod p`` blocks are one longer; with more workers than elements
     the last blocks are empty.
 
     Raises:
         PartitionError: axes do not fit the grid or the tensor, or blocks do not fit the tensor.
+        ArgumentError: there is no such memory.
     """
 
     def __init__(
@@ -74,10 +76,12 @@ class TensorSpace(Space):
         *,
         sizes: Mapping[int, Sequence[int]] | None = None,
         bounds: Mapping[int, Bounds] | None = None,
+        memory: str = "default",
     ) -> None:
         self.global_shape = naturals(shape, "shape of a tensor")
         self.partition = expect("partition", partition, Partition)
         self.name = name
+        self.memory = known_memory(memory, f"tensor {name!r}")
         self.axes: tuple[Axis, ...] = self._check_axes(axes)
         for d in (*(sizes or {}), *(bounds or {})):
             if d not in range(self.ndim):
@@ -140,7 +144,7 @@ class TensorSpace(Space):
         columns = self.shapes[:, : self.ndim].T.tolist()
         shapes = zip(*columns, strict=True) if columns else repeat(())
         holders = zip(*self._lines.T.tolist(), strict=True)
-        regions = list(map(Region.checked, self.index, shapes, holders))
+        regions = list(map(Region.checked, self.index, shapes, holders, repeat(self.memory)))
         for number, region in self._made.items():
             regions[number] = region
         return tuple(regions)
@@ -152,7 +156,7 @@ class TensorSpace(Space):
         if number not in self._made:
             held = tuple(self._lines[number].tolist())
             shape = tuple(self.shapes[number, : self.ndim].tolist())
-            self._made[number] = Region.checked(f"{self.name}@{held[0]}", shape, held)
+            self._made[number] = Region.checked(f"{self.name}@{held[0]}", shape, held, self.memory)
         return self._made[number]
 
     @cached_property
@@ -199,6 +203,22 @@ class TensorSpace(Space):
         return self._lines.ravel(), each * np.arange(blocks), np.full(blocks, each)
 
     @cached_property
+    def memories(self) -> npt.NDArray[np.int64]:
+        return np.full(len(self._lines), MEMORIES.index(self.memory))
+
+    def in_memory(self, memory: str) -> TensorSpace:
+        bounds = dict(enumerate(self.bounds))
+        return TensorSpace(
+            self.global_shape,
+            self.partition,
+            self.dtype,
+            self.axes,
+            self.name,
+            bounds=bounds,
+            memory=memory,
+        )
+
+    @cached_property
     def workers(self) -> tuple[int, ...]:
         return tuple(sorted(self.partition.workers))
 
@@ -224,6 +244,7 @@ class TensorSpace(Space):
             tuple(axis.value if isinstance(axis, Role) else axis for axis in self.axes),
             self.name,
             self.bounds,
+            self.memory,
         )
 
     @cached_property
@@ -329,8 +350,17 @@ class TensorSpace(Space):
     def like(
         self, partition: Partition, axes: Sequence[Axis], bounds: Mapping[int, Bounds] | None = None
     ) -> TensorSpace:
-        """The same global tensor on another partition; balanced where `bounds` does not say."""
-        return TensorSpace(self.global_shape, partition, self.dtype, axes, self.name, bounds=bounds)
+        """The same global tensor on another partition, in the same kind of memory; balanced where
+        `bounds` does not say."""
+        return TensorSpace(
+            self.global_shape,
+            partition,
+            self.dtype,
+            axes,
+            self.name,
+            bounds=bounds,
+            memory=self.memory,
+        )
 
     @property
     def copied(self) -> tuple[int, ...]:
@@ -365,9 +395,10 @@ class TensorSpace(Space):
         return apart and not self.copied
 
     def __repr__(self) -> str:
+        memory = "" if self.memory == "default" else f", memory={self.memory!r}"
         return (
             f"TensorSpace({self.global_shape}, {self.partition!r}, dtype={self.dtype.name}, "
-            f"axes={self.axes}, name={self.name!r})"
+            f"axes={self.axes}, name={self.name!r}{memory})"
         )
 
 

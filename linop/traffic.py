@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import scipy.sparse
+import scipy
 
 from linop.boxes import Ints
 from linop.routing import messages, routes

@@ -55,6 +55,10 @@ class UnknownRegionError(PlanError):
     """A step uses a region, a part of one, or a message that its worker does not have then."""
 
 
+class MemoryMismatchError(PlanError):
+    """A region is kept, without a copy, as one that lives in another memory."""
+
+
 class TwoWritersError(PlanError):
     """An element is set twice in a stage."""
 
@@ -173,6 +177,11 @@ class _Worker:
             case Alias():
                 self._have(step.source, step)
                 self._same_shape(step.source, step.target, step)
+                if step.source.memory != step.target.memory:
+                    raise MemoryMismatchError(
+                        f"{self._where(step)}: {step.source.memory} memory, and "
+                        f"{step.target.memory} memory expected"
+                    )
                 self._bring(step.target, np.ones(step.target.shape, bool), step)
             case Put():
                 self._put(step)

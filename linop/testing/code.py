@@ -13,8 +13,7 @@ from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
 import numpy as np
-import scipy.sparse
-import scipy.sparse.linalg
+import scipy
 
 from linop.algebra import DirectSum, Named
 from linop.calls import Call
@@ -32,6 +31,11 @@ def code(what: Any) -> str:
 
     Functions that local operators were given print by name, whether or not it can be imported.
     """
+    # Not registered, for SciPy's parts are loaded where they are used.
+    if scipy.sparse.issparse(what):
+        return f"scipy.sparse.csr_array({code(what.toarray())})"
+    if isinstance(what, scipy.sparse.linalg.LinearOperator) and hasattr(what, "A"):
+        return f"scipy.sparse.linalg.aslinearoperator({code(what.A)})"
     return repr(what)
 
 
@@ -42,7 +46,7 @@ def code(what: Any) -> str:
 def _region(region: Region) -> str:
     held = region.workers
     worker = "" if held == (0,) else f", {held[0] if len(held) == 1 else held}"
-    return f"linop.Region({region.name!r}, {region.shape}{worker})"
+    return f"linop.Region({region.name!r}, {region.shape}{worker}{_memory(region)})"
 
 
 @code.register
@@ -74,6 +78,7 @@ def _tensor_space(X: TensorSpace) -> str:
         text += f", axes={code(X.axes)}"
     if X.name != "x":
         text += f", name={X.name!r}"
+    text += _memory(X)
     uneven = {d: cut for d, cut in enumerate(X.bounds) if cut != _balanced(X, d)}
     return f"{text}{f', bounds={uneven}' if uneven else ''})"
 
@@ -81,6 +86,10 @@ def _tensor_space(X: TensorSpace) -> str:
 @code.register
 def _vector(vector: Vector) -> str:
     return f"{code(vector.space)}.vector({code(vector.arrays)})"
+
+
+def _memory(where: Region | TensorSpace) -> str:
+    return "" if where.memory == "default" else f", memory={where.memory!r}"
 
 
 def _dtype(space: Space) -> str:
@@ -190,16 +199,6 @@ def _array(array: np.ndarray) -> str:
 @code.register
 def _number(number: np.generic) -> str:
     return f"numpy.{number.dtype.name}({number.item()!r})"
-
-
-@code.register
-def _sparse(matrix: scipy.sparse.sparray) -> str:
-    return f"scipy.sparse.csr_array({code(matrix.toarray())})"
-
-
-@code.register
-def _matrix_operator(op: scipy.sparse.linalg._interface.MatrixLinearOperator) -> str:
-    return f"scipy.sparse.linalg.aslinearoperator({code(op.A)})"
 
 
 @code.register

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 import linop
 from linop import Partition, Region, Space, Subset, TensorSpace
+from linop.region import MEMORIES
 from linop.tensor import Role
 
 try:
@@ -30,6 +31,11 @@ Box = tuple[tuple[int, int], ...]
 """(start, stop) in each dimension."""
 PartOf = tuple[str, Box]
 """The name of a region, and a box in it."""
+
+Place = tuple[tuple[int, ...]] | tuple[tuple[int, ...], str]
+"""The workers that hold a region, and its memory, where that is not the default."""
+RegionDescription = tuple[Any, ...]
+"""Name, shape, and what a `Place` has."""
 
 MOST = 9
 """Vectors hold whole numbers from -9 to 9."""
@@ -48,8 +54,8 @@ def dtype_of(name: str) -> np.dtype[Any]:
     return np.dtype(name)
 
 
-def region_of(described: tuple[str, tuple[int, ...], tuple[int, ...]]) -> Region:
-    """A region from its name, shape and workers."""
+def region_of(described: RegionDescription) -> Region:
+    """A region from its name, shape, workers and memory."""
     return Region(*described)
 
 
@@ -78,7 +84,7 @@ ROLES: dict[str, Role] = {"copies": linop.COPIES, "replicated": linop.REPLICATED
 
 
 def tensor_of(described: Description) -> TensorSpace:
-    """A tensor space from its global shape, grid, workers, axes and uneven blocks."""
+    """A tensor space from its global shape, grid, workers, axes, uneven blocks and memory."""
     axes = [ROLES[a] if isinstance(a, str) else a for a in described["axes"]]
     return TensorSpace(
         described["shape"],
@@ -88,6 +94,7 @@ def tensor_of(described: Description) -> TensorSpace:
         described["name"],
         sizes=dict(described.get("sizes", ())),
         bounds=dict(described.get("bounds", ())),
+        memory=described.get("memory", "default"),
     )
 
 
@@ -117,6 +124,12 @@ def holders(workers: int) -> st.SearchStrategy[tuple[int, ...]]:
     return st.one_of(one, several.map(lambda held: tuple(sorted(held))))
 
 
+def places(workers: int, memories: Sequence[str] = MEMORIES) -> st.SearchStrategy[Place]:
+    """Workers that hold a region, and one of some memories."""
+    memory = st.sampled_from(memories).map(lambda m: () if m == "default" else (m,))
+    return st.tuples(holders(workers), memory).map(lambda drawn: (drawn[0], *drawn[1]))
+
+
 def orders(workers: int, count: int) -> st.SearchStrategy[tuple[int, ...]]:
     """So many different workers, in any order; simplest is 0, 1, 2, …"""
     return st.permutations(range(workers)).map(lambda order: tuple(order[:count]))
@@ -131,13 +144,15 @@ def spaces(
     least: int = 1,
     most: int = 3,
     prefix: str = "x",
+    memories: Sequence[str] = MEMORIES,
 ) -> Description:
     """A space of a few regions, of one number of dimensions."""
     rank = draw(st.integers(0, 3)) if ndim is None else ndim
     count = draw(st.integers(least, most))
     extent = (0, 6, 4, 3)[rank]
     regions = tuple(
-        (f"{prefix}{k}", draw(shapes(rank, extent)), draw(holders(workers))) for k in range(count)
+        (f"{prefix}{k}", draw(shapes(rank, extent)), *draw(places(workers, memories)))
+        for k in range(count)
     )
     return {"regions": regions, "dtype": draw(st.sampled_from(dtypes))}
 
@@ -155,19 +170,19 @@ def boxes(draw: st.DrawFn, shape: Sequence[int]) -> Box:
 @st.composite
 def parts(draw: st.DrawFn, space: Description) -> PartOf:
     """A subset of one of the regions of a space."""
-    name, shape, _ = draw(st.sampled_from(space["regions"]))
+    name, shape, *_ = draw(st.sampled_from(space["regions"]))
     return name, draw(boxes(shape))
 
 
 @st.composite
 def pairs(draw: st.DrawFn, space: Description) -> tuple[PartOf, PartOf]:
     """Two subsets of equal shape that share no element; of a region each, or of the same one."""
-    a, of_a, _ = draw(st.sampled_from(space["regions"]))
+    a, of_a, *_ = draw(st.sampled_from(space["regions"]))
     # A scalar has no two different parts.
     alike = [r for r in space["regions"] if len(r[1]) == len(of_a) and (of_a or r[0] != a)]
     if not alike:
         reject()
-    b, of_b, _ = draw(st.sampled_from(alike))
+    b, of_b, *_ = draw(st.sampled_from(alike))
     apart = draw(st.integers(0, len(of_a) - 1)) if a == b else None
     box_a, box_b = [], []
     for k, (m, n) in enumerate(zip(of_a, of_b, strict=True)):
@@ -218,12 +233,13 @@ def tensors(
     uneven: bool = True,
     overlapping: bool = False,
     name: str = "x",
+    memories: Sequence[str] = MEMORIES,
 ) -> Description:
     """A tensor space.
 
     Args:
         workers: there are so many.
-        dtypes, grid, ndim, shape, name: to choose from, or given.
+        dtypes, grid, ndim, shape, name, memories: to choose from, or given.
         roles: what grid axes may do, but for those that `fixed` gives by axis.
         uneven: whether blocks may be of lengths of their own.
         overlapping: whether blocks may overlap and leave gaps.
@@ -249,6 +265,9 @@ def tensors(
         cut["bounds"] = tuple(
             (d, tuple(draw(boxes((shape[d],)))[0] for _ in range(p))) for d, p in counts.items()
         )
+    memory = draw(st.sampled_from(memories))
+    if memory != "default":
+        cut["memory"] = memory
     return {
         "shape": shape,
         "grid": grid,

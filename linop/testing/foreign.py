@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import scipy.sparse
-import scipy.sparse.linalg
+import scipy
 
 from linop import backends
 from linop.backends.base import Backend, BoundPlan

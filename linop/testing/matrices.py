@@ -24,7 +24,7 @@ def worst_of_matrices(F: Subject, G: Subject) -> tuple[float, float, Worst]:
     row, column = (int(k) for k in np.unravel_index(np.argmax(difference), difference.shape))
     found, right = backward[row, column].item(), wanted[row, column].item()
     words = (
-        f"worst at row {row}, column {column} of the adjoint, from {_place(G, G.domain, column)} "
+        f"row {row}, column {column} of the adjoint, from {_place(G, G.domain, column)} "
         f"to {_place(G, G.codomain, row)}: the adjoint has {shown(found)}, the conjugate transpose "
         f"of F has {shown(right)}"
     )

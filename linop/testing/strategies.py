@@ -95,7 +95,10 @@ def partitions(workers: int = 4, ndim: int | None = None) -> st.SearchStrategy[P
 
 
 def regions(
-    workers: int = 4, name: str = "x", ndim: int | None = None
+    workers: int = 4,
+    name: str = "x",
+    ndim: int | None = None,
+    memories: Sequence[str] = ("default",),
 ) -> st.SearchStrategy[Region]:
     """Regions on one worker, or with identical copies on several.
 
@@ -103,9 +106,10 @@ def regions(
         workers: how many there are.
         name: of the region.
         ndim: how many dimensions; by default 0 to 3.
+        memories: to choose from; `linop.region.MEMORIES` are all.
     """
-    held = describing.holders(workers)
-    return st.tuples(shapes(ndim), held).map(lambda drawn: Region(name, *drawn))
+    place = describing.places(workers, memories)
+    return st.tuples(shapes(ndim), place).map(lambda drawn: Region(name, drawn[0], *drawn[1]))
 
 
 def spaces(
@@ -116,6 +120,7 @@ def spaces(
     least: int = 1,
     most: int = 3,
     prefix: str = "x",
+    memories: Sequence[str] = ("default",),
 ) -> st.SearchStrategy[Space]:
     """Spaces of a few regions of one number of dimensions, called x0, x1, ….
 
@@ -125,8 +130,9 @@ def spaces(
         ndim: dimensions of the regions; by default 0 to 3.
         least, most: how many regions.
         prefix: of their names.
+        memories: to choose from, for each region; `linop.region.MEMORIES` are all.
     """
-    drawn = describing.spaces(workers, dtypes, ndim, least, most, prefix)
+    drawn = describing.spaces(workers, dtypes, ndim, least, most, prefix, memories)
     return drawn.map(describing.space_of)
 
 
@@ -157,6 +163,7 @@ def tensors(
     grid: tuple[int, ...] | None = None,
     uneven: bool = True,
     name: str = "x",
+    memories: Sequence[str] = ("default",),
 ) -> st.SearchStrategy[TensorSpace]:
     """Global tensors cut into blocks.
 
@@ -168,6 +175,7 @@ def tensors(
         shape, grid: of the tensor, and of the partition, where they are given.
         uneven: whether blocks may have lengths of their own.
         name: of the tensor.
+        memories: to choose from, for all blocks; `linop.region.MEMORIES` are all.
     """
     drawn = describing.tensors(
         workers,
@@ -178,6 +186,7 @@ def tensors(
         grid=grid,
         uneven=uneven,
         name=name,
+        memories=memories,
     )
     return drawn.map(describing.tensor_of)
 
@@ -208,7 +217,7 @@ def operators(
     workers: int = 4, kinds: Sequence[str] | None = None
 ) -> st.SearchStrategy[LinearOperator]:
     """Operators: random programs of memory operators and local maps, their sums, products and
-    adjoints, collectives, halo exchanges, padding.
+    adjoints, collectives, halo exchanges, padding; on regions in any memory.
 
     Args:
         workers: how many there are; an operator uses some of them.
@@ -233,5 +242,5 @@ def operators_on(space: Space, most: int = 4) -> st.SearchStrategy[LinearOperato
 
 
 def _described(space: Space) -> Description:
-    regions = tuple((r.name, r.shape, r.workers) for r in space.regions)
+    regions = tuple((r.name, r.shape, r.workers, r.memory) for r in space.regions)
     return {"regions": regions, "dtype": space.dtype.name}

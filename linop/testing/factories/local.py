@@ -8,8 +8,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import scipy.sparse
-import scipy.sparse.linalg
+import scipy
 from hypothesis import strategies as st
 
 import linop
@@ -182,7 +181,7 @@ def blur(source: Any, kernel_size: Any, stride: Any, padding: Any, dilation: Any
         columns = zip(region.shape, kernel_size, stride, pads, dilation, strict=True)
         out = tuple(max(0, (n + sum(p) - d * (k - 1) - 1) // s + 1) for n, k, s, p, d in columns)
         domain = Space(region, X.dtype)
-        codomain = Space(Region(f"y@{worker}", out, worker), X.dtype)
+        codomain = Space(Region(f"y@{worker}", out, worker, X.memory), X.dtype)
         options = {"stride": stride, "padding": pads, "dilation": dilation}
         blocks.append(linop.convolution(values, domain, codomain, **options))
     return linop.direct_sum(*blocks) @ H

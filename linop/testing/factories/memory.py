@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 import linop
 from linop import LinearOperator, Region, Space
+from linop.region import MEMORIES
 from linop.testing.describing import (
     COMPLEX,
     COMPUTED,
@@ -18,6 +19,7 @@ from linop.testing.describing import (
     pairs,
     part_of,
     parts,
+    places,
     region_of,
     seeds,
     shapes,
@@ -32,7 +34,8 @@ from linop.testing.factories.registry import operator_factory
 
 @st.composite
 def _space_and_new_region(draw: st.DrawFn, workers: int) -> Description:
-    new = ("new", draw(st.integers(0, 3).flatmap(lambda d: shapes(d, 3))), draw(holders(workers)))
+    shape = draw(st.integers(0, 3).flatmap(lambda d: shapes(d, 3)))
+    new = ("new", shape, *draw(places(workers)))
     return {"space": draw(spaces(workers, least=0)), "region": new}
 
 
@@ -44,7 +47,7 @@ def allocate(space: Any, region: Any) -> LinearOperator:
 @st.composite
 def _space_and_old_regions(draw: st.DrawFn, workers: int) -> Description:
     space = draw(spaces(workers))
-    names = [name for name, _, _ in space["regions"]]
+    names = [name for name, *_ in space["regions"]]
     return {"space": space, "names": tuple(draw(st.permutations(names))[: draw(st.integers(1, 2))])}
 
 
@@ -98,28 +101,28 @@ def send_recv_in_place(space: Any, a: Any, b: Any) -> LinearOperator:
 
 
 @st.composite
-def _space_part_and_holders(draw: st.DrawFn, workers: int) -> Description:
+def _space_part_and_place(draw: st.DrawFn, workers: int) -> Description:
     space = draw(spaces(workers))
-    return {"space": space, "a": draw(parts(space)), "to": draw(holders(workers))}
+    return {"space": space, "a": draw(parts(space)), "to": draw(places(workers))}
 
 
-@operator_factory(_space_part_and_holders)
+@operator_factory(_space_part_and_place)
 def copy_out_of_place(space: Any, a: Any, to: Any) -> LinearOperator:
     whole_space = space_of(space)
     source = part_of(whole_space, a)
-    return linop.copy(whole_space, source, Region("new", source.shape, to))
+    return linop.copy(whole_space, source, Region("new", source.shape, *to))
 
 
-@operator_factory(_space_part_and_holders)
+@operator_factory(_space_part_and_place)
 def send_recv(space: Any, a: Any, to: Any) -> LinearOperator:
     whole_space = space_of(space)
     source = part_of(whole_space, a)
-    return linop.send_recv(whole_space, source, Region("new", source.shape, to))
+    return linop.send_recv(whole_space, source, Region("new", source.shape, *to))
 
 
 @st.composite
 def _space_part_and_larger_region(draw: st.DrawFn, workers: int) -> Description:
-    described = draw(_space_part_and_holders(workers))
+    described = draw(_space_part_and_place(workers))
     before = tuple(draw(st.integers(0, 2)) for _ in described["a"][1])
     after = tuple(draw(st.integers(0, 2)) for _ in before)
     return {**described, "before": before, "after": after}
@@ -132,22 +135,35 @@ def copy_into_a_part_of_a_new_region(
     whole_space = space_of(space)
     source = part_of(whole_space, a)
     sizes = list(zip(before, source.shape, after, strict=True))
-    new = Region("new", tuple(map(sum, sizes)), to)
+    new = Region("new", tuple(map(sum, sizes)), *to)
     return linop.copy(whole_space, source, new[tuple(slice(b, b + n) for b, n, _ in sizes)])
 
 
 @st.composite
-def _space_region_and_holders(draw: st.DrawFn, workers: int) -> Description:
+def _space_region_and_place(draw: st.DrawFn, workers: int) -> Description:
     space = draw(spaces(workers))
-    name, _, _ = draw(st.sampled_from(space["regions"]))
-    return {"space": space, "name": name, "to": draw(holders(workers))}
+    name, *_ = draw(st.sampled_from(space["regions"]))
+    return {"space": space, "name": name, "to": draw(places(workers))}
 
 
-@operator_factory(_space_region_and_holders)
+@operator_factory(_space_region_and_place)
 def move_out_of_place(space: Any, name: Any, to: Any) -> LinearOperator:
     whole_space = space_of(space)
     region = whole_space[name]
-    return linop.move(whole_space, region, Region("new", region.shape, to))
+    return linop.move(whole_space, region, Region("new", region.shape, *to))
+
+
+@st.composite
+def _space_and_memory(draw: st.DrawFn, workers: int) -> Description:
+    return {
+        "space": draw(spaces(workers, least=0)),
+        "memory": draw(st.sampled_from(MEMORIES)),
+    }
+
+
+@operator_factory(_space_and_memory)
+def offload(space: Any, memory: Any) -> LinearOperator:
+    return linop.offload(space_of(space), memory)
 
 
 # Programs of these, and of local operators
@@ -188,7 +204,7 @@ def steps_in_place(draw: st.DrawFn, space: Description, most: int, depth: int) -
 
 def _alike(space: Description) -> list[int]:
     """How many different parts there are for each region to pair with: with itself one counts."""
-    ranks = [len(shape) for _, shape, _ in space["regions"]]
+    ranks = [len(shape) for _, shape, *_ in space["regions"]]
     return [ranks.count(rank) + (rank > 0) for rank in ranks] or [0]
 
 
@@ -197,7 +213,7 @@ def _programs(draw: st.DrawFn, workers: int) -> Description:
     """A space, and steps that may bring regions into it and take them out."""
     rank = draw(st.integers(0, 2))
     space = draw(spaces(workers, COMPUTED, ndim=rank, least=0, most=3))
-    regions = {name: (name, shape, to) for name, shape, to in space["regions"]}
+    regions = {region[0]: region for region in space["regions"]}
     steps: list[Step] = []
     for k in range(draw(st.integers(1, 4))):
         now = {**space, "regions": tuple(regions.values())}
@@ -206,7 +222,7 @@ def _programs(draw: st.DrawFn, workers: int) -> Description:
         )
         if not regions or kind == "allocate":
             shape = draw(shapes(draw(st.sampled_from([rank, 0, 1])), 3))
-            regions[f"n{k}"] = new = (f"n{k}", shape, draw(holders(workers)))
+            regions[f"n{k}"] = new = (f"n{k}", shape, *draw(places(workers)))
             steps.append(("allocate", new))
         elif kind == "in place":
             steps += draw(steps_in_place(now, 3, 1))
@@ -217,17 +233,17 @@ def _programs(draw: st.DrawFn, workers: int) -> Description:
         elif kind == "copy":
             name, box = draw(parts(now))
             shape = tuple(b - a for a, b in box)
-            regions[f"n{k}"] = new = (f"n{k}", shape, draw(holders(workers)))
+            regions[f"n{k}"] = new = (f"n{k}", shape, *draw(places(workers)))
             steps.append(("copy_new", (name, box), new))
         elif kind == "move":
-            name, shape, _ = draw(st.sampled_from(now["regions"]))
+            name, shape, *_ = draw(st.sampled_from(now["regions"]))
             del regions[name]
-            regions[f"n{k}"] = new = (f"n{k}", shape, draw(holders(workers)))
+            regions[f"n{k}"] = new = (f"n{k}", shape, *draw(places(workers)))
             steps.append(("move_new", name, new))
         else:
-            name, _, held = draw(st.sampled_from(now["regions"]))
+            name, _, *place = draw(st.sampled_from(now["regions"]))
             del regions[name]
-            regions[f"n{k}"] = new = (f"n{k}", draw(shapes(draw(st.integers(0, 2)), 3)), held)
+            regions[f"n{k}"] = new = (f"n{k}", draw(shapes(draw(st.integers(0, 2)), 3)), *place)
             steps.append(("matrix", name, new, draw(seeds)))
     return {"space": space, "steps": tuple(steps)}
 

@@ -1,0 +1,131 @@
+"""Faults in the tools that are to find faults: the checks, the strategies, what runs examples."""
+
+from __future__ import annotations
+
+from mutations import Fault
+
+WRONG = "test_checks.py::test_what_is_wrong_is_named"
+RIGHT = "test_checks.py::test_what_is_right_passes"
+ENTRY = "test_checks.py::test_any_wrong_entry_is_named"
+THREADS = "test_checks.py::test_a_fault_of_one_thread_is_reported_by_all"
+CODE = "test_strategies.py::test_operators_print_as_code_and_pickle"
+SETTLED = "test_spmd.py::test_what_all_ranks_say_is_passed_on"
+FOUND = "test_spmd.py::test_a_fault_is_found_shrunk_and_named"
+
+TESTING = (
+    # Checks
+    Fault(
+        "everything passes",
+        "no error is too large for the dot-product test",
+        "linop/testing/trials.py",
+        "        passed = worst is None\n",
+        "        passed = True\n",
+        (WRONG,),
+    ),
+    Fault(
+        "adjoint compared with itself",
+        "both inner products are taken with the adjoint",
+        "linop/testing/trials.py",
+        "inner(F, forward, y) - inner(F, x, backward)",
+        "inner(F, x, backward) - inner(F, x, backward)",
+        (WRONG,),
+    ),
+    Fault(
+        "given adjoint ignored",
+        "a check of another adjoint checks the operator's own",
+        "linop/testing/trials.py",
+        "    if given is None:\n        return F.H\n",
+        "    if True:\n        return F.H\n",
+        ("test_helpers.py::test_check_adjoint_finds_wrong_adjoints",),
+    ),
+    Fault(
+        "exact numbers that round",
+        "the exact test takes numbers that are not whole",
+        "linop/testing/localise.py",
+        "unfit = (wide != np.rint(wide)) | (np.abs(wide) > most)",
+        "unfit = np.abs(wide) > most",
+        ("test_checks.py::test_exact_dot_products_want_exact_numbers",),
+    ),
+    Fault(
+        "transpose without conjugation",
+        "the matrix of the adjoint is compared with the transpose",
+        "linop/testing/matrices.py",
+        "wanted = forward.conj().T",
+        "wanted = forward.T",
+        (RIGHT,),
+    ),
+    Fault(
+        "linear without scaling",
+        "linearity is checked of sums alone",
+        "linop/testing/checks.py",
+        "        a = random_scalar(F, seed)\n",
+        "        a = 1\n",
+        (WRONG,),
+    ),
+    Fault(
+        "inverse from one side",
+        "of an inverse only F(inverse(y)) is compared, or only inverse(F(x))",
+        "linop/testing/trials.py",
+        "    return max(ways, key=lambda way: way[0])\n",
+        "    return ways[1]\n",
+        (WRONG,),
+    ),
+    Fault(
+        "wrong half",
+        "a wrong entry is looked for in the half that has the smaller gap",
+        "linop/testing/localise.py",
+        "if left >= right else",
+        "if left < right else",
+        (ENTRY,),
+    ),
+    Fault(
+        "largest of its own",
+        "every worker reports the largest difference that it has itself",
+        "linop/testing/localise.py",
+        "for said in gathered(backend, json.dumps(best)))",
+        "for said in [json.dumps(best)])",
+        (THREADS,),
+    ),
+    # Code, strategies
+    Fault(
+        "adjoint printed as the operator",
+        "the code of an adjoint makes the operator",
+        "linop/testing/code.py",
+        'return f"{code(op._h)}.H"',
+        'return f"{code(op._h)}"',
+        (CODE,),
+    ),
+    Fault(
+        "arguments of others",
+        "operators keep the arrays that they were given, which their owner may change",
+        "linop/calls.py",
+        "        return value.copy()\n",
+        "        return value\n",
+        ("test_strategies.py::test_what_an_array_holds_later_is_not_in_the_operator",),
+    ),
+    # Ranks
+    Fault(
+        "first rank speaks for all",
+        "an example has passed if it passed on rank 0",
+        "linop/testing/outcome.py",
+        "kinds = {self._kind(rank) for rank in range(self.ranks)}",
+        "kinds = {self._kind(0)}",
+        (SETTLED,),
+    ),
+    Fault(
+        "dead ranks are used again",
+        "a job goes on although one of its ranks has died",
+        "linop/testing/outcome.py",
+        "return self.complete and all(a is not None and a.usable for a in self.answers.values())",
+        "return all(a is None or a.usable for a in self.answers.values())",
+        (f"{FOUND}[is_killed]",),
+    ),
+    Fault(
+        "no watch",
+        "an example may take as long as it likes",
+        "linop/testing/jobs.py",
+        "watch = self.watch if watch is None else watch",
+        "watch = 10.0",
+        (f"{FOUND}[loops_in_python]",),
+    ),
+)
