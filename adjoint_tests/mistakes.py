@@ -313,6 +313,10 @@ linop.halo_exchange(X, 3, stride=0)
     ShapeError: stride: (0,); each is at least 1
 linop.halo_exchange(X, (3, 3))
     ShapeError: kernel_size: 2 numbers for 1 dimensions: (3, 3)
+linop.pad(X, 1)
+    ShapeError: pad: widths 1 for a tensor of shape (6,); (left, right)
+linop.pad(X, [(1, 0.5)])
+    ShapeError: pad: widths [(1, 0.5)] for a tensor of shape (6,); (left, right)
 linop.halo_geometry(6, Partition((2, 2)), 3)
     PartitionError: grid axis 1 of Partition((2, 2))
 

@@ -7,6 +7,7 @@ padded tensor is, like that of every movement, the adjoint of an operator.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import index
 from typing import Literal, get_args
 
 from linop.calls import remembered
@@ -59,7 +60,11 @@ def padded_shape(X: TensorSpace, widths: Widths) -> tuple[int, ...]:
     Raises:
         ShapeError: not a pair of whole numbers for each dimension, or nothing is left.
     """
-    if len(widths) != X.ndim or any(len(tuple(pair)) != 2 for pair in widths):
+    try:
+        lengths = [len([index(width) for width in pair]) for pair in widths]
+    except TypeError:
+        lengths = None
+    if lengths != [2] * X.ndim:
         raise ShapeError(
             f"pad: widths {widths!r} for a tensor of shape {X.global_shape}; (left, right) "
             f"expected for each of its {X.ndim} dimensions"
