@@ -54,6 +54,20 @@ def computed(workers: int) -> LinearOperator:
     return linop.direct_sum(*mine)
 
 
+def between(workers: int) -> LinearOperator:
+    """What came down goes up again in part, after a local map of others that waits for nothing."""
+    mine = []
+    for w in range(workers):
+        a, h, z = (Region(f"{n}{w}", (SMALL, 4), w, m) for n, m in (*KINDS, ("z", "default")))
+        space = Space([a, h, z])
+        there, back = linop.copy(space, a, h), linop.add(space, h[:, :2], a[:, 2:])
+        beside = linop.direct_sum(
+            linop.identity(Space([a, h])), linop.diagonal(np.full((SMALL, 4), 3.0), z)
+        )
+        mine.append(back @ beside @ there)
+    return linop.direct_sum(*mine)
+
+
 def apart(workers: int, rows: int) -> LinearOperator:
     """Messages between regions in main memory."""
     X = linop.TensorSpace((rows * workers, 3), linop.Partition((workers,)), memory="host")
@@ -66,6 +80,7 @@ PLACED: dict[str, Callable[[int], LinearOperator]] = {
     "large offloaded": lambda n: offloaded(n, LARGE),
     "beside": beside,
     "computed": computed,
+    "between": between,
     "stencil apart": lambda n: apart(n, 8),
 }
 """By name, of a number of workers."""

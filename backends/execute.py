@@ -374,14 +374,13 @@ class Program(ABC):
 
     def finish(self) -> Sequence[Array]:
         """The results of the run that `start` began."""
-        if self._follow is None:
+        with self._where:  # its memory belongs to the stream that it began on
             self._go(waiting=True)
-        else:
-            with self._where:  # its memory belongs to the stream that it began on
-                self._go(waiting=True)
+            results, self._at = self._at, ()
+            given = self._give(results)
+        if self._follow is not None:
             self._follow()
-        results, self._at = self._at, ()
-        return self._give(results)
+        return given
 
     def _go(self, waiting: bool) -> None:
         """Walk on: to the end, or to a step that would have to wait."""
