@@ -29,9 +29,13 @@ WAYS = ("staged", "auto")
 each_operator = pytest.mark.parametrize("name", NAMES)
 each_fact = pytest.mark.parametrize("fact", FACTS)
 each_way = pytest.mark.parametrize("way", WAYS)
-each_tensor_fact = pytest.mark.parametrize(
-    "fact", ["tensors_go_there_and_back", "other_devices_are_refused", "layers_work"]
+TENSORS = (
+    "tensors_go_there_and_back",
+    "tensors_lie_where_their_regions_do",
+    "other_devices_are_refused",
+    "layers_work",
 )
+each_tensor_fact = pytest.mark.parametrize("fact", TENSORS)
 
 
 @each_operator
