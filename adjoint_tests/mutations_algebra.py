@@ -276,7 +276,7 @@ ALGEBRA = (
         "linop/algebra.py",
         "return DirectSum([block.H for block in self.blocks])",
         "return DirectSum(self.blocks)",
-        (f"{RULES}[direct_sum]",),
+        (f"{RULES}[direct_sum]", f"{RUNS}[direct_sum]"),
     ),
     # Spaces and solvers
     Fault(

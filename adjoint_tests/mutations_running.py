@@ -61,7 +61,7 @@ RUNNING = (
         "linop/lowering.py",
         "offsets[entries] = np.cumsum(sizes) - sizes",
         "offsets[entries] = 0 * sizes",
-        (f"{RUNS}[random_movement]",),
+        (f"{RUNS}[random_movement]", f"{RUNS}[scaled]"),
     ),
     Fault(
         "set by too small a box",
@@ -216,7 +216,7 @@ RUNNING = (
         "backends/messages.py",
         "offset += source.size",
         "offset += 0 * source.size",
-        (f"{RUNS}[random_movement]",),
+        (f"{RUNS}[random_movement]", f"{RUNS}[scaled]"),
     ),
     Fault(
         "stale message",

@@ -8,6 +8,7 @@ COLLECTIVES, LOCAL = "test_collectives.py", "test_local.py"
 GEOMETRY = "test_halo.py::test_geometry_is_what_the_outputs_touch"
 HALO = "test_halo.py::test_everyone_gets_what_its_outputs_need"
 PADDING = "test_layers_resample.py::test_padding_on_threads"
+RUNS = "test_three_ways.py::test_interpretation_matrix_and_threads_agree"
 RING = "test_proofs.py::test_ring_all_reduce_is_broadcast_of_sum_reduce"
 
 TENSORS = (
@@ -216,7 +217,7 @@ TENSORS = (
         "linop/local.py",
         "adjoint = A.conj().T",
         "adjoint = A.conj() if A.shape[0] == A.shape[1] else A.conj().T",
-        (f"{LOCAL}::test_matrices",),
+        (f"{LOCAL}::test_matrices", f"{RUNS}[dense_matrix]"),
     ),
     Fault(
         "diagonal adjoint not conjugated",
