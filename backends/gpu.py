@@ -76,15 +76,7 @@ def get(
 
 
 def launch(main: Callable[[Backend], Any], workers: int | None = None, **options: Any) -> list[Any]:
-    """Run ``main(backend)`` on the first `workers` ranks (by default all), with the options of
-    `get`; the others return at once.
-
-    Returns:
-        What `main` returned on this rank, in its place; None elsewhere.
-
-    Raises:
-        BackendError: there are fewer ranks than workers; on every rank.
-    """
+    """As `linop.backends.mpi.launch`, with the options of `get`."""
     return launch_by(get, main, workers, options)
 
 
