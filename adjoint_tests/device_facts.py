@@ -26,7 +26,7 @@ from linop.backends.threads import Threads
 from linop.errors import ArgumentError, DTypeError, LinopError, ShapeError
 from linop.stages import LocalMap
 from linop.testing.describing import Description
-from placed import MADE, as_dict, given, lies_where_it_says, offloaded, part, placed, same
+from placed import MADE, as_dict, columns, given, lies_where_it_says, offloaded, part, placed, same
 from plan_facts import (
     LARGE,
     OPERATORS,
@@ -432,6 +432,22 @@ def hosts_wait_seldom(backend: Backend, arrays: DeviceArrays) -> None:
         receiving = {s.stage for s in steps if isinstance(s, linop.plan.Receive)}
         most = len(stages) if backend.aware.yes else len(plan.plan.sends) + len(receiving)  # type: ignore[attr-defined]
         assert waits <= most, (name, waits, most)
+
+
+def kernels_are_few(backend: Backend, arrays: DeviceArrays) -> None:
+    """Under MPI: one for what a stage packs, one for what stays, one for what comes; and what leads
+    from and to main memory alone has nothing to do with the device."""
+    from simulated import Counts
+
+    H = columns(size(backend))
+    for op, most in ((H, 3), (H.H, 3), (columns(size(backend), "host"), 0)):
+        plan = op.compile(backend)
+        x = given(arrays, plan, 1)
+        plan(x)
+        launches, waits = Counts.launches, Counts.waits
+        plan(x)
+        assert Counts.launches - launches <= most, (str(op), Counts.launches - launches)
+        assert most or Counts.waits == waits, Counts.waits - waits
 
 
 def ways_are_chosen_together(comm: MPI.Comm) -> None:

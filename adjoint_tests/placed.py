@@ -75,6 +75,18 @@ def apart(workers: int, rows: int) -> LinearOperator:
     return linop.offload(X, "device") @ H.H @ H
 
 
+def columns(workers: int, memory: str = "default") -> LinearOperator:
+    """Halos of columns: boxes that are small, and not contiguous, in two messages or one."""
+    X = linop.TensorSpace((6, 4 * workers), linop.Partition((1, workers)), memory=memory)
+    return linop.halo_exchange(X, (1, 3), padding=(0, 1))
+
+
+def turned(workers: int, side: int = 200) -> LinearOperator:
+    """Rows to columns: boxes that are large, and not contiguous (`linop.backends.fusing`)."""
+    X = linop.TensorSpace((side * workers, side * workers), linop.Partition((workers, 1)))
+    return linop.repartition(X, linop.Partition((1, workers)))
+
+
 PLACED: dict[str, Callable[[int], LinearOperator]] = {
     "offloaded": offloaded,
     "large offloaded": lambda n: offloaded(n, LARGE),
@@ -82,6 +94,8 @@ PLACED: dict[str, Callable[[int], LinearOperator]] = {
     "computed": computed,
     "between": between,
     "stencil apart": lambda n: apart(n, 8),
+    "columns": columns,
+    "turned": turned,
 }
 """By name, of a number of workers."""
 MADE = {**OPERATORS, **PLACED}

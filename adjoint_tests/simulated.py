@@ -325,11 +325,14 @@ class ElementwiseKernel:
     """A kernel whose operation is Python, too."""
 
     def __init__(self, reads: str, writes: str, operation: str, name: str, **options: Any) -> None:
-        self._names = [part.split()[-1] for part in (*reads.split(","), *writes.split(","))]
+        parts = [part.split() for part in (*reads.split(","), *writes.split(","))]
+        self._names = [part[-1] for part in parts]
+        self._raw = [part[-1] for part in parts if part[0] == "raw"]
         self._code = compile(operation, name, "exec")
 
     def __call__(self, *given: Any) -> None:
         values = dict(zip(self._names, map(_read, given), strict=True))
+        values |= {name: values[name].flat for name in self._raw}
         launch(lambda: exec(self._code, {}, values))
 
 

@@ -252,6 +252,13 @@ def test_hosts_wait_once_a_stage_under_mpi(way: str, ranks: int) -> None:
 
 
 @needs_mpi
+@each_way
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_kernels_are_few_under_mpi(way: str, ranks: int) -> None:
+    job(ranks).run(on_ranks, KIND, way, device_facts.kernels_are_few)
+
+
+@needs_mpi
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_ways_are_chosen_together_under_mpi(ranks: int) -> None:
     job(ranks).run(device_facts.ways_are_chosen_together)

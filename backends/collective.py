@@ -114,20 +114,22 @@ class Collectives(Messages):
         self._back = weakref.finalize(self, _give_back, groups, taken)
         self._back.atexit = False
 
-    def receive(self, stage: Stage, step: Receive) -> dict[int, View]:
-        if step.peer != GROUP:
-            return super().receive(stage, step)
+    def receives(self, stage: Stage, steps: Sequence[Receive]) -> dict[int, View]:
+        if all(step.peer != GROUP for step in steps):
+            return super().receives(stage, steps)
+        (step,) = steps
         puts = stage.incoming(GROUP)
         at_once = straight(stage, puts, step)
-        where = stage.target(puts[0]) if at_once else self._buffer(step.size)
+        where = stage.target(puts[0]) if at_once else self.buffer(step.size)
         self._arrivals[stage.number] = where
         self._receiving[stage.number] = [None]
         return {} if at_once else {id(put): piece(where, put) for put in puts}
 
-    def send(self, stage: Stage, step: Send) -> None:
-        if step.peer != GROUP:
-            super().send(stage, step)
+    def sends(self, stage: Stage, steps: Sequence[Send]) -> None:
+        if all(step.peer != GROUP for step in steps):
+            super().sends(stage, steps)
             return
+        (step,) = steps
         found, comm = self._together[stage.number]
         arrivals = self._arrivals.get(stage.number)
         exchange = Exchange(

@@ -20,13 +20,10 @@ import numpy as np
 from linop.backends.arrays import NUMPY, arrays_of_map
 from linop.backends.code import Code
 from linop.backends.device import DeviceArrays
-from linop.backends.stage import Ready
+from linop.backends.moving import Move, Piece
 from linop.backends.strided import Cell, View, adding, copying
 from linop.scalars import Array, Scalar
 from linop.stages import LocalMap
-
-Piece = tuple[list[str], Ready | None]
-"""The lines of a step, and for one that waits, whether it would not have to."""
 
 
 class Crossing:
@@ -95,23 +92,18 @@ class Crossing:
 
     def settling(self) -> str:
         """The line that waits."""
+        self.used = True
         return f"{self._code.name(self.settle)}()"
 
-    def putting(
-        self,
-        target: View,
-        source: View,
-        dtype: np.dtype[Any],
-        coefficient: Scalar = 1,
-        accumulate: bool = False,
-    ) -> list[Piece]:
+    def putting(self, move: Move, dtype: np.dtype[Any]) -> list[Piece]:
         """What sets a box to a multiple of another, or adds that to it, where one of them or both
         are in main memory."""
+        target, source, coefficient = move.target, move.source, move.coefficient
         self.used = True
         code, name = self._code, self._code.name
         to, of = target.text(code), source.text(code)
-        do = adding if accumulate else copying
-        at_once = coefficient == 1 and not accumulate and target.contiguous
+        do = adding if move.accumulate else copying
+        at_once = coefficient == 1 and not move.accumulate and target.contiguous
         if not target.cell.apart:
             ready = None if source.contiguous else self.over
             if at_once:

@@ -49,7 +49,7 @@ class DeviceArrays(Arrays):
         self._scipy = scipy
         self._kept: deque[tuple[Any, Array]] = deque()
         self._dtypes: set[np.dtype[Any]] = set()
-        self._axpy: Any = None
+        self._kernels: dict[str, Any] = {}
 
     # Arrays
 
@@ -90,15 +90,32 @@ class DeviceArrays(Arrays):
         self._dtypes.add(dtype)
 
     def multiple_added(self, dtype: np.dtype[Any], scale: Scalar) -> Callable[..., Any] | None:
-        if dtype.kind == "V":
+        if not self.has_kernels(dtype):
             return None
-        if self._axpy is None:
-            # Two roundings, as everywhere else: the compiler would make one of them.
-            self._axpy = self.module.ElementwiseKernel(
-                "T x, T a", "T y", "y += a * x", "linop_multiple_added", options=("--fmad=false",)
-            )
-        kernel, factor = self._axpy, dtype.type(scale)
+        # Two roundings, as everywhere else: the compiler would make one of them.
+        kernel = self._kernel("multiple_added", "T x, T a", "T y", "y += a * x", ("--fmad=false",))
+        factor = dtype.type(scale)
         return lambda target, source: kernel(source, factor, target)
+
+    def boxes(self, accumulate: bool) -> Callable[..., Any]:
+        """What copies elements of an array to another, or adds them, by indices into both as if
+        they were flat: ``f(source, of, to, target)``."""
+        kind, value = ("boxes_added", "y[to] + x[of]") if accumulate else ("boxes", "x[of]")
+        kernel: Callable[..., Any] = self._kernel(
+            kind, "raw T x, I of, I to", "raw T y", f"y[to] = {value}"
+        )
+        return kernel
+
+    def has_kernels(self, dtype: np.dtype[Any]) -> bool:
+        """Whether there are such functions for a dtype."""
+        return dtype.kind != "V"
+
+    def _kernel(self, name: str, reads: str, writes: str, text: str, options: Any = ()) -> Any:
+        if name not in self._kernels:
+            self._kernels[name] = self.module.ElementwiseKernel(
+                reads, writes, text, f"linop_{name}", options=options
+            )
+        return self._kernels[name]
 
     def use(self, local: int, number: int | None = None) -> None:
         """Make a device the current one of this thread.
@@ -174,6 +191,9 @@ class DeviceArrays(Arrays):
     # Messages of threads
 
     def copier(self, buffer: Array) -> Callable[[], Any]:
+        if isinstance(buffer, np.ndarray):
+            return buffer.copy
+
         def copied() -> Message:
             return Message(buffer.copy(), self.stream, self.mark())
 
@@ -181,11 +201,20 @@ class DeviceArrays(Arrays):
 
     def receive(self, buffer: Array, message: Any) -> None:
         """The pool would give the message's memory to the next that asks
-        for some on the sender's stream, so it is kept until this stream has read it."""
-        stream = self.stream
+        for some on the sender's stream, so it is kept until this stream has read it. One for main
+        memory is waited for."""
+        stream, here = self.stream, isinstance(buffer, np.ndarray)
+        if isinstance(message, np.ndarray):
+            message = message.reshape(buffer.shape)
+            if here:
+                buffer[...] = message
+            else:
+                self.up(message, buffer)
+            return
         if stream != message.stream:
             stream.wait_event(message.ready)
-        buffer[...] = message.array.reshape(buffer.shape)
+        array = message.array.reshape(buffer.shape)
+        buffer[...] = self.module.asnumpy(array) if here else array
         if stream != message.stream:
             self._kept.append((self.mark(), message.array))
             while self._kept and self._kept[0][0].done:

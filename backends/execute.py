@@ -18,13 +18,15 @@ from typing import Any
 
 from linop.backends.arrays import NUMPY, Arrays
 from linop.backends.code import Code
-from linop.backends.crossing import Crossing, Piece
+from linop.backends.crossing import Crossing
 from linop.backends.device import DeviceArrays
+from linop.backends.fusing import Fusing
+from linop.backends.moving import Move, Moving
 from linop.backends.stage import Lines, Ready, Stage, cell_of, creates
-from linop.backends.strided import Cell, View, adding, copying, summing
+from linop.backends.strided import Cell, View, summing
 from linop.plan import Advance, Apply, Make, Plan, Put, Receive, Send, Step, Wait
 from linop.region import Region, Subset
-from linop.scalars import Array, Scalar
+from linop.scalars import Array
 
 SMALL = 32 * 1024
 """Bytes of results up to which new memory is made at every run: that takes less than to look for
@@ -64,7 +66,11 @@ class Program(ABC):
         self.code = Code(arrays)
         self._follow = arrays.following()
         self._where: AbstractContextManager[Any] = nullcontext()
-        self._crossing = Crossing(arrays, self.code) if isinstance(arrays, DeviceArrays) else None
+        self._moving = Moving(self.code, plan.dtype)
+        self._crossing: Crossing | None = None
+        if isinstance(arrays, DeviceArrays):
+            self._crossing = Crossing(arrays, self.code)
+            self._moving = Fusing(self.code, plan.dtype, self._crossing, arrays)
         self.inputs = tuple(cell_of(region, self.code) for region in plan.inputs)
         self._steps: list[Lines] = []
         self._functions: dict[tuple[Any, ...], Callable[..., Any]] = {}
@@ -83,10 +89,7 @@ class Program(ABC):
         most = 0 if arrays.asynchronous else SMALL
         self.small = size <= most and not any(cell.apart for cell in self._own)
         self._place_results()
-        self._inbox = [
-            {k: v for step in stage.receives for k, v in self.receive(stage, step).items()}
-            for stage in self._stages
-        ]
+        self._inbox = [self.receives(stage, stage.receives) for stage in self._stages]
 
     # What a subclass says
 
@@ -99,13 +102,13 @@ class Program(ABC):
         """Memory of large results, so many times over; none where it is made when needed."""
 
     @abstractmethod
-    def receive(self, stage: Stage, step: Receive) -> dict[int, View]:
-        """Get ready for a message at every run. Where the puts that read it (by id) find what they
-        read; a put that is left out has been done by the message itself."""
+    def receives(self, stage: Stage, steps: Sequence[Receive]) -> dict[int, View]:
+        """Get ready for messages at every run. Where the puts that read them (by id) find what they
+        read; a put that is left out has been done by a message itself."""
 
     @abstractmethod
-    def send(self, stage: Stage, step: Send) -> None:
-        """Add the steps that send a message."""
+    def sends(self, stage: Stage, steps: Sequence[Send]) -> None:
+        """Add the steps that send messages."""
 
     def depart(self, stage: Stage) -> None:  # noqa: B027  # what is sent has left
         """Add the steps that are left to do for what a stage sends, once its local copies are."""
@@ -186,8 +189,7 @@ class Program(ABC):
                 self._make(stage, make, cell)
         self.begin()
         for stage, inbox in zip(self._stages, self._inbox, strict=True):
-            for send in sorted(stage.sends, key=self._distance):
-                self.send(stage, send)
+            self.sends(stage, sorted(stage.sends, key=self._distance))
             sources = {
                 id(p): stage.source(p.source) for p in stage.puts if isinstance(p.source, Subset)
             } | inbox
@@ -207,13 +209,19 @@ class Program(ABC):
                     self._put(stage, put, sources[id(put)])
             for apply in stage.applies:
                 self._apply(stage, apply)
+        self._steps += self._moving.gathered()
         self.end()
         if self._crossing is not None and self._crossing.used:
-            self.step("wait for copies", self._crossing.settling(), ready=self._crossing.over)
+            self.settle()
 
     def _distance(self, send: Send) -> tuple[bool, int]:
         """Every worker begins with the one after it, so that not all address the same one."""
         return send.peer < self.plan.worker, send.peer
+
+    def settle(self) -> None:
+        """Add the step that waits for copies from and to main memory."""
+        assert self._crossing is not None
+        self.step("wait for copies", self._crossing.settling(), ready=self._crossing.over)
 
     def step(
         self,
@@ -225,6 +233,7 @@ class Program(ABC):
         **about: Any,
     ) -> None:
         """Add a step; see `Lines`."""
+        self._steps += self._moving.gathered()
         self._steps.append(Lines(label, text, about, ready, fresh, keeps))
 
     def bytes_of(self, size: int) -> int:
@@ -274,19 +283,12 @@ class Program(ABC):
         if creates(put) and target.cell in self.open:
             fresh = [f"{target.cell.name} = {source.text(self.code)}.copy()"]
         keeps = put.target.region.name if put.keeps and self.plan.in_place else None
-        size = self.bytes_of(target.size)
-        for text, ready in self.moving(target, source, put.coefficient, put.accumulate):
-            self.step(str(put), *text, ready=ready, fresh=fresh, keeps=keeps, bytes=size)
+        about, how = {"bytes": self.bytes_of(target.size)}, (put.coefficient, put.accumulate)
+        self.move(Move(str(put), target, source, about, *how, fresh, keeps))
 
-    def moving(
-        self, target: View, source: View, coefficient: Scalar = 1, accumulate: bool = False
-    ) -> list[Piece]:
-        """What sets a box to a multiple of another, or adds that to it, wherever they are."""
-        dtype = self.plan.dtype
-        if self._crossing is not None and (target.cell.apart or source.cell.apart):
-            return self._crossing.putting(target, source, dtype, coefficient, accumulate)
-        do = adding if accumulate else copying
-        return [(do(self.code, target, source, dtype, coefficient), None)]
+    def move(self, move: Move) -> None:
+        """Add the steps of a move; on a device they may come later, but before any other."""
+        self._steps += self._moving.steps(move)
 
     def _apply(self, stage: Stage, step: Apply) -> None:
         """A local map, checked: its result has the shapes and dtype of its codomain."""
@@ -487,7 +489,6 @@ class Program(ABC):
 
 _COUNTED = hasattr(sys, "getrefcount") and sys.implementation.name == "cpython"
 """Whether it can be told that nobody uses an array any more."""
-
 
 _OURS = 4
 """References to a local map's array that nobody else has: a list's, those of two calls, and the

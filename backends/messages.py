@@ -9,12 +9,16 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Any
+
+import numpy as np
 
 from linop.backends.arrays import NUMPY, Arrays
 from linop.backends.execute import Program
+from linop.backends.moving import SMALL, Move
 from linop.backends.stage import Stage
-from linop.backends.strided import View, cut, fixed
+from linop.backends.strided import Cell, View, cut, fixed
 from linop.backends.transport import Transport, Who, peers_named
 from linop.plan import Plan, Put, Receive, Send, Wait
 from linop.region import Region
@@ -22,7 +26,9 @@ from linop.scalars import Array
 
 _PACKED = 8 * 1024
 """Bytes of a contiguous part up to which it is packed all the same: a copy and a persistent request
-cost less than a request for memory that is new at every run."""
+cost less than a request for memory that is new at every run. On a device they cost more."""
+_APART = 256
+"""Bytes of which the distance of two messages in one array is a multiple."""
 
 
 class Messages(Program):
@@ -57,18 +63,25 @@ class Messages(Program):
         del regions
         return []
 
-    def receive(self, stage: Stage, step: Receive) -> dict[int, View]:
-        puts = stage.incoming(step.peer)
-        at_once = straight(stage, puts, step)
-        where = stage.target(puts[0]) if at_once else self._buffer(step.size)
-        self._posts.append((stage.number, step, where))
-        return {} if at_once else {id(put): piece(where, put) for put in puts}
+    def receives(self, stage: Stage, steps: Sequence[Receive]) -> dict[int, View]:
+        puts = {step.peer: stage.incoming(step.peer) for step in steps}
+        unpacked = [step for step in steps if not straight(stage, puts[step.peer], step)]
+        apart = [all(stage.target(put).cell.apart for put in puts[s.peer]) for s in unpacked]
+        buffers = {s.peer: b for s, b in zip(unpacked, self._buffers(unpacked, apart), strict=True)}
+        for step in steps:
+            where = buffers.get(step.peer) or stage.target(puts[step.peer][0])
+            self._posts.append((stage.number, step, where))
+        return {id(put): piece(b, put) for peer, b in buffers.items() for put in puts[peer]}
 
     def begin(self) -> None:
+        self.post(self._posts)
+
+    def post(self, posts: Sequence[tuple[int, Receive, View]]) -> None:
+        """Add the steps that begin to receive, in some stages."""
         started: list[Any] = []
         new: list[tuple[int, str]] = []
         name, receive = self.code.name, self._transport.receive
-        for number, step, where in self._posts:
+        for number, step, where in posts:
             pending = self._receiving.setdefault(number, [])
             self._peers.setdefault(number, []).append(step.peer)
             if where.fixed:
@@ -87,41 +100,57 @@ class Messages(Program):
     def _starting(self, requests: list[Any]) -> str:
         return f"{self.code.name(self._transport.start)}({self.code.name(requests)})"
 
-    def send(self, stage: Stage, step: Send) -> None:
-        sources = [stage.source(part) for part in step.parts]
-        first = sources[0]
-        k = len(self._sending)
-        self._sending.append(None)
-        whole = len(sources) == 1 and first.contiguous and not first.cell.apart
-        size = self.bytes_of(step.size)
-        if whole and first.fixed:
-            self._send_from(step, first.get(), k)
-        elif whole and size > _PACKED:
-            # Memory that is another one at every run.
-            name, given = self.code.name, f"contiguous({first.text(self.code)})"
-            call = f"{name(self._transport.send)}({step.peer}, {self._tag}, {given})"
-            line = f"{name(self._sending)}[{k}] = {call}"
-            self.step(str(step), line, peer=step.peer, bytes=size)
-        else:
-            self._send_from(step, self._pack(step, sources), k)
+    def sends(self, stage: Stage, steps: Sequence[Send]) -> None:
+        # A device packs all of them first, by few kernels; else each leaves when it is packed.
+        for some in [steps] if self.arrays.asynchronous else [[step] for step in steps]:
+            for step, where in self.packed(stage, some):
+                line, size = self.leaving(step, where), self.bytes_of(step.size)
+                self.step(str(step), line, peer=step.peer, bytes=size)
 
-    def _pack(self, step: Send, sources: Sequence[View]) -> Array:
-        """A buffer that stays, where a message's parts are packed."""
-        buffer, offset = self._buffer(step.size), 0
-        for source in sources:
-            part = cut(buffer, offset, source.shape)
-            packed = self.bytes_of(source.size)
-            for text, ready in self.moving(part, source):
-                label = f"pack for {step.peer}"
-                self.step(label, *text, ready=ready, peer=step.peer, bytes=packed)
-            offset += source.size
-        return buffer.get()
+    def packed(self, stage: Stage, steps: Sequence[Send]) -> list[tuple[Send, View]]:
+        """Add the steps that make each message one contiguous array, and say where that is: where
+        it lies as it is, or in a buffer that stays."""
+        sources = {step.peer: [stage.source(part) for part in step.parts] for step in steps}
+        where = {step.peer: self._as_it_is(step, *sources[step.peer]) for step in steps}
+        packing = [step for step in steps if where[step.peer] is None]
+        apart = [all(source.cell.apart for source in sources[step.peer]) for step in packing]
+        for step, buffer in zip(packing, self._buffers(packing, apart), strict=True):
+            where[step.peer], offset = buffer, 0
+            for source in sources[step.peer]:
+                part = cut(buffer, offset, source.shape)
+                about = {"peer": step.peer, "bytes": self.bytes_of(source.size)}
+                self.move(Move(f"pack for {step.peer}", part, source, about))
+                offset += source.size
+        return [(step, view) for step in steps if (view := where[step.peer]) is not None]
 
-    def _send_from(self, step: Send, buffer: Array, k: int) -> None:
-        request = self._sending[k] = self._transport.sender(step.peer, self._tag, buffer)
-        self._requests.append(request)
-        line = self._starting([request])
-        self.step(str(step), line, peer=step.peer, bytes=self.bytes_of(step.size))
+    def _as_it_is(self, step: Send, first: View, *others: View) -> View | None:
+        """A message that is one contiguous box already."""
+        if others or not first.contiguous:
+            return None
+        if first.cell.apart:
+            self.settle()
+        if first.fixed:
+            return fixed(first.get(), first.cell.apart)
+        if not self.arrays.asynchronous and self.bytes_of(step.size) <= _PACKED:
+            return None
+        # Memory that is another one at every run.
+        flat = Cell(first.shape, self.code.local(), apart=first.cell.apart)
+        how = self.code.name(np.ascontiguousarray) if flat.apart else "contiguous"
+        text = f"{flat.name} = {how}({first.text(self.code)})"
+        self.step(f"find what is for {step.peer}", text, peer=step.peer)
+        return View(flat, flat.shape)
+
+    def leaving(self, step: Send, where: View) -> str:
+        """The line that sends a contiguous array."""
+        if where.fixed:
+            request = self._transport.sender(step.peer, self._tag, where.get())
+            self._sending.append(request)
+            self._requests.append(request)
+            return self._starting([request])
+        name, sending = self.code.name, self._sending
+        sending.append(None)
+        call = f"{name(self._transport.send)}({step.peer}, {self._tag}, {where.text(self.code)})"
+        return f"{name(sending)}[{len(sending) - 1}] = {call}"
 
     def wait(self, stage: Stage, step: Wait) -> None:
         pending, transport = self._receiving[stage.number], self._transport
@@ -157,8 +186,28 @@ class Messages(Program):
         name = self.code.name
         return f"{name(self._transport.wait)}({name(pending)}, {name(who)})"
 
-    def _buffer(self, size: int) -> View:
-        return fixed(self.arrays.empty((size,), self.plan.dtype))
+    def buffer(self, size: int, apart: bool = False) -> View:
+        """A flat array that stays."""
+        arrays = self.arrays.of("host") if apart else self.arrays
+        return fixed(arrays.empty((size,), self.plan.dtype), apart)
+
+    def _buffers(self, steps: Sequence[Send | Receive], apart: Sequence[bool]) -> list[View]:
+        """Flat arrays for messages, some of them in main memory. On a device small ones are pieces
+        of one, so that a kernel reads or writes them all."""
+        pairs = list(zip(steps, apart, strict=True))
+        if not self.arrays.asynchronous:
+            return [self.buffer(step.size, here) for step, here in pairs]
+        each = max(1, _APART // self.plan.dtype.itemsize)
+        sizes = [-(-step.size // each) * each for step in steps]
+        small = [self.bytes_of(s.size) <= SMALL and not here for s, here in pairs]
+        ends = list(accumulate(n if one else 0 for n, one in zip(sizes, small, strict=True)))
+        together = self.buffer(ends[-1]) if sum(small) > 1 else None
+        return [
+            cut(together, end - n, (step.size,))
+            if together is not None and one
+            else self.buffer(step.size, here)
+            for (step, here), n, one, end in zip(pairs, sizes, small, ends, strict=True)
+        ]
 
     def describe(self) -> str:
         return f"messages over {self._transport.name}"
@@ -178,7 +227,7 @@ def straight(stage: Stage, puts: Sequence[Put], step: Receive) -> bool:
     if len(puts) != 1 or puts[0].coefficient != 1 or puts[0].accumulate:
         return False
     target = stage.target(puts[0])
-    return target.contiguous and target.size == step.size and not target.cell.apart
+    return target.contiguous and target.size == step.size
 
 
 def piece(buffer: View, put: Put) -> View:

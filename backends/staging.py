@@ -1,14 +1,16 @@
 """Programs whose arrays are a device's, and whose messages go over MPI.
 
 ``aware``: MPI is given the device's memory. Else messages are *staged*: copied to pinned buffers in
-main memory, sent from there, and copied up again as each one comes.
+main memory, sent from there, and copied up again as each one comes. What leads from or to regions
+in main memory alone is sent from there, and received there, either way.
 
 Work is queued on the current stream, and the host waits for it only here, once a stage at most:
 
 - aware: before MPI reads what was packed, or writes where earlier work may still read or write.
   Both kinds of requests start after that.
 - staged: for each message, until it is copied down; the next ones are copied meanwhile. And before
-  a buffer is received into, until the last run has copied it up, which it has long done.
+  a buffer is received into, until the last run has copied it up, which it has long done. Small
+  messages are packed together (`linop.backends.fusing`), and copied together.
 
 Local copies are queued before the host waits, so that the device has something to do; kernels that
 read messages, after these have come. A result is there when the stream gets to it, as with all of
@@ -18,16 +20,25 @@ CuPy: nothing waits for that.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 from linop.backends.device import DeviceArrays
 from linop.backends.messages import Messages
 from linop.backends.ranks import Ranks
 from linop.backends.stage import Stage
-from linop.backends.strided import View
+from linop.backends.strided import View, cut, fixed
 from linop.plan import Plan, Receive, Send, Wait
 from linop.scalars import Array
+
+
+class Staged(NamedTuple):
+    """Memory of some messages, and pinned memory that it is copied to or from at once."""
+
+    where: View
+    pinned: View
+    messages: list[tuple[Send | Receive, View]]
+    """Each with its part of the pinned memory."""
 
 
 class DeviceMessages(Messages):
@@ -49,8 +60,8 @@ class DeviceMessages(Messages):
         self._ranks = transport
         self._device = arrays
         self._aware = aware
-        self._leaving: dict[int, list[tuple[Send, int, str]]] = {}
-        self._packed: list[Any] = []
+        self._leaving: dict[int, list[tuple[Send, View, list[str]]]] = {}
+        self._landing: dict[int, tuple[list[Staged], list[Any]]] = {}
         self._pinned: list[tuple[list[Any], list[Array]]] = []
         super().__init__(plan, transport, tag, about, arrays)
         # What is copied up after the plan is gone is copied from memory that nobody else has.
@@ -59,128 +70,114 @@ class DeviceMessages(Messages):
     def begin(self) -> None:
         """Nothing: messages are awaited once it is known that their memory is free."""
 
-    def send(self, stage: Stage, step: Send) -> None:
-        """Queue what makes a message one contiguous piece, in main memory if it is staged."""
-        k = len(self._sending)
-        self._sending.append(None)
-        self._packed.append(None)
-        text, array = self._contiguous(stage, step)
-        name, leaving = self.code.name, self._leaving.setdefault(stage.number, [])
-        if self._aware and array is None:
-            call = f"{name(self._transport.send)}({step.peer}, {self._tag}, {text})"
-            leaving.append((step, k, f"{name(self._sending)}[{k}] = {call}"))
-            return
-        if not self._aware:
-            shape = (step.size,) if array is None else array.shape
-            array = self._device.pinned(shape, self.plan.dtype)
-            copied = f"{name(self._device.down)}({text}, {name(array)})"
-            line = f"{name(self._packed)}[{k}] = {copied}"
-            self.step(f"copy down for {step.peer}", line, peer=step.peer)
-        assert array is not None
-        request = self._sending[k] = self._transport.sender(step.peer, self._tag, array)
-        self._requests.append(request)
-        leaving.append((step, k, self._starting([request])))
+    def sends(self, stage: Stage, steps: Sequence[Send]) -> None:
+        """Queue what makes each message one contiguous array, in main memory if it is staged."""
+        packed = self.packed(stage, steps)
+        below: dict[int, tuple[View, list[str]]] = {}
+        for staged in self._staged(packed):
+            awaiting = self._copy_down(staged)
+            for step, part in staged.messages:
+                below[step.peer] = part, awaiting
+                awaiting = []  # once for all that is copied together
+        leaving = self._leaving[stage.number] = []
+        for step, view in packed:
+            where, awaiting = below.get(step.peer, (view, []))
+            leaving.append((step, view, [*awaiting, self.leaving(step, where)]))
 
-    def _contiguous(self, stage: Stage, step: Send) -> tuple[str, Array | None]:
-        """A message's text, packed where it has to be; and the array, if that stays."""
-        sources = [stage.source(part) for part in step.parts]
-        first, name = sources[0], self.code.name
-        if len(sources) == 1 and first.contiguous and not first.cell.apart:
-            if first.fixed:
-                return name(first.get()), first.get()
-            flat = self.code.local()
-            line = f"{flat} = contiguous({first.text(self.code)}).reshape(-1)"
-            self.step(f"find what is for {step.peer}", line, peer=step.peer)
-            return flat, None
-        buffer = self._pack(step, sources)
-        return name(buffer), buffer
+    def _staged(self, messages: Iterable[tuple[Send | Receive, View]]) -> list[Staged]:
+        """Pinned memory for those messages that need it."""
+        found: dict[int, Staged] = {}
+        for step, view in messages:
+            if self._aware or view.cell.apart:
+                continue
+            flat, begin = view.cell.within or (view.cell, 0)
+            whole = View(flat, flat.shape) if view.cell.within else view
+            key = id(flat) if view.cell.within else id(view)
+            if key not in found:
+                pinned = fixed(self._device.pinned(whole.shape, self.plan.dtype), apart=True)
+                found[key] = Staged(whole, pinned, [])
+            pinned = found[key].pinned
+            part = cut(pinned, begin, view.shape) if view.cell.within else pinned
+            found[key].messages.append((step, part))
+        return list(found.values())
+
+    def _copy_down(self, staged: Staged) -> list[str]:
+        """Queue a copy; the line that waits for it."""
+        name, marks = self.code.name, [None]
+        call = f"{name(self._device.down)}({staged.where.text(self.code)}, "
+        line = f"{name(marks)}[0] = {call}{name(staged.pinned.get())})"
+        peers = [step.peer for step, _ in staged.messages]
+        size = self.bytes_of(staged.where.size)
+        self.step("copy down what is sent", line, peers=peers, bytes=size)
+        return [f"{name(marks)}[0].synchronize()"]
 
     def depart(self, stage: Stage) -> None:
         leaving = self._leaving.get(stage.number, [])
-        posts = [(step, where) for number, step, where in self._posts if number == stage.number]
-        if not leaving and not posts:
-            return
-        name, packed = self.code.name, self._packed
-        if self._aware:
-            self.step("wait until all is packed", f"{name(self._device.mark)}().synchronize()")
-            self._post(stage.number, posts)
-        elif posts:
-            self._land(stage.number, posts)
-        for step, k, line in leaving:
-            lines = [line] if self._aware else [f"{name(packed)}[{k}].synchronize()", line]
+        posts = [(step, where) for at, step, where in self._posts if at == stage.number]
+        views = [view for _, view, _ in leaving] + [where for _, where in posts]
+        if self._aware and not all(view.cell.apart for view in views):
+            mark = self.code.name(self._device.mark)
+            self.step("wait until all is packed", f"{mark}().synchronize()")
+        staged = self._staged(posts)
+        below = {step.peer: part for one in staged for step, part in one.messages}
+        if staged:
+            read: list[Any] = []
+            self._landing[stage.number] = staged, read
+            self._pinned.append((read, [one.pinned.get() for one in staged]))
+            self.step(
+                "wait until the last ones were read",
+                f"{self.code.name(_done)}({self.code.name(read)})",
+            )
+        self.post([(stage.number, step, below.get(step.peer, where)) for step, where in posts])
+        for step, _, lines in leaving:
             self.step(str(step), *lines, peer=step.peer, bytes=self.bytes_of(step.size))
 
-    def _post(self, number: int, posts: Sequence[tuple[Receive, View]]) -> None:
-        """Receive into the device's memory."""
-        name, receive = self.code.name, self._transport.receive
-        pending = self._receiving[number] = []
-        self._peers[number] = [step.peer for step, _ in posts]
-        for step, where in posts:
-            if where.fixed:
-                pending.append(self._transport.receiver(step.peer, self._tag, where.get()))
-                self._requests.append(pending[-1])
-                lines = [self._starting([pending[-1]])]
-            else:
-                call = f"{name(receive)}({step.peer}, {self._tag}, {where.text(self.code)})"
-                lines = [f"{name(pending)}[{len(pending)}] = {call}"]
-                pending.append(None)
-            self.step("post a receive", *lines, peer=step.peer)
+    def wait(self, stage: Stage, step: Wait) -> None:
+        if stage.number in self._landing:
+            self._land(stage.number, *self._landing[stage.number])
+        super().wait(stage, step)
 
-    def _land(self, number: int, posts: Sequence[tuple[Receive, View]]) -> None:
-        """Receive into pinned buffers; `wait` copies them up."""
-        buffers = [self._device.pinned(where.shape, self.plan.dtype) for _, where in posts]
-        peers = self._peers[number] = [step.peer for step, _ in posts]
-        pairs = zip(peers, buffers, strict=True)
-        pending = [self._transport.receiver(peer, self._tag, buffer) for peer, buffer in pairs]
-        self._receiving[number] = pending
-        self._requests += pending
-        read: list[Any] = []
-        self._pinned.append((read, buffers))
-
-        def free() -> None:
-            while read:
-                read.pop().synchronize()
+    def _land(self, number: int, staged: Sequence[Staged], read: list[Any]) -> None:
+        """Copy up what was received, each when all of it is there."""
+        requests = dict(zip(self._peers[number], self._receiving[number], strict=True))
+        parts = [[requests[step.peer] for step, _ in one.messages] for one in staged]
+        buffers = [one.pinned.get() for one in staged]
+        test, up, name = self._transport.test, self._device.up, self.code.name
 
         def land(targets: Sequence[Array]) -> None:
-            left = list(range(len(pending)))
+            left = list(range(len(parts)))
 
             def come() -> bool:
-                for k in [k for k in left if self._transport.test([pending[k]])]:
-                    self._device.up(buffers[k], targets[k])
+                for k in [k for k in left if test(parts[k])]:
+                    up(buffers[k], targets[k])
                     left.remove(k)
                 return not left
 
             self._ranks.until(come, lambda: self._who(number))
             read.append(self._device.mark())
 
-        self._landing = land
-        line = self._starting(pending)
-        self.step(f"post {len(pending)} receives", f"{self.code.name(free)}()", line)
-
-    def wait(self, stage: Stage, step: Wait) -> None:
-        if self._aware:
-            super().wait(stage, step)
-            return
-        number, transport = stage.number, self._transport
-        targets = [where.text(self.code) for at, _, where in self._posts if at == number]
-        pending = self._receiving[number]
+        pending = [request for requests in parts for request in requests]
         self.step(
-            f"{step}, and copy them up",
-            f"{self.code.name(self._landing)}([{', '.join(targets)}])",
-            ready=lambda: transport.test(pending),
-            peers=self._peers[number],
-            bytes=sum(self.bytes_of(r.size) for r in stage.receives),
+            "copy up what comes",
+            f"{name(land)}([{', '.join(one.where.text(self.code) for one in staged)}])",
+            ready=lambda: test(pending),
+            bytes=self.bytes_of(sum(one.where.size for one in staged)),
         )
 
     def describe(self) -> str:
         return way(self._aware)
 
 
+def _done(marks: list[Any]) -> None:
+    """Wait for what was queued before some marks, and forget them."""
+    while marks:
+        marks.pop().synchronize()
+
+
 def _read(pinned: Sequence[tuple[list[Any], list[Array]]]) -> None:
     """Wait until buffers were copied up."""
-    for read, _ in pinned:
-        while read:
-            read.pop().synchronize()
+    for marks, _ in pinned:
+        _done(marks)
 
 
 def way(aware: bool) -> str:

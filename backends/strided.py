@@ -34,9 +34,10 @@ _WIDE: dict[int, np.dtype[Any]] = {
 
 class Cell:
     """The memory of one region during a run: an array that stays, or another one every run, which
-    the text names; `apart` in main memory, where the plan's arrays are a device's."""
+    the text names; `apart` in main memory, where the plan's arrays are a device's; `within` a flat
+    array that stays, at an offset, of which it is a piece."""
 
-    __slots__ = ("apart", "array", "name", "shape")
+    __slots__ = ("apart", "array", "name", "shape", "within")
 
     def __init__(
         self,
@@ -44,11 +45,13 @@ class Cell:
         name: str = "",
         array: Array | None = None,
         apart: bool = False,
+        within: tuple[Cell, int] | None = None,
     ) -> None:
         self.shape = shape
         self.name = name
         self.array = array
         self.apart = apart
+        self.within = within
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,11 @@ class View:
     def fixed(self) -> bool:
         """Whether the array stays."""
         return self.cell.array is not None
+
+    @property
+    def memory(self) -> Cell:
+        """What it is a part of: its cell, or what that is a piece of."""
+        return self.cell.within[0] if self.cell.within else self.cell
 
     def part(self, axis: int, start: int, stop: int) -> tuple[Any, ...]:
         """The index, in the whole array, of what is between two indices of the box on an axis."""
@@ -120,15 +128,16 @@ class View:
         return self.run == self.size
 
 
-def fixed(array: Array) -> View:
+def fixed(array: Array, apart: bool = False) -> View:
     """The view of an array that stays."""
-    return View(Cell(array.shape, array=array), array.shape)
+    return View(Cell(array.shape, array=array, apart=apart), array.shape)
 
 
 def cut(buffer: View, offset: int, shape: tuple[int, ...]) -> View:
     """A piece of a flat array that stays, in a shape."""
-    size = math.prod(shape)
-    return fixed(buffer.get()[offset : offset + size].reshape(shape))
+    array = buffer.get()[offset : offset + math.prod(shape)].reshape(shape)
+    flat, begin = buffer.cell.within or (buffer.cell, 0)
+    return View(Cell(shape, array=array, apart=flat.apart, within=(flat, begin + offset)), shape)
 
 
 def copying(

@@ -205,7 +205,10 @@ class Windows(Program):
 
     # What workers tell each other
 
-    def receive(self, stage: Stage, step: Receive) -> dict[int, View]:
+    def receives(self, stage: Stage, steps: Sequence[Receive]) -> dict[int, View]:
+        return {k: view for step in steps for k, view in self._receive(stage, step).items()}
+
+    def _receive(self, stage: Stage, step: Receive) -> dict[int, View]:
         offer = self._senders.setdefault(step.peer, Offer(turns=self._turns))
         offer.done[stage.number] = self._line()
         incoming = stage.incoming(step.peer)
@@ -281,7 +284,11 @@ class Windows(Program):
         """What is between writing memory and saying so, and between hearing and reading."""
         return [] if _ORDERED else [f"{self.code.name(self._pool.sync)}()"]
 
-    def send(self, stage: Stage, step: Send) -> None:
+    def sends(self, stage: Stage, steps: Sequence[Send]) -> None:
+        for step in steps:
+            self._send(stage, step)
+
+    def _send(self, stage: Stage, step: Send) -> None:
         offer, peer = self._asked[step.peer], step.peer
         if peer not in self._met:
             self._met.add(peer)
