@@ -95,7 +95,7 @@ def functions_pass(backend: Backend, arrays: DeviceArrays) -> None:
 def whole_vectors_pass(arrays: DeviceArrays, workers: int) -> None:
     """In one process that holds all workers."""
     backend = linop.backends.get("threads", arrays=arrays)
-    for what in ("total", "beside", "computed"):
+    for what in ("total", "offloaded", "computed"):
         assert all(check_programs.checked(backend, MADE[what](workers)))
     space = Space(Region("x", 3))
     wrong = lt.check_adjoint(lt.pair(lambda x: x * 2, lambda y: y * 3, space, space), backend)
@@ -196,7 +196,7 @@ SPOILT = {
     "entry": "from x{0}[2] (worker {0}) to y{0}[2] (worker {0}): F has 0, the conjugate transpose "
     "of the adjoint has 2",
 }
-"""What is said of each, with the worker's number, and the names of two kinds of arrays."""
+"""What is said of each, with the worker's number, and where two kinds of arrays come from."""
 
 
 def faults_of_functions_are_named(backend: Backend, arrays: DeviceArrays, memory: str) -> None:
@@ -210,7 +210,8 @@ def faults_of_functions_are_named(backend: Backend, arrays: DeviceArrays, memory
         op = lt.pair(wrong, doubled, X, Y, name="functions")
         report = told(backend, lt.check_adjoint(op, backend))
         assert not report
-        assert words.format(last, mine.name, other.name) in report.details, str(report)
+        names = (kind.ndarray.__module__ for kind in (mine, other))
+        assert words.format(last, *names) in report.details, str(report)
 
 
 # Vectors of users

@@ -150,9 +150,9 @@ class Subject:
         if isinstance(array, np.generic):
             array = kind.taken(array)
         if not isinstance(array, kind.ndarray):
-            found, wanted = type(array), f"{kind.name}.ndarray"
-            said = f"{found.__module__}.{found.__qualname__}".removeprefix("builtins.")
-            raise self._fault(f"returned {said} {where}; expected a {wanted}")
+            kinds = (f"{k.__module__}.{k.__qualname__}" for k in (type(array), kind.ndarray))
+            found, wanted = (name.removeprefix("builtins.") for name in kinds)
+            raise self._fault(f"returned {found} {where}; expected a {wanted}")
         if array.shape != region.shape:
             raise self._fault(f"returned shape {array.shape} {where}; expected {region.shape}")
         if self.flat and np.can_cast(array.dtype, dtype, "same_kind"):
