@@ -36,6 +36,7 @@ TENSORS = (
     "tensors_lie_where_their_regions_do",
     "other_devices_are_refused",
     "layers_work",
+    "functions_of_tensors_are_checked",
 )
 each_tensor_fact = pytest.mark.parametrize("fact", TENSORS)
 

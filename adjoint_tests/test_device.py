@@ -32,7 +32,11 @@ from plan_facts import argument, each, raised, result, total
 KIND = "simulated"
 ARRAYS = simulated.ARRAYS
 
-TENSORS = ("tensors_go_there_and_back", "tensors_lie_where_their_regions_do")
+TENSORS = (
+    "tensors_go_there_and_back",
+    "tensors_lie_where_their_regions_do",
+    "functions_of_tensors_are_checked",
+)
 
 each_operator = pytest.mark.parametrize("name", NAMES)
 each_fact = pytest.mark.parametrize("fact", FACTS)
