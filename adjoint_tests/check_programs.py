@@ -149,10 +149,10 @@ def any_wrong_entry(comm: MPI.Comm, seed: int) -> None:
         assert comm.allgather(report) == [report] * comm.size
 
 
-def plans_and_matrices(comm: MPI.Comm) -> None:
-    """linop's plans, and what one process alone has: a matrix, which is the first rank's."""
-    backend = linop.backends.get("mpi", comm=comm)
-    X = linop.TensorSpace(7, linop.Partition(comm.size))
+def with_matrices(backend: Backend) -> None:
+    """linop's plans, and what one process alone has: a matrix, which is the first worker's."""
+    assert backend.workers is not None
+    X = linop.TensorSpace(7, linop.Partition(backend.workers))
     op = linop.halo_exchange(X, 3, padding=1)
     assert all(checked(backend, op)) and all(checked(backend, op.compile(backend)))
     dense = op.to_matrix().toarray()
@@ -164,6 +164,11 @@ def plans_and_matrices(comm: MPI.Comm) -> None:
     assert report.worst is not None and report.worst.target is not None
     assert abs(complex(report.worst.found or 0) - complex(report.worst.wanted or 0)) == 1
     assert report.worst.target.workers[0] == op.codomain[report.worst.target.region].workers[0]
+
+
+def plans_and_matrices(comm: MPI.Comm) -> None:
+    """`with_matrices` on ranks."""
+    with_matrices(linop.backends.get("mpi", comm=comm))
 
 
 def pylops_mpi(comm: MPI.Comm) -> None:

@@ -127,11 +127,20 @@ def layers_work(backend: Backend, arrays: DeviceArrays) -> None:
         assert torch.allclose(parameter.grad, wanted[name].grad, rtol=1e-12), name
 
 
+def functions_of_tensors_are_checked(backend: Backend, arrays: DeviceArrays) -> None:
+    """Those of tensors in main memory, whatever the backend's arrays."""
+    import torch
+
+    for function in (torch.diff, torch.fft.rfft):
+        assert linop.testing.check_adjoint(linop.testing.torch_function(function, 6), backend)
+
+
 FACTS = {
     "tensors_go_there_and_back": (3,),
     "tensors_lie_where_their_regions_do": (3,),
     "other_devices_are_refused": (),
     "layers_work": (),
+    "functions_of_tensors_are_checked": (),
 }
 
 

@@ -22,6 +22,14 @@ DEVICE = (
         ("test_device.py::test_facts_on_threads",),
     ),
     Fault(
+        "result looked at too early",
+        "what is brought to main memory is read before the device has written it",
+        "backends/device.py",
+        "self.module.asnumpy(array)",
+        "array.get(blocking=False)",
+        ("test_device.py::test_checks_on_threads",),
+    ),
+    Fault(
         "device message not kept",
         "a message's memory is given back before it was read",
         "backends/device.py",

@@ -361,6 +361,10 @@ def asnumpy(array: Any) -> np.ndarray:
     return array.get() if isinstance(array, ndarray) else np.asarray(array)
 
 
+def size(array: ndarray) -> int:
+    return int(array.size)
+
+
 def ascontiguousarray(array: ndarray) -> ndarray:
     return array if array.flags.c_contiguous else array.copy()
 

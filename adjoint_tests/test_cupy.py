@@ -10,6 +10,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+import device_checks
 import device_facts
 from catalogue import build, describe
 from checks import stays_exact
@@ -28,12 +29,14 @@ WAYS = ("staged", "auto")
 
 each_operator = pytest.mark.parametrize("name", NAMES)
 each_fact = pytest.mark.parametrize("fact", FACTS)
+each_check = pytest.mark.parametrize("fact", device_checks.FACTS)
 each_way = pytest.mark.parametrize("way", WAYS)
 TENSORS = (
     "tensors_go_there_and_back",
     "tensors_lie_where_their_regions_do",
     "other_devices_are_refused",
     "layers_work",
+    "functions_of_tensors_are_checked",
 )
 each_tensor_fact = pytest.mark.parametrize("fact", TENSORS)
 
@@ -53,6 +56,17 @@ def test_operators_on_threads(name: str, data: st.DataObject, seed: int) -> None
 @pytest.mark.parametrize("workers", [1, 2, 4])
 def test_facts_on_threads(workers: int, fact: str) -> None:
     on_threads(workers, KIND, device_facts.facts, fact)
+
+
+@each_check
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_checks_on_threads(workers: int, fact: str) -> None:
+    on_threads(workers, KIND, device_checks.facts, fact)
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_checks_of_whole_vectors(workers: int) -> None:
+    device_checks.whole_vectors_pass(device_facts.cupy_arrays(), workers)
 
 
 @settings(max_examples=10)
@@ -88,6 +102,14 @@ def test_operators_under_mpi(
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_facts_under_mpi(ranks: int, fact: str, way: str) -> None:
     job(ranks).run(on_ranks, KIND, way, device_facts.facts, fact)
+
+
+@needs_mpi
+@each_way
+@each_check
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_checks_under_mpi(ranks: int, fact: str, way: str) -> None:
+    job(ranks).run(on_ranks, KIND, way, device_checks.facts, fact)
 
 
 @needs_mpi

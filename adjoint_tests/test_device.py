@@ -11,6 +11,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+import device_checks
 import device_facts
 import linop
 import simulated
@@ -31,10 +32,15 @@ from plan_facts import argument, each, raised, result, total
 KIND = "simulated"
 ARRAYS = simulated.ARRAYS
 
-TENSORS = ("tensors_go_there_and_back", "tensors_lie_where_their_regions_do")
+TENSORS = (
+    "tensors_go_there_and_back",
+    "tensors_lie_where_their_regions_do",
+    "functions_of_tensors_are_checked",
+)
 
 each_operator = pytest.mark.parametrize("name", NAMES)
 each_fact = pytest.mark.parametrize("fact", FACTS)
+each_check = pytest.mark.parametrize("fact", device_checks.FACTS)
 each_way = pytest.mark.parametrize("way", ["aware", "staged"])
 FEW = settings(max_examples=max(1, settings().max_examples // 10))
 """The program is that of NumPy's arrays, which other tests run with many more."""
@@ -58,6 +64,18 @@ def test_operators_on_threads(name: str, data: st.DataObject, seed: int) -> None
 @pytest.mark.parametrize("workers", [1, 3])
 def test_facts_on_threads(workers: int, fact: str) -> None:
     on_threads(workers, KIND, device_facts.facts, fact)
+
+
+@each_check
+@pytest.mark.parametrize("workers", [1, 3])
+def test_checks_on_threads(workers: int, fact: str) -> None:
+    on_threads(workers, KIND, device_checks.facts, fact)
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_checks_of_whole_vectors(workers: int) -> None:
+    with simulated.Stream():
+        device_checks.whole_vectors_pass(ARRAYS, workers)
 
 
 @settings(max_examples=10)
@@ -224,6 +242,13 @@ def test_operators_on_ranks(
 @each_fact
 def test_facts_under_mpi(fact: str, way: str) -> None:
     job(3).run(on_ranks, KIND, way, device_facts.facts, fact)
+
+
+@needs_mpi
+@each_way
+@each_check
+def test_checks_under_mpi(fact: str, way: str) -> None:
+    job(3).run(on_ranks, KIND, way, device_checks.facts, fact)
 
 
 @needs_mpi

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from linop import cli, reporting
 from linop.backends import mpirun
 from linop.testing.verification import PROPERTIES, cases
-from needs import needs_mpi
+from needs import needs_gpu, needs_mpi
 
 EXAMPLES = """
 import functools
@@ -234,29 +234,56 @@ def test_a_strategy_of_something_else_fails(run: Run) -> None:
     assert "expected an operator, given 0" in result.output
 
 
+on_ranks = pytest.mark.parametrize(
+    "backend", ["mpi", pytest.param("cupy", marks=[pytest.mark.gpu, needs_gpu])]
+)
+
+
 @needs_mpi
-def test_on_ranks_that_it_starts(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+@on_ranks
+def test_on_ranks_that_it_starts(run: Run, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(".")
-    result = run("--backend", "mpi", "--workers", "2", f"{MODULE}:ring")
+    result = run("--backend", backend, "--workers", "2", f"{MODULE}:ring")
     assert result.exit_code == 0, result.output
     for name, rows in tables(result.output).items():
         assert name != "matrix"
-        assert [row[2] for row in rows] == ["mpi"]
-    result = run("--backend", "mpi", "--workers", "2", f"{MODULE}:wrong")
-    assert result.exit_code == 1, result.output
-    assert "dot-product test on mpi FAILED for" in result.output
-    result = run("--backend", "mpi", "--workers", "2", "--examples", "5", f"{MODULE}:drawn")
+        assert [row[2] for row in rows] == [backend]
+    result = run("--backend", backend, "--workers", "2", "--examples", "5", f"{MODULE}:drawn")
     assert result.exit_code == 0, result.output
 
 
 @needs_mpi
-def test_inside_an_mpi_job(run: Run, tmp_path: Path) -> None:
-    assert run("--help").exit_code == 0  # the folder has the module
-    arguments = [sys.executable, "-m", "linop", "verify", "--workers", "2", f"{MODULE}:wrong"]
+def test_a_fault_on_ranks_that_it_starts(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(".")
+    result = run("--backend", "mpi", "--workers", "2", f"{MODULE}:wrong")
+    assert result.exit_code == 1, result.output
+    assert "dot-product test on mpi FAILED for" in result.output
+
+
+def in_a_job(*arguments: str) -> Any:
+    """``linop verify`` on two ranks."""
     path = ":".join(entry or str(Path.cwd()) for entry in sys.path)
-    job = mpirun.mpiexec(2, arguments, timeout=60, env={"PYTHONPATH": path, "COLUMNS": "200"})
+    command = [sys.executable, "-m", "linop", "verify", "--workers", "2", *arguments]
+    return mpirun.mpiexec(2, command, timeout=60, env={"PYTHONPATH": path, "COLUMNS": "200"})
+
+
+@needs_mpi
+def test_inside_an_mpi_job(run: Run) -> None:
+    assert run("--help").exit_code == 0  # the folder has the module
+    job = in_a_job(f"{MODULE}:wrong")
     assert job.returncode != 0
     assert job.stdout.count("3 checks, 2 failed") == 1, job.stdout + job.stderr
+
+
+@needs_mpi
+@pytest.mark.gpu
+@needs_gpu
+def test_inside_an_mpi_job_with_gpus(run: Run) -> None:
+    assert run("--help").exit_code == 0
+    job = in_a_job("--backend", "cupy", "--backend", "mpi", f"{MODULE}:ring")
+    assert job.returncode == 0, job.stdout + job.stderr
+    for words in ("6 checks, 0 failed", "cupy", "mpi"):
+        assert words in job.stdout, job.stdout
 
 
 def test_cases_of_a_strategy_say_so() -> None:

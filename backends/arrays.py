@@ -65,6 +65,11 @@ class Arrays(Namespace):
         array: Array = self.module.zeros(shape, dtype)
         return array
 
+    def fetched(self, array: Array) -> Array:
+        """An array of these as one of NumPy's, when all is done that was queued before; a copy only
+        where it has to be."""
+        return array
+
     def copyto(self, target: Array, source: Array) -> None:
         """Set all of an array."""
         self.module.copyto(target, source)

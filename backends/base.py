@@ -28,7 +28,7 @@ from linop.operator import LinearOperator
 from linop.plan import Plan
 from linop.region import Region
 from linop.scalars import Array
-from linop.space import Space, Vector
+from linop.space import Space, Total, Vector
 from linop.stages import bare_or_dict
 
 Result = TypeVar("Result")
@@ -67,7 +67,14 @@ class Backend(ABC):
     def vector(self, space: Space, arrays: Any) -> Vector:
         """A vector of the regions held here, from arrays as plans take them; its inner products
         sum over all workers (a collective call where there are several)."""
-        return Vector(space, held_arrays(space, self.worker, arrays, self.arrays))
+        given = held_arrays(space, self.worker, arrays, self.arrays)
+        return Vector(space, given, self.total(space))
+
+    def total(self, space: Space) -> Total | None:
+        """What sums the inner products of a space over all workers; None where this process holds
+        all."""
+        del space
+        return None
 
     def __deepcopy__(self, memo: object) -> Backend:
         """Itself, for what has a backend and is copied: the workers are the same."""

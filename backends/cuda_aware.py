@@ -88,8 +88,7 @@ def tried(transport: Ranks, arrays: DeviceArrays) -> Answer:
             arrays.mark().synchronize()
             pending = [transport.receive(left, _TAG, result), transport.send(right, _TAG, given)]
             transport.wait(pending, lambda: "a few bytes from device to device")
-            came: np.ndarray = arrays.module.asnumpy(result)
-            if not np.array_equal(came, _pattern(left, size)):
+            if not np.array_equal(arrays.fetched(result), _pattern(left, size)):
                 why = f"{size} bytes came as others"
     except (MPI.Exception, LinopError, TypeError) as error:
         why = f"{type(error).__name__}: {error}"

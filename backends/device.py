@@ -70,6 +70,10 @@ class DeviceArrays(Arrays):
         array: Array = self.module.empty(shape, dtype)
         return array
 
+    def fetched(self, array: Array) -> Array:
+        here: Array = self.module.asnumpy(array)
+        return here
+
     def may_share_memory(self, one: Array, other: Array) -> bool:
         kinds = {type(one), type(other)}
         if len(kinds) > 1:

@@ -24,7 +24,6 @@ from linop.backends.base import (
     check_here,
     check_workers,
     described,
-    held_arrays,
 )
 from linop.backends.execute import Program
 from linop.backends.messages import Messages
@@ -35,7 +34,7 @@ from linop.lowering import lower, workers_of
 from linop.operator import LinearOperator
 from linop.plan import Plan
 from linop.scalars import Array, Scalar
-from linop.space import Space, Vector
+from linop.space import Space, Total
 
 _SHOWN = 160
 """Bytes of an operator's text in an error."""
@@ -101,15 +100,13 @@ class Worker(Backend):
     def _meeting(self) -> Transport:
         return self.transport
 
-    def vector(self, space: Space, arrays: Any) -> Vector:
-        given = held_arrays(space, self.worker, arrays, self.arrays)
-
-        def total(partials: Sequence[Mapping[int, Scalar]]) -> list[Scalar]:
+    def total(self, space: Space) -> Total:
+        def summed(partials: Sequence[Mapping[int, Scalar]]) -> list[Scalar]:
             # The worker that counts a region is the first of its holders.
             mine = [partial.get(self.worker, 0) for partial in partials]
             return sums_over_workers(mine, space, self.transport)
 
-        return Vector(space, given, total)
+        return summed
 
 
 class WorkerPlan(BoundPlan):

@@ -173,8 +173,10 @@ def verify(
     if junit:
         reporting.need_junit()
     if in_mpi_job():
-        every = linop.launch(partial(_verified_by_rank, target, workers, seed, examples), workers)
-        results: list[Result] = next((found for found in every if found is not None), [])
+        results: list[Result] = []
+        work = partial(_verified_by_rank, target, workers, seed, examples)
+        for name in [name for name in chosen if name in backends.RANKS] or ["mpi"]:
+            results += next(filter(None, linop.launch(work, workers, name)), [])
     else:
         results = _verified_here(target, chosen, workers, seed, examples)
     if not in_mpi_job() or linop.backends.current().worker == 0:
@@ -192,13 +194,13 @@ def _verified_here(
         (case, on, checked)
         for case in every
         for on in names
-        for checked in case.properties(matrix=on == names[0] and on != "mpi")
+        for checked in case.properties(matrix=on == names[0] and on not in backends.RANKS)
     ]
     results = []
     with Progress(console=console, transient=True) as progress:
         for case, on, checked in progress.track(todo, description="checking"):
-            if on == "mpi":
-                found = verified_by_ranks(case, target, workers, checked, seed, examples)
+            if on in backends.RANKS:
+                found = verified_by_ranks(case, target, on, workers, checked, seed, examples)
             else:
                 found = verified(case, on, checked, seed, examples)
             results.append(found)

@@ -42,6 +42,8 @@ class Pair:
     name: str
     real: bool = False
     flat: bool = False
+    memory: str = "default"
+    """Where the arrays are that the functions compute with, if shapes alone are given."""
 
     @property
     def H(self) -> Pair:
@@ -60,9 +62,12 @@ class Pair:
 
     def bound(self, backend: Backend) -> Subject:
         """On a backend; collective, since workers tell each other the shapes that they hold."""
-        domain = _space("x", self.domain, self.dtypes[0], backend, self.flat)
-        codomain = _space("y", self.codomain, self.dtypes[1], backend, self.flat)
+        domain = self._space("x", self.domain, self.dtypes[0], backend)
+        codomain = self._space("y", self.codomain, self.dtypes[1], backend)
         _check_workers(self.name, (domain, codomain), backend)
+        for space in (domain, codomain):
+            for region in space:
+                backend.arrays.of(region.memory).check_dtype(space.dtype)
         kinds = {domain.dtype.kind, codomain.dtype.kind}
         name = f"<{codomain.size}x{domain.size} {self.name}>"
         return Subject(
@@ -78,6 +83,21 @@ class Pair:
             anonymous=not isinstance(self.domain, Space | Region),
         )
 
+    def _space(self, letter: str, place: Place, dtype: np.dtype[Any], backend: Backend) -> Space:
+        """The space that a place stands for."""
+        if isinstance(place, Space):
+            return place
+        if isinstance(place, Region):
+            return Space(place, dtype)
+        shape = None if place is None else naturals(place, "shape of a side of a pair")
+        if self.flat or not isinstance(backend, Worker):
+            shapes = [shape]
+        else:
+            shapes = [json.loads(said) for said in gathered(backend, json.dumps(shape))]
+            letter += "{}"
+        held = [(letter.format(w), s, w) for w, s in enumerate(shapes) if s is not None]
+        return Space([Region(name, s, w, self.memory) for name, s, w in held], dtype)
+
 
 def pair(
     forward: Function,
@@ -92,7 +112,8 @@ def pair(
 
     On a backend that holds all workers (``"reference"``) the functions get whole vectors. On one
     worker's (``"mpi"``, or inside `linop.launch`) every worker calls its own, at the same time,
-    with what it holds; so they may communicate, by raw mpi4py for instance.
+    with what it holds; so they may communicate, by raw mpi4py for instance. They get and return
+    the backend's arrays: on a device its own, but for regions in host memory.
 
     Args:
         forward, adjoint: get and return the bare array of a side with one region, a dict by region
@@ -152,20 +173,6 @@ def _of_plan(plan: BoundPlan) -> Subject:
     )
 
 
-def _space(letter: str, place: Place, dtype: np.dtype[Any], backend: Backend, flat: bool) -> Space:
-    """The space that a place stands for."""
-    if isinstance(place, Space):
-        return place
-    if isinstance(place, Region):
-        return Space(place, dtype)
-    shape = None if place is None else naturals(place, "shape of a side of a pair")
-    if flat or not isinstance(backend, Worker):
-        return Space([] if shape is None else [Region(letter, shape)], dtype)
-    shapes = map(json.loads, gathered(backend, json.dumps(shape)))
-    held = [(worker, shape) for worker, shape in enumerate(shapes) if shape is not None]
-    return Space([Region(f"{letter}{w}", shape, w) for w, shape in held], dtype)
-
-
 def _check_workers(name: str, spaces: Sequence[Space], backend: Backend) -> None:
     """Check that there is somebody for every region: else nobody would look at it.
 
@@ -217,6 +224,7 @@ def _flat(op: Any, forward: Function, adjoint: Function) -> Pair:
         name.removeprefix("<").partition(" ")[2].removesuffix(">"),
         real=not getattr(op, "clinear", True),  # PyLops: such as a Fourier transform of real arrays
         flat=True,
+        memory="host",  # it computes there, wherever the backend's arrays are
     )
 
 

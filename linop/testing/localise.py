@@ -17,14 +17,14 @@ from linop.backends.base import Backend, held
 from linop.scalars import Array, Scalar
 from linop.space import Space, Vector
 from linop.testing.report import Worst, element, element_in, shown
-from linop.testing.subject import Subject, epsilon, gathered
+from linop.testing.subject import Subject, epsilon, gathered, host_vector
 
 Map = Callable[[Vector], Vector]
 
 
 def part_held(vector: Vector, backend: Backend) -> Vector:
     """The part of a whole vector that a backend holds, with its inner product."""
-    return backend.vector(vector.space, vector)
+    return host_vector(vector.space, vector, backend)
 
 
 def inner(subject: Subject, v: Vector, w: Vector) -> Scalar:
@@ -160,7 +160,7 @@ def at(vector: Vector, flat: int, backend: Backend) -> Scalar:
 
 def unit(space: Space, flat: int, backend: Backend, value: Scalar = 1) -> Vector:
     """The vector with one element that is not zero."""
-    vector = backend.vector(space, _held_zeros(space, backend))
+    vector = host_vector(space, _held_zeros(space, backend), backend)
     for region in held(space, backend.worker):
         k = flat - space.offsets[region.name]
         if 0 <= k < region.size:
@@ -192,7 +192,7 @@ def _between(vector: Vector, start: int, stop: int, backend: Backend) -> Vector:
         first = space.offsets[region.name]
         a, b = (min(max(k - first, 0), region.size) for k in (start, stop))
         arrays[region.name].reshape(-1)[a:b] = vector[region.name].reshape(-1)[a:b]
-    return backend.vector(space, arrays)
+    return host_vector(space, arrays, backend)
 
 
 def _held_zeros(space: Space, backend: Backend) -> dict[str, Array]:

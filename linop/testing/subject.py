@@ -1,9 +1,10 @@
 """What a check applies: a linear map between spaces and its adjoint, where they run.
 
 A `Subject` is called with a `Vector` and gives one. Where it runs is a backend: one process that
-holds all regions, or one worker of a program, in which every worker makes the same calls. What a
-foreign function returns is looked at before it is used: a `Fault` says what is wrong with it, on
-every worker in the same words.
+holds all regions, or one worker of a program, in which every worker makes the same calls. The
+vectors are NumPy's, in main memory; the function is given the backend's arrays, and gives them.
+What a foreign function returns is looked at before it is used: a `Fault` says what is wrong with
+it, on every worker in the same words.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from linop.backends.base import Backend, held
+from linop.backends.base import Backend, held, held_arrays
 from linop.backends.worker import Worker
 from linop.errors import ArgumentError, BackendError
 from linop.region import Region
@@ -98,11 +99,15 @@ class Subject:
             Fault: the function changed its argument, or its result does not fit.
         """
         regions = held(self.domain, self.backend.worker)
-        given = {region.name: x[region.name].copy() for region in regions}
+        kinds = {region.name: self.backend.arrays.of(region.memory) for region in regions}
+        given = {name: kind.put(x[name].copy()) for name, kind in kinds.items()}
         raised, arrays, fault = None, {}, None
         try:
-            arrays = self._arrays(self._called(bare_or_dict(regions, list(given.values()))))
-            self._look_at(arrays, given, x)
+            returned = self._arrays(self._called(bare_or_dict(regions, list(given.values()))))
+            self._look_at_argument(self._fetched(self.domain, given), x)
+            self._look_at_memory(returned, given)
+            arrays = self._fetched(self.codomain, returned)
+            self._look_at_numbers(arrays)
         except Fault as found:
             fault = found
         except Exception as error:
@@ -114,7 +119,7 @@ class Subject:
         if self.foreign:
             arrays = {name: array.copy() for name, array in arrays.items()}
             self._compare_copies(arrays)
-        return self.backend.vector(self.codomain, arrays)
+        return host_vector(self.codomain, arrays, self.backend)
 
     @property
     def _here(self) -> str:
@@ -126,7 +131,7 @@ class Subject:
         return self.forward(given) if mine or not self.flat else None
 
     def _arrays(self, result: Any) -> dict[str, Array]:
-        """What the function returned, by region."""
+        """What the function returned, by region, where it is."""
         regions = held(self.codomain, self.backend.worker)
         if len(regions) == 1 and not isinstance(result, Mapping):
             result = {regions[0].name: result}
@@ -139,24 +144,32 @@ class Subject:
         return {region.name: self._array(region, result[region.name]) for region in regions}
 
     def _array(self, region: Region, array: Any) -> Array:
-        """The array of a region, of the right shape and dtype."""
+        """The array of a region, of the right kind, shape and dtype."""
         dtype, where = self.codomain.dtype, f"for {region.name} ({workers_text(region.workers)})"
+        kind = self.backend.arrays.of(region.memory)
         if isinstance(array, np.generic):
-            array = np.asarray(array)
-        if not isinstance(array, np.ndarray):
-            raise self._fault(f"returned {type(array).__name__} {where}; expected a numpy.ndarray")
+            array = kind.taken(array)
+        if not isinstance(array, kind.ndarray):
+            kinds = (f"{k.__module__}.{k.__qualname__}" for k in (type(array), kind.ndarray))
+            found, wanted = (name.removeprefix("builtins.") for name in kinds)
+            raise self._fault(f"returned {found} {where}; expected a {wanted}")
         if array.shape != region.shape:
             raise self._fault(f"returned shape {array.shape} {where}; expected {region.shape}")
         if self.flat and np.can_cast(array.dtype, dtype, "same_kind"):
             narrow = array.dtype.kind in "fc" and epsilon(array.dtype) > epsilon(dtype)
             array = array if narrow else array.astype(dtype)
-        found: Array = array
-        if found.dtype != dtype:
-            raise self._fault(f"returned dtype {found.dtype} {where}; expected {dtype}")
-        return found
+        fits: Array = array
+        if fits.dtype != dtype:
+            raise self._fault(f"returned dtype {fits.dtype} {where}; expected {dtype}")
+        return fits
 
-    def _look_at(self, arrays: Mapping[str, Array], given: Mapping[str, Array], x: Vector) -> None:
-        """That the argument is as it was, that results are their own, and that they are numbers."""
+    def _fetched(self, space: Space, arrays: Mapping[str, Array]) -> dict[str, Array]:
+        """Arrays of regions, in main memory."""
+        kinds = {name: self.backend.arrays.of(space[name].memory) for name in arrays}
+        return {name: kinds[name].fetched(array) for name, array in arrays.items()}
+
+    def _look_at_argument(self, given: Mapping[str, Array], x: Vector) -> None:
+        """That it is as it was."""
         for name, array in given.items():
             changed = np.flatnonzero(array != x[name])
             if changed.size:
@@ -166,13 +179,23 @@ class Subject:
                     f"changed its argument in place: {{}} was {shown(was)}, is {shown(now)}",
                     (self.domain, name, k),
                 )
-        for name, array in arrays.items():
-            shared = [n for n, g in given.items() if np.may_share_memory(array, g)]
-            if shared and self.foreign and not self.flat:
+
+    def _look_at_memory(self, returned: Mapping[str, Array], given: Mapping[str, Array]) -> None:
+        """That results are their own."""
+        if not self.foreign or self.flat:
+            return
+        arrays = self.backend.arrays
+        for name, array in returned.items():
+            shared = [n for n, g in given.items() if arrays.may_share_memory(array, g)]
+            if shared:
                 raise self._fault(
                     f"returned memory of its argument {shared[0]} as its result {name}"
                     f"{self._here}: a later change of one would change the other"
                 )
+
+    def _look_at_numbers(self, arrays: Mapping[str, Array]) -> None:
+        """That results are finite."""
+        for name, array in arrays.items():
             unfit = np.flatnonzero(~np.isfinite(array))
             if unfit.size:
                 k = int(unfit[0])
@@ -220,6 +243,12 @@ class Subject:
                         f"gives {region.name}, which is replicated, other values on worker "
                         f"{worker} than on worker {first}"
                     )
+
+
+def host_vector(space: Space, arrays: Any, backend: Backend) -> Vector:
+    """A vector of the regions that a backend's worker holds, in main memory, whatever the backend's
+    own arrays are; its inner products sum over all workers."""
+    return Vector(space, held_arrays(space, backend.worker, arrays), backend.total(space))
 
 
 def gathered(backend: Backend, said: str) -> list[str]:

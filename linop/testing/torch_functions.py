@@ -62,7 +62,8 @@ def torch_function(
     if not isinstance(result, torch.Tensor):
         raise ArgumentError(f"{called} gives {type(result).__name__}, one tensor expected")
     sample = _array(result)
-    return Pair(forward, backward, held, sample.shape, (kind, sample.dtype), called)
+    dtypes = kind, sample.dtype
+    return Pair(forward, backward, held, sample.shape, dtypes, called, memory="host")
 
 
 def _array(tensor: Any) -> Array:

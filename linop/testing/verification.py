@@ -189,12 +189,13 @@ def verified(case: Case, backend: Backend | str, name: str, seed: int, examples:
 
 
 def verified_by_ranks(
-    case: Case, target: str | None, workers: int, name: str, seed: int, examples: int
+    case: Case, target: str | None, on: str, workers: int, name: str, seed: int, examples: int
 ) -> Result:
     """The same on the ranks of an MPI job, which is started if need be, and kept.
 
     Args:
         target: by which the ranks find what is no operator of linop's.
+        on: the backend, one of `linop.backends.RANKS`.
     """
     from linop.testing.jobs import job
 
@@ -206,23 +207,25 @@ def verified_by_ranks(
         what = op if isinstance(op, LinearOperator) else (target, case.name)
         with TemporaryDirectory(prefix="linop-") as folder:
             path = Path(folder) / "report"
-            job(workers).run(check_on_rank, what, name, seed, n, path)
+            job(workers).run(check_on_rank, what, on, name, seed, n, path)
             report: Report | UndecidableError = pickle.loads(path.read_bytes())
         if isinstance(report, UndecidableError):
             raise report
         return report
 
-    return _found(case, "mpi", name, find, seed, examples)
+    return _found(case, on, name, find, seed, examples)
 
 
-def check_on_rank(comm: Any, what: Any, name: str, seed: int, examples: int, path: Path) -> None:
+def check_on_rank(
+    comm: Any, what: Any, on: str, name: str, seed: int, examples: int, path: Path
+) -> None:
     """Check an operator together with the other ranks; the first writes the report to a file."""
     if not isinstance(what, LinearOperator):
         target, wanted = what
         (what,) = [case.what for case in cases(target, comm.size) if case.name == wanted]
     report: Report | UndecidableError
     try:
-        report = PROPERTIES[name](what, backends.get("mpi", comm=comm), seed, examples)
+        report = PROPERTIES[name](what, backends.get(on, comm=comm), seed, examples)
     except UndecidableError as error:  # on every rank
         report = error
     if comm.rank == 0:

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
-from linop.backends.base import held
 from linop.backends.worker import Worker
 from linop.scalars import Array
 from linop.space import Space, Vector
-from linop.stages import bare_or_dict
 from linop.testing.report import Worst
-from linop.testing.subject import Fault, Subject, gathered_bytes
+from linop.testing.subject import Fault, Subject, gathered_bytes, host_vector
 
 
 def everything(vector: Vector, subject: Subject) -> Array:
@@ -52,24 +48,21 @@ def seen_as(subject: Subject, domain: Space, codomain: Space, named: bool) -> Su
             )
         )
 
-    def between(map: Subject, source: Space, target: Space) -> Callable[[Any], Any]:
-        def apply(x: Any) -> Any:
-            flat = everything(map.backend.vector(source, x), map)
-            result = map(map.backend.vector(map.domain, map.domain.unflatten(flat)))
-            whole = target.unflatten(everything(result, map))
-            regions = held(target, map.backend.worker)
-            return bare_or_dict(regions, [whole[r.name] for r in regions])
+    def between(map: Subject, target: Space) -> Callable[[Vector], Vector]:
+        def into(space: Space, x: Vector) -> Vector:
+            return host_vector(space, space.unflatten(everything(x, map)), map.backend)
 
-        return apply
+        return lambda x: into(target, map(into(map.domain, x)))
 
-    back = None if subject.adjoint is None else between(subject.H, codomain, domain)
-    forward = between(subject, domain, codomain)
-    return replace(
-        subject,
-        domain=domain,
-        codomain=codomain,
-        forward=forward,
-        adjoint=back,
-        foreign=False,
-        flat=False,
-    )
+    back = None if subject.adjoint is None else between(subject.H, domain)
+    functions = {"forward": between(subject, codomain), "adjoint": back}
+    return Seen(**{**vars(subject), "domain": domain, "codomain": codomain, **functions})
+
+
+class Seen(Subject):
+    """A map between other spaces than its own. Its functions are of vectors: where these are, and
+    what came of them, the map itself sees to."""
+
+    def __call__(self, x: Vector) -> Vector:
+        result: Vector = self.forward(x)
+        return result
