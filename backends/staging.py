@@ -74,7 +74,7 @@ class DeviceMessages(Messages):
         """Queue what makes each message one contiguous array, in main memory if it is staged."""
         packed = self.packed(stage, steps)
         below: dict[int, tuple[View, list[str]]] = {}
-        for staged in self._staged(packed):
+        for staged in self._pinned_for(packed):
             awaiting = self._copy_down(staged)
             for step, part in staged.messages:
                 below[step.peer] = part, awaiting
@@ -84,7 +84,7 @@ class DeviceMessages(Messages):
             where, awaiting = below.get(step.peer, (view, []))
             leaving.append((step, view, [*awaiting, self.leaving(step, where)]))
 
-    def _staged(self, messages: Iterable[tuple[Send | Receive, View]]) -> list[Staged]:
+    def _pinned_for(self, messages: Iterable[tuple[Send | Receive, View]]) -> list[Staged]:
         """Pinned memory for those messages that need it."""
         found: dict[int, Staged] = {}
         for step, view in messages:
@@ -118,7 +118,7 @@ class DeviceMessages(Messages):
         if self._aware and not all(view.cell.apart for view in views):
             mark = self.code.name(self._device.mark)
             self.step("wait until all is packed", f"{mark}().synchronize()")
-        staged = self._staged(posts)
+        staged = self._pinned_for(posts)
         below = {step.peer: part for one in staged for step, part in one.messages}
         if staged:
             read: list[Any] = []
