@@ -111,6 +111,21 @@ def test_a_report_says_each_thing_once() -> None:
     assert not outcome.complete and not outcome.usable and not outcome.timed_out
 
 
+@pytest.mark.parametrize(
+    ("note", "states"),
+    [
+        ("", "rank 0 died, rank 1 ended after it"),
+        ("exited due to process rank 1 with PID 7", "rank 0 ended after it, rank 1 died"),
+        ("Abort(3) on node 1 (rank 0 in comm 4)", "rank 0 ended after it, rank 1 died"),
+        ("process rank 2 with PID 7", "rank 0 died, rank 1 ended after it"),
+    ],
+)
+def test_mpiexec_says_who_died_first(note: str, states: str) -> None:
+    """Two may be gone at once: then it says which of them ended the job."""
+    report = Outcome("test()", 2, {0: None, 1: None}, note=note).report()
+    assert report.startswith(f"test() failed on 2 ranks: {states}"), report
+
+
 def test_what_all_ranks_say_is_passed_on() -> None:
     Outcome("test()", 2, {0: Answer(), 1: Answer()}).settle()
     # Before skips: an exception of those would skip this test.

@@ -6,6 +6,7 @@ Hypothesis, a fault that shows now as this and now as that would be several.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -17,6 +18,8 @@ stuck."""
 
 _ENDED = "ended after it"
 """The state of a rank that died after another: mpiexec ends all of them."""
+_BLAMED = re.compile(r"process rank (\d+)|Abort\(\d+\) on node (\d+)")
+"""The words of Open MPI's mpiexec, and of MPICH."""
 _STATES = {
     "rejected": "rejected the example",
     "skipped": "skipped the test",
@@ -114,10 +117,17 @@ class Outcome:
         """How a rank fared, in words."""
         kind = self._kind(rank)
         if kind == "died":
-            first = next(rank for rank, answer in self.answers.items() if answer is None)
             fatal = "Fatal Python error: " in self.printed.get(rank, "")
-            return "died" if rank == first or fatal else _ENDED
+            return "died" if rank == self._first_dead or fatal else _ENDED
         return _STATES.get(kind, kind)
+
+    @property
+    def _first_dead(self) -> int:
+        """The rank because of which mpiexec ended the job: it says so; else the first that was
+        gone, though two may be gone at once."""
+        dead = [rank for rank, answer in self.answers.items() if answer is None]
+        blamed = [int(rank) for found in _BLAMED.findall(self.note) for rank in found if rank]
+        return next((rank for rank in blamed if rank in dead), dead[0])
 
     def _kind(self, rank: int) -> str:
         answer = self.answers.get(rank, Answer("stuck"))
