@@ -218,7 +218,7 @@ class DeviceArrays(Arrays):
         if stream != message.stream:
             stream.wait_event(message.ready)
         array = message.array.reshape(buffer.shape)
-        buffer[...] = self.module.asnumpy(array) if here else array
+        buffer[...] = self.fetched(array) if here else array
         if stream != message.stream:
             self._kept.append((self.mark(), message.array))
             while self._kept and self._kept[0][0].done:
