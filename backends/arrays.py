@@ -100,14 +100,6 @@ class Arrays(Namespace):
         comes after the last one, whatever the streams of both; None where that is no question."""
         return None
 
-    def copier(self, buffer: Array) -> Callable[[], Any]:
-        """What gives a copy of a buffer, as a message for another thread."""
-        return buffer.copy
-
-    def receive(self, buffer: Array, message: Any) -> None:
-        """Set a buffer to such a message."""
-        buffer[...] = message.reshape(buffer.shape)
-
     def surroundings(self) -> AbstractContextManager[Any]:
         """The device and the stream of this thread, to be entered by another that works for it."""
         return nullcontext()

@@ -6,14 +6,15 @@ before MPI reads what was packed (`linop.backends.staging`), and for copies from
 main memory (`linop.backends.crossing`).
 
 - A run follows the last one of the same plan, whatever their streams (`following`).
-- A message between threads is a copy that the sender's stream makes and the receiver's stream waits
-  for; the receiver keeps it until its own stream has read it (`Message`).
+- A message between threads is an array that the sender's stream makes and the receiver's stream
+  waits for; the receiver keeps it until its own stream has read it (`Message`).
 """
 
 from __future__ import annotations
 
+import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cache
 from importlib import import_module
@@ -47,7 +48,8 @@ class DeviceArrays(Arrays):
         self.memory = f"memory of a {device} device"
         self.host = Pinned(self)
         self._scipy = scipy
-        self._kept: deque[tuple[Any, Array]] = deque()
+        self._kept: deque[tuple[Any, list[Message]]] = deque()
+        self._lock = threading.Lock()
         self._dtypes: set[np.dtype[Any]] = set()
         self._kernels: dict[str, Any] = {}
 
@@ -194,33 +196,28 @@ class DeviceArrays(Arrays):
 
     # Messages of threads
 
-    def copier(self, buffer: Array) -> Callable[[], Any]:
-        if isinstance(buffer, np.ndarray):
-            return buffer.copy
+    def message(self, array: Array) -> Any:
+        """An array, of the device or in main memory, for another thread."""
+        return array if isinstance(array, np.ndarray) else Message(array, self.stream, self.mark())
 
-        def copied() -> Message:
-            return Message(buffer.copy(), self.stream, self.mark())
-
-        return copied
-
-    def receive(self, buffer: Array, message: Any) -> None:
-        """The pool would give the message's memory to the next that asks
-        for some on the sender's stream, so it is kept until this stream has read it. One for main
-        memory is waited for."""
-        stream, here = self.stream, isinstance(buffer, np.ndarray)
+    def arrived(self, message: Any, here: bool) -> Array:
+        """A message's array, in main memory or on the device; where that is another memory than it
+        came in, a copy, which is waited for on the way to main memory."""
         if isinstance(message, np.ndarray):
-            message = message.reshape(buffer.shape)
-            if here:
-                buffer[...] = message
-            else:
-                self.up(message, buffer)
+            return message if here else self.put(message)
+        if self.stream != message.stream:
+            self.stream.wait_event(message.ready)
+        return self.fetched(message.array) if here else message.array
+
+    def keep(self, messages: Iterable[Any]) -> None:
+        """Messages that this stream reads stay until it has: the pool would give their memory to
+        the next that asks for some on the sender's stream."""
+        stream = self.stream
+        read = [m for m in messages if isinstance(m, Message) and m.stream != stream]
+        if not read:
             return
-        if stream != message.stream:
-            stream.wait_event(message.ready)
-        array = message.array.reshape(buffer.shape)
-        buffer[...] = self.fetched(array) if here else array
-        if stream != message.stream:
-            self._kept.append((self.mark(), message.array))
+        with self._lock:
+            self._kept.append((self.mark(), read))
             while self._kept and self._kept[0][0].done:
                 self._kept.popleft()
 

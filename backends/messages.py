@@ -111,7 +111,7 @@ class Messages(Program):
         """Add the steps that make each message one contiguous array, and say where that is: where
         it lies as it is, or in a buffer that stays."""
         sources = {step.peer: [stage.source(part) for part in step.parts] for step in steps}
-        where = {step.peer: self._as_it_is(step, *sources[step.peer]) for step in steps}
+        where = {step.peer: self.as_it_is(step, *sources[step.peer]) for step in steps}
         packing = [step for step in steps if where[step.peer] is None]
         apart = [all(source.cell.apart for source in sources[step.peer]) for step in packing]
         for step, buffer in zip(packing, self._buffers(packing, apart), strict=True):
@@ -123,7 +123,7 @@ class Messages(Program):
                 offset += source.size
         return [(step, view) for step in steps if (view := where[step.peer]) is not None]
 
-    def _as_it_is(self, step: Send, first: View, *others: View) -> View | None:
+    def as_it_is(self, step: Send, first: View, *others: View) -> View | None:
         """A message that is one contiguous box already."""
         if others or not first.contiguous:
             return None

@@ -135,9 +135,11 @@ def fixed(array: Array, apart: bool = False) -> View:
 
 def cut(buffer: View, offset: int, shape: tuple[int, ...]) -> View:
     """A piece of a flat array that stays, in a shape."""
-    array = buffer.get()[offset : offset + math.prod(shape)].reshape(shape)
-    flat, begin = buffer.cell.within or (buffer.cell, 0)
-    return View(Cell(shape, array=array, apart=flat.apart, within=(flat, begin + offset)), shape)
+    end, flat = offset + math.prod(shape), buffer.cell
+    memory, begin = flat.within or (flat, 0)
+    array = None if flat.array is None else flat.array[offset:end].reshape(shape)
+    text = f"{flat.name}[{offset}:{end}].reshape({shape})"
+    return View(Cell(shape, text, array, flat.apart, (memory, begin + offset)), shape)
 
 
 def copying(

@@ -12,9 +12,13 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from linop.backends.arrays import NUMPY, Arrays, arrays_named
 from linop.backends.base import Backend
+from linop.backends.device import DeviceArrays
 from linop.backends.execute import Program
+from linop.backends.handing import Handing
 from linop.backends.messages import Messages
 from linop.backends.transport import ANY, Who, heard
 from linop.backends.whole import Whole
@@ -73,7 +77,7 @@ def launch(
     kind = arrays_named(arrays)
 
     def work(mailbox: Mailbox) -> Any:
-        _HERE.backend = Worker("threads", mailbox, arrays=kind)
+        _HERE.backend = Thread("threads", mailbox, arrays=kind)
         return main(_HERE.backend)
 
     return run(workers or 1, work, kind)
@@ -106,7 +110,6 @@ class Group:
     def __init__(self, workers: int, arrays: Arrays = NUMPY) -> None:
         self.workers = workers
         self.surroundings = [arrays.surroundings() for _ in range(workers)]
-        self.arrays = arrays
         self.results: list[Any] = [None] * workers
         self.failure: BaseException | None = None
         self._changed = threading.Condition()
@@ -167,6 +170,20 @@ class Group:
                 if self.failure is None and receiver not in self._hopeless:
                     self._changed.wait()
                 self._waiting.pop(receiver, None)
+
+    def message(self, key: Key, size: int, dtype: np.dtype[Any]) -> Any:
+        """The next message of a mailbox; waits for it.
+
+        Raises:
+            BackendError: it is another than was expected. And as `take`.
+        """
+        message = self.take(key, key[2])
+        if message.dtype != dtype or message.size != size:
+            raise BackendError(
+                f"worker {key[1]}: a message of {message.size} {message.dtype} came, "
+                f"{size} {dtype} expected"
+            )
+        return message
 
     def alarm(self, worker: int, error: LinopError, tag: int) -> None:
         """Make every other worker raise an error: one that waits in this plan, at once; others when
@@ -252,6 +269,18 @@ class Mailbox:
         request.start()
         return request
 
+    def hand(self, peer: int, tag: int, message: Any) -> None:
+        """Give a message away."""
+        self._group.put((self.worker, peer, tag), message)
+
+    def has(self, peer: int, tag: int) -> bool:
+        """Whether one has come."""
+        return self._group.has((peer, self.worker, tag))
+
+    def take(self, peer: int, tag: int, size: int, dtype: np.dtype[Any]) -> Any:
+        """The next one; waits for it."""
+        return self._group.message((peer, self.worker, tag), size, dtype)
+
     def test(self, pending: Sequence[_Receive | _Send]) -> bool:
         return all(request.ready() for request in pending)
 
@@ -292,12 +321,33 @@ class Mailbox:
         self._group.check(self.worker)
 
 
+class Thread(Worker):
+    """One worker of a program, in a thread."""
+
+    transport: Mailbox
+
+    def program(
+        self, plan: Plan, group: Sequence[int], tag: int, about: Callable[[], str]
+    ) -> Program:
+        del group
+        return bound(plan, self.transport, tag, about, self.arrays)
+
+
+def bound(
+    plan: Plan, mailbox: Mailbox, tag: int, about: Callable[[], str], arrays: Arrays
+) -> Program:
+    """A plan whose messages go through mailboxes."""
+    if isinstance(arrays, DeviceArrays):
+        return Handing(plan, mailbox, tag, about, arrays)
+    return Messages(plan, mailbox, tag, about, arrays)
+
+
 class _Send:
     """A message that is handed over when it is started."""
 
     def __init__(self, group: Group, key: Key, buffer: Array) -> None:
         self._group, self._key = group, key
-        self._copied = group.arrays.copier(buffer)
+        self._copied = buffer.copy
 
     def start(self) -> None:
         self._group.put(self._key, self._copied())
@@ -325,13 +375,9 @@ class _Receive:
     def wait(self) -> None:
         if not self._due:
             return
-        message = self._group.take(self._key, self._key[2])
-        if message.dtype != self._buffer.dtype or message.size != self._buffer.size:
-            raise BackendError(
-                f"worker {self._key[1]}: a message of {message.size} {message.dtype} came, "
-                f"{self._buffer.size} {self._buffer.dtype} expected"
-            )
-        self._group.arrays.receive(self._buffer, message)
+        buffer = self._buffer
+        message = self._group.message(self._key, buffer.size, buffer.dtype)
+        buffer[...] = message.reshape(buffer.shape)
         self._due = False
 
 
@@ -353,7 +399,7 @@ class Threads(Whole):
 
             def main(mailbox: Mailbox) -> Sequence[Array]:
                 plan = plans[mailbox.worker]
-                program = Messages(plan, mailbox, 0, op.__repr__, self.arrays)
+                program = bound(plan, mailbox, 0, op.__repr__, self.arrays)
                 arrays = [x[r.name] for r in plan.inputs]
                 if tracing is None:
                     return program.run(arrays)
