@@ -49,8 +49,8 @@ DEVICE = (
         "packed memory not awaited",
         "MPI is given the device's memory before it is packed",
         "backends/staging.py",
-        'f"{name(self._device.mark)}().synchronize()"',
-        'f"{name(self._device.mark)}()"',
+        'f"{mark}().synchronize()"',
+        'f"{mark}()"',
         ("test_device.py::test_facts_under_mpi",),
     ),
     Fault(
