@@ -11,6 +11,7 @@ It simulates what the order of work depends on, and no arithmetic of CUDA.
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 import weakref
@@ -413,9 +414,7 @@ class SimulatedArrays(DeviceArrays):
     """The device's arrays for linop's backends; tensors in main memory stand for its tensors."""
 
     def __init__(self) -> None:
-        import simulated  # itself, as the module that stands for CuPy
-
-        super().__init__(simulated, _scipy, device="cpu")
+        super().__init__(sys.modules[__name__], _scipy, device="cpu")  # stands for CuPy
 
     def pinned(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
         """The pool of pinned memory gives what was given back to somebody who writes to it."""
