@@ -75,7 +75,7 @@ DEVICE = (
         "backends/fusing.py",
         "            self._close()\n        key",
         "            pass\n        key",
-        ("test_device.py::test_operators_on_threads",),
+        ("test_device.py::test_facts_on_threads",),
     ),
     Fault(
         "boxes moved too late",

@@ -81,6 +81,17 @@ def columns(workers: int, memory: str = "default") -> LinearOperator:
     return linop.halo_exchange(X, (1, 3), padding=(0, 1))
 
 
+def meeting(workers: int) -> LinearOperator:
+    """Boxes of one region are added to boxes of another that have an element in common."""
+    space = Space([Region(f"{n}{w}", 4, w) for w in range(workers) for n in "ab"])
+    op = linop.identity(space)
+    for w in range(workers):
+        a, b = space[f"a{w}"], space[f"b{w}"]
+        op = op + linop.add(space, a[:3], b[:3]) - linop.identity(space)
+        op = op + linop.add(space, a[:3], b[1:]) - linop.identity(space)
+    return op
+
+
 def turned(workers: int, side: int = 200) -> LinearOperator:
     """Rows to columns: boxes that are large, and not contiguous (`linop.backends.fusing`)."""
     X = linop.TensorSpace((side * workers, side * workers), linop.Partition((workers, 1)))
@@ -95,6 +106,7 @@ PLACED: dict[str, Callable[[int], LinearOperator]] = {
     "between": between,
     "stencil apart": lambda n: apart(n, 8),
     "columns": columns,
+    "meeting": meeting,
     "turned": turned,
 }
 """By name, of a number of workers."""
