@@ -98,6 +98,17 @@ def turned(workers: int, side: int = 200) -> LinearOperator:
     return linop.repartition(X, linop.Partition((1, workers)))
 
 
+def computed_and_sent(workers: int) -> LinearOperator:
+    """What the device computes for main memory is sent from there as it lies."""
+    X = linop.TensorSpace((2 * workers, 3), linop.Partition((workers,)), memory="host")
+    rng = np.random.default_rng(6)
+    made = [
+        linop.matrix(rng.integers(-2, 3, (6, 6)).astype(float), Region(f"a{w}", (2, 3), w), x)
+        for w, x in enumerate(X)
+    ]
+    return linop.halo_exchange(X, (3, 1), padding=(1, 0)) @ linop.direct_sum(*made)
+
+
 PLACED: dict[str, Callable[[int], LinearOperator]] = {
     "offloaded": offloaded,
     "large offloaded": lambda n: offloaded(n, LARGE),
@@ -105,6 +116,7 @@ PLACED: dict[str, Callable[[int], LinearOperator]] = {
     "computed": computed,
     "between": between,
     "stencil apart": lambda n: apart(n, 8),
+    "computed and sent": computed_and_sent,
     "columns": columns,
     "meeting": meeting,
     "turned": turned,
