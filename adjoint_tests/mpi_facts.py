@@ -6,6 +6,7 @@ pytest's own process is never started.
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections.abc import Callable
@@ -163,6 +164,12 @@ def prints_and_fails(comm: MPI.Comm) -> None:
     """What a rank prints is part of the report."""
     print(f"rank {comm.rank} was here", flush=True)
     raise AssertionError(f"planted on rank {comm.rank}")
+
+
+def dies_on_rank_1(comm: MPI.Comm) -> None:
+    """Without a word."""
+    if comm.rank == 1:
+        os._exit(3)
 
 
 def sleeps(comm: MPI.Comm, seconds: float) -> None:

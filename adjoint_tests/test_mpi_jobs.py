@@ -56,6 +56,13 @@ def test_a_job_lives_on_after_an_assertion_but_not_after_a_hang(job: Job) -> Non
     assert job.starts == starts + 1
 
 
+def test_a_job_that_has_lost_a_rank_is_not_used_again(job: Job) -> None:
+    for _ in range(2):
+        with pytest.raises(FailedExampleError, match="rank 1 died"):
+            job.run(mpi_facts.dies_on_rank_1)
+        job.run(mpi_facts.sleeps, 0)
+
+
 def test_an_answer_that_comes_after_an_interruption_is_for_nobody(job: Job) -> None:
     """As by pytest's own timeout, which raises in the middle of an example."""
 
