@@ -1,9 +1,9 @@
 """Arrays of a device: CuPy's, or those of a module that has the same names.
 
 Work is queued on the stream that is current in the thread that calls (`cupy.cuda.Stream`), and done
-in its order. What leaves that order says so here. The host waits in two places alone, for a mark:
-before MPI reads what was packed (`linop.backends.staging`), and for copies from and to regions in
-main memory (`linop.backends.crossing`).
+in its order. What leaves that order says so here. The host waits in three places alone: for a mark
+before MPI reads what was packed (`linop.backends.staging`), for copies from and to regions in main
+memory (`linop.backends.crossing`), and for what other threads send to those (`arrived`).
 
 - A run follows the last one of the same plan, whatever their streams (`following`).
 - A message between threads is an array that the sender's stream makes and the receiver's stream
