@@ -112,17 +112,17 @@ def test_a_report_says_each_thing_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("note", "states"),
+    ("note", "printed", "states"),
     [
-        ("", "rank 0 died, rank 1 ended after it"),
-        ("exited due to process rank 1 with PID 7", "rank 0 ended after it, rank 1 died"),
-        ("Abort(3) on node 1 (rank 0 in comm 4)", "rank 0 ended after it, rank 1 died"),
-        ("process rank 2 with PID 7", "rank 0 died, rank 1 ended after it"),
+        ("", "", "rank 0 died, rank 1 ended after it"),
+        ("exited due to process rank 1 with PID 7", "", "rank 0 ended after it, rank 1 died"),
+        ("", "Abort(3): application called MPI_Abort", "rank 0 ended after it, rank 1 died"),
+        ("process rank 2 with PID 7", "", "rank 0 died, rank 1 ended after it"),
     ],
 )
-def test_mpiexec_says_who_died_first(note: str, states: str) -> None:
+def test_mpi_says_who_died_first(note: str, printed: str, states: str) -> None:
     """Two may be gone at once: then it says which of them ended the job."""
-    report = Outcome("test()", 2, {0: None, 1: None}, note=note).report()
+    report = Outcome("test()", 2, {0: None, 1: None}, {1: printed}, note).report()
     assert report.startswith(f"test() failed on 2 ranks: {states}"), report
 
 

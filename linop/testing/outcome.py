@@ -18,8 +18,10 @@ stuck."""
 
 _ENDED = "ended after it"
 """The state of a rank that died after another: mpiexec ends all of them."""
-_BLAMED = re.compile(r"process rank (\d+)|Abort\(\d+\) on node (\d+)")
-"""The words of Open MPI's mpiexec, and of MPICH."""
+_BLAMED = re.compile(r"process rank (\d+)")
+"""In the words of Open MPI's mpiexec: whose end was the end of the job."""
+_ABORTED = "called MPI_Abort"
+"""MPICH has the rank itself say so."""
 _STATES = {
     "rejected": "rejected the example",
     "skipped": "skipped the test",
@@ -123,10 +125,11 @@ class Outcome:
 
     @property
     def _first_dead(self) -> int:
-        """The rank because of which mpiexec ended the job: it says so; else the first that was
-        gone, though two may be gone at once."""
+        """The rank because of which mpiexec ended the job, where that was said; else the first that
+        was gone, though two may be gone at once."""
         dead = [rank for rank, answer in self.answers.items() if answer is None]
-        blamed = [int(rank) for found in _BLAMED.findall(self.note) for rank in found if rank]
+        blamed = [rank for rank in dead if _ABORTED in self.printed.get(rank, "")]
+        blamed += map(int, _BLAMED.findall(self.note))
         return next((rank for rank in blamed if rank in dead), dead[0])
 
     def _kind(self, rank: int) -> str:
