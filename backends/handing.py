@@ -1,7 +1,7 @@
 """Programs of workers that share a device: messages are arrays, which are handed over.
 
 A message is packed into memory of its own at every run, and the receiver reads it there: what is
-sent is moved twice, and the host waits for no device.
+sent is moved twice, and the host waits for the device only where that leads to main memory.
 """
 
 from __future__ import annotations

@@ -134,7 +134,7 @@ def fixed(array: Array, apart: bool = False) -> View:
 
 
 def cut(buffer: View, offset: int, shape: tuple[int, ...]) -> View:
-    """A piece of a flat array that stays, in a shape."""
+    """A piece of a flat array, in a shape."""
     end, flat = offset + math.prod(shape), buffer.cell
     memory, begin = flat.within or (flat, 0)
     array = None if flat.array is None else flat.array[offset:end].reshape(shape)
