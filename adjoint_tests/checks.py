@@ -7,7 +7,7 @@ Each has a test in which it must fail, in `test_helpers`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ import linop
 from linop import LinearOperator, Space, Vector
 from linop.algebra import DirectSum, Named
 from linop.backends import Backend
+from linop.backends.together import Choice, with_all
 from linop.lowering import lower, workers_of
 from linop.operator import Composition, Scaled, Sum
 from linop.plan import Plan, Put, Send
@@ -219,11 +220,18 @@ def plans_of(op: LinearOperator) -> list[Plan]:
     return [lower(op.stages, worker) for worker in workers_of(op.stages)]
 
 
+def together(plans: Sequence[Plan]) -> list[Plan]:
+    """Plans with all stages run by collectives that can be."""
+    return [with_all(plan, Choice(use=True, any_order=True)) for plan in plans]
+
+
 def plans_fit(op: LinearOperator) -> None:
-    """The plans of all workers fit together; and send what `cost` says."""
+    """The plans of all workers, as lowered and with every collective that there is, are proven to
+    be their operator; and send what `cost` says."""
     for direction in (op, op.H):
         plans = plans_of(direction)
-        linop.verify(plans)
+        linop.verify(plans, direction)
+        linop.verify(together(plans), direction)
         cost = direction.cost()
         sends = {p.worker: [s for s in p.steps if isinstance(s, Send)] for p in plans}
         size = direction.dtype.itemsize

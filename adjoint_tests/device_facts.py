@@ -24,7 +24,7 @@ from linop.backends import Backend
 from linop.backends.device import DeviceArrays
 from linop.backends.threads import Threads
 from linop.errors import ArgumentError, DTypeError, LinopError, ShapeError
-from linop.stages import LocalMap
+from linop.maps import LocalMap
 from linop.testing.describing import Description
 from placed import MADE, as_dict, columns, given, lies_where_it_says, offloaded, part, placed, same
 from plan_facts import (

@@ -115,7 +115,8 @@ def is_its_twin(backend: Backend, case: Case) -> None:
 
 def made(backend: Backend, case: Case) -> tuple[Any, Any]:
     """The layer and its twin, of one seed."""
-    torch.manual_seed(case.seed)
+    with _TWINS:  # others may be drawing theirs
+        torch.manual_seed(case.seed)
     kind = getattr(linop.layers, case.layer)
     layer = kind(*case.partitions, *case.arguments, **case.options, **case.places).to(WIDE)
     with _TWINS:

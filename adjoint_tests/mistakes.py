@@ -128,7 +128,7 @@ IC @ LONG
 linop.copy(Space(a), a, b) ** 2
     SpaceError: power: the spaces differ
 IC**2.5
-    ArgumentError: power: expected a whole number from 0, given 2.5
+    ArgumentError: power: expected a whole number, given 2.5
 IC**-1
     ArgumentError: power: expected a whole number from 0, given -1
 IC * IC
@@ -359,6 +359,80 @@ linop.local(c, b, abs, abs)
     SpaceError: a local operator stays inside one worker
 linop.from_scipy(LONG.to_scipy(), c, c)
     ShapeError: which needs (3, 3)
+
+# Numbers that are none, or too large
+
+Region("x", float("inf"))
+    ArgumentError: shape of region 'x': expected whole numbers, given inf
+Region("x", 2**63)
+    SpaceError: shape of region 'x': (9223372036854775808,) has a number above 2**63 - 1
+Region("x", 3, (0, float("inf")))
+    ArgumentError: workers of region 'x': expected whole numbers
+linop.copy(Space(Region("x", 2**60)), Region("x", 2**60), Region("y", 2**60, 1)).cost()
+    SpaceError: simulate: 2**63 bytes or more are moved
+linop.all_gather(TensorSpace((2**40, 2**20), Partition((3,)))).cost()
+    SpaceError: simulate: 2**63 bytes or more are moved
+a[:: np.ones(2)]
+    SubsetError: bounds are whole numbers
+Partition(10**20)
+    PartitionError: has a number above 2**63 - 1
+LINE.coordinates([1])
+    ArgumentError: worker: expected a whole number, given [1]
+X.region({1})
+    ArgumentError: worker: expected a whole number, given {1}
+Space(5)
+    ArgumentError: a Space is made of Regions; given 5
+Space(c, "words")
+    DTypeError: a space holds numbers; given 'words', which is no dtype
+Space(c, 1.5)
+    DTypeError: a space holds numbers; given 1.5, which is no dtype
+C.random("one")
+    ArgumentError: seed: expected a whole number, given 'one'
+C.random(-1)
+    ArgumentError: seed: a whole number from 0 expected, given -1
+TensorSpace((4, 4), TWO, axes=1)
+    ArgumentError: axes: expected one for each of 1, given 1
+TensorSpace((4,), TWO, bounds={0: ((0, None), (2, 4))})
+    ArgumentError: bounds of dimension 0: expected whole numbers, given (0, None)
+TensorSpace((4,), TWO, bounds={0: ((0, 1, 2), (2, 4))})
+    PartitionError: bounds of dimension 0: (start, stop) of each block expected
+linop.all_gather(X, 1.0)
+    ArgumentError: all_gather: grid axes: expected a whole number, given 1.0
+linop.shift(X, 1.5)
+    ArgumentError: shift: steps: expected a whole number, given 1.5
+linop.all_to_all(X2, 0, None)
+    ArgumentError: all_to_all: dim: expected a whole number, given None
+linop.simulate(IC, 3)
+    ArgumentError: network: expected a Network, given 3
+linop.Network(float("nan"))
+    ArgumentError: network: latency is a number of seconds from 0; given nan
+linop.Network("2")
+    ArgumentError: network: latency is a number of seconds from 0; given '2'
+linop.backends.get(["threads"])
+    ArgumentError: unknown backend ['threads']
+linop.backends.get("threads", workers=1.5)
+    ArgumentError: workers: expected a whole number, given 1.5
+linop.launch(len, 0.5)
+    ArgumentError: launch: workers: expected a whole number, given 0.5
+linop.testing.check_adjoint(IC, seed="one")
+    ArgumentError: seed: expected a whole number, given 'one'
+linop.testing.check_adjoint(IC, trials=0)
+    ArgumentError: seed from 0 and trials from 1 expected, given 0, 0
+v[["c"]]
+    RegionError: unknown region ['c']; this space has 'c'
+linop.broadcast(X2, Partition((2, 1)))
+    PartitionError: in the destination grid 2×1; in the source grid 1 expected
+
+# What a conversion would lose
+
+IW(np.ones(3))
+    DTypeError: a conversion would lose fractions: build the space with dtype='float64'
+IC(np.ones(3, complex))
+    DTypeError: a conversion would lose imaginary parts: build the space with dtype='complex128'
+IC(np.array(["a", "b", "c"]))
+    DTypeError: float64 expected; give numbers
+linop.identity(Space(c, "uint8"))(np.ones(3, int))
+    DTypeError: a conversion would lose signs: build the space with dtype='int64'
 """
 """An expression; then the error that it raises, and a part of its words."""
 

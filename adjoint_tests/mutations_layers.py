@@ -14,6 +14,7 @@ STATISTICS = "test_layers_norm.py::test_running_statistics_on_threads"
 MASKS = "test_layers_dropout.py::test_masks_on_threads"
 LOSSES = "test_layers_loss.py::test_losses_on_threads"
 STATES = "test_state.py::test_states_are_exact_on_threads"
+STOCK = "test_layers_stock.py::test_on_threads"
 RESAMPLE = "test_layers_resample.py"
 
 LAYERS = (
@@ -30,8 +31,8 @@ LAYERS = (
         "gradient conjugated",
         "the gradient goes through the conjugate of what is behind it",
         "backends/autograd.py",
-        "*_through(adjoint, _opened(adjoint), gradients)",
-        "*_through(adjoint, _opened(adjoint), [g.conj() for g in gradients])",
+        "*_through(adjoint, _opened(adjoint, where), gradients)",
+        "*_through(adjoint, _opened(adjoint, where), [g.conj() for g in gradients])",
         (GRAPH,),
     ),
     Fault(
@@ -204,5 +205,46 @@ LAYERS = (
         "offsets = [s.start or 0 for s in part.of(self.worker)]",
         "offsets = [0 for s in part.of(self.worker)]",
         ("test_state.py::test_training_resumes_on_threads",),
+    ),
+    # What torch does with whole models
+    Fault(
+        "norms of each worker",
+        "gradients are clipped by the norm of a worker's blocks",
+        "layers/clipping.py",
+        "            if norm.key is None:\n                counted.append(norm)",
+        "            if norm.key is None:\n                counted += [norm] * (worker == 0)",
+        (STOCK,),
+    ),
+    Fault(
+        "whole gradients twice",
+        "what each worker holds whole counts once for every worker",
+        "layers/clipping.py",
+        "if there == worker:\n                counted.append(norm)",
+        "counted.append(norm)\n            if there == worker:\n                pass",
+        (STOCK,),
+    ),
+    Fault(
+        "steps skipped alone",
+        "a worker skips a step where its own gradients are infinite",
+        "layers/scaling.py",
+        "if meeting_of(program()).sum(sum(int(flag) for flag in found.values())):",
+        "if sum(int(flag) for flag in found.values()):",
+        (STOCK,),
+    ),
+    Fault(
+        "initialised by blocks",
+        "an initialiser sees this worker's block",
+        "layers/initialise.py",
+        "whole = torch.empty(space.global_shape, dtype",
+        "whole = torch.empty([n + 1 for n in space.global_shape], dtype",
+        (STOCK,),
+    ),
+    Fault(
+        "arguments not compared",
+        "layers constructed with other arguments are called",
+        "layers/meeting.py",
+        "compare_arguments(said[0].name, [one.arguments for one in said])",
+        "compare_arguments(said[0].name, [said[0].arguments])",
+        ("test_layers_agreement.py::test_on_threads",),
     ),
 )

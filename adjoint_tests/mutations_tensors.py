@@ -90,8 +90,8 @@ TENSORS = (
         "ring's chunk off by one",
         "workers of a ring pass on the chunk beside the one that they have summed",
         "linop/collectives.py",
-        "c = (k + first_chunk - step) % len(ring)",
-        "c = (k + first_chunk - step * (1 + first_chunk)) % len(ring)",
+        "c = (k + copies - step) % len(ring)",
+        "c = (k + copies - step * (1 + copies)) % len(ring)",
         (RING,),
     ),
     Fault(

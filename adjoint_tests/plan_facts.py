@@ -275,15 +275,17 @@ def in_place_is_by_region(backend: Backend, length: int) -> None:
 
 
 def in_place_or_not_at_all(backend: Backend, op: LinearOperator, seed: int) -> None:
-    """With ``out=x`` the result is right, or it is refused."""
+    """With ``out=x`` the result is right, call after call, or the first one is refused."""
     plan = op.compile(backend)
-    x = argument(plan, seed)
-    wanted = result(plan, seed)
-    try:
-        given = plan(x, out=x)
-    except LinopError:
-        return
-    same(given, wanted)
+    for k in range(4):
+        x = argument(plan, seed + k)
+        wanted = result(plan, seed + k)
+        try:
+            given = plan(x, out=x)
+        except LinopError:
+            assert k == 0
+            return
+        same(given, wanted, k)
 
 
 def out_is_refused(backend: Backend, length: int) -> None:

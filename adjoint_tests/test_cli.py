@@ -240,3 +240,15 @@ def test_demo(tmp_path: Path) -> None:
     assert {row[1] for row in table} >= {"reference", "threads", "mpi", "to_scipy()"}
     assert {row[-1] for row in table[1:]} == {"yes"}
     assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+
+
+def test_names_are_no_markup(run: Run, folder: Path) -> None:
+    (folder / "marked.py").write_text(
+        "import linop\n"
+        "a, b = linop.Region('[/red]', 3), linop.Region('[bold]x', 3, 1)\n"
+        "op = linop.copy(linop.Space(a), a, b)\n"
+    )
+    for command in (("show", "marked:op", "--plan"), ("verify", "marked:op")):
+        result = run(*command)
+        assert result.exit_code == 0, result.output
+    assert "marked:op: [/red][3]@0 -> [/red][3]@0 ⊕ [bold]x[3]@1" in run("show", "marked:op").output

@@ -57,13 +57,13 @@ def test_a_skipped_first_call_is_told() -> None:
 
 
 def test_a_skipped_plan_call_is_a_deadlock() -> None:
-    text = "deadlock: worker .* waits for worker .*: its message of plan"
+    text = "worker 0 waits for a message from worker 1 in stage 0 of plan 1, .*; worker 1 waits"
     promptly(DeadlockError, text, skips(1, 1))
 
 
 def test_waiting_for_a_worker_that_has_ended_is_a_deadlock() -> None:
-    for before, waits_for in [(0, "call of the same plan"), (1, "message of plan 1")]:
-        text = rf"worker 0 waits for worker 1, which has ended: its {waits_for}"
+    for before, waits_for in [(0, "worker 1 to call plan 1"), (1, "a message from worker 1 in ")]:
+        text = rf"worker 0 waits for {waits_for}.*; worker 1 has ended; worker 2"
         promptly(DeadlockError, text, skips(before, 0))
 
 
@@ -72,7 +72,8 @@ def test_a_compile_that_others_do_not_call_is_a_deadlock() -> None:
         for _ in range(2 if backend.worker == 2 else 1):
             total(3).compile(backend)
 
-    promptly(DeadlockError, "worker 2 waits for worker 0, which has ended: its compile", main)
+    text = "worker 0 has ended; worker 1 has ended; worker 2 waits for worker 0 to compile B_"
+    promptly(DeadlockError, text, main)
 
 
 def test_a_slow_worker_is_no_deadlock() -> None:
@@ -147,7 +148,7 @@ def test_an_unknown_backend() -> None:
 
 @pytest.mark.parametrize("workers", [0, -1, 2.0, "2"])
 def test_a_wrong_number_of_workers(workers: Any) -> None:
-    with pytest.raises(ArgumentError, match="launch: workers is a whole number from 1; given"):
+    with pytest.raises(ArgumentError, match=r"launch: workers.* whole number"):
         linop.launch(print, workers=workers)
 
 

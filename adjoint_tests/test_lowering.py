@@ -24,9 +24,9 @@ from linop.algebra import Local
 from linop.collectives import out_of_place
 from linop.errors import BackendError
 from linop.lowering import lower
+from linop.maps import LocalMap
 from linop.plan import Advance, Make, Put, Receive, Send
 from linop.samples import samples
-from linop.stages import LocalMap
 
 LINE = Partition((3,))
 

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -171,3 +172,18 @@ def ticks(process: Path) -> int:
     """The processor time that a process has taken."""
     fields = (process / "stat").read_text().rpartition(")")[2].split()
     return int(fields[11]) + int(fields[12])
+
+
+def test_a_temporary_folder_with_a_long_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The path of a socket may have 107 bytes; that of the folder that it is in, any."""
+    folder = tmp_path / ("x" * 150)
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    ranks = jobs.Ranks(2)
+    try:
+        ranks.meet()
+        assert sorted(ranks.links) == [0, 1]
+    finally:
+        ranks.close()

@@ -60,15 +60,22 @@ def _part(region: Region, number: int, size: int) -> Subset:
 
 @st.composite
 def copies_in_place(draw: st.DrawFn) -> LinearOperator:
-    """Some copies, one after the other, between parts of two regions of one or two workers."""
+    """Some copies, one after the other, between parts of two regions of one or two workers, or all
+    of them; and at the end it may be that the two change places."""
     length, workers = draw(st.integers(2, 5)), (0, draw(st.integers(0, 1)))
     space = Space([Region(f"x{k}", length, w) for k, w in enumerate(workers)])
     op = linop.identity(space)
     for _ in range(draw(st.integers(1, 4))):
         a, b = (draw(st.sampled_from(space.regions)) for _ in "ab")
-        size = draw(st.integers(1, length // 2))
-        one, other = draw(st.permutations(range(length // size)))[:2]
+        size = draw(st.sampled_from([*range(1, length // 2 + 1), *([length] if a != b else [])]))
+        places = [*draw(st.permutations(range(length // size))), 0]  # one is all of a region
+        one, other = places[:2]
         op = linop.copy(space, _part(a, one, size), _part(b, other, size)) @ op
+    if draw(st.booleans()):
+        x, y = space.regions
+        between = Region("c", length, workers[0])
+        for source, target in ((x, between), (y, x), (between, y)):
+            op = linop.move(op.codomain, source, target) @ op
     return op
 
 
@@ -110,6 +117,7 @@ def test_a_plan_inside_a_plan() -> None:
         call_facts.different_operators_are_told,
         call_facts.who_did_not_wait_is_told_in_its_next_call,
         call_facts.first_calls_are_in_step_after_an_alarm,
+        call_facts.errors_that_all_catch_are_over,
     ],
 )
 def test_a_call(fact: Callable[..., None], workers: int) -> None:

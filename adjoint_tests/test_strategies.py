@@ -13,13 +13,15 @@ from typing import Any
 import numpy
 import pytest
 import scipy.sparse
-from hypothesis import find, given, settings
+from hypothesis import Phase, find, given, settings
 from hypothesis import strategies as st
 
 import linop
 import linop.testing.factories.local
 from catalogue import NAMES
 from linop import LinearOperator, Region, Space, Subset, TensorSpace, Vector
+from linop.lowering import lower, workers_of
+from linop.plan import Send
 from linop.region import MEMORIES, as_subset
 from linop.testing import code, strategies
 from linop.testing.factories import operators
@@ -171,3 +173,31 @@ def test_strategies_want_hypothesis(monkeypatch: pytest.MonkeyPatch) -> None:
         linop.errors.MissingExtraError, match=r"pip install 'linop-algebra\[testing"
     ):
         importlib.import_module("linop.testing.strategies")
+
+
+def test_half_of_the_operators_send_and_a_quarter_in_several_stages() -> None:
+    sending: list[int] = []
+    empty = []
+
+    @settings(max_examples=400, database=None, derandomize=True, phases=[Phase.generate])
+    @given(op=strategies.operators(workers=4))
+    def look(op: LinearOperator) -> None:
+        plans = [lower(op.stages, w) for w in workers_of(op.stages)]
+        steps = [step for plan in plans for step in plan.steps]
+        sending.append(len({step.stage for step in steps if isinstance(step, Send)}))
+        empty.append(0 in op.shape)
+
+    look()
+    assert sum(n > 0 for n in sending) >= 0.5 * len(sending)
+    assert sum(n > 1 for n in sending) >= 0.25 * len(sending)
+    assert sum(empty) <= 0.2 * len(empty)
+
+
+def test_an_operator_that_sends_shrinks_to_one_number() -> None:
+    def sends(op: LinearOperator) -> bool:
+        plans = [lower(op.stages, w) for w in workers_of(op.stages)]
+        return any(isinstance(step, Send) for plan in plans for step in plan.steps)
+
+    found = find(strategies.operators(workers=4), sends, settings=FOUND)
+    assert max(found.shape) <= 2
+    assert len(workers_of(found.stages)) == 2

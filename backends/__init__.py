@@ -13,8 +13,10 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
+from linop.backends import ending
 from linop.backends.base import Backend, BoundPlan
 from linop.errors import ArgumentError
+from linop.region import integer
 
 BACKENDS = {
     "reference": "linop.backends.reference",
@@ -76,7 +78,7 @@ def launch(
         BackendError: fewer ranks than workers; and whatever `main` raised. Under ``mpiexec`` an
             exception that leaves a process ends the whole job.
     """
-    if workers is not None and (not isinstance(workers, int) or workers < 1):
+    if workers is not None and (workers := integer(workers, "launch: workers")) < 1:
         raise ArgumentError(f"launch: workers is a whole number from 1; given {workers!r}")
     name = backend or ("mpi" if in_mpi_job() else "threads")
 
@@ -131,6 +133,10 @@ def in_mpi_job() -> bool:
 
 
 def _module(name: str) -> Any:
-    if name not in BACKENDS:
+    if not isinstance(name, str) or name not in BACKENDS:
         raise ArgumentError(f"unknown backend {name!r}; there are {', '.join(BACKENDS)}")
     return import_module(BACKENDS[name])
+
+
+if in_mpi_job():
+    ending.install()

@@ -15,9 +15,9 @@ import numpy as np
 
 from linop.backends import placing
 from linop.errors import ArgumentError
+from linop.maps import LocalMap
 from linop.namespace import Namespace
 from linop.scalars import Array, Scalar
-from linop.stages import LocalMap
 
 
 class Arrays(Namespace):
@@ -57,7 +57,7 @@ class Arrays(Namespace):
         return self
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-        """New memory. Its views have it as their base."""
+        """New memory."""
         return placing.empty(shape, dtype)
 
     def zeros(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
@@ -75,8 +75,8 @@ class Arrays(Namespace):
         self.module.copyto(target, source)
 
     def may_share_memory(self, one: Array, other: Array) -> bool:
-        """Whether two arrays may have an element in common."""
-        return bool(self.module.may_share_memory(one, other))
+        """Whether two arrays may have an element in common; exactly, in main memory."""
+        return np.may_share_memory(one, other) and np.shares_memory(one, other)
 
     def writeable(self, array: Array) -> bool:
         """Whether an array may be written to."""

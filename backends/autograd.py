@@ -13,24 +13,22 @@ from collections.abc import Sequence
 from typing import Any
 
 # First, for it says what to install where there is no torch.
-from linop.backends.bridge import Bridge, bridge_of, is_of, remembering, run
+from linop.backends.bridge import Bridge, bridge_of, is_of, name_layer, remembering, run
 
 # isort: split
 import torch
 from torch.autograd import forward_ad
 
 from linop.backends.base import Backend, BoundPlan
+from linop.errors import LinopError
 from linop.operator import LinearOperator
 
 __all__ = ["Module", "apply", "remembering", "tie"]
 
-with torch.inference_mode(False):
-    _ANCHOR = torch.empty(0, device="cpu", requires_grad=True)
-"""An input of every application, so that its result needs a gradient on every worker: backward runs
-on all of them or none, whatever the tensors that one of them happens to have."""
 
-
-def apply(op: LinearOperator | BoundPlan, x: Any = None, backend: Backend | None = None) -> Any:
+def apply(
+    op: LinearOperator | BoundPlan, x: Any = None, backend: Backend | None = None, where: str = ""
+) -> Any:
     """Apply an operator to tensors. Collective: all workers of the backend call it, in the same
     order, and where gradients are wanted, all run backward.
 
@@ -47,6 +45,7 @@ def apply(op: LinearOperator | BoundPlan, x: Any = None, backend: Backend | None
             other dtypes are converted. Never changed.
         backend: by default `linop.backends.current`. One process that holds all workers passes and
             gets all regions.
+        where: the module that applies it, which errors of backward name.
 
     Returns:
         A new tensor of the worker's only region; a dict; or a zero-volume tensor, whose backward
@@ -58,10 +57,10 @@ def apply(op: LinearOperator | BoundPlan, x: Any = None, backend: Backend | None
             missing, or disagree. All on every worker.
     """
     if torch.compiler.is_compiling():
-        return _uncompiled(op, x, backend)
+        return _uncompiled(op, x, backend, where)
     bridge = bridge_of(op, backend)
     tensors = (x,) if bridge.one and is_of(x, bridge.dtype) else bridge.tensors(x)
-    results = _through(bridge, bridge.order.opened(), tensors)
+    results = _through(bridge, (bridge.order.opened(), where), tensors)
     return results[0] if bridge.one else bridge.wrapped(results)
 
 
@@ -97,6 +96,9 @@ def tie(x: Any, *unused: Any) -> Any:
 
 # The graph
 
+Call = tuple[int, str]
+"""Its number, and the module that made it, if one did."""
+
 
 class _Rules(torch.autograd.Function):  # type: ignore[misc]
     """``apply(bridge, call, anchor, *tensors)`` gives a tuple. All that autograd asks for is an
@@ -105,21 +107,26 @@ class _Rules(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         adjoint: Bridge = ctx.bridge.adjoint
-        adjoint.closing(ctx.call)
-        return None, None, None, *_through(adjoint, _opened(adjoint), gradients)
+        number, where = ctx.call
+        try:
+            adjoint.closing(number)
+            return None, None, None, *_through(adjoint, _opened(adjoint, where), gradients)
+        except LinopError as error:
+            name_layer(error, where and f"{where}, backward")
+            raise
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
         bridge: Bridge = ctx.bridge
         given = [z if t is None else t for t, z in zip(tangents[3:], bridge.zeros(), strict=True)]
-        return _through(bridge, _opened(bridge), given)
+        return _through(bridge, _opened(bridge, ctx.call[1]), given)
 
 
 class _Apply(_Rules):
     """Outside of the transforms of torch.func."""
 
     @staticmethod
-    def forward(ctx: Any, bridge: Bridge, call: int, anchor: Any, *tensors: Any) -> Any:
+    def forward(ctx: Any, bridge: Bridge, call: Call, anchor: Any, *tensors: Any) -> Any:
         ctx.bridge, ctx.call = bridge, call
         return run(bridge, tensors)
 
@@ -132,7 +139,7 @@ class _Transformed(_Rules):
     """Inside of them: they want a context of its own, which takes longer."""
 
     @staticmethod
-    def forward(bridge: Bridge, call: int, anchor: Any, *tensors: Any) -> Any:
+    def forward(bridge: Bridge, call: Call, anchor: Any, *tensors: Any) -> Any:
         return run(bridge, tensors)
 
     @staticmethod
@@ -141,7 +148,7 @@ class _Transformed(_Rules):
 
     @staticmethod
     def vmap(
-        info: Any, dims: Any, bridge: Bridge, call: int, anchor: Any, *tensors: Any
+        info: Any, dims: Any, bridge: Bridge, call: Call, anchor: Any, *tensors: Any
     ) -> tuple[Any, Any]:
         """Slice by slice: a plan is bound to one shape."""
         if info.batch_size == 0:
@@ -151,29 +158,29 @@ class _Transformed(_Rules):
             [t if d is None else t.select(d, k) for t, d in zip(tensors, dims[3:], strict=True)]
             for k in range(info.batch_size)
         ]
-        each = [_through(bridge, bridge.order.opened(), one) for one in slices]
+        each = [_through(bridge, (bridge.order.opened(), call[1]), one) for one in slices]
         results = [torch.stack(batch) for batch in zip(*each, strict=True)]
         return tuple(results), (0,) * len(results)
 
 
-def _through(bridge: Bridge, call: int, tensors: Sequence[Any]) -> tuple[Any, ...]:
+def _through(bridge: Bridge, call: Call, tensors: Sequence[Any]) -> tuple[Any, ...]:
     """Apply a plan, as part of the graph where there is one."""
     results: tuple[Any, ...]
     if torch._C._are_functorch_transforms_active():
-        results = _Transformed.apply(bridge, call, _ANCHOR, *tensors)
+        results = _Transformed.apply(bridge, call, bridge.anchor, *tensors)
         return results
     if forward_ad._current_level >= 0:
         # All workers push tangents forward, or none: this one's are zero if it has none.
         tensors = [_dual(tensor) for tensor in tensors]
     elif not torch.is_grad_enabled():
         return run(bridge, tensors)
-    results = _record(bridge, call, _ANCHOR, *tensors)
+    results = _record(bridge, call, bridge.anchor, *tensors)
     return results
 
 
-def _opened(bridge: Bridge) -> int:
-    """The number of a call inside of another; 0 where it cannot have a backward pass."""
-    return bridge.order.opened() if torch.is_grad_enabled() else 0
+def _opened(bridge: Bridge, where: str) -> Call:
+    """A call inside of another; of number 0 where it cannot have a backward pass."""
+    return bridge.order.opened() if torch.is_grad_enabled() else 0, where
 
 
 def _dual(tensor: Any) -> Any:
@@ -187,7 +194,7 @@ def _dual(tensor: Any) -> Any:
 
 
 @torch._disable_dynamo  # type: ignore[untyped-decorator]
-def _uncompiled(op: LinearOperator | BoundPlan, x: Any, backend: Backend | None) -> Any:
+def _uncompiled(op: LinearOperator | BoundPlan, x: Any, backend: Backend | None, where: str) -> Any:
     """`apply` in what torch.compile compiles: a graph break, for a plan is no torch code."""
     # torch.compiler.disable does the same, and would import the compiler now, which takes seconds.
-    return apply(op, x, backend)
+    return apply(op, x, backend, where)

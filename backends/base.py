@@ -17,19 +17,20 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from linop.backends import strided
 from linop.backends.arrays import NUMPY, Arrays, arrays_of_map
 from linop.backends.counters import CounterTable, Ledger
-from linop.backends.execute import Program
+from linop.backends.execute import Program, same_array
 from linop.backends.tracing import Recording, traced
 from linop.backends.transport import Transport
 from linop.errors import ArgumentError, BackendError, LinopError, RegionError
 from linop.lowering import lower, workers_of
+from linop.maps import bare_or_dict
 from linop.operator import LinearOperator
 from linop.plan import Plan
 from linop.region import Region
 from linop.scalars import Array
 from linop.space import Space, Total, Vector
-from linop.stages import bare_or_dict
 
 Result = TypeVar("Result")
 
@@ -271,7 +272,8 @@ class BoundPlan(ABC):
             return BackendError(f"{self!r}: {what}, but it was released; compile it again")
         return BackendError(
             f"{self!r}: {what}, while an earlier run is not finished; finish it first, or compile "
-            f"another plan for runs that overlap (one for each thread)"
+            f"another plan for runs that overlap; one for each thread, with the compiling and the "
+            f"first calls in one order on all workers"
         )
 
     def _wrapped(self, results: Sequence[Array], as_vector: bool) -> Any:
@@ -285,7 +287,9 @@ class BoundPlan(ABC):
         """The argument's arrays, in the order of the regions held here, checked."""
         if self._fits(x):
             return () if x is None else (x,)
-        return tuple(held_arrays(self.domain, self._here, x, self.backend.arrays).values())
+        arrays = held_arrays(self.domain, self._here, x, self.backend.arrays).values()
+        # One that is mapped from a file is an array like others, and its copies are in memory.
+        return tuple(np.asarray(a) if isinstance(a, np.memmap) else a for a in arrays)
 
     def _outs(self, out: Any, given: Sequence[Array], in_place: bool = False) -> Any:
         """The arrays to write results to, checked, or None; see `out_arrays`."""
@@ -439,7 +443,7 @@ def out_arrays(
 
     Raises:
         ArgumentError, RegionError, ShapeError, DTypeError: they do not fit, cannot be written, or
-            share memory with the argument.
+            share memory with the argument, or elements of one with each other.
     """
     arrays = list(held_arrays(space, worker, out, kind).values())
     passed = list(out.arrays.values() if isinstance(out, Vector) else _values(out))
@@ -450,8 +454,14 @@ def out_arrays(
     for region, array in zip(held(space, worker), arrays, strict=True):
         if not kind.writeable(array):
             raise ArgumentError(f"out, region {region.name!r}: the array is read-only")
+        if strided.overlaps_itself(array):
+            raise ArgumentError(
+                f"out, region {region.name!r}: elements of the array share memory with each other "
+                f"(shape {array.shape}, strides {array.strides}); pass one with memory for each "
+                f"element, such as np.empty({array.shape}, {array.dtype.name!r})"
+            )
         same = given.get(region.name) if in_place else None
-        others = [g for g in given.values() if not (g is array is same)]
+        others = [g for g in given.values() if not (g is same and same_array(g, array))]
         others += [a for a in arrays if a is not array]
         if any(kind.may_share_memory(array, other) for other in others):
             raise ArgumentError(

@@ -91,7 +91,15 @@ def _of_bits(array: Array) -> Any:
 
 
 class Bridge:
-    """A plan as the bridge calls it."""
+    """A plan as the bridge calls it.
+
+    Attributes:
+        anchor: a leaf, and an input of every application, so that its result needs a gradient on
+            every worker: backward runs on all of them or none, whatever the tensors that one of
+            them happens to have. Each worker's is its own: torch's anomaly mode holds the lock of
+            a leaf's node while it waits for the interpreter, so that threads with one leaf in
+            common wait for each other for ever.
+    """
 
     def __init__(self, plan: BoundPlan, dtype: Any, order: Order) -> None:
         plan.counters.forget()
@@ -107,6 +115,8 @@ class Bridge:
         arrays = plan.backend.arrays
         self._kinds = [arrays.of(region.memory) for region in self._into]
         self._nothing = torch.empty(0, dtype=dtype, device=arrays.device)
+        with torch.inference_mode(False):
+            self.anchor = torch.empty(0, device="cpu", requires_grad=True)
 
     @property
     def adjoint(self) -> Bridge:
@@ -419,6 +429,24 @@ class _Replay:
 def is_remembering() -> bool:
     """Whether results of plans are kept here, or given again: see `remembering`."""
     return _LOCAL.memory is not None
+
+
+def name_layer(error: LinopError, where: str, kind: str = "") -> None:
+    """Make an error say in which layer of which network it was raised, if it does not.
+
+    Args:
+        where: the layer.
+        kind: the layer's class, with which the text may begin.
+    """
+    if where and not hasattr(error, "layer"):
+        text = str(error).removeprefix(f"{kind}: ")
+        error.args = (f"{where}: {text}", *error.args[1:])
+        error.layer = where  # type: ignore[attr-defined]
+
+
+def is_replaying() -> bool:
+    """Whether results that were kept are given again: see `remembering`."""
+    return _LOCAL.replays
 
 
 def run(bridge: Bridge, tensors: Sequence[Any]) -> tuple[Any, ...]:

@@ -10,18 +10,20 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
 from mpi4py import MPI
 
 from linop.backends.messages import Messages, piece, straight
+from linop.backends.ranks import keep
 from linop.backends.stage import Stage
 from linop.backends.strided import View, copying, fixed
-from linop.backends.together import GROUP, Choice, chosen, collected
+from linop.backends.together import Choice, chosen, collected
 from linop.backends.transport import Transport, Who
 from linop.patterns import Kind, Pattern
-from linop.plan import Plan, Receive, Send
+from linop.plan import GROUP, Collective, Plan, Receive, Send
 from linop.scalars import Array
 
 _PLANS = 63
@@ -60,8 +62,13 @@ class Groups:
             every.Free()
         comms = self._comms[group]
         mine, common = np.array([self._free[group]], np.uint64), np.zeros(1, np.uint64)
-        request = comms[0].Iallreduce(mine, common, MPI.BAND)
-        self._ranks.wait([request], lambda: "its group to bind the same plan")
+        request = Holding(comms[0].Iallreduce(mine, common, MPI.BAND))
+        request.buffers = mine, common
+        try:
+            self._ranks.wait([request], lambda: "its group to bind the same plan")
+        except BaseException:
+            keep(request)
+            raise
         shared = int(common[0])
         if not shared:
             if len(comms) > _PLANS:
@@ -101,13 +108,13 @@ class Collectives(Messages):
         stages: dict[int, tuple[Pattern, int]],
         reasons: Sequence[str],
     ) -> None:
-        self._apart = plan
         self._reasons = reasons
         self._together = {
             stage: (found, groups.comm((found.group, number)))
             for stage, (found, number) in stages.items()
         }
         self._arrivals: dict[int, View] = {}
+        self._begun: list[str] = []
         rewritten = collected(plan, {stage: one for stage, (one, _) in stages.items()})
         super().__init__(rewritten, transport, tag, about)
         taken = list(dict.fromkeys((one.group, number) for one, number in stages.values()))
@@ -130,6 +137,7 @@ class Collectives(Messages):
             super().sends(stage, steps)
             return
         (step,) = steps
+        assert isinstance(step, Collective)
         found, comm = self._together[stage.number]
         arrivals = self._arrivals.get(stage.number)
         exchange = Exchange(
@@ -138,8 +146,8 @@ class Collectives(Messages):
             self.plan.dtype,
             bool(step.parts),
             arrivals is not None,
-            self._sizes(Send, stage.number),
-            self._sizes(Receive, stage.number),
+            step.sent,
+            step.received,
         )
         name, gives = self.code.name, self._contribution(stage, step)
         # Some member may get nothing.
@@ -147,19 +155,21 @@ class Collectives(Messages):
         sending, pending = self._sending, self._receiving.get(stage.number, [None])
         begun = f"{name(sending)}[{len(sending)}] = {name(pending)}[0]"
         sending.append(None)
-        begin = name(_CALLS[found.kind][1](exchange))
+        self._receivers.append(self.plan.worker)  # not known
+        self._begun.append(begun)
+        begin = name(partial(_begun, _CALLS[found.kind][1](exchange)))
         self.step(f"begin the {found}", f"{begun} = {begin}({gives}, {gets})")
 
-    def _sizes(self, kind: type[Send | Receive], stage: int) -> dict[int, int]:
-        """Elements of the messages of a stage, were it run by messages, by peer."""
-        steps = (s for s in self._apart.steps if isinstance(s, kind) and s.stage == stage)
-        return {step.peer: step.size for step in steps}
+    def end(self) -> None:
+        super().end()
+        if self._begun:
+            self.step("let go of what was sent", *(f"{begun} = None" for begun in self._begun))
 
     def _contribution(self, stage: Stage, step: Send) -> str:
         """Where all that this worker sends lies, one after the other."""
         sources = [stage.source(part) for part in step.parts]
         if len(sources) == 1 and sources[0].contiguous:
-            return f"contiguous({sources[0].text(self.code)})"
+            return f"{self.code.name(_readable)}({sources[0].text(self.code)})"
         buffer = fixed(np.zeros(step.size, self.plan.dtype))
         offset = 0
         for source in sources:
@@ -169,10 +179,12 @@ class Collectives(Messages):
             offset = end
         return buffer.text(self.code)
 
-    def awaited(self, stage: int) -> str:
+    def awaited(self, stage: int) -> tuple[str, Sequence[int]]:
         if stage not in self._together:
             return super().awaited(stage)
-        return f"all to come to the {self._together[stage][0]}"
+        found = self._together[stage][0]
+        others = [worker for worker in found.group if worker != self.plan.worker]
+        return f"all to come to the {found}", others
 
     def describe(self) -> str:
         return "; ".join([super().describe(), *self._reasons])
@@ -228,17 +240,17 @@ class Exchange:
     """Whether it brings anything."""
     gets: bool
     """Whether it gets anything."""
-    sent: dict[int, int]
-    """Elements for each other member, in messages."""
-    received: dict[int, int]
+    sent: tuple[int, ...]
+    """Elements for each member, and below from each, of an all-to-all."""
+    received: tuple[int, ...]
 
     @property
     def root(self) -> int:
         return self.found.group.index(self.found.root or 0)
 
-    def sizes(self, elements: dict[int, int]) -> list[int]:
+    def sizes(self, elements: Sequence[int]) -> list[int]:
         """Bytes of each member, in the order of the group."""
-        return [elements.get(w, 0) * self.dtype.itemsize for w in self.found.group]
+        return [many * self.dtype.itemsize for many in elements]
 
 
 Begin = Callable[[Array, Array], MPI.Request]
@@ -267,7 +279,7 @@ def _all_reduce(x: Exchange) -> Begin:
 
 def _all_gather(x: Exchange) -> Begin:
     comm = x.comm
-    sizes = x.sizes({w: x.found.count(w) for w in x.found.group})
+    sizes = x.sizes([x.found.count(w) for w in x.found.group])
     return lambda mine, theirs: comm.Iallgatherv(
         [_bytes(mine), MPI.BYTE], [_bytes(theirs), sizes, MPI.BYTE]
     )
@@ -295,6 +307,26 @@ _CALLS = {
     Kind.REDUCE_SCATTER: ("Ireduce_scatter", _reduce_scatter),
     Kind.ALL_TO_ALL: ("Ialltoallv", _all_to_all),
 }
+
+
+class Holding(MPI.Request):
+    """A request that refers to the buffers that MPI reads and writes as long as it lives: those of
+    some collectives of mpi4py do not."""
+
+    buffers: tuple[Any, ...] = ()
+
+
+def _begun(begin: Begin, mine: Array, theirs: Array) -> MPI.Request:
+    """A collective that has begun, with its buffers."""
+    request = Holding(begin(mine, theirs))
+    request.buffers = begin, mine, theirs  # it may have one of its own
+    return request
+
+
+def _readable(array: Array) -> Array:
+    """An array as MPI can add its numbers: contiguous, and aligned."""
+    flags = array.flags
+    return array if flags.c_contiguous and flags.aligned else array.copy()
 
 
 def _bytes(array: Array) -> Array:

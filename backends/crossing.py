@@ -22,8 +22,8 @@ from linop.backends.code import Code
 from linop.backends.device import DeviceArrays
 from linop.backends.moving import Move, Piece
 from linop.backends.strided import Cell, View, adding, copying
+from linop.maps import LocalMap
 from linop.scalars import Array, Scalar
-from linop.stages import LocalMap
 
 
 class Crossing:

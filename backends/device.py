@@ -80,7 +80,9 @@ class DeviceArrays(Arrays):
         kinds = {type(one), type(other)}
         if len(kinds) > 1:
             return False
-        return bool((self.module if self.ndarray in kinds else np).may_share_memory(one, other))
+        if self.ndarray not in kinds:
+            return super().may_share_memory(one, other)
+        return bool(self.module.may_share_memory(one, other))
 
     def writeable(self, array: Array) -> bool:
         return getattr(array.flags, "writeable", True)

@@ -8,34 +8,53 @@ travel is a subclass's affair: `linop.backends.messages` or `linop.backends.wind
 
 from __future__ import annotations
 
-import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
+from functools import cached_property, partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from linop.backends.arrays import NUMPY, Arrays
 from linop.backends.code import Code
 from linop.backends.crossing import Crossing
 from linop.backends.device import DeviceArrays
 from linop.backends.fusing import Fusing
+from linop.backends.lending import Lender
 from linop.backends.moving import Move, Moving
 from linop.backends.stage import Lines, Ready, Stage, cell_of, creates
 from linop.backends.strided import Cell, View, summing
+from linop.maps import read_only
 from linop.plan import Advance, Apply, Make, Plan, Put, Receive, Send, Step, Wait
 from linop.region import Region, Subset
 from linop.scalars import Array
 
 SMALL = 32 * 1024
-"""Bytes of results up to which new memory is made at every run: that takes less than to look for
-memory of an earlier run's that nobody uses any more."""
-KEPT = 3
-"""Arrays for a large result that a plan keeps for later runs, once their users let go of them."""
+"""Bytes of results up to which new memory is made at every run: that takes less than to lend some,
+and hear of its end."""
 
 Record = Callable[[str, Callable[[], Any], Mapping[str, Any]], Any]
 """Does a step, given its label and what is to be said about it, and takes note."""
+
+
+class Form(NamedTuple):
+    """Where the results of a run go.
+
+    Attributes:
+        out: whether to arrays that are passed; else they are memory of their own.
+        straight: whether those are plain, so that results may be made there.
+        in_place: the regions whose array is the argument's: where the result is made there, what
+            stays is not copied.
+    """
+
+    out: bool = False
+    straight: bool = False
+    in_place: tuple[str, ...] = ()
+
+
+NEW = Form()
 
 
 class Program(ABC):
@@ -48,10 +67,9 @@ class Program(ABC):
 
     Attributes:
         inputs: where the text has the arguments.
-        open: where it has the memory for results that it is given, or makes.
-        small: whether it makes it.
-        plain: whether results are memory of their own, or arguments.
-        kept: whether they are arguments.
+        passed: where it has the arrays that results are to be written to.
+        open: results that are made in memory of another array at every run.
+        small: whether that is made where the result is, if none is passed; else it is lent.
     """
 
     takes_out = True
@@ -72,12 +90,11 @@ class Program(ABC):
             self._crossing = Crossing(arrays, self.code)
             self._moving = Fusing(self.code, plan.dtype, self._crossing, arrays)
         self.inputs = tuple(cell_of(region, self.code) for region in plan.inputs)
+        self.passed = tuple(self.code.local() for _ in plan.outputs)
         self._steps: list[Lines] = []
-        self._functions: dict[tuple[Any, ...], Callable[..., Any]] = {}
+        self._functions: dict[tuple[Form, bool], Callable[..., Any]] = {}
         self._walk: Iterator[Any] = iter(())
         self._at: Any = ()
-        self._given: Sequence[Array] = ()
-        self._out: Sequence[Array] | None = None
         self._record: Record | None = None
         self._recording: Record | None = None
         self._stages = self._staged()
@@ -97,9 +114,19 @@ class Program(ABC):
     def memory(self, region: Region) -> Array:
         """Memory of a region for all runs."""
 
-    @abstractmethod
-    def slots(self, regions: Sequence[Region]) -> list[tuple[Array, ...]]:
-        """Memory of large results, so many times over; none where it is made when needed."""
+    def lending(self) -> list[str]:
+        """The lines that find memory for the results that are open."""
+        return [f"{cell.name} = {self.code.name(self._lender(cell))}()" for cell in self.open]
+
+    def lent(self, cell: Cell) -> str:
+        """An open result that is made in such memory, as it leaves."""
+        return cell.name
+
+    def _lender(self, cell: Cell) -> Callable[[], Array]:
+        if self.arrays.asynchronous:  # whose pool gives memory as fast
+            arrays = self.arrays.of("host") if cell.apart else self.arrays
+            return partial(arrays.empty, cell.shape, self.plan.dtype)
+        return Lender(cell.shape, self.plan.dtype)
 
     @abstractmethod
     def receives(self, stage: Stage, steps: Sequence[Receive]) -> dict[int, View]:
@@ -147,8 +174,7 @@ class Program(ABC):
         return stages
 
     def _place_results(self) -> None:
-        """Give memory to every region that is made. A result gets new memory at every run; an
-        argument or a local map's array that is a result is copied at the end."""
+        """Give memory to every region that is made. A result gets another one at every run."""
         self._placed = {} if self.small else dict(self._early())
         for stage in self._stages:
             for make, cell in stage.made:
@@ -156,12 +182,6 @@ class Program(ABC):
                 if stays and cell not in self._placed.values():
                     cell.array = self.memory(make.region)
         self.open = tuple(cell for cell in self._own if cell.array is None)
-        made_here = [cell for cell in self._results if cell not in self.inputs]
-        apart = len(made_here) == len(set(made_here))
-        self.kept = not made_here
-        self.plain = apart and all(cell in self._own for cell in made_here)
-        self._slots = [] if self.small else self.slots(list(self._own.values()))
-        self._unused = references(self._slots[0]) if self._slots else 0
 
     def _early(self) -> Iterator[tuple[int, Cell]]:
         """Puts of a sum into a result (by id) that need not be done, for it is summed there; and
@@ -245,7 +265,7 @@ class Program(ABC):
         text = [f"{View(cell, cell.shape).text(self.code)}.fill(0)"] if make.zeroed else []
         fresh = None
         if cell.array is None:
-            if not any(put.target.region == make.region and creates(put) for put in stage.puts):
+            if make.region.name not in stage.created:
                 fresh = [f"{cell.name} = {self._new(cell, 'zeros' if make.zeroed else 'empty')}"]
         if text or fresh:
             size = self.bytes_of(make.region.size)
@@ -300,59 +320,91 @@ class Program(ABC):
             self.step(str(step), *text, ready=ready)
             return
         local = call.map.on(self.arrays)
-        inputs = [View(cell, cell.shape) for cell in read]
-        given = [view.text(self.code) for view in inputs]
+        given = [View(cell, cell.shape).text(self.code) for cell in read]
         outputs = [cell.name for cell in made]
-        if len(inputs) != 1 or len(outputs) != 1:
+        if len(given) != 1 or len(outputs) != 1:
             line = f"[{', '.join(outputs)}] = {name(local)}([{', '.join(given)}])"
             self.step(str(step), line)
             return
         (y,), shape = outputs, stage.new[step.outputs[0].name].shape
         wrong = f"{y}.shape != {name(shape)} or {y}.dtype != {name(call.map.codomain.dtype)}"
-        self.step(
-            str(step),
-            f"{y} = {name(local.forward)}({given[0]})",
-            f"if type({y}) is not ndarray or {wrong}: ({y},) = {name(local.checked)}({y})",
-        )
+        wrong, checked = f"type({y}) is not ndarray or {wrong}", name(local.checked)
+        if local.fresh:
+            line = f"{y} = {name(local.forward)}({given[0]})"
+            self.step(str(step), line, f"if {wrong}: ({y},) = {checked}({y})")
+            return
+        x, before = given[0], list[str]()
+        if read[0].array is not None:
+            x = name(read_only(read[0].array))
+        elif not self.arrays.asynchronous:
+            before = [f"{y} = {x}.view()", f"{y}.flags.writeable = False"]
+            x = y
+        lines = [*before, f"{y} = {name(local.forward)}({x})"]
+        self.step(str(step), *lines, f"{y} = {checked}({y})[0] if {wrong} else {y}.copy()")
 
     # Text
 
-    def lines(
-        self, given: bool, in_place: Collection[str] = (), walk: bool = False
-    ) -> tuple[list[str], list[str]]:
-        """The lines of a run, and the results; see `_function`. Arguments, and memory that is
-        given, are where the cells say."""
-        lines: list[str] = []
-        for k, step in enumerate(self._steps):
-            text = step.text if given or step.fresh is None else step.fresh
-            if text and step.keeps not in in_place:
-                lines += [f"yield {k}", *text] if walk else text
-        results = []
-        for cell in self._results:
-            stays = cell.array is not None or cell in self.inputs
-            copy = ".copy()" if stays and not given else ""
-            results.append(View(cell, cell.shape).text(self.code) + copy)
-        return lines, results
-
-    def _function(
-        self, given: bool, in_place: Collection[str] = (), walk: bool = False
-    ) -> Callable[..., Any]:
-        """What runs the steps, and returns the results as they are.
+    def text(self, form: Form, walk: bool = False) -> tuple[list[str], list[str]]:
+        """The lines of a run, and the results; arguments, and arrays that are passed, are where
+        `inputs` and `passed` say.
 
         Args:
-            given: whether memory for results is given, after the arguments.
-            in_place: regions whose memory is the argument's: what stays is not copied.
-            walk: a generator instead: of the number of each step before that is done, then of the
-                results.
+            walk: yield the number of each step before that is done.
         """
-        key = given, in_place, walk
-        function = self._functions.get(key)
+        straight = form.straight and self.takes_out
+        given = straight or not self.small
+        lines: list[str] = []
+        if straight:
+            first = self._first
+            lines += [f"{cell.name} = {self.passed[first[cell]]}" for cell in self.open]
+        elif given and self.open:
+            lines += self.lending()
+        made = {self.plan.outputs[k].name for cell, k in self._first.items() if cell in self.open}
+        stay = made.intersection(form.in_place) if straight else ()
+        for k, step in enumerate(self._steps):
+            text = step.text if given or step.fresh is None else step.fresh
+            if text and step.keeps not in stay:
+                lines += [f"yield {k}", *text] if walk else text
+        if not form.out:
+            return lines, [self._result(k, given) for k in range(len(self._results))]
+        lines += [line for k in range(len(self._results)) for line in self._written(k, form)]
+        return lines, list(self.passed)
+
+    @cached_property
+    def _first(self) -> dict[Cell, int]:
+        """The first result that is in each cell."""
+        return {cell: k for k, cell in reversed(list(enumerate(self._results)))}
+
+    def _result(self, k: int, given: bool) -> str:
+        """A result as memory of its own."""
+        cell = self._results[k]
+        stays = cell.array is not None or cell in self.inputs or self._first[cell] != k
+        text = View(cell, cell.shape).text(self.code)
+        if stays:
+            return f"{text}.copy()"
+        return self.lent(cell) if given and cell in self.open else text
+
+    def _written(self, k: int, form: Form) -> list[str]:
+        """What sets an array that is passed to a result, where that is not made there, and was not
+        there."""
+        cell, name = self._results[k], self.plan.outputs[k].name
+        if form.straight and self.takes_out and cell in self.open and self._first[cell] == k:
+            return []
+        names = [region.name for region in self.plan.inputs]
+        if name in form.in_place and self.inputs[names.index(name)] is cell:
+            return []
+        return [f"{self.passed[k]}[...] = {View(cell, cell.shape).text(self.code)}"]
+
+    def _function(self, form: Form, walk: bool = False) -> Callable[..., Any]:
+        """What runs the steps, given arguments and the arrays that are passed, and returns the
+        results; or a generator, as `text` says, that ends in them."""
+        function = self._functions.get((form, walk))
         if function is None:
-            lines, results = self.lines(given, in_place, walk)
+            lines, results = self.text(form, walk)
             lines.append(f"{'yield' if walk else 'return'} [{', '.join(results)}]")
-            cells = (*self.inputs, *self.open) if given else self.inputs
-            function = self.code.function([cell.name for cell in cells], lines)
-            self._functions[key] = function
+            parameters = [cell.name for cell in self.inputs]
+            parameters += self.passed if form.out else ()
+            function = self._functions[form, walk] = self.code.function(parameters, lines)
         return function
 
     # Running
@@ -362,15 +414,15 @@ class Program(ABC):
         if self._record is not None:
             self.start(arrays, out)
             return self.finish()
-        function, given = self._prepared(arrays, out, walk=False)
-        return self._give(function(*given))
+        results: Sequence[Array] = self._function(self._form(arrays, out))(*arrays, *(out or ()))
+        return results
 
     def start(self, arrays: Sequence[Array], out: Sequence[Array] | None = None) -> None:
         """Begin a run: as far as it goes without waiting."""
         if self._follow is not None:
             self._where = self.arrays.surroundings()
-        function, given = self._prepared(arrays, out, walk=True)
-        self._walk, self._recording = function(*given), self._record
+        function = self._function(self._form(arrays, out), walk=True)
+        self._walk, self._recording = function(*arrays, *(out or ())), self._record
         self._at = next(self._walk)
         self._go(waiting=False)
 
@@ -378,11 +430,12 @@ class Program(ABC):
         """The results of the run that `start` began."""
         with self._where:  # its memory belongs to the stream that it began on
             self._go(waiting=True)
-            results, self._at = self._at, ()
-            given = self._give(results)
+            results: Sequence[Array] = self._at
+            self._at = ()
+            self.forget()
         if self._follow is not None:
             self._follow()
-        return given
+        return results
 
     def _go(self, waiting: bool) -> None:
         """Walk on: to the end, or to a step that would have to wait."""
@@ -403,76 +456,16 @@ class Program(ABC):
         finally:
             self._record = None
 
-    def _prepared(
-        self, arrays: Sequence[Array], out: Sequence[Array] | None, walk: bool
-    ) -> tuple[Callable[..., Any], Sequence[Array]]:
-        """What does a run, and what to give it."""
-        self._given, self._out = arrays, out
-        if self.small and out is None:
-            return self._function(given=False, walk=walk), arrays
-        memory = self.result_memory(out) if self.open else ()
-        in_place: tuple[str, ...] = ()
-        if out is not None and memory:
-            ends = zip(self.plan.outputs, self._results, strict=True)
-            names = {self.open.index(cell): r.name for r, cell in ends if cell in self.open}
-            passed = dict(zip((r.name for r in self.plan.inputs), arrays, strict=True))
-            in_place = tuple(name for k, name in names.items() if passed.get(name) is memory[k])
-        return self._function(given=True, in_place=in_place, walk=walk), (*arrays, *memory)
-
-    def result_memory(self, out: Sequence[Array] | None) -> Sequence[Array]:
-        """Where results go in this run: what the caller passed, or arrays of an earlier run that
-        nobody uses any more, or new ones."""
-        if out is not None and all(array.flags.c_contiguous for array in out):
-            wanted = dict(zip(map(id, self._results), out, strict=True))
-            return [wanted[id(cell)] for cell in self.open]
-        for arrays in self._slots:
-            if references(arrays) <= self._unused:
-                return arrays
-        arrays = tuple(self._of(cell).empty(cell.shape, self.plan.dtype) for cell in self.open)
-        # A device's pool gives memory as fast, and in the order of the stream that asks.
-        if len(self._slots) < KEPT and _COUNTED and not self.arrays.asynchronous:
-            self._slots.append(arrays)
-            self._unused = self._unused or references(arrays)
-        return arrays
-
-    def handed_out(self, array: Array) -> bool:
-        """Whether a result may leave as it is."""
-        del array
-        return True
-
-    def _give(self, made: Sequence[Array]) -> Sequence[Array]:
-        """The results of a run, memory of their own, from the arrays that it made."""
-        results: list[Array] = []
-        if self._out is not None:
-            for array, mine, cell in zip(self._out, made, self._results, strict=True):
-                if array is not mine:
-                    self._of(cell).copyto(array, mine)
-            results += self._out
-        else:
-            for k, cell in enumerate(self._results):
-                array = made[k]
-                results.append(array if self._may_leave(cell, array, results) else array.copy())
-        self.forget()
-        return results
-
-    def _may_leave(self, cell: Cell, array: Array, earlier: Sequence[Array]) -> bool:
-        """Whether an array is a result as it is: it is no memory of an argument's, of an earlier
-        result's, or that the plan needs."""
-        for other in (*self._given, *earlier):
-            if array is other:
-                return False
-        if cell in self._own:
-            return self.handed_out(array)
-        if cell.apart:
-            return False  # a local map's; it may be a view of memory that the plan needs
-        # A local map's array. One without a base owns its memory; the map may have kept it, too.
-        if array.base is None:
-            return not _COUNTED or sys.getrefcount(array) <= _OURS
-        return not any(self.arrays.may_share_memory(array, a) for a in (*self._given, *earlier))
-
-    def _of(self, cell: Cell) -> Arrays:
-        """The arrays that a cell's is one of."""
-        return self.arrays.of("host") if cell.apart else self.arrays
+    def _form(self, arrays: Sequence[Array], out: Sequence[Array] | None) -> Form:
+        """Where results of these arguments go."""
+        if out is None:
+            return NEW
+        kinds = [self.arrays.of(region.memory) for region in self.plan.outputs]
+        straight = all(getattr(o.flags, kind.plain) for kind, o in zip(kinds, out, strict=True))
+        given = {r.name: a for r, a in zip(self.plan.inputs, arrays, strict=True)}
+        outs = zip(self.plan.outputs, out, strict=True)
+        same = (r.name for r, o in outs if r.name in given and same_array(o, given[r.name]))
+        return Form(out=True, straight=straight, in_place=tuple(same))
 
     def abandon(self) -> None:
         """Give up a run halfway; there can be no other."""
@@ -483,18 +476,11 @@ class Program(ABC):
     def forget(self) -> None:
         """Let go of a run's arrays."""
         self._walk = iter(())
-        self._given = ()
-        self._out = None
 
 
-_COUNTED = hasattr(sys, "getrefcount") and sys.implementation.name == "cpython"
-"""Whether it can be told that nobody uses an array any more."""
-
-_OURS = 4
-"""References to a local map's array that nobody else has: a list's, those of two calls, and the
-count's own."""
-
-
-def references(arrays: tuple[Array, ...]) -> int:
-    """The largest number of references to one of the arrays; a view of it holds one."""
-    return max((sys.getrefcount(array) for array in arrays), default=0)
+def same_array(one: Array, other: Array) -> bool:
+    """Whether two arrays are the same elements of the same memory."""
+    if one is other or not (isinstance(one, np.ndarray) and isinstance(other, np.ndarray)):
+        return one is other
+    form = (other.shape, other.strides, other.dtype)
+    return one.ctypes.data == other.ctypes.data and (one.shape, one.strides, one.dtype) == form

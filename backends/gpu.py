@@ -23,6 +23,8 @@ from linop.plan import Plan
 from mpi4py import MPI
 
 from linop.backends.cuda_aware import Answer, asked, tried
+from linop.backends.joining import joined
+from linop.backends.lifetime import FREED, end, watch
 from linop.backends.ranks import Ranks
 from linop.backends.staging import DeviceMessages, way
 
@@ -63,7 +65,7 @@ def get(
         return known
     wanted = os.environ.get("LINOP_GPU_WAY", "auto") if way is None else way
     limit, debug = settings(wait_limit, debug)
-    transport = Ranks(MPI.Intracomm(comm.Dup()), limit)
+    transport = joined(comm, limit)
     try:
         found = _found(transport, wanted, device, arrays)
         choice = _chosen(transport, found, wanted)
@@ -72,6 +74,7 @@ def get(
         raise
     worker = Gpu(transport, found, choice, debug)
     comm.Set_attr(_CACHED, worker)
+    watch(worker)
     return worker
 
 
@@ -85,6 +88,7 @@ def _found(
 ) -> DeviceArrays:
     """The arrays, with this rank's GPU the current one; collective, for all ranks need one."""
     problem: LinopError | None = None
+    transport.gather_all(b"")  # all have come
     here = transport.comm.Split_type(MPI.COMM_TYPE_SHARED)
     number = here.rank
     here.Free()
@@ -143,6 +147,10 @@ class Gpu(Worker):
         yes = self.aware.yes
         return DeviceMessages(plan, self._ranks, tag, about, self._device, yes)
 
+    def leave(self) -> None:
+        """Free the communicator of this backend; collective."""
+        self._ranks.leave()
+
     def way(self, program: Program | None = None) -> str:
         del program
         return f"{way(self.aware.yes)}: {self.aware.why}"
@@ -150,9 +158,7 @@ class Gpu(Worker):
 
 def _free(comm: MPI.Comm, keyval: int, worker: Gpu) -> None:
     del comm, keyval
-    worker.ended = True
-    if not MPI.Is_finalized():
-        worker.transport.leave()  # type: ignore[attr-defined]
+    end(worker, FREED, worker.leave)
 
 
 _CACHED = MPI.Comm.Create_keyval(delete_fn=_free)

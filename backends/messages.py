@@ -7,6 +7,7 @@ same one. Requests are made once and started at every run.
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable, Sequence
 from itertools import accumulate
@@ -19,7 +20,7 @@ from linop.backends.execute import Program
 from linop.backends.moving import SMALL, Move
 from linop.backends.stage import Stage
 from linop.backends.strided import Cell, View, cut, fixed
-from linop.backends.transport import Transport, Who, peers_named
+from linop.backends.transport import Awaited, Transport, Who, peers_named
 from linop.plan import Plan, Put, Receive, Send, Wait
 from linop.region import Region
 from linop.scalars import Array
@@ -50,6 +51,7 @@ class Messages(Program):
         self._receiving: dict[int, list[Any]] = {}
         self._peers: dict[int, list[int]] = {}
         self._sending: list[Any] = []
+        self._receivers: list[int] = []
         self.small_stay = any(isinstance(step, Receive) for step in plan.steps)
         super().__init__(plan, about, arrays)
         self.bind()
@@ -58,10 +60,6 @@ class Messages(Program):
 
     def memory(self, region: Region) -> Array:
         return self.arrays.of(region.memory).zeros(region.shape, self.plan.dtype)
-
-    def slots(self, regions: Sequence[Region]) -> list[tuple[Array, ...]]:
-        del regions
-        return []
 
     def receives(self, stage: Stage, steps: Sequence[Receive]) -> dict[int, View]:
         puts = {step.peer: stage.incoming(step.peer) for step in steps}
@@ -142,6 +140,7 @@ class Messages(Program):
 
     def leaving(self, step: Send, where: View) -> str:
         """The line that sends a contiguous array."""
+        self._receivers.append(step.peer)
         if where.fixed:
             request = self._transport.sender(step.peer, self._tag, where.get())
             self._sending.append(request)
@@ -163,21 +162,30 @@ class Messages(Program):
             bytes=sum(self.bytes_of(r.size) for r in stage.receives),
         )
 
-    def _who(self, stage: int) -> str:
-        return f"{self.awaited(stage)} in stage {stage} of {self.about()}"
+    def _who(self, stage: int) -> Awaited:
+        what, late = self.awaited(stage)
+        return Awaited(f"{what} in stage {stage} of {self.about()}", late, stage)
 
-    def awaited(self, stage: int) -> str:
-        """What has not come yet, in words."""
+    def awaited(self, stage: int) -> tuple[str, Sequence[int]]:
+        """What has not come yet, in words, and from whom."""
         pending = zip(self._peers[stage], self._receiving[stage], strict=True)
         late = [peer for peer, request in pending if not self._transport.test([request])]
-        return f"a message from {peers_named(late)}"
+        return f"a message from {peers_named(late)}", late
 
     def end(self) -> None:
         sending, transport = self._sending, self._transport
         if sending:
 
-            def who() -> str:
-                return f"its own messages of {self.about()} to leave"
+            def late() -> list[int]:
+                requests = zip(self._receivers, sending, strict=True)
+                return [
+                    peer for peer, one in requests if one is not None and not transport.test([one])
+                ]
+
+            def who() -> Awaited:
+                # Who has begun the call receives them, or has not come so far, and waits itself.
+                words = f"its own messages of {self.about()} to leave"
+                return Awaited(words, late(), math.inf, needs=-1)
 
             line = self._waiting(sending, who)
             self.step("wait until all is sent", line, ready=lambda: transport.test(sending))

@@ -6,18 +6,22 @@ wait for it for ever.
 
 from __future__ import annotations
 
+import math
 import os
 import struct
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from linop.backends.base import Backend
+from linop.backends import ending
+from linop.backends.base import Backend, BoundPlan
 from linop.backends.execute import Program
-from linop.backends.together import Choice
-from linop.backends.transport import Talk, Verdict, agree
+from linop.backends.proving import debugging
+from linop.backends.together import Choice, with_all
+from linop.backends.transport import Awaited, Talk, Verdict, agree
 from linop.backends.worker import Worker
 from linop.errors import ArgumentError, BackendError, MissingExtraError
+from linop.operator import LinearOperator
 from linop.plan import Plan
 
 # Open MPI's component for one-sided traffic over UCX prints an error on every rank when a window is
@@ -28,9 +32,11 @@ try:
     from mpi4py import MPI
 
     from linop.backends.collective import Groups, with_collectives
-    from linop.backends.ending import EndsJob
+    from linop.backends.joining import duplicated, joined, part
+    from linop.backends.lifetime import FREED, end, watch
     from linop.backends.ranks import Ranks
-    from linop.backends.shared import Pool, wanted
+    from linop.backends.runs import Calls
+    from linop.backends.shared import NoWindowError, Pool, wanted
     from linop.backends.windows import NoRoomError, Windows, memory_needed
 except (ImportError, RuntimeError) as error:
     raise MissingExtraError(
@@ -39,6 +45,8 @@ except (ImportError, RuntimeError) as error:
 
 _LIMIT = 600
 """Seconds that a wait may take, where nobody says otherwise."""
+_OFFERED = 3
+"""The stage of binding a plan in which workers have said where things are; voting has two."""
 
 
 def get(
@@ -59,7 +67,8 @@ def get(
             by default what LINOP_WINDOWS says (0 or 1), else shared memory where it can be had.
         wait_limit: seconds after which a wait becomes a `DeadlockError` on every rank; by default
             LINOP_WAIT_LIMIT, else 600.
-        debug: compare at every call what all workers call, and with what; by default LINOP_DEBUG.
+        debug: compare at every call what all workers call, and with what, and prove plans when they
+            are compiled; by default LINOP_DEBUG.
         collectives: whether a group of ranks that does not share memory runs what is a collective
             by MPI's; by default what LINOP_COLLECTIVES says (0 or 1), else where it is predicted to
             be faster.
@@ -79,8 +88,9 @@ def get(
     if sums not in ("fixed", "any"):
         raise ArgumentError(f"sums: expected 'fixed' or 'any', given {sums!r}")
     choice = Choice(collectives, sums == "any")
-    worker = Rank(Ranks(MPI.Intracomm(comm.Dup()), wait_limit), windows, debug, choice)
+    worker = Rank(joined(comm, wait_limit), windows, debug, choice)
     comm.Set_attr(_CACHED, worker)
+    watch(worker)
     return worker
 
 
@@ -99,12 +109,25 @@ def communicator(comm: Any) -> MPI.Comm:
 
 
 def settings(wait_limit: float | None, debug: bool | None) -> tuple[float, bool]:
-    """What a user said of these, or the environment."""
+    """What a user said of these, or the environment.
+
+    Raises:
+        ArgumentError: the limit is no positive number.
+    """
+    name, given = "wait_limit", str(wait_limit)
     if wait_limit is None:
-        wait_limit = float(os.environ.get("LINOP_WAIT_LIMIT", _LIMIT))
+        name, given = "LINOP_WAIT_LIMIT", os.environ.get("LINOP_WAIT_LIMIT", str(_LIMIT))
+    try:
+        limit = float(given)
+    except ValueError:
+        limit = math.nan
+    if not limit > 0:
+        raise ArgumentError(
+            f"{name}: expected a number of seconds above 0 (inf for no limit), given {given!r}"
+        )
     if debug is None:
-        debug = os.environ.get("LINOP_DEBUG", "0") != "0"
-    return wait_limit, debug
+        debug = debugging()
+    return limit, debug
 
 
 def launch(main: Callable[[Backend], Any], workers: int | None = None, **options: Any) -> list[Any]:
@@ -136,9 +159,15 @@ def launch_by(
         )
     results: list[Any] = [None] * size
     if size < world.size:
-        world = world.Split(0 if world.rank < size else MPI.UNDEFINED, world.rank)
+        limit, _ = settings(options.get("wait_limit"), None)
+        meeting = duplicated(world, limit)  # all have come then, and nobody waits below
+        world = meeting.Split(0 if world.rank < size else MPI.UNDEFINED, world.rank)
+        meeting.Free()
     if world != MPI.COMM_NULL:
-        results[world.rank] = main(get(world, **options))
+        backend = get(world, **options)
+        results[world.rank] = main(backend)
+        if isinstance(backend, Worker):
+            backend.transport.gather_all(b"", "end linop.launch")
         if size < MPI.COMM_WORLD.size:
             world.Free()
     return results
@@ -160,27 +189,48 @@ class Rank(Worker):
         self.groups = Groups(transport)
         self._choice = choice.agreed(transport.gather_all)
         self._pool: Pool | None = None
-        self._why = "shared memory is switched off" if windows is False else ""
+        self._calls: dict[tuple[int, ...], Calls] = {}
+        # Some may be told otherwise than others.
+        refused = any(any(one) for one in transport.gather_all(bytes([windows is False])))
+        self._why = "shared memory is switched off" if refused else ""
         if not self._why and transport.workers > 1:
             here = transport.comm.Split_type(MPI.COMM_TYPE_SHARED)
             together = here.size == transport.workers
             here.Free()
             if together:
-                self._pool = Pool.of(transport.comm)
-                transport.listen_to(self._pool.bells)
+                self._share()
             else:
                 self._why = "the ranks are on several machines"
+
+    def _share(self) -> None:
+        try:
+            self._pool = Pool.of(self._ranks.comm, self._ranks.gather_all)
+        except NoWindowError as error:
+            self._why = f"there is no shared memory: {error}"
+        else:
+            self._ranks.listen_to(self._pool.bells)
+
+    def _compile(self, op: LinearOperator) -> BoundPlan:
+        if self._pool is not None:
+            self._pool.retire()
+        return super()._compile(op)
 
     def prepare(self, plan: Plan) -> None:
         """Make a new window where a plan and its adjoint do not fit into those there are."""
         if self._pool is None:
             return
+        for calls in self._calls.values():
+            calls.again()
+        self._pool.reclaim()  # all are here, and call nothing before all have said what they need
         room = self._pool.room()
         said = self._ranks.gather_all(struct.pack("=3q", memory_needed(plan), *room))
         needs, *rooms = zip(*(struct.unpack("=3q", one) for one in said), strict=True)
         size = wanted(max(needs), list(zip(*rooms, strict=True)))
         if size:
-            self._pool.grow(size)
+            self._pool.grow(self._ranks.gather_all, size)
+
+    def rewritten(self, plan: Plan) -> Plan:
+        return with_all(plan, self._choice)
 
     def program(
         self, plan: Plan, group: Sequence[int], tag: int, about: Callable[[], str]
@@ -189,6 +239,15 @@ class Rank(Worker):
         if self._pool is not None and self.worker in group and len(group) > 1:
             program = self._shared(plan, self._pool, group, tag, about)
         return program or with_collectives(plan, self._ranks, tag, about, self.groups, self._choice)
+
+    def interrupted(self) -> None:
+        for calls in self._calls.values():
+            calls.stop()
+
+    def leave(self) -> None:
+        """Free the communicators of this backend; collective."""
+        self.groups.close()
+        self._ranks.leave()
 
     def way(self, program: Program | None = None) -> str:
         if isinstance(program, Windows):
@@ -204,39 +263,39 @@ class Rank(Worker):
         self, plan: Plan, pool: Pool, group: Sequence[int], tag: int, about: Callable[[], str]
     ) -> Program | None:
         """The plan over shared memory; None, on every worker of the group, if one lacks room."""
+        calls = self._calls.setdefault(tuple(group), Calls())
         try:
-            program = Windows(plan, pool, self._ranks.until, self._ranks.spins, about)
+            program = Windows(plan, pool, self._ranks.until, self._ranks.spins, about, calls)
         except NoRoomError:
             program = None
         verdict = Verdict(votes=program is not None)
         with Talk(self._ranks, ("bind", tag)) as talk:
             me = group.index(self.worker)
-            if not agree(talk, me, group, verdict, about()).votes or program is None:
+            if not agree(talk, me, group, verdict, f"bind {about()}").votes or program is None:
                 if program is not None:
                     program.release()
                 return None
             offers = program.offers()
             for peer, offer in offers.items():
                 talk.say(peer, offer)
-            said = {
-                peer: talk.hear(peer, partial("worker {} to bind {}".format, peer, about()))
-                for peer in offers
-            }
+
+            def who(peer: int) -> Awaited:
+                return talk.awaited(f"worker {peer} to bind {about()}", peer, _OFFERED, _OFFERED)
+
+            said = {peer: talk.hear(peer, partial(who, peer)) for peer in offers}
         program.connect(said)
         return program
 
 
 def _free(comm: MPI.Comm, keyval: int, worker: Rank) -> None:
     del comm, keyval
-    worker.ended = True
-    if not MPI.Is_finalized():
-        worker.groups.close()
-        worker.transport.leave()  # type: ignore[attr-defined]
+    end(worker, FREED, worker.leave)
 
 
 _CACHED = MPI.Comm.Create_keyval(delete_fn=_free)
 """Attribute under which a communicator keeps its backend, so that it is duplicated once."""
 
 
+ending.at_end.append(part)
 if MPI.COMM_WORLD.size > 1:
-    EndsJob()
+    ending.install()

@@ -9,7 +9,6 @@ are allocated one after the other are 16 bytes apart by that measure.
 
 from __future__ import annotations
 
-import ctypes
 import math
 from typing import Any
 
@@ -28,13 +27,17 @@ def placed(start: int, size: int) -> int:
     return start if size < PAGE else start + (BEGIN - start) % PAGE
 
 
-def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """A new array. Its views have it as their base, so that references to it count its users."""
+def memory(shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[Array, int]:
+    """New memory for an array: bytes, to the array's last one, and where in them it begins."""
     size = math.prod(shape) * dtype.itemsize
-    if size < PAGE:
-        return np.empty(shape, dtype)
-    raw: Any = np.empty(size + PAGE, np.uint8)
+    raw = np.empty(size + (PAGE if size >= PAGE else 0), np.uint8)
     start = placed(raw.ctypes.data, size) - raw.ctypes.data
-    # What is no array: a view's base is the last array on the way to the memory.
-    memory: Any = (ctypes.c_char * size).from_buffer(raw, start)
-    return np.ndarray(shape, dtype, memory)
+    return raw[: start + size], start
+
+
+def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    """A new array."""
+    if math.prod(shape) * dtype.itemsize < PAGE:
+        return np.empty(shape, dtype)
+    raw, start = memory(shape, dtype)
+    return np.ndarray(shape, dtype, raw.data, start)

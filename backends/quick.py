@@ -6,18 +6,13 @@ Everything else it leaves to `linop.backends.base.BoundPlan`, by returning `MISS
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
-from linop.backends.arrays import Arrays
 from linop.backends.base import IN_PLACE, MISSED, NEW, BoundPlan, Quick
-from linop.backends.code import Code
-from linop.backends.execute import Program
+from linop.backends.execute import Form, Program
 from linop.backends.transport import Transport
-from linop.scalars import Array
 
 
 def quick_call(
@@ -43,7 +38,7 @@ def quick_call(
     if any(program.arrays.of(region.memory) is not program.arrays for region in inputs + outputs):
         return _miss
     same = bool(inputs) and inputs[0].name == outputs[0].name if outputs else False
-    if how == IN_PLACE and not (same and program.plan.in_place and program.takes_out):
+    if how == IN_PLACE and not (same and program.plan.in_place):
         return _miss
     name = program.code.name
     dtype = name(program.plan.dtype)
@@ -82,43 +77,12 @@ def quick_call(
 
 def _run(program: Program, how: int) -> tuple[list[str], str]:
     """The lines of a run, and its result."""
-    name = program.code.name
-    given = how != NEW or not program.small
-    in_place = [region.name for region in program.plan.outputs] if how == IN_PLACE else []
-    lines, results = program.lines(given, in_place)
+    out = how != NEW
+    names = tuple(region.name for region in program.plan.outputs) if how == IN_PLACE else ()
+    lines, results = program.text(Form(out=out, straight=out, in_place=names))
     before = [f"{cell.name} = x" for cell in program.inputs]
-    for cell in program.open if given else ():
-        if how != NEW and program.takes_out:
-            before.append(f"{cell.name} = out")
-        else:
-            before.append(f"({cell.name},) = {name(program.result_memory)}(None)")
-    result = results[0] if results else "None"
-    if how != NEW:
-        there = program.open and program.takes_out
-        if not there and not (how == IN_PLACE and program.kept):
-            lines = [*lines, f"out[...] = {result}"]
-        return [*before, *lines], "out"
-    if not program.plain:
-        own = f"{result} is not x and {result}.base is None and {name(_references)}({result}) <= "
-        result = (
-            f"{result} if {own}{_ALONE} else {name(partial(_own, program.arrays))}({result}, x)"
-        )
-    elif given and not program.takes_out:
-        result = f"{result} if {name(program.handed_out)}({result}) else {result}.copy()"
-    return [*before, *lines], result
-
-
-_references: Callable[[Any], int] = getattr(sys, "getrefcount", lambda array: 0)
-_counting = Code()
-_ALONE = _counting.function([], ["c = empty(1)", f"return {_counting.name(_references)}(c)"])()
-"""References to an array that only a run has, as its text sees it."""
-
-
-def _own(arrays: Arrays, array: Array, x: Array | None) -> Array:
-    """A local map's array, which it may have kept, or which may be a view: or a copy of it."""
-    if array.base is None or (x is not None and arrays.may_share_memory(array, x)):
-        return array.copy()
-    return array
+    before += [f"{passed} = out" for passed in program.passed] if out else []
+    return [*before, *lines], results[0] if results else "None"
 
 
 def _miss(x: Any, out: Any) -> Any:

@@ -6,52 +6,33 @@ Whatever buffer mpi4py takes will do, an array of a device too, where the MPI li
 from __future__ import annotations
 
 import ctypes
-import os
-import pickle
+import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from functools import cache, partial
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
-from linop.backends.transport import ANY, Who, heard
-from linop.errors import DeadlockError, LinopError
+from linop.backends import together
+from linop.backends.channel import ALL, CALL, OWN, Channel
+from linop.backends.deadlock import Key
+from linop.backends.transport import ANY, Awaited, Who, check_doing, gathering
+from linop.backends.waiting import Waits
+from linop.errors import LinopError
 from linop.scalars import Array
 
-_CALL, _ALARM, _OWN = 0, 1, 2
-"""Tags of `post` and `alarm`, and how many there are; plans have the others."""
-_GRACE = 5.0
-"""Seconds to wait on where another plan has failed: its workers may come to this one."""
 _QUIET = 3
 """Looks in a row that find no message, where none is on its way any more."""
-_COMING = 2e-3
-"""Seconds that an alarm may come later than its bell."""
-_PATIENCE = 1.0
-"""Seconds to wait for what others wait for."""
-_SPINS = 50
-"""Polls before a rank that waits yields its core between them, if every rank has one: a yield costs
-little where nobody else wants it, and two ranks that share one wait for each other."""
-_YIELDS = 20000
-"""Polls after which it sleeps between them."""
 _NAP = 50e-6
-"""Seconds of such a sleep."""
-_LOOKS = 20
-"""Naps after which it looks for alarms, and at the clock."""
+"""Seconds of a sleep between looks."""
+_BITS = 40
+_ALL: Key = "all", 0
+"""The conversations of all ranks."""
 
 
-@dataclass(frozen=True)
-class Alarm:
-    """An error for all ranks: from which it is, the plan that it is about, and what that rank waits
-    for, if it is stuck."""
-
-    error: LinopError
-    worker: int
-    tag: int
-    stuck: str | None = None
-
-
-class Ranks:
+class Ranks(Waits):
     """One rank's transport (`linop.backends.transport.Transport`) over a communicator of our own.
 
     Args:
@@ -61,42 +42,29 @@ class Ranks:
     name = "MPI"
 
     def __init__(self, comm: MPI.Intracomm, limit: float) -> None:
+        super().__init__(Channel(comm), limit)
         self.comm = comm
-        self._limit = limit
-        self.worker: int = comm.rank
-        self.workers: int = comm.size
-        self._tags: int = (comm.Get_attr(MPI.TAG_UB) or 32767) - _OWN
-        self._said: list[MPI.Request] = []
-        self.bells: list[memoryview] | None = None
-        self._bell: memoryview | None = None
-        self.busy = ANY
-        self._rung = 0
-        self._heard: list[Alarm] = []
-        self.spins = 0 if comm.size > (os.cpu_count() or 1) else _SPINS
-
-    def listen_to(self, bells: list[memoryview]) -> None:
-        """Learn of alarms by numbers in shared memory."""
-        self.bells = bells
-        self._bell = bells[self.worker]
-        self._rung = bells[self.worker][0]
+        self._over = False
+        self._gatherings = 0
+        self._tags: int = (comm.Get_attr(MPI.TAG_UB) or 32767) - OWN
 
     def receiver(self, peer: int, tag: int, buffer: Array) -> MPI.Prequest:
-        return self.comm.Recv_init([_bytes(buffer), MPI.BYTE], peer, self._tag(tag))
+        return self.comm.Recv_init(_message(buffer), peer, self._tag(tag))
 
     def sender(self, peer: int, tag: int, buffer: Array) -> MPI.Prequest:
-        return self.comm.Send_init([_bytes(buffer), MPI.BYTE], peer, self._tag(tag))
+        return self.comm.Send_init(_message(buffer), peer, self._tag(tag))
 
     def start(self, requests: list[MPI.Prequest]) -> None:
         MPI.Prequest.Startall(requests)
 
     def receive(self, peer: int, tag: int, buffer: Array) -> MPI.Request:
-        return self.comm.Irecv([_bytes(buffer), MPI.BYTE], peer, self._tag(tag))
+        return self.comm.Irecv(_message(buffer), peer, self._tag(tag))
 
     def send(self, peer: int, tag: int, buffer: Array) -> MPI.Request:
-        return self.comm.Isend([_bytes(buffer), MPI.BYTE], peer, self._tag(tag))
+        return self.comm.Isend(_message(buffer), peer, self._tag(tag))
 
     def _tag(self, tag: int) -> int:
-        return _OWN + tag % self._tags
+        return OWN + tag % self._tags
 
     def test(self, pending: Sequence[MPI.Request]) -> bool:
         return MPI.Request.Testall(pending)
@@ -106,72 +74,31 @@ class Ranks:
         if not testall(pending):
             self.until(lambda: testall(pending), who)
 
-    def until(self, done: Callable[[], bool], who: Who) -> None:
-        """Poll until something is done. MPI's own wait may spin; ranks that share a core, or wait
-        long, must let others run.
-
-        Raises:
-            LinopError: another rank raised an alarm. DeadlockError: the limit is reached.
-        """
-        for _ in range(self.spins):
-            if done():
-                return
-        polls = 0
-        begun = time.monotonic()
-        while not done():
-            polls += 1
-            if polls < _YIELDS:
-                os.sched_yield()
-                continue
-            time.sleep(_NAP)
-            if polls % _LOOKS == 0:
-                self._look(time.monotonic() - begun, who)
-
-    def _look(self, waited: float, who: Who) -> None:
-        """Raise what makes it useless to wait on: an alarm for the plan that is being called, or
-        any for too long; or the limit."""
-        alarm = self._alarm()
-        if alarm is not None:
-            self._heard.append(alarm)
-        if waited > self._limit or any(alarm.stuck is not None for alarm in self._heard):
-            raise heard(self._stuck(who), self.busy)
-        for alarm in self._heard:
-            if self.busy in (alarm.tag, ANY) or waited > _GRACE:
-                self._heard.remove(alarm)
-                raise heard(alarm.error, alarm.tag)
-
-    def _stuck(self, who: Who) -> DeadlockError:
-        """Tell the others what this rank waits for, and hear what they wait for."""
-        mine = f"worker {self.worker} waits for {who()}"
-        text = f"a wait took longer than {self._limit:g} s"
-        waits = {self.worker: mine}
-        self._tell_all(Alarm(DeadlockError(f"{text}: {mine}"), self.worker, self.busy, mine))
-        begun = time.monotonic()
-        while len(waits) < self.workers and time.monotonic() - begun < _PATIENCE:
-            waits |= {a.worker: a.stuck for a in self._heard if a.stuck is not None}
-            self._heard = [alarm for alarm in self._heard if alarm.stuck is None]
-            time.sleep(_NAP)
-            alarm = self._alarm()
-            self._heard += [] if alarm is None else [alarm]
-        for peer in range(self.workers):
-            waits.setdefault(peer, f"worker {peer} does not wait in linop")
-        return DeadlockError(f"{text}: {'; '.join(waits[peer] for peer in sorted(waits))}")
-
     def free(self, requests: Sequence[MPI.Prequest]) -> None:
-        for request in requests if not MPI.Is_finalized() else ():
+        for request in requests if self.usable else ():
             if request.Test():
                 request.Free()
             else:
-                _keep(request)
+                keep(request)
 
     def abandon(self, receives: Sequence[MPI.Request], sends: Sequence[MPI.Request]) -> None:
-        for request in receives:
+        for request in receives if self.usable else ():
             if not request.Test():
                 request.Cancel()
                 request.Wait()  # does not wait: a receive that is cancelled is over
-        for request in sends:
+        for request in sends if self.usable else ():
             if not request.Test():
-                _keep(request)
+                keep(request)
+
+    @property
+    def usable(self) -> bool:
+        """Whether MPI may be called for requests."""
+        return not (self._over or MPI.Is_finalized())
+
+    def end(self, error: LinopError) -> None:
+        """Raise an error in place of whatever is tried from here on; what is pending is left."""
+        self._over = True
+        self.comm = self.channel.end(error)
 
     def leave(self) -> None:
         """Free the communicator: collective. What was sent in calls that failed is received first,
@@ -187,83 +114,73 @@ class Ranks:
                 quiet += 1
         self.comm.Free()
 
-    def gather_all(self, data: bytes) -> list[bytes]:
-        gathered = bytearray(len(data) * self.workers)
-        request = self.comm.Iallgather([data, MPI.BYTE], [gathered, MPI.BYTE])
-        try:
-            self.wait([request], lambda: "all others to compile, or to take an inner product")
-        except BaseException:
-            _keep(request)
-            raise
-        pieces = range(0, len(gathered), len(data)) if data else []
-        return [bytes(gathered[k : k + len(data)]) for k in pieces]
+    def gather_all(self, data: bytes, doing: str = "meet", about: object = "") -> list[bytes]:
+        said = self._gathered((doing, data), doing, about)
+        if len({one for one, _ in said}) > 1:
+            check_doing(self._gathered((doing, str(about)), doing, about))
+        return [one for _, one in said]
+
+    def _gathered(self, mine: Any, doing: str, about: object) -> list[Any]:
+        """Everybody's item, by worker: the algorithm of Bruck et al. (1997), in ⌈log₂ n⌉ rounds."""
+        n, me, say = self.workers, self.worker, self.channel.say
+        self.busy = ANY
+        # Errors that ended the waits of all may have ended them in different gatherings.
+        number = max(self._gatherings, self.channel.epoch << _BITS) + 1
+        items, step = [mine], 1
+        while step < n:
+            peer = (me + step) % n
+            say((me - step) % n, ALL, items[: n - step])
+            self._hear(peer, ALL, partial(_waits, peer, doing, about, len(items), number))
+            items += self.channel.next(peer, ALL)
+            step *= 2
+        self._gatherings, self.points[_ALL] = number, (number, math.inf)
+        return items[n - me :] + items[: n - me]
 
     def post(self, peer: int, data: bytes) -> None:
-        self._say(peer, _CALL, data)
+        self.channel.say(peer, CALL, data)
 
     def fetch(self, peer: int, who: Who, patience: float | None = None) -> bytes | None:
         if patience is not None:
             begun = time.monotonic()
-            while not self.comm.Iprobe(peer, _CALL):
+            while not self.channel.heard(peer, CALL):
                 if time.monotonic() - begun > patience:
                     return None
                 time.sleep(_NAP)
-        return self._hear(peer, _CALL, who)
+        self._hear(peer, CALL, who)
+        data: bytes = self.channel.next(peer, CALL)
+        return data
 
-    def _say(self, peer: int, tag: int, data: bytes) -> None:
-        self._said = [request for request in self._said if not request.Test()]
-        self._said.append(self.comm.Isend([data, MPI.BYTE], peer, tag))
-
-    def _hear(self, peer: int, tag: int, who: Who) -> bytes:
-        status = MPI.Status()
-        if not self.comm.Iprobe(peer, tag, status):
-            self.until(lambda: self.comm.Iprobe(peer, tag, status), who)
-        data = bytearray(status.Get_count(MPI.BYTE))
-        self.comm.Recv([data, MPI.BYTE], status.Get_source(), tag)
-        return bytes(data)
-
-    def alarm(self, error: LinopError, tag: int) -> None:
-        self._tell_all(Alarm(error, self.worker, tag))
-
-    def _tell_all(self, alarm: Alarm) -> None:
-        data = pickle.dumps(alarm)
-        for peer in range(self.workers):
-            if peer != self.worker:
-                self._say(peer, _ALARM, data)
-                if self.bells is not None:
-                    self.bells[peer][0] = time.monotonic_ns()
-
-    def _alarm(self) -> Alarm | None:
-        """The next alarm that has come."""
-        if not self.comm.Iprobe(MPI.ANY_SOURCE, _ALARM):
-            return None
-        alarm: Alarm = pickle.loads(self._hear(MPI.ANY_SOURCE, _ALARM, lambda: "an alarm"))
-        return alarm
-
-    def alarmed(self) -> bool:
-        bell = self._bell
-        return bell is None or bell[0] != self._rung or bool(self._heard)
-
-    def check(self) -> None:
-        alarm = None
-        if self.bells is None:
-            alarm = self._alarm() or self._alarm()  # one look may only bring what the next finds
-        elif self.bells[self.worker][0] != self._rung:
-            self._rung = self.bells[self.worker][0]
-            begun = time.monotonic()
-            # It was sent before the bell was rung; but maybe on another communicator.
-            while alarm is None and time.monotonic() - begun < _COMING:
-                alarm = self._alarm()
-        if alarm is not None:
-            self._heard.append(alarm)
-        if self._heard:
-            alarm = self._heard.pop(0)
-            raise heard(alarm.error, alarm.tag)
+    def _hear(self, peer: int, kind: int, who: Who) -> None:
+        heard = partial(self.channel.heard, peer, kind)
+        if not heard():
+            self.until(heard, who)
 
 
-def _keep(request: MPI.Request) -> None:
+def _waits(peer: int, doing: str, about: object, at: int, number: int) -> Awaited:
+    return Awaited(gathering(peer, doing, about), (peer,), at, key=_ALL, number=number)
+
+
+def keep(request: MPI.Request) -> None:
     """Keep a request, which keeps its buffer: MPI may use it as long as there is MPI."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(request))
+
+
+def _message(buffer: Array) -> list[Any]:
+    """A contiguous array's memory, as mpi4py takes it."""
+    data = _bytes(buffer)
+    return [data, MPI.BYTE] if data.nbytes <= together.LARGE else [data, 1, _large(data.nbytes)]
+
+
+@cache
+def _large(size: int) -> MPI.Datatype:
+    """A datatype of so many bytes, too many to be counted. It is kept, as messages of a size come
+    again."""
+    piece = together.LARGE // 2 + 1
+    whole = MPI.BYTE.Create_contiguous(piece)
+    count, rest = divmod(size, piece)
+    large = MPI.Datatype.Create_struct([count, rest], [0, count * piece], [whole, MPI.BYTE])
+    whole.Free()
+    return large.Commit()
 
 
 def _bytes(buffer: Array) -> Array:

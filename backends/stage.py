@@ -4,6 +4,7 @@ what its steps become."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from linop.backends.code import Code
@@ -70,12 +71,24 @@ class Stage:
 
     def addend(self, put: Put) -> Put | None:
         """The first put that adds to what this one sets, if it adds to all of it."""
-        region = put.target.region.name
-        for other in self.puts:
-            same = other.accumulate and other.target.region.name == region
-            if same and other.target.overlaps(put.target):
+        for other in self._adding.get(put.target.region.name, ()):
+            if other.target.overlaps(put.target):
                 return other if other.target == put.target else None
         return None
+
+    @cached_property
+    def _adding(self) -> dict[str, list[Put]]:
+        """The puts that add to each region, in order."""
+        found: dict[str, list[Put]] = {}
+        for put in self.puts:
+            if put.accumulate:
+                found.setdefault(put.target.region.name, []).append(put)
+        return found
+
+    @cached_property
+    def created(self) -> frozenset[str]:
+        """The regions that are set as a whole; see `creates`."""
+        return frozenset(put.target.region.name for put in self.puts if creates(put))
 
     def pairs(self) -> list[tuple[Put, Put]]:
         """Puts that set what the next one adds to: each pair can be done in one pass, inside one

@@ -7,6 +7,7 @@ when the text is.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -210,3 +211,52 @@ def _widened(target: Array, source: Array) -> tuple[Array, Array]:
     width = target.shape[-1] * target.itemsize
     wide: np.dtype[Any] = _WIDE.get(width) or np.dtype((np.void, width))
     return target.view(wide), source.view(wide)
+
+
+def overlaps_itself(array: Array) -> bool:
+    """Whether two elements of an array have a byte in common, exactly. Its memory is not read."""
+    if array.flags.c_contiguous or array.flags.f_contiguous or not array.size:
+        return False
+    axes = [(abs(s), n) for s, n in zip(array.strides, array.shape, strict=True) if n > 1]
+    return not _nested(axes, array.itemsize) and _meets_itself(axes, array.itemsize)
+
+
+def _nested(axes: Sequence[tuple[int, int]], itemsize: int) -> bool:
+    """Whether a step on each axis is longer than all that the axes of shorter steps reach."""
+    reach = itemsize
+    for step, many in sorted(axes):
+        if step < reach:
+            return False
+        reach += (many - 1) * step
+    return True
+
+
+def _meets_itself(axes: Sequence[tuple[int, int]], itemsize: int) -> bool:
+    """Whether two elements meet: an axis is the first on which they differ, by 1 to n - 1, and on
+    each axis after it they differ by -(n - 1) to n - 1. NumPy solves whether a box of such
+    differences has one that is nothing."""
+    middle = sum(step * many for step, many in axes)
+    for k, (step, many) in enumerate(axes):
+        others = axes[k + 1 :]
+        first = middle + step - sum(s * (n - 1) for s, n in others)
+        shape = (many - 1, *(2 * n - 1 for _, n in others))
+        differences = _Somewhere(first, shape, (step, *(s for s, _ in others)), itemsize)
+        nothing = _Somewhere(middle, (), (), itemsize)
+        if np.shares_memory(np.asarray(differences), np.asarray(nothing)):
+            return True
+    return False
+
+
+class _Somewhere:
+    """An array at an address, of which nobody reads a byte."""
+
+    def __init__(
+        self, start: int, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int
+    ) -> None:
+        self.__array_interface__ = {
+            "data": (start + itemsize, True),
+            "shape": shape,
+            "strides": strides,
+            "typestr": f"|V{itemsize}",
+            "version": 3,
+        }

@@ -16,11 +16,23 @@ import numpy as np
 
 from linop.backends.arrays import NUMPY, Arrays, arrays_named
 from linop.backends.base import Backend
+from linop.backends.deadlock import Key as About
+from linop.backends.deadlock import Point, who_waits
 from linop.backends.device import DeviceArrays
 from linop.backends.execute import Program
 from linop.backends.handing import Handing
 from linop.backends.messages import Messages
-from linop.backends.transport import ANY, Who, heard
+from linop.backends.proving import debugging, prove
+from linop.backends.transport import (
+    ANY,
+    Alone,
+    Plans,
+    Who,
+    awaited,
+    check_doing,
+    gathering,
+    heard,
+)
 from linop.backends.whole import Whole
 from linop.backends.worker import Worker
 from linop.errors import BackendError, DeadlockError, LinopError
@@ -117,7 +129,7 @@ class Group:
         self._waiting: dict[int, tuple[int, int]] = {}
         self._ended: set[int] = set()
         self._alarms: dict[int, list[tuple[int, LinopError]]] = {}
-        self._hopeless: set[int] = set()
+        self._doing: dict[int, Who] = {}
 
     def work(self, worker: int, main: Callable[[Mailbox], Any]) -> None:
         """The life of one worker's thread."""
@@ -143,14 +155,19 @@ class Group:
         """Whether there is an item in a mailbox."""
         return bool(self._boxes.get(key))
 
-    def take(self, key: Key, busy: int, patience: float | None = None) -> Any:
+    def take(
+        self, key: Key, plans: Plans, busy: int, who: Who, patience: float | None = None
+    ) -> Any:
         """The next item of a mailbox; waits for it, or for so many seconds: then None.
 
         Args:
+            plans: the receiver's, which hear alarms.
             busy: the tag of the plan that is being called.
+            who: what it waits for.
 
         Raises:
-            DeadlockError: nobody is going to send it. LinopError: another worker raised an alarm.
+            DeadlockError: nobody is going to send it. LinopError: another worker raised an alarm
+                about the plan that is being called.
         """
         sender, receiver, tag = key
         with self._changed:
@@ -160,24 +177,26 @@ class Group:
                     return box.popleft()
                 if self.failure is not None:
                     raise AbortedError
-                self.check(receiver, ANY if receiver in self._hopeless else busy)
+                self.check(receiver, plans, busy)
                 if patience is not None:
                     if not self._changed.wait(patience):
                         return None
                     continue
                 self._waiting[receiver] = (sender, tag)
+                self._doing[receiver] = who
                 self._detect_deadlock()
-                if self.failure is None and receiver not in self._hopeless:
+                if self.failure is None:
                     self._changed.wait()
                 self._waiting.pop(receiver, None)
+                self._doing.pop(receiver, None)  # it may refer to a plan
 
-    def message(self, key: Key, size: int, dtype: np.dtype[Any]) -> Any:
+    def message(self, key: Key, plans: Plans, size: int, dtype: np.dtype[Any], who: Who) -> Any:
         """The next message of a mailbox; waits for it.
 
         Raises:
             BackendError: it is another than was expected. And as `take`.
         """
-        message = self.take(key, key[2])
+        message = self.take(key, plans, key[2], who)
         if message.dtype != dtype or message.size != size:
             raise BackendError(
                 f"worker {key[1]}: a message of {message.size} {message.dtype} came, "
@@ -187,7 +206,7 @@ class Group:
 
     def alarm(self, worker: int, error: LinopError, tag: int) -> None:
         """Make every other worker raise an error: one that waits in this plan, at once; others when
-        they call a plan next, or when nobody could go on."""
+        they call it next."""
         with self._changed:
             for other in range(self.workers):
                 if other != worker:
@@ -198,13 +217,13 @@ class Group:
         """Whether there is an alarm for a worker."""
         return bool(self._alarms.get(worker))
 
-    def check(self, worker: int, tag: int = ANY) -> None:
-        """Raise what another worker's alarm said, if there was one, of this plan or of any."""
-        for alarm in self._alarms.get(worker, ()):
-            if tag in (alarm[0], ANY):
-                self._hopeless.discard(worker)
-                self._alarms[worker].remove(alarm)
-                raise heard(alarm[1], alarm[0])
+    def check(self, worker: int, plans: Plans, tag: int) -> None:
+        """Raise what another worker's alarm said of this plan, if there was one."""
+        for plan, error in self._alarms.pop(worker, ()):
+            plans.hear(plan, error)
+        mine = plans.alarm(tag)
+        if mine is not None:
+            raise heard(mine, tag)
 
     def _detect_deadlock(self) -> None:
         stuck = [
@@ -214,18 +233,11 @@ class Group:
             return
         if len(stuck) + len(self._ended) < self.workers:
             return
-        self._hopeless = {worker for worker in stuck if self._alarms.get(worker)}
-        if not self._hopeless:
-            waits = [self._describe(w) for w in sorted(stuck)]
-            self.failure = DeadlockError("deadlock: " + "; ".join(waits))
+        if any(self._alarms.get(worker) for worker in stuck):
+            return  # they are about to hear of it
+        waits = {worker: awaited(self._doing[worker]()).words for worker in stuck}
+        self.failure = DeadlockError(f"deadlock: {who_waits(waits, self._ended)}")
         self._changed.notify_all()
-
-    def _describe(self, worker: int) -> str:
-        peer, tag = self._waiting[worker]
-        said = {_AGREE: "its compile", _CALL: "its call of the same plan"}
-        doing = said.get(tag) or f"its message of plan {tag // 2}"
-        gone = ", which has ended" if peer in self._ended else ""
-        return f"worker {worker} waits for worker {peer}{gone}: {doing}"
 
     def _fail(self, error: BaseException) -> None:
         with self._changed:
@@ -248,9 +260,11 @@ class Mailbox:
         self.worker = worker
         self.workers = group.workers
         self.busy = ANY
+        self.plans: Plans = Alone()
+        self.points: dict[About, Point] = {}
 
     def receiver(self, peer: int, tag: int, buffer: Array) -> _Receive:
-        return _Receive(self._group, (peer, self.worker, tag), buffer)
+        return _Receive(self, peer, tag, buffer)
 
     def sender(self, peer: int, tag: int, buffer: Array) -> _Send:
         return _Send(self._group, (self.worker, peer, tag), buffer)
@@ -279,14 +293,18 @@ class Mailbox:
 
     def take(self, peer: int, tag: int, size: int, dtype: np.dtype[Any]) -> Any:
         """The next one; waits for it."""
-        return self._group.message((peer, self.worker, tag), size, dtype)
+        who = f"a message from worker {peer} of plan {tag // 2}"
+        return self.message(peer, tag, size, dtype, lambda: who)
+
+    def message(self, peer: int, tag: int, size: int, dtype: np.dtype[Any], who: Who) -> Any:
+        return self._group.message((peer, self.worker, tag), self.plans, size, dtype, who)
 
     def test(self, pending: Sequence[_Receive | _Send]) -> bool:
         return all(request.ready() for request in pending)
 
     def wait(self, pending: Sequence[_Receive | _Send], who: Who) -> None:
         for request in pending:
-            request.wait()
+            request.wait(who)
 
     def free(self, requests: Sequence[_Receive | _Send]) -> None:
         """Nothing is held."""
@@ -294,21 +312,31 @@ class Mailbox:
     def abandon(self, receives: Sequence[_Receive | _Send], sends: Sequence[_Send]) -> None:
         """Nothing is written to a buffer but by `wait`."""
 
-    def gather_all(self, data: Any) -> list[Any]:
+    def gather_all(self, data: Any, doing: str = "meet", about: object = "") -> list[Any]:
+        said = self._gathered((doing, data), doing, about)
+        if len({one for one, _ in said}) > 1:
+            check_doing(self._gathered((doing, about), doing, about))
+        return [one for _, one in said]
+
+    def _gathered(self, mine: Any, doing: str, about: object) -> list[Any]:
         everybody = range(self.workers)
         for peer in everybody:
             if peer != self.worker:
-                self._group.put((self.worker, peer, _AGREE), data)
-        return [
-            data if p == self.worker else self._group.take((p, self.worker, _AGREE), ANY)
-            for p in everybody
-        ]
+                self._group.put((self.worker, peer, _AGREE), mine)
+
+        def taken(peer: int) -> Any:
+            key = peer, self.worker, _AGREE
+            who = partial(gathering, peer, doing, about)
+            return self._group.take(key, self.plans, ANY, who)
+
+        return [mine if peer == self.worker else taken(peer) for peer in everybody]
 
     def post(self, peer: int, data: bytes) -> None:
         self._group.put((self.worker, peer, _CALL), data)
 
     def fetch(self, peer: int, who: Who, patience: float | None = None) -> bytes | None:
-        data: bytes | None = self._group.take((peer, self.worker, _CALL), self.busy, patience)
+        key = peer, self.worker, _CALL
+        data: bytes | None = self._group.take(key, self.plans, self.busy, who, patience)
         return data
 
     def alarm(self, error: LinopError, tag: int) -> None:
@@ -317,8 +345,8 @@ class Mailbox:
     def alarmed(self) -> bool:
         return self._group.alarmed(self.worker)
 
-    def check(self) -> None:
-        self._group.check(self.worker)
+    def check(self, tag: int) -> None:
+        self._group.check(self.worker, self.plans, tag)
 
 
 class Thread(Worker):
@@ -355,28 +383,28 @@ class _Send:
     def ready(self) -> bool:
         return True
 
-    def wait(self) -> None:
+    def wait(self, who: Who) -> None:
         """Nothing: it is gone."""
 
 
 class _Receive:
     """A message that is awaited once it is started."""
 
-    def __init__(self, group: Group, key: Key, buffer: Array) -> None:
-        self._group, self._key, self._buffer = group, key, buffer
+    def __init__(self, mailbox: Mailbox, peer: int, tag: int, buffer: Array) -> None:
+        self._mailbox, self._peer, self._tag, self._buffer = mailbox, peer, tag, buffer
         self._due = False
 
     def start(self) -> None:
         self._due = True
 
     def ready(self) -> bool:
-        return not self._due or self._group.has(self._key)
+        return not self._due or self._mailbox.has(self._peer, self._tag)
 
-    def wait(self) -> None:
+    def wait(self, who: Who) -> None:
         if not self._due:
             return
         buffer = self._buffer
-        message = self._group.message(self._key, buffer.size, buffer.dtype)
+        message = self._mailbox.message(self._peer, self._tag, buffer.size, buffer.dtype, who)
         buffer[...] = message.reshape(buffer.shape)
         self._due = False
 
@@ -391,6 +419,8 @@ class Threads(Whole):
         return f"messages over {Mailbox.name}"
 
     def bind(self, op: LinearOperator) -> tuple[Callable[[Vector], Vector], Sequence[Plan]]:
+        if debugging():
+            prove(op, lambda plan: plan)
         needed = workers_of(op.stages)
         plans = [lower(op.stages, worker) for worker in range(max(needed, default=0) + 1)]
 

@@ -19,15 +19,27 @@ import numpy as np
 
 from linop.network import Network
 from linop.patterns import Kind, Pattern, seconds
-from linop.plan import Advance, Message, Plan, Put, Receive, Send, Step, Wait
+from linop.plan import (
+    GROUP,
+    Advance,
+    Collective,
+    Message,
+    Plan,
+    Put,
+    Receive,
+    Send,
+    Step,
+    Wait,
+)
 from linop.region import Subset, as_subset
 
-GROUP = -1
-"""The peer that stands for all others of a group."""
 LEAST = 4
 """Workers of a group from which on a collective can be faster than messages."""
-SUMMED = "bhilqBHILQfdFD"
-"""Character codes of the dtypes that MPI adds."""
+LARGE = 2**31 - 1
+"""Bytes that MPI 3 counts one by one; more are one item of a datatype of that size."""
+SUMMED = "ilqILQfdFD"
+"""Character codes of the dtypes that MPI adds as NumPy does. In Open MPI sums of 8 and 16 bits do
+not wrap around: they stay at the largest number."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +64,8 @@ class Choice:
             return False, "switched off"
         if not found.aligned:
             return False, "its messages have their parts in different orders"
+        if max(found.counts, default=0) * len(found.group) * dtype.itemsize > LARGE:
+            return False, f"MPI counts up to {LARGE} bytes"
         if found.kind.sums:
             if found.coefficient != 1:
                 return False, "what it adds is scaled"
@@ -87,6 +101,12 @@ def collected(plan: Plan, stages: Mapping[int, Pattern]) -> Plan:
     return replace(plan, steps=tuple(steps))
 
 
+def with_all(plan: Plan, choice: Choice) -> Plan:
+    """A plan with all stages run together that are chosen."""
+    used = {stage: found for stage, (found, use, _) in chosen(plan, choice).items() if use}
+    return collected(plan, used)
+
+
 class _Together:
     """The steps of a stage, while they are rewritten."""
 
@@ -107,13 +127,21 @@ class _Together:
         size, puts = self.gets()
         if size:
             yield Receive(stage, GROUP, size)
-        yield Send(stage, GROUP, self.gives())
+        yield Collective(stage, GROUP, self.gives(), self.found, *self.sizes())
         yield from self.others
         yield from (p for p in puts if isinstance(p.source, Subset))
         if size:
             yield Wait(stage)
             yield from (p for p in puts if isinstance(p.source, Message))
         yield self.end
+
+    def sizes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Elements for each member of the group, and from each, where they differ."""
+        if self.found.kind is not Kind.ALL_TO_ALL:
+            return (), ()
+        sent = {peer: sum(part.size for part in parts) for peer, parts in self.sends.items()}
+        group = self.found.group
+        return tuple(sent.get(w, 0) for w in group), tuple(self.receives.get(w, 0) for w in group)
 
     def gives(self) -> tuple[Subset, ...]:
         """The parts that the worker contributes, in the order of the group where they differ."""

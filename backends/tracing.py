@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from linop.backends.execute import Program
-from linop.backends.transport import Talk, Transport
+from linop.backends.transport import Awaited, Talk, Transport
 from linop.errors import ArgumentError, BackendError
 
 Result = TypeVar("Result")
@@ -111,7 +111,10 @@ def traced(backend: Traced, path: Path, transport: Transport | None) -> Iterator
 
 def _gathered(transport: Transport, mine: Part) -> list[Part]:
     """All parts, on worker 0; elsewhere none."""
-    waits = "worker {} to end its trace".format
+
+    def waits(peer: int) -> Awaited:
+        return talk.awaited(f"worker {peer} to end its trace", peer, 1, 1)
+
     with Talk(transport, ("trace",)) as talk:
         if transport.worker:
             talk.say(0, mine)

@@ -6,19 +6,85 @@ verdict, merged along a tree, so that what one worker sees wrong every worker he
 
 from __future__ import annotations
 
+import math
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from linop import errors
+from linop.backends.deadlock import Key, Point
 from linop.errors import BackendError, LinopError
 from linop.scalars import Array
 
 ANY = -2
 """No plan's tag."""
-Who = Callable[[], str]
+
+
+class Awaited(NamedTuple):
+    """What a worker waits for, in words, and as a point of `linop.backends.deadlock` that others
+    have to come to."""
+
+    words: str
+    peers: Sequence[int] = ()
+    """Those that are late; empty where that is not known."""
+    at: float = 0
+    """The last stage whose messages this worker has sent."""
+    needs: float | None = None
+    """The stage that the others have to come to; None for the same one."""
+    back: int = 0
+    """How many runs before this one theirs may be."""
+    key: Key | None = None
+    """The conversation; None for the plan that runs."""
+    number: int = 0
+    """Which one of its kind that is."""
+    ended: bool = False
+
+
+Who = Callable[[], Awaited | str]
 """Says what a worker waits for, when somebody asks."""
+
+
+def awaited(said: Awaited | str) -> Awaited:
+    return Awaited(said) if isinstance(said, str) else said
+
+
+class Plans(Protocol):
+    """What a transport asks of the plans whose messages it carries."""
+
+    def hear(self, tag: int, error: LinopError) -> None:
+        """Break the plan of a tag, if it is whole: another worker's run of it ended halfway."""
+
+    def alarm(self, tag: int) -> LinopError | None:
+        """What broke this plan, if nobody has been told here."""
+
+    def running(self, tag: int) -> int:
+        """The number of the call of this plan that is under way; 0 if none is."""
+
+    def points(self) -> Mapping[Key, Point]:
+        """How far this worker is in all plans and conversations."""
+
+    def last_calls(self) -> str:
+        """The last calls here, in words."""
+
+
+class Alone:
+    """No plans."""
+
+    def hear(self, tag: int, error: LinopError) -> None:
+        """Nothing is broken."""
+
+    def alarm(self, tag: int) -> None:
+        return None
+
+    def running(self, tag: int) -> int:
+        return 0
+
+    def points(self) -> Mapping[Key, Point]:
+        return {}
+
+    def last_calls(self) -> str:
+        return "no call"
 
 
 class Transport(Protocol):
@@ -31,7 +97,10 @@ class Transport(Protocol):
     worker: int
     workers: int
     busy: int
-    """The tag of the plan that runs, whose alarms are raised at once; `ANY` where all are."""
+    """The tag of the plan that runs, whose alarms are raised at once; `ANY` where none does."""
+    plans: Plans
+    points: dict[Key, Point]
+    """How far this worker has come in conversations."""
 
     def receiver(self, peer: int, tag: int, buffer: Array) -> Any:
         """A receive of exactly the buffer's size, to be started any number of times."""
@@ -65,8 +134,16 @@ class Transport(Protocol):
         """Give up what is pending and may never be done: no buffer of a receive is written to any
         more."""
 
-    def gather_all(self, data: bytes) -> list[bytes]:
-        """Everybody's data, of equal length, by worker: collective."""
+    def gather_all(self, data: bytes, doing: str = "meet", about: object = "") -> list[bytes]:
+        """Everybody's data, of any lengths, by worker: collective.
+
+        Args:
+            doing: what for, in a word or two, which has to be the same on all workers.
+            about: of what, for a worker that waits in vain.
+
+        Raises:
+            BackendError: they do different things; on every worker.
+        """
 
     def post(self, peer: int, data: bytes) -> None:
         """Say something to a worker, apart from all messages."""
@@ -76,13 +153,13 @@ class Transport(Protocol):
 
     def alarm(self, error: LinopError, tag: int) -> None:
         """Make every other worker raise this error: one that waits in the plan of this tag, at
-        once; others when they call a plan next, or have to wait long."""
+        once; others when they call that plan next, if they do."""
 
     def alarmed(self) -> bool:
         """Whether there may have been an alarm; takes next to no time."""
 
-    def check(self) -> None:
-        """Raise what another worker's alarm said, if there was one."""
+    def check(self, tag: int) -> None:
+        """Raise what another worker's alarm said of this plan, if there was one."""
 
 
 @dataclass
@@ -121,6 +198,32 @@ def peers_named(peers: Sequence[int]) -> str:
     return f"worker{'s' if len(peers) > 1 else ''} {', '.join(map(str, peers))}"
 
 
+def check_doing(said: Sequence[tuple[str, object]]) -> None:
+    """Check that all workers do the same.
+
+    Args:
+        said: what each does, and of what.
+
+    Raises:
+        BackendError: they do not.
+    """
+    if len({doing for doing, _ in said}) > 1:
+        each = (f"worker {w}: {in_words(*one)}" for w, one in enumerate(said))
+        raise BackendError(
+            f"workers do different things: {'; '.join(each)}. Do the same, in the same order, on "
+            f"every worker"
+        )
+
+
+def in_words(doing: str, about: object) -> str:
+    return f"{doing} {about}".rstrip()
+
+
+def gathering(peer: int, doing: str, about: object) -> str:
+    """What a worker waits for in `Transport.gather_all`."""
+    return f"worker {peer} to {in_words(doing, about)}"
+
+
 def heard(error: LinopError, tag: int) -> LinopError:
     """An alarm's error, as the worker that hears it raises it: one of its own, and no new alarm,
     but with the tag of the plan that it is about."""
@@ -155,9 +258,29 @@ class Talk:
         return self
 
     def __exit__(self, kind: object, *error: object) -> None:
-        if kind is not None:
-            for peer in self._told:
-                self._transport.post(peer, pickle.dumps((self._topic, _TAKEN_BACK)))
+        if kind is None:
+            self._transport.points[self.key] = self.number, math.inf
+            return
+        for peer in self._told:
+            self._transport.post(peer, pickle.dumps((self._topic, _TAKEN_BACK)))
+
+    @property
+    def key(self) -> Key:
+        """What it is a conversation about: its topic, but for the number."""
+        about = self._topic[1] if len(self._topic) > 1 else 0
+        assert isinstance(about, int)
+        return str(self._topic[0]), about
+
+    @property
+    def number(self) -> int:
+        """Which conversation about that it is."""
+        number = self._topic[2] if len(self._topic) > 2 else 1
+        assert isinstance(number, int)
+        return number
+
+    def awaited(self, words: str, peer: int, at: int, needs: int) -> Awaited:
+        """What a worker waits for in it, at a stage of it."""
+        return Awaited(words, (peer,), at, needs, key=self.key, number=self.number)
 
     def say(self, peer: int, item: Any) -> None:
         """Say something to a worker: in the conversation that it is in, as far as it was heard."""
@@ -194,12 +317,13 @@ def agree(talk: Talk, me: int, group: Sequence[int], mine: Verdict, what: str) -
 
     Args:
         me: which of the group this worker is.
-        what: this is about, for a worker that waits in vain.
+        what: they are about to do, for a worker that waits in vain.
     """
     n = len(group)
 
-    def fetch(k: int) -> Verdict:
-        said: Verdict = talk.hear(group[k], lambda: f"worker {group[k]} to call {what}")
+    def fetch(k: int, at: int) -> Verdict:
+        words = f"worker {group[k]} to {what}"
+        said: Verdict = talk.hear(group[k], lambda: talk.awaited(words, group[k], at, at + 1))
         return said
 
     step = 1
@@ -207,11 +331,11 @@ def agree(talk: Talk, me: int, group: Sequence[int], mine: Verdict, what: str) -
     while step < n and me % (2 * step) == 0:
         if me + step < n:
             children.append(me + step)
-            mine = mine.merged(fetch(me + step))
+            mine = mine.merged(fetch(me + step, 0))
         step *= 2
     if me:
         talk.say(group[me - step], mine)
-        mine = fetch(me - step)
+        mine = fetch(me - step, 1)
     for child in reversed(children):
         talk.say(group[child], mine)
     return mine

@@ -12,6 +12,7 @@ from linop.backends.base import Backend, BoundPlan, check_here, check_workers, w
 from linop.errors import ArgumentError
 from linop.operator import LinearOperator
 from linop.plan import Plan
+from linop.region import integer
 from linop.scalars import Array
 from linop.space import Vector
 
@@ -21,7 +22,7 @@ class Whole(Backend):
 
     def __init__(self, workers: int | None = None, arrays: Arrays = NUMPY) -> None:
         super().__init__(arrays)
-        if workers is not None and (not isinstance(workers, int) or workers < 1):
+        if workers is not None and (workers := integer(workers, "workers")) < 1:
             raise ArgumentError(f"workers is a whole number from 1; given {workers!r}")
         self.workers = workers
 

@@ -8,28 +8,30 @@ sender may then be several runs ahead of its receiver.
 
 One number each says so: the run's, which only grows. Its writer is one worker, its reader one
 other, and it has a cache line of its own. Stores are seen in order on x86; elsewhere the window is
-synchronised before a number is written and after it is read.
+synchronised before a number is written and after it is read. What a sender says of a message holds
+the number of its call, too (`linop.backends.runs`): a call that a worker left out is noticed.
 """
 
 from __future__ import annotations
 
-import ctypes
 import math
 import platform
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from itertools import pairwise
-from typing import Any
+from functools import partial
+from threading import get_ident
 
 import numpy as np
 
-from linop.backends.execute import SMALL, Program, references
+from linop.backends.execute import SMALL, Program
+from linop.backends.lending import Buffer
+from linop.backends.offers import MOST, Line, Offer, Piece, Said, pieces_of
 from linop.backends.placing import PAGE
-from linop.backends.shared import ALIGNED, Block, Place, Pool
-from linop.backends.stage import Stage
+from linop.backends.runs import TURNS, Calls, Peers, Runs, Until, Word
+from linop.backends.shared import ALIGNED, Block, Place, Pool, Slots
+from linop.backends.stage import Ready, Stage
 from linop.backends.strided import Cell, View, copying, fixed
-from linop.backends.transport import Who, peers_named
+from linop.backends.transport import Awaited, Who, peers_named
 from linop.plan import Make, Message, Plan, Put, Receive, Send, Wait
 from linop.region import Region
 from linop.scalars import Array
@@ -47,38 +49,10 @@ _RUN = 1024
 write short ones in turn take each other's cache lines."""
 _LEAST = 16 * 1024
 """Bytes of messages up to which they are not: it is faster not to wait for the receiver."""
-_PIECE = 256 * 1024
-"""Bytes of a piece of a long message: it stays in the cache of a core until it is summed."""
-_MOST = 1024
-"""Pieces of a message at most, and a few: what a run's number is multiplied by."""
 _LINE = 64
 """Bytes of a cache line."""
 _ORDERED = platform.machine() in ("x86_64", "AMD64", "i686")
 """Whether stores are seen in the order in which they were made."""
-
-Until = Callable[[Callable[[], bool], Who], None]
-"""Waits until something is so; raises where it takes too long."""
-
-
-Piece = tuple[int, int, int]
-"""An axis, and two indices along it: a part of a message that is one box."""
-Line = tuple[int, int]
-"""Where a number is in a worker's shared memory: the window, and the number's index there."""
-
-
-@dataclass
-class Offer:
-    """What one worker tells another before a plan's first run. As the receiver of its messages:
-    where to say that a stage is sent, and where the parts of each stage's message go. As the
-    sender: where to say that memory is ready."""
-
-    done: dict[int, Line] = field(default_factory=dict)
-    places: dict[int, list[Place]] = field(default_factory=dict)
-    pieces: dict[int, list[Piece]] = field(default_factory=dict)
-    """How each stage's message is cut, if it is: for a receiver that sums it piece by piece."""
-    turns: int = 0
-    """How many buffers there are for messages, used in turn; 0 where they go into the result."""
-    ready: Line | None = None
 
 
 class Windows(Program):
@@ -90,15 +64,21 @@ class Windows(Program):
     """
 
     def __init__(
-        self, plan: Plan, pool: Pool, until: Until, spins: int, about: Callable[[], str]
+        self,
+        plan: Plan,
+        pool: Pool,
+        until: Until,
+        spins: int,
+        about: Callable[[], str],
+        calls: Calls,
     ) -> None:
         self._pool = pool
         self._until = until
         self._spins = max(spins, 1)
         self._blocks: list[Block] = []
-        self._slot_blocks: list[list[Block]] = []
+        self._slots: Slots | None = None
         self._lines = 0
-        self._runs = Runs()
+        self._calls = calls
         self._senders: dict[int, Offer] = {}
         self._receivers: dict[int, Offer] = {}
         self._asked: dict[int, Offer] = {}
@@ -106,16 +86,22 @@ class Windows(Program):
         self._met: set[int] = set()
         self._in_pieces: dict[tuple[int, int], list[Piece]] = {}
         peers = {s.peer for s in plan.steps if isinstance(s, Send)}
-        receives = sum(isinstance(s, Receive) for s in plan.steps)
-        self._flags_block = self._take((len(peers) + receives) * _LINE)
+        receives = [s.peer for s in plan.steps if isinstance(s, Receive)]
+        everybody = sorted(peers.union(receives))
+        lines = (len(peers) + len(receives)) * _LINE // 8
+        self._flags_block = self._take(lines * 8 + (len(everybody) + 1) * 8)
         flags = pool.own(self._flags_block)
         flags[:] = 0
         self._flags = flags.data.cast("q")
+        self._gone = lines
+        words = {peer: k for k, peer in enumerate(everybody, lines + 1)}
+        self._runs = Runs()
+        self._peers = Peers(self._runs, self._flags, lines, words, until, about)
         for peer in sorted(peers):
             self._receivers[peer] = Offer(ready=self._line())
         super().__init__(plan, about)
         self._flags_name = self.code.name(self._flags)
-        held = (pool, self._runs, self._blocks, self._slots, self._slot_blocks, self._unused)
+        held = (pool, self._runs, self._blocks, self._slots)
         self._release = weakref.finalize(self, _give_back, *held)
         self._release.atexit = False
 
@@ -124,7 +110,9 @@ class Windows(Program):
     def _take(self, size: int) -> Block:
         block = self._pool.take(size)
         if block is None:
-            for taken in [*self._blocks, *(b for blocks in self._slot_blocks for b in blocks)]:
+            if self._slots is not None:
+                self._slots.end()
+            for taken in self._blocks:
                 self._pool.give(taken)
             raise NoRoomError
         self._blocks.append(block)
@@ -137,13 +125,12 @@ class Windows(Program):
         return self._flags_block.segment, start // 8
 
     def _array(self, block: Block, shape: tuple[int, ...]) -> Array:
-        # Memory that is no array: the base of a user's view is then this array, which so counts its
-        # users.
-        own: Any = self._pool.own(block)
-        memory: Any = (ctypes.c_char * block.size).from_buffer(own)
-        array: Array = np.ndarray(shape, self.plan.dtype, memory)
+        array = self._buffer(block, shape).array()
         array.fill(0)
         return array
+
+    def _buffer(self, block: Block, shape: tuple[int, ...]) -> Buffer:
+        return Buffer(self._pool.own(block), 0, shape, self.plan.dtype)
 
     def _size(self, shape: tuple[int, ...]) -> int:
         return int(np.prod(shape, dtype=np.int64)) * self.plan.dtype.itemsize
@@ -167,6 +154,14 @@ class Windows(Program):
         self._turns = _MANY if beside <= SMALL else _FEW if beside <= _LONG else 1
         self._turns = 0 if self._direct else self._turns
         super()._place_results()
+        self._numbered = {cell: k for k, cell in enumerate(self.open)}
+        if self._direct:
+            self._slots = Slots(self._pool)
+            for _ in range(SLOTS):
+                blocks = [self._take(self._size(cell.shape)) for cell in self.open]
+                del self._blocks[len(self._blocks) - len(blocks) :]
+                pairs = zip(blocks, self.open, strict=True)
+                self._slots.add(blocks, [self._buffer(b, cell.shape) for b, cell in pairs])
 
     def _straight(self, stage: Stage, put: Put) -> bool:
         """Whether a message is all that a part of the result is."""
@@ -179,29 +174,17 @@ class Windows(Program):
             return np.zeros(region.shape, self.plan.dtype)
         return self._array(self._take(self._size(region.shape)), region.shape)
 
-    def slots(self, regions: Sequence[Region]) -> list[tuple[Array, ...]]:
-        if not self._direct:
-            return []
-        found = []
-        for _ in range(SLOTS):
-            blocks = [self._take(self._size(region.shape)) for region in regions]
-            del self._blocks[len(self._blocks) - len(blocks) :]
-            self._slot_blocks.append(blocks)
-            arrays = (self._array(b, r.shape) for b, r in zip(blocks, regions, strict=True))
-            found.append(tuple(arrays))
-        return found
-
-    def result_memory(self, out: Sequence[Array] | None) -> Sequence[Array]:
-        if not self._direct:
-            return super().result_memory(out)
+    def lending(self) -> list[str]:
+        if self._slots is None:
+            return super().lending()
         # No other worker can reach what the caller passed; the result is copied there.
-        free = (k for k, arrays in enumerate(self._slots) if references(arrays) <= self._unused)
-        self._runs.slot = next(free)
-        return self._slots[self._runs.slot]
+        results, take = ", ".join(cell.name for cell in self.open), self.code.name(self._slots.take)
+        return [f"{self.code.name(self._runs)}.slot, [{results}] = {take}()"]
 
-    def handed_out(self, array: Array) -> bool:
-        rest = (arrays for k, arrays in enumerate(self._slots) if k != self._runs.slot)
-        return not self._direct or any(references(arrays) <= self._unused for arrays in rest)
+    def lent(self, cell: Cell) -> str:
+        if self._slots is None:
+            return super().lent(cell)
+        return f"{cell.name} if {self.code.name(self._slots.free)} else {cell.name}.copy()"
 
     # What workers tell each other
 
@@ -233,26 +216,36 @@ class Windows(Program):
         """A box of a result, in each of the arrays that this may be in."""
         if target.fixed:
             return [target.get()]
-        k = list(self._own).index(target.cell)
-        return [target.of_array(arrays[k]) for arrays in self._slots]
+        assert self._slots is not None
+        k = self._numbered[target.cell]
+        return [target.of_array(buffers[k].array()) for buffers in self._slots.buffers]
 
-    def offers(self) -> dict[int, tuple[Offer | None, Offer | None]]:
-        """What to tell each peer: as the receiver of its messages, and as the sender to it."""
-        peers = sorted(self._senders.keys() | self._receivers.keys())
-        return {p: (self._senders.get(p), self._receivers.get(p)) for p in peers}
+    def offers(self) -> dict[int, Said]:
+        """What to tell each peer."""
+        segment, first = self._flags_block.segment, self._flags_block.offset // 8
+        return {
+            p: (
+                self._senders.get(p),
+                self._receivers.get(p),
+                Word(segment, first + self._gone, first + k),
+            )
+            for p, k in self._peers.words.items()
+        }
 
-    def connect(self, said: dict[int, tuple[Offer | None, Offer | None]]) -> None:
+    def connect(self, said: dict[int, Said]) -> None:
         """Bind the plan to what the peers' `offers` said."""
-        self._asked = {peer: offer for peer, (offer, _) in said.items() if offer is not None}
-        told = [(p, offer.ready) for p, (_, offer) in sorted(said.items()) if offer is not None]
+        heard = {p: partial(self._flags.__getitem__, k) for p, k in self._peers.words.items()}
+        self._runs.tell(
+            [(self._pool.numbers(w.segment, p), w, heard[p]) for p, (_, _, w) in said.items()]
+        )
+        self._asked = {peer: offer for peer, (offer, _, _) in said.items() if offer is not None}
+        told = [(p, offer.ready) for p, (_, offer, _) in sorted(said.items()) if offer is not None]
         self._ready_lines = [
             (self._pool.numbers(line[0], peer), line[1]) for peer, line in told if line is not None
         ]
         for peer, offer in self._asked.items():
-            k = self._index(self._receivers[peer].ready)
-            self._runs.ahead.append((self._flags, k, offer.turns))
             if offer.turns:  # else the receiver says when, and may have said so already
-                self._flags[k] = offer.turns
+                self._flags[self._index(self._receivers[peer].ready)] = offer.turns
         self.bind()
 
     def _index(self, line: Line | None) -> int:
@@ -263,8 +256,18 @@ class Windows(Program):
     # Steps
 
     def begin(self) -> None:
-        runs = self.code.name(self._runs)
-        text = [f"n = {runs}.number = {runs}.number + 1", f"m = n * {_MOST}"]
+        runs, calls = self.code.name(self._runs), self.code.name(self._calls)
+        asked = [offer.pieces.values() for offer in self._asked.values()]
+        text = [
+            f"n = {runs}.number = {runs}.number + 1",
+            f"if {self._flags_name}[{self._gone}]: {self.code.name(self._peers)}.begin()",
+            f"e = n % {TURNS}",
+            f"if {self.code.name(get_ident)}() == {calls}.thread:",
+            f"    {calls}.number = c = {calls}.number + {TURNS}",
+            "    e += c",
+        ]
+        if any(self._in_pieces.values()) or any(any(pieces) for pieces in asked):
+            text.append(f"m = n * {MOST}")
         lines = [(self.code.name(numbers), k) for numbers, k in self._ready_lines]
         if self._direct:
             text += [f"{numbers}[{k + 1}] = {runs}.slot" for numbers, k in lines]
@@ -292,12 +295,12 @@ class Windows(Program):
         offer, peer = self._asked[step.peer], step.peer
         if peer not in self._met:
             self._met.add(peer)
-            self._wait_ready(peer)
+            self._wait_ready(peer, stage.number)
         numbers, k = (
             self._pool.numbers(offer.done[stage.number][0], peer),
             offer.done[stage.number][1],
         )
-        done = f"{self.code.name(numbers)}[{k}] = m + "
+        said = self.code.name(numbers)
         places = zip(step.parts, offer.places[stage.number], strict=True)
         boxes = [(part, stage.source(part), self._box(place, peer)) for part, place in places]
         pieces = offer.pieces[stage.number]
@@ -306,9 +309,10 @@ class Windows(Program):
             parts = [(target.part(*p), source.part(*p), k) for k, p in enumerate(pieces, 1)]
             self.step(
                 f"write {part} to {peer}, {len(pieces)} pieces",
+                f"{said}[{k + 1}] = e",
                 f"for i, j, k in {self.code.name(parts)}:",
                 f"    {target.array(self.code)}[i] = {source.array(self.code)}[j]",
-                *(f"    {line}" for line in (*self._sync, f"{done}k")),
+                *(f"    {line}" for line in (*self._sync, f"{said}[{k}] = m + k")),
                 peer=peer,
                 bytes=self.bytes_of(part.size),
             )
@@ -316,7 +320,8 @@ class Windows(Program):
         for part, source, target in boxes:
             text = copying(self.code, target, source, self.plan.dtype)
             self.step(f"write {part} to {peer}", *text, peer=peer, bytes=self.bytes_of(part.size))
-        self.step(f"tell {peer}", *self._sync, f"{done}1", peer=peer)
+        turn = f"{k} + s{peer}" if offer.turns > 1 else str(k)
+        self.step(f"tell {peer}", *self._sync, f"{said}[{turn}] = e", peer=peer)
 
     def _box(self, place: Place, peer: int) -> View:
         """Where a peer wants a part of a message in this run."""
@@ -335,12 +340,14 @@ class Windows(Program):
         views = (*sources, stage.target(puts[0]))
         parts = [(*(v.part(*p) for v in views), k) for k, p in enumerate(pieces, 1)]
         first, second, target = (view.array(self.code) for view in views)
-        text, ready = self._until_come(stage.number, peers, "k")
+        text, ready = self._until_pieces(stage.number, peers)
+        whole = self._until_come(stage.number, peers, 1)[0]
         self.step(
             f"{puts[0].target} = {puts[0].source} + {puts[1].source}, {len(pieces)} pieces",
             f"for i, j, l, k in {self.code.name(parts)}:",
             *(f"    {line}" for line in text),
             f"    add({first}[i], {second}[j], {target}[l])",
+            *whole,
             ready=lambda: ready(len(pieces)),
             peers=peers,
             bytes=self.bytes_of(puts[0].target.size),
@@ -352,20 +359,23 @@ class Windows(Program):
             if any(put is one for one in pair):
                 peers = [one.source.peer for one in pair if isinstance(one.source, Message)]
                 if peers and all(len(stage.incoming(peer)) == 1 for peer in peers):
-                    return _pieces(put.target.shape, self.plan.dtype.itemsize)
+                    return pieces_of(put.target.shape, self.plan.dtype.itemsize)
         return []
 
-    def _wait_ready(self, peer: int) -> None:
+    def _wait_ready(self, peer: int, stage: int) -> None:
         """Until a peer's memory is ready for this run. Which of its arrays to write to, it says; or
         it is the next in turn."""
         flags, k = self._flags, self._index(self._receivers[peer].ready)
-        turns, runs = self._asked[peer].turns, self._runs
+        turns, runs, peers = self._asked[peer].turns, self._runs, self._peers
 
         def ready() -> bool:
-            return flags[k] >= runs.number
+            return flags[k] >= runs.number or peers.gone()
 
-        def who() -> str:
-            return f"worker {peer} to receive {self.about()}"
+        def who() -> Awaited:
+            # Buffers are free once the run that read them has ended.
+            needs = math.inf if turns else -1
+            words = f"worker {peer} to receive {self.about()}"
+            return Awaited(words, (peer,), stage - 0.5, needs, back=turns)
 
         slot = f"n % {turns}" if turns else f"{self._flags_name}[{k + 1}]"
         text = self._spinning(f"{self._flags_name}[{k}] >= n", self.code.name(ready), who)
@@ -382,30 +392,54 @@ class Windows(Program):
         peers = [p for n, p in self._in_pieces if n == stage.number and not self._in_pieces[n, p]]
         if peers:
             sizes = [receive.size for receive in stage.receives if receive.peer in peers]
-            text, ready = self._until_come(stage.number, peers, "1")
+            text, ready = self._until_come(stage.number, peers)
             size = self.bytes_of(sum(sizes))
-            self.step(str(step), *text, ready=lambda: ready(1), peers=peers, bytes=size)
+            self.step(str(step), *text, ready=ready, peers=peers, bytes=size)
 
-    def _until_come(
-        self, stage: int, peers: Sequence[int], count: str
+    def _until_come(self, stage: int, peers: Sequence[int], at: int = 0) -> tuple[list[str], Ready]:
+        """What waits until peers have said of their messages, so many numbers on in their lines,
+        that they have written them; and, in a run that is not counted, whether they have."""
+        lines = {p: self._index(self._senders[p].done[stage]) + at for p in peers}
+        runs, turns = self._runs, 1 if at else self._turns or 1
+
+        def late(said: int) -> list[int]:
+            turn = runs.number % turns
+            return [p for p, k in lines.items() if not self._peers.come(p, k + turn, said)]
+
+        def ready(said: int) -> bool:
+            return not late(said)
+
+        def who() -> Awaited:
+            named = late(runs.number % TURNS) or peers
+            words = f"a message from {peers_named(named)} in stage {stage} of {self.about()}"
+            return Awaited(words, named, stage)
+
+        turn = " + t" if turns > 1 else ""
+        come = " and ".join(f"{self._flags_name}[{k}{turn}] == e" for k in lines.values())
+        text = self._spinning(come, f"lambda: {self.code.name(ready)}(e)", who)
+        return text, lambda: ready(runs.number % TURNS)
+
+    def _until_pieces(
+        self, stage: int, peers: Sequence[int]
     ) -> tuple[list[str], Callable[[int], bool]]:
         """What waits for so many pieces of some messages; and whether they have come."""
         lines = {p: self._index(self._senders[p].done[stage]) for p in peers}
         flags, runs = self._flags, self._runs
 
         def late(count: int) -> list[int]:
-            return [p for p, k in lines.items() if flags[k] < runs.number * _MOST + count]
+            return [p for p, k in lines.items() if flags[k] < runs.number * MOST + count]
 
         def ready(count: int) -> bool:
-            return not late(count)
+            return not late(count) or self._peers.gone()
 
-        def who() -> str:
+        def who() -> Awaited:
             # All pieces, for a peer that is late with one is named, whichever that is.
-            said = peers_named(late(1) or late(_MOST) or peers)
-            return f"a message from {said} in stage {stage} of {self.about()}"
+            named = late(1) or late(MOST) or peers
+            words = f"a message from {peers_named(named)} in stage {stage} of {self.about()}"
+            return Awaited(words, named, stage)
 
-        come = " and ".join(f"{self._flags_name}[{k}] >= m + {count}" for k in lines.values())
-        return self._spinning(come, f"lambda: {self.code.name(ready)}({count})", who), ready
+        come = " and ".join(f"{self._flags_name}[{k}] >= m + k" for k in lines.values())
+        return self._spinning(come, f"lambda: {self.code.name(ready)}(k)", who), ready
 
     def describe(self) -> str:
         if self._direct:
@@ -416,36 +450,17 @@ class Windows(Program):
             f"for {self._why}"
         )
 
+    def start(self, arrays: Sequence[Array], out: Sequence[Array] | None = None) -> None:
+        with self._calls:
+            super().start(arrays, out)
+
     def abandon(self) -> None:
         super().abandon()
-        self._release.detach()  # a peer may still write to these blocks: they are lost
+        self._runs.leave(failed=True)
+        self._release()
 
     def release(self) -> None:
         self._release()
-
-
-def _pieces(shape: tuple[int, ...], itemsize: int) -> list[Piece]:
-    """How a box is cut; not at all if it is short."""
-    axis = next((k for k, n in enumerate(shape) if n == max(shape) or n >= _MOST // 2), 0)
-    count = min(math.prod(shape) * itemsize // _PIECE, shape[axis] if shape else 1, _MOST - 1)
-    if count < 2:
-        return []
-    cuts = [shape[axis] * k // count for k in range(count + 1)]
-    return [(axis, a, b) for a, b in pairwise(cuts)]
-
-
-class Runs:
-    """How many runs there were, and which array the last had for its result; and which numbers of
-    this worker's its receivers still write."""
-
-    def __init__(self) -> None:
-        self.number = 0
-        self.slot = 0
-        self.ahead: list[tuple[memoryview, int, int]] = []
-
-    def over(self) -> bool:
-        """Whether all receivers have read the last message, and said so."""
-        return all(flags[k] >= self.number + turns for flags, k, turns in self.ahead)
 
 
 def memory_needed(plan: Plan) -> int:
@@ -463,24 +478,11 @@ class NoRoomError(Exception):
     """There is too little shared memory for a plan."""
 
 
-def _give_back(
-    pool: Pool,
-    runs: Runs,
-    blocks: list[Block],
-    slots: list[tuple[Array, ...]],
-    slot_blocks: list[list[Block]],
-    unused: int,
-) -> None:
-    """Give a plan's blocks back: those of results that users still hold, when they let go; that of
-    its numbers, the first, once no receiver is going to write to it."""
-    pool.retire(blocks[0], runs.over)
-    for block in blocks[1:]:
+def _give_back(pool: Pool, runs: Runs, blocks: list[Block], slots: Slots | None) -> None:
+    """Tell the peers, and give a plan's blocks back: those of results that users still hold, when
+    they let go."""
+    runs.leave()
+    for block in blocks:
         pool.give(block)
-    while slot_blocks:
-        arrays, held = slots.pop(), slot_blocks.pop()
-        in_use = references(arrays) > unused - 1  # the list no longer refers to them
-        for block, array in zip(held, arrays, strict=True):
-            if in_use:
-                weakref.finalize(array, pool.give, block).atexit = False
-            else:
-                pool.give(block)
+    if slots is not None:
+        slots.end()

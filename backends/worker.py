@@ -7,8 +7,11 @@ backend is in debug mode); a worker that fails in one raises an alarm, so that n
 
 from __future__ import annotations
 
+import math
 import struct
+import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -25,8 +28,11 @@ from linop.backends.base import (
     check_workers,
     described,
 )
+from linop.backends.counters import Counters
+from linop.backends.deadlock import PAST, Key, Point
 from linop.backends.execute import Program
 from linop.backends.messages import Messages
+from linop.backends.proving import debugging, prove
 from linop.backends.quick import quick_call
 from linop.backends.transport import Talk, Transport, Verdict, agree
 from linop.errors import BackendError, LinopError
@@ -38,13 +44,16 @@ from linop.space import Space, Total
 
 _SHOWN = 160
 """Bytes of an operator's text in an error."""
+_GONE = 4096
+"""Conversations, and plans that are gone, of which it is kept how far they were."""
 
 
 class Worker(Backend):
     """One worker of an SPMD program over a transport.
 
     Args:
-        debug: compare what all workers call, and with what, at every call.
+        debug: compare what all workers call, and with what, at every call; and prove plans when
+            they are compiled (`linop.backends.proving`).
     """
 
     def __init__(
@@ -58,30 +67,70 @@ class Worker(Backend):
         self.debug = debug
         self.bound: WeakValueDictionary[int, WorkerPlan] = WeakValueDictionary()
         self._plans = 0
+        self._early: dict[int, LinopError] = {}
+        transport.plans = self
+        self.meeting = threading.RLock()
+        """Held in a conversation with other workers: those of two threads would get mixed up."""
 
     def compile(self, op: LinearOperator) -> BoundPlan:
+        with self.meeting:
+            return self._compile(op)
+
+    def _compile(self, op: LinearOperator) -> BoundPlan:
         # Agreement first: it is collective, and who needs a missing worker may not be all.
-        check_agreement(op, self.transport)
+        self._plans = 1 + check_agreement(op, self.transport, self._plans)
         check_workers(op, self)
         check_here(op, self)
-        self._plans += 1
         plan = WorkerPlan(op, self, 2 * self._plans)
         self.prepare(plan.plan)
         return plan
 
-    def listen(self) -> None:
-        """Raise what another worker's alarm said, if there was one."""
-        try:
-            self.transport.check()
-        except LinopError as error:
-            self.interrupt(error)
-            raise
+    # What a transport asks of the plans
 
-    def interrupt(self, error: BaseException) -> None:
-        """Break the plan that an alarm is about, which others do not run any more."""
-        plan = self.bound.get(getattr(error, "alarm", -1))
+    def hear(self, tag: int, error: LinopError) -> None:
+        plan = self.bound.get(tag)
         if plan is not None:
-            plan.broken(error)
+            plan.alarm = plan.alarm or (None if plan.is_broken else error)
+            plan.slow_down()
+        elif tag // 2 > self._plans or tag ^ 1 in self.bound:
+            self._early[tag] = error  # it is not there yet
+
+    def alarm(self, tag: int) -> LinopError | None:
+        plan = self.bound.get(tag)
+        if plan is None or plan.alarm is None:
+            return None
+        error, plan.alarm = plan.alarm, None
+        plan.broken(error)
+        return error
+
+    def running(self, tag: int) -> int:
+        plan = self.bound.get(tag)
+        return plan.call if plan is not None and plan.is_running else 0
+
+    def points(self) -> dict[Key, Point]:
+        found: dict[Key, Point] = {}
+        for tag, plan in list(self.bound.items()):
+            found["plan", tag] = plan.point
+            if plan.is_broken:
+                found["call", tag] = PAST
+        return found
+
+    def last_calls(self) -> str:
+        called = [plan for plan in list(self.bound.values()) if plan.call]
+        said = [f"call {plan.call} of {plan.named()}" for plan in called]
+        return f"calls so far: {'; '.join(said) or 'none'}"
+
+    def listen(self, tag: int) -> None:
+        """Raise what another worker's alarm said of a plan, if there was one."""
+        self.transport.check(tag)
+
+    def interrupted(self) -> None:
+        """Take note that a run ended halfway, here or elsewhere: workers need not agree any more on
+        how many calls there were."""
+
+    def rewritten(self, plan: Plan) -> Plan:
+        """A plan as it may run in the place of one that was lowered: with collectives."""
+        return plan
 
     def prepare(self, plan: Plan) -> None:
         """Make ready what plans share, when one is compiled; collective."""
@@ -115,17 +164,24 @@ class WorkerPlan(BoundPlan):
 
     def __init__(self, op: LinearOperator, backend: Worker, tag: int) -> None:
         super().__init__(op, backend)
+        if backend.debug or debugging():
+            prove(op, backend.rewritten)
         self.plan = lower(op.stages, backend.worker)
         self.counters.sends([self.plan])
         self.group = workers_of(op.stages)
         self._worker = backend
         self._tag = tag
         self._calls = 0
-        backend.bound[tag] = self
         self._program: Program | None = None
         self._together = len(self.group) > 1
         self._broken: str | None = None
         self._seconds = 0.0
+        self.alarm = backend._early.pop(tag, None)
+        """What broke it on another worker, if nobody has been told here."""
+        backend.bound[tag] = self
+        if self._together:
+            gone = weakref.finalize(self, _gone, backend.transport.points, tag, self.counters)
+            gone.atexit = False
 
     def _bind_adjoint(self) -> BoundPlan:
         return WorkerPlan(self.op.H, self._worker, self._tag ^ 1)
@@ -170,7 +226,7 @@ class WorkerPlan(BoundPlan):
         self.counters.seconds += time.perf_counter() - begun
         how = NEW if out is None else OUT if out is not x else IN_PLACE
         if self._quick[how] is None and not self._worker.debug:
-            listen = self._worker.listen if self._together else None
+            listen = partial(self._worker.listen, self._tag) if self._together else None
             self._quick[how] = quick_call(
                 self, program, how, self._worker.transport, self._tag, listen, self._fail
             )
@@ -193,7 +249,7 @@ class WorkerPlan(BoundPlan):
         if self._broken is not None:
             raise BackendError(f"{self!r} was interrupted: {self._broken}; compile it again")
         if self._together:
-            self._worker.listen()
+            self._worker.listen(self._tag)
         program = self._program
         if program is None or self._worker.debug:
             tracing = self._worker.tracing
@@ -210,8 +266,9 @@ class WorkerPlan(BoundPlan):
         return arrays, outs, program
 
     def _meet(self, wrong: LinopError | None) -> Program:
-        self._agree(wrong)
-        return self._program or self._bind_program()
+        with self._worker.meeting:
+            self._agree(wrong)
+            return self._program or self._bind_program()
 
     def meet(self, call: int) -> None:
         if self._together:
@@ -238,17 +295,39 @@ class WorkerPlan(BoundPlan):
             text = f"worker {transport.worker}, argument of {self.op!r}: {wrong}"
             verdict.wrong[transport.worker] = type(wrong).__name__, text
         me = self.group.index(transport.worker)
-        try:
-            with Talk(transport, ("call", self._tag, self._calls)) as talk:
-                error = agree(talk, me, self.group, verdict, what).error()
-        except LinopError as alarm:
-            self._worker.interrupt(alarm)
-            raise
+        with Talk(transport, ("call", self._tag, self._calls)) as talk:
+            doing = f"make {what}" if call else f"call {what}"
+            error = agree(talk, me, self.group, verdict, doing).error()
         if error is not None:
             raise error
 
     def _named(self) -> str:
         return f"plan {self._tag // 2}{' (adjoint)' if self._tag % 2 else ''}, {self.op!r}"
+
+    named = _named
+
+    @property
+    def is_broken(self) -> bool:
+        return self._broken is not None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a call is under way: from `start` on, where that began it."""
+        return self.lock.locked() and not self._released
+
+    @property
+    def call(self) -> int:
+        """The number of the call under way, or of the last one."""
+        return self.counters.calls + self.is_running
+
+    @property
+    def point(self) -> Point:
+        """How far this worker is in it: how far in a call, its waits say."""
+        return PAST if self.is_broken or self.alarm is not None else (self.call, math.inf)
+
+    def slow_down(self) -> None:
+        """Look for alarms in the next call, and whatever else there may be."""
+        self._quick = [None, None, None]
 
     def _bind_program(self) -> Program:
         self._program = self._worker.program(self.plan, self.group, self._tag, self._named)
@@ -260,12 +339,20 @@ class WorkerPlan(BoundPlan):
             self._broken = f"{type(error).__name__}: {error}"
             if self._program is not None:
                 self._program.abandon()
+        self.alarm = None
+        self.slow_down()
+        self._worker.interrupted()
+
+    def end(self, why: str) -> None:
+        """There can be no other run, anywhere: the backend ends."""
+        self._broken = why
         self._quick = [None, None, None]
+        if self._program is not None:
+            self._program.release()
 
     def _fail(self, error: BaseException) -> None:
         """A run ended halfway: nobody else must wait for it."""
         self.broken(error)
-        self._worker.interrupt(error)
         transport = self._worker.transport
         text = f"worker {transport.worker} in {self.op!r}: {error}"
         kind = type(error) if isinstance(error, LinopError) else None
@@ -283,19 +370,28 @@ class WorkerPlan(BoundPlan):
         self._quick = [None, None, None]
 
 
-def check_agreement(op: LinearOperator, transport: Transport) -> None:
+def check_agreement(op: LinearOperator, transport: Transport, plans: int = 0) -> int:
     """Check, together, that all workers built the same operator.
+
+    Args:
+        plans: how many plans this worker has compiled.
+
+    Returns:
+        The most that one of them has: an error may have left some behind.
 
     Raises:
         BackendError: they did not; on every worker, in the same words.
     """
+    meet = partial(transport.gather_all, doing="compile", about=op)
     # First a cheap digest of how it was made; the same operator may have been made in two ways.
-    if len(set(transport.gather_all(op.stages.digest))) == 1:
-        return
-    digests = transport.gather_all(op.stages.fingerprint)
+    numbered = meet(plans.to_bytes(8, "little") + op.stages.digest)
+    most = max(int.from_bytes(one[:8], "little") for one in numbered)
+    if len({one[8:] for one in numbered}) == 1:
+        return most
+    digests = meet(op.stages.fingerprint)
     if len(set(digests)) == 1:
-        return
-    names = transport.gather_all(repr(op).encode()[:_SHOWN].ljust(_SHOWN))
+        return most
+    names = meet(repr(op).encode()[:_SHOWN])
     said = []
     for one in dict.fromkeys(digests):
         workers = [w for w, digest in enumerate(digests) if digest == one]
@@ -307,12 +403,20 @@ def check_agreement(op: LinearOperator, transport: Transport) -> None:
     )
 
 
+def _gone(points: dict[Key, Point], tag: int, counters: Counters) -> None:
+    """Keep how far a plan was that is gone, for a worker that may wait for its last messages."""
+    points["plan", tag] = counters.calls, math.inf
+    if len(points) > _GONE:
+        for key in list(points)[: _GONE // 2]:
+            del points[key]
+
+
 def sums_over_workers(values: Sequence[Scalar], space: Space, transport: Transport) -> list[Scalar]:
     """The sum of each number over all workers, in their order: the same bits everywhere."""
     form = "=" + {"i": "q", "u": "Q", "c": "dd"}.get(space.dtype.kind, "d") * len(values)
     numbers = [x for v in values for x in ((v.real, v.imag) if space.dtype.kind == "c" else (v,))]
     sums: list[Scalar] = [0] * len(values)
-    for data in transport.gather_all(struct.pack(form, *numbers)):
+    for data in transport.gather_all(struct.pack(form, *numbers), "take a norm or inner product"):
         said: Sequence[Scalar] = struct.unpack(form, data)
         if space.dtype.kind == "c":
             said = [complex(*said[k : k + 2]) for k in range(0, len(said), 2)]

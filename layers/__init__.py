@@ -1,10 +1,12 @@
 """Distributed modules: torch.nn's names and arguments, plus partitions."""
 
 from linop.layers.checkpoint import load, save
+from linop.layers.clipping import clip_grad_norm_
 from linop.layers.conv import Conv1d, Conv2d, Conv3d
 from linop.layers.cross_entropy import CrossEntropyLoss, NLLLoss
 from linop.layers.dropout import Dropout, Dropout1d, Dropout2d, Dropout3d
 from linop.layers.embedding import Embedding
+from linop.layers.initialise import initialize, seeded
 from linop.layers.layer import Layer, zero_volume_tensor
 from linop.layers.linear import Linear
 from linop.layers.loss import (
@@ -54,7 +56,9 @@ from linop.layers.resample import (
     UpsamplingBilinear2d,
     UpsamplingNearest2d,
 )
+from linop.layers.scaling import GradScaler
 from linop.layers.state import gather_state, scatter_state
+from linop.layers.stock import install
 
 __all__ = [
     "AllGather",
@@ -84,6 +88,7 @@ __all__ = [
     "Dropout2d",
     "Dropout3d",
     "Embedding",
+    "GradScaler",
     "HaloExchange",
     "HuberLoss",
     "KLDivLoss",
@@ -114,12 +119,18 @@ __all__ = [
     "ZeroPad1d",
     "ZeroPad2d",
     "ZeroPad3d",
+    "clip_grad_norm_",
     "fixed_shapes",
     "gather_optimizer_state",
     "gather_state",
+    "initialize",
     "load",
     "save",
     "scatter_optimizer_state",
     "scatter_state",
+    "seeded",
     "zero_volume_tensor",
 ]
+
+install()
+del install

@@ -1,7 +1,9 @@
 """States of distributed models on disk: in one file, as torch.save writes the sequential one; or in
 a folder, as torch's distributed checkpointing does, where each worker writes its own blocks.
 
-Either can be loaded by another number of workers, with other partitions, and by torch alone.
+Either can be loaded by another number of workers, with other partitions, and by torch alone. A save
+replaces what was there at once, when all of it is on the disk. A load checks everything before it
+changes anything of the model; no file that it reads can run code.
 """
 
 from __future__ import annotations
@@ -14,9 +16,15 @@ from typing import Any
 import torch
 
 from linop.errors import ArgumentError
-from linop.layers.optimizer_state import Optimized, collect_optimizer, spread_optimizer
+from linop.layers.files import check_sealed, clear_parts, replacing, seal, sync_folder
+from linop.layers.optimizer_state import (
+    Optimized,
+    check_options,
+    collect_optimizer,
+    staged_optimizer,
+)
 from linop.layers.parts import MODEL, OPTIMIZER
-from linop.layers.state import Workers, collect, spread
+from linop.layers.state import Workers, collect, source_of, spread
 
 
 def save(
@@ -26,7 +34,9 @@ def save(
 
     Args:
         model: the module of this worker.
-        path: of a file; if `sharded`, of a folder, which all workers see.
+        path: of a file; if `sharded`, of a folder, which all workers see. The file, or the
+            checkpoint in the folder, is replaced when the new one is written and synced: there has
+            to be room for both.
         optimizer: this worker's, over its parameters, to be saved too; None on workers without
             parameters. What is saved is then a dict of "model" and "optimizer".
         sharded: every worker writes its own blocks, in the format of torch.distributed.checkpoint;
@@ -34,10 +44,13 @@ def save(
 
     Raises:
         LinopError: the state cannot be gathered (see `gather_state`, `gather_optimizer_state`) or
-            written; on every worker.
+            written; on every worker. What was there stays.
     """
     workers = Workers("save", model)
+    workers.need_memory()
     optimized = _optimized(workers, optimizer)
+    if optimized is not None:
+        check_options(optimized)
     if sharded:
         from linop.layers.sharded import save_parts  # torch's part of it takes a second to import
 
@@ -53,6 +66,10 @@ def load(model: Any, path: str | os.PathLike[str], optimizer: Any = None) -> Non
     """Load what `save` saved, with any number of workers, into a model with any partitions; or what
     torch saved of the sequential model, in the same form. Collective.
 
+    Everything is read and checked before anything is changed: `save` writes digests, torch CRCs. A
+    model on the meta device gets memory of the backend's device. Files are data: an object in them
+    that is neither a tensor, a number, a string nor a container of these is refused.
+
     Args:
         model: the module of this worker.
         path: a file, which worker 0 reads; or a folder, where every worker reads its own blocks.
@@ -61,7 +78,8 @@ def load(model: Any, path: str | os.PathLike[str], optimizer: Any = None) -> Non
 
     Raises:
         ArgumentError, ShapeError: the state is not the model's, or has no optimizer's.
-        BackendError: it cannot be read. All on every worker.
+        BackendError: it cannot be read, is damaged, or refers to other objects. All on every
+            worker; the model and the optimizer are as before.
     """
     workers = Workers("load", model)
     optimized = _optimized(workers, optimizer)
@@ -75,9 +93,16 @@ def load(model: Any, path: str | os.PathLike[str], optimizer: Any = None) -> Non
     if optimized is not None and not both:
         raise ArgumentError(f"load: {os.fspath(path)!r} has no state of an optimizer")
     state = whole[MODEL] if both and whole is not None else whole
-    spread(workers, list(workers.parts.values()), state)
+    parts = list(workers.parts.values())
+    source = source_of(workers, parts, state)
+    staged = None
     if optimized is not None:
-        spread_optimizer(optimized, None if whole is None else whole[OPTIMIZER])
+        staged = staged_optimizer(optimized, None if whole is None else whole[OPTIMIZER])
+    workers.materialise()
+    spread(workers, parts, state, source)
+    if optimized is not None and staged is not None:
+        hypers, kept = staged
+        workers.each(lambda: optimized.install(hypers, kept))
 
 
 def _optimized(workers: Workers, optimizer: Any) -> Optimized | None:
@@ -91,14 +116,17 @@ def _has_optimizer(state: Mapping[str, Any]) -> bool:
 
 
 def _write(state: Any, path: Path) -> None:
-    # Beside it first: what is there stays whole until the new one is.
-    beside = path.with_name(path.name + ".part")
-    torch.save(state, beside)
-    beside.replace(path)
+    with replacing(path) as file:
+        torch.save(state, file)
+        seal(file)
+    sync_folder(path.parent)
+    clear_parts(path)
 
 
 def _read(path: Path) -> Any:
-    state = torch.load(path, map_location="cpu", weights_only=True)
+    with path.open("rb") as file:
+        check_sealed(file, path)
+        state = torch.load(file, map_location="cpu", weights_only=True)
     if not isinstance(state, Mapping):
         raise ArgumentError(f"a {type(state).__name__} in {str(path)!r}; a state_dict expected")
     return state

@@ -62,7 +62,7 @@ class Dropout(Layer):
         if not 0 <= p <= 1:
             raise ArgumentError(f"{self._name}: p={p!r}; a probability, from 0 to 1, expected")
         self.p, self.inplace, self.x_axes = p, inplace, x_axes
-        self._draws = first_of_process(self.backend)
+        self._draws = first_of_process(self)
         here = TensorSpace((1,), Partition((1,), [0]), np.int64, name="seed")
         everywhere = here.like(Partition((len(P_x.workers),), P_x.workers), [COPIES])
         self._send = repartition(here, everywhere)

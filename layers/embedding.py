@@ -10,11 +10,11 @@ import torch
 
 from linop.collectives import collective, repartition
 from linop.errors import ArgumentError, DTypeError, PartitionError
-from linop.layers.layer import Function, Layer, Tensor, nothing
+from linop.layers.layer import Function, Layer, Tensor, elsewhere, nothing
 from linop.layers.linear import dense_axes
 from linop.layers.weights import drawn, hold
 from linop.partition import Partition
-from linop.tensor import COPIES, TensorSpace
+from linop.tensor import COPIES, Axis, TensorSpace
 
 
 class Embedding(Layer):
@@ -91,6 +91,9 @@ class Embedding(Layer):
             return ""
         return f"indices from {low} to {high}; there are {self.num_embeddings} embeddings"
 
+    def output_axes(self, grid: Partition, ndim: int) -> Sequence[Axis]:
+        return dense_axes(self._name, grid, ndim)
+
     def bind(self, *inputs: TensorSpace) -> Function:
         (X,) = inputs
         if X.dtype != np.int64:
@@ -104,7 +107,7 @@ class Embedding(Layer):
         spread = self.moved(repartition(X, indices))
         summed = self.moved(collective("R", f"{self.P_W}→{self.output}", found, Y))
         if self.worker not in self.P_W:
-            return lambda x: summed(spread(x))
+            return lambda x: summed(elsewhere(found, spread(x)))
         mine = found.local_shape(self.worker)
         rows = self.spaces["weight"].slices(self.worker)[0]
 

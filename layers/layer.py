@@ -18,18 +18,29 @@ from linop.backends.autograd import apply, tie
 import numpy as np
 import torch
 
-from linop.algebra import identity
 from linop.backends import Backend
-from linop.backends.bridge import bridge_of, numpy_dtype, torch_dtype
+from linop.backends.bridge import (
+    bridge_of,
+    is_replaying,
+    name_layer,
+    numpy_dtype,
+    torch_dtype,
+)
 from linop.errors import (
     BackendError,
     DTypeError,
+    LinopError,
     PartitionError,
     ShapeError,
     SubsetError,
     expect,
 )
-from linop.layers.meeting import Given, Meeting, given_of, meeting_of, program, space_of
+from linop.layers.arguments import Said, arguments_of, compare_values, digest, holders_of, recorded
+from linop.layers.blocks import enlist
+from linop.layers.meeting import Given, Made, Meeting, given_of, meeting_of, program, space_of
+from linop.layers.naming import path_of
+from linop.layers.stock import unfit_parametrization
+from linop.layers.watching import note, watch
 from linop.operator import LinearOperator
 from linop.partition import Partition
 from linop.tensor import Axis, TensorSpace
@@ -70,6 +81,11 @@ class Layer(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
     floating = True
     """Whether inputs have the dtype of the parameters."""
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "__init__" in cls.__dict__ and cls.__module__.startswith(__package__):
+            cls.__init__ = recorded(cls.__init__)  # type: ignore[method-assign]
+
     def __init__(
         self, inputs: Sequence[Partition], output: Partition | None, *others: Partition
     ) -> None:
@@ -86,6 +102,7 @@ class Layer(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
         self._agreed: dict[int, Function] = {}
         self._bound: dict[Any, Function] = {}
         self._settled: dict[Given, Function] = {}
+        enlist(self)
 
     @property
     def _name(self) -> str:
@@ -144,13 +161,43 @@ class Layer(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
             of: the number of the input that it is applied to. Where no worker wants that one's
                 gradient, as of a network's first layer, nothing is sent back.
         """
-        if op.domain == op.codomain and op.equals(identity(op.domain)):
+        if op.stages.pure and op.movement().still:
             return _itself
+        function = self.applied(self._meeting.known(op))
+        return function if of is None else partial(self._sent_back, function, of)
+
+    def _sent_back(self, function: Function, of: int, x: Tensor) -> Tensor:
+        """Apply a function whose gradient is sent back only where any worker wants it."""
+        if self._wanted[of]:
+            return function(x)
+        with torch.no_grad():
+            return function(x)
+
+    def applied(self, op: LinearOperator) -> Function:
+        """Applying an operator, whose errors name this layer."""
         bridge_of(op, self.backend)  # compiled now, by all: not all may be those that call it
-        function = partial(apply, op, backend=self.backend)
-        return function if of is None or self._wanted[of] else torch.no_grad()(function)
+        return partial(apply, op, backend=self.backend, where=path_of(self))
 
     # How it is called
+
+    def __setstate__(self, state: Any) -> None:
+        super().__setstate__(state)
+        enlist(self)
+
+    def output_axes(self, grid: Partition, ndim: int) -> Sequence[Axis]:
+        """What the grid axes of the output's partition do, if it has so many dimensions."""
+        return self.axes(0, ndim) if grid == self.inputs[0] else range(min(grid.ndim, ndim))
+
+    def _cut(self, grid: Partition, ndim: int) -> list[int]:
+        """The dimensions in which the output is cut."""
+        if self.worker not in grid:
+            return []
+        axes = zip(self.output_axes(grid, ndim), grid.shape, strict=False)
+        return [axis for axis, parts in axes if isinstance(axis, int) and parts > 1]
+
+    def made(self) -> Made:
+        """What this worker tells others of the layer."""
+        return Made(self._number, self._name, self._name, arguments_of(self))
 
     def forward(self, *tensors: Tensor) -> Tensor:
         """This worker's block of the output. See `Layer`."""
@@ -158,7 +205,15 @@ class Layer(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
             return _uncompiled(self, tensors)
         if len(tensors) < len(self.inputs):
             tensors = (*tensors, *[None] * (len(self.inputs) - len(tensors)))
-        return self._function(tensors)(*tensors)
+        try:
+            result = self._function(tensors)(*tensors)
+        except LinopError as error:
+            name_layer(error, path_of(self), self._name)
+            raise
+        if self._meeting.debug and self.output is not None:
+            watch()
+            note(result, self._cut(self.output, result.ndim))
+        return result
 
     def _function(self, tensors: Sequence[Tensor]) -> Function:
         """What computes the output, as all workers agree."""
@@ -170,14 +225,25 @@ class Layer(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
             return self._settled[given]
         total = self._meeting.total(self._number, given)
         function = self._agreed.get(total)
-        if function is None:
-            function = self._new_function(given)
+        if function is None or (self._meeting.debug and not is_replaying()):
+            function = self._new_function(given, self._digests(tensors))
             _keep(self._agreed, total, function)
         _keep(self._settled, given, function)
         return function
 
-    def _new_function(self, mine: Given) -> Function:
-        everybodys = self._meeting.exchanged(self._number, self._name, mine)
+    def _digests(self, tensors: Sequence[Tensor]) -> Said:
+        """Of the values of this worker's tensors and parameters, in debug mode."""
+        if not self._meeting.debug:
+            return {}
+        given = {_input(k): x for k, x in enumerate(tensors)}
+        own = {_own(name): x for name, x in (self._parameters | self._buffers).items()}
+        every = (given | own).items()
+        return {name: digest(x) for name, x in every if isinstance(x, torch.Tensor)}
+
+    def _new_function(self, mine: Given, digests: Said) -> Function:
+        cut = [name for name, space in self.spaces.items() if len(space.regions) > 1]
+        made = self.made()._replace(where=path_of(self), unfit=unfit_parametrization(self, cut))
+        everybodys, values = self._meeting.exchanged(made, mine, digests)
         inputs = []
         for k, partition in enumerate(self.inputs):
             blocks = [given.tensors[k] for given in everybodys]
@@ -187,13 +253,18 @@ class Layer(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
             if given.wrong:
                 raise SubsetError(f"{self._name}: worker {worker} passes {given.wrong}")
         dtypes = self._check_parameters(everybodys, inputs[0])
-        self._wanted = [any(_wants(g.tensors[k]) for g in everybodys) for k in range(len(inputs))]
-        key = (*inputs, dtypes, *self._wanted)
+        self._check_values(inputs, values)
+        wanted = tuple(any(_wants(g.tensors[k]) for g in everybodys) for k in range(len(inputs)))
+        key = (*inputs, dtypes)
         known = self._bound.get(key)
         if known is None:
             known = self._with_batch(self.bind(*inputs), inputs[0])
             _keep(self._bound, key, known)
-        return known
+        return partial(self._called, known, wanted)
+
+    def _called(self, function: Function, wanted: tuple[bool, ...], *tensors: Tensor) -> Tensor:
+        self.__dict__["_wanted"] = wanted  # a module's own way of setting takes 1.2 µs
+        return function(*tensors)
 
     def _check_parameters(self, everybodys: Sequence[Given], X: TensorSpace) -> tuple[Any, ...]:
         """The dtypes of the parameters, which `dtype_of` says.
@@ -221,6 +292,21 @@ class Layer(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
                     )
         self.dtypes = dtypes
         return tuple(dtypes.items())
+
+    def _check_values(self, inputs: Sequence[TensorSpace], digests: Sequence[Said]) -> None:
+        """See that values that several workers hold are the same, as far as there are digests.
+
+        Raises:
+            BackendError: they are not; on every worker.
+        """
+        if not any(digests):
+            return
+        spaces = {_input(k): X for k, X in enumerate(inputs)}
+        spaces |= {_own(name): held for name, held in self.spaces.items()}
+        everybody = [range(len(digests))]  # holds the whole of what has no space
+        for name in dict.fromkeys(name for said in digests for name in said):
+            holders = holders_of(spaces[name]) if name in spaces else everybody
+            compare_values(self._name, name, holders, digests)
 
     def _with_batch(self, function: Function, X: TensorSpace) -> Function:
         """With zero-volume results as `preserve_batch` says (DistDL's sum-reduce, seed 002)."""
@@ -279,6 +365,14 @@ def zero_volume_tensor(batch: int | None = None, **options: Any) -> Tensor:
         options: of ``torch.empty``.
     """
     return torch.empty((0,) if batch is None else (batch, 0), **options)
+
+
+def _input(number: int) -> str:
+    return f"input {number}"
+
+
+def _own(name: str) -> str:
+    return f"parameter {name!r}"
 
 
 def _wants(meta: Any) -> bool:

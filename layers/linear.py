@@ -67,6 +67,9 @@ class Linear(Layer):
     def axes(self, number: int, ndim: int) -> Sequence[Axis]:
         return dense_axes(self._name, self.inputs[0], ndim, self.x_axes)
 
+    def output_axes(self, grid: Partition, ndim: int) -> Sequence[Axis]:
+        return dense_axes(self._name, grid, ndim, self.y_axes)
+
     def bind(self, *inputs: TensorSpace) -> Function:
         (X,) = inputs
         if X.ndim < 1 or X.global_shape[-1] != self.in_features:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 
 from linop import collectives, halo
-from linop.backends.autograd import apply
 from linop.errors import PartitionError
 from linop.halo import PerDim
 from linop.layers.layer import Function, Layer
@@ -38,7 +36,7 @@ class Movement(Layer):
         raise NotImplementedError
 
     def bind(self, *inputs: TensorSpace) -> Function:
-        return partial(apply, self.operator(*inputs), backend=self.backend)
+        return self.applied(self.operator(*inputs))
 
     def extra_repr(self) -> str:
         return f"{self.inputs[0]} → {self.P_y}"

@@ -3,6 +3,8 @@ has it: what has a parameter's shape is cut as the parameter is; numbers are the
 
 from __future__ import annotations
 
+import io
+import pickle
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,7 +13,7 @@ import torch
 from linop.errors import ArgumentError
 from linop.layers.layer import Tensor
 from linop.layers.parts import Part
-from linop.layers.state import Workers, collect, spread
+from linop.layers.state import Workers, collect, source_of, spread
 
 Names = tuple[str, str]
 """A parameter's, and of what the optimizer keeps for it."""
@@ -142,7 +144,10 @@ class Optimized:
     def target(self, key: str, name: str, dtype: Any) -> Part:
         """New memory for a tensor that is cut as a parameter."""
         part = self.workers.parts[key]
-        block = None if part.block is None else torch.empty_like(part.block, dtype=dtype)
+        block = None
+        if part.block is not None:
+            device = self.workers.device if part.block.is_meta else part.block.device
+            block = torch.empty_like(part.block, dtype=dtype, device=device)
         return Part(f"{key}.{name}", part.space, block, dtype)
 
     def install(self, hypers: list[dict[str, Any]], kept: Mapping[Names, Any]) -> None:
@@ -169,6 +174,28 @@ class Optimized:
         self.optimizer.load_state_dict({"state": state, "param_groups": groups})
 
 
+def check_options(optimized: Optimized) -> None:
+    """See that a load will take the options of all groups. Collective.
+
+    Raises:
+        ArgumentError: one is an object that a load would refuse, for its pickle could be code.
+    """
+    for hyper in optimized.hypers:
+        for name, value in hyper.items():
+            file = io.BytesIO()
+            torch.save(value, file)
+            file.seek(0)
+            try:
+                torch.load(file, weights_only=True)
+            except pickle.UnpicklingError as error:
+                kind = f"{type(value).__module__}.{type(value).__name__}"
+                raise ArgumentError(
+                    f"{optimized.workers.what}: the optimizer's option {name!r} is of type {kind}, "
+                    f"which could not be loaded again; a Python number, a string, a tensor or a "
+                    f"list or dict of these expected"
+                ) from error
+
+
 def gather_optimizer_state(
     model: Any, optimizer: Any, worker: int | None = None
 ) -> dict[str, Any] | None:
@@ -189,6 +216,7 @@ def gather_optimizer_state(
             parameter's shape. BackendError: workers have different optimizers. All on every worker.
     """
     workers = Workers("gather_optimizer_state", model)
+    workers.need_memory()
     return collect_optimizer(Optimized(workers, optimizer), worker)
 
 
@@ -228,11 +256,18 @@ def scatter_optimizer_state(model: Any, optimizer: Any, state: Mapping[str, Any]
         or none has the state. All on every worker.
     """
     workers = Workers("scatter_optimizer_state", model)
-    spread_optimizer(Optimized(workers, optimizer), state)
+    workers.need_memory()
+    optimized = Optimized(workers, optimizer)
+    hypers, kept = staged_optimizer(optimized, state)
+    workers.each(lambda: optimized.install(hypers, kept))
 
 
-def spread_optimizer(optimized: Optimized, state: Mapping[str, Any] | None) -> None:
-    """`scatter_optimizer_state`, of optimizers that have met."""
+def staged_optimizer(
+    optimized: Optimized, state: Mapping[str, Any] | None
+) -> tuple[list[dict[str, Any]], dict[Names, Any]]:
+    """This worker's share of the state of the sequential optimizer, in new memory, for `install`.
+    Collective.
+    """
     workers = optimized.workers
     named = workers.each(lambda: None if state is None else _named(optimized, state))
     tensors, said = None, None
@@ -248,8 +283,9 @@ def spread_optimizer(optimized: Optimized, state: Mapping[str, Any] | None) -> N
         (key, name): optimized.target(key, name, kind) if isinstance(kind, torch.dtype) else kind
         for (key, name), kind in kinds.items()
     }
-    spread(workers, [value for value in kept.values() if isinstance(value, Part)], tensors)
-    workers.each(lambda: optimized.install(hypers, kept))
+    parts = [value for value in kept.values() if isinstance(value, Part)]
+    spread(workers, parts, tensors, source_of(workers, parts, tensors))
+    return hypers, kept
 
 
 def _named(

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from linop.errors import ArgumentError, ShapeError
 from linop.layers.layer import Layer, Tensor
 from linop.tensor import TensorSpace
@@ -41,6 +43,19 @@ class Part:
         """Where a worker's block lies in the global tensor."""
         return (slice(None),) * len(self.shape) if self.space is None else self.space.slices(worker)
 
+    def materialise(self, device: Any) -> None:
+        """Give a block on the meta device memory elsewhere. It stays the same object, which an
+        optimizer may have, or another module."""
+        block = self.block
+        if block is None or not block.is_meta:
+            return
+        memory = torch.empty_like(block, device=device)
+        if isinstance(block, torch.nn.Parameter):
+            memory = torch.nn.Parameter(memory, block.requires_grad)
+        memory.__class__ = block.__class__
+        memory.__dict__.update(block.__dict__)
+        torch.utils.swap_tensors(block, memory)
+
 
 def parts_of(model: Any) -> Iterator[Part]:
     """What this worker has of a model's state, in the order of `state_dict`."""
@@ -59,6 +74,16 @@ def parts_of(model: Any) -> Iterator[Part]:
                 yield from walk(child, f"{prefix}{name}.")
 
     return walk(model, "")
+
+
+def lost_on_meta(model: Any) -> list[str]:
+    """Names of buffers on the meta device that no state has."""
+    return [
+        f"{prefix}.{name}".lstrip(".")
+        for prefix, module in model.named_modules()
+        for name, tensor in module._buffers.items()
+        if name in module._non_persistent_buffers_set and tensor is not None and tensor.is_meta
+    ]
 
 
 def fit(what: str, parts: Sequence[Part], shapes: Mapping[str, Any]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from linop.backends.autograd import apply
 
@@ -22,7 +22,7 @@ from linop.collectives import repartition
 from linop.errors import ArgumentError, BackendError, LinopError
 from linop.layers.layer import Layer, Tensor, mine
 from linop.layers.meeting import Meeting, meeting_of, program
-from linop.layers.parts import Part, fit, parts_of
+from linop.layers.parts import Part, fit, lost_on_meta, parts_of
 from linop.partition import Partition
 from linop.tensor import COPIES, TensorSpace
 
@@ -43,11 +43,17 @@ class Workers:
         self.backend: Backend = layers[0].backend if layers else program()
         self.worker = mine(self.backend)
         self.meeting: Meeting = meeting_of(self.backend)
+        self.device = self.backend.arrays.device
         self.parts = {part.key: part for part in parts_of(model)}
-        self._agree()
+        self._agree(lost_on_meta(model))
 
-    def _agree(self) -> None:
-        said = self.meeting.told([_described(part) for part in self.parts.values()])
+    def _agree(self, lost: list[str]) -> None:
+        rows = [_described(part) for part in self.parts.values()]
+        # In the form of what a layer says at its call: one who is in that hears what this is.
+        everybodys = self.meeting.told(("state", self.what, (rows, lost)))
+        self._same_call(everybodys)
+        said = [rows for *_, (rows, _) in everybodys]
+        self._lost = [name for *_, (_, lost) in everybodys for name in lost]
         for worker, theirs in enumerate(said):
             # What differs is told once, by the first worker that differs from worker 0.
             for first, other in zip(said[0], theirs, strict=False):
@@ -59,14 +65,53 @@ class Workers:
             if len(theirs) != len(said[0]):
                 self.refuse(f"worker {worker} has {len(theirs)} tensors, worker 0 {len(said[0])}")
         for key, *rows in zip(self.parts, *said, strict=True):
-            kinds = [kind for *_, kind in rows if kind is not None]
+            kinds = [kind for *_, kind, _ in rows if kind is not None]
             if len(set(kinds)) > 1:
                 self.refuse(f"{key!r} is of {' and '.join(map(str, sorted(set(map(str, kinds)))))}")
             self.parts[key].dtype = kinds[0]
+        self._on_meta = [
+            key for key, *rows in zip(self.parts, *said, strict=True) if any(m for *_, m in rows)
+        ]
+
+    def _same_call(self, said: Sequence[Any]) -> None:
+        names = [s[1] if isinstance(s, tuple) and len(s) == 3 else "another" for s in said]
+        for worker, name in enumerate(names):
+            if name != names[0]:
+                raise BackendError(
+                    f"workers call different functions: worker 0 calls {names[0]}, worker {worker} "
+                    f"{name}. Call the same on every worker, in the same order"
+                )
 
     def refuse(self, words: str) -> None:
         """Raise what all workers find."""
         raise BackendError(f"{self.what}: {words}")
+
+    def need_memory(self) -> None:
+        """See that there are values to be read.
+
+        Raises:
+            BackendError: a block is on the meta device, which holds none; on every worker.
+        """
+        if self._on_meta:
+            self.refuse(f"{self._on_meta} on the meta device have no values; load a state first")
+
+    def materialise(self) -> None:
+        """Make memory for blocks on the meta device.
+
+        Raises:
+            BackendError: it cannot be made, or a buffer there is of no state; on every worker.
+        """
+        if self._lost:
+            self.refuse(
+                f"{sorted(set(self._lost))} on the meta device are in no state; make them with "
+                f"model.to_empty(device={self.device!r}), and fill them, before"
+            )
+        if self._on_meta:
+            self.each(self._materialise)
+
+    def _materialise(self) -> None:
+        for part in self.parts.values():
+            part.materialise(self.device)
 
     def each(self, work: Callable[[], Any]) -> Any:
         """What a piece of work gives that may fail on one worker.
@@ -157,7 +202,10 @@ def scatter_state(model: Any, state: Mapping[str, Tensor] | None) -> None:
         none has the state. All on every worker.
     """
     workers = Workers("scatter_state", model)
-    spread(workers, list(workers.parts.values()), state)
+    parts = list(workers.parts.values())
+    source = source_of(workers, parts, state)
+    workers.materialise()
+    spread(workers, parts, state, source)
 
 
 def gather_state(model: Any, worker: int | None = None) -> OrderedDict[str, Tensor] | None:
@@ -175,6 +223,7 @@ def gather_state(model: Any, worker: int | None = None) -> OrderedDict[str, Tens
             on every worker.
     """
     workers = Workers("gather_state", model)
+    workers.need_memory()
     return collect(workers, list(workers.parts.values()), worker)
 
 
@@ -192,8 +241,26 @@ def collect(
     return state if worker in (None, workers.worker) else None
 
 
-def spread(workers: Workers, parts: Sequence[Part], state: Mapping[str, Tensor] | None) -> None:
-    """Copy whole tensors, on all workers or some, into parts."""
+class Source(NamedTuple):
+    """Who has whole tensors, and which.
+
+    Args:
+        root: the worker that sends; None where all have them.
+        dtypes: by key.
+    """
+
+    root: int | None
+    dtypes: dict[str, Any]
+
+
+def source_of(
+    workers: Workers, parts: Sequence[Part], state: Mapping[str, Tensor] | None
+) -> Source:
+    """Where whole tensors come from that fit the parts. Nothing is moved yet.
+
+    Raises:
+        ArgumentError, ShapeError, BackendError: they do not, or there are none; on every worker.
+    """
     said = workers.meeting.told(workers.each(lambda: None if state is None else _kinds(state)))
     holders = [w for w, kinds in enumerate(said) if kinds is not None]
     if not holders:
@@ -204,20 +271,29 @@ def spread(workers: Workers, parts: Sequence[Part], state: Mapping[str, Tensor] 
         if kinds[part.key][1] is None:
             name = kinds[part.key][0]
             raise ArgumentError(f"{workers.what}: {part.key!r} is a {name}; a tensor expected")
-    if all(other == kinds for other in said):
+    same = all(other == kinds for other in said)
+    return Source(None if same else holders[0], {key: kind for key, (_, kind) in kinds.items()})
+
+
+def spread(
+    workers: Workers, parts: Sequence[Part], state: Mapping[str, Tensor] | None, source: Source
+) -> None:
+    """Copy whole tensors into parts."""
+    if source.root is None:
         for part in parts:
             if part.block is not None and state is not None:
                 part.block.detach().copy_(state[part.key][part.of(workers.worker)])
         return
-    root = holders[0]
     for part in parts:
-        whole = state[part.key] if state is not None and workers.worker == root else None
-        workers.scattered(part, whole, kinds[part.key][1], root)
+        whole = state[part.key] if state is not None and workers.worker == source.root else None
+        workers.scattered(part, whole, source.dtypes[part.key], source.root)
 
 
 def _described(part: Part) -> tuple[Any, ...]:
     where = tuple(part.block.shape) if part.space is None else part.space.digest
-    return part.key, where, None if part.block is None else part.block.dtype
+    if part.block is None:
+        return part.key, where, None, False
+    return part.key, where, part.block.dtype, part.block.is_meta
 
 
 def _kinds(state: Any) -> dict[str, Any]:

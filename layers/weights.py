@@ -11,8 +11,10 @@ from typing import Any
 import torch
 
 from linop.backends import Backend
+from linop.backends.threads import Thread
 from linop.backends.worker import Worker
 from linop.layers.layer import Layer
+from linop.layers.meeting import meeting_of
 from linop.tensor import TensorSpace
 
 _ONE_AT_A_TIME = threading.Lock()
@@ -26,7 +28,8 @@ def drawn(layer: Layer, make: Callable[[], Any]) -> Any:
     that it was in, and it moves on once.
     """
     backend = layer.backend
-    if not _share_a_process(backend):
+    processes = _processes(layer)
+    if len(set(processes)) == len(processes):
         return make()
     _meet(backend)
     state = torch.get_rng_state()
@@ -38,26 +41,24 @@ def drawn(layer: Layer, make: Callable[[], Any]) -> Any:
     return made
 
 
-def first_of_process(backend: Backend) -> bool:
+def first_of_process(layer: Layer) -> bool:
     """Whether this worker is the first one of its process: where each process has one generator, it
     is the one that draws. Collective."""
-    return backend.worker == _processes(backend).index(_process())
+    return layer.worker == _processes(layer).index(_process())
 
 
-def _share_a_process(backend: Backend) -> bool:
-    processes = _processes(backend)
-    return len(set(processes)) < len(processes)
+def shares_a_process(backend: Backend) -> bool:
+    """Whether workers are threads, which share torch's generator."""
+    return (backend.workers or 1) > 1 and isinstance(backend, Thread)
 
 
-def _processes(backend: Backend) -> list[bytes]:
-    """By worker."""
-    if not isinstance(backend, Worker) or backend.workers == 1:
-        return [_process()]
-    return backend.transport.gather_all(_process())
+def _processes(layer: Layer) -> list[str]:
+    """By worker; agreed upon as part of the layer's construction."""
+    return meeting_of(layer.backend).constructed(layer.made(), _process())
 
 
-def _process() -> bytes:
-    return f"{socket.gethostname()[:56]}{os.getpid()}".encode().ljust(72)
+def _process() -> str:
+    return f"{socket.gethostname()} {os.getpid()}"
 
 
 def _meet(backend: Backend) -> None:

@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 
-import numpy as np
-
 from linop.calls import remembered
 from linop.errors import ArgumentError, SpaceError
+from linop.maps import LocalMap
 from linop.memory import deallocate
 from linop.movement import Movement
 from linop.notation import joined_symbols, subscripted
@@ -23,7 +22,7 @@ from linop.operator import (
     Zero,
 )
 from linop.space import Space
-from linop.stages import LocalMap, Stages
+from linop.stages import Stages
 
 
 class Local(LinearOperator):
@@ -41,7 +40,7 @@ class Local(LinearOperator):
 
     def _run(self, arrays: Arrays) -> Arrays:
         results = self.map([arrays[r.name] for r in self.domain.regions])
-        return {r.name: np.array(y) for r, y in zip(self.codomain.regions, results, strict=True)}
+        return {r.name: y for r, y in zip(self.codomain.regions, results, strict=True)}
 
     def _stages(self) -> Stages:
         return Stages.of_map(self.map)

@@ -7,11 +7,14 @@ Nothing loops over rows in Python: a table of a 512-worker halo exchange has ten
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from linop.columns import Column, kinds, products, sums
 
 Ints = npt.NDArray[np.int64]
 
@@ -30,8 +33,12 @@ class Table:
     """(n, d) start of the source box."""
     extent: Ints
     """(n, d) extent of both boxes."""
-    coef: npt.NDArray[Any]
-    """(n,) coefficient: float64, or complex128 if any is complex."""
+    coef: Column
+    """(n,) coefficient, exact (`linop.columns`)."""
+
+    def __post_init__(self) -> None:
+        if self.coef.dtype not in (np.int64, object):
+            raise TypeError(f"coefficients are exact; given a column of dtype {self.coef.dtype}")
 
     def __len__(self) -> int:
         return len(self.dst)
@@ -42,12 +49,36 @@ class Table:
 
     def take(self, rows: Any) -> Table:
         """The rows that an index array or a mask selects."""
-        return Table(*(getattr(self, f.name)[rows] for f in fields(self)))
+        return Table(
+            self.dst[rows],
+            self.src[rows],
+            self.at[rows],
+            self.of[rows],
+            self.extent[rows],
+            self.coef[rows],
+        )
+
+    def take_runs(self, axis: int, new: npt.NDArray[np.bool_]) -> tuple[Table, Ints]:
+        """Rows in the order of their starts along an axis, with those that follow one another
+        without a gap as one; and the first row of each.
+
+        Args:
+            new: (n - 1,) rows, from the second on, that do not continue the one before them.
+        """
+        start = self.at[:, axis]
+        stop = start + self.extent[:, axis]
+        first = np.flatnonzero(np.append(True, new | (stop[:-1] != start[1:])))
+        last = np.append(first[1:], len(self)) - 1
+        runs = self.take(first)
+        runs.extent[:, axis] = stop[last] - start[first]
+        return runs, first
 
     def of_ndim(self, ndim: int) -> Table:
         """The same table in so many dimensions; those that go are padding."""
         more = ndim - self.ndim
-        if more <= 0:
+        if not more:
+            return self
+        if more < 0:
             at, of, extent = (box[:, :ndim] for box in (self.at, self.of, self.extent))
             return Table(self.dst, self.src, at, of, extent, self.coef)
         zeros = np.zeros((len(self), more), np.int64)
@@ -59,6 +90,16 @@ class Table:
             np.hstack([self.extent, zeros + 1]),
             self.coef,
         )
+
+
+def same_rows(one: Table, other: Table) -> bool:
+    """Whether two tables are equal row by row; canonical ones are if they are the same operator."""
+    if len(one) != len(other):
+        return False
+    ndim = max(one.ndim, other.ndim)
+    one, other = one.of_ndim(ndim), other.of_ndim(ndim)
+    columns = (f.name for f in fields(Table))
+    return all(np.array_equal(getattr(one, name), getattr(other, name)) for name in columns)
 
 
 def concatenate(*tables: Table) -> Table:
@@ -86,14 +127,29 @@ def join(left: Table, right: Table) -> Table:
         left.at[i] + low - left.of[i],
         right.of[j] + low - right.at[j],
         extent,
-        left.coef[i] * right.coef[j],
+        products(left.coef[i], right.coef[j]),
     )
 
 
+def pairs(left: Table, right: Table) -> int:
+    """How many rows left ∘ right has at most, before equal ones are summed."""
+    if not len(left) or not len(right):
+        return 0
+    return int(_meeting(left, right)[1].sum())
+
+
 def _candidates(left: Table, right: Table) -> tuple[Ints, Ints]:
-    """Pairs of rows that share the middle region, pruned by the first dimension: with the right
-    rows sorted by start, only those count that start inside the left box or less than the longest
-    right box of that region before it."""
+    """Pairs of rows whose boxes may meet in the middle."""
+    first, count, order = _meeting(left, right)
+    rows, within = expand(count)
+    return rows, order[first[rows] + within]
+
+
+def _meeting(left: Table, right: Table) -> tuple[Ints, Ints, Ints]:
+    """For each left row, the first and the number of the right rows that it may meet, in a list of
+    these. They share the middle region, pruned by the first dimension: with the right rows sorted
+    by start, only those count that start inside the left box or less than the longest right box of
+    that region before it."""
     regions = int(max(left.src.max(), right.dst.max())) + 1
     longest = np.zeros(regions, np.int64)
     np.maximum.at(longest, right.dst, right.extent[:, 0])
@@ -105,8 +161,7 @@ def _candidates(left: Table, right: Table) -> tuple[Ints, Ints]:
     base = left.src * span
     first = np.searchsorted(key, base + np.maximum(start - longest[left.src] + 1, 0), "left")
     last = np.searchsorted(key, base + start + left.extent[:, 0], "left")
-    rows, within = expand(np.maximum(last - first, 0))
-    return rows, order[first[rows] + within]
+    return first, np.maximum(last - first, 0), order
 
 
 def canonical(table: Table) -> Table:
@@ -115,29 +170,50 @@ def canonical(table: Table) -> Table:
 
     Two tables describe the same operator exactly if their canonical forms are equal.
     """
-    table = table.take((table.coef != 0) & (table.extent > 0).all(axis=1))
-    if not len(table):
+    counts = (table.coef != 0) & (table.extent > 0).all(axis=1)
+    if not counts.all():
+        table = table.take(counts)
+    if len(table) < 2:
         return table
     group = row_keys(table.dst, table.src, *(table.at - table.of).T)
-    _, group, count = np.unique(group, return_inverse=True, return_counts=True)
-    several = count[group] > 1
-    if several.any():
-        merged = _merge(*_sum_cells(*_refine(table.take(several), group[several])))
-        table = concatenate(table.take(~several), merged)
+    order = np.argsort(group, kind="stable")
+    same = group[order[1:]] == group[order[:-1]]
+    if same.any():
+        several = np.append(same, False) | np.append(False, same)
+        numbers = np.append(0, np.cumsum(~same))
+        merged = _summed(table.take(order[several]), numbers[several])
+        table = concatenate(table.take(order[~several]), merged)
     order = np.argsort(row_keys(table.dst, table.src, *table.at.T, *table.of.T), kind="stable")
     return table.take(order)
 
 
-def _refine(table: Table, group: Ints) -> tuple[Table, Ints]:
-    """Cut every box along the faces of all boxes of its group, so that boxes are equal or apart."""
-    for axis in range(table.ndim):
+def _summed(table: Table, group: Ints) -> Table:
+    """Boxes, sorted by group, as those of a canonical table."""
+    vary = [axis for axis in range(table.ndim) if not _aligned(table, group, axis)]
+    if len(vary) == 1:
+        # Often nothing overlaps: the chunks of a ring, which are to be one box again.
+        (axis,) = vary
+        order = np.argsort(row_keys(group, table.at[:, axis]), kind="stable")
+        ordered, new = table.take(order), _changes(group[order])
+        start = ordered.at[:, axis]
+        stop = start + ordered.extent[:, axis]
+        if (new | (stop[:-1] <= start[1:])).all():
+            return ordered.take_runs(axis, new | (ordered.coef[1:] != ordered.coef[:-1]))[0]
+    return _merge(*_sum_cells(*_refine(table, group, vary)))
+
+
+def _refine(table: Table, group: Ints, axes: Sequence[int]) -> tuple[Table, Ints]:
+    """Cut every box along the faces of all boxes of its group, so that boxes are equal or apart.
+
+    Args:
+        axes: in which boxes of a group differ.
+    """
+    for axis in axes:
         start = table.at[:, axis]
         stop = start + table.extent[:, axis]
-        if _aligned(group, start, stop):
-            continue
         span = int(stop.max()) + 1
         cuts = np.sort(np.concatenate([group * span + start, group * span + stop]))
-        cuts = cuts[np.concatenate([[True], cuts[1:] != cuts[:-1]])]
+        cuts = cuts[np.append(True, _changes(cuts))]
         first = np.searchsorted(cuts, group * span + start)
         rows, within = expand(np.searchsorted(cuts, group * span + stop) - first)
         cell = first[rows] + within
@@ -149,21 +225,25 @@ def _refine(table: Table, group: Ints) -> tuple[Table, Ints]:
     return table, group
 
 
-def _aligned(group: Ints, start: Ints, stop: Ints) -> bool:
-    """Whether all boxes of each group have the same bounds along an axis (nothing to cut)."""
-    order = np.argsort(group, kind="stable")
-    g, a, b = group[order], start[order], stop[order]
-    same = g[1:] == g[:-1]
-    return not (same & ((a[1:] != a[:-1]) | (b[1:] != b[:-1]))).any()
+def _aligned(table: Table, group: Ints, axis: int) -> bool:
+    """Whether all boxes of each group, given by group, have the same bounds along an axis (nothing
+    to cut)."""
+    bounds = table.at[:, axis], table.extent[:, axis]
+    return not (~_changes(group) & (_changes(bounds[0]) | _changes(bounds[1]))).any()
+
+
+def _changes(column: Ints) -> npt.NDArray[np.bool_]:
+    """Where an entry, from the second on, is another than the one before it."""
+    changes: npt.NDArray[np.bool_] = column[1:] != column[:-1]
+    return changes
 
 
 def _sum_cells(table: Table, group: Ints) -> tuple[Table, Ints]:
     """Sum the coefficients of equal boxes, in the order of the rows; drop those that cancel."""
     key = row_keys(group, *table.at.T)
     order = np.argsort(key, kind="stable")
-    key = key[order]
-    first = np.flatnonzero(np.concatenate([[True], key[1:] != key[:-1]]))
-    coef = np.add.reduceat(table.coef[order], first)
+    first = np.flatnonzero(np.append(True, _changes(key[order])))
+    coef = sums(table.coef[order], first)
     table, group = table.take(order[first]), group[order[first]]
     keep = coef != 0
     summed = Table(table.dst, table.src, table.at, table.of, table.extent, coef)
@@ -172,7 +252,7 @@ def _sum_cells(table: Table, group: Ints) -> tuple[Table, Ints]:
 
 def _merge(table: Table, group: Ints) -> Table:
     """Join neighbouring boxes of equal coefficient and cross-section, last axis first."""
-    kind = np.unique(table.coef, return_inverse=True)[1].reshape(-1)
+    kind = kinds(table.coef)
     for axis in reversed(range(table.ndim)):
         if len(table) < 2:
             break
@@ -180,15 +260,9 @@ def _merge(table: Table, group: Ints) -> Table:
         cross = row_keys(group, kind, *table.at[:, others].T, *table.extent[:, others].T)
         cross = np.unique(cross, return_inverse=True)[1].reshape(-1)
         order = np.argsort(row_keys(cross, table.at[:, axis]), kind="stable")
-        table, group, kind, cross = table.take(order), group[order], kind[order], cross[order]
-        start = table.at[:, axis]
-        stop = start + table.extent[:, axis]
-        begins = np.concatenate([[True], (cross[1:] != cross[:-1]) | (stop[:-1] != start[1:])])
-        first = np.flatnonzero(begins)
-        last = np.append(first[1:], len(table)) - 1
-        length = stop[last] - start[first]
-        table, group, kind = table.take(first), group[first], kind[first]
-        table.extent[:, axis] = length
+        table, new = table.take(order), _changes(cross[order])
+        table, first = table.take_runs(axis, new)
+        group, kind = group[order[first]], kind[order[first]]
     return table
 
 

@@ -12,7 +12,6 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
@@ -74,7 +73,7 @@ def show(
     """Print an operator and its adjoint as mathematics, and the traffic of every worker; of up to
     16, rank by rank."""
     for name, op in _operators(target, workers=4):
-        console.print(f"[bold]{name}[/bold]: {op.domain} -> {op.codomain}", highlight=False)
+        console.print(Text.assemble((name, "bold"), f": {op.domain} -> {op.codomain}"))
         table = Table("", "operator", "adjoint", title=None)
         back = op.H
         table.add_row("named", str(op), str(back))
@@ -106,7 +105,7 @@ def _show_plans(name: str, op: LinearOperator, worker: int | None) -> None:
     workers = workers_of(op.stages)
     if worker is not None and worker not in workers:
         raise typer.BadParameter(f"{worker}; there are {_few(workers)}", param_hint="--worker")
-    console.print(f"\n[bold]{escape(name)}[/bold]", highlight=False)
+    console.print(Text(f"\n{name}", "bold"))
     for one in workers if worker is None else (worker,):
         _print_as_it_is(lower(op.stages, one).describe())
     _print_as_it_is(f"predicted: {linop.simulate(op)}")
@@ -314,5 +313,5 @@ def main() -> None:
     except LinopError as error:
         if in_mpi_job():
             raise
-        Console(stderr=True).print(f"[red]error:[/red] {error}", highlight=False)
+        Console(stderr=True).print(Text.assemble(("error: ", "red"), str(error)))
         raise SystemExit(1) from None

@@ -11,14 +11,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import Any
 
+import numpy as np
+
 from linop.algebra import Known, Named, identity
 from linop.calls import remembered
 from linop.errors import ArgumentError, PartitionError, expect
 from linop.matching import Link, Segment, along, matching, same
 from linop.memory import add, allocate, copy, deallocate
-from linop.operator import LinearOperator, compose
+from linop.operator import LinearOperator, Primitive, compose
 from linop.partition import Partition, balanced
-from linop.region import Part, Region, Subset, as_subset, naturals
+from linop.primitives import Action, Add, Clear
+from linop.region import Part, Region, Subset, as_subset, integer, naturals
 from linop.space import Space
 from linop.tensor import COPIES, REPLICATED, Axis, TensorSpace
 
@@ -165,16 +168,18 @@ def ring_all_reduce(Y: TensorSpace, grid_axes: int | Sequence[int] | None = None
     Y = expect("ring_all_reduce", Y, TensorSpace)
     rings = Y.lines(_copied_axes("ring_all_reduce", Y, grid_axes))
     rings_of_chunks = [[_chunks(block, len(ring)) for block in ring] for ring in rings]
-    factors: list[LinearOperator] = []
-    for hop, first_chunk in ((add, 0), (copy, 1)):
+    actions: list[Action] = []
+    for copies in (False, True):
         for step in range(len(rings[0]) - 1):
             for ring in rings_of_chunks:
                 for k, here in enumerate(ring):
-                    there = ring[(k + 1) % len(ring)]
-                    c = (k + first_chunk - step) % len(ring)
-                    if here[c] is not None:
-                        factors.append(hop(Y, here[c], there[c]))
-    body = compose(*reversed(factors)) if factors else identity(Y)
+                    c = (k + copies - step) % len(ring)
+                    source, target = here[c], ring[(k + 1) % len(ring)][c]
+                    if source is not None and target is not None:
+                        actions += [Clear(target)] * copies
+                        actions.append(Add(source, target))
+    factors = [Primitive(Y, action, Y) for action in reversed(actions)]
+    body = compose(*factors) if factors else identity(Y)
     return Named("Ring", str(len(rings[0])), body)
 
 
@@ -242,7 +247,7 @@ def all_to_all(X: TensorSpace, grid_axis: int, dim: int) -> LinearOperator:
         X: blocks; `grid_axis` splits one dimension, and no axis splits `dim`.
     """
     X = expect("all_to_all", X, TensorSpace)
-    (axis,) = _grid_axes("all_to_all", X, grid_axis)
+    (axis,), dim = _grid_axes("all_to_all", X, grid_axis), integer(dim, "all_to_all: dim")
     if not isinstance(X.axes[axis], int):
         raise PartitionError(
             f"all_to_all: grid axis {axis} splits nothing: {_describe(X.axes[axis])}"
@@ -306,8 +311,7 @@ def shift(X: TensorSpace, steps: int, grid_axis: int = 0, periodic: bool = True)
             zeros, of the shape of the block there before, come in.
     """
     X = expect("shift", X, TensorSpace)
-    if not isinstance(steps, int):
-        raise ArgumentError(f"shift: steps is a whole number; given {steps!r}")
+    steps = integer(steps, "shift: steps")
     (axis,) = _grid_axes("shift", X, grid_axis)
     if X.axes[axis] is REPLICATED:
         raise PartitionError(f"shift: along grid axis {axis} all workers hold the same block")
@@ -376,9 +380,10 @@ def _matched(
     extended = small.extend(large.ndim)
     for k, (m, n) in enumerate(zip(extended.shape, large.shape, strict=True)):
         if m not in (1, n):
+            allowed = f"{n} or 1" if n != 1 else "1"
             raise PartitionError(
                 f"{what}: grid axis {k} does not match: {m} in the {small_name} grid {extended}, "
-                f"{n} in the {large_name} grid {large}; it must be {n} or 1 in the former"
+                f"{n} in the {large_name} grid {large}; in the {small_name} grid {allowed} expected"
             )
     return extended, (COPIES,) * (large.ndim - small.ndim) + roles
 
@@ -418,9 +423,10 @@ def _target(what: str, X: TensorSpace, target: Any) -> TensorSpace:
 
 
 def _grid_axes(what: str, X: TensorSpace, axes: Any) -> tuple[int, ...]:
-    given = (axes,) if isinstance(axes, int) else tuple(axes)
+    several = axes if np.ndim(axes) else (axes,)
+    given = tuple(integer(k, f"{what}: grid axes") for k in several)
     ndim = X.partition.ndim
-    if any(not isinstance(k, int) or not -ndim <= k < ndim for k in given):
+    if any(not -ndim <= k < ndim for k in given):
         raise PartitionError(f"{what}: grid axes {given} of {X.partition!r}, which has {ndim}")
     chosen = tuple(k % ndim for k in given)
     if len(set(chosen)) < len(chosen):

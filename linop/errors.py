@@ -51,7 +51,8 @@ class UndecidableError(LinopError, RuntimeError):
 
 
 class PlanError(LinopError, RuntimeError):
-    """The plans of all workers do not fit together. See :mod:`linop.verify` for its kinds."""
+    """The plans of all workers do not fit together, or are not their operator. See
+    :mod:`linop.plan_errors` for its kinds."""
 
 
 class BackendError(LinopError, RuntimeError):

@@ -11,11 +11,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 
 import numpy as np
 
 from linop.boxes import Ints, Table, canonical, expand
-from linop.rows import Rows, digest_of
+from linop.columns import ones
+from linop.rows import Rows, digest_of, swap
+
+SHORT = 256
+"""Rows up to which all are made when some are asked for: a halo exchange over 6 × 6 workers."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +64,11 @@ class Factor:
         return not bool((pairs[:, 1:] == pairs[:, :-1]).all(axis=0).any())
 
     @cached_property
+    def trivial(self) -> bool:
+        """Whether it says nothing: it relates the only coordinates of two axes."""
+        return (self.dst.extent, self.src.extent, self.dim) == (1, 1, None) and len(self.rows) == 1
+
+    @cached_property
     def by_source(self) -> Ints:
         return np.argsort(self.rows.src, kind="stable")
 
@@ -82,20 +92,27 @@ class Kronecker(Rows):
 
     def __init__(self, factors: Sequence[Factor], ndim: int, sizes: tuple[int, int]) -> None:
         # The slowest source axis first: then rows come sorted by destination and source.
-        self.parts = sorted(factors, key=lambda f: -f.src.stride if f.src.extent > 1 else 0)
+        slowest = sorted(factors, key=lambda f: -f.src.stride if f.src.extent > 1 else 0)
+        self.parts = [part for part in slowest if not part.trivial]
         self.ndim = ndim
         self.sizes = sizes
 
     def _all(self) -> Table:
-        return self.into(np.arange(self.sizes[0]))
+        return self.table
 
     @cached_property
     def table(self) -> Table:
-        return self._all()
+        return self._canonical(self._into(np.arange(self.sizes[0])))
+
+    @cached_property
+    def short(self) -> bool:
+        return prod(len(part.rows.dst) for part in self.parts) <= SHORT
 
     def into(self, dst: Ints) -> Table:
+        return super().into(dst) if self.short else self._canonical(self._into(dst))
+
+    def _canonical(self, rows: Table) -> Table:
         # Boxes of a factor are not empty; with one for each pair of regions this is canonical.
-        rows = self._into(dst)
         return rows if all(part.single for part in self.parts) else canonical(rows)
 
     def _into(self, dst: Ints) -> Table:
@@ -103,9 +120,6 @@ class Kronecker(Rows):
 
     def _out_of(self, src: Ints) -> Table:
         return self._rows(src, outgoing=True)
-
-    def out_of(self, src: Ints) -> Table:
-        return canonical(self._out_of(src))
 
     def _rows(self, wanted: Ints, outgoing: bool) -> Table:
         matches = [part.matches(wanted, outgoing) for part in self.parts]
@@ -127,7 +141,7 @@ class Kronecker(Rows):
                 at[:, part.dim] = part.rows.at[row, 0]
                 of[:, part.dim] = part.rows.of[row, 0]
                 extent[:, part.dim] = part.rows.extent[row, 0]
-        return Table(dst, src, at, of, extent, np.ones(n))
+        return Table(dst, src, at, of, extent, ones(n))
 
     def counts_into(self, regions: int) -> Ints:
         return self._counts(regions, outgoing=False)
@@ -146,6 +160,12 @@ class Kronecker(Rows):
         pieces: list[bytes] = []
         for part in self.parts:
             t = part.rows
-            shape = repr((part.dst, part.src, part.dim))
+            axes = [(a.extent, a.stride) if a.extent > 1 else None for a in (part.dst, part.src)]
+            shape = repr((axes, part.dim))
             pieces.append(digest_of(shape, t.dst, t.src, t.at, t.of, t.extent))
-        return digest_of("kronecker", repr((self.ndim, self.sizes)), *pieces)
+        return digest_of("kronecker", repr((self.ndim, self.sizes)), *sorted(pieces))
+
+    def adjoint(self) -> Rows:
+        """The product of the relations' converses."""
+        converses = [Factor(swap(p.table), p.src, p.dst, p.dim) for p in self.parts]
+        return Kronecker(converses, self.ndim, self.sizes[::-1])

@@ -8,7 +8,7 @@ for neighbours holds for an action and the last one before it that touches any o
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import islice
+from itertools import groupby, islice
 from typing import Any
 
 from linop.primitives import Action, Add, Allocate, Clear, Deallocate
@@ -18,55 +18,53 @@ Step = Any
 """An `Action`, or an opaque object (a barrier)."""
 
 
-def _clear_clear(after: Action, before: Action) -> list[Action] | None:
+def _clear_clear(after: Clear, before: Clear) -> list[Action] | None:
     """K_b K_c = K_b where c is part of b, and the other way round."""
-    if isinstance(after, Clear) and isinstance(before, Clear):
-        if after.part.contains(before.part):
-            return [after]
-        if before.part.contains(after.part):
-            return [before]
-    return None
+    if after.part.contains(before.part):
+        return [after]
+    return [before] if before.part.contains(after.part) else None
 
 
-def _deallocate_allocate(after: Action, before: Action) -> list[Action] | None:
+def _deallocate_allocate(after: Deallocate, before: Allocate) -> list[Action] | None:
     """D_b A_b = I."""
-    both = isinstance(after, Deallocate) and isinstance(before, Allocate)
-    return [] if both and after.parts == before.parts else None
+    return [] if after.parts == before.parts else None
 
 
-def _allocate_deallocate(after: Action, before: Action) -> list[Action] | None:
+def _allocate_deallocate(after: Allocate, before: Deallocate) -> list[Action] | None:
     """A_b D_b = K_b."""
-    both = isinstance(after, Allocate) and isinstance(before, Deallocate)
-    return [Clear(as_subset(after.parts[0]))] if both and after.parts == before.parts else None
+    return [Clear(as_subset(after.parts[0]))] if after.parts == before.parts else None
 
 
 def _lost(after: Action, before: Action) -> list[Action] | None:
     """D_b K_b = D_b, D_b S_{a→b} = D_b and K_b S_{a→b} = K_b: what was written is not kept."""
-    written = _target(before)
-    erased = _erased(after)
-    return [after] if written and erased and erased.contains(written) else None
+    return [after] if as_subset(after.parts[0]).contains(as_subset(before.parts[-1])) else None
 
 
 def _of_zero(after: Action, before: Action) -> list[Action] | None:
     """K_b A_b = A_b, S_{b→a} A_b = A_b and S_{b→a} K_b = K_b: what is read is zero."""
-    zeroed = as_subset(before.parts[0]) if isinstance(before, Allocate | Clear) else None
-    read = after.parts[0] if isinstance(after, Add | Clear) else None
-    return [before] if zeroed and read and zeroed.contains(as_subset(read)) else None
+    return [before] if as_subset(before.parts[0]).contains(as_subset(after.parts[0])) else None
 
 
-LAWS: tuple[Callable[[Action, Action], list[Action] | None], ...] = (
-    _clear_clear,
-    _deallocate_allocate,
-    _allocate_deallocate,
-    _lost,
-    _of_zero,
-)
+Law = Callable[[Any, Any], list[Action] | None]
+
+LAWS: dict[tuple[type[Action], type[Action]], Law] = {
+    (Clear, Clear): _clear_clear,
+    (Deallocate, Allocate): _deallocate_allocate,
+    (Allocate, Deallocate): _allocate_deallocate,
+    (Deallocate, Clear): _lost,
+    (Deallocate, Add): _lost,
+    (Clear, Add): _lost,
+    (Clear, Allocate): _of_zero,
+    (Add, Allocate): _of_zero,
+    (Add, Clear): _of_zero,
+}
+"""What two neighbours become, by the kinds of the later and of the earlier one; None: they stay."""
 
 
 def _copied_back(after: Action, history: Sequence[Step]) -> bool:
     """S_{b→a} K_a S_{a→b} Z_b = S_{a→b} Z_b where Z_b allocates or clears b: a copy that
     returns."""
-    if not isinstance(after, Add) or len(history) < 3:
+    if len(history) < 3 or type(after) is not Add:
         return False
     cleared, copied, zeroed = history[:3]
     return (
@@ -117,31 +115,25 @@ def _reduce_once(steps: Sequence[Step]) -> list[Step]:
 
 
 def _apply(after: Action, before: Step) -> list[Action] | None:
-    if not isinstance(before, Action):
-        return None
-    results = (law(after, before) for law in LAWS)
-    return next((r for r in results if r is not None), None)
+    law = LAWS.get((type(after), type(before)))
+    return None if law is None else law(after, before)
 
 
 def _history(done: Sequence[Step], touching: dict[str, list[int]], step: Action) -> list[int]:
     """Positions of the last three steps that touch a region of this one, latest first."""
-    found: set[int] = set()
+    found: list[int] = []
     for name in _names(step):
-        live = (k for k in reversed(touching.get(name, ())) if done[k] is not None)
-        found.update(islice(live, 3))
-    return sorted(found, reverse=True)[:3]
+        live = touching.get(name)
+        if live:
+            # Steps that are gone are at the end: what replaces one comes after it.
+            while live and done[live[-1]] is None:
+                live.pop()
+            found += islice((k for k in reversed(live) if done[k] is not None), 3)
+    return sorted(set(found), reverse=True)[:3]
 
 
 def _names(action: Action) -> set[str]:
-    return {as_subset(part).region.name for part in action.parts}
-
-
-def _target(action: Action) -> Subset | None:
-    return as_subset(action.parts[-1]) if isinstance(action, Add | Clear) else None
-
-
-def _erased(action: Action) -> Subset | None:
-    return as_subset(action.parts[0]) if isinstance(action, Deallocate | Clear) else None
+    return {(part.region if isinstance(part, Subset) else part).name for part in action.parts}
 
 
 def _split(step: Step) -> list[Step]:
@@ -154,10 +146,9 @@ def _split(step: Step) -> list[Step]:
 def _joined(steps: Sequence[Step]) -> list[Step]:
     """Neighbouring allocations, and neighbouring deallocations, as one again."""
     joined: list[Step] = []
-    for step in steps:
-        last = joined[-1] if joined else None
-        if isinstance(step, Allocate | Deallocate) and isinstance(last, type(step)):
-            joined[-1] = type(step)((*last.regions, *step.regions))
+    for kind, run in groupby(steps, type):
+        if kind in (Allocate, Deallocate):
+            joined.append(kind(tuple(region for step in run for region in step.regions)))
         else:
-            joined.append(step)
+            joined += run
     return joined

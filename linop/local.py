@@ -16,12 +16,12 @@ import scipy
 from linop.algebra import Local
 from linop.calls import remembered
 from linop.errors import ArgumentError, DTypeError, ShapeError, SpaceError
+from linop.maps import Function, LocalMap, Port
 from linop.namespace import HOST, Namespace
 from linop.operator import LinearOperator
 from linop.region import Part, Region, Subset
-from linop.scalars import Array, sparse_dtype
+from linop.scalars import Array, plain, sparse_dtype
 from linop.space import Space, Vector
-from linop.stages import Function, LocalMap, Port
 
 Place = Region | Space
 
@@ -41,14 +41,15 @@ def local(
     Args:
         domain, codomain: regions, or spaces, of one worker.
         forward, adjoint: get and return the bare array of a side with one region, a dict by region
-            name otherwise; they must not change their argument.
+            name otherwise. Arguments are read-only (on a device they cannot be, and must not be
+            changed); what is returned is copied, so it may be a view, or memory that is used again.
         name: in prints.
         dtype: of the spaces, where a `Region` is given.
 
     On a device the functions get and return its arrays; NumPy's, if all regions are in host memory.
     """
     source, target = place_space(domain, dtype), place_space(codomain, dtype)
-    return local_operator(source, target, lambda namespace: (forward, adjoint), name)
+    return local_operator(source, target, lambda namespace: (forward, adjoint), name, fresh=False)
 
 
 @remembered
@@ -68,7 +69,7 @@ def matrix(
     Raises:
         ShapeError: the matrix does not fit the spaces.
     """
-    A = scipy.sparse.csr_array(A) if scipy.sparse.issparse(A) else np.asarray(A)
+    A = scipy.sparse.csr_array(A) if scipy.sparse.issparse(A) else _values("matrix", A)
     if A.ndim != 2:
         raise ShapeError(f"matrix: expected two dimensions, given shape {A.shape}")
     source, target = _sides(A.shape, A.dtype, domain, codomain)
@@ -106,7 +107,7 @@ def diagonal(
         d: the diagonal.
         domain: by default a region ``x`` of worker 0.
     """
-    d = np.asarray(d)
+    d = _values("diagonal", d)
     space = place_space(Region("x", d.shape) if domain is None else domain, d.dtype)
     if len(space) != 1 or space.regions[0].shape != d.shape:
         raise ShapeError(f"diagonal: shape {d.shape} given for the space {space}")
@@ -141,7 +142,7 @@ def restriction(
     if isinstance(keep, Region | Subset):
         index = np.arange(region.size).reshape(region.shape)[space.require(keep).index]
     else:
-        index = np.asarray(keep)
+        index = _values("restriction", keep)
         index = index.astype(np.int64) if index.size == 0 else index
         if index.dtype.kind not in "iu":
             raise ArgumentError(f"restriction: expected whole numbers, given {keep!r}")
@@ -176,10 +177,10 @@ def fft(domain: Place, codomain: Place | None = None, *, name: str = "F") -> Lin
         transforms = namespace.scipy("fft")
 
         def forward(x: Array) -> Any:
-            return transforms.fftn(x, norm="ortho").astype(space.dtype) if x.size else x
+            return transforms.fftn(x, norm="ortho").astype(space.dtype) if x.size else x.copy()
 
         def backward(y: Array) -> Any:
-            return transforms.ifftn(y, norm="ortho").astype(space.dtype) if y.size else y
+            return transforms.ifftn(y, norm="ortho").astype(space.dtype) if y.size else y.copy()
 
         return forward, backward
 
@@ -223,7 +224,8 @@ def from_scipy(
             _flatly(lambda y: op.rmatvec(y).astype(source.dtype, copy=False), target, source),
         )
 
-    return local_operator(source, target, port, name or type(A).__name__, portable=False)
+    said = name or type(A).__name__
+    return local_operator(source, target, port, said, portable=False, fresh=False)
 
 
 def local_operator(
@@ -233,12 +235,14 @@ def local_operator(
     name: str,
     known: Any = None,
     portable: bool = True,
+    fresh: bool = True,
 ) -> LinearOperator:
     """A pair of functions as an operator, with what builds its matrix, if that is known.
 
     Args:
         port: makes the functions, for the arrays that it is told of.
         portable: whether it can for others than NumPy's.
+        fresh: whether these return new memory, and write to nothing else; see `LocalMap`.
 
     Raises:
         SpaceError: the regions are on different workers.
@@ -250,9 +254,8 @@ def local_operator(
             f"a local operator stays inside one worker"
         )
     forward, backward = port(HOST)
-    return Local(
-        LocalMap(domain, codomain, forward, backward, name, known, port if portable else None)
-    )
+    ported = port if portable else None
+    return Local(LocalMap(domain, codomain, forward, backward, name, known, ported, fresh=fresh))
 
 
 def place_space(place: Place, dtype: npt.DTypeLike) -> Space:
@@ -273,6 +276,11 @@ def single_region(what: str, space: Space) -> Region:
     if len(space) != 1:
         raise SpaceError(f"{what}: a space of one region expected, given {space}")
     return space.regions[0]
+
+
+def _values(what: str, values: npt.ArrayLike) -> Array:
+    """What an operator is given, as an array."""
+    return np.asarray(values if isinstance(values, np.matrix) else plain(values, what))
 
 
 def _sides(

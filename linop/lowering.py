@@ -9,19 +9,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import groupby
+from typing import Any
 
 import numpy as np
 import scipy
 
 from linop.boxes import Ints, Table, canonical
-from linop.errors import BackendError
+from linop.columns import ones
+from linop.exact import Exact, rounded
+from linop.maps import Layer
 from linop.movement import Movement
 from linop.patterns import Pattern, pattern
 from linop.plan import Advance, Alias, Apply, Make, Message, Plan, Put, Receive, Send, Step, Wait
 from linop.region import Region
 from linop.routing import Routes, routes_into, routes_out_of
+from linop.scalars import Scalar
 from linop.space import Space
-from linop.stages import Layer, Stages
+from linop.stages import Stages
 
 _FEW = 256
 """Boxes that are compared each with each."""
@@ -42,7 +46,8 @@ def lower(stages: Stages, worker: int) -> Plan:
         steps += _movement_steps(movement, worker, 2 * k, incoming, outgoing)
         if k < len(stages.layers):
             before, after = movement.codomain, stages.movements[k + 1].domain
-            steps += _layer_steps(stages.layers[k], before, after, worker, 2 * k + 1)
+            own = stages.placed[k].get(worker, ())
+            steps += _layer_steps(own, before, after, worker, 2 * k + 1) if stages.layers[k] else ()
     inputs, outputs = stages.domain.on(worker), stages.codomain.on(worker)
     return Plan(worker, stages.domain.dtype, inputs, outputs, tuple(steps), tuple(patterns))
 
@@ -87,7 +92,8 @@ def _movement_steps(
             sender = int(incoming.sender[found[k]])
             local = sender == worker
             source = transfer.source if local else Message(sender, int(offsets[found[k]]))
-            put = Put(transfer.target, source, transfer.coefficient, bool(sums[k]))
+            factor = _factor(transfer.coefficient, movement.domain.dtype)
+            put = Put(transfer.target, source, factor, bool(sums[k]))
             # What is added waits for what it is added to, in this order; the rest need not.
             (early if local and not sums[k] else late).append(put)
     yield from early
@@ -95,6 +101,12 @@ def _movement_steps(
         yield Wait(stage)
     yield from late
     yield Advance(stage)
+
+
+def _factor(coefficient: Exact, dtype: np.dtype[Any]) -> Scalar:
+    """A coefficient as what arrays are multiplied by: rounded once."""
+    factor: Scalar = 1 if coefficient == 1 else rounded(coefficient, dtype)
+    return factor
 
 
 def summation(at: Ints, extent: Ints) -> tuple[Ints, np.ndarray]:
@@ -132,7 +144,7 @@ def _meeting(at: Ints, stop: Ints) -> list[Ints]:
             _, label = scipy.sparse.csgraph.connected_components(graph, directed=False)
     else:
         zeros = np.zeros(len(boxes), np.int64)
-        table = Table(zeros, zeros, low, low, high - low, np.ones(len(boxes)))
+        table = Table(zeros, zeros, low, low, high - low, ones(len(boxes)))
         overlap = (canonical(table).coef > 1).any()
         label = zeros if overlap else np.arange(len(boxes))
     order = np.argsort(label[which], kind="stable")
@@ -140,22 +152,11 @@ def _meeting(at: Ints, stop: Ints) -> list[Ints]:
 
 
 def _layer_steps(
-    layer: Layer, before: Space, after: Space, worker: int, stage: int
+    own: Layer, before: Space, after: Space, worker: int, stage: int
 ) -> Iterator[Step]:
-    if not layer:
-        return
-    made: set[str] = set()
-    for call in layer:
-        sides = (*call.map.domain.regions, *call.map.codomain.regions)
-        if len({r.workers for r in sides}) > 1:
-            held = ", ".join(f"{r.name} on {r.workers}" for r in sides)
-            raise BackendError(
-                f"local operator {call.map.symbol} spans several workers ({held}); "
-                f"move its regions to one worker first"
-            )
-        made.update(call.outputs)
-        if worker in call.workers:
-            yield Apply(call, tuple(after[name] for name in call.outputs))
+    for call in own:
+        yield Apply(call, tuple(after[name] for name in call.outputs))
+    made = {name for call in own for name in call.outputs}
     for region in after.on(worker):
         if region.name not in made:
             yield Alias(before[region.name], region)

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from linop.boxes import Ints, Table, join
+from linop.columns import ones
 from linop.kronecker import NO_AXIS, Factor, GridAxis, Kronecker
 from linop.movement import Movement
 from linop.tensor import REPLICATED, Bounds, TensorSpace
@@ -90,6 +91,10 @@ def _cuts_that_meet(
     """The overlaps of cuts of one dimension: the composition of "place a source cut in the whole",
     of "read the whole by segments", and of "take a target cut out of the whole". Of linked cuts,
     each pair has a whole of its own."""
+    if pairs is None and segments is None and len(source) == len(target) == 1:
+        ((a, b),), ((c, d),) = source, target  # nobody cuts it, as the batch: most dimensions
+        low = max(a, c)
+        return _boxes(*([k] * (min(b, d) > low) for k in (low - c, low - a, min(b, d) - low)))
     if pairs is None:
         s, t = np.arange(len(source)), np.arange(len(target))
         place = np.zeros(len(s), np.int64), np.zeros(len(t), np.int64)
@@ -97,22 +102,29 @@ def _cuts_that_meet(
         s, t = pairs
         place = np.arange(len(s)), np.arange(len(t))
     low, high = np.array(source, np.int64).reshape(-1, 2)[s].T[:, :, None]
-    put = Table(place[0], s, low, 0 * low, high - low, np.ones(len(s)))
+    put = Table(place[0], s, low, 0 * low, high - low, ones(len(s)))
     low, high = np.array(target, np.int64).reshape(-1, 2)[t].T[:, :, None]
-    take = Table(t, place[1], 0 * low, low, high - low, np.ones(len(t)))
+    take = Table(t, place[1], 0 * low, low, high - low, ones(len(t)))
     if segments is None:
         return join(take, put)
     wholes = np.unique(np.concatenate(place))
     at, of, length = np.tile(np.array(segments, np.int64).reshape(-1, 3), (len(wholes), 1)).T
     whole = np.repeat(wholes, len(segments))
-    read = Table(whole, whole, at[:, None], of[:, None], length[:, None], np.ones(len(whole)))
+    read = Table(whole, whole, at[:, None], of[:, None], length[:, None], ones(len(whole)))
     return join(take, join(read, put))
+
+
+def _boxes(at: list[int], of: list[int], extent: list[int]) -> Table:
+    """Boxes of the only cut in the only cut."""
+    only = np.zeros(len(at), np.int64)
+    boxes = np.array([at, of, extent], np.int64)[:, :, None]
+    return Table(only, only, boxes[0], boxes[1], boxes[2], ones(len(at)))
 
 
 def _coordinates(dst: Ints, src: Ints) -> Table:
     """A relation of coordinates that is about no tensor dimension: a box of one element."""
     zeros = np.zeros((len(dst), 1), np.int64)
-    return Table(dst, src, zeros, zeros, zeros + 1, np.ones(len(dst)))
+    return Table(dst, src, zeros, zeros, zeros + 1, ones(len(dst)))
 
 
 def same(count: int, source_axis: int, target_axis: int) -> Link:

@@ -8,7 +8,7 @@ transfer); the other is the rule of each operator.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 from typing import Any
 
@@ -16,18 +16,31 @@ import numpy as np
 import scipy
 
 from linop import boxes
-from linop.boxes import Table
+from linop.boxes import Table, same_rows
+from linop.columns import Column, column, nearest, ones, residues
 from linop.errors import SpaceError
+from linop.exact import Exact, exact, shown
 from linop.primitives import Placed, independent_runs
 from linop.region import Region, Subset
-from linop.rows import Blocks, Given, Product, Rows, Same, Scaled, Total, digest_of, table_columns
-from linop.scalars import Scalar
+from linop.rows import (
+    FAR_MORE,
+    Blocks,
+    Given,
+    Product,
+    Rows,
+    Same,
+    Scaled,
+    Total,
+    digest_of,
+    table_columns,
+)
+from linop.scalars import Scalar, as_exact, sparse_dtype
 from linop.space import Space
 
-FAR_MORE = 64
-"""A product is taken apart if its transfers are so many times those of its factors."""
+AT_ONCE = 2**18
+"""Rows of a table that are compared at once."""
 
-Block = tuple[Subset, Subset, Scalar]
+Block = tuple[Subset, Subset, Exact | Scalar]
 """A target, a source, and a coefficient."""
 
 
@@ -37,10 +50,10 @@ class Transfer:
 
     source: Subset
     target: Subset
-    coefficient: Scalar
+    coefficient: Exact
 
     def __str__(self) -> str:
-        scale = "" if self.coefficient == 1 else f"{self.coefficient:g} · "
+        scale = "" if self.coefficient == 1 else f"{shown(self.coefficient)} · "
         return f"{self.target} += {scale}{self.source}"
 
 
@@ -73,7 +86,7 @@ class Movement:
     @cached_property
     def table(self) -> Table:
         """All transfers, in canonical order."""
-        return self.rows.table.of_ndim(_ndim(self.domain, self.codomain))
+        return self._fitted(self.rows.table)
 
     def __len__(self) -> int:
         """Number of transfers."""
@@ -88,18 +101,24 @@ class Movement:
         return Transfer(
             _box(self.domain.at(t.src[row]), t.of[row], t.extent[row]),
             _box(self.codomain.at(t.dst[row]), t.at[row], t.extent[row]),
-            as_number(t.coef[row]),
+            number_of(t.coef[row]),
         )
 
     def into(self, regions: boxes.Ints) -> Table:
         """The transfers into regions of the codomain, given by increasing number: the rows that the
         table has for them, in its order, found without the table."""
-        return self.rows.into(regions).of_ndim(_ndim(self.domain, self.codomain))
+        return self._fitted(self.rows.into(regions))
 
     def out_of(self, regions: boxes.Ints) -> Table:
         """The transfers out of regions of the domain, given by increasing number: the rows that the
         table has for them, in its order, found without the table."""
-        return self.rows.out_of(regions).of_ndim(_ndim(self.domain, self.codomain))
+        return self._fitted(self.rows.out_of(regions))
+
+    def _fitted(self, rows: Table) -> Table:
+        """Rows with the dimensions of the spaces, and coefficients in their arithmetic."""
+        rows = rows.of_ndim(_ndim(self.domain, self.codomain))
+        coef = residues(rows.coef, self.domain.dtype)
+        return rows if coef is rows.coef else boxes.canonical(replace(rows, coef=coef))
 
     def __repr__(self) -> str:
         head = "; ".join(str(t) for t, _ in zip(self, range(6), strict=False))
@@ -157,9 +176,9 @@ class Movement:
             other._parts = tuple(part.conj() for part in self._parts)
         return other
 
-    def scale(self, scalar: Scalar) -> Movement:
+    def scale(self, scalar: Scalar | Exact) -> Movement:
         """The matrix times a number."""
-        other = Movement(self.domain, self.codomain, Scaled(self.rows, scalar))
+        other = Movement(self.domain, self.codomain, Scaled(self.rows, as_exact(scalar)))
         if self._parts:
             other._parts = (*self._parts[:-1], self._parts[-1].scale(scalar))
         return other
@@ -229,28 +248,54 @@ class Movement:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Movement):
             return NotImplemented
-        return (
-            self.domain == other.domain
-            and self.codomain == other.codomain
-            and len(self - other) == 0
+        if self.domain != other.domain or self.codomain != other.codomain:
+            return False
+        return self.digest == other.digest or self._same_rows(
+            Movement(self.domain, self.codomain, _reordered(other, self.domain, self.codomain))
         )
+
+    def _same_rows(self, other: Movement) -> bool:
+        """Whether two movements between spaces of one order have equal tables. Region by region, so
+        that a difference is found early, and long tables need not be there at once."""
+        first, many, regions = 0, 1, len(self.codomain)
+        while first < regions:
+            some = np.arange(first, min(first + many, regions))
+            one, two = self.into(some), other.into(some)
+            if not same_rows(one, two):
+                return False
+            first += many
+            many = max(1, AT_ONCE * many // (len(one) + 1))
+        return True
 
     __hash__ = None  # type: ignore[assignment]
 
+    @property
+    def still(self) -> bool:
+        """Whether every region stays as it is. The numbers of rows come first: an all-reduce of
+        thousands says no at once."""
+        if self.domain != self.codomain:
+            return False
+        if (self.rows.counts_into(len(self.codomain)) > 1).any():
+            return False
+        return self == Movement.between(self.domain, self.codomain)
+
     # What it does
 
-    def to_matrix(self) -> scipy.sparse.csr_array:
-        """The sparse matrix, codomain.size x domain.size."""
+    def to_matrix(self, dtype: np.dtype[Any] | None = None) -> scipy.sparse.csr_array:
+        """The sparse matrix, codomain.size x domain.size, of coefficients rounded to a dtype: by
+        default the spaces', or float64 for the short ones, of which SciPy has no matrices."""
+        rows, columns, coef = self.entries()
+        values = nearest(coef, dtype or sparse_dtype(self.domain.dtype))
         shape = (self.codomain.size, self.domain.size)
-        rows, columns, values = [], [], []
-        for transfer in self:
-            rows.append(_flat_index(self.codomain, transfer.target))
-            columns.append(_flat_index(self.domain, transfer.source))
-            values.append(np.full(transfer.source.size, transfer.coefficient))
-        if not rows:
-            return scipy.sparse.csr_array(shape, dtype=self.table.coef.dtype)
-        index = (np.concatenate(rows), np.concatenate(columns))
-        return scipy.sparse.csr_array((np.concatenate(values), index), shape=shape)
+        return scipy.sparse.csr_array((values, (rows, columns)), shape=shape)
+
+    def entries(self) -> tuple[boxes.Ints, boxes.Ints, Column]:
+        """Rows, columns, and exact values of the entries of the matrix that are not zero."""
+        none = [np.zeros(0, np.int64)]
+        rows = [_flat_index(self.codomain, transfer.target) for transfer in self]
+        columns = [_flat_index(self.domain, transfer.source) for transfer in self]
+        coef = np.repeat(self.table.coef, [len(k) for k in rows])
+        return np.concatenate(rows or none), np.concatenate(columns or none), coef
 
     @cached_property
     def fingerprint(self) -> bytes:
@@ -275,10 +320,10 @@ def _table(domain: Space, codomain: Space, blocks: Sequence[Block]) -> Table:
         pad = len(target.start)
         boxed += (*target.start, *zeros[pad:], *source.start, *zeros[pad:])
         boxed += (*target.shape, *ones[pad:])
-    coef = [coefficient for *_, coefficient in blocks]
+    coef = column(exact(coefficient) for *_, coefficient in blocks)
     dst, src = np.array(ends, np.int64).reshape(-1, 2).T
     at, of, extent = np.moveaxis(np.array(boxed, np.int64).reshape(-1, 3, ndim), 1, 0)
-    return Table(dst, src, at, of, extent, np.array(coef, np.result_type(np.float64, *coef)))
+    return Table(dst, src, at, of, extent, coef)
 
 
 def _shared(domain: Space, codomain: Space) -> Table:
@@ -287,7 +332,7 @@ def _shared(domain: Space, codomain: Space) -> Table:
     dst = np.array([codomain.index[domain.regions[k].name] for k in src], np.int64)
     extent = domain.shapes[src]
     zeros = np.zeros_like(extent)
-    return Table(dst, src, zeros, zeros, extent, np.ones(len(dst))).of_ndim(_ndim(domain, codomain))
+    return Table(dst, src, zeros, zeros, extent, ones(len(dst))).of_ndim(_ndim(domain, codomain))
 
 
 def _ndim(*spaces: Space) -> int:
@@ -309,16 +354,13 @@ def _reordered(movement: Movement, domain: Space, codomain: Space) -> Rows:
 
 
 def _box(region: Region, start: Any, extent: Any) -> Subset:
-    low = tuple(int(s) for s in start[: region.ndim])
-    return Subset(region, low, tuple(a + int(n) for a, n in zip(low, extent, strict=False)))
+    low = tuple(start[: region.ndim].tolist())
+    return Subset(region, low, tuple(map(int.__add__, low, extent.tolist())))
 
 
-def as_number(value: Any) -> Scalar:
-    """A coefficient as the simplest Python number that equals it."""
-    if value.imag == 0:
-        value = value.real
-        return int(value) if value == int(value) else float(value)
-    return complex(value)
+def number_of(coefficient: Any) -> Exact:
+    """A number of a column of them."""
+    return int(coefficient) if isinstance(coefficient, np.int64) else coefficient
 
 
 def _flat_index(space: Space, subset: Subset) -> boxes.Ints:

@@ -33,8 +33,10 @@ class Namespace:
         return np.asarray(array)
 
     def taken(self, result: Any) -> Any:
-        """What a function returned, as an array; as it is, if it cannot be one."""
-        return np.asarray(result)
+        """What a function returned: an array that is another package's as NumPy's, other values as
+        they are."""
+        other = hasattr(result, "dtype") and not isinstance(result, np.ndarray)
+        return np.asarray(result) if other else result
 
     def scipy(self, part: str) -> Any:
         """SciPy's module of that name, for these arrays."""

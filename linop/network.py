@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
+
+import numpy as np
 
 from linop.errors import ArgumentError
 
@@ -14,7 +17,7 @@ class Network:
     The defaults are round numbers for a cluster of this decade, not measurements.
 
     Raises:
-        ArgumentError: a number is negative.
+        ArgumentError: one is no number, negative, or not finite.
     """
 
     latency: float = 2e-6
@@ -28,8 +31,8 @@ class Network:
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            if not getattr(self, field.name) >= 0:
+            value = getattr(self, field.name)
+            if not (isinstance(value, int | float | np.number) and 0 <= value < math.inf):
                 raise ArgumentError(
-                    f"network: {field.name} is a number of seconds from 0; "
-                    f"given {getattr(self, field.name)!r}"
+                    f"network: {field.name} is a number of seconds from 0; given {value!r}"
                 )

@@ -8,7 +8,7 @@ composed operator checks once, when it is built, that its parts fit; a malformed
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property, reduce
 from typing import Any, overload
 
@@ -19,13 +19,16 @@ from linop import laws
 from linop.calls import Remembering, remembered
 from linop.cost import Cost, cost
 from linop.errors import ArgumentError, SpaceError, UndecidableError
+from linop.exact import Exact, rounded, shown, wrapped
+from linop.maps import bare_or_dict
 from linop.movement import Movement
 from linop.network import Network
 from linop.notation import joined_symbols, parenthesised, subscripted
 from linop.primitives import Action, Placed
-from linop.scalars import Array, Scalar, check_scalar, is_scalar, sparse_dtype
+from linop.region import LARGEST, integer
+from linop.scalars import Array, Scalar, check_scalar, is_scalar, reciprocal, sparse_dtype
 from linop.space import Space, Vector
-from linop.stages import Stages, bare_or_dict
+from linop.stages import Stages
 
 Arrays = dict[str, Array]
 
@@ -143,10 +146,10 @@ class LinearOperator(Remembering, ABC):
     def equals(self, other: LinearOperator) -> bool:
         """Whether both are the same map, proven for all vectors.
 
-        Exact on movement; with local operators, exact where their matrices are known.
+        Nothing is rounded: coefficients are rationals, or integers modulo 2^bits of the dtype.
 
         Raises:
-            UndecidableError: it depends on local operators of unknown matrix, or on rounding.
+            UndecidableError: it depends on local operators of unknown matrix, or known to rounding.
         """
         if not isinstance(other, LinearOperator):
             raise ArgumentError(f"equals: expected an operator, given {other!r}")
@@ -174,13 +177,12 @@ class LinearOperator(Remembering, ABC):
 
     def to_scipy(self) -> scipy.sparse.linalg.LinearOperator:
         """As a SciPy LinearOperator on flat vectors (all regions in order, each in C order)."""
-
-        def flat(op: LinearOperator) -> Callable[[Array], Array]:
-            return lambda x: op.codomain.flatten(op(op.domain.unflatten(x)))
-
         return scipy.sparse.linalg.LinearOperator(
-            self.shape, matvec=flat(self), rmatvec=flat(self.H), dtype=self.dtype
+            self.shape, matvec=self._on_flat, rmatvec=self.H._on_flat, dtype=self.dtype
         )
+
+    def _on_flat(self, x: Array) -> Array:
+        return self.codomain.flatten(self(self.domain.unflatten(x)))
 
     def __call__(self, x: Any) -> Any:
         """Apply to a `Vector` (giving one), or to arrays: the bare array of the only region, or a
@@ -204,9 +206,7 @@ class LinearOperator(Remembering, ABC):
     def __matmul__(self, other: Any) -> Any: ...
 
     def __matmul__(self, other: Any) -> Any:
-        if isinstance(other, LinearOperator):
-            return compose(self, other)
-        return self(other)
+        return compose(self, other) if isinstance(other, LinearOperator) else self(other)
 
     # The algebra
 
@@ -219,19 +219,21 @@ class LinearOperator(Remembering, ABC):
     def __neg__(self) -> LinearOperator:
         return Scaled(-1, self)
 
-    def __mul__(self, scalar: Scalar) -> LinearOperator:
+    def __mul__(self, scalar: Scalar | Exact) -> LinearOperator:
         if isinstance(scalar, LinearOperator):
             raise ArgumentError("op * op: compose operators with @; * takes a scalar")
-        return Scaled(scalar, self) if is_scalar(scalar) else NotImplemented
+        if not is_scalar(scalar):
+            return NotImplemented
+        return Scaled(check_scalar(scalar, self.dtype), self)
 
     __rmul__ = __mul__
 
-    def __truediv__(self, scalar: Scalar) -> LinearOperator:
-        return Scaled(1 / scalar, self) if is_scalar(scalar) else NotImplemented
+    def __truediv__(self, scalar: Scalar | Exact) -> LinearOperator:
+        return self * reciprocal(scalar) if is_scalar(scalar) else NotImplemented
 
     def __pow__(self, power: int) -> LinearOperator:
-        if not isinstance(power, int) or power < 0:
-            raise ArgumentError(f"power: expected a whole number from 0, given {power!r}")
+        if not 0 <= (power := integer(power, "power")) <= LARGEST:
+            raise ArgumentError(f"power: expected a whole number from 0, given {power}")
         self.codomain.same_as(self.domain, "power")
         return compose(*(self,) * power) if power else Identity(self.domain)
 
@@ -347,7 +349,7 @@ class Composition(LinearOperator):
         return reduce(lambda right, left: left.after(right), pieces)
 
     def _simplified(self) -> LinearOperator:
-        scalar: Scalar = 1
+        scalar: Exact = 1
         steps: list[Any] = []
         changed = False
         for factor in self._program():
@@ -363,8 +365,7 @@ class Composition(LinearOperator):
         reduced = laws.reduce_program(kept)
         if not changed and len(reduced) == len(steps):
             return self
-        product = _placed(reduced, self.domain, self.codomain)
-        return product if scalar == 1 else Scaled(scalar, product)
+        return Scaled(scalar, _placed(reduced, self.domain, self.codomain))._simplest()
 
     def symbol(self, latex: bool = False) -> str:
         return joined_symbols(self.factors, " ", latex)
@@ -416,26 +417,26 @@ class Sum(LinearOperator):
 
 
 class Scaled(LinearOperator):
-    """A scalar times an operator."""
+    """A scalar times an operator. The scalar is exact, and modulo 2^bits on integers; where arrays
+    are multiplied by it, it is rounded to the dtype."""
 
-    def __init__(self, scalar: Scalar, operand: LinearOperator) -> None:
+    def __init__(self, scalar: Exact, operand: LinearOperator) -> None:
         super().__init__(operand.domain, operand.codomain)
-        factor = check_scalar(scalar, operand.dtype)
-        self.scalar: Scalar = factor
-        self.operand = operand
         if isinstance(operand, Scaled):
-            self.scalar, self.operand = factor * operand.scalar, operand.operand
+            scalar, operand = scalar * operand.scalar, operand.operand
+        self.scalar: Exact = wrapped(scalar, operand.dtype)
+        self.operand: LinearOperator = operand
 
     def _adjoint(self) -> LinearOperator:
-        return Scaled(np.conj(self.scalar).item(), self.operand.H)
+        return Scaled(self.scalar.conjugate(), self.operand.H)
 
     def _conj(self) -> LinearOperator:
-        return Scaled(np.conj(self.scalar).item(), self.operand.conj())
+        return Scaled(self.scalar.conjugate(), self.operand.conj())
 
     def _run(self, arrays: Arrays) -> Arrays:
-        result = self.operand._run(arrays)
+        result, factor = self.operand._run(arrays), rounded(self.scalar, self.dtype)
         for array in result.values():
-            np.multiply(array, self.scalar, out=array)
+            np.multiply(array, factor, out=array)
         return result
 
     def _stages(self) -> Stages:
@@ -443,18 +444,16 @@ class Scaled(LinearOperator):
 
     def _simplified(self) -> LinearOperator:
         simple = self.operand._simplified()
-        if self.scalar == 0 or isinstance(simple, Zero):
+        return (self if simple is self.operand else Scaled(self.scalar, simple))._simplest()
+
+    def _simplest(self) -> LinearOperator:
+        if self.scalar == 0 or isinstance(self.operand, Zero):
             return Zero(self.domain, self.codomain)
-        if self.scalar == 1:
-            return simple
-        return self if simple is self.operand else Scaled(self.scalar, simple)
+        return self.operand if self.scalar == 1 else self
 
     def symbol(self, latex: bool = False) -> str:
-        operand = parenthesised(self.operand, latex)
-        if self.scalar == -1:
-            return f"-{operand}"
-        number = str(self.scalar) if isinstance(self.scalar, complex) else f"{self.scalar:g}"
-        return f"{number} {operand}"
+        number = "-" if self.scalar == -1 else f"{shown(self.scalar, latex)} "
+        return number + parenthesised(self.operand, latex)
 
 
 def compose(*factors: LinearOperator) -> LinearOperator:

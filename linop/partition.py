@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from linop.errors import PartitionError
-from linop.region import naturals
+from linop.region import integer, naturals
 
 
 class Partition:
@@ -71,6 +71,7 @@ class Partition:
         Raises:
             PartitionError: it is not in the partition.
         """
+        worker = integer(worker, "worker")
         if worker not in self._position:
             raise PartitionError(f"worker {worker} is not in {self!r}")
         return tuple(int(k) for k in np.unravel_index(self._position[worker], self.shape))

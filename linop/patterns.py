@@ -23,10 +23,11 @@ from math import ceil, log2
 import numpy as np
 
 from linop.boxes import Ints, Table, canonical, row_keys
-from linop.movement import Movement, as_number
+from linop.columns import ones
+from linop.exact import Exact, shown
+from linop.movement import Movement, number_of
 from linop.network import Network
 from linop.routing import Routes, routes_among, routes_into, routes_out_of
-from linop.scalars import Scalar
 
 MOST = 2**18
 """Pairs of a sender and a receiver, in one group, up to which they are looked at."""
@@ -68,7 +69,7 @@ class Pattern:
     sends to all others (all-to-all)."""
     root: int | None = None
     """Who sends a broadcast, or gets a reduction."""
-    coefficient: Scalar = 1
+    coefficient: Exact = 1
     """What everything is multiplied by."""
     aligned: bool = True
     """Whether all messages of a bundle have its boxes in one order."""
@@ -87,7 +88,7 @@ class Pattern:
             way = "from" if self.kind is Kind.BROADCAST else "to"
             text = f"{self.kind} {way} worker {self.root} over workers {spans(self.group)}"
         many = f"{self.counts[0]}" if len(self.counts) == 1 else f"up to {max(self.counts)}"
-        scale = "" if self.coefficient == 1 else f", times {self.coefficient:g}"
+        scale = "" if self.coefficient == 1 else f", times {shown(self.coefficient)}"
         return f"{text}, {many} elements each{scale}"
 
 
@@ -227,7 +228,7 @@ def _classified(entries: Routes) -> Pattern | None:
         tuple(group.tolist()),
         tuple(int(n) for n in counts),
         root,
-        as_number(t.coef[0]),
+        number_of(t.coef[0]),
         aligned,
     )
 
@@ -246,7 +247,7 @@ class _Boxes:
         _, first, box = np.unique(keys, return_index=True, return_inverse=True)
         n = len(first)
         each = Table(held[first], np.zeros(n, np.int64), *(start[first],) * 2, t.extent[first],
-                     np.ones(n))  # fmt: skip
+                     ones(n))  # fmt: skip
         return _Boxes(box.reshape(-1), not (canonical(each).coef > 1).any())
 
 

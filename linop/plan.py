@@ -1,7 +1,7 @@
 """What one worker does: an ordered list of typed steps.
 
-A plan is pure data. `linop.lowering` makes the plans of an operator, `linop.verify` checks those of
-all workers together without running them, and a backend runs one.
+A plan is pure data. `linop.lowering` makes the plans of an operator, `linop.verify` proves that
+those of all workers compute it, without running them, and a backend runs one.
 
 Arrays live in two generations: the steps of a stage read the regions of the stage before it, and
 write regions of their own; `Advance` makes the new ones current and forgets the others. So an array
@@ -15,10 +15,14 @@ from functools import cached_property
 
 import numpy as np
 
+from linop.exact import exact, shown
+from linop.maps import Call
 from linop.patterns import Pattern
 from linop.region import Region, Subset, memory_mark
 from linop.scalars import Scalar
-from linop.stages import Call
+
+GROUP = -1
+"""The peer that stands for all others of a collective's group."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,21 @@ class Send:
 
     def __str__(self) -> str:
         return f"send {self.size} elements to {self.peer}: {', '.join(map(str, self.parts))}"
+
+
+@dataclass(frozen=True)
+class Collective(Send):
+    """Begin a collective with a group of workers, to which this one contributes `parts`; does not
+    wait. The group is the peer `GROUP`, from which a worker that gets anything has a `Receive`."""
+
+    pattern: Pattern
+    sent: tuple[int, ...] = ()
+    """Elements for each member of the group, in its order: of an all-to-all only."""
+    received: tuple[int, ...] = ()
+    """Elements from each member of the group, in its order: of an all-to-all only."""
+
+    def __str__(self) -> str:
+        return f"begin the {self.pattern}: {', '.join(map(str, self.parts)) or 'nothing'}"
 
 
 @dataclass(frozen=True)
@@ -92,6 +111,7 @@ class Put:
     target: Subset
     source: Subset | Message
     coefficient: Scalar
+    """1, or a number of the plan's dtype."""
     accumulate: bool
 
     @property
@@ -112,7 +132,7 @@ class Put:
         return same and source.slices == self.target.slices
 
     def __str__(self) -> str:
-        scale = "" if self.coefficient == 1 else f"{self.coefficient} · "
+        scale = "" if self.coefficient == 1 else f"{shown(exact(self.coefficient))} · "
         text = f"{self.target} {'+=' if self.accumulate else '='} {scale}{self.source}"
         if not isinstance(self.source, Subset) or not self.crosses:
             return text
@@ -195,6 +215,12 @@ class Plan:
         if any(isinstance(step, Apply) for step in steps):
             return False
         if sum(isinstance(step, Advance) for step in steps) != 1:
+            return False
+        # A region that becomes another is read at the end, when its own memory may be written.
+        aliases = [step for step in steps if isinstance(step, Alias)]
+        written_to = {r.name for r in self.outputs}
+        written_to -= {a.target.name for a in aliases if a.source.name == a.target.name}
+        if any(a.source.name != a.target.name and a.source.name in written_to for a in aliases):
             return False
         puts = [step for step in steps if isinstance(step, Put)]
         new = [put for put in puts if not put.keeps]

@@ -209,6 +209,22 @@ def memory_mark(region: Region) -> str:
     return "" if region.memory == "default" else f":{region.memory}"
 
 
+LARGEST = 2**63 - 1
+"""The largest number of elements, or bytes, that is counted."""
+
+
+def integer(value: Any, what: str) -> int:
+    """A whole number as an int: Python's, NumPy's, or whatever indexes a sequence.
+
+    Raises:
+        ArgumentError: it is none.
+    """
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise ArgumentError(f"{what}: expected a whole number, given {value!r}") from None
+
+
 def naturals(
     values: int | Iterable[int], what: str, error: type[LinopError] = SpaceError
 ) -> tuple[int, ...]:
@@ -221,10 +237,12 @@ def naturals(
         items = (values,) if isinstance(values, int | np.integer) else tuple(values)
         numbers = tuple(int(v) for v in items)
         whole = all(n == v for n, v in zip(numbers, items, strict=True))
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         whole = False
     if not whole:
         raise ArgumentError(f"{what}: expected whole numbers, given {values!r}")
+    if any(n > LARGEST for n in numbers):
+        raise error(f"{what}: {numbers} has a number above 2**63 - 1")
     if any(n < 0 for n in numbers):
         raise error(f"{what}: {numbers} has a negative number")
     return numbers
@@ -254,13 +272,14 @@ def _slice(region: Region, k: int, item: Any) -> tuple[int, int]:
         raise SubsetError(
             f"{where}: index {item!r} given; a subset keeps all dimensions, so give a slice: i:i+1"
         )
-    if item.step not in (None, 1):
-        raise SubsetError(f"{where}: step {item.step} given; subsets have unit steps")
     try:
+        if item.step is not None and operator.index(item.step) != 1:
+            raise SubsetError(f"{where}: step {item.step} given; subsets have unit steps")
         start = 0 if item.start is None else operator.index(item.start)
         stop = n if item.stop is None else operator.index(item.stop)
     except TypeError:
-        bounds = f"{item.start}:{item.stop}"
+        step = "" if item.step is None else f":{item.step}"
+        bounds = f"{item.start}:{item.stop}{step}"
         raise SubsetError(f"{where}: {bounds} given; bounds are whole numbers") from None
     start, stop = (start + n if start < 0 else start), (stop + n if stop < 0 else stop)
     if not (0 <= start <= n and 0 <= stop <= n):

@@ -6,6 +6,7 @@ copy; the others are served by a holder of the source, spread over its holders.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +14,9 @@ import numpy as np
 from linop.boxes import Ints, Table, expand
 from linop.movement import Movement
 from linop.space import Space
+
+AT_ONCE = 2**19
+"""Transfers of all receivers that are looked at together."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +43,21 @@ def routes(movement: Movement) -> Routes:
     return _served(movement, movement.table, *_receivers(movement.table, movement.codomain))
 
 
+def routes_by_receiver(movement: Movement) -> Iterator[Routes]:
+    """All routes, those of some receivers at a time, in increasing order: as many as have about
+    `AT_ONCE` transfers, so that an all-to-all of thousands needs little memory."""
+    holders, _, many = movement.codomain.holders
+    if not len(holders):
+        return
+    counts = movement.rows.counts_into(len(movement.codomain))
+    order = np.argsort(holders, kind="stable")
+    workers, first = np.unique(holders[order], return_index=True)
+    load = np.add.reduceat(np.repeat(counts, many)[order], first)
+    cuts = np.flatnonzero(np.diff(np.cumsum(load) // AT_ONCE)) + 1
+    for receivers in np.split(workers, cuts):
+        yield _coming(movement, receivers)
+
+
 def routes_into(movement: Movement, worker: int) -> Routes:
     """What a worker receives or copies: its entries of `routes`, found from its regions alone."""
     table = movement.into(movement.codomain.numbers_on(worker))
@@ -56,14 +75,19 @@ def routes_out_of(movement: Movement, worker: int) -> Routes:
 def routes_among(movement: Movement, workers: Ints) -> tuple[Routes, bool]:
     """What some workers receive or copy: their entries of `routes`, found from their regions alone;
     and whether all of it is from them, and all that they send goes to them."""
-    held = _held(movement.codomain, workers)
-    table = movement.into(held)
-    coming = _served(movement, table, *_receivers(table, movement.codomain))
-    coming = coming.of(np.isin(coming.receiver, workers))
+    coming = _coming(movement, workers)
     table = movement.out_of(_held(movement.domain, workers))
     leaving = _served(movement, table, *_receivers(table, movement.codomain))
     outward = np.isin(leaving.sender, workers) & ~np.isin(leaving.receiver, workers)
     return coming, bool(np.isin(coming.sender, workers).all() and not outward.any())
+
+
+def _coming(movement: Movement, workers: Ints) -> Routes:
+    """What some workers receive or copy."""
+    table = movement.into(_held(movement.codomain, workers))
+    row, receiver = _receivers(table, movement.codomain)
+    wanted = np.isin(receiver, workers)
+    return _served(movement, table, row[wanted], receiver[wanted])
 
 
 def _held(space: Space, workers: Ints) -> Ints:

@@ -15,8 +15,12 @@ from functools import cached_property
 
 import numpy as np
 
-from linop.boxes import Ints, Table, canonical, concatenate, expand, join
-from linop.scalars import Scalar
+from linop.boxes import Ints, Table, canonical, concatenate, expand, join, pairs
+from linop.columns import conjugates, encoded, multiples, ones
+from linop.exact import Exact, text
+
+FAR_MORE = 64
+"""A product is taken apart if its transfers are so many times those of its factors."""
 
 
 class Rows(ABC):
@@ -41,20 +45,32 @@ class Rows(ABC):
         """Equal digests mean equal rows; rows that were made in another way may be equal too. Found
         without making the table."""
 
+    @property
+    def factors(self) -> tuple[Exact, tuple[bytes, ...]]:
+        """A number, and the digests of rows, whose product this is: however a product was
+        bracketed, and wherever in it a number stands."""
+        return 1, (self.digest,)
+
     @cached_property
     def table(self) -> Table:
         """All rows."""
         return canonical(self._all())
 
+    @cached_property
+    def short(self) -> bool:
+        """Whether the whole table is worth making when some of its rows are asked for: it is made
+        of tables that are there, and not far longer than they."""
+        return False
+
     def into(self, dst: Ints) -> Table:
         """The rows into regions, given by number in increasing order."""
-        if "table" in self.__dict__:
+        if "table" in self.__dict__ or self.short:
             return self.table.take(positions(self.table.dst, dst))
         return canonical(self._into(dst))
 
     def out_of(self, src: Ints) -> Table:
         """The rows out of regions, given by number in increasing order."""
-        if "table" in self.__dict__:
+        if "table" in self.__dict__ or self.short:
             order = self._by_source
             return self.table.take(np.sort(order[positions(self.table.src[order], src)]))
         return canonical(self._out_of(src))
@@ -78,6 +94,8 @@ class Rows(ABC):
 
 class Given(Rows):
     """The rows of a table."""
+
+    short = True
 
     def __init__(self, table: Table) -> None:
         self.given = table
@@ -112,7 +130,7 @@ class Same(Rows):
     def _into(self, dst: Ints) -> Table:
         extent = self.extent[dst]
         zeros = np.zeros_like(extent)
-        return Table(dst, dst, zeros, zeros, extent, np.ones(len(dst)))
+        return Table(dst, dst, zeros, zeros, extent, ones(len(dst)))
 
     def _out_of(self, src: Ints) -> Table:
         return self._into(src)
@@ -137,14 +155,18 @@ class Swapped(Rows):
     def __init__(self, of: Rows) -> None:
         self.of = of
 
+    @cached_property
+    def short(self) -> bool:
+        return self.of.short
+
     def _all(self) -> Table:
-        return _swap(self.of.table)
+        return swap(self.of.table)
 
     def _into(self, dst: Ints) -> Table:
-        return _swap(self.of.out_of(dst))
+        return swap(self.of.out_of(dst))
 
     def _out_of(self, src: Ints) -> Table:
-        return _swap(self.of.into(src))
+        return swap(self.of.into(src))
 
     def counts_into(self, regions: int) -> Ints:
         return self.of.counts_out_of(regions)
@@ -163,12 +185,16 @@ class Swapped(Rows):
 class Scaled(Rows):
     """Rows times a number, conjugated before that or not."""
 
-    def __init__(self, of: Rows, scalar: Scalar, conjugated: bool = False) -> None:
+    def __init__(self, of: Rows, scalar: Exact, conjugated: bool = False) -> None:
         self.of, self.scalar, self.conjugated = of, scalar, conjugated
 
     def _times(self, t: Table) -> Table:
-        coef = np.conj(t.coef) if self.conjugated else t.coef
-        return Table(t.dst, t.src, t.at, t.of, t.extent, coef * self.scalar)
+        coef = conjugates(t.coef) if self.conjugated else t.coef
+        return Table(t.dst, t.src, t.at, t.of, t.extent, multiples(coef, self.scalar))
+
+    @cached_property
+    def short(self) -> bool:
+        return self.of.short
 
     def _all(self) -> Table:
         return self._times(self.of.table)
@@ -179,9 +205,16 @@ class Scaled(Rows):
     def _out_of(self, src: Ints) -> Table:
         return self._times(self.of.out_of(src))
 
+    @property
+    def factors(self) -> tuple[Exact, tuple[bytes, ...]]:
+        if self.conjugated:
+            return self.scalar, (digest_of("conjugated", self.of.digest),)
+        number, digests = self.of.factors
+        return self.scalar * number, digests
+
     @cached_property
     def digest(self) -> bytes:
-        return digest_of("scaled", repr((complex(self.scalar), self.conjugated)), self.of.digest)
+        return _digest_of_product(*self.factors)
 
 
 class Product(Rows):
@@ -189,6 +222,13 @@ class Product(Rows):
 
     def __init__(self, left: Rows, right: Rows) -> None:
         self.left, self.right = left, right
+
+    @cached_property
+    def short(self) -> bool:
+        if not (self.left.short and self.right.short):
+            return False
+        left, right = self.left.table, self.right.table
+        return pairs(left, right) <= FAR_MORE * (len(left) + len(right))
 
     def _all(self) -> Table:
         return join(self.left.table, self.right.table)
@@ -204,9 +244,14 @@ class Product(Rows):
     def adjoint(self) -> Rows:
         return Product(self.right.adjoint(), self.left.adjoint())
 
+    @property
+    def factors(self) -> tuple[Exact, tuple[bytes, ...]]:
+        (one, left), (other, right) = self.left.factors, self.right.factors
+        return one * other, left + right
+
     @cached_property
     def digest(self) -> bytes:
-        return digest_of("product", self.left.digest, self.right.digest)
+        return _digest_of_product(*self.factors)
 
 
 class Total(Rows):
@@ -214,6 +259,10 @@ class Total(Rows):
 
     def __init__(self, terms: Sequence[Rows]) -> None:
         self.terms = tuple(terms)
+
+    @cached_property
+    def short(self) -> bool:
+        return all(term.short for term in self.terms)
 
     def _all(self) -> Table:
         return concatenate(*(term.table for term in self.terms))
@@ -226,7 +275,7 @@ class Total(Rows):
 
     @cached_property
     def digest(self) -> bytes:
-        return digest_of("sum", *(term.digest for term in self.terms))
+        return digest_of("sum", *sorted(term.digest for term in self.terms))
 
 
 class Blocks(Rows):
@@ -247,6 +296,10 @@ class Blocks(Rows):
     ) -> None:
         self.parts = tuple(parts)
         self.dst, self.src, self.sizes = tuple(dst), tuple(src), sizes
+
+    @cached_property
+    def short(self) -> bool:
+        return all(part.short for part in self.parts)
 
     def _all(self) -> Table:
         return self._placed([(k, part.table) for k, part in enumerate(self.parts)])
@@ -312,7 +365,7 @@ def _by_block(block: Ints, inner: Ints, wanted: Ints) -> list[tuple[int, Ints]]:
 
 _NONE = np.zeros(0, np.int64)
 _NO_BOX = np.zeros((0, 1), np.int64)
-EMPTY = Table(_NONE, _NONE, _NO_BOX, _NO_BOX, _NO_BOX, np.zeros(0))
+EMPTY = Table(_NONE, _NONE, _NO_BOX, _NO_BOX, _NO_BOX, ones(0))
 """No rows."""
 
 
@@ -323,10 +376,14 @@ def positions(keys: Ints, wanted: Ints) -> Ints:
     return first[rows] + within
 
 
-def table_columns(t: Table) -> tuple[np.ndarray, ...]:
+def table_columns(t: Table) -> tuple[str | np.ndarray, ...]:
     """What tells canonical tables apart."""
-    # + 0: zero has one sign.
-    return t.dst, t.src, t.at, t.of, t.extent, t.coef.astype(np.complex128) + 0
+    return t.dst, t.src, t.at, t.of, t.extent, *encoded(t.coef)
+
+
+def _digest_of_product(number: Exact, digests: Sequence[bytes]) -> bytes:
+    alone = number == 1 and len(digests) == 1
+    return digests[0] if alone else digest_of("product", text(number), *digests)
 
 
 def digest_of(*parts: str | bytes | np.ndarray) -> bytes:
@@ -341,5 +398,6 @@ def digest_of(*parts: str | bytes | np.ndarray) -> bytes:
     return digest.digest()
 
 
-def _swap(t: Table) -> Table:
-    return Table(t.src, t.dst, t.of, t.at, t.extent, np.conj(t.coef))
+def swap(t: Table) -> Table:
+    """The adjoint's rows, not canonical."""
+    return Table(t.src, t.dst, t.of, t.at, t.extent, conjugates(t.coef))

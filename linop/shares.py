@@ -16,11 +16,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from linop.exact import Exact
 from linop.movement import Block, Movement, Transfer
 from linop.network import Network
 from linop.region import Region, Subset, as_subset
 from linop.rows import Same
-from linop.scalars import Scalar
 from linop.space import Space
 
 _NETWORK = Network(latency=1e-5)
@@ -33,7 +33,7 @@ MOST = 4096
 class _Sum(NamedTuple):
     """Boxes that are added up, each times its coefficient, and where the sum goes."""
 
-    sources: tuple[tuple[Subset, Scalar], ...]
+    sources: tuple[tuple[Subset, Exact], ...]
     targets: tuple[Subset, ...]
 
 
@@ -54,10 +54,10 @@ def in_shares(movement: Movement) -> tuple[Movement, ...]:
 
 def _sums(movement: Movement) -> tuple[list[_Sum], list[Transfer]]:
     """The sums to be done in shares, and the transfers that are in none."""
-    into: dict[Subset, list[tuple[Subset, Scalar]]] = defaultdict(list)
+    into: dict[Subset, list[tuple[Subset, Exact]]] = defaultdict(list)
     for transfer in movement:
         into[transfer.target].append((transfer.source, transfer.coefficient))
-    alike: dict[tuple[tuple[Subset, Scalar], ...], list[Subset]] = defaultdict(list)
+    alike: dict[tuple[tuple[Subset, Exact], ...], list[Subset]] = defaultdict(list)
     for target, sources in into.items():
         alike[tuple(sources)].append(target)
     every = [_Sum(sources, tuple(targets)) for sources, targets in alike.items()]

@@ -12,9 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from linop.boxes import Ints
+from linop.errors import SpaceError, expect
 from linop.movement import Movement
 from linop.network import Network
-from linop.routing import Routes, messages, routes
+from linop.region import LARGEST
+from linop.routing import Routes, messages, routes_by_receiver
 from linop.stages import Stages
 from linop.text import aligned
 
@@ -109,8 +111,11 @@ def simulate(op: Staged, network: Network | None = None) -> Simulation:
     Args:
         op: the operator.
         network: by default `Network()`.
+
+    Raises:
+        SpaceError: more bytes are moved than can be counted.
     """
-    network = network or Network()
+    network = Network() if network is None else expect("network", network, Network)
     stages = op.stages.factored
     workers = np.array(stages.workers, np.int64)
     n = len(workers)
@@ -118,22 +123,37 @@ def simulate(op: Staged, network: Network | None = None) -> Simulation:
     sending, waiting, copying, adding = np.zeros((4, n))
     between = np.zeros(n, np.int64)
     busy = 0
+    short = np.min_scalar_type(n)  # all pairs of ends are kept
+    moved = 0.0
     for movement in stages.movements:
         itemsize = movement.domain.dtype.itemsize
-        every = routes(movement)
-        sender, receiver, elements = messages(every)
-        s, r = np.searchsorted(workers, sender), np.searchsorted(workers, receiver)
-        size = elements * itemsize
-        for row, (end, weight) in enumerate([(s, None), (r, None), (s, size), (r, size)]):
-            counts[row] += np.bincount(end, weight, n).astype(np.int64)
-        busy += bool(len(s))
+        moved += _most_bytes(movement)
         begun = sending + waiting + copying + adding
-        each = network.latency + network.per_byte * size
-        own = np.bincount(s, each, n)
+        own, coming = np.zeros((2, n))
+        copied, crossing, added = np.zeros((3, n), np.int64)
+        ends: list[tuple[Ints, Ints]] = []
+        for some in routes_by_receiver(movement):
+            sender, receiver, elements = messages(some)
+            s, r = np.searchsorted(workers, sender), np.searchsorted(workers, receiver)
+            size = elements * itemsize
+            moved += float(elements.sum(dtype=float)) * itemsize
+            if moved > LARGEST:
+                raise SpaceError("simulate: 2**63 bytes or more are moved; fewer can be counted")
+            for row, (end, weight) in enumerate([(s, None), (r, None), (s, size), (r, size)]):
+                counts[row] += np.bincount(end, weight, n).astype(np.int64)
+            each = network.latency + network.per_byte * size
+            own += np.bincount(s, each, n)
+            coming += np.bincount(r, each, n)
+            ends.append((s.astype(short), r.astype(short)))
+            for column, more in zip(
+                (copied, crossing, added), _memory_traffic(movement, some, workers), strict=True
+            ):
+                column += more
+        busy += any(len(s) for s, _ in ends)
         gone = begun + own
-        here = np.maximum(gone, begun + np.bincount(r, each, n))
-        np.maximum.at(here, r, gone[s])
-        copied, crossing, added = _memory_traffic(movement, every, workers)
+        here = np.maximum(gone, begun + coming)
+        for s, r in ends:
+            np.maximum.at(here, r, gone[s])
         between += crossing * itemsize
         sending += own
         waiting += here - gone
@@ -155,6 +175,15 @@ def simulate(op: Staged, network: Network | None = None) -> Simulation:
     )
 
 
+def _most_bytes(movement: Movement) -> float:
+    """Bytes of the largest region."""
+    sizes = (
+        space.shapes.astype(float).prod(axis=1).max(initial=0.0)
+        for space in (movement.domain, movement.codomain)
+    )
+    return float(max(sizes)) * movement.domain.dtype.itemsize
+
+
 def _memory_traffic(movement: Movement, every: Routes, workers: Ints) -> tuple[Ints, Ints, Ints]:
     """Elements that each worker copies, those of them that it copies between its memories, and
     those that it adds. A region that is another one of the same memory, whole and unchanged, is
@@ -169,7 +198,7 @@ def _memory_traffic(movement: Movement, every: Routes, workers: Ints) -> tuple[I
     coming = np.bincount(which, every.volume, len(places))
     beyond = np.maximum(coming - sizes_to[places % max(1, len(sizes_to))], 0)
     n = len(workers)
-    added = np.bincount(places // max(1, len(sizes_to)), beyond, n)
+    added = np.bincount(places // max(1, len(sizes_to)), beyond, n).astype(np.int64)
     whole = (every.volume == sizes_to[dst]) & (every.volume == sizes_from[src])
     local = every.sender == every.receiver
     crossing = local & (movement.codomain.memories[dst] != movement.domain.memories[src])
@@ -178,4 +207,4 @@ def _memory_traffic(movement: Movement, every: Routes, workers: Ints) -> tuple[I
         np.bincount(np.searchsorted(workers, every.receiver[mask]), every.volume[mask], n)
         for mask in (local & ~kept, crossing)
     )
-    return copied, between.astype(np.int64), added
+    return copied.astype(np.int64), between.astype(np.int64), added

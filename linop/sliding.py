@@ -16,10 +16,10 @@ from linop.calls import remembered
 from linop.errors import ShapeError
 from linop.halo import PerDim, per_dim
 from linop.local import Place, checked_dtype, local_operator, place_space, single_region
+from linop.maps import Function
 from linop.namespace import Namespace
 from linop.operator import LinearOperator
-from linop.scalars import Array, sparse_dtype
-from linop.stages import Function
+from linop.scalars import Array, plain, sparse_dtype
 
 
 @remembered
@@ -47,7 +47,7 @@ def convolution(
     """
     source, target = place_space(domain, np.float64), place_space(codomain, np.float64)
     region, result = single_region("convolution", source), single_region("convolution", target)
-    weights = np.asarray(kernel)
+    weights = np.asarray(plain(kernel, "convolution"))
     weights = weights.astype(checked_dtype(weights.dtype, source.dtype), copy=False)
     if weights.ndim != region.ndim or 0 in weights.shape:
         raise ShapeError(

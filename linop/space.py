@@ -15,9 +15,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from linop.contents import accepted
+from linop.dots import dot, sums_by_worker
 from linop.errors import ArgumentError, DTypeError, RegionError, ShapeError, SpaceError, expect
-from linop.region import MEMORIES, Part, Region, Subset, as_subset, known_memory, memory_mark
-from linop.scalars import Array, Scalar, check_scalar, is_scalar, of_dtype
+from linop.region import (
+    MEMORIES,
+    Part,
+    Region,
+    Subset,
+    as_subset,
+    integer,
+    known_memory,
+    memory_mark,
+)
+from linop.scalars import Array, Scalar, factor_of, is_scalar, plain, reciprocal
 
 
 class Space:
@@ -34,9 +45,11 @@ class Space:
     """
 
     def __init__(self, regions: Iterable[Region] | Region, dtype: npt.DTypeLike = np.float64):
-        self.regions: tuple[Region, ...] = (
-            (regions,) if isinstance(regions, Region) else tuple(regions)
-        )
+        try:
+            given = (regions,) if isinstance(regions, Region) else tuple(regions)
+        except TypeError:
+            raise ArgumentError(f"a Space is made of Regions; given {regions!r}") from None
+        self.regions: tuple[Region, ...] = given
         for region in self.regions:
             if not isinstance(region, Region):
                 raise ArgumentError(f"a Space is made of Regions; given {region!r}")
@@ -47,7 +60,10 @@ class Space:
         self._set_dtype(dtype)
 
     def _set_dtype(self, dtype: npt.DTypeLike) -> None:
-        self.dtype: np.dtype[Any] = np.dtype(dtype)
+        try:
+            self.dtype: np.dtype[Any] = np.dtype(dtype)
+        except (TypeError, ValueError):
+            raise DTypeError(f"a space holds numbers; given {dtype!r}, which is no dtype") from None
         # Kind V is also that of numbers from other packages, such as ml_dtypes.bfloat16.
         if self.dtype.kind not in "iufcV" or self.dtype.type is np.void:
             raise DTypeError(f"a space holds numbers; given dtype {self.dtype}")
@@ -197,7 +213,8 @@ class Space:
         """The vector with these arrays, by region name; or the bare array of the only region.
 
         Regions may be left out: then the vector is the part of an element that this process holds.
-        Arrays keep their memory; other sequences of numbers are converted to the space's dtype.
+        Arrays keep their memory, and must be of the space's dtype; other sequences of numbers are
+        converted, if it holds them all (`linop.scalars.of_dtype`).
 
         Raises:
             RegionError: a name is unknown. ShapeError, DTypeError: an array does not fit.
@@ -218,26 +235,10 @@ class Space:
             kind: what arrays are; a backend on a device has others.
 
         Raises:
-            ShapeError, DTypeError: it cannot. ArgumentError: it is not in this kind of memory.
+            ShapeError, DTypeError: it cannot. ArgumentError: it is not in this kind of memory, or
+                more than an array (`linop.scalars.plain`).
         """
-        where = f"array of region {region.name!r}"
-        given: Any = array if hasattr(array, "dtype") else of_dtype(array, self.dtype, where)
-        if isinstance(given, np.generic):
-            given = np.asarray(given)
-        if given.shape != region.shape:
-            raise ShapeError(f"{where}: shape {given.shape} given, {region.shape} expected")
-        if given.dtype != self.dtype:
-            raise DTypeError(
-                f"{where}: dtype {given.dtype} given, {self.dtype} expected; "
-                f"convert it with .astype({self.dtype.name!r})"
-            )
-        if not isinstance(given, kind):
-            wanted, found = (f"{k.__module__}.{k.__qualname__}" for k in (kind, type(given)))
-            lives = "" if region.memory == "default" else f" in {region.memory} memory"
-            mend = _moved(given, kind)
-            raise ArgumentError(f"{where}{lives}: {found} given, {wanted} expected{mend}")
-        checked: Array = given
-        return checked
+        return accepted(region, self.dtype, array, kind)
 
     def zeros(self) -> Vector:
         """The zero vector, every region present."""
@@ -259,6 +260,8 @@ class Space:
     def _fill(
         self, seed: int | None, draw: Callable[[np.random.Generator, tuple[int, ...]], Any]
     ) -> Vector:
+        if seed is not None and integer(seed, "seed") < 0:
+            raise ArgumentError(f"seed: a whole number from 0 expected, given {seed}")
         rng = np.random.default_rng(seed)
         arrays = {}
         for region in self.regions:
@@ -282,7 +285,7 @@ class Space:
             ShapeError: there are more or fewer of them. DTypeError: they are complex, or fractions,
                 and the space is not.
         """
-        flat = np.asarray(flat)
+        flat = np.asarray(plain(flat, "flat vector"))
         if not np.can_cast(flat.dtype, self.dtype, "same_kind"):
             raise DTypeError(f"flat vector of dtype {flat.dtype} given, {self.dtype} expected")
         if flat.size != self.size:
@@ -306,13 +309,13 @@ class Space:
 
     def partial_inners(self, v: Vector, w: Vector) -> dict[int, Scalar]:
         """<v, w> of the regions present, by the worker that counts them: a replicated region is
-        counted by its first worker. Low precision is summed in double precision."""
+        counted by its first worker."""
         partial: dict[int, Scalar] = {}
         for region in self.regions:
             if region.name in v and region.name in w:
                 worker = region.workers[0]
-                x, y = _wide(v[region.name]), _wide(w[region.name])
-                partial[worker] = partial.get(worker, 0) + np.vdot(x, y).item()
+                product = dot(v[region.name], w[region.name])
+                partial[worker] = partial.get(worker, 0) + product
         return partial
 
     def inner(self, v: Vector, w: Vector) -> Scalar:
@@ -351,7 +354,7 @@ class Vector:
     def __getitem__(self, name: str) -> Array:
         try:
             return self.arrays[name]
-        except KeyError:
+        except (KeyError, TypeError):
             self.space[name]  # an unknown name is its own error
             raise RegionError(
                 f"region {name!r} is not held here; this process holds {list(self.arrays)}"
@@ -384,7 +387,7 @@ class Vector:
             return distributed
         for vector in (self, other):
             vector.require_all("an inner product")
-        return _sums_by_worker
+        return sums_by_worker
 
     def inner(self, other: Vector) -> Scalar:
         """<self, other>, conjugate-linear in self."""
@@ -413,8 +416,7 @@ class Vector:
         return Vector(self.space, arrays, total)
 
     def _scale(self, scalar: Any) -> Vector:
-        # Of the dtype itself: those of other packages know no Python numbers.
-        factor = self.space.dtype.type(check_scalar(scalar, self.space.dtype))
+        factor = factor_of(scalar, self.space.dtype)
         return self._map(lambda a: np.multiply(a, factor))
 
     def __add__(self, other: Vector) -> Vector:
@@ -431,8 +433,12 @@ class Vector:
     def __truediv__(self, scalar: Scalar) -> Vector:
         if not is_scalar(scalar):
             return NotImplemented
-        check_scalar(1 / scalar, self.space.dtype)
-        return self._map(lambda a: np.divide(a, scalar).astype(a.dtype, copy=False))
+        inverse, dtype = reciprocal(scalar), self.space.dtype
+        if dtype.kind in "iu":
+            return self._scale(inverse)
+        factor_of(inverse, dtype)
+        divisor = factor_of(scalar, dtype)
+        return self._map(lambda a: np.divide(a, divisor))
 
     def __neg__(self) -> Vector:
         return self._map(np.negative)
@@ -451,15 +457,6 @@ def inners(pairs: Sequence[tuple[Vector, Vector]]) -> list[Scalar]:
         partial.append(v.space.partial_inners(v, w))
     totals = [v.total(w) for v, w in pairs]
     return totals[0](partial) if pairs else []
-
-
-def _sums_by_worker(partials: Sequence[Mapping[int, Scalar]]) -> list[Scalar]:
-    return [sum_by_worker(partial) for partial in partials]
-
-
-def sum_by_worker(partial: Mapping[int, Scalar]) -> Scalar:
-    """The sum in the order of workers."""
-    return sum((partial[w] for w in sorted(partial)), 0)
 
 
 def side_by_side(left: Space, right: Space) -> str:
@@ -481,18 +478,3 @@ def _describe(space: Space, name: str) -> str:
 
 def _workers(region: Region) -> str:
     return ",".join(map(str, region.workers))
-
-
-def _moved(array: Any, kind: type) -> str:
-    """How an array comes into the memory that is wanted, where that is another one."""
-    there, here = (hasattr(k, "__cuda_array_interface__") for k in (type(array), kind))
-    if here and isinstance(array, np.ndarray):
-        return f"; copy it to the device with {kind.__module__.split('.')[0]}.asarray"
-    return "; copy it to main memory with .get()" if there and kind is np.ndarray else ""
-
-
-def _wide(array: Array) -> Array:
-    """The array in the widest dtype of its kind, in which inner products are summed."""
-    kind = array.dtype.kind
-    wide = {"i": np.int64, "u": np.uint64, "c": np.complex128}.get(kind, np.float64)
-    return array.astype(wide, copy=False)

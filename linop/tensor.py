@@ -17,7 +17,7 @@ from linop.errors import ArgumentError, PartitionError, ShapeError, SpaceError, 
 from linop.kronecker import GridAxis
 from linop.partition import Partition, balanced
 from linop.region import MEMORIES, Region, Subset, known_memory, naturals
-from linop.scalars import Array, of_dtype
+from linop.scalars import Array, of_dtype, plain
 from linop.space import Space, Vector
 
 
@@ -93,7 +93,12 @@ class TensorSpace(Space):
 
     def _check_axes(self, axes: Sequence[Axis] | None) -> tuple[Axis, ...]:
         grid, ndim = self.partition.shape, self.ndim
-        given = tuple(range(len(grid))) if axes is None else tuple(axes)
+        try:
+            given = tuple(range(len(grid))) if axes is None else tuple(axes)
+        except TypeError:
+            raise ArgumentError(
+                f"axes: expected one for each of {len(grid)}, given {axes!r}"
+            ) from None
         if len(given) != len(grid):
             raise PartitionError(f"axes {given} for a grid of {len(grid)} axes; give one for each")
         checked: list[Axis] = []
@@ -122,7 +127,11 @@ class TensorSpace(Space):
         n = self.global_shape[dim]
         parts = self.partition.shape[self.axes.index(dim)] if dim in self.axes else 1
         if dim in bounds:
-            cut = tuple((int(a), int(b)) for a, b in bounds[dim])
+            what = f"bounds of dimension {dim}"
+            pairs = [naturals(pair, what, PartitionError) for pair in bounds[dim]]
+            if any(len(pair) != 2 for pair in pairs):
+                raise PartitionError(f"{what}: (start, stop) of each block expected; given {pairs}")
+            cut = tuple((a, b) for a, b in pairs)
             if any(not 0 <= a <= b <= n for a, b in cut):
                 raise PartitionError(f"blocks {cut} of dimension {dim} leave its extent {n}")
         else:
@@ -312,9 +321,9 @@ class TensorSpace(Space):
         """
         if not hasattr(array, "dtype"):
             array = of_dtype(array, self.dtype, "scatter")
-        array = np.asarray(array)
-        if np.can_cast(array.dtype, self.dtype, "safe"):
-            array = array.astype(self.dtype, copy=False)
+        array = np.asarray(plain(array, "scatter"))
+        if array.dtype != self.dtype and np.can_cast(array.dtype, self.dtype, "safe"):
+            array = of_dtype(array, self.dtype, "scatter")
         if array.shape != self.global_shape:
             raise ShapeError(
                 f"scatter: global array of shape {array.shape} given, {self.global_shape} expected"

@@ -16,7 +16,7 @@ from typing import Any, ParamSpec
 from linop.backends.base import Backend
 from linop.space import Space
 from linop.testing.foreign import subject
-from linop.testing.localise import not_zero, wrong_column
+from linop.testing.localise import wrong_column
 from linop.testing.matrices import worst_of_matrices
 from linop.testing.report import Report
 from linop.testing.subject import Fault
@@ -27,7 +27,8 @@ from linop.testing.trials import (
     difference,
     dot_products,
     dot_tolerance,
-    random_scalar,
+    element_tolerance,
+    linear,
     random_vector,
     there_and_back,
 )
@@ -43,23 +44,32 @@ def check_adjoint(
     adjoint: Any = None,
     seed: int = 0,
     trials: int = 3,
+    tolerance: float | None = None,
 ) -> Report:
     """The dot-product test (paper, equation 13), for random x and y:
     ``abs(<F x, y> - <x, F* y>) / max(‖F x‖ ‖y‖, ‖x‖ ‖F* y‖)`` is below rounding (`dot_tolerance`).
-    Integer spaces are compared exactly. If it fails, the report names a wrong entry.
+    Integer spaces are compared exactly. If it fails, the report names a wrong entry. Each trial
+    calls F and F* twice, and fails where a call overwrites the result of the one before.
 
     Args:
         op: the operator F.
         backend: a backend or its name. On one worker's backend every worker makes the same call.
         adjoint: what to test as F*; by default that of `op`.
         seed, trials: the random vectors; the same on every worker.
+        tolerance: the relative error that passes; by default what rounding explains. Give a larger
+            one for an ill-conditioned operator, such as the inverse of a matrix.
 
     Returns:
         The report, the same on every worker.
+
+    Raises:
+        ArgumentError: the tolerance is no relative error; on every worker.
     """
     F = subject("check_adjoint", op, backend)
     call = "check_adjoint(op, {})" if adjoint is None else "check_adjoint(op, {}, adjoint=adjoint)"
-    check = Check("dot-product test", "<F x, y> with <x, F* y>", call, F, dot_tolerance(F))
+    check = Check(
+        "dot-product test", "<F x, y> with <x, F* y>", call, F, dot_tolerance(F), tolerance
+    )
 
     def trial(seed: int) -> tuple[float, Where]:
         return dot_products(F, adjoint_of("check_adjoint", F, adjoint), seed, Space.random)
@@ -78,7 +88,7 @@ def check_dot_exact(
     """The dot-product test on whole numbers, without tolerance.
 
     Args:
-        op, backend, adjoint, seed, trials: as for `check_adjoint`.
+        op, backend, adjoint, seed, trials: as for `check_adjoint`; there is no tolerance.
 
     Raises:
         UndecidableError: of whole numbers the operator makes others, or larger ones than its dtype
@@ -98,16 +108,21 @@ def check_dot_exact(
 
 
 def check_self_adjoint(
-    op: Any, backend: Backend | str = "reference", *, seed: int = 0, trials: int = 3
+    op: Any,
+    backend: Backend | str = "reference",
+    *,
+    seed: int = 0,
+    trials: int = 3,
+    tolerance: float | None = None,
 ) -> Report:
     """Whether F is its own adjoint: the dot-product test with F in both places.
 
     Args:
-        op, backend, seed, trials: as for `check_adjoint`.
+        op, backend, seed, trials, tolerance: as for `check_adjoint`.
     """
     F = subject("check_self_adjoint", op, backend)
     compared, call = "<F x, y> with <x, F y>", "check_self_adjoint(op, {})"
-    check = Check("self-adjointness", compared, call, F, dot_tolerance(F))
+    check = Check("self-adjointness", compared, call, F, dot_tolerance(F), tolerance)
 
     def trial(seed: int) -> tuple[float, Where]:
         G = seen_as(F, F.codomain, F.domain, not F.anonymous)
@@ -116,63 +131,77 @@ def check_self_adjoint(
     return check.tried(trial, seed, trials)
 
 
-def check_exact(op: Any, adjoint: Any = None, *, backend: Backend | str = "reference") -> Report:
+def check_exact(
+    op: Any,
+    adjoint: Any = None,
+    *,
+    backend: Backend | str = "reference",
+    tolerance: float | None = None,
+) -> Report:
     """Whether the matrix of the adjoint is the conjugate transpose of that of the operator, entry
-    by entry.
+    by entry; and whether both are linear, without which a matrix says nothing.
 
-    Both are found independently, by applying both to all unit vectors. Where nothing rounds (data
-    movement, integers) entries must be equal; else they may differ by rounding.
+    Both matrices are found independently, by applying both to all unit vectors. Where nothing
+    rounds (data movement, integers) entries must be equal; else they may differ by rounding,
+    relative to the largest entry of their row and column. Linearity is tried at random vectors, as
+    `check_linear` does it.
 
     Args:
         op: the operator; small, since its matrix is built.
         adjoint: what to test as its adjoint; by default that of `op`.
-        backend: as for `check_adjoint`.
+        backend, tolerance: as for `check_adjoint`.
     """
     F = subject("check_exact", op, backend)
     extra = "" if adjoint is None else "adjoint, "
-    compared = "the matrix of F* with the conjugate transpose of that of F"
-    check = Check("exact adjoint", compared, f"check_exact(op, {extra}backend={{}})", F, 0.0)
+    compared = "the matrix of F* with the conjugate transpose of that of F; both for linearity"
+    call = f"check_exact(op, {extra}backend={{}})"
     try:
         G = adjoint_of("check_exact", F, adjoint)
-        error, largest_entry, worst = worst_of_matrices(F, G)
+        rounds = not (F.exact and G.exact)
+        most = max(dot_tolerance(F), dot_tolerance(G)) if rounds else 0.0
+        check = Check("exact adjoint", compared, call, F, most, tolerance)
+        error, worst = worst_of_matrices(F, G, relative=check.tolerance > 0)
+        if error <= check.tolerance:
+            bent, where = max((linear(S, 0) for S in (F, G)), key=lambda found: found[0])
+            if not bent <= max(check.tolerance, element_tolerance(F)):
+                return check.report(bent, where())
     except Fault as fault:
-        return check.report(math.inf, fault.worst)
-    if not (F.exact and G.exact):
-        check.tolerance = max(dot_tolerance(F), dot_tolerance(G)) * largest_entry
+        return Check("exact adjoint", compared, call, F, 0.0, tolerance).report(
+            math.inf, fault.worst
+        )
     return check.report(error, None if error <= check.tolerance else worst)
 
 
 def check_linear(
-    op: Any, backend: Backend | str = "reference", *, seed: int = 0, trials: int = 3
+    op: Any,
+    backend: Backend | str = "reference",
+    *,
+    seed: int = 0,
+    trials: int = 3,
+    tolerance: float | None = None,
 ) -> Report:
     """Whether ``F(a x + y) = a F x + F y`` and ``F 0 = 0``, the same twice, leaving its argument as
-    it was. Its adjoint is not called. Errors are relative to the largest element.
+    it was; and whether F scales by powers of two far apart, which rounding does not change. Its
+    adjoint is not called. Errors are relative to the largest element.
 
     Args:
-        op, backend, seed, trials: as for `check_adjoint`.
+        op, backend, seed, trials, tolerance: as for `check_adjoint`.
     """
     F = subject("check_linear", op, backend)
-    compared = "F(a x + y) with a F x + F y, F 0 with 0, F x with F x again"
-    check = Check("linearity", compared, "check_linear(op, {})", F, dot_tolerance(F))
-
-    def trial(seed: int) -> tuple[float, Where]:
-        if worst := not_zero(F):
-            return math.inf, lambda: worst
-        x, y = random_vector(F, F.domain, seed), random_vector(F, F.domain, seed + 1)
-        a = random_scalar(F, seed)
-        once, other, both = F(x), F(y), F(a * x + y)
-        names = "F(a x + y)", "a F x + F y"
-        return max(
-            difference(F, both, a * once + other, names, [once * a, other]),
-            difference(F, F(x), once, ("F x, the second time,", "F x, the first time,"), []),
-            key=lambda found: found[0],
-        )
-
-    return check.tried(trial, seed, trials)
+    compared = "F(a x + y) with a F x + F y, F 0 with 0, F x with F x again and at other scales"
+    call = "check_linear(op, {})"
+    check = Check("linearity", compared, call, F, element_tolerance(F), tolerance)
+    return check.tried(lambda seed: linear(F, seed), seed, trials)
 
 
 def check_equal(
-    op: Any, other: Any, backend: Backend | str = "reference", *, seed: int = 0, trials: int = 3
+    op: Any,
+    other: Any,
+    backend: Backend | str = "reference",
+    *,
+    seed: int = 0,
+    trials: int = 3,
+    tolerance: float | None = None,
 ) -> Report:
     """Whether two operators are the same map, on random vectors, but for rounding; in the dtypes of
     integers, exactly. (`LinearOperator.equals` proves it for all vectors.)
@@ -180,11 +209,11 @@ def check_equal(
     Args:
         op, other: what is compared. If one of them has no regions (SciPy's, PyLops'), elements
             correspond in their order.
-        backend, seed, trials: as for `check_adjoint`.
+        backend, seed, trials, tolerance: as for `check_adjoint`.
     """
     F, second = subject("check_equal", op, backend), subject("check_equal", other, backend)
-    tolerance = max(dot_tolerance(F), dot_tolerance(second))
-    check = Check("equality", "F x with G x", "check_equal(op, other, {})", F, tolerance)
+    most = max(element_tolerance(F), element_tolerance(second))
+    check = Check("equality", "F x with G x", "check_equal(op, other, {})", F, most, tolerance)
 
     def trial(seed: int) -> tuple[float, Where]:
         G = seen_as(second, F.domain, F.codomain, not F.anonymous)
@@ -196,7 +225,13 @@ def check_equal(
 
 
 def check_inverse(
-    op: Any, inverse: Any, backend: Backend | str = "reference", *, seed: int = 0, trials: int = 3
+    op: Any,
+    inverse: Any,
+    backend: Backend | str = "reference",
+    *,
+    seed: int = 0,
+    trials: int = 3,
+    tolerance: float | None = None,
 ) -> Report:
     """Whether ``inverse(F x) = x`` and ``F(inverse(y)) = y``. Errors are relative to the largest
     element, and to how much the two amplify random vectors, as those of rounding are.
@@ -207,8 +242,8 @@ def check_inverse(
     """
     F, G = subject("check_inverse", op, backend), subject("check_inverse", inverse, backend)
     compared = "inverse(F x) with x, F(inverse(y)) with y"
-    tolerance = max(dot_tolerance(F), dot_tolerance(G))
-    check = Check("inverse", compared, "check_inverse(op, inverse, {})", F, tolerance)
+    most = max(element_tolerance(F), element_tolerance(G))
+    check = Check("inverse", compared, "check_inverse(op, inverse, {})", F, most, tolerance)
 
     def trial(seed: int) -> tuple[float, Where]:
         back = seen_as(G, F.codomain, F.domain, not F.anonymous)
@@ -218,17 +253,22 @@ def check_inverse(
 
 
 def check_unitary(
-    op: Any, backend: Backend | str = "reference", *, seed: int = 0, trials: int = 3
+    op: Any,
+    backend: Backend | str = "reference",
+    *,
+    seed: int = 0,
+    trials: int = 3,
+    tolerance: float | None = None,
 ) -> Report:
     """Whether the adjoint is the inverse: ``F* F x = x`` and ``F F* y = y``. That it is
     the adjoint, `check_adjoint` tells.
 
     Args:
-        op, backend, seed, trials: as for `check_adjoint`.
+        op, backend, seed, trials, tolerance: as for `check_adjoint`.
     """
     F = subject("check_unitary", op, backend)
     compared, call = "F* F x with x, F F* y with y", "check_unitary(op, {})"
-    check = Check("unitarity", compared, call, F, dot_tolerance(F))
+    check = Check("unitarity", compared, call, F, element_tolerance(F), tolerance)
     return check.tried(lambda seed: there_and_back(F, F.H, seed, "F*"), seed, trials)
 
 

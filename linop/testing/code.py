@@ -17,6 +17,7 @@ import scipy
 
 from linop.algebra import DirectSum, Named
 from linop.calls import Call
+from linop.exact import Exact, Gaussian, Rational, exact
 from linop.operator import Composition, Identity, LinearOperator, Primitive, Scaled, Sum, Zero
 from linop.partition import Partition
 from linop.primitives import Action, Add, Allocate, Clear, Deallocate
@@ -141,7 +142,24 @@ def _sum(op: Sum) -> str:
 
 @_composed.register
 def _scaled(op: Scaled) -> str:
-    return f"{op.scalar!r} * {_bracketed(op.operand)}"
+    return f"{_exactly(op.scalar)} * {_bracketed(op.operand)}"
+
+
+def _exactly(number: Exact) -> str:
+    """A number as an expression whose value it is, to the last digit."""
+    if isinstance(number, Gaussian):
+        near: complex = complex(number)
+        parts = f"{_quotient(number.real)}, {_quotient(number.imag)}"
+        return repr(near) if exact(near) == number else f"linop.exact.Gaussian({parts})"
+    if number.denominator == 1:
+        return str(number)
+    near = number.numerator / number.denominator
+    return repr(near) if exact(near) == number else _quotient(number)
+
+
+def _quotient(number: Rational) -> str:
+    plain = number.denominator == 1
+    return f"{number}" if plain else f"linop.exact.{number!r}"
 
 
 @_composed.register

@@ -112,16 +112,26 @@ def whole_numbers(shape: Sequence[int], dtype: Any, seed: int, most: int = 2) ->
 seeds = st.integers(0, 2**16)
 
 
+rarely = st.integers(0, 9).map(lambda k: k == 9)
+"""True one time in ten, and never in a small example."""
+
+
+def extents(most: int) -> st.SearchStrategy[int]:
+    """Extents of a dimension up to `most`; 1 is simplest. 0 is seldom, since one such dimension
+    makes a tensor empty."""
+    return st.sampled_from((*range(1, most + 1),) * 3 + (0,))
+
+
 def shapes(ndim: int, most: int = 4) -> st.SearchStrategy[tuple[int, ...]]:
     """Shapes of so many dimensions; extents may be 0."""
-    return st.tuples(*[st.integers(0, most)] * ndim)
+    return st.tuples(*[extents(most)] * ndim)
 
 
 def holders(workers: int) -> st.SearchStrategy[tuple[int, ...]]:
-    """One worker, or several that hold identical copies."""
+    """One worker, or less often several that hold identical copies."""
     one = st.integers(0, workers - 1).map(lambda w: (w,))
     several = st.sets(st.integers(0, workers - 1), min_size=1, max_size=3)
-    return st.one_of(one, several.map(lambda held: tuple(sorted(held))))
+    return st.one_of(one, one, several.map(lambda held: tuple(sorted(held))))
 
 
 def places(workers: int, memories: Sequence[str] = MEMORIES) -> st.SearchStrategy[Place]:
@@ -159,11 +169,12 @@ def spaces(
 
 @st.composite
 def boxes(draw: st.DrawFn, shape: Sequence[int]) -> Box:
-    """A box in a region of this shape; the whole of it is simplest."""
+    """A box in a region of this shape, seldom empty; the whole of it is simplest."""
     box = []
     for n in shape:
-        start = draw(st.integers(0, n))
-        box.append((start, n - draw(st.integers(0, n - start))))
+        least = 1 if n and not draw(rarely) else 0
+        start = draw(st.integers(0, n - least))
+        box.append((start, n - draw(st.integers(0, n - least - start))))
     return tuple(box)
 
 
@@ -182,11 +193,13 @@ def pairs(draw: st.DrawFn, space: Description) -> tuple[PartOf, PartOf]:
     alike = [r for r in space["regions"] if len(r[1]) == len(of_a) and (of_a or r[0] != a)]
     if not alike:
         reject()
-    b, of_b, *_ = draw(st.sampled_from(alike))
+    others = [r for r in alike if r[0] != a]  # which may be on another worker
+    b, of_b, *_ = draw(st.sampled_from(others * 3 + alike))
     apart = draw(st.integers(0, len(of_a) - 1)) if a == b else None
     box_a, box_b = [], []
     for k, (m, n) in enumerate(zip(of_a, of_b, strict=True)):
-        extent = draw(st.integers(0, m // 2 if k == apart else min(m, n)))
+        most = m // 2 if k == apart else min(m, n)
+        extent = draw(st.integers(1 if most and not draw(rarely) else 0, most))
         if k == apart:
             low = draw(st.integers(0, m - 2 * extent))
             high = draw(st.integers(low + extent, m - extent))
@@ -248,7 +261,7 @@ def tensors(
     if shape is None:
         rank = draw(st.integers(0, 3)) if ndim is None else ndim
         # More workers than elements now and then, and no elements at all.
-        shape = tuple(draw(st.integers(0, (6, 6, 5, 4)[rank])) for _ in range(rank))
+        shape = draw(shapes(rank, (6, 6, 5, 4)[rank]))
     free = list(draw(st.permutations(range(len(shape)))))
     axes: list[Any] = []
     for k in range(len(grid)):

@@ -26,7 +26,7 @@ from typing import Any
 from linop.backends import mpirun
 from linop.errors import MissingExtraError
 from linop.testing.outcome import Answers, FailedExampleError, Outcome
-from linop.testing.rank import FINISH, OUTPUT, SOCKET, Answer
+from linop.testing.rank import FINISH, OUTPUT, Answer, socket_in
 
 __all__ = ["FailedExampleError", "Job", "job", "missing_mpi"]
 
@@ -179,7 +179,8 @@ class Ranks:
         arguments = [sys.executable, "-P", script, str(self.folder)]
         # Only this user can enter the folder, and so send a rank what it is going to unpickle.
         self._server = socket.socket(socket.AF_UNIX)
-        self._server.bind(str(self.folder / SOCKET))
+        with socket_in(self.folder) as address:
+            self._server.bind(address)
         self._server.listen(count)
         with (self.folder / MPIEXEC).open("wb") as output:
             self.job = mpirun.Job(count, arguments, stdout=output, stderr=subprocess.STDOUT)

@@ -12,15 +12,23 @@ from linop.testing.subject import Subject
 from linop.testing.whole import everything
 
 
-def worst_of_matrices(F: Subject, G: Subject) -> tuple[float, float, Worst]:
-    """The largest difference between the matrix of G and the conjugate transpose of that of F, the
-    largest entry of F's, and where they differ most. Collective."""
+def worst_of_matrices(F: Subject, G: Subject, relative: bool) -> tuple[float, Worst]:
+    """The largest difference between the matrix of G and the conjugate transpose of that of F, and
+    where it is. Collective.
+
+    Args:
+        relative: whether differences are relative to the largest entry of their row and column.
+    """
     forward, backward = _matrix(F), _matrix(G)
     wanted = forward.conj().T
     if not wanted.size:
-        return 0.0, 0.0, Worst("there is no entry")
+        return 0.0, Worst("there is no entry")
     difference = np.abs(_wide(backward) - _wide(wanted))
     difference[(difference == 0) & (backward != wanted)] = 1.0  # integers that no float tells apart
+    if relative:
+        size = np.maximum(np.abs(_wide(backward)), np.abs(_wide(wanted)))
+        scale = np.maximum(size.max(axis=0), size.max(axis=1, keepdims=True))
+        difference = np.divide(difference, scale, out=difference, where=scale > 0)
     row, column = (int(k) for k in np.unravel_index(np.argmax(difference), difference.shape))
     found, right = backward[row, column].item(), wanted[row, column].item()
     words = (
@@ -31,7 +39,7 @@ def worst_of_matrices(F: Subject, G: Subject) -> tuple[float, float, Worst]:
     source = element(G.domain, column % G.domain.size)
     target = element(G.codomain, row % G.codomain.size)
     worst = Worst(words, source, target, found, right)
-    return float(difference[row, column]), float(np.abs(_wide(forward)).max()), worst
+    return float(difference[row, column]), worst
 
 
 def _matrix(F: Subject) -> Array:

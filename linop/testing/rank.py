@@ -13,7 +13,8 @@ import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Client, Connection
 from pathlib import Path
@@ -52,9 +53,21 @@ class Answer:
         return self.kind == "passed"
 
 
+@contextmanager
+def socket_in(folder: Path) -> Iterator[str]:
+    """The address of the parent's socket, by an open folder: a socket's path may have 107 bytes,
+    and that of a temporary folder may be longer."""
+    opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{opened}/{SOCKET}"
+    finally:
+        os.close(opened)
+
+
 def connect(folder: Path) -> Connection:
     """The connection to the parent, once the parent has said where modules are found."""
-    parent = Client(str(folder / SOCKET), "AF_UNIX")
+    with socket_in(folder) as address:
+        parent = Client(address, "AF_UNIX")
     sys.path[:] = parent.recv()
     return parent
 

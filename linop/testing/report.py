@@ -83,8 +83,8 @@ class Report:
     Attributes:
         check: which check, on which backend.
         operator: what was checked.
-        error: the largest error found, relative for `check_adjoint`, absolute for `check_exact`;
-            infinite where there is nothing to compare.
+        error: the largest error found: relative where numbers round, else absolute; infinite
+            where there is nothing to compare.
         tolerance: the largest error that passes.
         compared: what was compared.
         worst: the worst case of a check that failed.

@@ -14,7 +14,7 @@ Workers are numbered from 0 to ``workers - 1``. All strategies combine with Hypo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -217,15 +217,22 @@ def operators(
     workers: int = 4, kinds: Sequence[str] | None = None
 ) -> st.SearchStrategy[LinearOperator]:
     """Operators: random programs of memory operators and local maps, their sums, products and
-    adjoints, collectives, halo exchanges, padding; on regions in any memory.
+    adjoints, collectives, halo exchanges, padding; on regions in any memory. Of those on several
+    workers more than half send messages, and a quarter in two stages or more.
 
     Args:
         workers: how many there are; an operator uses some of them.
         kinds: names of `linop.testing.factories.FACTORIES` to choose from, which has also those
             that you registered; by default all.
     """
-    names = list(factories.FACTORIES) if kinds is None else list(kinds)
-    return st.sampled_from(names).flatmap(lambda name: factories.operators(name, workers))
+
+    def drawn(names: Iterable[str]) -> st.SearchStrategy[LinearOperator]:
+        return st.sampled_from(list(names)).flatmap(lambda name: factories.operators(name, workers))
+
+    if kinds is not None:
+        return drawn(kinds)
+    # Most kinds are of one worker's memory: drawn evenly, few operators would send anything.
+    return st.one_of(*map(drawn, (factories.FACTORIES, _COLLECTIVE, _STAGED, _STAGED)))
 
 
 def operators_on(space: Space, most: int = 4) -> st.SearchStrategy[LinearOperator]:
@@ -239,6 +246,15 @@ def operators_on(space: Space, most: int = 4) -> st.SearchStrategy[LinearOperato
     return factories.memory.steps_in_place(_described(space), most, 1).map(
         lambda steps: factories.memory.program(space, steps)
     )
+
+
+_COLLECTIVE = (
+    *("all_reduce", "broadcast", "gather", "halo_exchange", "repartition", "send_recv"),
+    *("all_to_all", "reduce_scatter", "ring_all_reduce", "scatter", "sum_reduce"),
+)
+"""Factories that mostly send."""
+_STAGED = ("pipeline", "there_and_back", "fft_after_gather")
+"""Those that mostly send in several stages."""
 
 
 def _described(space: Space) -> Description:

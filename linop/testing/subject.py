@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -20,10 +20,10 @@ import numpy as np
 from linop.backends.base import Backend, held, held_arrays
 from linop.backends.worker import Worker
 from linop.errors import ArgumentError, BackendError
+from linop.maps import bare_or_dict
 from linop.region import Region
 from linop.scalars import Array
 from linop.space import Space, Vector
-from linop.stages import bare_or_dict
 from linop.testing.report import Element, Worst, element_in, shown, workers_text
 
 Function = Callable[[Any], Any]
@@ -68,6 +68,8 @@ class Subject:
     flat: bool = False
     anonymous: bool = False
     role: str = "forward"
+    _last: dict[str, tuple[Array, bytes]] = field(default_factory=dict, repr=False, compare=False)
+    """By region: the result of the call before, and the bytes that were in it."""
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -90,6 +92,7 @@ class Subject:
             forward=self.adjoint,
             adjoint=self.forward,
             role="adjoint" if self.role == "forward" else "forward",
+            _last={},
         )
 
     def __call__(self, x: Vector) -> Vector:
@@ -106,6 +109,7 @@ class Subject:
             returned = self._arrays(self._called(bare_or_dict(regions, list(given.values()))))
             self._look_at_argument(self._fetched(self.domain, given), x)
             self._look_at_memory(returned, given)
+            self._look_at_last(returned)
             arrays = self._fetched(self.codomain, returned)
             self._look_at_numbers(arrays)
         except Fault as found:
@@ -193,6 +197,20 @@ class Subject:
                     f"{self._here}: a later change of one would change the other"
                 )
 
+    def _look_at_last(self, returned: Mapping[str, Array]) -> None:
+        """That the result of the call before is as it was: it is its caller's."""
+        if self.flat:
+            return
+        last = {name: array for name, (array, _) in self._last.items()}
+        for name, array in self._fetched(self.codomain, last).items():
+            if array.tobytes() != self._last[name][1]:
+                raise self._fault(
+                    f"overwrote the result {name} of its call before{self._here}: a result must be "
+                    f"memory of its own"
+                )
+        now = self._fetched(self.codomain, returned)
+        self._last.update({name: (a, now[name].tobytes()) for name, a in returned.items()})
+
     def _look_at_numbers(self, arrays: Mapping[str, Array]) -> None:
         """That results are finite."""
         for name, array in arrays.items():
@@ -273,6 +291,15 @@ def epsilon(dtype: np.dtype[Any]) -> float:
     if dtype.kind in "iu":
         return 0.0
     return float(np.finfo(dtype).eps) if dtype.kind in "fc" else 2.0**-7  # V is bfloat16
+
+
+def exponents(dtype: np.dtype[Any]) -> tuple[int, int]:
+    """The powers of two at the ends of the range in which numbers have full precision; (0, 0) where
+    they are whole."""
+    if dtype.kind in "iu":
+        return 0, 0
+    info = np.finfo(dtype if dtype.kind in "fc" else np.float32)  # bfloat16 has its range
+    return int(info.minexp), int(info.maxexp)
 
 
 def rounding(dtype: np.dtype[Any], terms: int) -> float:

@@ -5,18 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import numpy as np
 
-from linop.errors import UndecidableError
+from linop.errors import ArgumentError, UndecidableError
 from linop.operator import LinearOperator
+from linop.region import integer
 from linop.scalars import Scalar
 from linop.space import Space, Vector
 from linop.testing.foreign import subject
 from linop.testing.localise import (
     inner,
     largest,
+    not_zero,
     part_held,
     whole_numbers,
     wrong_column,
@@ -24,7 +27,7 @@ from linop.testing.localise import (
     wrong_value,
 )
 from linop.testing.report import Report, Worst
-from linop.testing.subject import Fault, Subject, rounding
+from linop.testing.subject import Fault, Subject, epsilon, exponents, rounding
 from linop.testing.whole import seen_as
 
 Where = Callable[[], Worst]
@@ -40,9 +43,28 @@ class Check:
     call: str
     F: Subject
     tolerance: float
+    given: float | None = None
+    """The tolerance that the caller gave in its place."""
+
+    def __post_init__(self) -> None:
+        if self.given is None:
+            return
+        if not (isinstance(self.given, Real) and 0 <= self.given < math.inf):
+            raise ArgumentError(
+                f"tolerance: {self.given!r} given, a relative error expected, 0 or more; None for "
+                f"what rounding explains"
+            )
+        self.tolerance = float(self.given)
 
     def tried(self, trial: Callable[[int], tuple[float, Where]], seed: int, trials: int) -> Report:
-        """The worst of several trials, each with a seed."""
+        """The worst of several trials, each with a seed.
+
+        Raises:
+            ArgumentError: these are no whole numbers, or there is no trial.
+        """
+        seed, trials = integer(seed, "seed"), integer(trials, "trials")
+        if trials < 1 or seed < 0:
+            raise ArgumentError(f"seed from 0 and trials from 1 expected, given {seed}, {trials}")
         most, which, where = 0.0, seed, None
         try:
             for which_now in range(seed, seed + 2 * trials, 2):
@@ -57,6 +79,8 @@ class Check:
 
     def report(self, error: float, worst: Worst | None, seed: str = "") -> Report:
         name, backend = self.F.name, self.F.backend.name
+        if self.given is not None:
+            seed += f", tolerance={self.tolerance:g}"
         call = f"linop.testing.{self.call.format(repr(backend))[:-1]}{seed})"
         title = f"{self.title} on {backend}"
         passed = worst is None
@@ -64,11 +88,18 @@ class Check:
 
 
 def dot_tolerance(op: LinearOperator | Subject) -> float:
-    """The relative error that rounding may cause in an inner product of an operator's vectors: sums
-    of n terms of random sign err by about √n ulps; 16 times that. 0 of integers. It is large for
-    half precision, where `check_dot_exact` sees more."""
-    size = max(op.domain.size, op.codomain.size)
-    return max(rounding(space.dtype, size) for space in (op.domain, op.codomain))
+    """The relative error of the dot-product test that rounding may cause: 16 times the distance of
+    1 from the next number, of the coarser of the two dtypes; 0 of integers. It does not grow with
+    the size: errors of random sign do not, relative to the norms. It is large for half precision,
+    where `check_dot_exact` sees more."""
+    return 16 * max(epsilon(space.dtype) for space in (op.domain, op.codomain))
+
+
+def element_tolerance(F: Subject) -> float:
+    """The error of a single element that rounding may cause, relative to the largest one: an
+    element may be a sum of as many terms as there are elements."""
+    size = max(F.domain.size, F.codomain.size)
+    return max(rounding(space.dtype, size) for space in (F.domain, F.codomain))
 
 
 def adjoint_of(what: str, F: Subject, given: Any) -> Subject:
@@ -101,19 +132,90 @@ def dot_products(
     exact: bool = False,
     other: str = "the conjugate transpose of the adjoint",
 ) -> tuple[float, Where]:
-    """How far <F x, y> is from <x, G y>: relative where numbers round."""
+    """How far <F x, y> is from <x, G y>: relative where numbers round. Each map is called twice, so
+    that one that overwrites its last result, or does not give the same again, is found.
+
+    Raises:
+        Fault: of -x a map does not make the opposite of what it makes of x.
+    """
     x = part_held(draw(F.domain, seed), F.backend)
     y = part_held(draw(F.codomain, seed + 1), F.backend)
-    forward, backward = F(x), G(y)
+    found = F(x), G(y)
+    rounds = not exact and dot_tolerance(F) > 0
+    forward, backward = _in_range(F, G, (x, y), found) if rounds else found
     scale = _finite(forward.norm() * y.norm(), x.norm() * backward.norm())
-    if exact:
-        for subject, result in ((F, forward), (G, backward)):
-            if why := whole_numbers(subject, result, scale):
-                raise UndecidableError(f"check_dot_exact of {F.name}: {why}; use check_adjoint")
+    for S, result in ((F, forward), (G, backward)) if exact else ():
+        if why := whole_numbers(S, result, scale):
+            raise UndecidableError(f"check_dot_exact of {F.name}: {why}; use check_adjoint")
     error = float(abs(inner(F, forward, y) - inner(F, x, backward)))
-    if not exact and dot_tolerance(F):
+    if rounds:
         error /= scale or 1.0
+    if error <= dot_tolerance(F):
+        _look_at_opposite(F, x, found[0])
+        _look_at_opposite(G, y, found[1])
     return error, lambda: wrong_entry(F, G, x, y, other)
+
+
+def _look_at_opposite(F: Subject, x: Vector, result: Vector) -> None:
+    """That F(-x) is -F x, which rounding does not change."""
+    if F.domain.dtype.kind == "u":
+        return
+    names = f"the {F.role} function of -x", "the opposite of that of x"
+    error, where = difference(F, F(-x), -result, names, [])
+    if not error <= element_tolerance(F):
+        raise Fault(where())
+
+
+def _in_range(
+    F: Subject, G: Subject, given: tuple[Vector, Vector], found: tuple[Vector, Vector]
+) -> tuple[Vector, Vector]:
+    """F x and G y; of x and y scaled by one power of two, where these are too small or too large to
+    be squared."""
+    most = max(largest(v, F.backend)[1] for v in found)
+    low, high = _range(F)
+    if not most or low / 2 < math.log2(most) < high / 2:
+        return found
+    power = min(max(-round(math.log2(most)), low + _MARGIN), high - _MARGIN)
+    x, y = given
+    return F(2.0**power * x), G(2.0**power * y)
+
+
+_MARGIN = 6
+"""Powers of two between the numbers that are drawn and the end of a dtype's range."""
+
+
+def _range(F: Subject) -> tuple[int, int]:
+    """The powers of two that both dtypes of a map hold with full precision."""
+    lows, highs = zip(*(exponents(space.dtype) for space in (F.domain, F.codomain)), strict=True)
+    return max(lows), min(highs)
+
+
+def linear(F: Subject, seed: int) -> tuple[float, Where]:
+    """How far F is from linear at random vectors, and at the same vectors scaled far up and down;
+    relative to the largest element."""
+    if worst := not_zero(F):
+        return math.inf, lambda: worst
+    x, y = random_vector(F, F.domain, seed), random_vector(F, F.domain, seed + 1)
+    a = random_scalar(F, seed)
+    once, other, both = F(x), F(y), F(a * x + y)
+    names = "F(a x + y)", "a F x + F y"
+    found = [
+        difference(F, both, a * once + other, names, [once * a, other]),
+        difference(F, F(x), once, ("F x, the second time,", "F x, the first time,"), []),
+    ]
+    for power in _far(F, largest(once, F.backend)[1]):
+        names = f"F(2**{power} x)", f"2**{power} F x"
+        found.append(difference(F, F(2.0**power * x), 2.0**power * once, names, []))
+    return max(found, key=lambda one: one[0])
+
+
+def _far(F: Subject, most: float) -> list[int]:
+    """Powers of two, far apart, by which x and F x, whose largest element is given, can be scaled
+    without leaving the range of their dtypes."""
+    low, high = _range(F)
+    here = math.log2(most) if most else 0.0
+    powers = -(high // 8), high // 8
+    return [p for p in powers if p and low + _MARGIN < here + p < high - _MARGIN]
 
 
 def _finite(*sizes: float) -> float:

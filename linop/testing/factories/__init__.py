@@ -9,7 +9,7 @@ nobody has to remember.
     operators(name, workers)    a strategy of operators
 """
 
-from linop.testing.factories import collectives, local, memory, padding
+from linop.testing.factories import collectives, local, memory, padding, pipelines
 from linop.testing.factories.registry import (
     FACTORIES,
     Factory,
@@ -19,7 +19,7 @@ from linop.testing.factories.registry import (
     operators,
 )
 
-MODULES = (memory, collectives, local, padding)
+MODULES = (memory, collectives, local, padding, pipelines)
 
 __all__ = [
     "FACTORIES",

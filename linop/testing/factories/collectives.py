@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 
 import linop
 from linop import LinearOperator
-from linop.testing.describing import MOVED, Description, grids, orders, tensor_of, tensors
+from linop.testing.describing import (
+    MOVED,
+    Description,
+    grids,
+    orders,
+    rarely,
+    tensor_of,
+    tensors,
+)
 from linop.testing.factories.registry import operator_factory
 
 
@@ -29,7 +37,7 @@ def _tensor_and_target(draw: st.DrawFn, workers: int, source: Description) -> De
     )
 
 
-def _disjoint(workers: int, **kwargs: Any) -> st.SearchStrategy[Description]:
+def disjoint(workers: int, **kwargs: Any) -> st.SearchStrategy[Description]:
     """A tensor each element of which is in one block."""
     return tensors(workers, roles=("split", "replicated"), **kwargs).filter(_no_copies)
 
@@ -40,8 +48,18 @@ def _no_copies(described: Description) -> bool:
 
 
 @st.composite
+def acting(
+    draw: st.DrawFn, /, workers: int, role: str, most: int = 3, **kwargs: Any
+) -> Description:
+    """A tensor whose longest grid axis, of at most so many, has a role, but for one time in ten."""
+    grid = draw(grids(workers, most=most))
+    fixed = {} if kwargs.get("shape") == () or draw(rarely) else {grid.index(max(grid)): role}
+    return draw(tensors(workers, grid=grid, fixed=fixed, **kwargs))
+
+
+@st.composite
 def _repartitions(draw: st.DrawFn, workers: int) -> Description:
-    source = draw(_disjoint(workers))
+    source = draw(disjoint(workers))
     return {"source": source, "target": draw(_tensor_and_target(workers, source))}
 
 
@@ -57,7 +75,7 @@ def _apart(draw: st.DrawFn, workers: int) -> Description:
         reject()
     half = workers // 2
     shape = (draw(st.integers(0, 5)), draw(st.integers(1, 3)))
-    source = draw(_disjoint(half, shape=shape, dtypes=MOVED))
+    source = draw(disjoint(half, shape=shape, dtypes=MOVED))
     grid = draw(grids(half, 1, 2))
     others = draw(orders(half, math.prod(grid)))
     return {"source": source, "grid": grid, "workers": tuple(w + half for w in others)}
@@ -85,7 +103,7 @@ def scatter(source: Any, target: Any) -> LinearOperator:
 
 @st.composite
 def _gathers(draw: st.DrawFn, workers: int) -> Description:
-    return {"source": draw(_disjoint(workers)), "worker": draw(st.integers(0, workers - 1))}
+    return {"source": draw(disjoint(workers)), "worker": draw(st.integers(0, workers - 1))}
 
 
 @operator_factory(_gathers)
@@ -158,7 +176,7 @@ def sum_reduce(
 @st.composite
 def _copies(draw: st.DrawFn, workers: int) -> Description:
     """A tensor with independent copies, and some of the grid axes that hold them."""
-    source = draw(tensors(workers))
+    source = draw(acting(workers, "copies"))
     held = [k for k, role in enumerate(source["axes"]) if role == "copies"]
     chosen = draw(st.none() | st.just(tuple(k for k in held if draw(st.booleans()))))
     return {"source": source, "grid_axes": chosen}
@@ -177,7 +195,7 @@ def ring_all_reduce(source: Any, grid_axes: Any) -> LinearOperator:
 @st.composite
 def _splits(draw: st.DrawFn, workers: int) -> Description:
     """A tensor, and some of the grid axes that split it."""
-    source = draw(tensors(workers))
+    source = draw(acting(workers, "split", ndim=draw(st.sampled_from([1, 2, 3, 0]))))
     split = [k for k, role in enumerate(source["axes"]) if isinstance(role, int)]
     chosen = draw(st.none() | st.just(tuple(k for k in split if draw(st.booleans()))))
     return {"source": source, "grid_axes": chosen}
@@ -195,10 +213,11 @@ def all_gather_replicated(source: Any, grid_axes: Any) -> LinearOperator:
 
 @st.composite
 def _reduce_scatters(draw: st.DrawFn, workers: int) -> Description:
-    source = draw(tensors(workers, ndim=draw(st.integers(1, 3))))
+    source = draw(acting(workers, "copies", ndim=draw(st.integers(1, 3))))
     held = [k for k, role in enumerate(source["axes"]) if role == "copies"]
     free = [d for d in range(len(source["shape"])) if d not in source["axes"]]
-    count = draw(st.integers(0, min(len(held), len(free))))
+    most = min(len(held), len(free))
+    count = draw(st.integers(0 if draw(rarely) else min(1, most), most))
     axes = tuple(draw(st.permutations(held))[:count])
     return {"source": source, "grid_axes": axes, "dims": tuple(draw(st.permutations(free))[:count])}
 
@@ -210,7 +229,8 @@ def reduce_scatter(source: Any, grid_axes: Any, dims: Any) -> LinearOperator:
 
 @st.composite
 def _all_to_alls(draw: st.DrawFn, workers: int) -> Description:
-    source = draw(tensors(workers, ndim=draw(st.integers(2, 3)), fixed={0: "split"}))
+    ndim = draw(st.integers(2, 3))
+    source = draw(acting(workers, "split", ndim=ndim).filter(lambda t: set(t["axes"]) & {0, 1, 2}))
     free = [d for d in range(len(source["shape"])) if d not in source["axes"]]
     split = [k for k, role in enumerate(source["axes"]) if isinstance(role, int)]
     if not free:
@@ -226,7 +246,7 @@ def all_to_all(source: Any, grid_axis: Any, dim: Any) -> LinearOperator:
 
 @st.composite
 def _shifts(draw: st.DrawFn, workers: int) -> Description:
-    source = draw(tensors(workers))
+    source = draw(acting(workers, draw(st.sampled_from(["split", "copies"]))))
     axes = [k for k, role in enumerate(source["axes"]) if role != "replicated"]
     if not axes:
         reject()
@@ -277,8 +297,8 @@ def halos(
     columns = zip(*(kernel[k] for k in ("kernel_size", "padding", "dilation")), strict=True)
     least = [max(0, d * (size - 1) + 1 - 2 * p) for size, p, d in columns]
     shape = tuple(n + draw(st.integers(0, (11, 5, 3)[ndim - 1])) for n in least)
-    source = draw(tensors(workers, dtypes=dtypes, shape=shape, roles=roles, uneven=uneven))
-    return {"source": source, **kernel}
+    options: dict[str, Any] = {"dtypes": dtypes, "shape": shape, "roles": roles, "uneven": uneven}
+    return {"source": draw(acting(workers, "split", **options)), **kernel}
 
 
 @operator_factory(halos)

@@ -21,6 +21,7 @@ from linop.testing.describing import (
     dtype_of,
     holders,
     part_of,
+    rarely,
     seeds,
     shapes,
     space_of,
@@ -40,7 +41,7 @@ def _matrices(draw: st.DrawFn, workers: int) -> Description:
     dtype = draw(st.sampled_from(COMPUTED))
 
     def side(letter: str) -> Description:
-        count = draw(st.integers(0, 2))
+        count = draw(st.sampled_from([1, 2, 1, 2, 0]))
         rank = draw(st.integers(0, 2))
         regions = tuple((f"{letter}{k}", draw(shapes(rank, 3)), held) for k in range(count))
         return {"regions": regions, "dtype": dtype}
@@ -110,7 +111,8 @@ def fft(space: Any, seed: Any) -> LinearOperator:
 def _restrictions(draw: st.DrawFn, workers: int) -> Description:
     space = draw(spaces(workers, COMPUTED, most=1))
     shape = space["regions"][0][1]
-    indices = st.lists(st.integers(0, math.prod(shape) - 1), max_size=5)
+    least = 0 if draw(rarely) else 1
+    indices = st.lists(st.integers(0, math.prod(shape) - 1), min_size=least, max_size=5)
     keep = draw(boxes(shape) if not math.prod(shape) or draw(st.booleans()) else indices)
     return {"space": space, "keep": keep}
 

@@ -1,0 +1,191 @@
+"""How much work planning and proving are, counted: rows of tables, plans, peak memory; no seconds.
+
+What a worker of 4,096 touches is in `test_scale`.
+"""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+import linop
+from linop import COPIES, LinearOperator, Partition, TensorSpace, laws, simulate
+from linop.backends import Backend
+from linop.boxes import Table, canonical
+from linop.lowering import lower
+
+
+def copies(workers: int) -> TensorSpace:
+    return TensorSpace((workers,), Partition((workers,)), axes=[COPIES])
+
+
+@contextmanager
+def rows_made() -> Iterator[list[int]]:
+    """The lengths of all tables made inside."""
+    lengths: list[int] = []
+    made = Table.__init__
+
+    def counting(self: Table, dst: np.ndarray, *columns: np.ndarray) -> None:
+        lengths.append(len(dst))
+        made(self, dst, *columns)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Table, "__init__", counting)
+        yield lengths
+
+
+def test_lowering_a_worker_of_a_ring_makes_the_tables_of_its_steps_once() -> None:
+    """A product of 62 steps, of which a worker's plan asks for rows six times."""
+    stages = linop.ring_all_reduce(copies(32)).stages
+    with rows_made() as proving:
+        assert len(stages.movements[0].table) == 32 * 32
+    fresh = linop.ring_all_reduce(copies(32)).stages
+    with rows_made() as lowering:
+        assert lower(fresh, 1).steps
+    assert sum(lowering) < 1.5 * sum(proving)
+    with rows_made() as others:
+        for worker in range(2, 32):
+            assert lower(fresh, worker).steps
+    assert sum(others) < sum(lowering)
+
+
+def test_another_worker_of_a_small_grid_reads_the_table() -> None:
+    X = TensorSpace((12, 12), Partition((3, 3)))
+    stages = linop.halo_exchange(X, 3, padding=1).stages
+    lower(stages, 0)
+    with rows_made() as lengths:
+        for worker in range(1, 9):
+            lower(stages, worker)
+    assert sum(lengths) <= 8 * 8 * 49  # eight times the whole, at most
+
+
+def peak(work: Callable[[], object]) -> int:
+    """The most bytes held at once, above those before."""
+    tracemalloc.start()
+    try:
+        work()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def all_to_all(workers: int) -> LinearOperator:
+    X = TensorSpace((workers, workers), Partition((workers, 1)))
+    return linop.repartition(X, Partition((1, workers)))
+
+
+def test_a_simulated_all_to_all_holds_some_receivers_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And predicts what it does at once: all is summed by receiver."""
+    op = all_to_all(128)
+    whole, at_once = simulate(op), peak(lambda: simulate(all_to_all(128)))
+    monkeypatch.setattr("linop.routing.AT_ONCE", 1000)
+    some, in_turn = simulate(op), peak(lambda: simulate(all_to_all(128)))
+    for name in ("messages_sent", "bytes_sent", "messages_received", "bytes_received"):
+        assert (getattr(some, name) == getattr(whole, name)).all()
+    for name in ("sending", "waiting", "copying", "adding"):
+        assert np.allclose(getattr(some, name), getattr(whole, name), rtol=1e-12, atol=0)
+    assert some.stages == whole.stages == 1
+    assert in_turn < at_once / 4
+
+
+def test_simplifying_looks_at_each_step_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In proportion to the program: four times the workers are four times the looks."""
+    looks = []
+    history = laws._history
+
+    def counted(*arguments: object) -> list[int]:
+        looks.append(1)
+        return history(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(laws, "_history", counted)
+    found = []
+    for workers in (16, 64):
+        looks.clear()
+        X = TensorSpace((4 * workers,), Partition((workers,)))
+        linop.halo_exchange(X, 3, padding=1).simplify()
+        found.append(len(looks))
+    assert found[1] < 4.5 * found[0]
+
+
+def test_what_stays_where_it_is_is_seen_without_a_long_table() -> None:
+    many = linop.all_reduce(copies(1024)).movement()
+    assert not many.still
+    assert "table" not in vars(many)
+    X = TensorSpace((6, 4), Partition((2, 2)))
+    assert linop.repartition(X, X.partition).movement().still
+    assert not linop.clear(X, X.regions[0][0:1, :]).movement().still
+    assert not (2 * linop.identity(X)).movement().still
+
+
+def test_boxes_side_by_side_are_merged_whatever_their_order() -> None:
+    """The chunks of a ring, shuffled, with gaps, and with coefficients that differ."""
+    start = np.array([3, 0, 1, 2, 6, 7, 9])
+    zeros = np.zeros(7, np.int64)
+    at = start[:, None]
+    table = Table(zeros, zeros, at, at, np.ones((7, 1), np.int64), zeros + 1)
+    merged = canonical(table)
+    assert merged.at[:, 0].tolist() == [0, 6, 9]
+    assert merged.extent[:, 0].tolist() == [4, 2, 1]
+
+
+class Planned:
+    """Plans that one worker of a network makes, by step."""
+
+    def __init__(self, torch: Any, layers: Any, backend: Backend) -> None:
+        grid = Partition((1, 1, 2, 2))
+        self.torch, self.worker = torch, backend.worker
+        self.model = torch.nn.Sequential(
+            *(
+                block
+                for _ in range(3)
+                for block in (
+                    layers.Conv2d(grid, 2, 2, 3, padding=1, bias=False),
+                    layers.BatchNorm2d(grid, 2),
+                )
+            )
+        )
+
+    def step(self, made: list[int], batch: int, grad: bool = True, wanted: bool = False) -> int:
+        x = self.torch.randn(batch, 2, 4, 4, requires_grad=wanted)
+        made[self.worker] = 0
+        with self.torch.set_grad_enabled(grad):
+            y = self.model(x)
+            if grad:
+                y.sum().backward()
+        return made[self.worker]
+
+
+def test_layers_of_one_shape_share_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three convolutions and norms of one shape are planned as one, forward and backward: halo,
+    weight, sums, and scale. Nothing is planned again under no_grad, or for who wants a gradient;
+    another batch size has another halo, and the rest stays."""
+    torch = pytest.importorskip("torch")
+    layers = pytest.importorskip("linop.layers")
+    made = [0] * 4
+
+    def counted(stages: Any, worker: int) -> Any:
+        made[worker] += 1
+        return lower(stages, worker)
+
+    monkeypatch.setattr("linop.backends.worker.lower", counted)
+
+    def main(backend: Backend) -> list[int]:
+        network = Planned(torch, layers, backend)
+        return [
+            network.step(made, 2),
+            network.step(made, 2),
+            network.step(made, 2, grad=False),
+            network.step(made, 2, wanted=True),
+            network.step(made, 3),
+            network.step(made, 3, grad=False),
+        ]
+
+    # The last number: how workers agree on calls, planned at the first.
+    assert linop.launch(main, 4, "threads") == [[4 * 2 + 1, 0, 0, 0, 2, 0]] * 4

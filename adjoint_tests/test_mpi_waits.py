@@ -1,0 +1,180 @@
+"""Programs under ``mpiexec`` in which one rank waits for another that does not come: they end
+within seconds, and every rank says the same."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from linop.backends import mpirun
+from needs import needs_mpi
+from test_mpi_programs import ENVIRONMENT, HEAD
+
+pytestmark = [needs_mpi, pytest.mark.timeout(200)]
+
+PATIENCE = 60.0
+SOON = 15.0
+"""Seconds to the end of a job, its start included; the limit of a wait is 600."""
+
+PROGRAM = """
+from linop.errors import LinopError
+
+def main(backend):
+    me, n = backend.worker, backend.workers
+    odd, x = me == n - 1, np.ones(3)
+    A, B = (total(n).compile(backend) for _ in range(2))
+    v = backend.vector(A.domain, x)
+    for _ in range(3):
+        A(x), B(x)
+    {misuse}
+
+try:
+    linop.launch(main)
+    say("ended well")
+except LinopError as error:
+    say(f"{{type(error).__name__}}: {{error}}")
+"""
+
+MISUSES = {
+    "skips a call": (
+        "odd or A(x); B(x)",
+        r"worker 0 waits for (a message from worker|worker \d to receive).*; worker 1 waits",
+    ),
+    "calls one more": ("A(x); odd and A(x)", r"worker 0 waits for worker \d to end linop\.launch "),
+    "returns early": ("if odd: return\n    A(x)", r"worker \d waits for worker \d to end linop\."),
+    "exits with 0": ("if odd: sys.exit(0)\n    A(x)", r"worker \d has ended$"),
+    "exits with 0, unseen": ("if odd: raise SystemExit\n    A(x)", r"worker \d has ended$"),
+    "calls the adjoint": (
+        "(A.H if odd else A)(x)",
+        r"worker \d to call plan 1 \(adjoint\), <6x6|<9x9",
+    ),
+    "takes a norm alone": ("v.norm() if odd else A(x)", r"worker \d to take a norm or inner prod"),
+    "compiles alone": ("total(n).compile(backend) if odd else A(x)", r"worker \d to compile B_"),
+    "compiles, and others take a norm": (
+        "total(n).compile(backend) if odd else v.norm()",
+        r"^BackendError: workers do different things: worker 0: take a norm or inner product.*; "
+        r"worker \d: compile B_.*\. Do the same, in the same order",
+    ),
+}
+
+
+def run(ranks: int, program: Path, text: str, **env: str) -> subprocess.CompletedProcess[str]:
+    program.write_text(HEAD + text)
+    arguments = [sys.executable, str(program)]
+    return mpirun.mpiexec(ranks, arguments, timeout=PATIENCE, env=ENVIRONMENT | env)
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Path:
+    return tmp_path / "program.py"
+
+
+@pytest.mark.parametrize("windows", ["0", "1"])
+@pytest.mark.parametrize("misuse", MISUSES)
+def test_a_rank_that_does_not_come(misuse: str, windows: str, program: Path) -> None:
+    code, expected = MISUSES[misuse]
+    ranks = 2 + list(MISUSES).index(misuse) % 2
+    begun = time.monotonic()
+    job = run(ranks, program, PROGRAM.format(misuse=code), LINOP_WINDOWS=windows)
+    assert time.monotonic() - begun < SOON
+    (said,) = set(job.stdout.splitlines())
+    assert said.startswith(("DeadlockError: deadlock: ", "BackendError: ")), said
+    assert re.search(expected, said), said
+    assert len(job.stdout.splitlines()) == ranks - ("exit" in misuse)
+
+
+def test_programs_go_on_after_a_deadlock(program: Path) -> None:
+    text = """
+    for _ in range(3):
+        try:
+            v.norm() if odd else A(x)
+        except LinopError as error:
+            assert str(error).startswith("deadlock: "), error
+        A = total(n).compile(backend)
+        assert A(x).tolist() == [n] * 3
+        assert v.norm() > 0
+"""
+    job = run(3, program, PROGRAM.format(misuse=text.strip()))
+    assert job.stdout.splitlines() == ["ended well"] * 3, job.stderr
+
+
+@pytest.mark.parametrize("windows", ["0", "1"])
+def test_a_slow_rank_is_no_deadlock(windows: str, program: Path) -> None:
+    """Be it in its own code, or in a local map of a plan."""
+    text = """
+    if odd: time.sleep(4)
+    A(x)
+    X = A.domain
+    last = X.regions[-1]
+    slow = linop.local(last, last, lambda a: (time.sleep(4), a)[1], lambda a: a)
+    rest = linop.identity(linop.Space([r for r in X.regions if r is not last]))
+    op = A.op @ linop.direct_sum(slow, rest)
+    assert op.compile(backend)(x).tolist() == [n] * 3
+"""
+    job = run(3, program, PROGRAM.format(misuse=text.strip()), LINOP_WINDOWS=windows)
+    assert job.stdout.splitlines() == ["ended well"] * 3, job.stdout + job.stderr
+
+
+@pytest.mark.parametrize("how", ["raise ValueError('planted')", "sys.exit(0)", "sys.exit(3)"])
+def test_a_rank_that_ends_before_it_starts(how: str, program: Path) -> None:
+    text = f"""
+from linop.backends.mpi import MPI
+if MPI.COMM_WORLD.rank == 1:
+    {how}
+linop.launch(lambda backend: None)
+"""
+    begun = time.monotonic()
+    job = run(3, program, text)
+    assert time.monotonic() - begun < SOON
+    assert job.returncode != 0
+    if "0" in how:
+        text = "rank 1 of COMM_WORLD, which has ended, to call linop.launch"
+        assert f"deadlock: waiting for {text}" in job.stderr, job.stderr
+    else:
+        assert "linop: worker 1 ends the job" in job.stderr, job.stderr
+
+
+THREAD = """
+import threading
+def main(backend):
+    plan = total(backend.workers).compile(backend)
+    plan(np.ones(3))
+    def work():
+        {work}
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    {after}
+linop.launch(main)
+"""
+
+
+@pytest.mark.parametrize(
+    ("work", "after"),
+    [
+        ("backend.worker and fail()", ""),
+        ("plan(np.ones(3 + backend.worker))", ""),
+    ],
+)
+def test_an_exception_in_a_thread_ends_the_job(work: str, after: str, program: Path) -> None:
+    job = run(2, program, THREAD.format(work=work, after=after))
+    assert job.returncode != 0
+    assert "ends the job" in job.stderr, job.stderr
+
+
+@pytest.mark.parametrize("limit", ["nan", "0", "-1", "soon"])
+def test_a_limit_that_is_none(limit: str, program: Path) -> None:
+    text = """
+try:
+    linop.backends.get("mpi")
+except linop.errors.ArgumentError as error:
+    say(error)
+"""
+    job = run(1, program, text, LINOP_WAIT_LIMIT=limit)
+    words = "LINOP_WAIT_LIMIT: expected a number of seconds above 0 (inf for no limit), given "
+    assert job.stdout.splitlines() == [f"{words}{limit!r}"], job.stderr

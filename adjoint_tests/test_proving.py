@@ -1,0 +1,100 @@
+"""Debug mode proves plans when they are compiled: as lowered, and as rewritten for collectives."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import linop
+from linop import COPIES, LinearOperator, Partition, TensorSpace
+from linop.backends import Backend, proving
+from linop.lowering import lower
+from linop.plan import Plan
+from linop.plan_errors import UnfinishedError
+from linop.stages import Stages
+from needs import needs_mpi
+from test_inside import mpi_program
+
+
+def total(workers: int) -> LinearOperator:
+    return linop.all_reduce(TensorSpace((3,), Partition((workers,)), axes=(COPIES,)))
+
+
+def unfinished(stages: Stages, worker: int) -> Plan:
+    """A plan without its last step."""
+    plan = lower(stages, worker)
+    return replace(plan, steps=plan.steps[:-1])
+
+
+def compiled(backend: Backend) -> None:
+    plan = total(2).compile(backend)
+    assert plan.H is not None
+
+
+@pytest.mark.parametrize("debug", ["0", "1"])
+def test_threads_prove_in_debug_mode(debug: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LINOP_DEBUG", debug)
+    linop.launch(compiled, workers=2)
+    compiled(linop.backends.get("threads"))
+    monkeypatch.setattr(proving, "lower", unfinished)
+    for compile_it in (
+        lambda: linop.launch(compiled, workers=2),
+        lambda: compiled(linop.backends.get("threads")),
+    ):
+        if debug == "0":
+            compile_it()
+        else:
+            with pytest.raises(UnfinishedError, match="no advance follows"):
+                compile_it()
+
+
+def test_the_adjoint_is_proven_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LINOP_DEBUG", "1")
+
+    compiled = threading.Barrier(2)
+
+    def main(backend: Backend) -> None:
+        plan = linop.gather(TensorSpace((4,), Partition((2,)))).compile(backend)
+        compiled.wait()
+        monkeypatch.setattr(proving, "lower", unfinished)
+        with pytest.raises(UnfinishedError):
+            plan.H  # noqa: B018
+
+    linop.launch(main, workers=2)
+
+
+def test_plans_of_many_workers_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(proving, "MOST", 2)
+    monkeypatch.setattr(proving, "lower", unfinished)
+    proving.prove(total(3), lambda plan: plan)
+    with pytest.raises(UnfinishedError):
+        proving.prove(total(2), lambda plan: plan)
+
+
+@needs_mpi
+def test_what_collectives_make_of_a_plan_is_proven(tmp_path: Path) -> None:
+    """Parts that are given in another order than that of the group."""
+    text = """
+from linop.backends import together
+from linop.plan_errors import WrongTransferError
+
+backend = linop.backends.get("mpi", debug=True, collectives=True)
+op = linop.all_gather(TensorSpace((4,), Partition((2,)))).H
+first = 4 * backend.worker
+assert op.compile(backend)(np.arange(4.0)).tolist() == [first, first + 2]
+gives = together._Together.gives
+together._Together.gives = lambda self: gives(self)[::-1]
+try:
+    op.compile(backend)
+except WrongTransferError as error:
+    print(str(error))
+"""
+    said = mpi_program(tmp_path, 2, text, windows=False).splitlines()
+    assert len(said) == 2
+    assert said[0] == said[1]
+    assert said[0].startswith(
+        "worker 0, stage 0, x@0: x@0[0:2] + x@1[0:2] expected, x@0[2:4] + x@1"
+    )

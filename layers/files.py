@@ -1,0 +1,178 @@
+"""Files that are replaced as a whole, and checked before they are believed.
+
+What is written gets a name that nobody can guess, beside the file that it replaces; it is synced,
+and renamed at the end. So at every instant the old file or the new one is there, whole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import re
+import secrets
+import warnings
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any
+
+from linop.errors import BackendError
+
+_START, _END, _RECORD = b"PK\3\4", b"PK\5\6", 22
+"""How a zip archive starts; signature and length of the record at its end, before its comment."""
+_SEAL = b"linop sha256 "
+_SEALED = len(_SEAL) + 64
+_TOKEN = "[0-9a-f]{16}"
+SHARD = re.compile(rf"__\d+_{_TOKEN}_\d+\.distcp")
+"""Names of the files of linop in a folder."""
+
+
+def new_token() -> str:
+    """Part of a name that nobody can guess."""
+    return secrets.token_hex(8)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[IO[bytes]]:
+    """A file to write and read, which takes the place of another at the end, if all went well.
+
+    Raises:
+        OSError: it cannot be written. What is there stays.
+    """
+    if not path.parent.is_dir():
+        raise NotADirectoryError(f"{str(path.parent)!r} is no folder")
+    part = path.with_name(f".{path.name}.{new_token()}.part")
+    # O_EXCL: no link that somebody put there is followed.
+    descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666)
+    try:
+        with os.fdopen(descriptor, "w+b") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+
+
+def clear_parts(path: Path) -> None:
+    """Remove what saves to this path that were killed have left."""
+    left = re.compile(rf"\.{re.escape(path.name)}\.{_TOKEN}\.part")
+    remove(file for file in path.parent.iterdir() if left.fullmatch(file.name))
+
+
+def remove(files: Iterator[Path]) -> None:
+    """Remove files, as far as that is possible."""
+    with suppress(OSError):
+        for file in files:
+            with suppress(OSError):
+                file.unlink()
+
+
+def sync_folder(folder: Path) -> None:
+    """Wait until the names in a folder are on the disk."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+class View(io.RawIOBase):
+    """A part of a file, as a stream to read."""
+
+    def __init__(self, file: IO[bytes], offset: int, length: int) -> None:
+        super().__init__()
+        self._file, self._offset, self._length, self._at = file, offset, length, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        start = (0, self._at, self._length)[whence]
+        self._at = min(max(0, start + offset), self._length)
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        self._file.seek(self._offset + self._at)
+        data = memoryview(buffer).cast("B")[: self._length - self._at]
+        count: int = self._file.readinto(data)  # type: ignore[attr-defined]
+        self._at += count
+        return count
+
+
+def digest_of(stream: Any) -> str:
+    """Of the rest of a stream."""
+    return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def seal(file: IO[bytes]) -> None:
+    """Write the digest of a zip archive to its comment, which other readers of it skip."""
+    start = file.seek(-_RECORD, os.SEEK_END)
+    record = file.read(_RECORD)
+    assert record.startswith(_END) and record.endswith(b"\0\0")
+    file.seek(start)
+    file.write(record[:-2] + _SEALED.to_bytes(2, "little"))
+    file.seek(0)
+    digest = digest_of(file)
+    file.seek(0, os.SEEK_END)
+    file.write(_SEAL + digest.encode())
+
+
+def check_sealed(file: IO[bytes], path: Path) -> None:
+    """Check a file of `torch.save`: by its digest; where it has none, by its CRCs.
+
+    Raises:
+        BackendError: it is damaged.
+    """
+    size = file.seek(0, os.SEEK_END)
+    start = max(0, size - _SEALED)
+    file.seek(start)
+    said = file.read()
+    file.seek(0)
+    if said.startswith(_SEAL):
+        if digest_of(View(file, 0, start)).encode() != said[len(_SEAL) :]:
+            raise BackendError(damaged(path, "its digest is another"))
+    elif not check_archive(file, str(path)):
+        warnings.warn(
+            f"{str(path)!r} has neither digests nor CRCs, so it cannot be checked; save it again",
+            stacklevel=2,
+        )
+    file.seek(0)
+
+
+def check_archive(file: IO[bytes], name: str) -> bool:
+    """Check a zip archive by its CRCs; False for what is none.
+
+    Raises:
+        BackendError: it is damaged.
+    """
+    start = file.read(len(_START))
+    if not zipfile.is_zipfile(file):
+        if start == _START:
+            raise BackendError(damaged(name, "the end of the archive is missing"))
+        return False
+    try:
+        with zipfile.ZipFile(file) as archive:
+            bad = archive.testzip()
+    except (zipfile.BadZipFile, NotImplementedError, OSError, EOFError) as error:
+        raise BackendError(damaged(name, str(error))) from error
+    if bad is not None:
+        raise BackendError(
+            damaged(name, f"the CRC of {bad!r} is another")
+            + " (or torch wrote none: torch.serialization.set_crc32_options)"
+        )
+    return True
+
+
+def damaged(name: Path | str, why: str) -> str:
+    """The words of an error."""
+    return f"{str(name)!r} is damaged, and nothing was loaded: {why}"

@@ -1,0 +1,43 @@
+"""The name of a layer in its network, as ``LeNet.features.3 (Conv2d)``, for errors. A module does
+not know it: it is read off the calls of modules on the stack, so that calls that go well pay
+nothing.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
+
+import torch
+
+_CALL = torch.nn.Module._call_impl.__code__
+
+
+def path_of(layer: Any) -> str:
+    """The dotted name of a layer that is being called, from the outermost module whose call this
+    is part of, and its class; its class alone, where no other module calls it."""
+    path, holder, name = "", None, type(layer).__name__
+    for module in [*reversed(list(_calling(inspect.currentframe()))), layer]:
+        if module is holder:
+            continue
+        step = None if holder is None else _name_in(holder, module)
+        path = type(module).__name__ if step is None else f"{path}.{step}"
+        holder = module
+    return path if path == name else f"{path} ({name})"
+
+
+def _calling(frame: FrameType | None) -> Iterator[Any]:
+    """The modules that are being called, the innermost first."""
+    while frame is not None:
+        if frame.f_code is _CALL:
+            yield frame.f_locals["self"]
+        frame = frame.f_back
+
+
+def _name_in(holder: Any, module: Any) -> str | None:
+    for name, child in holder.named_modules():
+        if child is module:
+            return str(name)
+    return None

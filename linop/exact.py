@@ -1,0 +1,185 @@
+"""Exact numbers: what the coefficients of operators are.
+
+Every number that a user can give is rational: a float is a whole number over a power of two, and a
+quotient is kept as one. So sums and products of coefficients are exact, and two operators are equal
+exactly if their coefficients are. A number is rounded once, to the dtype, where an array is
+multiplied by it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from linop.errors import DTypeError
+
+Rational = int | Fraction
+_SHORT = 20
+"""Characters up to which a fraction or a whole number prints as it is."""
+
+
+@dataclass(frozen=True)
+class Gaussian:
+    """A complex number of rational parts, the imaginary one not zero; `gaussian` makes them."""
+
+    real: Rational
+    imag: Rational
+
+    def __add__(self, other: Any) -> Any:
+        if not isinstance(other, int | Fraction | Gaussian):
+            return NotImplemented
+        return gaussian(self.real + other.real, self.imag + other.imag)
+
+    def __mul__(self, other: Any) -> Any:
+        if not isinstance(other, int | Fraction | Gaussian):
+            return NotImplemented
+        return gaussian(
+            self.real * other.real - self.imag * other.imag,
+            self.real * other.imag + self.imag * other.real,
+        )
+
+    __radd__, __rmul__ = __add__, __mul__
+
+    def conjugate(self) -> Exact:
+        return Gaussian(self.real, -self.imag)
+
+    def __complex__(self) -> complex:
+        return complex(float(self.real), float(self.imag))
+
+
+Exact = int | Fraction | Gaussian
+
+
+def gaussian(real: Rational, imag: Rational) -> Exact:
+    """The number of a real and an imaginary part."""
+    return Gaussian(real, imag) if imag else real
+
+
+def exact(value: Any) -> Exact:
+    """A number, finite, as it is exactly: of Python, of NumPy, or one of these."""
+    if isinstance(value, Fraction | Gaussian):
+        return value
+    if isinstance(value, int | np.integer):
+        return int(value)
+    if isinstance(value, complex | np.complexfloating):
+        return gaussian(_rational(value.real), _rational(value.imag))
+    return _rational(value)
+
+
+def _rational(value: Any) -> Rational:
+    """A finite floating number; those of other packages are no longer than a float."""
+    known = value if isinstance(value, float | np.floating) else float(value)
+    numerator, denominator = known.as_integer_ratio()
+    return numerator if denominator == 1 else Fraction(numerator, denominator)
+
+
+def inverse(value: Exact) -> Exact:
+    """1 / value, which is not zero."""
+    if not isinstance(value, Gaussian):
+        return 1 / Fraction(value)
+    return value.conjugate() * (1 / Fraction(value.real**2 + value.imag**2))
+
+
+def wrapped(value: Exact, dtype: np.dtype[Any]) -> Exact:
+    """What integer arithmetic makes of a whole number: its residue modulo 2^bits, in the range of
+    the dtype. A number itself for the other dtypes."""
+    if dtype.kind not in "iu" or isinstance(value, Gaussian):
+        return value
+    low, bits = int(np.iinfo(dtype).min), int(np.iinfo(dtype).bits)
+    return (value - low) % (1 << bits) + low
+
+
+def rounded(value: Exact, dtype: np.dtype[Any]) -> Any:
+    """The nearest number of a dtype (the same one modulo 2^bits, for integers), as a scalar of it.
+
+    Raises:
+        DTypeError: complex for a real dtype, a fraction for an integer one, or out of range of a
+            floating one.
+    """
+    if dtype.kind == "c":
+        pair = np.empty((), dtype)
+        pair.real = _in_range(value.real, pair.real.dtype, dtype)
+        pair.imag = _in_range(value.imag, pair.real.dtype, dtype)
+        return pair[()]
+    if isinstance(value, Gaussian):
+        raise DTypeError(f"complex scalar {shown(value)} on a space of dtype {dtype}")
+    if dtype.kind in "iu":
+        if value.denominator != 1:
+            raise DTypeError(f"fraction {shown(value)} on a space of dtype {dtype}")
+        return dtype.type(int(wrapped(value, dtype)))  # type: ignore[arg-type]
+    return _in_range(value, dtype, dtype)
+
+
+def _in_range(value: Rational, part: np.dtype[Any], dtype: np.dtype[Any]) -> Any:
+    with np.errstate(over="ignore"):
+        number = _nearest(value, part)
+    if not np.isfinite(number):
+        raise DTypeError(f"scalar {shown(value)} is out of range on a space of dtype {dtype}")
+    return number
+
+
+def _nearest(value: Rational, dtype: np.dtype[Any]) -> Any:
+    """A rational rounded once, half to even; infinite where it is out of range."""
+    if dtype.itemsize > 8:
+        return _nearest_long(value, dtype)
+    try:
+        near = value.numerator / value.denominator  # Python rounds quotients of integers rightly
+    except OverflowError:
+        return dtype.type(math.inf if value > 0 else -math.inf)
+    if dtype.itemsize < 8 and (error := value - Fraction(near)):
+        # Rounded to odd first, so that rounding again to fewer bits does what rounding once does.
+        even = not np.float64(near).view(np.int64) & 1
+        near = math.nextafter(near, math.copysign(math.inf, error)) if even else near
+    return dtype.type(near)
+
+
+def _nearest_long(value: Rational, dtype: np.dtype[Any]) -> Any:
+    """The same for long double: as an integer of its bits, in pieces that a float holds."""
+    bits = np.finfo(dtype).nmant + 1
+    shift = bits - value.numerator.bit_length() + value.denominator.bit_length()
+    shift -= (value if value > 0 else -value) * Fraction(2) ** shift >= 2**bits
+    whole = abs(round(value * Fraction(2) ** shift))
+    pieces = [np.ldexp(dtype.type(float((whole >> k) % 2**53)), k) for k in (106, 53, 0)]
+    size = np.ldexp(sum(pieces), -shift)
+    return size if value > 0 else -size
+
+
+def text(value: Exact) -> str:
+    """A number as text, one for each: for digests."""
+    parts = (value.real, value.imag)
+    return ",".join(f"{part.numerator:x}/{part.denominator:x}" for part in parts)
+
+
+def shown(value: Exact, latex: bool = False) -> str:
+    """A number for people: decimal where a float is it, a quotient where that is short, else the
+    first digits."""
+    if isinstance(value, Gaussian):
+        size = shown(value.imag if value.imag > 0 else -value.imag, latex)
+        size = f"({size})" if "/" in size else size
+        if not value.real:
+            return f"{'-' if value.imag < 0 else ''}{size}j"
+        return f"({shown(value.real, latex)}{'-' if value.imag < 0 else '+'}{size}j)"
+    quotient = f"{value.numerator}/{value.denominator}"
+    if value.denominator == 1:
+        plain, short = str(value.numerator), len(str(value.numerator)) <= _SHORT
+    else:
+        plain, short = quotient, len(quotient) <= _SHORT and not _is_float(value)
+    if not short:
+        number = Decimal(value.numerator) / Decimal(value.denominator)
+        within = 0 < abs(float(number)) < math.inf
+        return f"{float(number):g}" if within else f"{number:.6g}"
+    if latex and value.denominator > 1:
+        sign = "-" if value < 0 else ""
+        return rf"{sign}\frac{{{abs(value.numerator)}}}{{{value.denominator}}}"
+    return plain
+
+
+def _is_float(value: Rational) -> bool:
+    """Whether a rational is a Python float exactly."""
+    bits, power = value.numerator.bit_length(), value.denominator
+    return bits <= 53 and power & (power - 1) == 0 and power.bit_length() <= 1000

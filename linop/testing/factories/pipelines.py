@@ -1,0 +1,66 @@
+"""Factories of operators whose messages are separated by local maps: several stages that send."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import strategies as st
+
+import linop
+from linop import LinearOperator, Space
+from linop.testing.describing import COMPUTED, Description, seeds, shapes, tensor_of, whole_numbers
+from linop.testing.factories.collectives import acting
+from linop.testing.factories.registry import build, describe, operator_factory
+
+
+@st.composite
+def _pipelines(draw: st.DrawFn, workers: int) -> Description:
+    """One global tensor, cut in three or four ways."""
+    shape = draw(shapes(draw(st.integers(1, 3)), 4))
+    dtype = draw(st.sampled_from(COMPUTED))
+    options: dict[str, Any] = {"shape": shape, "dtypes": (dtype,), "roles": ("split",)}
+    cuts = [
+        draw(acting(workers, "split", len(shape), name=name, **options)) for name in draw(_names)
+    ]
+    return {"cuts": tuple(cuts), "seed": draw(seeds), "back": draw(st.booleans())}
+
+
+_names = st.sampled_from(["xyz", "wxyz"])
+
+
+@operator_factory(_pipelines, pure=False)
+def pipeline(cuts: Any, seed: Any, back: Any) -> LinearOperator:
+    """Repartitions with a diagonal between every two; there, or there and back."""
+    first, *others = map(tensor_of, cuts)
+    op, now = linop.identity(first), first
+    for k, cut in enumerate(others):
+        op = linop.repartition(now, cut) @ _scaled(now, seed + k) @ op
+        now = cut
+    return op.H @ op if back else op
+
+
+_FRAMES = ("broadcast", "halo_exchange", "all_gather", "ring_all_reduce", "scatter", "shift")
+
+
+@st.composite
+def _framed(draw: st.DrawFn, workers: int) -> Description:
+    """A collective, and a seed."""
+    name = draw(st.sampled_from(_FRAMES))
+    described = describe(name, workers).filter(lambda d: d["source"]["dtype"] in COMPUTED)
+    return {"name": name, "described": draw(described), "seed": draw(seeds)}
+
+
+@operator_factory(_framed, pure=False)
+def there_and_back(name: Any, described: Any, seed: Any) -> LinearOperator:
+    """A collective, a diagonal, and the collective's adjoint."""
+    op = build(name, described)
+    return op.H @ _scaled(op.codomain, seed) @ op
+
+
+def _scaled(space: Space, seed: int) -> LinearOperator:
+    """A diagonal on every region."""
+    blocks = (
+        linop.diagonal(whole_numbers(region.shape, space.dtype, seed), Space(region, space.dtype))
+        for region in space.regions
+    )
+    return linop.direct_sum(*blocks)
