@@ -419,7 +419,8 @@ def facts(backend: Backend, arrays: DeviceArrays, name: str) -> None:
 
 def hosts_wait_seldom(backend: Backend, arrays: DeviceArrays) -> None:
     """Under MPI: for the device, once a stage where MPI is given its memory; staged, once for each
-    message that is sent, and once for the buffers of those that come."""
+    message that is sent, and once for the buffers of those that come. Never where a plan goes away:
+    that may be at any moment, inside what would be interrupted by it."""
     from simulated import Counts
 
     for name, make in OPERATORS.items():
@@ -434,6 +435,11 @@ def hosts_wait_seldom(backend: Backend, arrays: DeviceArrays) -> None:
         receiving = {s.stage for s in steps if isinstance(s, linop.plan.Receive)}
         most = len(stages) if backend.aware.yes else len(plan.plan.sends) + len(receiving)  # type: ignore[attr-defined]
         assert waits <= most, (name, waits, most)
+        before = Counts.waits
+        plan.release()
+        del plan
+        gc.collect()
+        assert Counts.waits == before, name
 
 
 def kernels_are_few(backend: Backend, arrays: DeviceArrays) -> None:

@@ -12,6 +12,7 @@ queues it returns, and one from it when it was read; so the host waits there, an
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -41,19 +42,18 @@ class Crossing:
         self._device = arrays
         self._code = code
         self.used = False
-        self._last: Any = None
-        self._read: list[Array] = []
+        self._queued: list[tuple[Any, Array]] = []
+        weakref.finalize(self, arrays.hold, self._queued).atexit = False
 
     def over(self) -> bool:
         """Whether all copies are done."""
-        return self._last is None or self._last.done
+        return not self._queued or self._queued[-1][0].done
 
     def settle(self) -> None:
         """Wait until they are."""
-        if self._last is not None:
-            self._last.synchronize()
-        self._last = None
-        self._read.clear()
+        if self._queued:
+            self._queued[-1][0].synchronize()
+        self._queued.clear()
 
     # Copies of arrays
 
@@ -61,7 +61,7 @@ class Crossing:
         """Queue a copy to a contiguous array in main memory."""
         if source.size:
             whole = self._device.module.ascontiguousarray(source)
-            self._last = self._device.down(whole, target)
+            self._queued.append((self._device.down(whole, target), target))
 
     def up(self, target: Array, source: Array) -> None:
         """Queue a copy to a contiguous array of the device."""
@@ -73,8 +73,7 @@ class Crossing:
             packed[...] = source
             source = packed
         self._device.up(source, target)
-        self._read.append(source)
-        self._last = self._device.mark()
+        self._queued.append((self._device.mark(), source))
 
     def here(self, source: Array) -> Array:
         """A copy in main memory, once it is settled."""

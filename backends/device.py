@@ -48,7 +48,7 @@ class DeviceArrays(Arrays):
         self.memory = f"memory of a {device} device"
         self.host = Pinned(self)
         self._scipy = scipy
-        self._kept: deque[tuple[Any, list[Message]]] = deque()
+        self._kept: deque[tuple[Any, Any]] = deque()
         self._lock = threading.Lock()
         self._dtypes: set[np.dtype[Any]] = set()
         self._kernels: dict[str, Any] = {}
@@ -218,8 +218,16 @@ class DeviceArrays(Arrays):
         read = [m for m in messages if isinstance(m, Message) and m.stream != stream]
         if not read:
             return
+        self.hold([(self.mark(), read)])
+        self._let_go()
+
+    def hold(self, read: Iterable[tuple[Any, Any]]) -> None:
+        """Memory stays until a mark is done. It may be called when an object goes away, which is at
+        any moment: it waits for nothing, and takes no lock."""
+        self._kept.extend(read)
+
+    def _let_go(self) -> None:
         with self._lock:
-            self._kept.append((self.mark(), read))
             while self._kept and self._kept[0][0].done:
                 self._kept.popleft()
 
@@ -227,6 +235,7 @@ class DeviceArrays(Arrays):
 
     def pinned(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         """An array in pinned main memory: what is copied from and to it is not waited for."""
+        self._let_go()
         size = int(np.prod(shape, dtype=np.int64))
         memory = self.module.cuda.alloc_pinned_memory(max(1, size * dtype.itemsize))
         return np.frombuffer(memory, dtype, size).reshape(shape)

@@ -65,7 +65,7 @@ class DeviceMessages(Messages):
         self._pinned: list[tuple[list[Any], list[Array]]] = []
         super().__init__(plan, transport, tag, about, arrays)
         # What is copied up after the plan is gone is copied from memory that nobody else has.
-        weakref.finalize(self, _read, self._pinned).atexit = False
+        weakref.finalize(self, _held, arrays, self._pinned).atexit = False
 
     def begin(self) -> None:
         """Nothing: messages are awaited once it is known that their memory is free."""
@@ -174,10 +174,10 @@ def _done(marks: list[Any]) -> None:
         marks.pop().synchronize()
 
 
-def _read(pinned: Sequence[tuple[list[Any], list[Array]]]) -> None:
-    """Wait until buffers were copied up."""
-    for marks, _ in pinned:
-        _done(marks)
+def _held(device: DeviceArrays, pinned: Sequence[tuple[list[Any], list[Array]]]) -> None:
+    """Buffers stay until they were copied up."""
+    for marks, buffers in pinned:
+        device.hold((mark, buffers) for mark in marks)
 
 
 def way(aware: bool) -> str:
