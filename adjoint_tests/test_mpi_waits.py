@@ -120,10 +120,24 @@ def test_a_slow_rank_is_no_deadlock(windows: str, program: Path) -> None:
     assert job.stdout.splitlines() == ["ended well"] * 3, job.stdout + job.stderr
 
 
-@pytest.mark.parametrize("how", ["raise ValueError('planted')", "sys.exit(0)", "sys.exit(3)"])
-def test_a_rank_that_ends_before_it_starts(how: str, program: Path) -> None:
+BEFORE = {
+    "raise ValueError('planted')": "linop: worker 1 ends the job",
+    "sys.exit(3)": "linop: worker 1 ends the job",
+    "sys.exit(0)": "deadlock: waiting for rank 1 of COMM_WORLD, which has ended, to call linop.lau",
+    "MPI.Finalize(); sys.exit(0)": "deadlock: waiting for rank 1 of COMM_WORLD, which has ended",
+}
+
+
+@pytest.mark.parametrize(
+    ("how", "imported"),
+    [(how, "linop.backends.mpi") for how in BEFORE]
+    # What MPI.Finalize does first, only the backend can add to.
+    + [(how, "mpi4py") for how in BEFORE if "Finalize" not in how],
+)
+def test_a_rank_that_ends_before_it_starts(how: str, imported: str, program: Path) -> None:
+    """Whether it has imported the backend, or linop alone."""
     text = f"""
-from linop.backends.mpi import MPI
+from {imported} import MPI
 if MPI.COMM_WORLD.rank == 1:
     {how}
 linop.launch(lambda backend: None)
@@ -132,11 +146,26 @@ linop.launch(lambda backend: None)
     job = run(3, program, text)
     assert time.monotonic() - begun < SOON
     assert job.returncode != 0
-    if "0" in how:
-        text = "rank 1 of COMM_WORLD, which has ended, to call linop.launch"
-        assert f"deadlock: waiting for {text}" in job.stderr, job.stderr
-    else:
-        assert "linop: worker 1 ends the job" in job.stderr, job.stderr
+    assert BEFORE[how] in job.stderr, job.stderr
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_a_rank_that_takes_no_part_ends_well(late: int, program: Path) -> None:
+    """Whoever ends last: no message of ours may be left on its communicators."""
+    text = f"""
+from linop.backends.mpi import MPI
+world = MPI.COMM_WORLD
+if world.rank == {late}:
+    time.sleep(1.5)
+some = world.Split(world.rank == 2)
+if world.rank != 2:
+    backend = linop.backends.get("mpi", comm=some)
+    assert total(2).compile(backend)(np.ones(3)).tolist() == [2] * 3
+say("well")
+"""
+    job = run(3, program, text)
+    assert job.returncode == 0, job.stderr
+    assert job.stdout.split() == ["well"] * 3
 
 
 THREAD = """

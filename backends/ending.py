@@ -13,6 +13,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from types import TracebackType
 from typing import Any, NoReturn
@@ -96,12 +97,41 @@ class EndsJob:
             _abort(SystemExit(self.status), None)
         if self.failed is not None and self.failed.exc_value is not None:
             _abort(self.failed.exc_value, self.failed.exc_traceback)
-        for end in at_end:
-            end()
+        end_well()
 
 
 at_end: list[Callable[[], None]] = []
 """What a rank does that ends well."""
+
+
+def end_well() -> None:
+    """Say that this rank ends, and do what is to be done then; once, before MPI is finalized."""
+    MPI = _mpi()
+    if MPI is None or _ended:
+        return
+    _ended.append(True)
+    with suppress(MPI.Exception):  # where names cannot be published, others wait to the limit
+        MPI.Publish_name(_name(MPI.COMM_WORLD.rank), "ended")
+    for end in at_end:
+        end()
+
+
+def has_ended(rank: int) -> bool:
+    """Whether a rank of COMM_WORLD has said that it ends: by a name that it has published, not by a
+    message, for MPICH fails where one is never received, and who did not import linop receives
+    none."""
+    MPI = _mpi()
+    try:
+        return bool(MPI.Lookup_name(_name(rank)) == "ended")
+    except MPI.Exception:
+        return False
+
+
+_ended: list[bool] = []
+
+
+def _name(rank: int) -> str:
+    return f"linop/{os.environ.get('PMIX_NAMESPACE', '')}/{rank}"
 
 
 @cache

@@ -10,6 +10,7 @@ from typing import Any
 
 from mpi4py import MPI
 
+from linop.backends import ending
 from linop.backends.ranks import Ranks
 from linop.backends.worker import Worker
 from linop.errors import BackendError
@@ -43,6 +44,7 @@ def end(worker: Worker, why: str, last: Callable[[], None] | None = None) -> Non
 def _finalized(comm: MPI.Comm, keyval: int, value: Any) -> None:
     """MPI is about to be finalized: it deletes this attribute of COMM_SELF first."""
     del comm, keyval, value
+    ending.end_well()
     for worker in list(_LIVE):
         end(worker, "MPI is finalized: call plans before that")
 
