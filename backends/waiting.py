@@ -199,7 +199,8 @@ class Waits:
                 if self._member.verdict is not None:
                     self._member.verdict = None
                     self.channel.epoch += 1
-            return waited > self._limit
+            # Those that began to wait when this rank ended ask it at their limit.
+            return waited > self._limit + 2 * _PATIENCE
 
         return poll
 
