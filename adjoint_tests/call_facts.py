@@ -6,6 +6,7 @@ fails raises an alarm, and the others raise that. Nobody waits for ever.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -271,3 +272,40 @@ def errors_that_all_catch_are_over(backend: Backend) -> None:
         for run in range(3):
             expected = float(sum(range(n)) + n * run)
             same(new(np.full(SMALL, float(me + run))), np.full(SMALL, expected))
+
+
+def threads_have_plans_of_their_own(backend: Backend, seconds: float) -> None:
+    """As the errors advise: called once by one thread, then by a thread each. That a worker waits
+    in one of them, and another in another, is no deadlock, be the threads late that they wait for.
+    """
+    me, n = mine(backend), size(backend)
+    plans = [total(n).compile(backend) for _ in range(2)]
+
+    def called(k: int, late: bool, calls: int, said: list[str]) -> None:
+        time.sleep(seconds if late else 0)
+        for j in range(calls):
+            try:
+                same(plans[k](np.full(SMALL, 1.0 + j)), np.full(SMALL, n * (1.0 + j)))
+            except (AssertionError, LinopError) as error:
+                said.append(str(error))
+
+    def in_threads(calls: int) -> list[str]:
+        said: list[str] = []
+        threads = [
+            threading.Thread(target=called, args=(k, me == k, calls, said)) for k in range(2)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return said
+
+    if n == 2:  # in another order on the other worker
+        said = in_threads(1)
+        assert len(said) == 2 and all("call different plans" in text for text in said), said
+        assert all("plans that several threads call, once before these beg" in t for t in said)
+    for plan in plans:
+        works(plan)
+    assert in_threads(30) == []
+    for plan in plans:
+        works(plan)

@@ -124,6 +124,11 @@ def test_a_call(fact: Callable[..., None], workers: int) -> None:
     linop.launch(fact, workers)
 
 
+@pytest.mark.parametrize("workers", [2, 3])
+def test_threads_have_plans_of_their_own(workers: int) -> None:
+    linop.launch(lambda b: call_facts.threads_have_plans_of_their_own(b, 0.2), workers)
+
+
 @several
 @pytest.mark.parametrize("trouble", call_facts.TROUBLES)
 @pytest.mark.parametrize("delay", [0, 0.02])

@@ -272,8 +272,8 @@ class BoundPlan(ABC):
             return BackendError(f"{self!r}: {what}, but it was released; compile it again")
         return BackendError(
             f"{self!r}: {what}, while an earlier run is not finished; finish it first, or compile "
-            f"another plan for runs that overlap; one for each thread, with the compiling and the "
-            f"first calls in one order on all workers"
+            f"another plan for runs that overlap; one for each thread, compiled and called once, in "
+            f"one order on all workers, before the threads begin"
         )
 
     def _wrapped(self, results: Sequence[Array], as_vector: bool) -> Any:

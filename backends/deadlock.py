@@ -12,6 +12,7 @@ nothing. A worker that goes on after all, or is not done asking itself, ends the
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -61,6 +62,12 @@ def is_deadlock(states: Mapping[int, State]) -> bool:
 
     waits = [state.wait for state in states.values()]
     return not all(wait.ended for wait in waits) and not any(map(goes_on, waits))
+
+
+def is_of_python(thread: threading.Thread) -> bool:
+    """Whether `threading` started it, or it is the main one. A thread that something else started,
+    as torch does for backward passes, works for one that waits for it, and counts as that one."""
+    return not isinstance(thread, threading._DummyThread)
 
 
 def described(states: Mapping[int, State]) -> str:

@@ -1,13 +1,15 @@
 """The ``threads`` backend: one thread a worker, mailboxes in memory.
 
 SPMD programs, notebooks and debuggers without ``mpiexec``. A deadlock is seen at once: it is there
-when every worker that still runs waits for a message that nobody has sent.
+when every worker that still runs waits for a message that nobody has sent. A worker whose program
+has started threads waits when all of those wait that have called linop, and the first.
 """
 
 from __future__ import annotations
 
 import threading
-from collections import deque
+import time
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -17,7 +19,7 @@ import numpy as np
 from linop.backends.arrays import NUMPY, Arrays, arrays_named
 from linop.backends.base import Backend
 from linop.backends.deadlock import Key as About
-from linop.backends.deadlock import Point, who_waits
+from linop.backends.deadlock import Point, is_of_python, who_waits
 from linop.backends.device import DeviceArrays
 from linop.backends.execute import Program
 from linop.backends.handing import Handing
@@ -45,6 +47,10 @@ from linop.space import Vector
 _HERE = threading.local()
 _AGREE, _CALL = -1, -2
 """The tags of `gather_all` and `post`; plans have tags from 2 on."""
+_AGAIN = 0.25
+"""Seconds after which a thread looks again for a deadlock, where a worker has several."""
+_LIMIT = 600.0
+"""Seconds that a wait may take there: a thread may wait for another in ways that nobody sees."""
 
 Key = tuple[int, int, int]
 """Sender, receiver, tag."""
@@ -126,13 +132,16 @@ class Group:
         self.failure: BaseException | None = None
         self._changed = threading.Condition()
         self._boxes: dict[Key, deque[Any]] = {}
-        self._waiting: dict[int, tuple[int, int]] = {}
+        self._waiting: dict[tuple[int, int], tuple[Key, Who]] = {}
+        """By worker and thread: the mailbox, and what it waits for."""
+        self._threads: list[set[threading.Thread]] = [set() for _ in range(workers)]
+        """Those that have waited for a worker, and the one that runs its program."""
         self._ended: set[int] = set()
         self._alarms: dict[int, list[tuple[int, LinopError]]] = {}
-        self._doing: dict[int, Who] = {}
 
     def work(self, worker: int, main: Callable[[Mailbox], Any]) -> None:
         """The life of one worker's thread."""
+        self._threads[worker].add(threading.current_thread())
         try:
             with self.surroundings[worker]:
                 self.results[worker] = main(Mailbox(self, worker))
@@ -143,6 +152,7 @@ class Group:
         finally:
             with self._changed:
                 self._ended.add(worker)
+                self._threads[worker].discard(threading.current_thread())
                 self._detect_deadlock()
 
     def put(self, key: Key, item: Any) -> None:
@@ -169,8 +179,10 @@ class Group:
             DeadlockError: nobody is going to send it. LinopError: another worker raised an alarm
                 about the plan that is being called.
         """
-        sender, receiver, tag = key
+        receiver, here = key[1], threading.get_ident()
         with self._changed:
+            self._register(receiver)
+            late = time.monotonic() + _LIMIT
             while True:
                 box = self._boxes.get(key)
                 if box:
@@ -182,13 +194,16 @@ class Group:
                     if not self._changed.wait(patience):
                         return None
                     continue
-                self._waiting[receiver] = (sender, tag)
-                self._doing[receiver] = who
+                self._waiting[receiver, here] = key, who
                 self._detect_deadlock()
                 if self.failure is None:
-                    self._changed.wait()
-                self._waiting.pop(receiver, None)
-                self._doing.pop(receiver, None)  # it may refer to a plan
+                    # Nobody says that another thread of a worker has ended.
+                    self._changed.wait(_AGAIN if self._has_several() else None)
+                    if time.monotonic() > late and self._has_several():
+                        text = f"a wait took longer than {_LIMIT:g} s: {self._who_waits()}"
+                        self.failure = DeadlockError(text)
+                        self._changed.notify_all()
+                del self._waiting[receiver, here]  # it may refer to a plan
 
     def message(self, key: Key, plans: Plans, size: int, dtype: np.dtype[Any], who: Who) -> Any:
         """The next message of a mailbox; waits for it.
@@ -225,19 +240,39 @@ class Group:
         if mine is not None:
             raise heard(mine, tag)
 
+    def _register(self, worker: int) -> None:
+        """Take note of the thread that this is."""
+        mine, thread = self._threads[worker], threading.current_thread()
+        if thread not in mine and is_of_python(thread):
+            mine.add(thread)
+            self._changed.notify_all()
+
+    def _has_several(self) -> bool:
+        """Whether some worker has several threads, or had: then a deadlock may not be known."""
+        return any(len(threads) > 1 for threads in self._threads)
+
     def _detect_deadlock(self) -> None:
-        stuck = [
-            w for w, (peer, tag) in self._waiting.items() if not self._boxes.get((peer, w, tag))
-        ]
-        if not stuck or self.failure is not None:
+        """A deadlock is there when all threads of all workers wait that are known, or have ended."""
+        if self.failure is not None or not self._waiting:
             return
-        if len(stuck) + len(self._ended) < self.workers:
+        if any(self._boxes.get(key) for key, _ in self._waiting.values()):
             return
-        if any(self._alarms.get(worker) for worker in stuck):
+        waiting = Counter(worker for worker, _ in self._waiting)
+        for worker, threads in enumerate(self._threads):
+            alive = sum(thread.is_alive() for thread in threads)
+            if alive > waiting[worker] or not (threads or worker in self._ended):
+                return
+        if any(self._alarms.get(worker) for worker in waiting):
             return  # they are about to hear of it
-        waits = {worker: awaited(self._doing[worker]()).words for worker in stuck}
-        self.failure = DeadlockError(f"deadlock: {who_waits(waits, self._ended)}")
+        self.failure = DeadlockError(f"deadlock: {self._who_waits()}")
         self._changed.notify_all()
+
+    def _who_waits(self) -> str:
+        words: dict[int, list[str]] = {}
+        for (worker, _), (_, who) in self._waiting.items():
+            words.setdefault(worker, []).append(awaited(who()).words)
+        waits = {worker: " and ".join(said) for worker, said in words.items()}
+        return who_waits(waits, self._ended.difference(waits))
 
     def _fail(self, error: BaseException) -> None:
         with self._changed:
@@ -246,8 +281,9 @@ class Group:
             self._changed.notify_all()
 
 
-class AbortedError(BaseException):
-    """Ends a worker whose group has failed; not to be caught by its program."""
+class AbortedError(SystemExit):
+    """Ends a worker whose group has failed, and the threads that it started, without a word; not to
+    be caught by its program."""
 
 
 class Mailbox:

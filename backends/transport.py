@@ -188,7 +188,7 @@ class Verdict:
             calls = "; ".join(f"worker {w} calls {what}" for w, what in sorted(self.calls.values()))
             return BackendError(
                 f"workers call different plans: {calls}. Call the same plans in the same order on "
-                f"every worker"
+                f"every worker; plans that several threads call, once before these begin"
             )
         return None
 
