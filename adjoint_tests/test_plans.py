@@ -124,6 +124,12 @@ def test_a_call(fact: Callable[..., None], workers: int) -> None:
     linop.launch(fact, workers)
 
 
+@several
+@pytest.mark.parametrize("wrong", call_facts.WRONG_OUTS)
+def test_a_wrong_out_fails_everywhere(wrong: str, workers: int) -> None:
+    linop.launch(lambda b: call_facts.a_wrong_out_fails_everywhere(b, wrong), workers)
+
+
 @pytest.mark.parametrize("workers", [2, 3])
 def test_threads_have_plans_of_their_own(workers: int) -> None:
     linop.launch(lambda b: call_facts.threads_have_plans_of_their_own(b, 0.2), workers)

@@ -272,8 +272,8 @@ class BoundPlan(ABC):
             return BackendError(f"{self!r}: {what}, but it was released; compile it again")
         return BackendError(
             f"{self!r}: {what}, while an earlier run is not finished; finish it first, or compile "
-            f"another plan for runs that overlap; one for each thread, compiled and called once, in "
-            f"one order on all workers, before the threads begin"
+            f"another plan for runs that overlap; one for each thread, compiled and called once "
+            f"before the threads begin, in one order on all workers"
         )
 
     def _wrapped(self, results: Sequence[Array], as_vector: bool) -> Any:

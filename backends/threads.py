@@ -252,7 +252,7 @@ class Group:
         return any(len(threads) > 1 for threads in self._threads)
 
     def _detect_deadlock(self) -> None:
-        """A deadlock is there when all threads of all workers wait that are known, or have ended."""
+        """All threads of all workers wait that are known, or have ended: it is a deadlock."""
         if self.failure is not None or not self._waiting:
             return
         if any(self._boxes.get(key) for key, _ in self._waiting.values()):

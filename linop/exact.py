@@ -4,6 +4,11 @@ Every number that a user can give is rational: a float is a whole number over a 
 quotient is kept as one. So sums and products of coefficients are exact, and two operators are equal
 exactly if their coefficients are. A number is rounded once, to the dtype, where an array is
 multiplied by it.
+
+A number that a dtype cannot hold is refused where a user gives it: a scalar, or one of a matrix.
+Sums and products of such as it holds may be out of its range, since a factor to come may bring them
+back. A coefficient of the whole operator may not be: it is refused by `compile`, on every worker,
+and by `to_matrix`. The interpretation refuses each factor that it multiplies by.
 """
 
 from __future__ import annotations
