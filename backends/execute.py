@@ -51,7 +51,7 @@ class Form(NamedTuple):
 
     out: bool = False
     straight: bool = False
-    in_place: tuple[str, ...] = ()
+    in_place: frozenset[str] = frozenset()
 
 
 NEW = Form()
@@ -90,6 +90,7 @@ class Program(ABC):
             self._crossing = Crossing(arrays, self.code)
             self._moving = Fusing(self.code, plan.dtype, self._crossing, arrays)
         self.inputs = tuple(cell_of(region, self.code) for region in plan.inputs)
+        self._given = {c: r.name for c, r in zip(self.inputs, plan.inputs, strict=True)}
         self.passed = tuple(self.code.local() for _ in plan.outputs)
         self._steps: list[Lines] = []
         self._functions: dict[tuple[Form, bool], Callable[..., Any]] = {}
@@ -176,12 +177,14 @@ class Program(ABC):
     def _place_results(self) -> None:
         """Give memory to every region that is made. A result gets another one at every run."""
         self._placed = {} if self.small else dict(self._early())
+        placed = set(self._placed.values())
         for stage in self._stages:
             for make, cell in stage.made:
                 stays = self.small and self.small_stay if cell in self._own else True
-                if stays and cell not in self._placed.values():
+                if stays and cell not in placed:
                     cell.array = self.memory(make.region)
-        self.open = tuple(cell for cell in self._own if cell.array is None)
+        made = [cell for cell in self._own if cell.array is None]
+        self.open = {cell: k for k, cell in enumerate(made)}
 
     def _early(self) -> Iterator[tuple[int, Cell]]:
         """Puts of a sum into a result (by id) that need not be done, for it is summed there; and
@@ -378,7 +381,7 @@ class Program(ABC):
     def _result(self, k: int, given: bool) -> str:
         """A result as memory of its own."""
         cell = self._results[k]
-        stays = cell.array is not None or cell in self.inputs or self._first[cell] != k
+        stays = cell.array is not None or cell in self._given or self._first[cell] != k
         text = View(cell, cell.shape).text(self.code)
         if stays:
             return f"{text}.copy()"
@@ -390,8 +393,7 @@ class Program(ABC):
         cell, name = self._results[k], self.plan.outputs[k].name
         if form.straight and self.takes_out and cell in self.open and self._first[cell] == k:
             return []
-        names = [region.name for region in self.plan.inputs]
-        if name in form.in_place and self.inputs[names.index(name)] is cell:
+        if name in form.in_place and self._given.get(cell) == name:
             return []
         return [f"{self.passed[k]}[...] = {View(cell, cell.shape).text(self.code)}"]
 
@@ -465,7 +467,7 @@ class Program(ABC):
         given = {r.name: a for r, a in zip(self.plan.inputs, arrays, strict=True)}
         outs = zip(self.plan.outputs, out, strict=True)
         same = (r.name for r, o in outs if r.name in given and same_array(o, given[r.name]))
-        return Form(out=True, straight=straight, in_place=tuple(same))
+        return Form(out=True, straight=straight, in_place=frozenset(same))
 
     def abandon(self) -> None:
         """Give up a run halfway; there can be no other."""

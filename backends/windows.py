@@ -154,7 +154,6 @@ class Windows(Program):
         self._turns = _MANY if beside <= SMALL else _FEW if beside <= _LONG else 1
         self._turns = 0 if self._direct else self._turns
         super()._place_results()
-        self._numbered = {cell: k for k, cell in enumerate(self.open)}
         if self._direct:
             self._slots = Slots(self._pool)
             for _ in range(SLOTS):
@@ -217,7 +216,7 @@ class Windows(Program):
         if target.fixed:
             return [target.get()]
         assert self._slots is not None
-        k = self._numbered[target.cell]
+        k = self.open[target.cell]
         return [target.of_array(buffers[k].array()) for buffers in self._slots.buffers]
 
     def offers(self) -> dict[int, Said]:
