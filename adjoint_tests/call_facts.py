@@ -312,7 +312,7 @@ def threads_have_plans_of_their_own(backend: Backend, seconds: float) -> None:
 
 
 def _wrong_outs(x: np.ndarray) -> dict[str, tuple[type[LinopError], str, Any]]:
-    """What cannot be written to: the error, its words, and the memory."""
+    """Memory that cannot be written to, after the error and its words."""
     read_only = np.empty_like(x)
     read_only.flags.writeable = False
     one_for_all = np.lib.stride_tricks.as_strided(np.empty(1), x.shape, (0,) * x.ndim)

@@ -78,7 +78,7 @@ class Arrays(Namespace):
         self.module.copyto(target, source)
 
     def may_share_memory(self, one: Array, other: Array) -> bool:
-        """Whether two arrays may have an element in common; exactly, in main memory."""
+        """True if two arrays may have an element in common; exactly, in main memory."""
         return np.may_share_memory(one, other) and np.shares_memory(one, other)
 
     def near(self, arrays: Sequence[Array]) -> Iterable[tuple[int, int]]:

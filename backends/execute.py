@@ -40,7 +40,7 @@ Record = Callable[[str, Callable[[], Any], Mapping[str, Any]], Any]
 
 
 class Form(NamedTuple):
-    """Where the results of a run go.
+    """The memory that results of a run are written to.
 
     Attributes:
         out: whether to arrays that are passed; else they are memory of their own.
@@ -388,7 +388,7 @@ class Program(ABC):
         return self.lent(cell) if given and cell in self.open else text
 
     def _written(self, k: int, form: Form) -> list[str]:
-        """What sets an array that is passed to a result, where that is not made there, and was not
+        """Lines that set a passed array to a result, where that is not made there, and was not
         there."""
         cell, name = self._results[k], self.plan.outputs[k].name
         if form.straight and self.takes_out and cell in self.open and self._first[cell] == k:
@@ -398,7 +398,7 @@ class Program(ABC):
         return [f"{self.passed[k]}[...] = {View(cell, cell.shape).text(self.code)}"]
 
     def _function(self, form: Form, walk: bool = False) -> Callable[..., Any]:
-        """What runs the steps, given arguments and the arrays that are passed, and returns the
+        """Function of the steps, given arguments and the arrays that are passed, and returns the
         results; or a generator, as `text` says, that ends in them."""
         function = self._functions.get((form, walk))
         if function is None:
@@ -459,7 +459,7 @@ class Program(ABC):
             self._record = None
 
     def _form(self, arrays: Sequence[Array], out: Sequence[Array] | None) -> Form:
-        """Where results of these arguments go."""
+        """The form of a run with these arguments."""
         if out is None:
             return NEW
         kinds = [self.arrays.of(region.memory) for region in self.plan.outputs]
@@ -481,7 +481,7 @@ class Program(ABC):
 
 
 def same_array(one: Array, other: Array) -> bool:
-    """Whether two arrays are the same elements of the same memory."""
+    """True if two arrays are the same elements of the same memory."""
     if one is other or not (isinstance(one, np.ndarray) and isinstance(other, np.ndarray)):
         return one is other
     form = (other.shape, other.strides, other.dtype)

@@ -135,7 +135,7 @@ class Group:
         self._waiting: dict[tuple[int, int], tuple[Key, Who]] = {}
         """By worker and thread: the mailbox, and what it waits for."""
         self._threads: list[set[threading.Thread]] = [set() for _ in range(workers)]
-        """Those that have waited for a worker, and the one that runs its program."""
+        """The threads that have waited for a worker, and the one that runs its program."""
         self._ended: set[int] = set()
         self._alarms: dict[int, list[tuple[int, LinopError]]] = {}
 
@@ -248,7 +248,7 @@ class Group:
             self._changed.notify_all()
 
     def _has_several(self) -> bool:
-        """Whether some worker has several threads, or had: then a deadlock may not be known."""
+        """True if some worker has several threads, or had: then a deadlock may not be known."""
         return any(len(threads) > 1 for threads in self._threads)
 
     def _detect_deadlock(self) -> None:

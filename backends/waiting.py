@@ -129,7 +129,7 @@ class Waits:
     # Deadlocks
 
     def _has_one_thread(self) -> bool:
-        """Whether no other thread of this rank may be about to do what others wait for: a rank of
+        """True if no other thread of this rank may be about to do what others wait for: a rank of
         several is not guessed about."""
         self._threads = {thread for thread in list(self._threads) if thread.is_alive()}
         if len(self._threads) > 1 and self._member.told:
@@ -170,7 +170,7 @@ class Waits:
             self.channel.say(peer, NOTE, note)
 
     def _wait(self, wait: _Long) -> Wait:
-        """What this rank waits for, to be judged."""
+        """This rank's wait, to be judged."""
         said = awaited(wait.who())
         key, number, peers = said.key, said.number, said.peers
         if key is None:
@@ -273,13 +273,13 @@ class _Long:
         self.next_words = _MINUTE
 
     def words(self) -> str:
-        """What for, and for which of the user's lines."""
+        """The object of the wait, and the user's line that began it."""
         line = users_line()
         return f"{awaited(self.who()).words}{f' ({line})' if line else ''}"
 
 
 def users_line() -> str:
-    """Where this thread's program has called linop, or torch that calls it; empty if nowhere."""
+    """The line of this thread's program that called linop, or torch that does; empty if none."""
 
     def frames() -> Iterator[tuple[str, str, int]]:
         frame = sys._getframe(2)

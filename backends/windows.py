@@ -220,7 +220,7 @@ class Windows(Program):
         return [target.of_array(buffers[k].array()) for buffers in self._slots.buffers]
 
     def offers(self) -> dict[int, Said]:
-        """What to tell each peer."""
+        """The messages to each peer before the first run."""
         segment, first = self._flags_block.segment, self._flags_block.offset // 8
         return {
             p: (
@@ -396,7 +396,7 @@ class Windows(Program):
             self.step(str(step), *text, ready=ready, peers=peers, bytes=size)
 
     def _until_come(self, stage: int, peers: Sequence[int], at: int = 0) -> tuple[list[str], Ready]:
-        """What waits until peers have said of their messages, so many numbers on in their lines,
+        """Lines that wait until peers have said of their messages, so many numbers on in theirs,
         that they have written them; and, in a run that is not counted, whether they have."""
         lines = {p: self._index(self._senders[p].done[stage]) + at for p in peers}
         runs, turns = self._runs, 1 if at else self._turns or 1

@@ -189,7 +189,7 @@ class WorkerPlan(BoundPlan):
         self._broken: str | None = None
         self._seconds = 0.0
         self.alarm = backend._early.pop(tag, None)
-        """What broke it on another worker, if nobody has been told here."""
+        """The error that broke it on another worker, if nobody has been told here."""
         backend.bound[tag] = self
         if self._together:
             gone = weakref.finalize(self, _gone, backend.transport.points, tag, self.counters)
@@ -324,7 +324,7 @@ class WorkerPlan(BoundPlan):
 
     @property
     def is_running(self) -> bool:
-        """Whether a call is under way: from `start` on, where that began it."""
+        """True if a call is under way: from `start` on, where that began it."""
         return self.lock.locked() and not self._released
 
     @property

@@ -91,7 +91,7 @@ def inverse(value: Exact) -> Exact:
 
 
 def wrapped(value: Exact, dtype: np.dtype[Any]) -> Exact:
-    """What integer arithmetic makes of a whole number: its residue modulo 2^bits, in the range of
+    """A whole number in integer arithmetic: its residue modulo 2^bits, in the range of
     the dtype. A number itself for the other dtypes."""
     if dtype.kind not in "iu" or isinstance(value, Gaussian):
         return value
@@ -185,6 +185,6 @@ def shown(value: Exact, latex: bool = False) -> str:
 
 
 def _is_float(value: Rational) -> bool:
-    """Whether a rational is a Python float exactly."""
+    """True if a rational is a Python float exactly."""
     bits, power = value.numerator.bit_length(), value.denominator
     return bits <= 53 and power & (power - 1) == 0 and power.bit_length() <= 1000

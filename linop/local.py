@@ -285,7 +285,7 @@ def single_region(what: str, space: Space) -> Region:
 
 
 def _values(what: str, values: npt.ArrayLike) -> Array:
-    """What an operator is given, as an array."""
+    """An operator's argument, as an array."""
     return np.asarray(values if isinstance(values, np.matrix) else plain(values, what))
 
 
