@@ -73,7 +73,7 @@ def errors_of_backward_name_the_layer(backend: Backend) -> None:
 
 
 def arguments_are_compared(backend: Backend) -> None:
-    """Whether they change what is sent, or nothing but numbers; and later, where debugging."""
+    """Arguments that change what is sent, or nothing but numbers; and later, where debugging."""
     n, odd = size(backend), mine(backend) == 1
     P, M = Partition((1, n)), Partition((1, 1, n))
     x = torch.ones(2, 2)

@@ -6,6 +6,7 @@ fails raises an alarm, and the others raise that. Nobody waits for ever.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +16,7 @@ import numpy as np
 import linop
 from linop import COPIES, LinearOperator, Partition, Region, Space, TensorSpace
 from linop.backends import Backend, BoundPlan
-from linop.errors import ArgumentError, BackendError, LinopError, ShapeError
+from linop.errors import ArgumentError, BackendError, DTypeError, LinopError, ShapeError
 from plan_facts import SMALL, argument, complaint, mine, raised, result, same, size, total, works
 
 WRONG: tuple[Any, ...] = (np.ones(SMALL + 1), np.ones(SMALL, np.float32), None, {"z": 1}, {})
@@ -271,3 +272,98 @@ def errors_that_all_catch_are_over(backend: Backend) -> None:
         for run in range(3):
             expected = float(sum(range(n)) + n * run)
             same(new(np.full(SMALL, float(me + run))), np.full(SMALL, expected))
+
+
+def threads_have_plans_of_their_own(backend: Backend, seconds: float) -> None:
+    """As the errors advise: called once by one thread, then by a thread each. That a worker waits
+    in one of them, and another in another, is no deadlock, be the threads late that they wait for.
+    """
+    me, n = mine(backend), size(backend)
+    plans = [total(n).compile(backend) for _ in range(2)]
+
+    def called(k: int, late: bool, calls: int, said: list[str]) -> None:
+        time.sleep(seconds if late else 0)
+        for j in range(calls):
+            try:
+                same(plans[k](np.full(SMALL, 1.0 + j)), np.full(SMALL, n * (1.0 + j)))
+            except (AssertionError, LinopError) as error:
+                said.append(str(error))
+
+    def in_threads(calls: int) -> list[str]:
+        said: list[str] = []
+        threads = [
+            threading.Thread(target=called, args=(k, me == k, calls, said)) for k in range(2)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return said
+
+    if n == 2:  # in another order on the other worker
+        said = in_threads(1)
+        assert len(said) == 2 and all("call different plans" in text for text in said), said
+        assert all("plans that several threads call, once before these beg" in t for t in said)
+    for plan in plans:
+        works(plan)
+    assert in_threads(30) == []
+    for plan in plans:
+        works(plan)
+
+
+def _wrong_outs(x: np.ndarray) -> dict[str, tuple[type[LinopError], str, Any]]:
+    """Memory that cannot be written to, after the error and its words."""
+    read_only = np.empty_like(x)
+    read_only.flags.writeable = False
+    one_for_all = np.lib.stride_tricks.as_strided(np.empty(1), x.shape, (0,) * x.ndim)
+    return {
+        "the argument": (ArgumentError, "shares memory with the argument", x),
+        "a part of the argument": (ArgumentError, "shares memory with the argument", x[::-1]),
+        "shape": (ShapeError, "given, (", np.empty(x.size + 1)),
+        "dtype": (DTypeError, "dtype float32 given", np.empty_like(x, np.float32)),
+        "read-only": (ArgumentError, "the array is read-only", read_only),
+        "overlap": (ArgumentError, "share memory with each other", one_for_all),
+        "list": (ArgumentError, "list given", x.tolist()),
+    }
+
+
+WRONG_OUTS = tuple(_wrong_outs(np.ones(2)))
+
+
+def a_wrong_out_fails_everywhere(backend: Backend, wrong: str) -> None:
+    """One worker passes memory that cannot be written to, when calls are quick: it is refused
+    before a message leaves, and the others are told, at the latest in the call after the next: who
+    did not wait for it is ahead. Other plans go on."""
+    me, n = mine(backend), size(backend)
+    other = total(n).compile(backend)
+    for op in (total(n), linop.halo_exchange(TensorSpace((4 * n,), Partition((n,))), 3)):
+        for started in (False, True):
+            plan = op.compile(backend)
+            x = argument(plan, 1)
+            if wrong.endswith("argument") and op.domain != op.codomain:
+                continue
+            for _ in range(3):
+                y = np.empty_like(plan(x))
+                same(plan(x, out=y), result(plan, 1))
+                works(other)
+            kind, words, bad = _wrong_outs(x if wrong.endswith("argument") else y)[wrong]
+            given = bad if me == n - 1 else y
+            before = np.copy(x)
+
+            def call(plan=plan, x=x, given=given, started=started) -> None:
+                for _ in range(1 if me == n - 1 else 3):
+                    if started:
+                        plan.start(x, out=given)
+                        plan.finish()
+                    else:
+                        plan(x, out=given)
+                    time.sleep(0.02)
+
+            text = raised(kind, call)
+            assert words in text, text
+            assert me == n - 1 or text.startswith(f"worker {n - 1} in {op!r}: "), text
+            same(x, before)
+            text = raised(BackendError, lambda plan=plan, x=x: plan(x))
+            assert "was interrupted: " in text and text.endswith("; compile it again"), text
+            works(other)
+            works(op.compile(backend))

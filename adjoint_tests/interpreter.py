@@ -129,7 +129,7 @@ class _Run:
         self.mail[key] = taken, (step, packed)
 
     def arriving(self, peer: int, stage: int) -> np.ndarray | None:
-        """What came from a peer, or None if it did not yet."""
+        """A message from a peer, or None if it has not come yet."""
         if peer == GROUP:
             return self.collective(stage)
         key = stage, peer, self.plan.worker

@@ -269,7 +269,7 @@ RUNNING = (
     Fault(
         "last message first",
         "a mailbox of threads gives the last message first",
-        "backends/threads.py",
+        "backends/mailboxes.py",
         "return box.popleft()",
         "return box.pop()",
         ("test_plans.py::test_a_plan",),
@@ -277,7 +277,7 @@ RUNNING = (
     Fault(
         "buffer in the mailbox",
         "a mailbox of threads holds the sender's buffer, and not what was in it",
-        "backends/threads.py",
+        "backends/mailboxes.py",
         "self._copied = buffer.copy",
         "self._copied = lambda: buffer",
         ("test_plans.py::test_a_plan",),

@@ -1,4 +1,4 @@
-"""What every call of a plan gives, in each mode, several times over: `test_steady` on threads and
+"""Results of every call of a plan, in each mode, several times over: `test_steady` on threads and
 ranks. Each is ``fact(backend, *arguments)``, and a `Job`'s check where a communicator comes first.
 
 A plan that is wrong from its second call on, or that overwrites a result which it gave before, is
@@ -140,7 +140,7 @@ def every_mode_again(
 
 
 def _works_in_place(plan: BoundPlan, seed: int) -> bool:
-    """Whether all workers take ``out=x``; who is not one of the operator's decides alone, and the
+    """True if all workers take ``out=x``; who is not one of the operator's decides alone, and the
     reference takes it never."""
     x, worker = argument(plan, seed), plan.backend
     if worker.name == "reference":
@@ -317,7 +317,7 @@ LENGTHS = (3, LARGE)
 
 
 def buffers_live_as_long_as_requests(backend: Backend, calls: int) -> None:
-    """What a sum is begun with is not freed, nor used again, before all have read it."""
+    """Memory that a sum is begun with is not freed, nor used again, before all have read it."""
     n, shape = size(backend), (40, 40)
     X = TensorSpace(shape, Partition((n,)), np.int64, axes=(COPIES,))
     plan = linop.all_reduce(X).compile(backend)

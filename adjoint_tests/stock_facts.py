@@ -1,4 +1,4 @@
-"""What torch does with whole models, done with distributed ones: SPMD programs for two workers or
+"""Torch's functions of whole models, done with distributed ones: SPMD programs for two workers or
 more, each ``fact(backend)``. Networks are beside their twins of torch.nn. Needs torch."""
 
 from __future__ import annotations
@@ -282,7 +282,7 @@ def plain_modules_on_blocks_are_warned_of(backend: Backend) -> None:
 
 
 def whole_tensors_are_not_refused(backend: Backend) -> None:
-    """What is no block, or of one worker's program, is torch's own business."""
+    """Parameters that are no blocks, or of one worker's program, are torch's own business."""
     plain = torch.nn.Linear(4, 3)
     torch.nn.init.kaiming_uniform_(plain.weight)
     plain(torch.ones(2, 4)).sum().backward()

@@ -1,4 +1,4 @@
-"""What the checks see: errors far below others, rare faults, results that do not last; and that
+"""Faults that checks see: errors far below others, rare faults, results that do not last; and that
 right operators pass at every size and scale."""
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ class World:
             self.notes.setdefault((sender, peer), deque()).append(note)
 
     def is_over(self) -> bool:
-        """Whether nobody has anything to do but to wait, by what an outsider sees."""
+        """True if nobody has anything to do but to wait, by what an outsider sees."""
         return not self.flying and not any(worker.can_go_on() for worker in self.workers)
 
     def go(self) -> bool:

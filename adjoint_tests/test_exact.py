@@ -17,12 +17,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy
 from hypothesis import given
 from hypothesis import strategies as st
 
 import linop
 from checks import plans_fit, run_spmd, same_vectors, whole_vector
 from linop import LinearOperator, Region, Space
+from linop.backends import Backend
 from linop.errors import ArgumentError, DTypeError, UndecidableError
 from linop.testing import code
 
@@ -323,6 +325,57 @@ def test_a_product_out_of_range_is_refused_where_it_is_used() -> None:
     ):
         with pytest.raises(DTypeError, match=r"scalar 1\.?0*e\+600 is out of range .* float64"):
             use()
+
+
+@pytest.mark.parametrize("name", ["threads", "reference"])
+def test_a_coefficient_out_of_range_is_told_on_every_worker(name: str) -> None:
+    """Be it one that a single worker multiplies by."""
+    regions = [Region(f"x{w}", 2, w) for w in range(2)]
+    one, other = (linop.identity(Space(region)) for region in regions)
+    op = linop.direct_sum(one, 1e300 * (1e300 * other))
+
+    def main(backend: Backend) -> None:
+        for _ in range(2):
+            text = "scalar 1.00000e.600 is out of range" if name == "threads" else "is out of range"
+            with pytest.raises(DTypeError, match=text):
+                op.compile(backend)(np.ones(2))
+            if name == "threads":
+                assert (op / 1e300 / 1e300).compile(backend)(np.ones(2))[0] in (0, 1)
+
+    linop.launch(main, workers=2, backend=name)
+
+
+@pytest.mark.parametrize("make", [linop.matrix, linop.diagonal, linop.convolution, "sparse"])
+@pytest.mark.parametrize(
+    ("dtype", "bad"),
+    [
+        ("int8", 300),
+        ("uint8", -1),
+        ("uint8", 0.5),
+        ("float16", 1e6),
+        ("float32", 1e300),
+        ("float32", 2**24 + 1),
+        ("complex64", 1e300),
+        ("float64", 1j),
+    ],
+)
+def test_values_that_a_space_cannot_hold(make: Any, dtype: str, bad: Any) -> None:
+    """Refused when the operator is built; others are as they were given."""
+
+    def built(values: Any) -> LinearOperator:
+        space = Space(Region("x", 2), dtype)
+        if make is linop.diagonal:
+            return linop.diagonal(values, space)
+        if make is linop.convolution:
+            return linop.convolution(values, space, Space(Region("y", 1), dtype))
+        values = np.array([values])
+        values = scipy.sparse.csr_array(values) if make == "sparse" else values
+        return linop.matrix(values, space, Space(Region("y", 1), dtype))
+
+    with pytest.raises(DTypeError, match=f"numbers of dtype {dtype} expected|of which {dtype} do"):
+        built(np.array([1, bad]))
+    good = built(np.array([1, 2]))
+    assert good.to_matrix().sum() == 3 and good.dtype == dtype
 
 
 def test_scalars_of_all_kinds_are_what_they_are_exactly() -> None:

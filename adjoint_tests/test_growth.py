@@ -12,10 +12,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import linop
 from linop import COPIES, LinearOperator, Partition, TensorSpace, laws, simulate
 from linop.backends import Backend
+from linop.backends.arrays import NUMPY, Arrays
+from linop.backends.strided import Cell
 from linop.boxes import Table, canonical
 from linop.lowering import lower
 
@@ -189,3 +193,59 @@ def test_layers_of_one_shape_share_plans(monkeypatch: pytest.MonkeyPatch) -> Non
 
     # The last number: how workers agree on calls, planned at the first.
     assert linop.launch(main, 4, "threads") == [[4 * 2 + 1, 0, 0, 0, 2, 0]] * 4
+
+
+def test_calls_of_many_regions_look_at_each_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """10^4 regions are called in milliseconds, whatever memory their results go to: neither the
+    first call, nor one with ``out``, compares each region with each other."""
+    count = 300
+    space = linop.Space([linop.Region(f"x{k}", 2) for k in range(count)])
+    moved = [linop.move(linop.Space(r), r, linop.Region(f"y{r.name}", 2)) for r in space]
+    seen = 0
+
+    def counting(answer: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*arguments: Any) -> Any:
+            nonlocal seen
+            seen += 1
+            return answer(*arguments)
+
+        return counted
+
+    monkeypatch.setattr(Cell, "__eq__", counting(lambda one, other: one is other))
+    asked = counting(Arrays.may_share_memory)
+    monkeypatch.setattr(Arrays, "may_share_memory", asked)
+    assert asked(NUMPY, np.ones(1), np.ones(1)) is False and Cell(()) != Cell(())
+    assert seen == 2  # they are counted
+
+    def main(backend: Backend) -> None:
+        for op in (linop.direct_sum(*moved), linop.identity(space)):
+            plan = op.compile(backend)
+            x = {r.name: np.ones(2) for r in op.domain}
+            for out in (None, {r.name: np.zeros(2) for r in op.codomain}):
+                for _ in range(2):
+                    assert all((y == 1).all() for y in plan(x, out=out).values())
+        assert all((y == 1).all() for y in plan(x, out=x).values())
+
+    linop.launch(main, 1)
+    assert seen <= 5 * count
+
+
+@given(data=st.data())
+def test_arrays_that_meet_are_all_found(data: st.DataObject) -> None:
+    """Among many, whatever their steps: those that `may_share_memory` says."""
+    memory = np.zeros((12, 10))
+    slices = st.slices(12)
+    arrays = [
+        memory[data.draw(slices), data.draw(st.slices(10))]
+        for _ in range(data.draw(st.integers(13, 16)))
+    ]
+    pairs = [*NUMPY.near(arrays)]
+    assert len({frozenset(pair) for pair in pairs}) == len(pairs)
+    found = {tuple(sorted(p)) for p in pairs if NUMPY.may_share_memory(*(arrays[k] for k in p))}
+    wanted = {
+        (j, k)
+        for k in range(len(arrays))
+        for j in range(k)
+        if NUMPY.may_share_memory(arrays[j], arrays[k])
+    }
+    assert found == wanted

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -74,6 +75,35 @@ def test_a_compile_that_others_do_not_call_is_a_deadlock() -> None:
 
     text = "worker 0 has ended; worker 1 has ended; worker 2 waits for worker 0 to compile B_"
     promptly(DeadlockError, text, main)
+
+
+def test_deadlocks_of_workers_that_have_threads_are_told() -> None:
+    """Be it that a thread has ended, or the program that started it."""
+
+    def main(backend: Backend, joins: bool) -> None:
+        first, second = (total(2).compile(backend) for _ in range(2))
+        for plan in (first, second):
+            plan(np.ones(50))
+        if backend.worker:
+            first(np.ones(50))
+            return
+
+        def work() -> None:
+            for plan in (first,) if joins else (first, first):
+                plan(np.ones(50))
+
+        helper = threading.Thread(target=work)
+        helper.start()
+        if joins:
+            helper.join()
+            first(np.ones(50))
+        else:
+            second(np.ones(50))
+
+    message = "a message from worker 1 in stage 0 of plan"
+    for joins, words in ((True, f"{message} 1, .*"), (False, f"{message} .* and {message} .*")):
+        with pytest.raises(DeadlockError, match=f"worker 0 waits for {words}; worker 1 has ended"):
+            linop.launch(lambda b, joins=joins: main(b, joins), workers=2)
 
 
 def test_a_slow_worker_is_no_deadlock() -> None:

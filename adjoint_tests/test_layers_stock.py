@@ -1,4 +1,4 @@
-"""What torch does with whole models, done with distributed ones, on threads and on ranks."""
+"""Torch's functions of whole models, done with distributed ones, on threads and on ranks."""
 
 from __future__ import annotations
 

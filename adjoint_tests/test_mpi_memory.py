@@ -45,12 +45,12 @@ me, n = comm.rank, comm.size
 
 @pytest.fixture
 def program(tmp_path: Path) -> Path:
-    """Where a test writes its program."""
+    """The path to which a test writes its program."""
     return tmp_path / "program.py"
 
 
 def runs(ranks: int, program: Path, text: str) -> list[str]:
-    """What a program prints that ends well."""
+    """Output of a program that ends well."""
     job = mpiexec(ranks, program, HEAD + text)
     assert job.returncode == 0, job.stderr
     return sorted(job.stdout.splitlines())

@@ -102,6 +102,19 @@ def test_a_call(check: Callable[..., None], ranks: int, windows: bool | None) ->
 
 
 @windows
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("wrong", call_facts.WRONG_OUTS)
+def test_a_wrong_out_fails_everywhere(wrong: str, ranks: int, windows: bool | None) -> None:
+    run(ranks, {"windows": windows}, call_facts.a_wrong_out_fails_everywhere, wrong)
+
+
+@windows
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_threads_have_plans_of_their_own(ranks: int, windows: bool | None) -> None:
+    run(ranks, {"windows": windows}, call_facts.threads_have_plans_of_their_own, 2.5)
+
+
+@windows
 @several
 @pytest.mark.parametrize("trouble", call_facts.TROUBLES)
 @pytest.mark.parametrize("delay", [0, 0.02])

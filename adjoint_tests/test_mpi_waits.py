@@ -135,7 +135,7 @@ BEFORE = {
     + [(how, "mpi4py") for how in BEFORE if "Finalize" not in how],
 )
 def test_a_rank_that_ends_before_it_starts(how: str, imported: str, program: Path) -> None:
-    """Whether it has imported the backend, or linop alone."""
+    """Both if it has imported the backend, and if linop alone."""
     text = f"""
 from {imported} import MPI
 if MPI.COMM_WORLD.rank == 1:

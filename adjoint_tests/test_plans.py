@@ -125,6 +125,17 @@ def test_a_call(fact: Callable[..., None], workers: int) -> None:
 
 
 @several
+@pytest.mark.parametrize("wrong", call_facts.WRONG_OUTS)
+def test_a_wrong_out_fails_everywhere(wrong: str, workers: int) -> None:
+    linop.launch(lambda b: call_facts.a_wrong_out_fails_everywhere(b, wrong), workers)
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_threads_have_plans_of_their_own(workers: int) -> None:
+    linop.launch(lambda b: call_facts.threads_have_plans_of_their_own(b, 0.2), workers)
+
+
+@several
 @pytest.mark.parametrize("trouble", call_facts.TROUBLES)
 @pytest.mark.parametrize("delay", [0, 0.02])
 def test_a_later_call_fails_everywhere(trouble: str, delay: float, workers: int) -> None:

@@ -26,7 +26,7 @@ DRAWS = 3
 
 
 def results(op: LinearOperator, plans: Sequence[Plan]) -> list[dict[int, Arrays]]:
-    """What plans compute, of some vectors."""
+    """Results of plans, of some vectors."""
     found = []
     for seed in range(DRAWS):
         x = op.domain.integers(seed)
@@ -48,7 +48,7 @@ def same_results(a: list[dict[int, Arrays]], b: list[dict[int, Arrays]]) -> bool
 
 
 def computes(op: LinearOperator, plans: Sequence[Plan], wanted: list[dict[int, Arrays]]) -> bool:
-    """Whether plans compute what is wanted of some vectors."""
+    """True if plans compute what is wanted of some vectors."""
     try:
         return same_results(results(op, plans), wanted)
     except Broken:

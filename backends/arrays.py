@@ -7,8 +7,9 @@ it then: a run asks nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,8 @@ from linop.errors import ArgumentError
 from linop.maps import LocalMap
 from linop.namespace import Namespace
 from linop.scalars import Array, Scalar
+
+_FEW = 12
 
 
 class Arrays(Namespace):
@@ -75,8 +78,12 @@ class Arrays(Namespace):
         self.module.copyto(target, source)
 
     def may_share_memory(self, one: Array, other: Array) -> bool:
-        """Whether two arrays may have an element in common; exactly, in main memory."""
+        """True if two arrays may have an element in common; exactly, in main memory."""
         return np.may_share_memory(one, other) and np.shares_memory(one, other)
+
+    def near(self, arrays: Sequence[Array]) -> Iterable[tuple[int, int]]:
+        """Pairs of arrays, by number, of which `may_share_memory` need be asked."""
+        return _near(arrays)
 
     def writeable(self, array: Array) -> bool:
         """Whether an array may be written to."""
@@ -130,3 +137,27 @@ def arrays_named(given: str | Arrays) -> Arrays:
 
         return cupy_arrays()
     raise ArgumentError(f"arrays: expected 'numpy' or 'cupy', given {given!r}")
+
+
+def _near(arrays: Sequence[Array]) -> Iterator[tuple[int, int]]:
+    """Pairs of arrays of NumPy's, by number, that may share memory: all that lies between the first
+    and the last byte of one meets that of the other. Of few arrays all pairs: asking is sooner."""
+    if len(arrays) <= _FEW:
+        yield from combinations(range(len(arrays)), 2)
+        return
+    spans = sorted((*_span(array), k) for k, array in enumerate(arrays) if array.size)
+    open_: list[tuple[int, int]] = []
+    for low, high, k in spans:
+        open_ = [(end, j) for end, j in open_ if end > low]
+        yield from ((j, k) for _, j in open_)
+        open_.append((high, k))
+
+
+def _span(array: Array) -> tuple[int, int]:
+    """The address of an array's first byte, and that after its last."""
+    start: int = array.__array_interface__["data"][0]
+    if array.flags.forc:
+        return start, start + array.nbytes
+    ways = [(n - 1) * s for n, s in zip(array.shape, array.strides, strict=True)]
+    back, on = (sum(way for way in ways if (way > 0) is up) for up in (False, True))
+    return start + back, start + on + array.itemsize

@@ -272,8 +272,8 @@ class BoundPlan(ABC):
             return BackendError(f"{self!r}: {what}, but it was released; compile it again")
         return BackendError(
             f"{self!r}: {what}, while an earlier run is not finished; finish it first, or compile "
-            f"another plan for runs that overlap; one for each thread, with the compiling and the "
-            f"first calls in one order on all workers"
+            f"another plan for runs that overlap; one for each thread, compiled and called once "
+            f"before the threads begin, in one order on all workers"
         )
 
     def _wrapped(self, results: Sequence[Array], as_vector: bool) -> Any:
@@ -460,12 +460,18 @@ def out_arrays(
                 f"(shape {array.shape}, strides {array.strides}); pass one with memory for each "
                 f"element, such as np.empty({array.shape}, {array.dtype.name!r})"
             )
-        same = given.get(region.name) if in_place else None
-        others = [g for g in given.values() if not (g is same and same_array(g, array))]
-        others += [a for a in arrays if a is not array]
-        if any(kind.may_share_memory(array, other) for other in others):
+    names = [region.name for region in held(space, worker)]
+    everything = [*arrays, *given.values()]
+    owners = [*names, *given]
+    for pair in kind.near(everything):
+        k, other = sorted(pair)
+        if k >= len(arrays):
+            continue  # both are the argument's
+        one, two = everything[k], everything[other]
+        own = in_place and other >= len(arrays) and owners[other] == owners[k]
+        if not (own and same_array(two, one)) and kind.may_share_memory(one, two):
             raise ArgumentError(
-                f"out, region {region.name!r}: the array shares memory with the argument, or "
+                f"out, region {owners[k]!r}: the array shares memory with the argument, or "
                 f"with another; only operators that leave most of a region as it is work in place, "
                 f"with out=x"
             )

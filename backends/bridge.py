@@ -445,7 +445,7 @@ def name_layer(error: LinopError, where: str, kind: str = "") -> None:
 
 
 def is_replaying() -> bool:
-    """Whether results that were kept are given again: see `remembering`."""
+    """True if results that were kept are given again: see `remembering`."""
     return _LOCAL.replays
 
 

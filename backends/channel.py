@@ -35,11 +35,11 @@ class Ended:
 
 
 _kept: list[list[MPI.Request]] = []
-"""What may not have left when a channel ended: MPI may read the buffers of requests until then."""
+"""Sends not yet done when a channel ended: MPI may read the buffers of requests until then."""
 
 
 class Channel:
-    """What a rank says and hears.
+    """A rank's messages to others, and theirs to it.
 
     Attributes:
         epoch: how many errors have ended the waits of all ranks.
@@ -66,7 +66,7 @@ class Channel:
         return self.comm
 
     def heard(self, peer: int, kind: int) -> bool:
-        """Whether a rank has said something more, after the errors that this one knows of."""
+        """True if a rank has said something more, after the errors that this one knows of."""
         box = self._boxes.setdefault((peer, kind), deque())
         while not box or box[0][0] < self.epoch:
             if box:
@@ -78,11 +78,11 @@ class Channel:
         return box[0][0] == self.epoch
 
     def next(self, peer: int, kind: int) -> Any:
-        """What it said, once it is `heard`."""
+        """The next thing that it said, once it is `heard`."""
         return self._boxes[peer, kind].popleft()[1]
 
     def anyone(self, kind: int) -> tuple[int, int, Any] | None:
-        """What somebody has said: who, in which epoch, and what; None if nobody has."""
+        """The next thing that somebody said: who, in which epoch, and what; None if nobody did."""
         if not self.comm.Iprobe(MPI.ANY_SOURCE, kind):
             return None
         peer, (epoch, item) = self._received(MPI.ANY_SOURCE, kind)

@@ -12,6 +12,7 @@ nothing. A worker that goes on after all, or is not done asking itself, ends the
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -30,7 +31,7 @@ _AGAIN = 0.25, 8.0
 
 
 class Wait(NamedTuple):
-    """What a worker waits for: that some others come to a point."""
+    """A worker's wait: for some others to come to a point."""
 
     words: str
     key: Key
@@ -40,7 +41,7 @@ class Wait(NamedTuple):
     peers: tuple[int, ...]
     """The workers that are late, as it seems here; empty where that is not known."""
     ended: bool = False
-    """Whether it has left its program, and waits for nothing but the end of the others'."""
+    """True if it has left its program, and waits for nothing but the end of the others'."""
 
 
 class State(NamedTuple):
@@ -54,13 +55,19 @@ class State(NamedTuple):
 
 
 def is_deadlock(states: Mapping[int, State]) -> bool:
-    """Whether none of these workers, all that there are, can go on; and one would have to."""
+    """True if none of these workers, all that there are, can go on; and one would have to."""
 
     def goes_on(wait: Wait) -> bool:
         return all(states[peer].reached(wait.key) >= wait.needs for peer in wait.peers)
 
     waits = [state.wait for state in states.values()]
     return not all(wait.ended for wait in waits) and not any(map(goes_on, waits))
+
+
+def is_of_python(thread: threading.Thread) -> bool:
+    """True if `threading` started it, or it is the main one. A thread that something else started,
+    as torch does for backward passes, works for one that waits for it, and counts as that one."""
+    return not isinstance(thread, threading._DummyThread)
 
 
 def described(states: Mapping[int, State]) -> str:
@@ -71,7 +78,7 @@ def described(states: Mapping[int, State]) -> str:
 def who_waits(
     waits: Mapping[int, str], ended: Collection[int], others: Mapping[int, str] | None = None
 ) -> str:
-    """Who waits for what, who has left, and what others do, in words."""
+    """The waits of workers, the workers that have left, and what others do, in words."""
     said = {worker: f"worker {worker} waits for {words}" for worker, words in waits.items()}
     said |= {worker: f"worker {worker} has ended" for worker in ended}
     said |= {worker: f"worker {worker} {words}" for worker, words in (others or {}).items()}
@@ -79,7 +86,7 @@ def who_waits(
 
 
 class Note(NamedTuple):
-    """What coordinator and workers tell each other. Between two of them, in the order sent."""
+    """A message between coordinator and workers. Between two of them, in the order sent."""
 
     kind: str
     """To the coordinator: "waits", "left", "held". From it: "hold", "go on", "deadlock"."""
@@ -109,7 +116,7 @@ class Coordinator:
     _patience: float = _AGAIN[0]
 
     def take(self, worker: int, note: Note, now: float) -> Mail:
-        """What to say to a worker's note."""
+        """The answer to a worker's note."""
         if note.kind == "waits":
             self._waits[worker] = note.number
             self._patience = _AGAIN[0]
@@ -155,7 +162,7 @@ class Member:
     worker: int
     workers: int
     told: bool = False
-    """Whether the coordinator knows that this worker waits."""
+    """True if the coordinator knows that this worker waits."""
     held: int = 0
     """The round for which it holds still; 0 if for none."""
     verdict: Note | None = None
@@ -182,7 +189,7 @@ class Member:
         return self._sent([(COORDINATOR, Note("left", self._number))], now)
 
     def hears(self, peer: int, note: Note, state: State | None, now: float) -> Mail:
-        """What to say to a note.
+        """The answer to a note.
 
         Args:
             state: this worker's now; None if it need not wait any more.
@@ -202,7 +209,7 @@ class Member:
         return []
 
     def tick(self, now: float, state: State | None) -> Mail:
-        """What the coordinator says by itself."""
+        """Notes that the coordinator sends by itself."""
         if self._coordinator is None:
             return []
         return self._sent(self._coordinator.tick(now), now, state)

@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cache
 from importlib import import_module
+from itertools import combinations
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -83,6 +84,9 @@ class DeviceArrays(Arrays):
         if self.ndarray not in kinds:
             return super().may_share_memory(one, other)
         return bool(self.module.may_share_memory(one, other))
+
+    def near(self, arrays: Sequence[Array]) -> Iterable[tuple[int, int]]:
+        return combinations(range(len(arrays)), 2)
 
     def writeable(self, array: Array) -> bool:
         return getattr(array.flags, "writeable", True)

@@ -101,7 +101,7 @@ class EndsJob:
 
 
 at_end: list[Callable[[], None]] = []
-"""What a rank does that ends well."""
+"""The last actions of a rank that ends well."""
 
 
 def end_well() -> None:
@@ -117,7 +117,7 @@ def end_well() -> None:
 
 
 def has_ended(rank: int) -> bool:
-    """Whether a rank of COMM_WORLD has said that it ends: by a name that it has published, not by a
+    """True if a rank of COMM_WORLD has said that it ends: by a name that it has published, not by a
     message, for MPICH fails where one is never received, and who did not import linop receives
     none."""
     MPI = _mpi()

@@ -40,7 +40,7 @@ Record = Callable[[str, Callable[[], Any], Mapping[str, Any]], Any]
 
 
 class Form(NamedTuple):
-    """Where the results of a run go.
+    """The memory that results of a run are written to.
 
     Attributes:
         out: whether to arrays that are passed; else they are memory of their own.
@@ -51,7 +51,7 @@ class Form(NamedTuple):
 
     out: bool = False
     straight: bool = False
-    in_place: tuple[str, ...] = ()
+    in_place: frozenset[str] = frozenset()
 
 
 NEW = Form()
@@ -90,6 +90,7 @@ class Program(ABC):
             self._crossing = Crossing(arrays, self.code)
             self._moving = Fusing(self.code, plan.dtype, self._crossing, arrays)
         self.inputs = tuple(cell_of(region, self.code) for region in plan.inputs)
+        self._given = {c: r.name for c, r in zip(self.inputs, plan.inputs, strict=True)}
         self.passed = tuple(self.code.local() for _ in plan.outputs)
         self._steps: list[Lines] = []
         self._functions: dict[tuple[Form, bool], Callable[..., Any]] = {}
@@ -176,12 +177,14 @@ class Program(ABC):
     def _place_results(self) -> None:
         """Give memory to every region that is made. A result gets another one at every run."""
         self._placed = {} if self.small else dict(self._early())
+        placed = set(self._placed.values())
         for stage in self._stages:
             for make, cell in stage.made:
                 stays = self.small and self.small_stay if cell in self._own else True
-                if stays and cell not in self._placed.values():
+                if stays and cell not in placed:
                     cell.array = self.memory(make.region)
-        self.open = tuple(cell for cell in self._own if cell.array is None)
+        made = [cell for cell in self._own if cell.array is None]
+        self.open = {cell: k for k, cell in enumerate(made)}
 
     def _early(self) -> Iterator[tuple[int, Cell]]:
         """Puts of a sum into a result (by id) that need not be done, for it is summed there; and
@@ -378,25 +381,24 @@ class Program(ABC):
     def _result(self, k: int, given: bool) -> str:
         """A result as memory of its own."""
         cell = self._results[k]
-        stays = cell.array is not None or cell in self.inputs or self._first[cell] != k
+        stays = cell.array is not None or cell in self._given or self._first[cell] != k
         text = View(cell, cell.shape).text(self.code)
         if stays:
             return f"{text}.copy()"
         return self.lent(cell) if given and cell in self.open else text
 
     def _written(self, k: int, form: Form) -> list[str]:
-        """What sets an array that is passed to a result, where that is not made there, and was not
+        """Lines that set a passed array to a result, where that is not made there, and was not
         there."""
         cell, name = self._results[k], self.plan.outputs[k].name
         if form.straight and self.takes_out and cell in self.open and self._first[cell] == k:
             return []
-        names = [region.name for region in self.plan.inputs]
-        if name in form.in_place and self.inputs[names.index(name)] is cell:
+        if name in form.in_place and self._given.get(cell) == name:
             return []
         return [f"{self.passed[k]}[...] = {View(cell, cell.shape).text(self.code)}"]
 
     def _function(self, form: Form, walk: bool = False) -> Callable[..., Any]:
-        """What runs the steps, given arguments and the arrays that are passed, and returns the
+        """Function of the steps, given arguments and the arrays that are passed, and returns the
         results; or a generator, as `text` says, that ends in them."""
         function = self._functions.get((form, walk))
         if function is None:
@@ -457,7 +459,7 @@ class Program(ABC):
             self._record = None
 
     def _form(self, arrays: Sequence[Array], out: Sequence[Array] | None) -> Form:
-        """Where results of these arguments go."""
+        """The form of a run with these arguments."""
         if out is None:
             return NEW
         kinds = [self.arrays.of(region.memory) for region in self.plan.outputs]
@@ -465,7 +467,7 @@ class Program(ABC):
         given = {r.name: a for r, a in zip(self.plan.inputs, arrays, strict=True)}
         outs = zip(self.plan.outputs, out, strict=True)
         same = (r.name for r, o in outs if r.name in given and same_array(o, given[r.name]))
-        return Form(out=True, straight=straight, in_place=tuple(same))
+        return Form(out=True, straight=straight, in_place=frozenset(same))
 
     def abandon(self) -> None:
         """Give up a run halfway; there can be no other."""
@@ -479,7 +481,7 @@ class Program(ABC):
 
 
 def same_array(one: Array, other: Array) -> bool:
-    """Whether two arrays are the same elements of the same memory."""
+    """True if two arrays are the same elements of the same memory."""
     if one is other or not (isinstance(one, np.ndarray) and isinstance(other, np.ndarray)):
         return one is other
     form = (other.shape, other.strides, other.dtype)

@@ -167,7 +167,7 @@ class Messages(Program):
         return Awaited(f"{what} in stage {stage} of {self.about()}", late, stage)
 
     def awaited(self, stage: int) -> tuple[str, Sequence[int]]:
-        """What has not come yet, in words, and from whom."""
+        """The messages that have not come yet, in words, and from whom."""
         pending = zip(self._peers[stage], self._receiving[stage], strict=True)
         late = [peer for peer, request in pending if not self._transport.test([request])]
         return f"a message from {peers_named(late)}", late

@@ -108,7 +108,7 @@ def communicator(comm: Any) -> MPI.Comm:
 
 
 def settings(wait_limit: float | None, debug: bool | None) -> tuple[float, bool]:
-    """What a user said of these, or the environment.
+    """Settings from a user's arguments, or the environment.
 
     Raises:
         ArgumentError: the limit is no positive number.

@@ -18,12 +18,12 @@ MOST = 1024
 Piece = tuple[int, int, int]
 """An axis, and two indices along it: a part of a message that is one box."""
 Line = tuple[int, int]
-"""Where a number is in a worker's shared memory: the window, and the number's index there."""
+"""The place of a number in a worker's shared memory: the window, and the index there."""
 
 
 @dataclass
 class Offer:
-    """What one worker tells another before a plan's first run. As the receiver of its messages:
+    """One worker's message to another before a plan's first run. As the receiver of its messages:
     where to say that a stage is sent, and where the parts of each stage's message go. As the
     sender: where to say that memory is ready."""
 

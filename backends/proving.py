@@ -15,7 +15,7 @@ MOST = 64
 
 
 def debugging() -> bool:
-    """Whether the environment asks for debug mode: LINOP_DEBUG is set, and not 0."""
+    """True if the environment asks for debug mode: LINOP_DEBUG is set, and not 0."""
     return os.environ.get("LINOP_DEBUG", "0") != "0"
 
 

@@ -79,7 +79,8 @@ def quick_call(
 def _run(program: Program, how: int) -> tuple[list[str], str]:
     """The lines of a run, and its result."""
     out = how != NEW
-    names = tuple(region.name for region in program.plan.outputs) if how == IN_PLACE else ()
+    outputs = program.plan.outputs if how == IN_PLACE else ()
+    names = frozenset(region.name for region in outputs)
     lines, results = program.text(Form(out=out, straight=out, in_place=names))
     before = [f"{cell.name} = x" for cell in program.inputs]
     before += [f"{passed} = out" for passed in program.passed] if out else []

@@ -93,7 +93,7 @@ class Ranks(Waits):
 
     @property
     def usable(self) -> bool:
-        """Whether MPI may be called for requests."""
+        """True if MPI may be called for requests."""
         return not (self._over or MPI.Is_finalized())
 
     def end(self, error: LinopError) -> None:

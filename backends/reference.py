@@ -13,7 +13,8 @@ import numpy as np
 
 from linop.backends.base import Backend, BoundPlan, check_workers, written
 from linop.backends.execute import Program
-from linop.backends.threads import Mailbox, run
+from linop.backends.mailboxes import Mailbox
+from linop.backends.threads import run
 from linop.backends.whole import Whole
 from linop.backends.worker import Worker, check_agreement
 from linop.errors import SpaceError

@@ -65,7 +65,7 @@ class Calls:
 
 
 class Word(NamedTuple):
-    """Where to tell a peer that one is gone: two numbers in its shared memory. The first is of all
+    """The way to tell a peer of one's end: two numbers in its shared memory. The first is of all
     its peers, the second holds the first run that this one is not part of: negative, where it
     failed."""
 
@@ -85,7 +85,7 @@ class Runs:
         self._words: list[tuple[memoryview, Word, Callable[[], int]]] = []
 
     def tell(self, words: Sequence[tuple[memoryview, Word, Callable[[], int]]]) -> None:
-        """Where the peers hear that this worker is gone, and what each has said here of itself."""
+        """Places where peers hear that this worker is gone, and what each has said of itself."""
         self._words = list(words)
 
     def leave(self, failed: bool = False) -> None:
@@ -102,7 +102,7 @@ class Runs:
 
 
 class Peers:
-    """What a plan's peers say of themselves.
+    """State of a plan's peers, as they say it.
 
     Args:
         words: where each one's is in `flags`; `gone` is that of all.
@@ -154,7 +154,7 @@ class Peers:
         return False
 
     def come(self, peer: int, at: int, said: int) -> bool:
-        """Whether a peer's message has come: a number that should be `said` tells.
+        """True if a peer's message has come: a number that should be `said` tells.
 
         Raises:
             BackendError: it is that of another call; or it will never come.

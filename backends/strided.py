@@ -214,7 +214,7 @@ def _widened(target: Array, source: Array) -> tuple[Array, Array]:
 
 
 def overlaps_itself(array: Array) -> bool:
-    """Whether two elements of an array have a byte in common, exactly. Its memory is not read."""
+    """True if two elements of an array have a byte in common, exactly. Its memory is not read."""
     if array.flags.c_contiguous or array.flags.f_contiguous or not array.size:
         return False
     axes = [(abs(s), n) for s, n in zip(array.strides, array.shape, strict=True) if n > 1]
@@ -222,7 +222,7 @@ def overlaps_itself(array: Array) -> bool:
 
 
 def _nested(axes: Sequence[tuple[int, int]], itemsize: int) -> bool:
-    """Whether a step on each axis is longer than all that the axes of shorter steps reach."""
+    """True if a step on each axis is longer than all that the axes of shorter steps reach."""
     reach = itemsize
     for step, many in sorted(axes):
         if step < reach:
@@ -232,7 +232,7 @@ def _nested(axes: Sequence[tuple[int, int]], itemsize: int) -> bool:
 
 
 def _meets_itself(axes: Sequence[tuple[int, int]], itemsize: int) -> bool:
-    """Whether two elements meet: an axis is the first on which they differ, by 1 to n - 1, and on
+    """True if two elements meet: an axis is the first on which they differ, by 1 to n - 1, and on
     each axis after it they differ by -(n - 1) to n - 1. NumPy solves whether a box of such
     differences has one that is nothing."""
     middle = sum(step * many for step, many in axes)

@@ -46,12 +46,12 @@ def limit_of(given: float | None, default: float) -> float:
 
 
 class Awaited(NamedTuple):
-    """What a worker waits for, in words, and as a point of `linop.backends.deadlock` that others
+    """A worker's wait, in words, and as a point of `linop.backends.deadlock` that others
     have to come to."""
 
     words: str
     peers: Sequence[int] = ()
-    """Those that are late; empty where that is not known."""
+    """The workers that are late; empty where that is not known."""
     at: float = 0
     """The last stage whose messages this worker has sent."""
     needs: float | None = None
@@ -74,13 +74,13 @@ def awaited(said: Awaited | str) -> Awaited:
 
 
 class Plans(Protocol):
-    """What a transport asks of the plans whose messages it carries."""
+    """The questions of a transport to the plans whose messages it carries."""
 
     def hear(self, tag: int, error: LinopError) -> None:
         """Break the plan of a tag, if it is whole: another worker's run of it ended halfway."""
 
     def alarm(self, tag: int) -> LinopError | None:
-        """What broke this plan, if nobody has been told here."""
+        """The error that broke this plan, if nobody has been told here."""
 
     def running(self, tag: int) -> int:
         """The number of the call of this plan that is under way; 0 if none is."""
@@ -214,7 +214,7 @@ class Verdict:
             calls = "; ".join(f"worker {w} calls {what}" for w, what in sorted(self.calls.values()))
             return BackendError(
                 f"workers call different plans: {calls}. Call the same plans in the same order on "
-                f"every worker"
+                f"every worker; plans that several threads call, once before these begin"
             )
         return None
 
@@ -246,7 +246,7 @@ def in_words(doing: str, about: object) -> str:
 
 
 def gathering(peer: int, doing: str, about: object) -> str:
-    """What a worker waits for in `Transport.gather_all`."""
+    """The wait in `Transport.gather_all`, in words."""
     return f"worker {peer} to {in_words(doing, about)}"
 
 
@@ -292,7 +292,7 @@ class Talk:
 
     @property
     def key(self) -> Key:
-        """What it is a conversation about: its topic, but for the number."""
+        """The topic of the conversation, but for its number."""
         about = self._topic[1] if len(self._topic) > 1 else 0
         assert isinstance(about, int)
         return str(self._topic[0]), about
@@ -305,7 +305,7 @@ class Talk:
         return number
 
     def awaited(self, words: str, peer: int, at: int, needs: int) -> Awaited:
-        """What a worker waits for in it, at a stage of it."""
+        """A worker's wait in it, at a stage of it."""
         return Awaited(words, (peer,), at, needs, key=self.key, number=self.number)
 
     def say(self, peer: int, item: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from mpi4py import MPI
 
 from linop.backends.channel import ALARM, ASK, NOTE, Channel
-from linop.backends.deadlock import Key, Mail, Member, Point, State, Wait
+from linop.backends.deadlock import Key, Mail, Member, Point, State, Wait, is_of_python
 from linop.backends.recorder import Recorder, at_place
 from linop.backends.transport import ANY, Alone, Plans, Who, awaited, heard
 from linop.backends.watchdog import WATCHDOG
@@ -72,10 +73,11 @@ class Waits:
         self.recorder = Recorder()
         self.bells: list[memoryview] | None = None
         self._bell: memoryview | None = None
+        self._threads = {threading.current_thread()}
         self._rung = 0
         self._asked = self._answered = 0
         # Another thread may call MPI only if MPI was told so when it started.
-        self._threads = MPI.Query_thread() == MPI.THREAD_MULTIPLE
+        self._multiple = MPI.Query_thread() == MPI.THREAD_MULTIPLE
         self.points: dict[Key, Point] = {}
         self._stuck: list[Alarm] = []
         self._member = Member(self.worker, self.workers)
@@ -98,8 +100,10 @@ class Waits:
         for _ in range(self.spins):
             if done():
                 return
-        wait = _Long(done, who)
+        wait = _Long(done, who, self.busy)
         polls = 0
+        if is_of_python(thread := threading.current_thread()):
+            self._threads.add(thread)
         try:
             while not done():
                 polls += 1
@@ -119,15 +123,15 @@ class Waits:
         """Raise what makes it useless to wait on."""
         WATCHDOG.looked = now = time.monotonic()
         self._hear_alarms()
-        error = self.plans.alarm(self.busy)
+        error = self.plans.alarm(wait.busy)
         if error is not None:
-            raise heard(error, self.busy)
+            raise heard(error, wait.busy)
         waited = now - wait.begun
         if waited > self._limit or self._stuck:
-            raise heard(self._limit_error(wait.words()), self.busy)
-        if waited > _LONG and self.workers > 1:
+            raise heard(self._limit_error(wait), wait.busy)
+        if waited > _LONG and self.workers > 1 and self._has_one_thread():
             self._tell(wait)
-            self._judge()
+            self._judge(wait.busy)
         if waited > wait.next_words:
             wait.next_words += _MINUTE
             self._remark(waited, wait.words())
@@ -138,6 +142,14 @@ class Waits:
         sys.stderr.flush()
 
     # Deadlocks
+
+    def _has_one_thread(self) -> bool:
+        """True if no other thread of this rank may be about to do what others wait for: a rank of
+        several is not guessed about."""
+        self._threads = {thread for thread in list(self._threads) if thread.is_alive()}
+        if len(self._threads) > 1 and self._member.told:
+            self._send(self._member.leaves(time.monotonic()))
+        return len(self._threads) <= 1
 
     def _tell(self, wait: _Long) -> None:
         """Say that this rank waits; answer, and hold still while others are asked."""
@@ -156,7 +168,7 @@ class Waits:
                 return
             time.sleep(_NAP)
 
-    def _judge(self) -> None:
+    def _judge(self, busy: int) -> None:
         verdict, self._member.verdict = self._member.verdict, None
         if verdict is None:
             return
@@ -165,19 +177,19 @@ class Waits:
         for kind, number in verdict.broken:
             if kind in ("plan", "call", "bind"):
                 self.plans.hear(number, error)
-        self.plans.alarm(self.busy)
-        raise heard(error, self.busy)
+        self.plans.alarm(busy)
+        raise heard(error, busy)
 
     def _send(self, mail: Mail) -> None:
         for peer, note in mail:
             self.channel.say(peer, NOTE, note)
 
     def _wait(self, wait: _Long) -> Wait:
-        """What this rank waits for, to be judged."""
+        """This rank's wait, to be judged."""
         said = awaited(wait.who())
         key, number, peers = said.key, said.number, said.peers
         if key is None:
-            key, number = ("plan", self.busy), self.plans.running(self.busy)
+            key, number = ("plan", wait.busy), self.plans.running(wait.busy)
             if not number:
                 peers = ()  # a plan that a local map called has been another since
         needs = number - said.back, said.at if said.needs is None else said.needs
@@ -185,7 +197,7 @@ class Waits:
 
     def leaving(self, done: Callable[[], bool], who: Who) -> Callable[[], bool]:
         """A poll for the end of the program, which tells the others that this rank has ended."""
-        wait = _Long(done, who)
+        wait = _Long(done, who, self.busy)
 
         def poll() -> bool:
             if done():
@@ -249,14 +261,14 @@ class Waits:
 
     # The limit
 
-    def _limit_error(self, words: str) -> DeadlockError:
+    def _limit_error(self, wait: _Long) -> DeadlockError:
         """Tell the others what this rank waits for, and hear what they wait for."""
-        mine = f"worker {self.worker} waits for {words}"
+        mine = f"worker {self.worker} waits for {wait.words()}"
         text = f"a wait took longer than {self._limit:g} s"
         waits = {self.worker: mine}
         if not self._stuck:
             self._ask()
-        self._tell_all(Alarm(DeadlockError(f"{text}: {mine}"), self.worker, self.busy, mine))
+        self._tell_all(Alarm(DeadlockError(f"{text}: {mine}"), self.worker, wait.busy, mine))
         begun = time.monotonic()
         while len(waits) < self.workers and time.monotonic() - begun < _PATIENCE:
             waits |= {a.worker: a.stuck for a in self._stuck if a.stuck is not None}
@@ -293,7 +305,7 @@ class Waits:
                 continue
             if self.bells is not None:
                 self.bells[peer][_ASKED] = time.monotonic_ns()
-            elif self._threads:
+            elif self._multiple:
                 self.channel.say(peer, ASK, None)
 
     def stuck(self) -> str | None:
@@ -302,7 +314,7 @@ class Waits:
         bell = self._bell
         if bell is not None:
             self._asked, self._answered = bell[_ASKED], bell[_ANSWERED]
-        elif self._threads and self.channel.anyone(ASK) is not None:
+        elif self._multiple and self.channel.anyone(ASK) is not None:
             self._asked = time.monotonic_ns()
         if self._asked <= self._answered or time.monotonic() - WATCHDOG.looked < _ALIVE:
             return None
@@ -322,12 +334,13 @@ _LAST = "its last calls, the oldest first"
 class _Long:
     """A wait, which may become a long one."""
 
-    def __init__(self, done: Callable[[], bool], who: Who) -> None:
+    def __init__(self, done: Callable[[], bool], who: Who, busy: int) -> None:
         self.done = done
         self.who = who
+        self.busy = busy  # as it was then: other threads may call other plans
         self.begun = time.monotonic()
         self.next_words = _MINUTE
 
     def words(self) -> str:
-        """What for, and for which of the user's lines."""
+        """The object of the wait, and the user's line that began it."""
         return at_place(awaited(self.who()).words)

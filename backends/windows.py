@@ -154,7 +154,6 @@ class Windows(Program):
         self._turns = _MANY if beside <= SMALL else _FEW if beside <= _LONG else 1
         self._turns = 0 if self._direct else self._turns
         super()._place_results()
-        self._numbered = {cell: k for k, cell in enumerate(self.open)}
         if self._direct:
             self._slots = Slots(self._pool)
             for _ in range(SLOTS):
@@ -217,11 +216,11 @@ class Windows(Program):
         if target.fixed:
             return [target.get()]
         assert self._slots is not None
-        k = self._numbered[target.cell]
+        k = self.open[target.cell]
         return [target.of_array(buffers[k].array()) for buffers in self._slots.buffers]
 
     def offers(self) -> dict[int, Said]:
-        """What to tell each peer."""
+        """The messages to each peer before the first run."""
         segment, first = self._flags_block.segment, self._flags_block.offset // 8
         return {
             p: (
@@ -397,7 +396,7 @@ class Windows(Program):
             self.step(str(step), *text, ready=ready, peers=peers, bytes=size)
 
     def _until_come(self, stage: int, peers: Sequence[int], at: int = 0) -> tuple[list[str], Ready]:
-        """What waits until peers have said of their messages, so many numbers on in their lines,
+        """Lines that wait until peers have said of their messages, so many numbers on in theirs,
         that they have written them; and, in a run that is not counted, whether they have."""
         lines = {p: self._index(self._senders[p].done[stage]) + at for p in peers}
         runs, turns = self._runs, 1 if at else self._turns or 1

@@ -8,6 +8,7 @@ backend is in debug mode); a worker that fails in one raises an alarm, so that n
 from __future__ import annotations
 
 import math
+import pickle
 import struct
 import threading
 import time
@@ -35,7 +36,7 @@ from linop.backends.messages import Messages
 from linop.backends.proving import debugging, prove
 from linop.backends.quick import quick_call
 from linop.backends.recorder import Called, users_line
-from linop.backends.transport import Talk, Transport, Verdict, agree
+from linop.backends.transport import Talk, Transport, Verdict, agree, rebuilt
 from linop.errors import BackendError, LinopError
 from linop.lowering import lower, workers_of
 from linop.operator import LinearOperator
@@ -45,6 +46,8 @@ from linop.space import Space, Total
 
 _SHOWN = 160
 """Bytes of an operator's text in an error."""
+_NUMBER = 8
+"""Bytes of the number of a plan."""
 _GONE = 4096
 """Conversations, and plans that are gone, of which it is kept how far they were."""
 
@@ -79,10 +82,17 @@ class Worker(Backend):
 
     def _compile(self, op: LinearOperator) -> BoundPlan:
         # Agreement first: it is collective, and who needs a missing worker may not be all.
-        self._plans = 1 + check_agreement(op, self.transport, self._plans)
+        # Here alone may be a coefficient that no number of the dtype is near.
+        lowered: Plan | LinopError
+        try:
+            lowered = lower(op.stages, self.worker)
+        except LinopError as error:
+            lowered = error
+        self._plans = 1 + check_agreement(op, self.transport, self._plans, lowered)
         check_workers(op, self)
         check_here(op, self)
-        plan = WorkerPlan(op, self, 2 * self._plans)
+        assert isinstance(lowered, Plan)
+        plan = WorkerPlan(op, self, 2 * self._plans, lowered)
         self.prepare(plan.plan)
         return plan
 
@@ -161,11 +171,13 @@ class WorkerPlan(BoundPlan):
     """One worker's bound plan. One run at a time: another one before `finish`, from another thread,
     or from a local operator of its own, is an error."""
 
-    def __init__(self, op: LinearOperator, backend: Worker, tag: int) -> None:
+    def __init__(
+        self, op: LinearOperator, backend: Worker, tag: int, plan: Plan | None = None
+    ) -> None:
         super().__init__(op, backend)
         if backend.debug or debugging():
             prove(op, backend.rewritten)
-        self.plan = lower(op.stages, backend.worker)
+        self.plan = plan or lower(op.stages, backend.worker)
         self.counters.sends([self.plan])
         self.group = workers_of(op.stages)
         self._worker = backend
@@ -178,7 +190,7 @@ class WorkerPlan(BoundPlan):
         self._line = ""
         self._failed = False
         self.alarm = backend._early.pop(tag, None)
-        """What broke it on another worker, if nobody has been told here."""
+        """The error that broke it on another worker, if nobody has been told here."""
         backend.bound[tag] = self
         if self._together:
             gone = weakref.finalize(self, _gone, backend.transport.points, tag, self.counters)
@@ -314,7 +326,7 @@ class WorkerPlan(BoundPlan):
 
     @property
     def is_running(self) -> bool:
-        """Whether a call is under way: from `start` on, where that began it."""
+        """True if a call is under way: from `start` on, where that began it."""
         return self.lock.locked() and not self._released
 
     @property
@@ -379,35 +391,47 @@ class WorkerPlan(BoundPlan):
         self._quick = [None, None, None]
 
 
-def check_agreement(op: LinearOperator, transport: Transport, plans: int = 0) -> int:
-    """Check, together, that all workers built the same operator.
+def check_agreement(
+    op: LinearOperator, transport: Transport, plans: int = 0, lowered: object = None
+) -> int:
+    """Check, together, that all workers built the same operator, and could lower it.
 
     Args:
         plans: how many plans this worker has compiled.
+        lowered: what came of lowering it here: an error, or something else.
 
     Returns:
         The most that one of them has: an error may have left some behind.
 
     Raises:
-        BackendError: they did not; on every worker, in the same words.
+        BackendError: they did not; or the first worker's error in lowering it. Either on every
+            worker, in the same words.
     """
     meet = partial(transport.gather_all, doing="compile", about=op)
     # First a cheap digest of how it was made; the same operator may have been made in two ways.
-    numbered = meet(plans.to_bytes(8, "little") + op.stages.digest)
-    most = max(int.from_bytes(one[:8], "little") for one in numbered)
-    if len({one[8:] for one in numbered}) == 1:
-        return most
-    digests = meet(op.stages.fingerprint)
+    end = _NUMBER + len(op.stages.digest)
+    wrong = b""
+    if isinstance(lowered, LinopError):
+        wrong = pickle.dumps((type(lowered).__name__, str(lowered)))
+    said = meet(plans.to_bytes(_NUMBER, "little") + op.stages.digest + wrong)
+    most = max(int.from_bytes(one[:_NUMBER], "little") for one in said)
+    digests = [one[_NUMBER:end] for one in said]
+    if len(set(digests)) > 1:
+        digests = meet(op.stages.fingerprint)
     if len(set(digests)) == 1:
+        for worker, one in enumerate(said):
+            if one[end:]:
+                kind, text = pickle.loads(one[end:])
+                raise rebuilt(kind, f"worker {worker}, compiling {op!r}: {text}")
         return most
     names = meet(repr(op).encode()[:_SHOWN])
-    said = []
+    built = []
     for one in dict.fromkeys(digests):
         workers = [w for w, digest in enumerate(digests) if digest == one]
         name = names[workers[0]].decode(errors="ignore").rstrip()
-        said.append(f"workers {workers} built {name}")
+        built.append(f"workers {workers} built {name}")
     raise BackendError(
-        f"workers built different operators: {'; '.join(said)}. Build it from the same arguments "
+        f"workers built different operators: {'; '.join(built)}. Build it from the same arguments "
         f"on every worker"
     )
 

@@ -16,7 +16,7 @@ from linop.errors import BackendError
 from linop.tensor import TensorSpace
 
 Said = Mapping[str, str]
-"""What a worker has, by name."""
+"""A worker's values, by name."""
 
 
 def recorded(init: Callable[..., None]) -> Callable[..., None]:

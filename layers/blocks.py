@@ -33,12 +33,12 @@ class Block(NamedTuple):
 
     @property
     def cut(self) -> bool:
-        """Whether there are other blocks."""
+        """True if there are other blocks."""
         return len(self.space.regions) > 1
 
     @property
     def counts(self) -> bool:
-        """Whether it is this worker's to count: of a piece that several hold, the first one's."""
+        """True if it is this worker's to count: of a piece that several hold, the first one's."""
         me: int = self.layer.worker
         return self.space.region(me).workers[0] == me
 

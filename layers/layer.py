@@ -187,7 +187,7 @@ class Layer(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
         enlist(self)
 
     def output_axes(self, grid: Partition, ndim: int) -> Sequence[Axis]:
-        """What the grid axes of the output's partition do, if it has so many dimensions."""
+        """The roles of the grid axes of the output's partition, if it has so many dimensions."""
         return self.axes(0, ndim) if grid == self.inputs[0] else range(min(grid.ndim, ndim))
 
     def _cut(self, grid: Partition, ndim: int) -> list[int]:
@@ -198,7 +198,7 @@ class Layer(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
         return [axis for axis, parts in axes if isinstance(axis, int) and parts > 1]
 
     def made(self) -> Made:
-        """What this worker tells others of the layer."""
+        """This worker's description of the layer, for the others."""
         return Made(self._number, self._name, self._name, arguments_of(self))
 
     def forward(self, *tensors: Tensor) -> Tensor:

@@ -62,7 +62,7 @@ class Made(NamedTuple):
     """Its name in the network."""
     arguments: Said
     unfit: str = ""
-    """What was done to it that it cannot work with; empty if nothing."""
+    """Changes to it that it cannot work with, in words; empty if none."""
 
 
 def given_of(
@@ -128,7 +128,7 @@ class Meeting:
         return int(bridge.plan(arrays.put(number))[0])  # 5 µs less than through tensors
 
     def exchanged(self, layer: Made, given: Given, digests: Said) -> tuple[list[Given], list[Said]]:
-        """What every worker calls a layer with, and its digests of values, by worker.
+        """Every worker's arguments of a layer, and its digests of values, by worker.
 
         Raises:
             BackendError: they call different layers, layers constructed with different arguments,
@@ -167,7 +167,7 @@ class Meeting:
         return known
 
     def constructed(self, layer: Made, mine: Any) -> list[Any]:
-        """What every worker has to say when it constructs a layer, by worker.
+        """Every worker's message at the construction of a layer, by worker.
 
         Raises:
             BackendError: they construct different layers, or with different arguments; on every
@@ -180,7 +180,7 @@ class Meeting:
     def told(
         self, mine: Any, doing: str = "tell others of its model", about: str = ""
     ) -> list[Any]:
-        """What every worker has to say, by worker: anything small that can be pickled.
+        """Every worker's message, by worker: anything small that can be pickled.
 
         Args:
             doing, about: what all workers do, and of what this one does it, in words.

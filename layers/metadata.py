@@ -70,7 +70,7 @@ class _Unpickler(pickle.Unpickler):
 
 @dataclass(frozen=True)
 class Place:
-    """Where something is stored; its digest, if there is one."""
+    """Location of a stored item, and its digest, if there is one."""
 
     file: str
     offset: int
@@ -98,7 +98,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Index:
-    """What is in a folder, by name.
+    """Contents of a folder, by name.
 
     Args:
         entries: tensors and objects.

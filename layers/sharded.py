@@ -213,7 +213,7 @@ class _Folder:
 
     @contextmanager
     def _opened(self, place: Place) -> Iterator[View]:
-        """What is stored, once it is checked."""
+        """Stored bytes, once they are checked."""
         with self._inside(place.file).open("rb") as file:
             view = View(file, place.offset, place.length)
             if place.digest is None:
@@ -224,7 +224,7 @@ class _Folder:
             yield view
 
     def object(self, entry: Entry) -> Any:
-        """What is no tensor, of the types that torch loads as weights."""
+        """Values that are no tensors, of the types that torch loads as weights."""
         with self._opened(entry.chunks[0].place) as view:
             return torch.load(view, map_location="cpu", weights_only=True)
 
@@ -260,7 +260,7 @@ class _Folder:
 
 
 def _overlap(chunk: Chunk, offsets: tuple[int, ...], sizes: tuple[int, ...]) -> Box | None:
-    """What a chunk has of a block; None if nothing."""
+    """The part of a block that a chunk has; None if none."""
     rows = zip(chunk.offsets, chunk.sizes, offsets, sizes, strict=True)
     box = tuple((max(a, b), min(a + n, b + m)) for a, n, b, m in rows)
     return box if all(start < end for start, end in box) else None
@@ -277,7 +277,7 @@ def _meet(one: Box, other: Box) -> bool:
 
 @dataclass
 class _Wanted:
-    """What is to be read, by its name in the checkpoint.
+    """Items to read, by their names in the checkpoint.
 
     Args:
         parts: of which this worker reads its blocks.

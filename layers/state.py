@@ -246,7 +246,7 @@ def collect(
 
 
 class Source(NamedTuple):
-    """Who has whole tensors, and which.
+    """The workers that have whole tensors, and which.
 
     Args:
         root: the worker that sends; None where all have them.
@@ -260,7 +260,7 @@ class Source(NamedTuple):
 def source_of(
     workers: Workers, parts: Sequence[Part], state: Mapping[str, Tensor] | None
 ) -> Source:
-    """Where whole tensors come from that fit the parts. Nothing is moved yet.
+    """Sources of whole tensors that fit the parts. Nothing is moved yet.
 
     Raises:
         ArgumentError, ShapeError, BackendError: they do not, or there are none; on every worker.

@@ -111,7 +111,7 @@ def _of_optimizer(optimizer: Any) -> Iterable[Any]:
 
 
 def unfit_parametrization(layer: Any, cut: Collection[str]) -> str:
-    """What is wrong with a layer's parametrizations, if one takes norms of blocks; else empty.
+    """The fault of a layer's parametrizations, if one takes norms of blocks; else empty.
 
     Args:
         cut: the names of the parameters that are in several blocks.

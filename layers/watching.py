@@ -27,7 +27,7 @@ _POINTWISE = (
     *(torch.nn.Hardshrink, torch.nn.Softshrink, torch.nn.Threshold),
 )
 _ALONG = (torch.nn.Softmax, torch.nn.LogSoftmax, torch.nn.Softmin, torch.nn.GLU)
-"""Those that compute along one dimension."""
+"""Modules that compute along one dimension."""
 _CUT: Any = WeakTensorKeyDictionary()
 _INSTALLING = threading.Lock()
 _hooks: list[Any] = []
@@ -76,7 +76,7 @@ def _after(module: Any, args: Any, result: Any) -> None:
 
 
 def _wrong(module: Any, cut: frozenset[int], ndim: int) -> str:
-    """What a module without children computes otherwise of a block; empty if nothing is known."""
+    """The results of a module without children that differ on a block; empty if none are known."""
     kind = type(module)
     if module._parameters and any(p is not None for p in module._parameters.values()):
         return "and its parameters' gradients are of this block alone" if _is_plain(kind) else ""

@@ -48,7 +48,7 @@ def first_of_process(layer: Layer) -> bool:
 
 
 def shares_a_process(backend: Backend) -> bool:
-    """Whether workers are threads, which share torch's generator."""
+    """True if workers are threads, which share torch's generator."""
     return (backend.workers or 1) > 1 and isinstance(backend, Thread)
 
 

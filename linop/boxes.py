@@ -93,7 +93,7 @@ class Table:
 
 
 def same_rows(one: Table, other: Table) -> bool:
-    """Whether two tables are equal row by row; canonical ones are if they are the same operator."""
+    """True if two tables are equal row by row; canonical ones are if they are the same operator."""
     if len(one) != len(other):
         return False
     ndim = max(one.ndim, other.ndim)
@@ -226,14 +226,14 @@ def _refine(table: Table, group: Ints, axes: Sequence[int]) -> tuple[Table, Ints
 
 
 def _aligned(table: Table, group: Ints, axis: int) -> bool:
-    """Whether all boxes of each group, given by group, have the same bounds along an axis (nothing
+    """True if all boxes of each group, given by group, have the same bounds along an axis (nothing
     to cut)."""
     bounds = table.at[:, axis], table.extent[:, axis]
     return not (~_changes(group) & (_changes(bounds[0]) | _changes(bounds[1]))).any()
 
 
 def _changes(column: Ints) -> npt.NDArray[np.bool_]:
-    """Where an entry, from the second on, is another than the one before it."""
+    """Mask of the entries, from the second on, that differ from the one before."""
     changes: npt.NDArray[np.bool_] = column[1:] != column[:-1]
     return changes
 

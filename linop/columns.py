@@ -113,7 +113,7 @@ def kinds(a: Column) -> Ints:
 
 
 def encoded(a: Column) -> tuple[str, Ints]:
-    """What tells columns apart, whatever they are made of: the numbers in them, and which is
+    """Key that tells columns apart, whatever they are made of: the numbers in them, and which is
     where."""
     numbers, which = _distinct(a)
     texts = sorted(map(text, numbers))

@@ -55,7 +55,7 @@ def product(factors: Sequence[Table]) -> Table:
 
 
 def same(a: Table, b: Table, dtype: np.dtype[Any]) -> bool:
-    """Whether two matrices are equal in the arithmetic of a dtype, entry by entry.
+    """True if two matrices are equal in the arithmetic of a dtype, entry by entry.
 
     Raises:
         UndecidableError: they differ by no more than rounding of the entries of the local maps'

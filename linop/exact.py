@@ -4,6 +4,11 @@ Every number that a user can give is rational: a float is a whole number over a 
 quotient is kept as one. So sums and products of coefficients are exact, and two operators are equal
 exactly if their coefficients are. A number is rounded once, to the dtype, where an array is
 multiplied by it.
+
+A number that a dtype cannot hold is refused where a user gives it: a scalar, or one of a matrix.
+Sums and products of such as it holds may be out of its range, since a factor to come may bring them
+back. A coefficient of the whole operator may not be: it is refused by `compile`, on every worker,
+and by `to_matrix`. The interpretation refuses each factor that it multiplies by.
 """
 
 from __future__ import annotations
@@ -86,7 +91,7 @@ def inverse(value: Exact) -> Exact:
 
 
 def wrapped(value: Exact, dtype: np.dtype[Any]) -> Exact:
-    """What integer arithmetic makes of a whole number: its residue modulo 2^bits, in the range of
+    """A whole number in integer arithmetic: its residue modulo 2^bits, in the range of
     the dtype. A number itself for the other dtypes."""
     if dtype.kind not in "iu" or isinstance(value, Gaussian):
         return value
@@ -180,6 +185,6 @@ def shown(value: Exact, latex: bool = False) -> str:
 
 
 def _is_float(value: Rational) -> bool:
-    """Whether a rational is a Python float exactly."""
+    """True if a rational is a Python float exactly."""
     bits, power = value.numerator.bit_length(), value.denominator
     return bits <= 53 and power & (power - 1) == 0 and power.bit_length() <= 1000

@@ -65,7 +65,7 @@ class Factor:
 
     @cached_property
     def trivial(self) -> bool:
-        """Whether it says nothing: it relates the only coordinates of two axes."""
+        """True if it says nothing: it relates the only coordinates of two axes."""
         return (self.dst.extent, self.src.extent, self.dim) == (1, 1, None) and len(self.rows) == 1
 
     @cached_property

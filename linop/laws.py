@@ -58,7 +58,7 @@ LAWS: dict[tuple[type[Action], type[Action]], Law] = {
     (Add, Allocate): _of_zero,
     (Add, Clear): _of_zero,
 }
-"""What two neighbours become, by the kinds of the later and of the earlier one; None: they stay."""
+"""The product of two neighbours, by the kinds of the later and the earlier; None: they stay."""
 
 
 def _copied_back(after: Action, history: Sequence[Step]) -> bool:

@@ -20,7 +20,7 @@ from linop.maps import Function, LocalMap, Port
 from linop.namespace import HOST, Namespace
 from linop.operator import LinearOperator
 from linop.region import Part, Region, Subset
-from linop.scalars import Array, plain, sparse_dtype
+from linop.scalars import Array, of_dtype, plain, sparse_dtype
 from linop.space import Space, Vector
 
 Place = Region | Space
@@ -67,13 +67,15 @@ def matrix(
         domain, codomain: by default regions ``x`` and ``y`` of worker 0.
 
     Raises:
-        ShapeError: the matrix does not fit the spaces.
+        ShapeError: the matrix does not fit the spaces. DTypeError: the spaces' dtype lacks one of
+            its numbers (see `check_values`).
     """
     A = scipy.sparse.csr_array(A) if scipy.sparse.issparse(A) else _values("matrix", A)
     if A.ndim != 2:
         raise ShapeError(f"matrix: expected two dimensions, given shape {A.shape}")
     source, target = _sides(A.shape, A.dtype, domain, codomain)
-    wide = sparse_dtype(checked_dtype(A.dtype, source.dtype))
+    check_values("matrix", A.data if scipy.sparse.issparse(A) else A, source.dtype)
+    wide = sparse_dtype(source.dtype)
     A = A.astype(wide, copy=False)
     adjoint = A.conj().T if wide.kind == "c" else A.T
 
@@ -106,12 +108,16 @@ def diagonal(
     Args:
         d: the diagonal.
         domain: by default a region ``x`` of worker 0.
+
+    Raises:
+        ShapeError: the shapes differ. DTypeError: as for `matrix`.
     """
     d = _values("diagonal", d)
     space = place_space(Region("x", d.shape) if domain is None else domain, d.dtype)
     if len(space) != 1 or space.regions[0].shape != d.shape:
         raise ShapeError(f"diagonal: shape {d.shape} given for the space {space}")
-    d = d.astype(checked_dtype(d.dtype, space.dtype), copy=False)
+    check_values("diagonal", d, space.dtype)
+    d = d.astype(space.dtype, copy=False)
 
     def port(namespace: Namespace) -> tuple[Function, Function]:
         here = namespace.put(d)
@@ -279,7 +285,7 @@ def single_region(what: str, space: Space) -> Region:
 
 
 def _values(what: str, values: npt.ArrayLike) -> Array:
-    """What an operator is given, as an array."""
+    """An operator's argument, as an array."""
     return np.asarray(values if isinstance(values, np.matrix) else plain(values, what))
 
 
@@ -308,6 +314,17 @@ def checked_dtype(given: np.dtype, wanted: np.dtype) -> np.dtype:
     if not np.can_cast(given, wanted, "same_kind"):
         raise DTypeError(f"values of dtype {given} on a space of dtype {wanted}")
     return wanted
+
+
+def check_values(what: str, values: Any, dtype: np.dtype) -> None:
+    """Check that numbers may become those of a space: whole ones as they are, others rounded.
+
+    Raises:
+        DTypeError: they are complex or fractions, and the dtype is not; or one is out of range, or
+            a whole one that the dtype lacks.
+    """
+    if values.dtype != dtype:
+        of_dtype(values, dtype, what)
 
 
 def product(namespace: Namespace, A: Any) -> Function:

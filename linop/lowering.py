@@ -72,22 +72,24 @@ def _movement_steps(
     late: list[Step] = []
     table = incoming.table
     whole = _kept(movement, incoming, worker)
+    order = np.argsort(table.dst[incoming.row], kind="stable")
+    numbers = table.dst[incoming.row][order]
     for region in movement.codomain.on(worker):
         number = movement.codomain.index[region.name]
         if number in whole:
             early.append(Alias(whole[number], region))
             continue
-        found = np.flatnonzero(table.dst[incoming.row] == number)
+        found = order[slice(*np.searchsorted(numbers, [number, number + 1]))]
         # By the worker that counts the source, whoever sends it: all holders of a replicated region
         # sum in the same order.
         rows = incoming.row[found]
         counts = [movement.domain.at(k).workers[0] for k in table.src[rows]]
-        order = np.lexsort((rows, np.array(counts, np.int64)))
-        found, rows = found[order], rows[order]
-        order, sums = summation(table.at[rows], table.extent[rows])
+        by_worker = np.lexsort((rows, np.array(counts, np.int64)))
+        found, rows = found[by_worker], rows[by_worker]
+        written, sums = summation(table.at[rows], table.extent[rows])
         covered = int(incoming.volume[found][~sums].sum()) == region.size
         early.append(Make(region, zeroed=not covered))
-        for k in order:
+        for k in written:
             transfer = movement.transfer(rows[k], table)
             sender = int(incoming.sender[found[k]])
             local = sender == worker

@@ -127,7 +127,7 @@ class LocalMap:
         return self.checked(self.forward(bare_or_dict(self.domain.regions, given)))
 
     def checked(self, result: Any) -> list[Array]:
-        """What the function returned, as arrays in the order of the codomain's regions; copies,
+        """The function's result, as arrays in the order of the codomain's regions; copies,
         unless the map is fresh.
 
         Raises:

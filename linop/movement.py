@@ -255,7 +255,7 @@ class Movement:
         )
 
     def _same_rows(self, other: Movement) -> bool:
-        """Whether two movements between spaces of one order have equal tables. Region by region, so
+        """True if two movements between spaces of one order have equal tables. Region by region, so
         that a difference is found early, and long tables need not be there at once."""
         first, many, regions = 0, 1, len(self.codomain)
         while first < regions:
@@ -271,7 +271,7 @@ class Movement:
 
     @property
     def still(self) -> bool:
-        """Whether every region stays as it is. The numbers of rows come first: an all-reduce of
+        """True if every region stays as it is. The numbers of rows come first: an all-reduce of
         thousands says no at once."""
         if self.domain != self.codomain:
             return False

@@ -33,7 +33,7 @@ class Namespace:
         return np.asarray(array)
 
     def taken(self, result: Any) -> Any:
-        """What a function returned: an array that is another package's as NumPy's, other values as
+        """A function's result: an array that is another package's as NumPy's, other values as
         they are."""
         other = hasattr(result, "dtype") and not isinstance(result, np.ndarray)
         return np.asarray(result) if other else result

@@ -83,7 +83,7 @@ def routes_among(movement: Movement, workers: Ints) -> tuple[Routes, bool]:
 
 
 def _coming(movement: Movement, workers: Ints) -> Routes:
-    """What some workers receive or copy."""
+    """Routes into some workers, local copies included."""
     table = movement.into(_held(movement.codomain, workers))
     row, receiver = _receivers(table, movement.codomain)
     wanted = np.isin(receiver, workers)

@@ -58,7 +58,7 @@ class Rows(ABC):
 
     @cached_property
     def short(self) -> bool:
-        """Whether the whole table is worth making when some of its rows are asked for: it is made
+        """True if the whole table is worth making when some of its rows are asked for: it is made
         of tables that are there, and not far longer than they."""
         return False
 

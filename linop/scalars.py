@@ -91,7 +91,7 @@ def of_dtype(values: npt.ArrayLike, dtype: np.dtype[Any], what: str) -> Array:
 
 
 def _holds(found: Array, array: Array) -> bool:
-    """Whether numbers that were converted are still there."""
+    """True if numbers that were converted are still there."""
     if array.dtype.kind not in "iu":
         lost: Any = np.isfinite(array) & ~np.isfinite(found) if array.dtype.kind in "fc" else False
         return not np.any(lost)

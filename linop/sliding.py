@@ -15,7 +15,7 @@ import scipy
 from linop.calls import remembered
 from linop.errors import ShapeError
 from linop.halo import PerDim, per_dim
-from linop.local import Place, checked_dtype, local_operator, place_space, single_region
+from linop.local import Place, check_values, local_operator, place_space, single_region
 from linop.maps import Function
 from linop.namespace import Namespace
 from linop.operator import LinearOperator
@@ -44,11 +44,13 @@ def convolution(
 
     Raises:
         ShapeError: shapes or parameters do not fit; the message gives the output's shape.
+            DTypeError: the kernel's numbers are none of the space's dtype.
     """
     source, target = place_space(domain, np.float64), place_space(codomain, np.float64)
     region, result = single_region("convolution", source), single_region("convolution", target)
     weights = np.asarray(plain(kernel, "convolution"))
-    weights = weights.astype(checked_dtype(weights.dtype, source.dtype), copy=False)
+    check_values("convolution", weights, source.dtype)
+    weights = weights.astype(source.dtype, copy=False)
     if weights.ndim != region.ndim or 0 in weights.shape:
         raise ShapeError(
             f"convolution: kernel of shape {weights.shape} for a region of shape {region.shape}"

@@ -161,7 +161,7 @@ class _Stage:
                     yield Piece(step.target, step.source, step, at)  # type: ignore[arg-type]
 
     def _arriving(self, plan: PlanStage, peer: int) -> Iterator[tuple[int, Sequence[Subset]]]:
-        """What comes from a peer, or from a group: parts in order, and where the first begins."""
+        """Incoming data of a peer, or of a group: parts in order, and where the first begins."""
         if peer != GROUP:
             yield 0, self.plans[peer].sent[plan.worker]
             return

@@ -254,7 +254,7 @@ _COLLECTIVE = (
 )
 """Factories that mostly send."""
 _STAGED = ("pipeline", "there_and_back", "fft_after_gather")
-"""Those that mostly send in several stages."""
+"""Operators that mostly send in several stages."""
 
 
 def _described(space: Space) -> Description:

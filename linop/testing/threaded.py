@@ -15,7 +15,7 @@ from typing import Any
 
 from linop import backends
 from linop.backends.base import Backend
-from linop.backends.threads import AbortedError
+from linop.backends.mailboxes import AbortedError
 from linop.errors import DeadlockError
 from linop.testing.located import Located
 from linop.testing.located import __file__ as located_file
