@@ -174,7 +174,7 @@ def test_layers_of_one_shape_share_plans(monkeypatch: pytest.MonkeyPatch) -> Non
         made[worker] += 1
         return lower(stages, worker)
 
-    monkeypatch.setattr("linop.backends.worker.lower", counted)
+    monkeypatch.setattr("linop.stretching.lower", counted)
 
     def main(backend: Backend) -> list[int]:
         network = Planned(torch, layers, backend)

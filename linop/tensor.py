@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from enum import Enum
 from functools import cached_property
 from itertools import accumulate, pairwise, repeat
@@ -258,9 +258,15 @@ class TensorSpace(Space):
 
     @cached_property
     def digest(self) -> bytes:
-        shape, partition, dtype, *rest = self._made_from
+        return self.digest_without(())
+
+    def digest_without(self, uncut: Collection[int]) -> bytes:
+        """The digest that this has with extent 1 in dimensions that nobody cuts."""
+        shape, partition, dtype, axes, name, bounds, memory = self._made_from
+        shape = tuple(1 if d in uncut else n for d, n in enumerate(shape))
+        bounds = tuple(((0, 1),) if d in uncut else cuts for d, cuts in enumerate(bounds))
         workers = hashlib.sha256(np.array(partition.workers, np.int64).tobytes()).digest()
-        text = repr((shape, partition.shape, workers, dtype.str, *rest))
+        text = repr((shape, partition.shape, workers, dtype.str, axes, name, bounds, memory))
         return hashlib.sha256(text.encode()).digest()
 
     def __len__(self) -> int:
