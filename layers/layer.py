@@ -266,7 +266,7 @@ class Layer(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
         dtypes = self._check_parameters(everybodys, inputs[0])
         self._check_values(inputs, values)
         wanted = tuple(any(_wants(g.tensors[k]) for g in everybodys) for k in range(len(inputs)))
-        key = (*inputs, dtypes)
+        key = (*(X.made_from for X in inputs), dtypes)
         known = self._bound.get(key)
         if known is None:
             known = self._with_batch(self.bind(*inputs), inputs[0])

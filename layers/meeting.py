@@ -216,7 +216,7 @@ class Meeting:
 def _key(value: Any) -> Any:
     """What tells arguments of operators apart."""
     if isinstance(value, TensorSpace):
-        return value.digest
+        return value.made_from
     if isinstance(value, Mapping):
         return tuple((name, _key(item)) for name, item in value.items())
     return tuple(map(_key, value)) if isinstance(value, list | tuple) else value

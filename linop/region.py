@@ -235,15 +235,15 @@ def naturals(
     """
     try:
         items = (values,) if isinstance(values, int | np.integer) else tuple(values)
-        numbers = tuple(int(v) for v in items)
-        whole = all(n == v for n, v in zip(numbers, items, strict=True))
+        numbers = tuple(map(int, items))
+        whole = numbers == items
     except (TypeError, ValueError, OverflowError):
         whole = False
     if not whole:
         raise ArgumentError(f"{what}: expected whole numbers, given {values!r}")
-    if any(n > LARGEST for n in numbers):
+    if max(numbers, default=0) > LARGEST:
         raise error(f"{what}: {numbers} has a number above 2**63 - 1")
-    if any(n < 0 for n in numbers):
+    if min(numbers, default=0) < 0:
         raise error(f"{what}: {numbers} has a negative number")
     return numbers
 
