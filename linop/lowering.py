@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from linop.boxes import Ints, Table, canonical
+from linop.boxes import FEW, Ints, Table, canonical, each_meets
 from linop.columns import ones
 from linop.exact import Exact, rounded
 from linop.maps import Layer
@@ -25,9 +25,6 @@ from linop.routing import Routes, routes_into, routes_out_of
 from linop.scalars import Scalar
 from linop.space import Space
 from linop.stages import Stages
-
-_FEW = 256
-"""Boxes that are compared each with each."""
 
 
 def lower(stages: Stages, worker: int) -> Plan:
@@ -133,11 +130,8 @@ def _meeting(at: Ints, stop: Ints) -> list[Ints]:
     boxes, which = np.unique(np.hstack([at, stop]), axis=0, return_inverse=True)
     which = which.reshape(-1)
     low, high = np.hsplit(boxes, 2)
-    if len(boxes) <= _FEW:
-        meet = np.ones((len(boxes), len(boxes)), bool)
-        for a, b in zip(low.T, high.T, strict=True):
-            meet &= np.maximum.outer(a, a) < np.minimum.outer(b, b)
-        label = _connected(meet)
+    if len(boxes) <= FEW:
+        label = _connected(each_meets(low, high))
     else:
         zeros = np.zeros(len(boxes), np.int64)
         table = Table(zeros, zeros, low, low, high - low, ones(len(boxes)))
