@@ -33,7 +33,7 @@ DEVICE = (
         "device message not kept",
         "a message's memory is given back before it was read",
         "backends/device.py",
-        "self._kept.append((self.mark(), read))",
+        "self.hold([(self.mark(), read)])",
         "pass",
         ("test_device.py::test_facts_on_threads",),
     ),

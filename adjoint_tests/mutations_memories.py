@@ -128,7 +128,7 @@ MEMORIES = (
         "copies up are not waited for",
         "an argument may be changed before the device has read it",
         "backends/crossing.py",
-        "        self._last = self._device.mark()\n",
+        "        self._queued.append((self._device.mark(), source))\n",
         "",
         DEVICE,
     ),

@@ -340,6 +340,22 @@ RUNNING = (
         ("test_mpi_memory.py::test_windows_have_their_pages_from_the_start",),
     ),
     Fault(
+        "a call unrecorded",
+        "calls are not noted for those who ask what a worker did last",
+        "backends/quick.py",
+        '        f"    {name(transport.recorder.note)}({tag})",\n',
+        "",
+        ("test_stuck.py::test_threads_have_a_limit",),
+    ),
+    Fault(
+        "a stuck rank not asked",
+        "a rank that reaches its limit does not ask the others' watchdogs where they are",
+        "backends/waiting.py",
+        "            self._ask()\n",
+        "            pass\n",
+        ("test_stuck.py::test_a_rank_that_is_stuck_says_where",),
+    ),
+    Fault(
         "one tag for all plans",
         "messages of different plans have one tag under MPI",
         "backends/ranks.py",

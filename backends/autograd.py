@@ -10,6 +10,7 @@ thread runs its nodes strictly backwards, whatever the branches of its graph.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import FrameType
 from typing import Any
 
 # First, for it says what to install where there is no torch.
@@ -20,6 +21,7 @@ import torch
 from torch.autograd import forward_ad
 
 from linop.backends.base import Backend, BoundPlan
+from linop.backends.recorder import namers
 from linop.errors import LinopError
 from linop.operator import LinearOperator
 
@@ -120,6 +122,17 @@ class _Rules(torch.autograd.Function):  # type: ignore[misc]
         bridge: Bridge = ctx.bridge
         given = [z if t is None else t for t, z in zip(tangents[3:], bridge.zeros(), strict=True)]
         return _through(bridge, _opened(bridge, ctx.call[1]), given)
+
+
+def _in_words(frame: FrameType) -> str:
+    """The backward pass that this is, and of which layer."""
+    if frame.f_code is not _Rules.backward.__code__:
+        return ""
+    where = frame.f_locals["ctx"].call[1]
+    return f"{where}, backward" if where else "backward"
+
+
+namers.append(_in_words)
 
 
 class _Apply(_Rules):

@@ -15,9 +15,9 @@ from mpi4py import MPI
 
 from linop.errors import LinopError
 
-CALL, ALARM, NOTE, ALL = range(4)
+CALL, ALARM, NOTE, ALL, ASK = range(5)
 """Kinds of what is said, which are tags; plans have the tags from `OWN` on."""
-OWN = 4
+OWN = 5
 
 Box = deque[tuple[int, Any]]
 Until = Callable[[Callable[[], bool]], None]

@@ -28,12 +28,14 @@ class Counters:
         calls: runs that were finished.
         seconds: inside them, from the first message to the result; for ``start`` and ``finish``,
             in both, and not in between.
+        begun: when the last run began.
     """
 
     def __init__(self, op: LinearOperator, number: int) -> None:
         self.number = number
         self.calls = 0
         self.seconds = 0.0
+        self.begun = 0.0
         self.messages_each = 0
         self.bytes_each = 0
         self._op: LinearOperator | str = op

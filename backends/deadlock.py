@@ -68,10 +68,13 @@ def described(states: Mapping[int, State]) -> str:
     return who_waits(waits, [w for w in states if w not in waits])
 
 
-def who_waits(waits: Mapping[int, str], ended: Collection[int]) -> str:
-    """Who waits for what, and who has left, in words."""
+def who_waits(
+    waits: Mapping[int, str], ended: Collection[int], others: Mapping[int, str] | None = None
+) -> str:
+    """Who waits for what, who has left, and what others do, in words."""
     said = {worker: f"worker {worker} waits for {words}" for worker, words in waits.items()}
     said |= {worker: f"worker {worker} has ended" for worker in ended}
+    said |= {worker: f"worker {worker} {words}" for worker, words in (others or {}).items()}
     return "; ".join(said[worker] for worker in sorted(said))
 
 

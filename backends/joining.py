@@ -7,6 +7,7 @@ ended (`linop.backends.waiting`).
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 import weakref
@@ -17,6 +18,7 @@ from mpi4py import MPI
 from linop.backends.ending import has_ended
 from linop.backends.ranks import Ranks
 from linop.backends.transport import Awaited
+from linop.backends.watchdog import WATCHDOG
 from linop.errors import DeadlockError
 
 _NAP = 1e-3
@@ -36,6 +38,8 @@ def joined(comm: MPI.Comm, limit: float) -> Ranks:
     """
     ranks = Ranks(MPI.Intracomm(duplicated(comm, limit)), limit)
     _LIVE.add(ranks)
+    if ranks.workers > 1 and limit < math.inf:
+        WATCHDOG.watch(ranks)
     return ranks
 
 
@@ -89,6 +93,7 @@ def part() -> None:
         polls = [poll for poll in polls if not poll()]
         count += 1
         time.sleep(min(count * 1e-5, _NAP))
+    WATCHDOG.stop()
 
 
 def _parting(ranks: Ranks) -> Callable[[], bool]:

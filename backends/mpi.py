@@ -6,7 +6,6 @@ wait for it for ever.
 
 from __future__ import annotations
 
-import math
 import os
 import struct
 from collections.abc import Callable, Sequence
@@ -18,7 +17,7 @@ from linop.backends.base import Backend, BoundPlan
 from linop.backends.execute import Program
 from linop.backends.proving import debugging
 from linop.backends.together import Choice, with_all
-from linop.backends.transport import Awaited, Talk, Verdict, agree
+from linop.backends.transport import Awaited, Talk, Verdict, agree, limit_of
 from linop.backends.worker import Worker
 from linop.errors import ArgumentError, BackendError, MissingExtraError
 from linop.operator import LinearOperator
@@ -114,17 +113,7 @@ def settings(wait_limit: float | None, debug: bool | None) -> tuple[float, bool]
     Raises:
         ArgumentError: the limit is no positive number.
     """
-    name, given = "wait_limit", str(wait_limit)
-    if wait_limit is None:
-        name, given = "LINOP_WAIT_LIMIT", os.environ.get("LINOP_WAIT_LIMIT", str(_LIMIT))
-    try:
-        limit = float(given)
-    except ValueError:
-        limit = math.nan
-    if not limit > 0:
-        raise ArgumentError(
-            f"{name}: expected a number of seconds above 0 (inf for no limit), given {given!r}"
-        )
+    limit = limit_of(wait_limit, _LIMIT)
     if debug is None:
         debug = debugging()
     return limit, debug

@@ -18,8 +18,9 @@ from mpi4py import MPI
 from linop.backends import together
 from linop.backends.channel import ALL, CALL, OWN, Channel
 from linop.backends.deadlock import Key
-from linop.backends.transport import ANY, Awaited, Who, check_doing, gathering
+from linop.backends.transport import ANY, MEET, Awaited, Who, check_doing, gathering
 from linop.backends.waiting import Waits
+from linop.backends.watchdog import WATCHDOG
 from linop.errors import LinopError
 from linop.scalars import Array
 
@@ -97,6 +98,7 @@ class Ranks(Waits):
 
     def end(self, error: LinopError) -> None:
         """Raise an error in place of whatever is tried from here on; what is pending is left."""
+        WATCHDOG.forget(self)
         self._over = True
         self.comm = self.channel.end(error)
 
@@ -104,6 +106,7 @@ class Ranks(Waits):
         """Free the communicator: collective. What was sent in calls that failed is received first,
         for MPI may give the same context to another communicator, whose plans have the same tags.
         """
+        WATCHDOG.forget(self)  # its thread must not receive what is received here
         status = MPI.Status()
         quiet = 0
         while quiet < _QUIET:
@@ -114,7 +117,9 @@ class Ranks(Waits):
                 quiet += 1
         self.comm.Free()
 
-    def gather_all(self, data: bytes, doing: str = "meet", about: object = "") -> list[bytes]:
+    def gather_all(self, data: bytes, doing: str = MEET, about: object = "") -> list[bytes]:
+        if doing != MEET:
+            self.recorder.meets(doing, about)
         said = self._gathered((doing, data), doing, about)
         if len({one for one, _ in said}) > 1:
             check_doing(self._gathered((doing, str(about)), doing, about))

@@ -6,7 +6,10 @@ when every worker that still runs waits for a message that nobody has sent.
 
 from __future__ import annotations
 
+import math
+import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -23,8 +26,10 @@ from linop.backends.execute import Program
 from linop.backends.handing import Handing
 from linop.backends.messages import Messages
 from linop.backends.proving import debugging, prove
+from linop.backends.recorder import Recorder, at_place
 from linop.backends.transport import (
     ANY,
+    MEET,
     Alone,
     Plans,
     Who,
@@ -32,7 +37,9 @@ from linop.backends.transport import (
     check_doing,
     gathering,
     heard,
+    limit_of,
 )
+from linop.backends.watchdog import stacks
 from linop.backends.whole import Whole
 from linop.backends.worker import Worker
 from linop.errors import BackendError, DeadlockError, LinopError
@@ -75,12 +82,18 @@ def get(workers: int | None = None, arrays: str | Arrays | None = None) -> Backe
 
 
 def launch(
-    main: Callable[[Backend], Any], workers: int | None = None, arrays: str | Arrays = NUMPY
+    main: Callable[[Backend], Any],
+    workers: int | None = None,
+    arrays: str | Arrays = NUMPY,
+    wait_limit: float | None = None,
 ) -> list[Any]:
     """Run ``main(backend)`` on so many threads; what each returned.
 
     Args:
         arrays: "numpy", or "cupy": then all begin on the GPU and the stream of this thread.
+        wait_limit: seconds after which a wait becomes a `DeadlockError`, though some worker does
+            not wait; by default LINOP_WAIT_LIMIT, else there is no limit, for a worker may be in a
+            debugger.
 
     Raises:
         Whatever `main` raised first, with the worker's number in a note.
@@ -92,7 +105,7 @@ def launch(
         _HERE.backend = Thread("threads", mailbox, arrays=kind)
         return main(_HERE.backend)
 
-    return run(workers or 1, work, kind)
+    return run(workers or 1, work, kind, wait_limit)
 
 
 def alone() -> Backend:
@@ -100,17 +113,21 @@ def alone() -> Backend:
     return Worker("threads", Mailbox(Group(1), 0))
 
 
-def run(workers: int, main: Callable[[Mailbox], Any], arrays: Arrays = NUMPY) -> list[Any]:
+def run(
+    workers: int,
+    main: Callable[[Mailbox], Any],
+    arrays: Arrays = NUMPY,
+    wait_limit: float | None = None,
+) -> list[Any]:
     """Run a function of a mailbox on so many threads."""
-    group = Group(workers, arrays)
+    group = Group(workers, arrays, limit_of(wait_limit, math.inf))
     threads = [
         threading.Thread(target=group.work, args=(w, main), name=f"linop-{w}", daemon=True)
         for w in range(workers)
     ]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join()
+    group.join(threads)
     if group.failure is not None:
         raise group.failure
     return group.results
@@ -119,8 +136,11 @@ def run(workers: int, main: Callable[[Mailbox], Any], arrays: Arrays = NUMPY) ->
 class Group:
     """The workers of one program: their mailboxes, and who waits for whom."""
 
-    def __init__(self, workers: int, arrays: Arrays = NUMPY) -> None:
+    def __init__(self, workers: int, arrays: Arrays = NUMPY, limit: float = math.inf) -> None:
         self.workers = workers
+        self._limit = limit
+        self._running: dict[int, tuple[int, Mailbox]] = {}
+        self._late: frozenset[int] = frozenset()
         self.surroundings = [arrays.surroundings() for _ in range(workers)]
         self.results: list[Any] = [None] * workers
         self.failure: BaseException | None = None
@@ -133,17 +153,30 @@ class Group:
 
     def work(self, worker: int, main: Callable[[Mailbox], Any]) -> None:
         """The life of one worker's thread."""
+        mailbox = Mailbox(self, worker)
+        self._running[worker] = threading.get_ident(), mailbox
         try:
             with self.surroundings[worker]:
-                self.results[worker] = main(Mailbox(self, worker))
+                self.results[worker] = main(mailbox)
         except BaseException as error:
             if not isinstance(error, AbortedError):
                 error.add_note(f"raised on worker {worker} of {self.workers}")
                 self._fail(error)
         finally:
             with self._changed:
+                del self._running[worker]
                 self._ended.add(worker)
                 self._detect_deadlock()
+                self._changed.notify_all()
+
+    def join(self, threads: Sequence[threading.Thread]) -> None:
+        """Wait for the workers' threads, but not for those that made others reach the limit."""
+        if self._limit < math.inf:
+            with self._changed:
+                self._changed.wait_for(lambda: len(self._ended | self._late) == self.workers)
+        for worker, thread in enumerate(threads):
+            if worker not in self._late:
+                thread.join()
 
     def put(self, key: Key, item: Any) -> None:
         """Leave an item in a mailbox."""
@@ -170,6 +203,7 @@ class Group:
                 about the plan that is being called.
         """
         sender, receiver, tag = key
+        until = 0.0
         with self._changed:
             while True:
                 box = self._boxes.get(key)
@@ -186,7 +220,8 @@ class Group:
                 self._doing[receiver] = who
                 self._detect_deadlock()
                 if self.failure is None:
-                    self._changed.wait()
+                    until = until or time.monotonic() + self._limit
+                    self._pause(until)
                 self._waiting.pop(receiver, None)
                 self._doing.pop(receiver, None)  # it may refer to a plan
 
@@ -235,9 +270,32 @@ class Group:
             return
         if any(self._alarms.get(worker) for worker in stuck):
             return  # they are about to hear of it
-        waits = {worker: awaited(self._doing[worker]()).words for worker in stuck}
-        self.failure = DeadlockError(f"deadlock: {who_waits(waits, self._ended)}")
+        self.failure = DeadlockError(f"deadlock: {self._who_waits()}")
         self._changed.notify_all()
+
+    def _who_waits(self) -> str:
+        threads = {worker: thread for worker, (thread, _) in self._running.items()}
+        waits = {
+            worker: at_place(awaited(doing()).words, threads[worker])
+            for worker, doing in self._doing.items()
+        }
+        busy = {w: at_place("does not wait in linop", threads[w]) for w in self._late}
+        return who_waits(waits, self._ended, busy)
+
+    def _pause(self, until: float) -> None:
+        """Wait for something to change; no longer than to the limit, where all stop waiting."""
+        if until == math.inf:
+            self._changed.wait()
+        elif not self._changed.wait(max(until - time.monotonic(), 0)):
+            self._late = frozenset(self._running) - frozenset(self._waiting)
+            text = f"a wait took longer than {self._limit:g} s: {self._who_waits()}"
+            said = [f"linop: {text}\n"]
+            for worker, (_, mailbox) in sorted(self._running.items()):
+                calls = mailbox.plans.last_calls()
+                said.append(f"worker {worker}, its last calls, the oldest first:\n{calls}")
+            sys.stderr.write("".join(said) + stacks())
+            self.failure = DeadlockError(text)
+            self._changed.notify_all()
 
     def _fail(self, error: BaseException) -> None:
         with self._changed:
@@ -262,6 +320,7 @@ class Mailbox:
         self.busy = ANY
         self.plans: Plans = Alone()
         self.points: dict[About, Point] = {}
+        self.recorder = Recorder()
 
     def receiver(self, peer: int, tag: int, buffer: Array) -> _Receive:
         return _Receive(self, peer, tag, buffer)
@@ -312,7 +371,9 @@ class Mailbox:
     def abandon(self, receives: Sequence[_Receive | _Send], sends: Sequence[_Send]) -> None:
         """Nothing is written to a buffer but by `wait`."""
 
-    def gather_all(self, data: Any, doing: str = "meet", about: object = "") -> list[Any]:
+    def gather_all(self, data: Any, doing: str = MEET, about: object = "") -> list[Any]:
+        if doing != MEET:
+            self.recorder.meets(doing, about)
         said = self._gathered((doing, data), doing, about)
         if len({one for one, _ in said}) > 1:
             check_doing(self._gathered((doing, about), doing, about))

@@ -7,6 +7,7 @@ verdict, merged along a tree, so that what one worker sees wrong every worker he
 from __future__ import annotations
 
 import math
+import os
 import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,11 +15,34 @@ from typing import Any, NamedTuple, Protocol
 
 from linop import errors
 from linop.backends.deadlock import Key, Point
-from linop.errors import BackendError, LinopError
+from linop.backends.recorder import Recorder
+from linop.errors import ArgumentError, BackendError, LinopError
 from linop.scalars import Array
 
 ANY = -2
 """No plan's tag."""
+MEET = "meet"
+"""Any part of what else workers do together."""
+
+
+def limit_of(given: float | None, default: float) -> float:
+    """Seconds that a wait may take: what a user said, or LINOP_WAIT_LIMIT.
+
+    Raises:
+        ArgumentError: it is no positive number.
+    """
+    name, said = "wait_limit", str(given)
+    if given is None:
+        name, said = "LINOP_WAIT_LIMIT", os.environ.get("LINOP_WAIT_LIMIT", str(default))
+    try:
+        limit = float(said)
+    except ValueError:
+        limit = math.nan
+    if not limit > 0:
+        raise ArgumentError(
+            f"{name}: expected a number of seconds above 0 (inf for no limit), given {said!r}"
+        )
+    return limit
 
 
 class Awaited(NamedTuple):
@@ -65,7 +89,7 @@ class Plans(Protocol):
         """How far this worker is in all plans and conversations."""
 
     def last_calls(self) -> str:
-        """The last calls here, in words."""
+        """The last calls here, the oldest first, a line each."""
 
 
 class Alone:
@@ -84,7 +108,7 @@ class Alone:
         return {}
 
     def last_calls(self) -> str:
-        return "no call"
+        return "  none\n"
 
 
 class Transport(Protocol):
@@ -101,6 +125,8 @@ class Transport(Protocol):
     plans: Plans
     points: dict[Key, Point]
     """How far this worker has come in conversations."""
+    recorder: Recorder
+    """What it did last."""
 
     def receiver(self, peer: int, tag: int, buffer: Array) -> Any:
         """A receive of exactly the buffer's size, to be started any number of times."""
@@ -134,7 +160,7 @@ class Transport(Protocol):
         """Give up what is pending and may never be done: no buffer of a receive is written to any
         more."""
 
-    def gather_all(self, data: bytes, doing: str = "meet", about: object = "") -> list[bytes]:
+    def gather_all(self, data: bytes, doing: str = MEET, about: object = "") -> list[bytes]:
         """Everybody's data, of any lengths, by worker: collective.
 
         Args:

@@ -6,13 +6,16 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import takewhile
 
-from linop.backends.channel import ALARM, NOTE, Channel
+from mpi4py import MPI
+
+from linop.backends.channel import ALARM, ASK, NOTE, Channel
 from linop.backends.deadlock import Key, Mail, Member, Point, State, Wait
+from linop.backends.recorder import Recorder, at_place
 from linop.backends.transport import ANY, Alone, Plans, Who, awaited, heard
+from linop.backends.watchdog import WATCHDOG
 from linop.errors import DeadlockError, LinopError
 
 _SPINS = 50
@@ -32,6 +35,13 @@ _PATIENCE = 1.0
 """Seconds to wait for what others wait for."""
 _COMING = 2e-3
 """Seconds that an alarm may come later than its bell."""
+_ALIVE = 0.3
+"""Seconds within which a rank looks again that waits in linop."""
+_APART = 5.0
+"""Seconds between two times that a rank is asked where it is: ranks reach their limits together."""
+_ALARMED, _ASKED, _ANSWERED = range(3)
+"""What a rank's numbers in shared memory say: when an alarm came, when another rank reached its
+limit, and which time of these was answered."""
 
 
 @dataclass(frozen=True)
@@ -59,9 +69,13 @@ class Waits:
         self.workers: int = channel.comm.size
         self.busy = ANY
         self.plans: Plans = Alone()
+        self.recorder = Recorder()
         self.bells: list[memoryview] | None = None
         self._bell: memoryview | None = None
         self._rung = 0
+        self._asked = self._answered = 0
+        # Another thread may call MPI only if MPI was told so when it started.
+        self._threads = MPI.Query_thread() == MPI.THREAD_MULTIPLE
         self.points: dict[Key, Point] = {}
         self._stuck: list[Alarm] = []
         self._member = Member(self.worker, self.workers)
@@ -71,7 +85,7 @@ class Waits:
         """Learn of alarms by numbers in shared memory."""
         self.bells = bells
         self._bell = bells[self.worker]
-        self._rung = bells[self.worker][0]
+        self._rung = bells[self.worker][_ALARMED]
 
     def until(self, done: Callable[[], bool], who: Who) -> None:
         """Poll until something is done. MPI's own wait may spin; ranks that share a core, or wait
@@ -103,11 +117,12 @@ class Waits:
 
     def _look(self, wait: _Long) -> None:
         """Raise what makes it useless to wait on."""
+        WATCHDOG.looked = now = time.monotonic()
         self._hear_alarms()
         error = self.plans.alarm(self.busy)
         if error is not None:
             raise heard(error, self.busy)
-        waited = time.monotonic() - wait.begun
+        waited = now - wait.begun
         if waited > self._limit or self._stuck:
             raise heard(self._limit_error(wait.words()), self.busy)
         if waited > _LONG and self.workers > 1:
@@ -176,13 +191,16 @@ class Waits:
             if done():
                 self._send(self._member.leaves(time.monotonic()))
                 return True
-            waited = time.monotonic() - wait.begun
+            WATCHDOG.looked = now = time.monotonic()
+            waited = now - wait.begun
             if waited > _LONG:
+                self._say_ended()
                 self._tell(wait)
                 if self._member.verdict is not None:
                     self._member.verdict = None
                     self.channel.epoch += 1
-            return waited > self._limit
+            # Those that began to wait when this rank ended ask it at their limit.
+            return waited > self._limit + 2 * _PATIENCE
 
         return poll
 
@@ -197,7 +215,7 @@ class Waits:
             if peer != self.worker:
                 self.channel.say(peer, ALARM, alarm)
                 if self.bells is not None:
-                    self.bells[peer][0] = time.monotonic_ns()
+                    self.bells[peer][_ALARMED] = time.monotonic_ns()
 
     def _hear_alarms(self) -> bool:
         """Take the alarms that have come: each breaks its plan, if that is whole, and no other."""
@@ -213,14 +231,14 @@ class Waits:
 
     def alarmed(self) -> bool:
         bell = self._bell
-        return bell is None or bell[0] != self._rung
+        return bell is None or bell[_ALARMED] != self._rung
 
     def check(self, tag: int) -> None:
         if self._bell is None:
             for _ in range(2):  # a look may only bring what the next finds
                 self._hear_alarms()
-        elif self._bell[0] != self._rung:
-            self._rung = self._bell[0]
+        elif self._bell[_ALARMED] != self._rung:
+            self._rung = self._bell[_ALARMED]
             begun = time.monotonic()
             # It was sent before the bell was rung; but maybe on another communicator.
             while not self._hear_alarms() and time.monotonic() - begun < _COMING:
@@ -236,18 +254,69 @@ class Waits:
         mine = f"worker {self.worker} waits for {words}"
         text = f"a wait took longer than {self._limit:g} s"
         waits = {self.worker: mine}
+        if not self._stuck:
+            self._ask()
         self._tell_all(Alarm(DeadlockError(f"{text}: {mine}"), self.worker, self.busy, mine))
         begun = time.monotonic()
         while len(waits) < self.workers and time.monotonic() - begun < _PATIENCE:
             waits |= {a.worker: a.stuck for a in self._stuck if a.stuck is not None}
             time.sleep(_NAP)
             self._hear_alarms()
-        self._stuck = []
-        self.channel.epoch += 1
+            WATCHDOG.looked = time.monotonic()
+        self._answer()
         for peer in range(self.workers):
             waits.setdefault(peer, f"worker {peer} does not wait in linop")
-        sys.stderr.write(f"linop: worker {self.worker}: {self.plans.last_calls()}\n")
+        sys.stderr.write(f"linop: {text}: {mine}; {_LAST}:\n{self.plans.last_calls()}")
+        sys.stderr.flush()
         return DeadlockError(f"{text}: {'; '.join(waits[peer] for peer in sorted(waits))}")
+
+    def _say_ended(self) -> None:
+        """Answer those that have reached their limit, once this rank has ended."""
+        self._hear_alarms()
+        if self._stuck:
+            words = f"worker {self.worker} has ended"
+            self._tell_all(Alarm(DeadlockError(words), self.worker, ANY, words))
+            self._answer()
+
+    def _answer(self) -> None:
+        """The limit is dealt with, here."""
+        self._stuck = []
+        self.channel.epoch += 1
+        if self._bell is not None:
+            self._bell[_ANSWERED] = self._bell[_ASKED]
+        self._answered = time.monotonic_ns()
+
+    def _ask(self) -> None:
+        """Have those that do not wait in linop say where they are: their watchdogs do."""
+        for peer in range(self.workers):
+            if peer == self.worker:
+                continue
+            if self.bells is not None:
+                self.bells[peer][_ASKED] = time.monotonic_ns()
+            elif self._threads:
+                self.channel.say(peer, ASK, None)
+
+    def stuck(self) -> str | None:
+        """In the watchdog's thread: what is to be said of this rank, if others asked for it, and it
+        does not wait in linop, and answers itself."""
+        bell = self._bell
+        if bell is not None:
+            self._asked, self._answered = bell[_ASKED], bell[_ANSWERED]
+        elif self._threads and self.channel.anyone(ASK) is not None:
+            self._asked = time.monotonic_ns()
+        if self._asked <= self._answered or time.monotonic() - WATCHDOG.looked < _ALIVE:
+            return None
+        again = self._asked - self._answered < _APART * 1e9
+        self._answered = self._asked
+        if bell is not None:
+            bell[_ANSWERED] = self._asked
+        if again:
+            return None
+        who = f"worker {self.worker} does not wait in linop, and others have reached the limit"
+        return f"linop: {who}; {_LAST}:\n{self.plans.last_calls()}"
+
+
+_LAST = "its last calls, the oldest first"
 
 
 class _Long:
@@ -261,27 +330,4 @@ class _Long:
 
     def words(self) -> str:
         """What for, and for which of the user's lines."""
-        line = users_line()
-        return f"{awaited(self.who()).words}{f' ({line})' if line else ''}"
-
-
-def users_line() -> str:
-    """Where this thread's program has called linop, or torch that calls it; empty if nowhere."""
-
-    def frames() -> Iterator[tuple[str, str, int]]:
-        frame = sys._getframe(2)
-        while frame is not None:
-            name = str(frame.f_globals.get("__name__", ""))
-            yield name, frame.f_code.co_filename, frame.f_lineno
-            frame = frame.f_back  # type: ignore[assignment]
-
-    found = [*frames()]
-    ours = len([*takewhile(lambda one: _is_ours(one[0]), found)])
-    if ours == len(found):
-        return ""
-    _, path, line = found[ours]
-    return f"{os.path.basename(path)}:{line}"
-
-
-def _is_ours(module: str) -> bool:
-    return not module or module.partition(".")[0] in ("linop", "torch", "functools", "contextlib")
+        return at_place(awaited(self.who()).words)

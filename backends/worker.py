@@ -34,6 +34,7 @@ from linop.backends.execute import Program
 from linop.backends.messages import Messages
 from linop.backends.proving import debugging, prove
 from linop.backends.quick import quick_call
+from linop.backends.recorder import Called, users_line
 from linop.backends.transport import Talk, Transport, Verdict, agree
 from linop.errors import BackendError, LinopError
 from linop.lowering import workers_of
@@ -118,9 +119,7 @@ class Worker(Backend):
         return found
 
     def last_calls(self) -> str:
-        called = [plan for plan in list(self.bound.values()) if plan.call]
-        said = [f"call {plan.call} of {plan.named()}" for plan in called]
-        return f"calls so far: {'; '.join(said) or 'none'}"
+        return self.transport.recorder.words(self.bound)
 
     def listen(self, tag: int) -> None:
         """Raise what another worker's alarm said of a plan, if there was one."""
@@ -178,6 +177,8 @@ class WorkerPlan(BoundPlan):
         self._together = len(self.group) > 1
         self._broken: str | None = None
         self._seconds = 0.0
+        self._line = ""
+        self._failed = False
         self.alarm = backend._early.pop(tag, None)
         """What broke it on another worker, if nobody has been told here."""
         backend.bound[tag] = self
@@ -253,7 +254,10 @@ class WorkerPlan(BoundPlan):
         if self._together:
             self._worker.listen(self._tag)
         program = self._program
+        self._worker.transport.recorder.note(self._tag)
+        self.counters.begun = time.perf_counter()
         if program is None or self._worker.debug:
+            self._line = self._line or users_line()
             tracing = self._worker.tracing
             meet = partial(self._meet, wrong)
             if tracing is None:
@@ -306,8 +310,6 @@ class WorkerPlan(BoundPlan):
     def _named(self) -> str:
         return f"plan {self._tag // 2}{' (adjoint)' if self._tag % 2 else ''}, {self.op!r}"
 
-    named = _named
-
     @property
     def is_broken(self) -> bool:
         return self._broken is not None
@@ -326,6 +328,12 @@ class WorkerPlan(BoundPlan):
     def point(self) -> Point:
         """How far this worker is in it: how far in a call, its waits say."""
         return PAST if self.is_broken or self.alarm is not None else (self.call, math.inf)
+
+    def called(self) -> Called:
+        counters, runs = self.counters, self.is_running
+        number = counters.calls + (runs or self._failed)
+        each = counters.messages_each, counters.bytes_each
+        return Called(self._named(), number, counters.begun, runs, *each, self._line)
 
     def slow_down(self) -> None:
         """Look for alarms in the next call, and whatever else there may be."""
@@ -354,6 +362,7 @@ class WorkerPlan(BoundPlan):
 
     def _fail(self, error: BaseException) -> None:
         """A run ended halfway: nobody else must wait for it."""
+        self._failed = True
         self.broken(error)
         transport = self._worker.transport
         text = f"worker {transport.worker} in {self.op!r}: {error}"

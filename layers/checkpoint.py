@@ -83,13 +83,13 @@ def load(model: Any, path: str | os.PathLike[str], optimizer: Any = None) -> Non
     """
     workers = Workers("load", model)
     optimized = _optimized(workers, optimizer)
-    if workers.meeting.told(Path(path).is_dir())[0]:
+    if workers.told(Path(path).is_dir())[0]:
         from linop.layers.sharded import load_parts
 
         load_parts(workers, optimized, Path(path))
         return
     whole = workers.each(lambda: _read(Path(path)) if workers.worker == 0 else None)
-    both = workers.meeting.told(whole is not None and _has_optimizer(whole))[0]
+    both = workers.told(whole is not None and _has_optimizer(whole))[0]
     if optimized is not None and not both:
         raise ArgumentError(f"load: {os.fspath(path)!r} has no state of an optimizer")
     state = whole[MODEL] if both and whole is not None else whole
@@ -107,7 +107,7 @@ def load(model: Any, path: str | os.PathLike[str], optimizer: Any = None) -> Non
 
 def _optimized(workers: Workers, optimizer: Any) -> Optimized | None:
     """The optimizers of all workers, if any of them has one."""
-    some = any(workers.meeting.told(optimizer is not None))
+    some = any(workers.told(optimizer is not None))
     return Optimized(workers, optimizer) if some else None
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from types import FrameType
 from typing import Any
 
 # First, for it says what to install where there is no torch.
@@ -26,6 +27,7 @@ from linop.backends.bridge import (
     numpy_dtype,
     torch_dtype,
 )
+from linop.backends.recorder import namers
 from linop.errors import (
     BackendError,
     DTypeError,
@@ -346,6 +348,15 @@ class Layer(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
 def _uncompiled(layer: Layer, tensors: Sequence[Tensor]) -> Tensor:
     """A layer in what torch.compile compiles: a graph break, for plans are no torch code."""
     return layer(*tensors)
+
+
+def _in_words(frame: FrameType) -> str:
+    """The layer whose call this is."""
+    called = frame.f_code is Layer.forward.__code__
+    return path_of(frame.f_locals["self"], frame) if called else ""
+
+
+namers.append(_in_words)
 
 
 def mine(backend: Backend) -> int:

@@ -15,11 +15,16 @@ import torch
 _CALL = torch.nn.Module._call_impl.__code__
 
 
-def path_of(layer: Any) -> str:
+def path_of(layer: Any, frame: FrameType | None = None) -> str:
     """The dotted name of a layer that is being called, from the outermost module whose call this
-    is part of, and its class; its class alone, where no other module calls it."""
+    is part of, and its class; its class alone, where no other module calls it.
+
+    Args:
+        frame: a call inside of the layer's; by default, this one.
+    """
     path, holder, name = "", None, type(layer).__name__
-    for module in [*reversed(list(_calling(inspect.currentframe()))), layer]:
+    calling = _calling(inspect.currentframe() if frame is None else frame)
+    for module in [*reversed(list(calling)), layer]:
         if module is holder:
             continue
         step = None if holder is None else _name_in(holder, module)

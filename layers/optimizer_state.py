@@ -40,7 +40,7 @@ class Optimized:
     def __init__(self, workers: Workers, optimizer: Any) -> None:
         self.workers, self.optimizer = workers, optimizer
         self._own: list[list[str | None]] = workers.each(self._names)
-        said = workers.meeting.told(None if optimizer is None else self._groups())
+        said = workers.told(None if optimizer is None else self._groups())
         known = [groups for groups in said if groups is not None]
         if not known:
             raise ArgumentError(f"{workers.what}: no worker passes an optimizer")
@@ -89,7 +89,7 @@ class Optimized:
         """
         workers = self.workers
         mine = self._mine()
-        said = workers.meeting.told(workers.each(lambda: {n: self._kind(n, mine[n]) for n in mine}))
+        said = workers.told(workers.each(lambda: {n: self._kind(n, mine[n]) for n in mine}))
         everyones = {names: kind for kinds in said for names, kind in kinds.items()}
         workers.each(lambda: self._complete(mine, everyones))
         order = {key: n for n, key in enumerate(workers.parts)}
@@ -275,7 +275,7 @@ def staged_optimizer(
         hypers, values = named
         tensors = {f"{k}.{n}": v for (k, n), v in values.items() if _is_tensor(v)}
         said = hypers, {n: v.dtype if _is_tensor(v) else v for n, v in values.items()}
-    known = [one for one in workers.meeting.told(said) if one is not None]
+    known = [one for one in workers.told(said) if one is not None]
     if not known:
         workers.refuse("no worker has the state; pass it on one of them, or on all")
     hypers, kinds = known[0]

@@ -98,7 +98,7 @@ def save_parts(workers: Workers, optimized: Optimized | None, path: Path) -> Non
         state = {MODEL: state, OPTIMIZER: _optimizer_shards(workers, optimized)}
     workers.same(list(workers.parts.values()))
     first = workers.worker == 0
-    token, is_new = workers.meeting.told((new_token(), not path.exists()))[0]
+    token, is_new = workers.told((new_token(), not path.exists()))[0]
     workers.each(lambda: path.mkdir(parents=True, exist_ok=True))
     try:
         metadata, written = _write_blocks(workers, state, path, token)
@@ -131,9 +131,9 @@ def _write_blocks(
         results = writer.write_data(mine, planner).wait()
         return results, dict(_digest_in(path, result.storage_data) for result in results)
 
-    everybodys = workers.meeting.told(workers.each(planned))
+    everybodys = workers.told(workers.each(planned))
     plans, metadata = workers.each(lambda: planner.create_global_plan(everybodys))
-    said = workers.meeting.told(workers.each(written))
+    said = workers.told(workers.each(written))
     metadata.storage_data = {r.index: r.storage_data for results, _ in said for r in results}
     metadata.version, metadata.storage_meta = CURRENT_DCP_VERSION, StorageMeta(save_id=token)
     return metadata, {key: one for _, digests in said for key, one in digests.items()}
@@ -298,7 +298,7 @@ def load_parts(workers: Workers, optimized: Optimized | None, path: Path) -> Non
             model is changed then.
     """
     folder = workers.each(lambda: _Folder(path))
-    if len(set(workers.meeting.told(folder.index.digest))) > 1:
+    if len(set(workers.told(folder.index.digest))) > 1:
         workers.refuse(f"workers read different files {str(path / NAME)!r}; one folder expected")
     if not folder.index.sealed and workers.worker == 0:
         warnings.warn(

@@ -50,7 +50,7 @@ class Workers:
     def _agree(self, lost: list[str]) -> None:
         rows = [_described(part) for part in self.parts.values()]
         # In the form of what a layer says at its call: one who is in that hears what this is.
-        everybodys = self.meeting.told(("state", self.what, (rows, lost)))
+        everybodys = self.told(("state", self.what, (rows, lost)))
         self._same_call(everybodys)
         said = [rows for *_, (rows, _) in everybodys]
         self._lost = [name for *_, (_, lost) in everybodys for name in lost]
@@ -72,6 +72,10 @@ class Workers:
         self._on_meta = [
             key for key, *rows in zip(self.parts, *said, strict=True) if any(m for *_, m in rows)
         ]
+
+    def told(self, mine: Any) -> list[Any]:
+        """What every worker has to say, by worker."""
+        return self.meeting.told(mine, about=f"in {self.what}")
 
     def _same_call(self, said: Sequence[Any]) -> None:
         names = [s[1] if isinstance(s, tuple) and len(s) == 3 else "another" for s in said]
@@ -124,7 +128,7 @@ class Workers:
             result = work()
         except Exception as error:
             problem = error
-        said = self.meeting.told(None if problem is None else packed_error(problem))
+        said = self.told(None if problem is None else packed_error(problem))
         for worker, told in enumerate(said):
             if told is not None:
                 kind, words = told
@@ -138,7 +142,7 @@ class Workers:
             BackendError: they have not; on every worker.
         """
         whole = [part for part in parts if part.space is None]
-        said = self.meeting.told([_digest(part.block) for part in whole])
+        said = self.told([_digest(part.block) for part in whole])
         for part, *digests in zip(whole, *said, strict=True):
             other = [w for w, digest in enumerate(digests) if digest != digests[0]]
             if other:
@@ -261,7 +265,7 @@ def source_of(
     Raises:
         ArgumentError, ShapeError, BackendError: they do not, or there are none; on every worker.
     """
-    said = workers.meeting.told(workers.each(lambda: None if state is None else _kinds(state)))
+    said = workers.told(workers.each(lambda: None if state is None else _kinds(state)))
     holders = [w for w, kinds in enumerate(said) if kinds is not None]
     if not holders:
         workers.refuse("no worker has the state; pass it on one of them, or on all")
