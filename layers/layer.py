@@ -172,7 +172,7 @@ class Layer(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
             of: the number of the input that it is applied to. Where no worker wants that one's
                 gradient, as of a network's first layer, nothing is sent back.
         """
-        op = self._meeting.known(make, arguments, options)
+        op = self._meeting.known(make, arguments, options, self.__dict__["_where"])
         if op is None:
             return _itself
         function = self.applied(op)

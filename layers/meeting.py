@@ -154,9 +154,13 @@ class Meeting:
         make: Callable[..., LinearOperator],
         arguments: Sequence[Any],
         options: Mapping[str, Any],
+        about: str,
     ) -> LinearOperator | None:
         """The operator that a function makes of arguments, or an equal one that a layer has, with
         its plans; None where it leaves all blocks where they are. Collective.
+
+        Args:
+            about: the layer, for a worker that waits in vain.
 
         It is made if none is there. Layers of one shape share plans: a ResNet-18 has 143 movements,
         of which 60 leave all where it is, and 33 of the others are different.
@@ -176,7 +180,7 @@ class Meeting:
             # Which ones are gone depends on the garbage collector: one is used if all have it.
             assert isinstance(self._backend, Worker)
             mine = digest + bytes([known is not None])
-            gathered = self._backend.transport.gather_all(mine, "plan", arguments)
+            gathered = self._backend.transport.gather_all(mine, "plan", about)
             if set(gathered) != {mine}:
                 known = None
         if known is None:
