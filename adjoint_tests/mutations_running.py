@@ -40,6 +40,22 @@ RUNNING = (
         (PLANS_FIT,),
     ),
     Fault(
+        "offsets of another batch",
+        "a plan of another batch size reads its messages where those of the first one are",
+        "linop/stretching.py",
+        "source = Message(step.source.peer, size(step.source.offset))",
+        "source = step.source",
+        ("test_stretching.py",),
+    ),
+    Fault(
+        "shares of another size",
+        "a sum that is done in shares has the plan of a shorter one, which is not",
+        "linop/stretching.py",
+        "return whole if whole and stages.factored is stages else {}",
+        "return whole",
+        ("test_stretching.py",),
+    ),
+    Fault(
         "read before it came",
         "messages are read before they were waited for",
         "linop/lowering.py",

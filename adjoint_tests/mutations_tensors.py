@@ -179,10 +179,10 @@ TENSORS = (
         "packed, then cleared",
         "the buffers of a halo exchange are cleared after they are packed",
         "linop/halo.py",
-        'yield _stage("K", f"S{dim}", [clear(space, b) for b in buffers])\n'
-        '        yield _stage("C", f"P{dim}", [copy(space, a, b) for a, b in packed])',
-        'yield _stage("C", f"P{dim}", [copy(space, a, b) for a, b in packed])\n'
-        '        yield _stage("K", f"S{dim}", [clear(space, b) for b in buffers])',
+        'yield Named("K", f"S{dim}", clears(space, buffers))\n'
+        '        yield Named("C", f"P{dim}", copies(space, [m[0] for m in messages], sends))',
+        'yield Named("C", f"P{dim}", copies(space, [m[0] for m in messages], sends))\n'
+        '        yield Named("K", f"S{dim}", clears(space, buffers))',
         (HALO,),
     ),
     # Padding

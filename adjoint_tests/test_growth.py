@@ -22,6 +22,7 @@ from linop.backends.arrays import NUMPY, Arrays
 from linop.backends.strided import Cell
 from linop.boxes import Table, canonical
 from linop.lowering import lower
+from linop.matching import matching
 
 
 def copies(workers: int) -> TensorSpace:
@@ -143,7 +144,8 @@ class Planned:
     """Plans that one worker of a network makes, by step."""
 
     def __init__(self, torch: Any, layers: Any, backend: Backend) -> None:
-        grid = Partition((1, 1, 2, 2))
+        side = 2 if backend.workers == 4 else 1
+        grid = Partition((1, 1, side, side))
         self.torch, self.worker = torch, backend.worker
         self.model = torch.nn.Sequential(
             *(
@@ -168,8 +170,8 @@ class Planned:
 
 def test_layers_of_one_shape_share_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three convolutions and norms of one shape are planned as one, forward and backward: halo,
-    weight, sums, and scale. Nothing is planned again under no_grad, or for who wants a gradient;
-    another batch size has another halo, and the rest stays."""
+    weight, sums, and scale. Nothing is planned again under no_grad, for who wants a gradient, or
+    for another batch size, whose halo is the same but for an extent that nobody cuts."""
     torch = pytest.importorskip("torch")
     layers = pytest.importorskip("linop.layers")
     made = [0] * 4
@@ -178,7 +180,7 @@ def test_layers_of_one_shape_share_plans(monkeypatch: pytest.MonkeyPatch) -> Non
         made[worker] += 1
         return lower(stages, worker)
 
-    monkeypatch.setattr("linop.backends.worker.lower", counted)
+    monkeypatch.setattr("linop.stretching.lower", counted)
 
     def main(backend: Backend) -> list[int]:
         network = Planned(torch, layers, backend)
@@ -191,8 +193,34 @@ def test_layers_of_one_shape_share_plans(monkeypatch: pytest.MonkeyPatch) -> Non
             network.step(made, 3, grad=False),
         ]
 
-    # The last number: how workers agree on calls, planned at the first.
-    assert linop.launch(main, 4, "threads") == [[4 * 2 + 1, 0, 0, 0, 2, 0]] * 4
+    # How workers agree on calls, planned at the first, is a sum as any other.
+    assert linop.launch(main, 4, "threads") == [[4 * 2, 0, 0, 0, 0, 0]] * 4
+
+
+def test_layers_of_one_shape_make_their_operators_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the three convolutions and norms: halo, products, weight, sums (two movements), scale, and
+    statistics; of another batch size, halo and products, which have its extent."""
+    torch = pytest.importorskip("torch")
+    layers = pytest.importorskip("linop.layers")
+    made: list[int] = []
+
+    def counted(*arguments: Any) -> Any:
+        made.append(1)
+        return matching(*arguments)
+
+    def main(backend: Backend) -> list[int]:
+        network = Planned(torch, layers, backend)
+        counts = []
+        for batch, grad in ((2, True), (2, True), (2, False), (3, True), (3, False)):
+            before = len(made)
+            network.step([0], batch, grad)
+            counts.append(len(made) - before)
+        return counts
+
+    with monkeypatch.context() as patch:
+        patch.setattr("linop.collectives.matching", counted)
+        (alone,) = linop.launch(main, 1, "threads")
+    assert alone == [7, 0, 0, 2, 0]
 
 
 def test_calls_of_many_regions_look_at_each_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,8 @@ run is one function, in which steps are lines.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import lru_cache
+from types import CodeType
 from typing import Any
 
 from linop.backends.arrays import NUMPY, Arrays
@@ -40,6 +42,12 @@ class Code:
         body = "".join(f"\n    {line}" for line in lines)
         made: dict[str, Any] = {}
         text = f"def run({', '.join(parameters)}):{body}"
-        exec(compile(text, "<a plan of linop>", "exec"), self._names, made)
+        exec(_compiled(text), self._names, made)
         function: Callable[..., Any] = made["run"]
         return function
+
+
+@lru_cache(maxsize=256)
+def _compiled(text: str) -> CodeType:
+    """The text, compiled: plans of one structure have the same, whatever their names stand for."""
+    return compile(text, "<a plan of linop>", "exec")

@@ -16,6 +16,7 @@ from linop.backends.base import Backend
 from linop.backends.device import DeviceArrays
 from linop.backends.execute import Program
 from linop.backends.handing import Handing
+from linop.backends.mailboxes import Group, Mailbox
 from linop.backends.messages import Messages
 from linop.backends.proving import debugging, prove
 from linop.backends.transport import (

@@ -38,11 +38,12 @@ from linop.backends.quick import quick_call
 from linop.backends.recorder import Called, users_line
 from linop.backends.transport import Talk, Transport, Verdict, agree, rebuilt
 from linop.errors import BackendError, LinopError
-from linop.lowering import lower, workers_of
+from linop.lowering import workers_of
 from linop.operator import LinearOperator
 from linop.plan import Plan
 from linop.scalars import Array, Scalar
 from linop.space import Space, Total
+from linop.stretching import Plans
 
 _SHOWN = 160
 """Bytes of an operator's text in an error."""
@@ -72,6 +73,7 @@ class Worker(Backend):
         self.bound: WeakValueDictionary[int, WorkerPlan] = WeakValueDictionary()
         self._plans = 0
         self._early: dict[int, LinopError] = {}
+        self.lowered = Plans(self.worker)
         transport.plans = self
         self.meeting = threading.RLock()
         """Held in a conversation with other workers: those of two threads would get mixed up."""
@@ -85,7 +87,7 @@ class Worker(Backend):
         # Here alone may be a coefficient that no number of the dtype is near.
         lowered: Plan | LinopError
         try:
-            lowered = lower(op.stages, self.worker)
+            lowered = self.lowered.of(op.stages)
         except LinopError as error:
             lowered = error
         self._plans = 1 + check_agreement(op, self.transport, self._plans, lowered)
@@ -177,7 +179,7 @@ class WorkerPlan(BoundPlan):
         super().__init__(op, backend)
         if backend.debug or debugging():
             prove(op, backend.rewritten)
-        self.plan = plan or lower(op.stages, backend.worker)
+        self.plan = plan or backend.lowered.of(op.stages)
         self.counters.sends([self.plan])
         self.group = workers_of(op.stages)
         self._worker = backend

@@ -73,6 +73,8 @@ def compare_arguments(where: str, said: Sequence[Said]) -> None:
         BackendError: they did not; on every worker.
     """
     for worker, theirs in enumerate(said):
+        if theirs == said[0]:
+            continue
         for name in dict.fromkeys([*said[0], *theirs]):
             first, other = (one.get(name, "nothing") for one in (said[0], theirs))
             if first != other:

@@ -159,9 +159,11 @@ class _Conv(Layer):
         assert self.output is not None
         products = TensorSpace(shape, self.P_W, X.dtype, [0, 1, COPIES, *space])
         summed = self.moved(
-            collective(
-                "R", f"{self.P_W}→{self.output}", products, TensorSpace(shape, self.output, X.dtype)
-            )
+            collective,
+            "R",
+            f"{self.P_W}→{self.output}",
+            products,
+            TensorSpace(shape, self.output, X.dtype),
         )
         spread = self._spread("weight", self.P_W, self._weight_axes)
         add = self._spread("bias", self.P_W[:, :, 0], getattr(self, "_bias_axes", []))
@@ -197,7 +199,7 @@ class _Conv(Layer):
             bounds[1] = tuple(channels for _, channels in self._groups)
         wanted = TensorSpace(padded, self.P_W, X.dtype, axes, bounds=bounds)
         segments = edges(X.global_shape, widths, self.padding_mode)
-        return self.moved(collective("H", "", X, wanted, segments=segments), of=0)
+        return self.moved(collective, "H", "", X, wanted, segments=segments, of=0)
 
     def _spread(self, name: str, workers: Partition, axes: list[Axis]) -> Function:
         """What brings the blocks of a parameter to all workers that compute with them."""
@@ -205,7 +207,7 @@ class _Conv(Layer):
             return lambda none: none
         held = self.spaces[name]
         here = TensorSpace(held.global_shape, held.partition, self.dtype_of(name), axes)
-        return self.moved(repartition(here, here.like(workers, axes)))
+        return self.moved(repartition, here, here.like(workers, axes))
 
     def extra_repr(self) -> str:
         w = self.window

@@ -161,7 +161,7 @@ class NLLLoss(Loss):
         )
         sums = [REPLICATED if axis is COPIES else axis for axis in parts.axes]
         return self.moved(
-            collective("R", "1", parts, parts.like(X.partition, sums, dict(enumerate(bounds))))
+            collective, "R", "1", parts, parts.like(X.partition, sums, dict(enumerate(bounds)))
         )
 
 
@@ -215,7 +215,7 @@ class CrossEntropyLoss(NLLLoss):
         bounds = {d: X.bounds[d] for d in range(X.ndim) if d != 1}
         shape = X.global_shape[0], 2 * cuts, *X.global_shape[2:]
         each = TensorSpace(shape, X.partition, wide(self, X), X.axes, bounds=bounds)
-        gather = self.moved(all_gather(each, 1))
+        gather = self.moved(all_gather, each, 1)
 
         def normalised(x: Tensor) -> Tensor:
             least = torch.finfo(x.dtype).min

@@ -104,8 +104,8 @@ class Embedding(Layer):
         found = TensorSpace(shape, self.P_W, dtype, [COPIES, X.ndim])
         axes = dense_axes(self._name, self.output, X.ndim + 1)
         Y = TensorSpace(shape, self.output, dtype, axes)
-        spread = self.moved(repartition(X, indices))
-        summed = self.moved(collective("R", f"{self.P_W}→{self.output}", found, Y))
+        spread = self.moved(repartition, X, indices)
+        summed = self.moved(collective, "R", f"{self.P_W}→{self.output}", found, Y)
         if self.worker not in self.P_W:
             return lambda x: summed(elsewhere(found, spread(x)))
         mine = found.local_shape(self.worker)

@@ -156,16 +156,26 @@ class Layer(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
         """NumPy's dtype of a parameter, which is the same on all workers that hold a block."""
         return numpy_dtype(self.dtypes[name])
 
-    def moved(self, op: LinearOperator, of: int | None = None) -> Function:
-        """Applying an operator; or nothing to do, where it leaves all blocks where they are.
+    def moved(
+        self,
+        make: Callable[..., LinearOperator],
+        *arguments: Any,
+        of: int | None = None,
+        **options: Any,
+    ) -> Function:
+        """Applying an operator that moves tensors; or nothing to do, where it leaves all blocks
+        where they are.
 
         Args:
+            make, arguments, options: the function that makes it, and what it is given: tensor
+                spaces, numbers and texts, which all that it makes depends on.
             of: the number of the input that it is applied to. Where no worker wants that one's
                 gradient, as of a network's first layer, nothing is sent back.
         """
-        if op.stages.pure and op.movement().still:
+        op = self._meeting.known(make, arguments, options, self.__dict__["_where"])
+        if op is None:
             return _itself
-        function = self.applied(self._meeting.known(op))
+        function = self.applied(op)
         return function if of is None else partial(self._sent_back, function, of)
 
     def _sent_back(self, function: Function, of: int, x: Tensor) -> Tensor:
@@ -178,7 +188,7 @@ class Layer(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
     def applied(self, op: LinearOperator) -> Function:
         """Applying an operator, whose errors name this layer."""
         bridge_of(op, self.backend)  # compiled now, by all: not all may be those that call it
-        return partial(apply, op, backend=self.backend, where=path_of(self))
+        return partial(apply, op, backend=self.backend, where=self.__dict__["_where"])
 
     # How it is called
 
@@ -244,7 +254,8 @@ class Layer(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
 
     def _new_function(self, mine: Given, digests: Said) -> Function:
         cut = [name for name, space in self.spaces.items() if len(space.regions) > 1]
-        made = self.made()._replace(where=path_of(self), unfit=unfit_parametrization(self, cut))
+        where = self.__dict__["_where"] = path_of(self)
+        made = self.made()._replace(where=where, unfit=unfit_parametrization(self, cut))
         everybodys, values = self._meeting.exchanged(made, mine, digests)
         inputs = []
         for k, partition in enumerate(self.inputs):
@@ -257,7 +268,7 @@ class Layer(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
         dtypes = self._check_parameters(everybodys, inputs[0])
         self._check_values(inputs, values)
         wanted = tuple(any(_wants(g.tensors[k]) for g in everybodys) for k in range(len(inputs)))
-        key = (*inputs, dtypes)
+        key = (*(X.made_from for X in inputs), dtypes)
         known = self._bound.get(key)
         if known is None:
             known = self._with_batch(self.bind(*inputs), inputs[0])

@@ -82,8 +82,8 @@ class Linear(Layer):
         products = TensorSpace(shape, self.P_W, X.dtype, [last, COPIES])
         y_axes = dense_axes(self._name, self.output, X.ndim, self.y_axes)
         Y = TensorSpace(shape, self.output, X.dtype, y_axes)
-        spread = self.moved(repartition(X, wanted), of=0)
-        summed = self.moved(collective("R", f"{self.P_W}→{self.output}", products, Y))
+        spread = self.moved(repartition, X, wanted, of=0)
+        summed = self.moved(collective, "R", f"{self.P_W}→{self.output}", products, Y)
         mine = products.local_shape(self.worker) if self.worker in self.P_W else None
 
         def affine(x: Tensor) -> Tensor:

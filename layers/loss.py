@@ -99,7 +99,7 @@ class Loss(Layer):
         self.check(X, T)
         mine = TensorSpace((3,), X.partition, wide(self, X), [COPIES] * X.partition.ndim)
         everyone = mine.like(Partition((self._meeting.workers,)), [REPLICATED])
-        total = self.moved(collective("R", f"{X.partition}→all", mine, everyone))
+        total = self.moved(collective, "R", f"{X.partition}→all", mine, everyone)
         measure, finish, count = self.measure(X, T), self.finish(X, T), self.count(X, T)
         expected, inside = self.expected(X), self.worker in X.partition
 

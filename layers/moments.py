@@ -41,7 +41,7 @@ class Moments:
             [COPIES if axis in dims else axis for axis in X.axes],
             bounds={d: X.bounds[d] for d in range(X.ndim) if d not in dims},
         )
-        self._total = layer.moved(all_reduce(sums, summed))
+        self._total = layer.moved(all_reduce, sums, summed)
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The mean; the differences from it; and the variance, divided by the number of elements.

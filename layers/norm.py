@@ -53,7 +53,7 @@ class _Norm(Layer):
             else:
                 wanted.append(axis)
         bounds = {1 + k: X.bounds[first + k] for k in range(dims)}
-        spread = self.moved(repartition(here, here.like(X.partition, wanted, bounds)))
+        spread = self.moved(repartition, here, here.like(X.partition, wanted, bounds))
         dtype = torch_dtype(here.dtype)
 
         def parameters() -> Sequence[Tensor]:
@@ -159,7 +159,7 @@ class _BatchNorm(_Norm):
         shape = 2, self.num_features
         held = TensorSpace(shape, X.partition, wide(self, X), axes)
         here = held.like(X.partition, axes, {1: X.bounds[1]})
-        return self.moved(repartition(here, held)), self.moved(repartition(held, here))
+        return self.moved(repartition, here, held), self.moved(repartition, held, here)
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def _track(self, count: int, mean: Tensor, variance: Tensor, store: Function) -> None:

@@ -99,7 +99,7 @@ class _ConstantPad(_Pad):
             stops = [min(max(b - left, 0), n) for _, b in Y.bounds[d]]
             bounds[d] = tuple(zip(starts, stops, strict=True))
         inside = TensorSpace(X.global_shape, X.partition, X.dtype, X.axes, bounds=bounds)
-        arrive = self.moved(collective("Pad", self.mode, X, inside))
+        arrive = self.moved(collective, "Pad", self.mode, X, inside)
         if self.worker not in X.partition:
             return arrive
         flat: list[int] = []

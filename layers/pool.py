@@ -75,7 +75,7 @@ class _Pool(Layer):
                 (a, b), (first, last) = cuts[at[d]], bounds[d + 2][at[d]]
                 pads.append((first + left - a, b - (last + left)) if a < b else (0, 0))
         needed = TensorSpace(X.global_shape, X.partition, X.dtype, X.axes, bounds=bounds)
-        arrive = self.moved(collective("H", "", X, needed))
+        arrive = self.moved(collective, "H", "", X, needed)
         if not at:
             return arrive
         outputs = TensorSpace((*X.global_shape[:2], *window.output(extents)), X.partition)

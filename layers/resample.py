@@ -104,7 +104,7 @@ class Upsample(Layer):
         for d, one in enumerate(taps, start=2):
             bounds[d] = tuple(_range(one, a, b) for a, b in Y.bounds[d])
         needed = TensorSpace(X.global_shape, X.partition, X.dtype, X.axes, bounds=bounds)
-        arrive = self.moved(collective("H", "", X, needed))
+        arrive = self.moved(collective, "H", "", X, needed)
         if self.worker not in X.partition:
             return arrive
         outputs, here = Y.slices(self.worker), needed.slices(self.worker)
@@ -242,7 +242,7 @@ class Downsample(Layer):
         bounds: dict[int, Bounds] = dict(enumerate(X.bounds))
         bounds.update(enumerate(window.needed(X.global_shape[2:], self.grid), start=2))
         needed = TensorSpace(X.global_shape, X.partition, X.dtype, X.axes, bounds=bounds)
-        arrive = self.moved(collective("H", "", X, needed))
+        arrive = self.moved(collective, "H", "", X, needed)
         if self.worker not in X.partition:
             return arrive
         steps = (..., *[slice(None, None, s) for s in self.stride])

@@ -164,6 +164,18 @@ def _meeting(left: Table, right: Table) -> tuple[Ints, Ints, Ints]:
     return first, np.maximum(last - first, 0), order
 
 
+FEW = 256
+"""Boxes that are compared each with each."""
+
+
+def each_meets(low: Ints, high: Ints) -> npt.NDArray[np.bool_]:
+    """Whether each of some boxes has an index in common with each."""
+    meet = np.ones((len(low), len(low)), bool)
+    for a, b in zip(low.T, high.T, strict=True):
+        meet &= np.maximum.outer(a, a) < np.minimum.outer(b, b)
+    return meet
+
+
 def canonical(table: Table) -> Table:
     """The unique table of the same operator: per (destination, source, offset) the boxes do not
     overlap, have non-zero coefficients, and are merged into maximal runs, last dimension first.

@@ -16,10 +16,10 @@ from linop.calls import remembered
 from linop.collectives import out_of_place
 from linop.errors import PartitionError, ShapeError, expect
 from linop.matching import copies_apart, matching
-from linop.memory import allocate, clear, copy
+from linop.memory import allocate, clears, copies
 from linop.operator import Identity, LinearOperator, compose
 from linop.partition import Partition, balanced
-from linop.region import Region, Subset, naturals
+from linop.region import Region, Subset, as_subset, naturals
 from linop.tensor import Bounds, TensorSpace, shared_part
 
 PerDim = int | Sequence[int]
@@ -168,18 +168,14 @@ class _Exchange:
         sends = [_buffer(f"s{dim}:{a}→{b}", part) for part, _, a, b in messages]
         receives = [_buffer(f"r{dim}:{a}→{b}", part) for _, part, a, b in messages]
         buffers = [*sends, *receives]
-        bring = allocate(self.E, *buffers)
+        bring = allocate(self.E, *(buffer.region for buffer in buffers))
         space = bring.codomain
-        packed = [(part, buffer) for (part, *_), buffer in zip(messages, sends, strict=True)]
-        unpacked = [(buffer, m[1]) for buffer, m in zip(receives, messages, strict=True)]
         yield bring
-        yield _stage("K", f"S{dim}", [clear(space, b) for b in buffers])
-        yield _stage("C", f"P{dim}", [copy(space, a, b) for a, b in packed])
-        yield _stage(
-            "C", f"E{dim}", [copy(space, a, b) for a, b in zip(sends, receives, strict=True)]
-        )
-        yield _stage("C", f"U{dim}", [copy(space, a, b) for a, b in unpacked])
-        yield _stage("K", f"T{dim}", [clear(space, b) for b in buffers])
+        yield Named("K", f"S{dim}", clears(space, buffers))
+        yield Named("C", f"P{dim}", copies(space, [m[0] for m in messages], sends))
+        yield Named("C", f"E{dim}", copies(space, sends, receives))
+        yield Named("C", f"U{dim}", copies(space, receives, [m[1] for m in messages]))
+        yield Named("K", f"T{dim}", clears(space, buffers))
         yield bring.H
 
     def _messages(self, dim: int) -> Iterator[tuple[Subset, Subset, int, int]]:
@@ -216,12 +212,8 @@ class _Exchange:
         return Subset(region, start, tuple(b - o for (_, b), o in zip(box, base, strict=True)))
 
 
-def _stage(letter: str, subscript: str, ops: list[LinearOperator]) -> LinearOperator:
-    return Named(letter, subscript, compose(*reversed(ops)))
-
-
-def _buffer(name: str, part: Subset) -> Region:
-    return Region(name, part.shape, part.workers, part.memory)
+def _buffer(name: str, part: Subset) -> Subset:
+    return as_subset(Region.checked(name, part.shape, part.workers, part.memory))
 
 
 def _common(X: TensorSpace, Y: TensorSpace) -> list[tuple[Subset, Subset]]:

@@ -8,7 +8,7 @@ rows of some regions are made from them in time proportional to their number.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -67,6 +67,19 @@ class Factor:
     def trivial(self) -> bool:
         """True if it says nothing: it relates the only coordinates of two axes."""
         return (self.dst.extent, self.src.extent, self.dim) == (1, 1, None) and len(self.rows) == 1
+
+    @cached_property
+    def uncut(self) -> bool:
+        """Whether it is all of a dimension that nobody cuts, or its beginning."""
+        t = self.rows
+        alone = (self.dst.extent, self.src.extent, len(t)) == (1, 1, 1)
+        return alone and self.dim is not None and not (t.at.any() or t.of.any())
+
+    @cached_property
+    def digest(self) -> bytes:
+        axes = [(a.extent, a.stride) if a.extent > 1 else None for a in (self.dst, self.src)]
+        t, shape = self.rows, repr((axes, self.dim))
+        return digest_of(shape, t.dst, t.src, t.at, t.of, t.extent)
 
     @cached_property
     def by_source(self) -> Ints:
@@ -156,14 +169,22 @@ class Kronecker(Rows):
         return counts
 
     @cached_property
+    def uncut(self) -> Mapping[int, int]:
+        return {
+            part.dim: int(part.rows.extent[0, 0])
+            for part in self.parts
+            if part.dim is not None and part.uncut
+        }
+
+    def without(self, uncut: Collection[int]) -> Rows:
+        # A dimension in no factor has boxes from 0 to 1.
+        return Kronecker([p for p in self.parts if p.dim not in uncut], self.ndim, self.sizes)
+
+    @cached_property
     def digest(self) -> bytes:
-        pieces: list[bytes] = []
-        for part in self.parts:
-            t = part.rows
-            axes = [(a.extent, a.stride) if a.extent > 1 else None for a in (part.dst, part.src)]
-            shape = repr((axes, part.dim))
-            pieces.append(digest_of(shape, t.dst, t.src, t.at, t.of, t.extent))
-        return digest_of("kronecker", repr((self.ndim, self.sizes)), *sorted(pieces))
+        return digest_of(
+            "kronecker", repr((self.ndim, self.sizes)), *sorted(part.digest for part in self.parts)
+        )
 
     def adjoint(self) -> Rows:
         """The product of the relations' converses."""

@@ -64,9 +64,9 @@ LAWS: dict[tuple[type[Action], type[Action]], Law] = {
 def _copied_back(after: Action, history: Sequence[Step]) -> bool:
     """S_{b→a} K_a S_{a→b} Z_b = S_{a→b} Z_b where Z_b allocates or clears b: a copy that
     returns."""
-    if len(history) < 3 or type(after) is not Add:
+    if type(after) is not Add:
         return False
-    cleared, copied, zeroed = history[:3]
+    cleared, copied, zeroed = history
     return (
         cleared == Clear(after.target)
         and copied == after.adjoint
@@ -96,7 +96,7 @@ def _reduce_once(steps: Sequence[Step]) -> list[Step]:
         reduced: Action | None = step
         while reduced is not None:
             history = _history(done, touching, reduced)
-            if _copied_back(reduced, [done[k] for k in history]):
+            if len(history) == 3 and _copied_back(reduced, [done[k] for k in history]):
                 done[history[0]] = None
                 break
             result = _apply(reduced, done[history[0]]) if history else None
@@ -129,7 +129,7 @@ def _history(done: Sequence[Step], touching: dict[str, list[int]], step: Action)
             while live and done[live[-1]] is None:
                 live.pop()
             found += islice((k for k in reversed(live) if done[k] is not None), 3)
-    return sorted(set(found), reverse=True)[:3]
+    return sorted(set(found), reverse=True)[:3] if len(found) > 1 else found
 
 
 def _names(action: Action) -> set[str]:

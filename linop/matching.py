@@ -9,7 +9,8 @@ pairs of blocks until somebody asks for them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,6 +19,9 @@ from linop.columns import ones
 from linop.kronecker import NO_AXIS, Factor, GridAxis, Kronecker
 from linop.movement import Movement
 from linop.tensor import REPLICATED, Bounds, TensorSpace
+
+Pairs = tuple[tuple[int, ...], ...]
+"""(source, target) of each."""
 
 
 class Link(NamedTuple):
@@ -56,7 +60,7 @@ def matching(
             Indices of Y that are in no segment get nothing: they are zero.
     """
     linked = {
-        (link.source_axis, link.target_axis): np.array(link.pairs, np.int64).reshape(-1, 2).T
+        (link.source_axis, link.target_axis): tuple(map(tuple, link.pairs))
         for link in links
         if link.source_axis in X.region_axes and link.target_axis in Y.region_axes
     }
@@ -71,10 +75,11 @@ def matching(
         a, b = (space.axes.index(d) if d in space.axes else None for space in (X, Y))
         pairs = None if a is None or b is None else linked.pop((a, b), None)
         between = (segments or {}).get(d)
-        meet = _cuts_that_meet(X.bounds[d], Y.bounds[d], pairs, between)
-        factors.append(Factor(meet, *axes(a, b), d))
+        cut = X.bounds[d], Y.bounds[d], pairs, None if between is None else tuple(between)
+        factors.append(_factor(d, *axes(a, b), *cut))
     for (a, b), pairs in linked.items():
-        factors.append(Factor(_coordinates(pairs[1], pairs[0]), *axes(a, b)))
+        of, to = np.array(pairs, np.int64).reshape(-1, 2).T
+        factors.append(Factor(_coordinates(to, of), *axes(a, b)))
     for a in list(sources):
         every = np.arange(sources[a].extent)
         factors.append(Factor(_coordinates(0 * every, every), *axes(a, None)))
@@ -85,8 +90,16 @@ def matching(
     return Movement(X, Y, Kronecker(factors, max(1, X.ndim), sizes))
 
 
+@lru_cache(maxsize=256)
+def _factor(
+    dim: int, dst: GridAxis, src: GridAxis, source: Bounds, target: Bounds, *how: Any
+) -> Factor:
+    """What a dimension is to two spaces. Kept: most operators of a network differ in others."""
+    return Factor(_cuts_that_meet(source, target, *how), dst, src, dim)
+
+
 def _cuts_that_meet(
-    source: Bounds, target: Bounds, pairs: Ints | None, segments: Sequence[Segment] | None
+    source: Bounds, target: Bounds, pairs: Pairs | None, segments: Sequence[Segment] | None
 ) -> Table:
     """The overlaps of cuts of one dimension: the composition of "place a source cut in the whole",
     of "read the whole by segments", and of "take a target cut out of the whole". Of linked cuts,
@@ -99,7 +112,7 @@ def _cuts_that_meet(
         s, t = np.arange(len(source)), np.arange(len(target))
         place = np.zeros(len(s), np.int64), np.zeros(len(t), np.int64)
     else:
-        s, t = pairs
+        s, t = np.array(pairs, np.int64).reshape(-1, 2).T
         place = np.arange(len(s)), np.arange(len(t))
     low, high = np.array(source, np.int64).reshape(-1, 2)[s].T[:, :, None]
     put = Table(place[0], s, low, 0 * low, high - low, ones(len(s)))

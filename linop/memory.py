@@ -6,6 +6,8 @@ everything built on top.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from linop.calls import remembered
 from linop.errors import ArgumentError, ShapeError, SpaceError, expect
 from linop.operator import LinearOperator, Primitive, compose
@@ -86,6 +88,22 @@ def move(space: Space, a: Part, b: Part) -> LinearOperator:
             f"leave the space; allocate {target.region.name!r} first to move in place"
         )
     return compose(deallocate(copied.codomain, source.region), copied)
+
+
+def clears(space: Space, parts: Sequence[Subset]) -> LinearOperator:
+    """The composition of `clear` of parts of a space, one at least, the first applied first."""
+    return _all(space, [Clear(part) for part in parts])
+
+
+def copies(space: Space, sources: Sequence[Subset], targets: Sequence[Subset]) -> LinearOperator:
+    """The composition of `copy` between parts of a space, one at least, the first applied first."""
+    pairs = zip(sources, targets, strict=True)
+    return _all(space, [action for a, b in pairs for action in (Clear(b), Add(a, b))])
+
+
+def _all(space: Space, actions: Sequence[Action]) -> LinearOperator:
+    # Of thousands of primitives none remembers a call: that is most of what they are made of.
+    return compose(*(Primitive(space, action, space) for action in reversed(actions)))
 
 
 def _allocate_or_clear(space: Space, target: Subset) -> LinearOperator:

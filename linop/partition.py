@@ -74,7 +74,11 @@ class Partition:
         worker = integer(worker, "worker")
         if worker not in self._position:
             raise PartitionError(f"worker {worker} is not in {self!r}")
-        return tuple(int(k) for k in np.unravel_index(self._position[worker], self.shape))
+        rest, at = self._position[worker], []
+        for n in reversed(self.shape):
+            rest, k = divmod(rest, n)
+            at.append(k)
+        return tuple(reversed(at))
 
     def worker(self, coordinates: int | Sequence[int]) -> int:
         """The worker at grid coordinates.

@@ -22,7 +22,7 @@ from math import ceil, log2
 
 import numpy as np
 
-from linop.boxes import Ints, Table, canonical, row_keys
+from linop.boxes import FEW, Ints, Table, canonical, each_meets, row_keys
 from linop.columns import ones
 from linop.exact import Exact, shown
 from linop.movement import Movement, number_of
@@ -245,9 +245,11 @@ class _Boxes:
         held = np.unique(row_keys(worker, region), return_inverse=True)[1].reshape(-1)
         keys = row_keys(held, *start.T, *t.extent.T)
         _, first, box = np.unique(keys, return_index=True, return_inverse=True)
-        n = len(first)
-        each = Table(held[first], np.zeros(n, np.int64), *(start[first],) * 2, t.extent[first],
-                     ones(n))  # fmt: skip
+        n, held, low, extent = len(first), held[first], start[first], t.extent[first]
+        if n <= FEW:
+            meet = each_meets(low, low + extent) & (held[:, None] == held)
+            return _Boxes(box.reshape(-1), np.count_nonzero(meet) == n)
+        each = Table(held, np.zeros(n, np.int64), low, low, extent, ones(n))
         return _Boxes(box.reshape(-1), not (canonical(each).coef > 1).any())
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
@@ -39,7 +38,7 @@ class Action(ABC):
     def parts(self) -> tuple[Subset | Region, ...]:
         """The memory it touches."""
 
-    @cached_property
+    @property
     def delta(self) -> tuple[Delta, ...]:
         """The blocks in which its matrix differs from the identity on the memory that stays."""
         return ()
@@ -123,7 +122,7 @@ class Clear(Action):
     def parts(self) -> tuple[Subset, ...]:
         return (self.part,)
 
-    @cached_property
+    @property
     def delta(self) -> tuple[Delta, ...]:
         return ((self.part, self.part, -1),)
 
@@ -147,7 +146,7 @@ class Add(Action):
     def parts(self) -> tuple[Subset, ...]:
         return (self.source, self.target)
 
-    @cached_property
+    @property
     def delta(self) -> tuple[Delta, ...]:
         return ((self.target, self.source, 1),)
 

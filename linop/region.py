@@ -157,7 +157,11 @@ class Subset:
 
     def overlaps(self, other: Subset) -> bool:
         """Whether the two share an element."""
-        return self.region == other.region and self.meets(other)
+        return self._same_region(other) and self.meets(other)
+
+    def _same_region(self, other: Subset) -> bool:
+        # Most are the same object: a third of the time of comparing fields.
+        return self.region is other.region or self.region == other.region
 
     def meets(self, other: Subset) -> bool:
         """Whether the two have an index in common."""
@@ -169,7 +173,7 @@ class Subset:
     def contains(self, other: Subset) -> bool:
         """Whether every element of `other` is one of this subset."""
         return other.size == 0 or (
-            self.region == other.region
+            self._same_region(other)
             and all(a <= c for a, c in zip(self.start, other.start, strict=True))
             and all(b >= d for b, d in zip(self.stop, other.stop, strict=True))
         )
@@ -235,15 +239,15 @@ def naturals(
     """
     try:
         items = (values,) if isinstance(values, int | np.integer) else tuple(values)
-        numbers = tuple(int(v) for v in items)
-        whole = all(n == v for n, v in zip(numbers, items, strict=True))
+        numbers = tuple(map(int, items))
+        whole = numbers == items
     except (TypeError, ValueError, OverflowError):
         whole = False
     if not whole:
         raise ArgumentError(f"{what}: expected whole numbers, given {values!r}")
-    if any(n > LARGEST for n in numbers):
+    if max(numbers, default=0) > LARGEST:
         raise error(f"{what}: {numbers} has a number above 2**63 - 1")
-    if any(n < 0 for n in numbers):
+    if min(numbers, default=0) < 0:
         raise error(f"{what}: {numbers} has a negative number")
     return numbers
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -74,6 +74,16 @@ class Rows(ABC):
             order = self._by_source
             return self.table.take(np.sort(order[positions(self.table.src[order], src)]))
         return canonical(self._out_of(src))
+
+    @property
+    def uncut(self) -> Mapping[int, int]:
+        """Dimensions, and their extents, of which all rows are known to have the whole: their boxes
+        begin at 0 on both sides, and are as long. These rows are others ⊗ I, and not empty."""
+        return {}
+
+    def without(self, uncut: Collection[int]) -> Rows:
+        """The rows with extent 1 in dimensions that are uncut."""
+        raise NotImplementedError(f"{type(self).__name__} knows no dimension as uncut")
 
     @cached_property
     def _by_source(self) -> Ints:
@@ -145,6 +155,18 @@ class Same(Rows):
         return self
 
     @cached_property
+    def uncut(self) -> Mapping[int, int]:
+        if not self.extent.all():
+            return {}
+        same = (self.extent == self.extent[:1]).all(axis=0)
+        return {d: int(self.extent[0, d]) for d in np.flatnonzero(same).tolist()}
+
+    def without(self, uncut: Collection[int]) -> Rows:
+        extent = self.extent.copy()
+        extent[:, list(uncut)] = 1
+        return Same(extent)
+
+    @cached_property
     def digest(self) -> bytes:
         return digest_of("same", self.extent)
 
@@ -177,6 +199,13 @@ class Swapped(Rows):
     def adjoint(self) -> Rows:
         return self.of
 
+    @property
+    def uncut(self) -> Mapping[int, int]:
+        return self.of.uncut
+
+    def without(self, uncut: Collection[int]) -> Rows:
+        return Swapped(self.of.without(uncut))
+
     @cached_property
     def digest(self) -> bytes:
         return digest_of("adjoint", self.of.digest)
@@ -204,6 +233,13 @@ class Scaled(Rows):
 
     def _out_of(self, src: Ints) -> Table:
         return self._times(self.of.out_of(src))
+
+    @property
+    def uncut(self) -> Mapping[int, int]:
+        return self.of.uncut
+
+    def without(self, uncut: Collection[int]) -> Rows:
+        return Scaled(self.of.without(uncut), self.scalar, self.conjugated)
 
     @property
     def factors(self) -> tuple[Exact, tuple[bytes, ...]]:
@@ -243,6 +279,14 @@ class Product(Rows):
 
     def adjoint(self) -> Rows:
         return Product(self.right.adjoint(), self.left.adjoint())
+
+    @cached_property
+    def uncut(self) -> Mapping[int, int]:
+        right = self.right.uncut
+        return {d: n for d, n in self.left.uncut.items() if right.get(d) == n}
+
+    def without(self, uncut: Collection[int]) -> Rows:
+        return Product(self.left.without(uncut), self.right.without(uncut))
 
     @property
     def factors(self) -> tuple[Exact, tuple[bytes, ...]]:

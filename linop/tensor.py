@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from enum import Enum
 from functools import cached_property
 from itertools import accumulate, pairwise, repeat
@@ -87,7 +87,7 @@ class TensorSpace(Space):
             if d not in range(self.ndim):
                 raise PartitionError(f"no dimension {d} in a tensor of shape {self.global_shape}")
         self.bounds: tuple[Bounds, ...] = tuple(
-            self._bounds(d, dict(sizes or {}), dict(bounds or {})) for d in range(self.ndim)
+            self._bounds(d, sizes or {}, bounds or {}) for d in range(self.ndim)
         )
         self._set_dtype(dtype)
 
@@ -122,7 +122,7 @@ class TensorSpace(Space):
         return tuple(checked)
 
     def _bounds(
-        self, dim: int, sizes: dict[int, Sequence[int]], bounds: dict[int, Bounds]
+        self, dim: int, sizes: Mapping[int, Sequence[int]], bounds: Mapping[int, Bounds]
     ) -> Bounds:
         n = self.global_shape[dim]
         parts = self.partition.shape[self.axes.index(dim)] if dim in self.axes else 1
@@ -135,11 +135,11 @@ class TensorSpace(Space):
             if any(not 0 <= a <= b <= n for a, b in cut):
                 raise PartitionError(f"blocks {cut} of dimension {dim} leave its extent {n}")
         else:
-            lengths = naturals(
-                sizes.get(dim, balanced(n, parts)), f"sizes of dimension {dim}", PartitionError
-            )
-            if sum(lengths) != n:
-                raise PartitionError(f"blocks {lengths} of dimension {dim} do not sum to {n}")
+            lengths = balanced(n, parts)
+            if dim in sizes:
+                lengths = naturals(sizes[dim], f"sizes of dimension {dim}", PartitionError)
+                if sum(lengths) != n:
+                    raise PartitionError(f"blocks {lengths} of dimension {dim} do not sum to {n}")
             stops = tuple(accumulate(lengths))
             cut = tuple((b - m, b) for b, m in zip(stops, lengths, strict=True))
         if len(cut) != parts:
@@ -244,7 +244,7 @@ class TensorSpace(Space):
         return sum(at[k] * axis.stride for k, axis in self.region_axes.items())
 
     @cached_property
-    def _made_from(self) -> tuple[Any, ...]:
+    def made_from(self) -> tuple[Any, ...]:
         """What says which regions there are, and in which order."""
         return (
             self.global_shape,
@@ -258,20 +258,26 @@ class TensorSpace(Space):
 
     @cached_property
     def digest(self) -> bytes:
-        shape, partition, dtype, *rest = self._made_from
+        return self.digest_without(())
+
+    def digest_without(self, uncut: Collection[int]) -> bytes:
+        """The digest that this has with extent 1 in dimensions that nobody cuts."""
+        shape, partition, dtype, axes, name, bounds, memory = self.made_from
+        shape = tuple(1 if d in uncut else n for d, n in enumerate(shape))
+        bounds = tuple(((0, 1),) if d in uncut else cuts for d, cuts in enumerate(bounds))
         workers = hashlib.sha256(np.array(partition.workers, np.int64).tobytes()).digest()
-        text = repr((shape, partition.shape, workers, dtype.str, *rest))
+        text = repr((shape, partition.shape, workers, dtype.str, axes, name, bounds, memory))
         return hashlib.sha256(text.encode()).digest()
 
     def __len__(self) -> int:
         return len(self._lines)
 
     def ordered_as(self, other: Space) -> bool:
-        alike = isinstance(other, TensorSpace) and self._made_from == other._made_from
+        alike = isinstance(other, TensorSpace) and self.made_from == other.made_from
         return alike or super().ordered_as(other)
 
     def __eq__(self, other: object) -> bool:
-        alike = isinstance(other, TensorSpace) and self._made_from == other._made_from
+        alike = isinstance(other, TensorSpace) and self.made_from == other.made_from
         return alike or super().__eq__(other)
 
     __hash__ = Space.__hash__
