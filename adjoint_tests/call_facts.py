@@ -274,6 +274,22 @@ def errors_that_all_catch_are_over(backend: Backend) -> None:
             same(new(np.full(SMALL, float(me + run))), np.full(SMALL, expected))
 
 
+def errors_of_later_calls_wait(backend: Backend) -> None:
+    """A worker that is ahead, and makes the error that all make in the next call, does not disturb
+    the calls before that, which are right, on the others."""
+    me, n = mine(backend), size(backend)
+    for k in range(12):
+        op = total(n) if k % 2 else linop.identity(total(n).domain)
+        plan = op.compile(backend)
+        for run in range(3):
+            if (k + run) % n == me:
+                time.sleep(0.003)  # so that the others are ahead
+            y = plan(np.full(SMALL, float(me + run)))
+            same(y, np.full(SMALL, float(sum(range(n)) + n * run if k % 2 else me + run)))
+        raised(ShapeError, lambda plan=plan: plan(np.ones(SMALL + 1)))
+        raised(BackendError, lambda plan=plan: plan(np.ones(SMALL)))
+
+
 def threads_have_plans_of_their_own(backend: Backend, seconds: float) -> None:
     """As the errors advise: called once by one thread, then by a thread each. That a worker waits
     in one of them, and another in another, is no deadlock, be the threads late that they wait for.

@@ -94,6 +94,7 @@ def test_a_plan(check: Callable[..., None], ranks: int, windows: bool | None) ->
         call_facts.who_did_not_wait_is_told_in_its_next_call,
         call_facts.first_calls_are_in_step_after_an_alarm,
         call_facts.errors_that_all_catch_are_over,
+        call_facts.errors_of_later_calls_wait,
     ],
     ids=lambda f: f.__name__,
 )

@@ -118,6 +118,7 @@ def test_a_plan_inside_a_plan() -> None:
         call_facts.who_did_not_wait_is_told_in_its_next_call,
         call_facts.first_calls_are_in_step_after_an_alarm,
         call_facts.errors_that_all_catch_are_over,
+        call_facts.errors_of_later_calls_wait,
     ],
 )
 def test_a_call(fact: Callable[..., None], workers: int) -> None:

@@ -67,7 +67,7 @@ class Group:
         self._threads: list[set[threading.Thread]] = [set() for _ in range(workers)]
         """The threads that have waited for a worker, and the one that runs its program."""
         self._ended: set[int] = set()
-        self._alarms: dict[int, list[tuple[int, LinopError]]] = {}
+        self._alarms: dict[int, list[tuple[int, LinopError, int]]] = {}
 
     def work(self, worker: int, main: Callable[[Mailbox], Any]) -> None:
         """The life of one worker's thread."""
@@ -158,13 +158,13 @@ class Group:
             )
         return message
 
-    def alarm(self, worker: int, error: LinopError, tag: int) -> None:
-        """Make every other worker raise an error: one that waits in this plan, at once; others when
-        they call it next."""
+    def alarm(self, worker: int, error: LinopError, tag: int, call: int) -> None:
+        """Make every other worker raise an error: one that waits in this call of a plan, at once;
+        others when they make it."""
         with self._changed:
             for other in range(self.workers):
                 if other != worker:
-                    self._alarms.setdefault(other, []).append((tag, error))
+                    self._alarms.setdefault(other, []).append((tag, error, call))
             self._changed.notify_all()
 
     def alarmed(self, worker: int) -> bool:
@@ -173,8 +173,8 @@ class Group:
 
     def check(self, worker: int, plans: Plans, tag: int) -> None:
         """Raise what another worker's alarm said of this plan, if there was one."""
-        for plan, error in self._alarms.pop(worker, ()):
-            plans.hear(plan, error)
+        for plan, error, call in self._alarms.pop(worker, ()):
+            plans.hear(plan, error, call)
         mine = plans.alarm(tag)
         if mine is not None:
             raise heard(mine, tag)
@@ -339,8 +339,8 @@ class Mailbox:
         data: bytes | None = self._group.take(key, self.plans, self.busy, who, patience)
         return data
 
-    def alarm(self, error: LinopError, tag: int) -> None:
-        self._group.alarm(self.worker, error, tag)
+    def alarm(self, error: LinopError, tag: int, call: int) -> None:
+        self._group.alarm(self.worker, error, tag, call)
 
     def alarmed(self) -> bool:
         return self._group.alarmed(self.worker)

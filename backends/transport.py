@@ -76,8 +76,9 @@ def awaited(said: Awaited | str) -> Awaited:
 class Plans(Protocol):
     """The questions of a transport to the plans whose messages it carries."""
 
-    def hear(self, tag: int, error: LinopError) -> None:
-        """Break the plan of a tag, if it is whole: another worker's run of it ended halfway."""
+    def hear(self, tag: int, error: LinopError, call: int = 0) -> None:
+        """Break the plan of a tag, if it is whole: another worker's run of it ended halfway, the
+        one of this number."""
 
     def alarm(self, tag: int) -> LinopError | None:
         """The error that broke this plan, if nobody has been told here."""
@@ -95,7 +96,7 @@ class Plans(Protocol):
 class Alone:
     """No plans."""
 
-    def hear(self, tag: int, error: LinopError) -> None:
+    def hear(self, tag: int, error: LinopError, call: int = 0) -> None:
         """Nothing is broken."""
 
     def alarm(self, tag: int) -> None:
@@ -177,9 +178,9 @@ class Transport(Protocol):
     def fetch(self, peer: int, who: Who, patience: float | None = None) -> bytes | None:
         """The next thing that a worker said; None if it says nothing for so many seconds."""
 
-    def alarm(self, error: LinopError, tag: int) -> None:
-        """Make every other worker raise this error: one that waits in the plan of this tag, at
-        once; others when they call that plan next, if they do."""
+    def alarm(self, error: LinopError, tag: int, call: int) -> None:
+        """Make every other worker raise this error: one that waits in that call of the plan of this
+        tag, or in a later one, at once; others when they make it, if they do."""
 
     def alarmed(self) -> bool:
         """Whether there may have been an alarm; takes next to no time."""

@@ -47,13 +47,14 @@ limit, and which time of these was answered."""
 
 @dataclass(frozen=True)
 class Alarm:
-    """An error for all ranks: from which it is, the plan that it is about, and what that rank waits
-    for, if it is stuck."""
+    """An error for all ranks: from which it is, the plan and the call that it is about, and what
+    that rank waits for, if it is stuck."""
 
     error: LinopError
     worker: int
     tag: int
     stuck: str | None = None
+    call: int = 0
 
 
 class Waits:
@@ -218,9 +219,9 @@ class Waits:
 
     # Alarms
 
-    def alarm(self, error: LinopError, tag: int) -> None:
-        """Tell all ranks of an error in a plan."""
-        self._tell_all(Alarm(error, self.worker, tag))
+    def alarm(self, error: LinopError, tag: int, call: int) -> None:
+        """Tell all ranks of an error in a call of a plan."""
+        self._tell_all(Alarm(error, self.worker, tag, call=call))
 
     def _tell_all(self, alarm: Alarm) -> None:
         for peer in range(self.workers):
@@ -236,7 +237,7 @@ class Waits:
             any_came = True
             _, epoch, alarm = said
             if alarm.stuck is None:
-                self.plans.hear(alarm.tag, alarm.error)
+                self.plans.hear(alarm.tag, alarm.error, alarm.call)
             elif epoch >= self.channel.epoch:
                 self._stuck.append(alarm)
         return any_came

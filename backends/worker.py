@@ -72,7 +72,7 @@ class Worker(Backend):
         self.debug = debug
         self.bound: WeakValueDictionary[int, WorkerPlan] = WeakValueDictionary()
         self._plans = 0
-        self._early: dict[int, LinopError] = {}
+        self._early: dict[int, tuple[LinopError, int]] = {}
         self.lowered = Plans(self.worker)
         transport.plans = self
         self.meeting = threading.RLock()
@@ -100,19 +100,19 @@ class Worker(Backend):
 
     # What a transport asks of the plans
 
-    def hear(self, tag: int, error: LinopError) -> None:
+    def hear(self, tag: int, error: LinopError, call: int = 0) -> None:
         plan = self.bound.get(tag)
         if plan is not None:
-            plan.alarm = plan.alarm or (None if plan.is_broken else error)
+            plan.alarm = plan.alarm or (None if plan.is_broken else (error, call))
             plan.slow_down()
         elif tag // 2 > self._plans or tag ^ 1 in self.bound:
-            self._early[tag] = error  # it is not there yet
+            self._early[tag] = error, call  # it is not there yet
 
     def alarm(self, tag: int) -> LinopError | None:
         plan = self.bound.get(tag)
-        if plan is None or plan.alarm is None:
+        if plan is None or plan.alarm is None or not plan.is_due:
             return None
-        error, plan.alarm = plan.alarm, None
+        error, _ = plan.alarm
         plan.broken(error)
         return error
 
@@ -192,7 +192,8 @@ class WorkerPlan(BoundPlan):
         self._line = ""
         self._failed = False
         self.alarm = backend._early.pop(tag, None)
-        """The error that broke it on another worker, if nobody has been told here."""
+        """The error that broke it on another worker, and in which call, if nobody has been told
+        here. Calls before that one can be completed: the other worker has done its part."""
         backend.bound[tag] = self
         if self._together:
             gone = weakref.finalize(self, _gone, backend.transport.points, tag, self.counters)
@@ -240,7 +241,7 @@ class WorkerPlan(BoundPlan):
         self.counters.calls += 1
         self.counters.seconds += time.perf_counter() - begun
         how = NEW if out is None else OUT if out is not x else IN_PLACE
-        if self._quick[how] is None and not self._worker.debug:
+        if self._quick[how] is None and self.alarm is None and not self._worker.debug:
             listen = partial(self._worker.listen, self._tag) if self._together else None
             self._quick[how] = quick_call(
                 self, program, how, self._worker.transport, self._tag, listen, self._fail
@@ -332,6 +333,11 @@ class WorkerPlan(BoundPlan):
         return self.lock.locked() and not self._released
 
     @property
+    def is_due(self) -> bool:
+        """True if an alarm is about the call under way, or an earlier one."""
+        return self.alarm is not None and self.call >= self.alarm[1]
+
+    @property
     def call(self) -> int:
         """The number of the call under way, or of the last one."""
         return self.counters.calls + self.is_running
@@ -339,7 +345,7 @@ class WorkerPlan(BoundPlan):
     @property
     def point(self) -> Point:
         """How far this worker is in it: how far in a call, its waits say."""
-        return PAST if self.is_broken or self.alarm is not None else (self.call, math.inf)
+        return PAST if self.is_broken or self.is_due else (self.call, math.inf)
 
     def called(self) -> Called:
         counters, runs = self.counters, self.is_running
@@ -384,7 +390,7 @@ class WorkerPlan(BoundPlan):
         kind = type(error) if isinstance(error, LinopError) else None
         if self._together and not hasattr(error, "alarm"):
             alarm = kind(text) if kind else BackendError(f"{type(error).__name__}: {text}")
-            transport.alarm(alarm, self._tag)
+            transport.alarm(alarm, self._tag, self.call)
 
     def describe(self) -> str:
         return described(self.plan, self._worker.way(self._program))
