@@ -44,6 +44,7 @@ class Backend(ABC):
         workers: how many there are; None where there are as many as an operator needs.
         arrays: what its plans take and give.
         ended: whether its program is over, so that nobody needs its plans any more.
+        started: plans with a run that is not finished: its messages come, whoever has the plan.
     """
 
     name: str
@@ -56,7 +57,6 @@ class Backend(ABC):
         self.ledger = Ledger()
         self.tracing: Recording | None = None
         self.started: set[BoundPlan] = set()
-        """Plans with a run that is not finished: its messages come, whoever still has the plan."""
 
     @abstractmethod
     def compile(self, op: LinearOperator) -> BoundPlan:
@@ -214,8 +214,7 @@ class BoundPlan(ABC):
 
     def start(self, x: Any = None, *, out: Any = None) -> None:
         """Begin to apply the operator: check the argument, then send what can be sent. The argument
-        must not change before `finish`; a run that is never finished keeps the plan, and its
-        memory, as long as there is the backend.
+        must not change before `finish`; without that, plan and memory stay as long as the backend.
 
         Raises:
             ArgumentError, RegionError, ShapeError, DTypeError: the argument does not fit; on every
@@ -224,10 +223,7 @@ class BoundPlan(ABC):
         if not self.lock.acquire(False):
             raise self._busy("start")
         try:
-            if self.backend.tracing is not None:
-                self._traced("start ", self._begin, x, out)
-            else:
-                self._begin(x, out)
+            self._traced("start ", self._begin, x, out)
         except BaseException:
             self.lock.release()
             raise
@@ -242,9 +238,7 @@ class BoundPlan(ABC):
         self._started = False
         self.backend.started.discard(self)
         try:
-            if self.backend.tracing is not None:
-                return self._wrapped(self._traced("finish ", self._end), self._as_vector)
-            return self._wrapped(self._end(), self._as_vector)
+            return self._wrapped(self._traced("finish ", self._end), self._as_vector)
         finally:
             self.lock.release()
 
