@@ -26,8 +26,8 @@ TESTING = (
         "adjoint compared with itself",
         "both inner products are taken with the adjoint",
         "linop/testing/trials.py",
-        "inner(F, forward, y) - inner(F, x, backward)",
-        "inner(F, x, backward) - inner(F, x, backward)",
+        "inner(F, forward, y), inner(F, x, backward)",
+        "inner(F, x, backward), inner(F, x, backward)",
         (WRONG,),
     ),
     Fault(
