@@ -74,7 +74,7 @@ TESTING = (
         "integers that do not wrap",
         "inner products of integers are compared as whole numbers, not modulo 2**bits",
         "linop/testing/localise.py",
-        "    if any(dtype.kind not in \"iu\" for dtype in dtypes):\n",
+        '    if any(dtype.kind not in "iu" for dtype in dtypes):\n',
         "    if True:\n",
         ("test_check_limits.py::test_integers_that_wrap_are_right",),
     ),
