@@ -381,6 +381,38 @@ assert "MPI is finalized" in raised(lambda: large(n).compile(backend))
     runs(ranks, program, text)
 
 
+@pytest.mark.parametrize("way", ["windows", "messages", "collectives"])
+def test_a_run_that_nobody_finishes_keeps_its_memory(way: str, program: Path) -> None:
+    """Whoever drops the plan, and when: what comes for it writes to nobody else's memory."""
+    text = f"""
+import gc, random
+way = {way!r}
+backend = linop.backends.get(
+    "mpi", windows=way == "windows", collectives=way == "collectives" or None
+)
+mine = random.Random(me)
+for seed in range(12):
+    size = random.Random(seed).choice([1, 100, 3000, 30_000])
+    X = TensorSpace((size * n,), Partition((n,)))
+    for op, wanted in ((linop.shift(X, 1), (me - 1) % n), (large(n, size), n * (n - 1) / 2)):
+        plan = op.compile(backend)
+        for _ in range(1 + seed % 2):
+            assert (plan(np.full(size, float(me))) == wanted).all()
+        x = np.full(size, float(me))
+        plan.start(x)
+        del plan, x
+        if mine.random() < 0.5:
+            gc.collect()
+        kept = [np.zeros(size) for _ in range(20)]
+        again = large(n, size).compile(backend)
+        for _ in range(2):
+            assert (again(np.ones(size)) == n).all()
+        assert not any(one.any() for one in kept)
+say("well")
+"""
+    assert runs(3, program, text) == ["well"] * 3
+
+
 @several
 @pytest.mark.parametrize("windows", [None, False])
 def test_a_freed_communicator_ends_its_plans(windows: bool | None, ranks: int) -> None:

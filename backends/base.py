@@ -55,6 +55,8 @@ class Backend(ABC):
         self.arrays = arrays
         self.ledger = Ledger()
         self.tracing: Recording | None = None
+        self.started: set[BoundPlan] = set()
+        """Plans with a run that is not finished: its messages come, whoever still has the plan."""
 
     @abstractmethod
     def compile(self, op: LinearOperator) -> BoundPlan:
@@ -212,7 +214,8 @@ class BoundPlan(ABC):
 
     def start(self, x: Any = None, *, out: Any = None) -> None:
         """Begin to apply the operator: check the argument, then send what can be sent. The argument
-        must not change before `finish`.
+        must not change before `finish`; a run that is never finished keeps the plan, and its
+        memory, as long as there is the backend.
 
         Raises:
             ArgumentError, RegionError, ShapeError, DTypeError: the argument does not fit; on every
@@ -230,12 +233,14 @@ class BoundPlan(ABC):
             raise
         self._as_vector = isinstance(x, Vector)
         self._started = True
+        self.backend.started.add(self)
 
     def finish(self) -> Any:
         """Complete what `start` began, and return the result."""
         if not self._started:
             raise BackendError(f"{self!r}: finish without a start")
         self._started = False
+        self.backend.started.discard(self)
         try:
             if self.backend.tracing is not None:
                 return self._wrapped(self._traced("finish ", self._end), self._as_vector)

@@ -191,9 +191,11 @@ class Collectives(Messages):
 
     def abandon(self) -> None:
         # A collective cannot be cancelled; and others may have begun one that was not begun here:
-        # its communicator is lost.
+        # its communicator is lost. MPI may use the buffers of what has begun.
         for stage in self._together:
-            self._receiving.pop(stage, None)
+            for request in self._receiving.pop(stage, ()):
+                if request:
+                    keep(request)
         self._back.detach()
         super().abandon()
 

@@ -36,6 +36,7 @@ def end(worker: Worker, why: str, last: Callable[[], None] | None = None) -> Non
     worker.ended = True
     for plan in list(worker.bound.values()):
         plan.end(why)
+    worker.started.clear()
     if last is not None and worker.transport.usable:
         last()
     worker.transport.end(BackendError(why))

@@ -361,6 +361,7 @@ class WorkerPlan(BoundPlan):
             self._broken = f"{type(error).__name__}: {error}"
             if self._program is not None:
                 self._program.abandon()
+            self._worker.started.discard(self)
         self.alarm = None
         self.slow_down()
         self._worker.interrupted()
@@ -369,7 +370,9 @@ class WorkerPlan(BoundPlan):
         """There can be no other run, anywhere: the backend ends."""
         self._broken = why
         self._quick = [None, None, None]
-        if self._program is not None:
+        if self._program is not None and self._started:
+            self._program.abandon()  # messages of the run may still come
+        elif self._program is not None:
             self._program.release()
 
     def _fail(self, error: BaseException) -> None:
