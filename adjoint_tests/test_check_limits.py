@@ -248,3 +248,111 @@ def test_what_is_right_passes_at_every_size(operator: Callable[[], lt.Pair]) -> 
         # Far from the tolerance, which is so no matter of luck.
         assert report.error <= report.tolerance / 4
     lt.assert_linear(operator())
+
+
+# Integers: products wrap, and zeros test nothing
+
+INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
+DOTS = (lt.check_adjoint, lt.check_dot_exact)
+
+
+def some_matrix(dtype: str, seed: int, shape: tuple[int, int] = (6, 8)) -> np.ndarray:
+    low = 0 if dtype[0] == "u" else -5
+    return np.random.default_rng(seed).integers(low, 6, shape).astype(dtype)
+
+
+@pytest.mark.parametrize("dtype", INTEGERS)
+def test_integers_that_wrap_are_right(dtype: str) -> None:
+    """Maps of integers are linear modulo 2**bits, and adjoint to each other modulo 2**bits."""
+    for seed in range(8):
+        op = linop.matrix(some_matrix(dtype, seed))
+        for check in DOTS:
+            report = check(op)
+            assert report, str(report)
+    line = linop.identity(Space([Region("a", 3), Region("b", 2)], dtype))
+    for factor in (100, 2 ** (8 * np.dtype(dtype).itemsize - 2)):
+        for check in (*DOTS, lt.check_self_adjoint, lt.check_exact, lt.check_linear):
+            for backend in ("reference", "threads"):
+                report = check(factor * line, backend=backend)
+                assert report, str(report)
+
+
+@pytest.mark.parametrize(("dtype", "factor"), [("int64", 2**62), ("uint64", 2**63 + 5)])
+def test_integers_that_wrap_on_several_workers(dtype: str, factor: int) -> None:
+    """Sums of several regions' inner products need more than 64 bits."""
+    space = Space([Region("a", 3), Region("b", 3), Region("c", 3, 1)], dtype)
+
+    def main(backend: Any) -> list[lt.Report]:
+        return [lt.check_adjoint(factor * linop.identity(space), backend, seed=s) for s in range(9)]
+
+    for reports in linop.launch(main, workers=2):
+        assert all(reports), str(reports)
+
+
+@pytest.mark.parametrize("dtype", INTEGERS)
+def test_an_entry_that_is_off_by_one_in_integers(dtype: str) -> None:
+    A = some_matrix(dtype, 19)
+    for j in range(8):
+        for i in range(6):
+            B = A.T.copy()
+            B[j, i] += 1
+            places = f"from x[{j}] (worker 0) to y[{i}] (worker 0): F has "
+            for check in DOTS:
+                assert places in check(of_matrix(A, B), trials=1).details
+            assert places in lt.check_equal(of_matrix(A), of_matrix(B.T), trials=1).details
+
+
+@pytest.mark.parametrize("dtype", INTEGERS)
+def test_entries_that_are_off_by_half_the_range_of_integers(dtype: str) -> None:
+    """One vanishes where it is multiplied by even numbers, a pair where the numbers are odd."""
+    half = np.array(2 ** (8 * np.dtype(dtype).itemsize - 1), np.uint64).astype(dtype)
+    A = np.zeros((2, 3), dtype)
+    B = A.T.copy()
+    B[1, 1] = half
+    place = "from x[1] (worker 0) to y[1] (worker 0): F has 0"
+    for check in DOTS:
+        assert place in check(of_matrix(A, B), trials=2).details
+    assert place in lt.check_equal(of_matrix(A), of_matrix(B.T), trials=2).details
+    B[0, 1] = half
+    for check in DOTS:
+        assert not check(of_matrix(A, B), trials=30)
+    assert not lt.check_equal(of_matrix(A), of_matrix(B.T), trials=30)
+
+
+def test_no_zeros_are_drawn_in_floating_point() -> None:
+    for dtype in ("float32", "complex64"):
+        for seed in range(40):
+            report = lt.check_dot_exact(
+                of_matrix(np.ones((1, 1), dtype), np.full((1, 1), 2, dtype)), seed=seed, trials=1
+            )
+            assert "from x[0] (worker 0) to y[0] (worker 0): F has 1" in report.details
+
+
+def test_a_missing_conjugate_is_seen_on_whole_numbers() -> None:
+    for seed in range(40):
+        A = np.array([[1j]])
+        assert not lt.check_dot_exact(of_matrix(A, A), seed=seed, trials=1)
+
+
+def test_integer_functions_that_are_not_linear_are_said_to_be() -> None:
+    def forward(x: np.ndarray) -> np.ndarray:
+        return np.where(x % 2 == 0, x, 3 * x)
+
+    report = lt.check_adjoint(pair(forward, forward, 3, 3, dtype=np.int8))
+    assert not report
+    assert report.details.endswith("one of the two is not linear (check_linear)")
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int8", "int64", "complex64"])
+def test_absolute_values_of_one_element_are_not_linear(dtype: str) -> None:
+    def absolute(x: np.ndarray) -> np.ndarray:
+        return abs(x).astype(x.dtype)
+
+    for seed in range(20):
+        assert not lt.check_linear(pair(absolute, None, 1, 1, dtype=dtype), seed=seed, trials=1)
+    for rows in (1, 6):
+        A = np.ones((rows, 1), dtype)
+        report = lt.check_exact(
+            pair(lambda x, A=A: A @ absolute(x), lambda y, A=A: A.T @ y, 1, rows, dtype=dtype)
+        )
+        assert not report

@@ -144,7 +144,8 @@ WRONG: dict[str, tuple[Callable[..., lt.Report], Any, tuple[Any, ...], str]] = {
         lt.check_linear,
         pair(lambda x: np.r_[x[:2], abs(x[2])], None, 3, 3),
         (),
-        "at y[2] (worker 0): F(a x + y) has",
+        "at y[2] (worker 0): the forward function of -x has 0.640422650443, the opposite of that "
+        "of x has -0.640422650443",
     ),
     "absolute values, by dot products": (
         lt.check_adjoint,

@@ -457,12 +457,17 @@ def _gone(points: dict[Key, Point], tag: int, counters: Counters) -> None:
 
 def sums_over_workers(values: Sequence[Scalar], space: Space, transport: Transport) -> list[Scalar]:
     """The sum of each number over all workers, in their order: the same bits everywhere."""
-    form = "=" + {"i": "q", "u": "Q", "c": "dd"}.get(space.dtype.kind, "d") * len(values)
-    numbers = [x for v in values for x in ((v.real, v.imag) if space.dtype.kind == "c" else (v,))]
+    whole, pairs = space.dtype.kind in "iu", space.dtype.kind == "c"
+    form = "=" + ("16s" if whole else "dd" if pairs else "d") * len(values)
+    numbers: list[Any] = [x for v in values for x in ((v.real, v.imag) if pairs else (v,))]
+    if whole:  # sums over regions of products that have 64 bits each
+        numbers = [n.to_bytes(16, "little", signed=True) for n in numbers]
     sums: list[Scalar] = [0] * len(values)
     for data in transport.gather_all(struct.pack(form, *numbers), "take a norm or inner product"):
-        said: Sequence[Scalar] = struct.unpack(form, data)
-        if space.dtype.kind == "c":
+        said: Sequence[Any] = struct.unpack(form, data)
+        if whole:
+            said = [int.from_bytes(n, "little", signed=True) for n in said]
+        elif pairs:
             said = [complex(*said[k : k + 2]) for k in range(0, len(said), 2)]
         sums = [total + number for total, number in zip(sums, said, strict=True)]
     return sums

@@ -14,7 +14,6 @@ from functools import wraps
 from typing import Any, ParamSpec
 
 from linop.backends.base import Backend
-from linop.space import Space
 from linop.testing.foreign import subject
 from linop.testing.localise import wrong_column
 from linop.testing.matrices import worst_of_matrices
@@ -48,8 +47,9 @@ def check_adjoint(
 ) -> Report:
     """The dot-product test (paper, equation 13), for random x and y:
     ``abs(<F x, y> - <x, F* y>) / max(‖F x‖ ‖y‖, ‖x‖ ‖F* y‖)`` is below rounding (`dot_tolerance`).
-    Integer spaces are compared exactly. If it fails, the report names a wrong entry. Each trial
-    calls F and F* twice, and fails where a call overwrites the result of the one before.
+    In integer dtypes the two are equal modulo 2**bits (of the narrower dtype): arithmetic wraps
+    there, and maps are linear over that ring. If it fails, the report names a wrong entry. Each
+    trial calls F and F* twice, and fails where a call overwrites the result of the one before.
 
     Args:
         op: the operator F.
@@ -72,7 +72,7 @@ def check_adjoint(
     )
 
     def trial(seed: int) -> tuple[float, Where]:
-        return dot_products(F, adjoint_of("check_adjoint", F, adjoint), seed, Space.random)
+        return dot_products(F, adjoint_of("check_adjoint", F, adjoint), seed)
 
     return check.tried(trial, seed, trials)
 
@@ -85,14 +85,15 @@ def check_dot_exact(
     seed: int = 0,
     trials: int = 3,
 ) -> Report:
-    """The dot-product test on whole numbers, without tolerance.
+    """The dot-product test on whole numbers, without tolerance; in integer dtypes modulo 2**bits,
+    as `check_adjoint`.
 
     Args:
         op, backend, adjoint, seed, trials: as for `check_adjoint`; there is no tolerance.
 
     Raises:
-        UndecidableError: of whole numbers the operator makes others, or larger ones than its dtype
-            holds exactly: its arithmetic may round. On every worker.
+        UndecidableError: in floating point, of whole numbers the operator makes others, or larger
+            ones than its dtype holds exactly: its arithmetic may round. On every worker.
     """
     F = subject("check_dot_exact", op, backend)
     extra = "" if adjoint is None else ", adjoint=adjoint"
@@ -102,7 +103,7 @@ def check_dot_exact(
 
     def trial(seed: int) -> tuple[float, Where]:
         G = adjoint_of("check_dot_exact", F, adjoint)
-        return dot_products(F, G, seed, Space.integers, exact=True)
+        return dot_products(F, G, seed, exact=True)
 
     return check.tried(trial, seed, trials)
 
@@ -115,7 +116,8 @@ def check_self_adjoint(
     trials: int = 3,
     tolerance: float | None = None,
 ) -> Report:
-    """Whether F is its own adjoint: the dot-product test with F in both places.
+    """Whether F is its own adjoint: the dot-product test with F in both places; in integer dtypes
+    modulo 2**bits, as `check_adjoint`.
 
     Args:
         op, backend, seed, trials, tolerance: as for `check_adjoint`.
@@ -126,7 +128,7 @@ def check_self_adjoint(
 
     def trial(seed: int) -> tuple[float, Where]:
         G = seen_as(F, F.codomain, F.domain, not F.anonymous)
-        return dot_products(F, G, seed, Space.random, other="its conjugate transpose")
+        return dot_products(F, G, seed, other="its conjugate transpose")
 
     return check.tried(trial, seed, trials)
 
@@ -180,15 +182,18 @@ def check_linear(
     trials: int = 3,
     tolerance: float | None = None,
 ) -> Report:
-    """Whether ``F(a x + y) = a F x + F y`` and ``F 0 = 0``, the same twice, leaving its argument as
-    it was; and whether F scales by powers of two far apart, which rounding does not change. Its
-    adjoint is not called. Errors are relative to the largest element.
+    """Whether ``F(a x + y) = a F x + F y``, ``F(-x) = -F x`` (in unsigned dtypes this is not asked)
+    and ``F 0 = 0``, the same twice, leaving its argument as it was; and whether F scales by powers
+    of two far apart, which rounding does not change. Its adjoint is not called. Errors are relative
+    to the largest element.
 
     Args:
         op, backend, seed, trials, tolerance: as for `check_adjoint`.
     """
     F = subject("check_linear", op, backend)
-    compared = "F(a x + y) with a F x + F y, F 0 with 0, F x with F x again and at other scales"
+    compared = (
+        "F(a x + y) with a F x + F y, F 0 with 0, F x with F x again, at other scales and signs"
+    )
     call = "check_linear(op, {})"
     check = Check("linearity", compared, call, F, element_tolerance(F), tolerance)
     return check.tried(lambda seed: linear(F, seed), seed, trials)

@@ -1,8 +1,9 @@
 """Where two things differ that should be the same: found by halving, without a matrix.
 
 The difference of two inner products, ``d(x, y) = <F x, y> - <x, G y>``, is linear in y and, but for
-conjugation, in x. So a half of x shows it, and a half of that, until one element is left; then the
-same with y. Inner products are sums over all workers, so all decide alike.
+conjugation, in x (of integers, modulo 2**bits). So a half of x shows it, and a half of that, until
+one element is left; then the same with y. Inner products are sums over all workers, so all decide
+alike.
 """
 
 from __future__ import annotations
@@ -33,6 +34,17 @@ def inner(subject: Subject, v: Vector, w: Vector) -> Scalar:
     return value.real if subject.real else value
 
 
+def apart(F: Subject, a: Scalar, b: Scalar) -> Scalar:
+    """The difference of two numbers that F and its adjoint lead to; in integers modulo 2**bits, of
+    the narrower dtype, the representative next to zero: products wrap, so that maps are linear over
+    that ring, but inner products are sums of 64 bits."""
+    dtypes = F.domain.dtype, F.codomain.dtype
+    if any(dtype.kind not in "iu" for dtype in dtypes):
+        return a - b
+    half = 1 << (8 * min(dtype.itemsize for dtype in dtypes) - 1)
+    return (int((a - b).real) + half) % (2 * half) - half
+
+
 def wrong_entry(F: Subject, G: Subject, x: Vector, y: Vector, other: str) -> Worst:
     """An entry of F that is not that of the conjugate transpose of G, for x and y whose inner
     products differ; found by applying each about ``2 log2(size)`` times. Collective.
@@ -44,19 +56,22 @@ def wrong_entry(F: Subject, G: Subject, x: Vector, y: Vector, other: str) -> Wor
         if moved := not_zero(subject):
             return moved
     back = G(y)
-    j = _narrowed(x, lambda part: inner(F, F(part), y) - inner(F, part, back), F.backend)
+    j = _narrowed(x, lambda part: apart(F, inner(F, F(part), y), inner(F, part, back)), F.backend)
     column = F(_only(x, j, F.backend))
     only = _only(x, j, F.backend)
-    i = _narrowed(y, lambda part: inner(F, column, part) - inner(F, only, G(part)), F.backend)
-    found = max(_entries(F, G, j, i), key=lambda entry: abs(entry[0] - entry[1]))
+    i = _narrowed(
+        y, lambda part: apart(F, inner(F, column, part), inner(F, only, G(part))), F.backend
+    )
+    found = max(_entries(F, G, j, i), key=lambda entry: abs(apart(F, entry[0], entry[1])))
     f, g, part = found
     source, target = element(F.domain, j), element(F.codomain, i)
     words = f"from {source} to {target}: F has {part}{shown(f)}, {other} has {part}{shown(g)}"
     eps = max(epsilon(F.domain.dtype), epsilon(F.codomain.dtype))
-    if abs(f - g) <= 4 * eps * max(abs(f), abs(g)):
+    if abs(apart(F, f, g)) <= 4 * eps * max(abs(f), abs(g)):
+        rounds = ", or rounds more than its dtype explains" if eps else ""
         words = (
-            f"no single entry shows it ({words}): one of the two is not linear (check_linear), or "
-            f"rounds more than its dtype explains"
+            f"no single entry shows it ({words}): one of the two is not linear (check_linear)"
+            f"{rounds}"
         )
     return Worst(words, source, target, g, f)
 
@@ -87,7 +102,7 @@ def wrong_column(F: Subject, A: Map, B: Map, x: Vector, names: tuple[str, str]) 
     backend = F.backend
 
     def gap(part: Vector) -> float:
-        return (A(part) - B(part)).norm()
+        return largest(A(part) - B(part), backend)[1]  # a norm may overflow
 
     j = _narrowed(x, gap, backend)
     units = [unit(x.space, j, backend, value) for value in _units(F, x.space)]
