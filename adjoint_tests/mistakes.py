@@ -336,9 +336,9 @@ linop.matrix(np.ones(3))
 linop.matrix(np.ones((12, 12)), a, b)
     SpaceError: its regions are on different workers: a[4, 3]@0 -> b[4, 3]@1
 linop.matrix(1j * np.ones((3, 3)), C, C)
-    DTypeError: complex128 on a space of dtype float64
+    DTypeError: an array of complex128 given, numbers of dtype float64 expected
 linop.matrix(np.ones((3, 3)) / 2, WHOLE, WHOLE)
-    DTypeError: float64 on a space of dtype int64
+    DTypeError: an array of float64 given, numbers of dtype int64 expected
 linop.matrix(np.ones((2, 3)), "x")
     ArgumentError: expected a Region or a Space, given 'x'
 linop.diagonal(np.ones(2), c)

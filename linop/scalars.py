@@ -81,12 +81,13 @@ def of_dtype(values: npt.ArrayLike, dtype: np.dtype[Any], what: str) -> Array:
             the dtype lacks one of them. ArgumentError: as `plain`.
     """
     array = np.asarray(plain(values, what))
+    given = f"an array of {array.dtype}" if isinstance(values, np.ndarray) else repr(values)
     if _RANK.get(array.dtype.kind, 3) > _RANK[dtype.kind]:
-        raise DTypeError(f"{what}: {values!r} given, numbers of dtype {dtype} expected")
+        raise DTypeError(f"{what}: {given} given, numbers of dtype {dtype} expected")
     with np.errstate(all="ignore"):
         found = array.astype(dtype)
     if not _holds(found, array):
-        raise DTypeError(f"{what}: {values!r} given, of which {dtype} does not hold every number")
+        raise DTypeError(f"{what}: {given} given, of which {dtype} does not hold every number")
     return found
 
 
