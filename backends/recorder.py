@@ -22,6 +22,8 @@ _KEPT = 32
 """Calls, and meetings of all workers, that are remembered."""
 _SHOWN = 160
 """Characters of what they are about."""
+_OURS = "linop", "torch", "functools", "contextlib", "threading"
+"""Modules between a wait and the user's line."""
 
 
 class Recorded(Protocol):
@@ -178,4 +180,4 @@ def _line(frame: FrameType | None) -> str:
 
 def _is_ours(names: dict[str, Any]) -> bool:
     module = str(names.get("__name__", ""))
-    return not module or module.partition(".")[0] in ("linop", "torch", "functools", "contextlib")
+    return not module or module.partition(".")[0] in _OURS
