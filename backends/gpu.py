@@ -70,7 +70,7 @@ def get(
         found = _found(transport, wanted, device, arrays)
         choice = _chosen(transport, found, wanted)
     except BaseException:
-        transport.comm.Free()
+        transport.leave()
         raise
     worker = Gpu(transport, found, choice, debug)
     comm.Set_attr(_CACHED, worker)
