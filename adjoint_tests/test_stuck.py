@@ -172,6 +172,7 @@ def ends_at_the_limit(launch: Callable[[Any], Any], capfd: pytest.CaptureFixture
     assert "worker 0, its last calls, the oldest first:\n  compile " in said
     assert "call 4 is under way" in said
     assert "worker 1, its last calls" in said
+    assert "calls 1 to 4 of plan " in said and "calls 1 to 3 of plan " in said
     assert "in stuck_on_threads\n" in said
 
 
