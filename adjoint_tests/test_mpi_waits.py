@@ -168,6 +168,23 @@ say("well")
     assert job.stdout.split() == ["well"] * 3
 
 
+def test_a_late_rank_is_no_error_of_mpi(program: Path) -> None:
+    """Whatever the program wants of errors: that a rank has not ended is none."""
+    text = """
+import mpi4py
+mpi4py.rc.errors = "fatal"
+from mpi4py import MPI
+if MPI.COMM_WORLD.rank == 1:
+    time.sleep(2.5)
+assert total(2).compile(linop.backends.get("mpi"))(np.ones(3)).tolist() == [2] * 3
+assert MPI.COMM_WORLD.Get_errhandler() == MPI.ERRORS_ARE_FATAL
+say("well")
+"""
+    job = run(2, program, text)
+    assert job.returncode == 0, job.stderr
+    assert job.stdout.split() == ["well"] * 2
+
+
 THREAD = """
 import threading
 def main(backend):

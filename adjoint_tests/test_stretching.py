@@ -106,7 +106,7 @@ def test_what_differs_in_more_than_uncut_extents_is_lowered(lowered: list[Stages
 
 
 def test_sums_in_shares_are_lowered_for_each_size() -> None:
-    """Where they are cut depends on how long they are."""
+    """The cuts depend on how long they are."""
     few, many = (TensorSpace((4, n), Partition((4,)), np.float32, [COPIES]) for n in (1, 2_000_000))
     a, b = (linop.all_reduce(X).stages for X in (few, many))
     assert uncut_in(a)

@@ -12,8 +12,8 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from types import TracebackType
 from typing import Any, NoReturn
@@ -110,7 +110,7 @@ def end_well() -> None:
     if MPI is None or _ended:
         return
     _ended.append(True)
-    with suppress(MPI.Exception):  # where names cannot be published, others wait to the limit
+    with _told(MPI):  # where names cannot be published, others wait to the limit
         MPI.Publish_name(_name(MPI.COMM_WORLD.rank), "ended")
     for end in at_end:
         end()
@@ -121,10 +121,26 @@ def has_ended(rank: int) -> bool:
     message, for MPICH fails where one is never received, and who did not import linop receives
     none."""
     MPI = _mpi()
-    try:
+    with _told(MPI):
         return bool(MPI.Lookup_name(_name(rank)) == "ended")
-    except MPI.Exception:
-        return False
+    return False
+
+
+@contextmanager
+def _told(MPI: Any) -> Iterator[None]:
+    """Inside, an error of MPI ends the block, and not the job, as users may have wanted of errors:
+    a name that is not there is one."""
+    comms = MPI.COMM_WORLD, MPI.COMM_SELF
+    before = [comm.Get_errhandler() for comm in comms]
+    for comm in comms:
+        comm.Set_errhandler(MPI.ERRORS_RETURN)
+    try:
+        with suppress(MPI.Exception):
+            yield
+    finally:
+        for comm, handler in zip(comms, before, strict=True):
+            comm.Set_errhandler(handler)
+            handler.Free()
 
 
 _ended: list[bool] = []

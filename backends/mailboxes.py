@@ -105,7 +105,7 @@ class Group:
             self._changed.notify_all()
 
     def has(self, key: Key) -> bool:
-        """Whether there is an item in a mailbox."""
+        """True if there is an item in a mailbox."""
         return bool(self._boxes.get(key))
 
     def take(
@@ -168,7 +168,7 @@ class Group:
             self._changed.notify_all()
 
     def alarmed(self, worker: int) -> bool:
-        """Whether there is an alarm for a worker."""
+        """True if there is an alarm for a worker."""
         return bool(self._alarms.get(worker))
 
     def check(self, worker: int, plans: Plans, tag: int) -> None:
@@ -286,7 +286,7 @@ class Mailbox:
         self._group.put((self.worker, peer, tag), message)
 
     def has(self, peer: int, tag: int) -> bool:
-        """Whether one has come."""
+        """True if one has come."""
         return self._group.has((peer, self.worker, tag))
 
     def take(self, peer: int, tag: int, size: int, dtype: np.dtype[Any]) -> Any:

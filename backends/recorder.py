@@ -27,10 +27,10 @@ _OURS = "linop", "torch", "functools", "contextlib", "threading"
 
 
 class Recorded(Protocol):
-    """What is asked of a plan."""
+    """A plan, as it is asked about its calls."""
 
     def called(self) -> Called:
-        """What it has done so far."""
+        """Its calls so far."""
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ that it knows."""
 
 
 def users_line() -> str:
-    """Where this thread's program has called linop, or torch that calls it; empty if nowhere."""
+    """The line where this thread's program has called linop, or torch that does; empty if none."""
     return _line(_outside(sys._getframe(1)))
 
 

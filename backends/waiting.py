@@ -41,7 +41,7 @@ _ALIVE = 0.3
 _APART = 5.0
 """Seconds between two times that a rank is asked where it is: ranks reach their limits together."""
 _ALARMED, _ASKED, _ANSWERED = range(3)
-"""What a rank's numbers in shared memory say: when an alarm came, when another rank reached its
+"""Meanings of a rank's numbers in shared memory: when an alarm came, when another rank reached its
 limit, and which time of these was answered."""
 
 

@@ -26,7 +26,7 @@ class Watched(Protocol):
     """One worker."""
 
     def stuck(self) -> str | None:
-        """What is to be said of it, if it was asked for, and does not say so itself."""
+        """Words about it, if it was asked for, and does not say so itself."""
 
 
 class Watchdog:
@@ -83,7 +83,7 @@ class Watchdog:
 
 
 def stacks() -> str:
-    """Where all threads of this process are, but for this one."""
+    """The stacks of all threads of this process but this one."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     lines = []
     for ident, frame in sys._current_frames().items():

@@ -218,7 +218,7 @@ class Meeting:
 
 
 def _key(value: Any) -> Any:
-    """What tells arguments of operators apart."""
+    """A key that tells arguments of operators apart."""
     if isinstance(value, TensorSpace):
         return value.made_from
     if isinstance(value, Mapping):

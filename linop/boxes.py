@@ -169,7 +169,7 @@ FEW = 256
 
 
 def each_meets(low: Ints, high: Ints) -> npt.NDArray[np.bool_]:
-    """Whether each of some boxes has an index in common with each."""
+    """For each pair of some boxes: True if they have an index in common."""
     meet = np.ones((len(low), len(low)), bool)
     for a, b in zip(low.T, high.T, strict=True):
         meet &= np.maximum.outer(a, a) < np.minimum.outer(b, b)

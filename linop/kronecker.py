@@ -70,7 +70,7 @@ class Factor:
 
     @cached_property
     def uncut(self) -> bool:
-        """Whether it is all of a dimension that nobody cuts, or its beginning."""
+        """True if it is all of a dimension that nobody cuts, or its beginning."""
         t = self.rows
         alone = (self.dst.extent, self.src.extent, len(t)) == (1, 1, 1)
         return alone and self.dim is not None and not (t.at.any() or t.of.any())

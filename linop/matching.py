@@ -94,7 +94,7 @@ def matching(
 def _factor(
     dim: int, dst: GridAxis, src: GridAxis, source: Bounds, target: Bounds, *how: Any
 ) -> Factor:
-    """What a dimension is to two spaces. Kept: most operators of a network differ in others."""
+    """The factor of a dimension. Kept: most operators of a network differ in others."""
     return Factor(_cuts_that_meet(source, target, *how), dst, src, dim)
 
 

@@ -73,7 +73,7 @@ def uncut_in(stages: Stages) -> Mapping[int, int]:
 
 
 def _essence(stages: Stages, uncut: Mapping[int, int]) -> bytes:
-    """What tells plans apart that are not the same but for extents that nobody cuts."""
+    """A key that tells plans apart that are not the same but for extents that nobody cuts."""
     domain, codomain = stages.domain, stages.codomain
     assert isinstance(domain, TensorSpace)
     assert isinstance(codomain, TensorSpace)
