@@ -76,7 +76,7 @@ def launch(
 
     Raises:
         BackendError: fewer ranks than workers; and whatever `main` raised. Under ``mpiexec`` an
-            exception that leaves a process ends the whole job.
+            exception or a nonzero status that leaves a process ends the whole job.
     """
     if workers is not None and (workers := integer(workers, "launch: workers")) < 1:
         raise ArgumentError(f"launch: workers is a whole number from 1; given {workers!r}")

@@ -1,4 +1,4 @@
-"""How ranks come together, and how they part: waits that end where a rank never comes.
+"""The first and the last meeting of ranks: waits that end where a rank never comes.
 
 A rank that ends says so (`linop.backends.ending`), and those that wait for it to come ask. One that
 has come waits at its end for the others, and tells those that wait for it in a plan that it has
@@ -72,7 +72,7 @@ def duplicated(comm: MPI.Comm, limit: float) -> MPI.Comm:
 
 
 _lost: list[tuple[MPI.Comm, MPI.Request]] = []
-"""Duplicates that will never be: MPI may still write to them."""
+"""Duplicates that are never completed: MPI may still write to them."""
 
 
 def _ended(comm: MPI.Comm) -> list[int]:

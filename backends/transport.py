@@ -1,4 +1,4 @@
-"""How one worker reaches the others: what a backend has to bring, and how workers agree by it.
+"""The interface through which one worker reaches the others, and how workers agree through it.
 
 A `Transport` moves buffers. `agree` is the one collective conversation about a call: everybody's
 verdict, merged along a tree, so that what one worker sees wrong every worker hears of.
@@ -57,16 +57,16 @@ class Awaited(NamedTuple):
     needs: float | None = None
     """The stage that the others have to come to; None for the same one."""
     back: int = 0
-    """How many runs before this one theirs may be."""
+    """The number of runs that the others may be behind this one."""
     key: Key | None = None
     """The conversation; None for the plan that runs."""
     number: int = 0
-    """Which one of its kind that is."""
+    """The number of the conversation among those of its key."""
     ended: bool = False
 
 
 Who = Callable[[], Awaited | str]
-"""Says what a worker waits for, when somebody asks."""
+"""A function that gives the object of a wait, called when somebody asks."""
 
 
 def awaited(said: Awaited | str) -> Awaited:
@@ -87,7 +87,7 @@ class Plans(Protocol):
         """The number of the call of this plan that is under way; 0 if none is."""
 
     def points(self) -> Mapping[Key, Point]:
-        """How far this worker is in all plans and conversations."""
+        """This worker's progress in all plans and conversations."""
 
     def last_calls(self) -> str:
         """The last calls here, the oldest first, a line each."""
@@ -113,7 +113,7 @@ class Alone:
 
 
 class Transport(Protocol):
-    """How one worker exchanges buffers with the others. Messages between two workers arrive in the
+    """One worker's exchange of buffers with the others. Messages between two workers arrive in the
     order sent for a tag. What `receiver`, `sender`, `receive` and `send` return is pending: `test`
     and `wait` take it.
     """
@@ -125,9 +125,9 @@ class Transport(Protocol):
     """The tag of the plan that runs, whose alarms are raised at once; `ANY` where none does."""
     plans: Plans
     points: dict[Key, Point]
-    """How far this worker has come in conversations."""
+    """This worker's progress in conversations."""
     recorder: Recorder
-    """What it did last."""
+    """Its last calls."""
 
     def receiver(self, peer: int, tag: int, buffer: Array) -> Any:
         """A receive of exactly the buffer's size, to be started any number of times."""
@@ -145,10 +145,10 @@ class Transport(Protocol):
         """A send, once and at once; the buffer must not change before it is done."""
 
     def test(self, pending: Sequence[Any]) -> bool:
-        """Whether all of these are done."""
+        """True if all of these are done."""
 
     def wait(self, pending: Sequence[Any], who: Who) -> None:
-        """Until all of these are done.
+        """Wait until all of these are done.
 
         Raises:
             LinopError: another worker raised an alarm. DeadlockError: it takes too long.
@@ -183,7 +183,7 @@ class Transport(Protocol):
         tag, or in a later one, at once; others when they make it, if they do."""
 
     def alarmed(self) -> bool:
-        """Whether there may have been an alarm; takes next to no time."""
+        """True if there may have been an alarm; takes next to no time."""
 
     def check(self, tag: int) -> None:
         """Raise what another worker's alarm said of this plan, if there was one."""
@@ -191,14 +191,14 @@ class Transport(Protocol):
 
 @dataclass
 class Verdict:
-    """What workers say before a call: who sees what error, and who calls what."""
+    """The statements of workers before a call: errors that they see, and calls that they make."""
 
     wrong: dict[int, tuple[str, str]] = field(default_factory=dict)
     """By worker: the class of an error, and its text."""
     calls: dict[tuple[int, int], tuple[int, str]] = field(default_factory=dict)
     """By the numbers of plan and call: the first worker that makes it, and what it is in words."""
     votes: bool = True
-    """Whether all are for it."""
+    """True if all are for it."""
 
     def merged(self, other: Verdict) -> Verdict:
         calls = dict(self.calls)
@@ -300,7 +300,7 @@ class Talk:
 
     @property
     def number(self) -> int:
-        """Which conversation about that it is."""
+        """The number of the conversation among those of its key."""
         number = self._topic[2] if len(self._topic) > 2 else 1
         assert isinstance(number, int)
         return number
@@ -316,7 +316,8 @@ class Talk:
         self._transport.post(peer, pickle.dumps((topic, item)))
 
     def hear(self, peer: int, who: Who) -> Any:
-        """What a worker says in this conversation; or, if it is in another one, in that."""
+        """The next item that a worker sends in this conversation; or, if it is in another one, in
+        that."""
         other: Any = None
         while True:
             data = self._transport.fetch(peer, who, None if other is None else _PATIENCE)
