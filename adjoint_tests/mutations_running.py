@@ -356,6 +356,14 @@ RUNNING = (
         ("test_stuck.py::test_a_rank_that_is_stuck_says_where",),
     ),
     Fault(
+        "MPI called from two threads",
+        "the watchdog calls MPI where MPI was not told of several threads",
+        "backends/waiting.py",
+        "elif self._multiple and self.channel.anyone(ASK) is not None:",
+        "elif self.channel.anyone(ASK) is not None:",
+        ("test_stuck.py::test_the_thread_calls_mpi_only_where_threads_may",),
+    ),
+    Fault(
         "an exit without its status",
         "a rank that leaves with a status does not pass it on to the job",
         "backends/ending.py",

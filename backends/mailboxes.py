@@ -202,10 +202,10 @@ class Group:
         if any(self._boxes.get(key) for key, _ in self._waiting.values()):
             return
         waiting = Counter(worker for worker, _ in self._waiting)
-        idents = {thread for _, thread in self._waiting}
         for worker, threads in enumerate(self._threads):
             alive = [thread for thread in threads if thread.is_alive()]
             if len(alive) > max(1, waiting[worker]):
+                idents = {thread for _, thread in self._waiting}
                 alive = [thread for thread in alive if not joins(thread, idents)]
             if len(alive) > waiting[worker] or not (threads or worker in self._ended):
                 return
