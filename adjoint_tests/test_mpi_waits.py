@@ -202,7 +202,6 @@ for leave in (sys.exit, SystemExit, quit):
         assert error.code is None
 assert (SystemExit().code, SystemExit(1, 2).code) == (None, (1, 2))
 MPI.COMM_WORLD.Barrier()
-raise SystemExit(0)
 """
     job = run(2, program, text)
     assert job.returncode == 0, job.stderr
