@@ -36,7 +36,7 @@ class Room(NamedTuple):
     def of(size: int, dtype: np.dtype[Any]) -> Room:
         many = size * dtype.itemsize
         whole = np.zeros(-(-many // _BYTES) * _BYTES + _BYTES, np.uint8)
-        return Room(whole, whole[:many].view(dtype), memoryview(whole[-_BYTES:].view(_NUMBER)))
+        return Room(whole, whole[:many].view(dtype), whole[-_BYTES:].view(_NUMBER).data)
 
 
 class Numbers:
@@ -71,7 +71,7 @@ class Numbers:
         if self._calls is None:
             return []
         alone = any(isinstance(step, Send) and self.before(step) for step in self._first.values())
-        said = [f"{code.name(memoryview(self.mine))}[0] = c"] if alone else []
+        said = [f"{code.name(self.mine.data)}[0] = c"] if alone else []
         return [*counting(code, self._calls), *said]
 
     def inside(self, step: Send | Receive) -> bool:
@@ -97,7 +97,7 @@ class Numbers:
     def theirs(self, step: Receive) -> Array:
         """Memory for a number that comes before a message."""
         number = np.zeros(1, _NUMBER)
-        self._theirs.setdefault(step.stage, []).append((step.peer, memoryview(number)))
+        self._theirs.setdefault(step.stage, []).append((step.peer, number.data))
         return number
 
     def checking(self, code: Code, stage: int) -> list[str]:

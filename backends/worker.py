@@ -465,8 +465,8 @@ def check_agreement(
         return max(one.plans for one in said)
     names = meet(repr(op).encode()[:_SHOWN])
     built = []
-    for one in dict.fromkeys(digests):
-        workers = [w for w, digest in enumerate(digests) if digest == one]
+    for known in dict.fromkeys(digests):
+        workers = [w for w, digest in enumerate(digests) if digest == known]
         name = names[workers[0]].decode(errors="ignore").rstrip()
         built.append(f"workers {workers} built {name}")
     raise BackendError(
