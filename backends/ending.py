@@ -8,8 +8,6 @@ has started MPI is left to mpiexec, and Open MPI's ends the job.
 from __future__ import annotations
 
 import atexit
-import ctypes
-import gc
 import importlib.util
 import os
 import sys
@@ -109,30 +107,31 @@ class EndsJob:
 
 
 def _watch_exits(hear: Callable[[object], None]) -> None:
-    """Have a function hear the code of the SystemExit that ends this process.
+    """Have a function hear the code of the `sys.exit` that ends this process.
 
-    The interpreter reads the attribute `code` then, with no call of Python on the stack, and nobody
-    else does so. There is no hook for it: `raise SystemExit(1)` passes by `sys.exit`, not every
-    SystemExit ends the process, and the status is known elsewhere only after MPI's end, where
-    this rank would wait for the others for ever.
+    The interpreter reads the attribute `code` of the exception then, with no call of Python on the
+    stack, and nobody else does so; there is no hook for it. Where a SystemExit is raised otherwise,
+    the status is known only after MPI's end, and the others hear no more than that this rank ended.
     """
-    code = SystemExit.__dict__["code"]
 
-    def read(error: SystemExit) -> object:
-        said = code.__get__(error)
-        if sys._getframe().f_back is None:
-            hear(said)
-        return said
+    class Exit(SystemExit):
+        @property
+        def code(self) -> Any:
+            said = SystemExit.code.__get__(self)  # type: ignore[attr-defined]
+            if sys._getframe().f_back is None:
+                hear(said)
+            return said
+
+        @code.setter
+        def code(self, status: Any) -> None:
+            SystemExit.code.__set__(self, status)  # type: ignore[attr-defined]
+
+    Exit.__name__ = Exit.__qualname__ = "SystemExit"
 
     def leave(status: Any = None, /) -> NoReturn:
-        raise SystemExit(status)
+        raise Exit(status)
 
-    # Before Python 3.12 the one of C makes an exception, with attributes, only once it is caught.
     sys.exit = leave
-    # Built-in classes refuse new attributes, but the dictionary behind the view does not.
-    (attributes,) = gc.get_referents(SystemExit.__dict__)
-    attributes["code"] = property(read, code.__set__, code.__delete__)
-    ctypes.pythonapi.PyType_Modified(ctypes.py_object(SystemExit))
 
 
 def _watch_mpi() -> None:
