@@ -114,17 +114,19 @@ def _watch_exits(hear: Callable[[object], None]) -> None:
     the status is known only after MPI's end, and the others hear no more than that this rank ended.
     """
 
+    known: Any = SystemExit.__dict__["code"]
+
     class Exit(SystemExit):
         @property
         def code(self) -> Any:
-            said = SystemExit.code.__get__(self)  # type: ignore[attr-defined]
+            said = known.__get__(self)
             if sys._getframe().f_back is None:
                 hear(said)
             return said
 
         @code.setter
         def code(self, status: Any) -> None:
-            SystemExit.code.__set__(self, status)  # type: ignore[attr-defined]
+            known.__set__(self, status)
 
     Exit.__name__ = Exit.__qualname__ = "SystemExit"
 
