@@ -88,7 +88,7 @@ ALGEBRA = (
         "freed memory comes back",
         "a region that is deallocated and allocated again has its old contents",
         "linop/primitives.py",
-        "stale = isinstance(action, Allocate) and any(r.name in gone for r in action.regions)",
+        "stale = type(action) is Allocate and any(r.name in gone for r in action.regions)",
         "stale = False",
         (MEMORY,),
     ),

@@ -49,7 +49,7 @@ def programs(draw: st.DrawFn, most: int = 8) -> Program:
             action = Deallocate(tuple(space[name] for name in chosen))
         else:
             action = draw(_in_place(kind, [space[name] for name in chosen]))
-        placed.append((space, action, action.codomain(space)))
+        placed.append((space, [action], action.codomain(space)))
         space = placed[-1][2]
     return placed
 
@@ -64,13 +64,17 @@ def _in_place(draw: st.DrawFn, kind: str, regions: list[Region]) -> Action:
     return Add(part, Subset(other, part.start, part.stop))
 
 
+def actions_of(program: Program) -> list[Any]:
+    return [action for _, actions, _ in program for action in actions]
+
+
 def by_running(program: Program) -> np.ndarray:
     """The matrix of a program, by running its actions on unit vectors."""
     domain, codomain = program[0][0], program[-1][2]
     matrix = np.zeros((codomain.size, domain.size))
     for k, unit in enumerate(np.eye(domain.size)):
         arrays = domain.unflatten(unit).arrays
-        for _, action, _ in program:
+        for action in actions_of(program):
             action.run(arrays, domain.dtype)
         matrix[:, k] = codomain.flatten(codomain.vector(arrays))
     return matrix
@@ -91,27 +95,31 @@ def test_a_program_is_the_product_of_its_actions(program: Program) -> None:
 def test_independent_runs_are_sums(program: Program) -> None:
     """The product of each run is I + ΣX, on the memory that stays."""
     runs = independent_runs(program)
-    assert [step for run in runs for step in run] == program
+    assert actions_of(runs) == actions_of(program)
     for run in runs:
-        domain, codomain = run[0][0], run[-1][2]
+        domain, actions, codomain = run
         changes = [
             delta
-            for _, action, _ in run
+            for action in actions
             for delta in action.delta
             if delta[0].region in codomain and delta[1].region in domain
         ]
         total = Movement.between(domain, codomain) + Movement.of_blocks(domain, codomain, changes)
-        assert (total.to_matrix().toarray() == by_running(run)).all()
+        assert (total.to_matrix().toarray() == by_running([run])).all()
 
 
 def test_many_adds_are_one_run() -> None:
     regions = [Region(f"r{k}", 2, k) for k in range(6)]
     space, first = Space(regions), as_subset(regions[0])
-    gathered = [(space, Add(as_subset(r), first), space) for r in regions[1:]]
-    spread = [(space, Add(first, as_subset(r)), space) for r in regions[1:]]
-    assert list(map(len, independent_runs(gathered))) == [5]
-    assert list(map(len, independent_runs(spread))) == [5]
-    assert list(map(len, independent_runs([*gathered, *spread]))) == [5, 5]
+    gathered = [Add(as_subset(r), first) for r in regions[1:]]
+    spread = [Add(first, as_subset(r)) for r in regions[1:]]
+
+    def runs(*programs: list[Add]) -> list[int]:
+        placed = [(space, actions, space) for actions in programs]
+        return [len(actions) for _, actions, _ in independent_runs(placed)]
+
+    assert runs(gathered) == runs(spread) == [5]
+    assert runs(gathered, spread) == runs([*gathered, *spread]) == [5, 5]
 
 
 # Laws
@@ -121,14 +129,14 @@ def placed_in(space: Space, actions: Sequence[Any]) -> Program:
     """Actions after one another, from a space."""
     program: Program = []
     for action in actions:
-        program.append((space, action, action.codomain(space)))
+        program.append((space, [action], action.codomain(space)))
         space = program[-1][2]
     return program
 
 
 @given(programs())
 def test_reducing_a_program_keeps_its_matrix_and_shortens_it(program: Program) -> None:
-    reduced = reduce_program([action for _, action, _ in program])
+    reduced = reduce_program(actions_of(program))
     domain, codomain = program[0][0], program[-1][2]
     assert len(reduced) <= len(program)
     after = placed_in(domain, reduced)
@@ -141,7 +149,7 @@ def test_reducing_a_program_keeps_its_matrix_and_shortens_it(program: Program) -
 
 @given(programs(), st.data())
 def test_nothing_is_reduced_past_a_barrier(program: Program, data: st.DataObject) -> None:
-    actions: list[Any] = [action for _, action, _ in program]
+    actions = actions_of(program)
     cut, barrier = data.draw(st.integers(0, len(actions))), object()
     reduced = reduce_program([*actions[:cut], barrier, *actions[cut:]])
     at = reduced.index(barrier)

@@ -18,7 +18,7 @@ from linop.calls import remembered
 from linop.errors import ArgumentError, PartitionError, expect
 from linop.matching import Link, Segment, along, matching, same
 from linop.memory import add, allocate, copy, deallocate
-from linop.operator import LinearOperator, Primitive, compose
+from linop.operator import LinearOperator, Primitives, compose
 from linop.partition import Partition, balanced
 from linop.primitives import Action, Add, Clear
 from linop.region import Part, Region, Subset, as_subset, integer, naturals
@@ -178,8 +178,7 @@ def ring_all_reduce(Y: TensorSpace, grid_axes: int | Sequence[int] | None = None
                     if source is not None and target is not None:
                         actions += [Clear(target)] * copies
                         actions.append(Add(source, target))
-    factors = [Primitive(Y, action, Y) for action in reversed(actions)]
-    body = compose(*factors) if factors else identity(Y)
+    body = Primitives(Y, actions, Y) if actions else identity(Y)
     return Named("Ring", str(len(rings[0])), body)
 
 

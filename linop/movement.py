@@ -145,13 +145,13 @@ class Movement:
         """The product of actions, first applied first. Runs of independent actions become one table
         each; the tables are multiplied as a balanced tree, so that the large ones are few."""
         factors = []
-        for run in independent_runs(placed):
-            domain, codomain = run[0][0], run[-1][2]
+        for domain, actions, codomain in independent_runs(placed):
+            src, dst = domain.index, codomain.index
             blocks = [
-                (target, source, coefficient)
-                for _, action, _ in run
-                for target, source, coefficient in action.delta
-                if target.region.name in codomain and source.region.name in domain
+                block
+                for action in actions
+                for block in action.delta
+                if block[0].region.name in dst and block[1].region.name in src
             ]
             table = boxes.concatenate(_shared(domain, codomain), _table(domain, codomain, blocks))
             factors.append(Movement(domain, codomain, table))

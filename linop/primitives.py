@@ -8,7 +8,7 @@ rule, one reference rule (`run`, on real arrays) and one difference from the ide
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -159,32 +159,37 @@ class Add(Action):
         return f"{self.source}→{self.target}"
 
 
-Placed = tuple[Space, Action, Space]
-"""An action between the space before it and the space after it."""
+Placed = tuple[Space, Sequence[Action], Space]
+"""Actions, first applied first, between the space before them and the space after them."""
 
 
-def independent_runs(placed: Iterable[Placed]) -> list[list[Placed]]:
+def independent_runs(placed: Iterable[Placed]) -> list[Placed]:
     """Cut a program of actions, first applied first, into runs whose matrix is I + ΣX.
 
     A product (I + X_n)···(I + X_1) is I + ΣX exactly if X_j X_i = 0 for all j > i: no action reads
     what an earlier one of its run wrote. A region that comes back after it was deallocated starts a
     new run too, since its contents do not pass through.
+
+    Args:
+        placed: where there are several actions between two spaces, all leave the space as it is.
     """
-    runs: list[list[Placed]] = []
+    runs: list[Placed] = []
+    run: list[Action] = []
     written: dict[str, list[Subset]] = {}
     gone: set[str] = set()
-    for step in placed:
-        action = step[1]
-        stale = isinstance(action, Allocate) and any(r.name in gone for r in action.regions)
-        for _, source, _ in action.delta:
-            boxes = written.get(source.region.name)
-            stale = stale or (boxes is not None and any(map(source.overlaps, boxes)))
-        if stale or not runs:
-            runs.append([])
-            written, gone = {}, set()
-        runs[-1].append(step)
-        for target, _, _ in action.delta:
-            written.setdefault(target.region.name, []).append(target)
-        if isinstance(action, Deallocate):
-            gone.update(region.name for region in action.regions)
+    for before, actions, after in placed:
+        for action in actions:
+            stale = type(action) is Allocate and any(r.name in gone for r in action.regions)
+            for _, source, _ in action.delta:
+                boxes = written.get(source.region.name)
+                stale = stale or (boxes is not None and any(map(source.overlaps, boxes)))
+            if stale or not runs:
+                run, written, gone = [], {}, set()
+                runs.append((before, run, after))
+            run.append(action)
+            for target, _, _ in action.delta:
+                written.setdefault(target.region.name, []).append(target)
+            if type(action) is Deallocate:
+                gone.update(region.name for region in action.regions)
+        runs[-1] = runs[-1][0], run, after
     return runs
