@@ -17,7 +17,7 @@ from linop.algebra import Known, Named, identity
 from linop.calls import remembered
 from linop.errors import ArgumentError, PartitionError, expect
 from linop.matching import Link, Segment, along, matching, same
-from linop.memory import add, allocate, copy, deallocate
+from linop.memory import adds, allocate, copy, deallocate
 from linop.operator import LinearOperator, Primitives, compose
 from linop.partition import Partition, balanced
 from linop.primitives import Action, Add, Clear
@@ -36,18 +36,19 @@ def out_of_place(domain: Space, codomain: Space, pairs: Iterable[Pair]) -> Linea
     fresh = {r.name: _primed(r, domain) if clash else r for r in codomain.regions}
     bring = allocate(domain, *fresh.values())
     factors = [bring]
-    for a, b in pairs:
-        target = as_subset(b)
-        subset = Subset(fresh[target.region.name], target.start, target.stop)
-        factors.append(add(bring.codomain, a, subset))
+    every = [(as_subset(a), as_subset(b)) for a, b in pairs]
+    if every:
+        targets = [Subset(fresh[b.region.name], b.start, b.stop) for _, b in every]
+        factors.append(adds(bring.codomain, [a for a, _ in every], targets))
     # Deallocations are written as adjoints of allocations, so that they end in `codomain` itself.
     if not clash:
         return compose(allocate(codomain, *domain.regions).H, *reversed(factors))
     dropped = deallocate(bring.codomain, *domain.regions)
     renamed = allocate(dropped.codomain, *codomain.regions)
-    moves = [add(renamed.codomain, fresh[r.name], r) for r in codomain.regions]
+    ends = [[as_subset(r) for r in regions] for regions in (fresh.values(), codomain.regions)]
+    move = adds(renamed.codomain, *ends)
     end = allocate(codomain, *fresh.values()).H
-    return compose(end, *reversed(moves), renamed, dropped, *reversed(factors))
+    return compose(end, move, renamed, dropped, *reversed(factors))
 
 
 @remembered

@@ -95,6 +95,11 @@ def clears(space: Space, parts: Sequence[Subset]) -> LinearOperator:
     return Primitives(space, map(Clear, parts), space)
 
 
+def adds(space: Space, sources: Sequence[Subset], targets: Sequence[Subset]) -> LinearOperator:
+    """The composition of `add` between parts of a space, one at least, the first applied first."""
+    return Primitives(space, map(Add, sources, targets), space)
+
+
 def copies(space: Space, sources: Sequence[Subset], targets: Sequence[Subset]) -> LinearOperator:
     """The composition of `copy` between parts of a space, one at least, the first applied first."""
     pairs = zip(sources, targets, strict=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -312,24 +313,32 @@ class Movement:
 
 def _table(domain: Space, codomain: Space, blocks: Sequence[Block]) -> Table:
     ndim = _ndim(domain, codomain)
-    zeros, ones = (0,) * ndim, (1,) * ndim
-    ends: list[int] = []
-    boxed: list[int] = []
-    for target, source, _ in blocks:
-        ends += codomain.index[target.region.name], domain.index[source.region.name]
-        pad = len(target.start)
-        boxed += (*target.start, *zeros[pad:], *source.start, *zeros[pad:])
-        boxed += (*target.shape, *ones[pad:])
+    of_name, to_name = domain.index, codomain.index
+    at = _corners([target.start for target, _, _ in blocks], ndim, 0)
+    of = _corners([source.start for _, source, _ in blocks], ndim, 0)
+    stop = _corners([target.stop for target, _, _ in blocks], ndim, 1)
+    dst = np.array([to_name[target.region.name] for target, _, _ in blocks], np.int64)
+    src = np.array([of_name[source.region.name] for _, source, _ in blocks], np.int64)
     coef = column(exact(coefficient) for *_, coefficient in blocks)
-    dst, src = np.array(ends, np.int64).reshape(-1, 2).T
-    at, of, extent = np.moveaxis(np.array(boxed, np.int64).reshape(-1, 3, ndim), 1, 0)
-    return Table(dst, src, at, of, extent, coef)
+    return Table(dst, src, at, of, stop - at, coef)
+
+
+def _corners(corners: Sequence[tuple[int, ...]], ndim: int, beyond: int) -> boxes.Ints:
+    """Corners of boxes, a row each, with a number for the dimensions that they have not."""
+    rows = np.full((len(corners), ndim), beyond, np.int64)
+    ndims = np.fromiter(map(len, corners), np.int64, len(corners))
+    given = np.arange(ndim) < ndims[:, None]
+    rows[given] = np.fromiter(chain.from_iterable(corners), np.int64, int(ndims.sum()))
+    return rows
 
 
 def _shared(domain: Space, codomain: Space) -> Table:
     """The identity on the regions that both spaces have."""
-    src = np.flatnonzero([region in codomain for region in domain.regions])
-    dst = np.array([codomain.index[domain.regions[k].name] for k in src], np.int64)
+    if domain.ordered_as(codomain):
+        dst = src = np.arange(len(domain))
+    else:
+        src = np.flatnonzero([region in codomain for region in domain.regions])
+        dst = np.array([codomain.index[domain.regions[k].name] for k in src], np.int64)
     extent = domain.shapes[src]
     zeros = np.zeros_like(extent)
     return Table(dst, src, zeros, zeros, extent, ones(len(dst))).of_ndim(_ndim(domain, codomain))

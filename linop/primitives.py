@@ -179,15 +179,16 @@ def independent_runs(placed: Iterable[Placed]) -> list[Placed]:
     gone: set[str] = set()
     for before, actions, after in placed:
         for action in actions:
+            blocks = action.delta
             stale = type(action) is Allocate and any(r.name in gone for r in action.regions)
-            for _, source, _ in action.delta:
+            for _, source, _ in blocks:
                 boxes = written.get(source.region.name)
                 stale = stale or (boxes is not None and any(map(source.overlaps, boxes)))
             if stale or not runs:
                 run, written, gone = [], {}, set()
                 runs.append((before, run, after))
             run.append(action)
-            for target, _, _ in action.delta:
+            for target, _, _ in blocks:
                 written.setdefault(target.region.name, []).append(target)
             if type(action) is Deallocate:
                 gone.update(region.name for region in action.regions)
