@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -22,11 +23,11 @@ Delta = tuple[Subset, Subset, int]
 """Destination, source, coefficient: one block of a matrix."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Action(ABC):
     """What a memory primitive does. Subclasses are the four of the paper."""
 
-    letter = "?"
+    letter: ClassVar[str] = "?"
 
     @property
     @abstractmethod
@@ -57,12 +58,12 @@ class Action(ABC):
         return ",".join(names if len(names) <= 4 else [names[0], "…", names[-1]])
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Allocate(Action):
     """A_b: brings zero-filled regions into the space (equation 3)."""
 
     regions: tuple[Region, ...]
-    letter = "A"
+    letter: ClassVar[str] = "A"
 
     @property
     def adjoint(self) -> Action:
@@ -83,12 +84,12 @@ class Allocate(Action):
             arrays[region.name] = np.zeros(region.shape, dtype)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Deallocate(Action):
     """D_b = A_b*: takes regions out of the space (equation 4)."""
 
     regions: tuple[Region, ...]
-    letter = "D"
+    letter: ClassVar[str] = "D"
 
     @property
     def adjoint(self) -> Action:
@@ -107,12 +108,12 @@ class Deallocate(Action):
             del arrays[region.name]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Clear(Action):
     """K_b: sets a part to zero; self-adjoint (equation 5)."""
 
     part: Subset
-    letter = "K"
+    letter: ClassVar[str] = "K"
 
     @property
     def adjoint(self) -> Action:
@@ -130,13 +131,13 @@ class Clear(Action):
         arrays[self.part.region.name][self.part.index] = 0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Add(Action):
     """S_{a→b}: adds part a to part b (equation 6); its adjoint is S_{b→a} (equation 7)."""
 
     source: Subset
     target: Subset
-    letter = "S"
+    letter: ClassVar[str] = "S"
 
     @property
     def adjoint(self) -> Action:

@@ -11,7 +11,6 @@ import math
 import operator
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from types import EllipsisType
 from typing import Any
 
@@ -117,7 +116,7 @@ _set_name, _set_shape, _set_workers, _set_memory = (
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Subset:
     """A rectangular part of a region: ``start[k] <= i[k] < stop[k]`` in every dimension k."""
 
@@ -125,9 +124,9 @@ class Subset:
     start: tuple[int, ...]
     stop: tuple[int, ...]
 
-    @cached_property
+    @property
     def shape(self) -> tuple[int, ...]:
-        return tuple(b - a for a, b in zip(self.start, self.stop, strict=True))
+        return tuple(map(operator.sub, self.stop, self.start))
 
     @property
     def size(self) -> int:
