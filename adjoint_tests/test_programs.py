@@ -158,7 +158,7 @@ def test_nothing_is_reduced_past_a_barrier(program: Program, data: st.DataObject
 
 
 R, Q = Region("r", 3), Region("q", 3, 1)
-r, q = as_subset(R), as_subset(Q)
+r, q, p = as_subset(R), as_subset(Q), as_subset(Region("p", 3, 2))
 K, A, D = Clear(q), Allocate((Q,)), Deallocate((Q,))
 S, BACK = Add(r, q), Add(q, r)
 LAWS: dict[str, tuple[list[Action], list[Action]]] = {  # first applied first
@@ -177,6 +177,10 @@ LAWS: dict[str, tuple[list[Action], list[Action]]] = {  # first applied first
     "K_b and K_c stay": ([Clear(Q[1:]), Clear(Q[:1])], [Clear(Q[1:]), Clear(Q[:1])]),
     "K after a part of S stays": ([S, Clear(Q[1:])], [S, Clear(Q[1:])]),
     "S S stays": ([S, S], [S, S]),
+    "K S = K once what stood between has gone": (
+        [Add(p, r), S, Clear(r), K],
+        [Clear(r), K],
+    ),
 }
 
 

@@ -40,6 +40,11 @@ class Action(ABC):
         """The memory it touches."""
 
     @property
+    @abstractmethod
+    def names(self) -> tuple[str, ...]:
+        """The names of the regions it touches, each once."""
+
+    @property
     def delta(self) -> tuple[Delta, ...]:
         """The blocks in which its matrix differs from the identity on the memory that stays."""
         return ()
@@ -73,6 +78,10 @@ class Allocate(Action):
     def parts(self) -> tuple[Region, ...]:
         return self.regions
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(region.name for region in self.regions)
+
     def codomain(self, space: Space) -> Space:
         for region in self.regions:
             if region.name in space:
@@ -99,6 +108,10 @@ class Deallocate(Action):
     def parts(self) -> tuple[Region, ...]:
         return self.regions
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(region.name for region in self.regions)
+
     def codomain(self, space: Space) -> Space:
         gone = {space.require(region).region.name for region in self.regions}
         return Space((r for r in space.regions if r.name not in gone), space.dtype)
@@ -124,6 +137,10 @@ class Clear(Action):
         return (self.part,)
 
     @property
+    def names(self) -> tuple[str, ...]:
+        return (self.part.region.name,)
+
+    @property
     def delta(self) -> tuple[Delta, ...]:
         return ((self.part, self.part, -1),)
 
@@ -146,6 +163,11 @@ class Add(Action):
     @property
     def parts(self) -> tuple[Subset, ...]:
         return (self.source, self.target)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        source, target = self.source.region.name, self.target.region.name
+        return (source,) if source == target else (source, target)
 
     @property
     def delta(self) -> tuple[Delta, ...]:

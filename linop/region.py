@@ -171,11 +171,11 @@ class Subset:
 
     def contains(self, other: Subset) -> bool:
         """Whether every element of `other` is one of this subset."""
-        return other.size == 0 or (
+        return (
             self._same_region(other)
-            and all(a <= c for a, c in zip(self.start, other.start, strict=True))
-            and all(b >= d for b, d in zip(self.stop, other.stop, strict=True))
-        )
+            and all(map(operator.le, self.start, other.start))
+            and all(map(operator.ge, self.stop, other.stop))
+        ) or other.size == 0
 
     def __str__(self) -> str:
         if self.whole:
