@@ -21,7 +21,7 @@ from linop.memory import allocate, clears, copies
 from linop.operator import Identity, LinearOperator, compose
 from linop.partition import Partition, balanced
 from linop.region import Region, Subset, as_subset, naturals
-from linop.tensor import Bounds, TensorSpace, shared_part
+from linop.tensor import Bounds, TensorSpace, common_parts
 
 PerDim = int | Sequence[int]
 """One number for all dimensions, or one for each."""
@@ -134,8 +134,8 @@ def halo_exchange(
     def five_stages() -> LinearOperator:
         body = _in_place(X, needed)
         E = expect("halo_exchange", body.domain, TensorSpace)
-        bulk = Named("C", "bulk", out_of_place(X, E, _common(X, E)))
-        trim = Named("C", "trim", out_of_place(E, Y, _common(E, Y)))
+        bulk = Named("C", "bulk", out_of_place(X, E, common_parts(X, E)))
+        trim = Named("C", "trim", out_of_place(E, Y, common_parts(E, Y)))
         return compose(trim, bulk) if isinstance(body, Identity) else compose(trim, body, bulk)
 
     return Known("H", "", matching(X, Y, copies_apart(X)), five_stages)
@@ -160,7 +160,7 @@ class _Exchange:
 
     def __init__(self, X: TensorSpace, E: TensorSpace, needed: tuple[Bounds, ...]) -> None:
         self.X, self.E, self.needed = X, E, needed
-        self.base = {r.name: [s.start for s in E.block(r)] for r in E.regions}
+        self.base = dict(zip(E.index, E.starts[:, : E.ndim].tolist(), strict=True))
 
     def phases(self, dim: int) -> Iterator[LinearOperator]:
         """A, K_S, C_P, C_E, C_U, K_T, D of a dimension, first applied first."""
@@ -223,12 +223,6 @@ class _Exchange:
 
 def _buffer(name: str, part: Subset) -> Subset:
     return as_subset(Region.checked(name, part.shape, part.workers, part.memory))
-
-
-def _common(X: TensorSpace, Y: TensorSpace) -> list[tuple[Subset, Subset]]:
-    """What a block of X and the block of Y on the same worker have in common."""
-    pairs = (shared_part(X, a, Y, b) for a, b in zip(X.regions, Y.regions, strict=True))
-    return [pair for pair in pairs if pair is not None]
 
 
 def _geometry(X: TensorSpace, kernels: Sequence[Kernel]) -> list[list[HaloDim]]:
