@@ -131,7 +131,7 @@ class Movement:
     @staticmethod
     def of_blocks(domain: Space, codomain: Space, blocks: Iterable[Block]) -> Movement:
         """From (target, source, coefficient) blocks; the regions must be those of the spaces."""
-        return Movement(domain, codomain, _table(domain, codomain, list(blocks)))
+        return Movement(domain, codomain, _table(domain, codomain, blocks))
 
     @staticmethod
     def between(domain: Space, codomain: Space) -> Movement:
@@ -148,12 +148,12 @@ class Movement:
         factors = []
         for domain, actions, codomain in independent_runs(placed):
             src, dst = domain.index, codomain.index
-            blocks = [
+            blocks = (
                 block
                 for action in actions
                 for block in action.delta
                 if block[0].region.name in dst and block[1].region.name in src
-            ]
+            )
             table = boxes.concatenate(_shared(domain, codomain), _table(domain, codomain, blocks))
             factors.append(Movement(domain, codomain, table))
         while len(factors) > 1:
@@ -311,16 +311,22 @@ class Movement:
         return digest_of(self.domain.digest, self.codomain.digest, self.rows.digest)
 
 
-def _table(domain: Space, codomain: Space, blocks: Sequence[Block]) -> Table:
-    ndim = _ndim(domain, codomain)
-    of_name, to_name = domain.index, codomain.index
-    at = _corners([target.start for target, _, _ in blocks], ndim, 0)
-    of = _corners([source.start for _, source, _ in blocks], ndim, 0)
-    stop = _corners([target.stop for target, _, _ in blocks], ndim, 1)
-    dst = np.array([to_name[target.region.name] for target, _, _ in blocks], np.int64)
-    src = np.array([of_name[source.region.name] for _, source, _ in blocks], np.int64)
-    coef = column(exact(coefficient) for *_, coefficient in blocks)
-    return Table(dst, src, at, of, stop - at, coef)
+def _table(domain: Space, codomain: Space, blocks: Iterable[Block]) -> Table:
+    # Three lists, and no tuple of each block that the garbage collector would look at.
+    targets: list[Subset] = []
+    sources: list[Subset] = []
+    numbers: list[Exact] = []
+    for target, source, coefficient in blocks:
+        targets.append(target)
+        sources.append(source)
+        numbers.append(exact(coefficient))
+    ndim, index = _ndim(domain, codomain), (codomain.index, domain.index)
+    at = _corners([target.start for target in targets], ndim, 0)
+    of = _corners([source.start for source in sources], ndim, 0)
+    stop = _corners([target.stop for target in targets], ndim, 1)
+    dst = np.array([index[0][target.region.name] for target in targets], np.int64)
+    src = np.array([index[1][source.region.name] for source in sources], np.int64)
+    return Table(dst, src, at, of, stop - at, column(numbers))
 
 
 def _corners(corners: Sequence[tuple[int, ...]], ndim: int, beyond: int) -> boxes.Ints:

@@ -8,6 +8,7 @@ rule, one reference rule (`run`, on real arrays) and one difference from the ide
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -198,7 +199,7 @@ def independent_runs(placed: Iterable[Placed]) -> list[Placed]:
     """
     runs: list[Placed] = []
     run: list[Action] = []
-    written: dict[str, list[Subset]] = {}
+    written: defaultdict[str, list[Subset]] = defaultdict(list)
     gone: set[str] = set()
     for before, actions, after in placed:
         for action in actions:
@@ -208,11 +209,11 @@ def independent_runs(placed: Iterable[Placed]) -> list[Placed]:
                 boxes = written.get(source.region.name)
                 stale = stale or (boxes is not None and any(map(source.overlaps, boxes)))
             if stale or not runs:
-                run, written, gone = [], {}, set()
+                run, written, gone = [], defaultdict(list), set()
                 runs.append((before, run, after))
             run.append(action)
             for target, _, _ in blocks:
-                written.setdefault(target.region.name, []).append(target)
+                written[target.region.name].append(target)
             if type(action) is Deallocate:
                 gone.update(region.name for region in action.regions)
         runs[-1] = runs[-1][0], run, after
