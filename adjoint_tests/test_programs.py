@@ -16,7 +16,18 @@ from hypothesis import strategies as st
 
 from linop import Movement, Region, Space, Subset
 from linop.laws import reduce_program
-from linop.primitives import Action, Add, Allocate, Clear, Deallocate, Placed, independent_runs
+from linop.primitives import (
+    Action,
+    Add,
+    Allocate,
+    Clear,
+    Deallocate,
+    InPlace,
+    Placed,
+    adjoints,
+    deltas,
+    independent_runs,
+)
 from linop.region import as_subset
 from linop.testing.describing import box_in, boxes
 
@@ -95,17 +106,17 @@ def test_a_program_is_the_product_of_its_actions(program: Program) -> None:
 def test_independent_runs_are_sums(program: Program) -> None:
     """The product of each run is I + ΣX, on the memory that stays."""
     runs = independent_runs(program)
-    assert actions_of(runs) == actions_of(program)
+    assert [step for run in runs for step in run] == program
     for run in runs:
-        domain, actions, codomain = run
+        domain, codomain = run[0][0], run[-1][2]
         changes = [
             delta
-            for action in actions
+            for action in actions_of(run)
             for delta in action.delta
             if delta[0].region in codomain and delta[1].region in domain
         ]
         total = Movement.between(domain, codomain) + Movement.of_blocks(domain, codomain, changes)
-        assert (total.to_matrix().toarray() == by_running([run])).all()
+        assert (total.to_matrix().toarray() == by_running(run)).all()
 
 
 def test_many_adds_are_one_run() -> None:
@@ -116,10 +127,27 @@ def test_many_adds_are_one_run() -> None:
 
     def runs(*programs: list[Add]) -> list[int]:
         placed = [(space, actions, space) for actions in programs]
-        return [len(actions) for _, actions, _ in independent_runs(placed)]
+        return [len(actions_of(run)) for run in independent_runs(placed)]
 
     assert runs(gathered) == runs(spread) == [5]
     assert runs(gathered, spread) == runs([*gathered, *spread]) == [5, 5]
+
+
+@given(programs())
+def test_actions_in_columns_are_those_that_went_in(program: Program) -> None:
+    """And so are their adjoints, and the runs that they are cut into."""
+    given = [action for action in actions_of(program) if isinstance(action, Add | Clear)]
+    columns = InPlace([a.parts[-1] for a in given], [a.parts[0] for a in given])
+    assert list(columns) == given == [*columns[:2], *columns[2:]]
+    assert [columns[k] for k in range(len(columns))] == given
+    assert list(deltas(columns)) == list(deltas(given))
+    assert list(adjoints(columns)) == adjoints(given)
+    space = Space({part.region.name: part.region for a in given for part in a.parts}.values())
+    if all(part.region in space for action in given for part in action.parts):
+        for actions in (given, list(adjoints(columns))):
+            alone = independent_runs([(space, [action], space) for action in actions])
+            together = independent_runs([(space, actions, space)])
+            assert list(map(actions_of, together)) == list(map(actions_of, alone))
 
 
 # Laws

@@ -36,7 +36,7 @@ def test_ring_all_reduce_is_broadcast_of_sum_reduce(workers: int, shape: tuple[i
 def test_a_ring_with_one_step_less_is_no_all_reduce() -> None:
     copies = TensorSpace(12, Partition(4), axes=(COPIES,))
     (ring,) = linop.ring_all_reduce(copies)._program()
-    steps = ring.actions  # type: ignore[attr-defined]
+    steps = tuple(ring.actions)  # type: ignore[attr-defined]
     for k in range(len(steps)):
         wrong = Primitives(copies, steps[:k] + steps[k + 1 :], copies)
         # A clear before a copy into what was summed is needed too.

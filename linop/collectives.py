@@ -20,7 +20,7 @@ from linop.matching import Link, Segment, along, matching, same
 from linop.memory import adds, allocate, copy, deallocate
 from linop.operator import LinearOperator, Primitives, compose
 from linop.partition import Partition, balanced
-from linop.primitives import Action, Add, Clear
+from linop.primitives import InPlace
 from linop.region import Part, Region, Subset, as_subset, integer, naturals
 from linop.space import Space
 from linop.tensor import COPIES, REPLICATED, Axis, TensorSpace
@@ -169,7 +169,8 @@ def ring_all_reduce(Y: TensorSpace, grid_axes: int | Sequence[int] | None = None
     Y = expect("ring_all_reduce", Y, TensorSpace)
     rings = Y.lines(_copied_axes("ring_all_reduce", Y, grid_axes))
     rings_of_chunks = [[_chunks(block, len(ring)) for block in ring] for ring in rings]
-    actions: list[Action] = []
+    targets: list[Subset] = []
+    sources: list[Subset] = []
     for copies in (False, True):
         for step in range(len(rings[0]) - 1):
             for ring in rings_of_chunks:
@@ -177,9 +178,9 @@ def ring_all_reduce(Y: TensorSpace, grid_axes: int | Sequence[int] | None = None
                     c = (k + copies - step) % len(ring)
                     source, target = here[c], ring[(k + 1) % len(ring)][c]
                     if source is not None and target is not None:
-                        actions += [Clear(target)] * copies
-                        actions.append(Add(source, target))
-    body = Primitives(Y, actions, Y) if actions else identity(Y)
+                        targets += [target] * (1 + copies)
+                        sources += [target] * copies + [source]
+    body = Primitives(Y, InPlace(targets, sources), Y) if targets else identity(Y)
     return Named("Ring", str(len(rings[0])), body)
 
 

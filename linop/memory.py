@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from linop.calls import remembered
 from linop.errors import ArgumentError, ShapeError, SpaceError, expect
 from linop.operator import LinearOperator, Primitives, compose
-from linop.primitives import Action, Add, Allocate, Clear, Deallocate
+from linop.primitives import Action, Add, Allocate, Clear, Deallocate, InPlace
 from linop.region import Part, Region, Subset, as_subset
 from linop.space import Space
 
@@ -92,19 +92,19 @@ def move(space: Space, a: Part, b: Part) -> LinearOperator:
 
 def clears(space: Space, parts: Sequence[Subset]) -> LinearOperator:
     """The composition of `clear` of parts of a space, one at least, the first applied first."""
-    return Primitives(space, map(Clear, parts), space)
+    return Primitives(space, InPlace(parts, parts), space)
 
 
 def adds(space: Space, sources: Sequence[Subset], targets: Sequence[Subset]) -> LinearOperator:
     """The composition of `add` between parts of a space, one at least, the first applied first."""
-    return Primitives(space, map(Add, sources, targets), space)
+    return Primitives(space, InPlace(targets, sources), space)
 
 
 def copies(space: Space, sources: Sequence[Subset], targets: Sequence[Subset]) -> LinearOperator:
     """The composition of `copy` between parts of a space, one at least, the first applied first."""
-    pairs = zip(sources, targets, strict=True)
-    actions = (action for a, b in pairs for action in (Clear(b), Add(a, b)))
-    return Primitives(space, actions, space)
+    twice = [target for target in targets for _ in range(2)]
+    each = [part for pair in zip(targets, sources, strict=True) for part in pair]
+    return Primitives(space, InPlace(twice, each), space)
 
 
 def _allocate_or_clear(space: Space, target: Subset) -> LinearOperator:

@@ -21,7 +21,7 @@ from linop.boxes import Table, same_rows
 from linop.columns import Column, column, nearest, ones, residues
 from linop.errors import SpaceError
 from linop.exact import Exact, exact, shown
-from linop.primitives import Placed, independent_runs
+from linop.primitives import Placed, deltas, independent_runs
 from linop.region import Region, Subset
 from linop.rows import (
     FAR_MORE,
@@ -146,12 +146,13 @@ class Movement:
         """The product of actions, first applied first. Runs of independent actions become one table
         each; the tables are multiplied as a balanced tree, so that the large ones are few."""
         factors = []
-        for domain, actions, codomain in independent_runs(placed):
+        for run in independent_runs(placed):
+            domain, codomain = run[0][0], run[-1][2]
             src, dst = domain.index, codomain.index
             blocks = (
                 block
-                for action in actions
-                for block in action.delta
+                for _, actions, _ in run
+                for block in deltas(actions)
                 if block[0].region.name in dst and block[1].region.name in src
             )
             table = boxes.concatenate(_shared(domain, codomain), _table(domain, codomain, blocks))

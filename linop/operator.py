@@ -25,7 +25,7 @@ from linop.maps import bare_or_dict
 from linop.movement import Movement
 from linop.network import Network
 from linop.notation import joined_symbols, parenthesised, subscripted
-from linop.primitives import Action, Add, Clear, Placed
+from linop.primitives import Action, Add, Clear, InPlace, Placed, adjoints
 from linop.region import LARGEST, integer
 from linop.scalars import Array, Scalar, check_scalar, is_scalar, reciprocal, sparse_dtype
 from linop.space import Space, Vector
@@ -290,15 +290,14 @@ class Primitives(LinearOperator):
 
     def __init__(self, domain: Space, actions: Iterable[Action], codomain: Space) -> None:
         super().__init__(domain, codomain)
-        self.actions = tuple(actions)
+        self.actions = actions if isinstance(actions, InPlace) else tuple(actions)
 
     @property
     def placed(self) -> Placed:
         return self.domain, self.actions, self.codomain
 
     def _adjoint(self) -> LinearOperator:
-        back = [action.adjoint for action in reversed(self.actions)]
-        return Primitives(self.codomain, back, self.domain)
+        return Primitives(self.codomain, adjoints(self.actions), self.domain)
 
     def _run(self, arrays: Arrays) -> Arrays:
         for action in self.actions:
@@ -310,9 +309,8 @@ class Primitives(LinearOperator):
 
     def _simplified(self) -> LinearOperator:
         reduced = laws.reduce_program(self.actions)
-        if len(reduced) == len(self.actions):
-            return self
-        return _placed(reduced, self.domain, self.codomain)
+        same = len(reduced) == len(self.actions)
+        return self if same else _placed(reduced, self.domain, self.codomain)
 
     def symbol(self, latex: bool = False) -> str:
         return " ".join(subscripted(a.letter, a.subscript, latex) for a in self.actions[::-1])

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, overload
 
 import numpy as np
 
@@ -183,38 +183,86 @@ class Add(Action):
         return f"{self.source}→{self.target}"
 
 
+class InPlace(Sequence[Action]):
+    """Clears and adds, first applied first, as two columns; each is made when it is looked at. A
+    halo of thousands of workers has a hundred thousand, and the garbage collector would look at
+    all of them again and again.
+
+    Args:
+        targets, sources: of each action; the same object twice for a clear.
+    """
+
+    def __init__(self, targets: Iterable[Subset], sources: Iterable[Subset]) -> None:
+        self.targets, self.sources = tuple(targets), tuple(sources)
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    @overload
+    def __getitem__(self, k: int) -> Action: ...
+
+    @overload
+    def __getitem__(self, k: slice) -> InPlace: ...
+
+    def __getitem__(self, k: int | slice) -> Action | InPlace:
+        if isinstance(k, slice):
+            return InPlace(self.targets[k], self.sources[k])
+        return _in_place(self.targets[k], self.sources[k])
+
+    def __iter__(self) -> Iterator[Action]:
+        return map(_in_place, self.targets, self.sources)
+
+
+def _in_place(target: Subset, source: Subset) -> Action:
+    return Clear(target) if target is source else Add(source, target)
+
+
+def adjoints(actions: Sequence[Action]) -> Sequence[Action]:
+    """The adjoints of actions, in the other order."""
+    if isinstance(actions, InPlace):
+        return InPlace(actions.sources[::-1], actions.targets[::-1])
+    return [action.adjoint for action in reversed(actions)]
+
+
+def deltas(actions: Sequence[Action]) -> Iterator[Delta]:
+    """The blocks in which the matrices of actions differ from the identity, one after the other."""
+    if isinstance(actions, InPlace):
+        signs = (-1 if t is s else 1 for t, s in zip(actions.targets, actions.sources, strict=True))
+        return zip(actions.targets, actions.sources, signs, strict=True)
+    return (delta for action in actions for delta in action.delta)
+
+
 Placed = tuple[Space, Sequence[Action], Space]
-"""Actions, first applied first, between the space before them and the space after them."""
+"""Actions, first applied first, between the space before them and the space after them. Where there
+are several, all leave the space as it is."""
 
 
-def independent_runs(placed: Iterable[Placed]) -> list[Placed]:
+def independent_runs(placed: Iterable[Placed]) -> list[list[Placed]]:
     """Cut a program of actions, first applied first, into runs whose matrix is I + ΣX.
 
     A product (I + X_n)···(I + X_1) is I + ΣX exactly if X_j X_i = 0 for all j > i: no action reads
     what an earlier one of its run wrote. A region that comes back after it was deallocated starts a
     new run too, since its contents do not pass through.
-
-    Args:
-        placed: where there are several actions between two spaces, all leave the space as it is.
     """
-    runs: list[Placed] = []
-    run: list[Action] = []
+    runs: list[list[Placed]] = [[]]
     written: defaultdict[str, list[Subset]] = defaultdict(list)
     gone: set[str] = set()
     for before, actions, after in placed:
-        for action in actions:
+        first = 0
+        for k, action in enumerate(actions):
             blocks = action.delta
             stale = type(action) is Allocate and any(r.name in gone for r in action.regions)
             for _, source, _ in blocks:
                 boxes = written.get(source.region.name)
                 stale = stale or (boxes is not None and any(map(source.overlaps, boxes)))
-            if stale or not runs:
-                run, written, gone = [], defaultdict(list), set()
-                runs.append((before, run, after))
-            run.append(action)
+            if stale:
+                if k > first:
+                    runs[-1].append((before, actions[first:k], before))
+                runs.append([])
+                first, written, gone = k, defaultdict(list), set()
             for target, _, _ in blocks:
                 written[target.region.name].append(target)
             if type(action) is Deallocate:
                 gone.update(region.name for region in action.regions)
-        runs[-1] = runs[-1][0], run, after
+        runs[-1].append((before, actions[first:], after))
     return runs
