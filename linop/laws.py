@@ -56,7 +56,7 @@ def _holds(whole: Part, part: Part) -> bool:
 
 Law = Callable[[Any, Any], list[Action] | None]
 
-LAWS: dict[tuple[type[Action], type[Action]], Law] = {
+LAWS: dict[tuple[type[Any], type[Any]], Law] = {
     (Clear, Clear): _clear_clear,
     (Deallocate, Allocate): _deallocate_allocate,
     (Allocate, Deallocate): _allocate_deallocate,
@@ -109,7 +109,7 @@ def _reduce_once(steps: Sequence[Step]) -> tuple[list[Step], bool]:
         reduced: Action | None = step
         while reduced is not None:
             last = _last(done, touching, reduced)
-            before = done[last] if last >= 0 else None
+            before: Any = done[last] if last >= 0 else None
             if type(reduced) is Add and before == Clear(reduced.target):
                 if _copied_back(reduced, _history(done, touching, reduced)):
                     done[last] = None

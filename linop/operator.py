@@ -308,9 +308,8 @@ class Primitives(LinearOperator):
         return Stages((Movement.of_program([self.placed]),))
 
     def _simplified(self) -> LinearOperator:
-        reduced = laws.reduce_program(self.actions)
-        same = len(reduced) == len(self.actions)
-        return self if same else _placed(reduced, self.domain, self.codomain)
+        few = laws.reduce_program(self.actions)
+        return _placed(few, self.domain, self.codomain) if len(few) < len(self.actions) else self
 
     def symbol(self, latex: bool = False) -> str:
         return " ".join(subscripted(a.letter, a.subscript, latex) for a in self.actions[::-1])
@@ -483,9 +482,10 @@ def _placed(steps: Sequence[Any], domain: Space, codomain: Space) -> LinearOpera
     space = domain
     factors: list[LinearOperator] = []
     for here, some in groupby(steps, lambda step: isinstance(step, Add | Clear)):
-        for step in [Primitives(space, some, space)] if here else some:
-            opaque = not isinstance(step, Action)
-            factors.append(step if opaque else Primitives(space, (step,), step.codomain(space)))
+        run = list(some)
+        for step in [Primitives(space, run, space)] if here else run:
+            placed = isinstance(step, Action)
+            factors.append(Primitives(space, [step], step.codomain(space)) if placed else step)
             space = factors[-1].codomain
     return compose(*reversed(factors)) if factors else Identity(domain, codomain)
 
