@@ -153,8 +153,8 @@ ALGEBRA = (
         "source and target swapped",
         "a block's box is read where it is to be written, and written where it is read",
         "linop/movement.py",
-        "return Table(dst, src, at, of, stop - at, coef)",
-        "return Table(dst, src, of, at, stop - at, coef)",
+        "return Table(dst, src, at, of, stop - at, column(numbers))",
+        "return Table(dst, src, of, at, stop - at, column(numbers))",
         ("test_movement.py",),
     ),
     Fault(
