@@ -1,9 +1,9 @@
-"""How proofs and plans grow with the number of workers: seconds, and the peak of memory.
+"""How proofs and plans grow with the number of workers: CPU seconds, and the peak of memory.
 
     python benchmarks/growth.py [--repeats N] [--workers P] [--only WORDS]
 
 Every sample is a process of its own; all cases are run in turn, `repeats` times. Prints minimum,
-median and maximum seconds of the question, without the making of the operators whose making is not
+median and maximum CPU seconds of the question, without the making of operators whose making is not
 in question, and the largest peak of resident memory above that of `import linop`, in Markdown.
 """
 
@@ -124,9 +124,9 @@ def sample(name: str, workers: int) -> None:
     _, case = CASES[name]
     before = peak()
     question = case(workers)
-    begun = time.perf_counter()
+    begun = time.process_time()
     answer = question()
-    seconds = time.perf_counter() - begun
+    seconds = time.process_time() - begun
     assert answer, f"{name}, {workers} workers: not proven"
     print(json.dumps([seconds, peak() - before]))
 
