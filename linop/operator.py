@@ -291,10 +291,7 @@ class Primitives(LinearOperator):
     def __init__(self, domain: Space, actions: Iterable[Action], codomain: Space) -> None:
         super().__init__(domain, codomain)
         self.actions = actions if isinstance(actions, InPlace) else tuple(actions)
-
-    @property
-    def placed(self) -> Placed:
-        return self.domain, self.actions, self.codomain
+        self.placed: Placed = domain, self.actions, codomain
 
     def _adjoint(self) -> LinearOperator:
         return Primitives(self.codomain, adjoints(self.actions), self.domain)
@@ -484,8 +481,10 @@ def _placed(steps: Sequence[Any], domain: Space, codomain: Space) -> LinearOpera
     for here, some in groupby(steps, lambda step: isinstance(step, Add | Clear)):
         run = list(some)
         for step in [Primitives(space, run, space)] if here else run:
-            placed = isinstance(step, Action)
-            factors.append(Primitives(space, [step], step.codomain(space)) if placed else step)
+            if isinstance(step, LinearOperator):
+                factors.append(step)
+            else:
+                factors.append(Primitives(space, [step], step.codomain(space)))
             space = factors[-1].codomain
     return compose(*reversed(factors)) if factors else Identity(domain, codomain)
 
