@@ -171,8 +171,8 @@ TENSORS = (
         "neighbours alone",
         "a halo comes from adjacent workers, however far it reaches",
         "linop/halo.py",
-        "if j == k or low >= high:",
-        "if abs(j - k) != 1 or low >= high:",
+        "if j != k and low < high:",
+        "if abs(j - k) == 1 and low < high:",
         (HALO,),
     ),
     Fault(

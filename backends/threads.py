@@ -147,7 +147,7 @@ class Threads(Whole):
 
     def bind(self, op: LinearOperator) -> tuple[Callable[[Vector], Vector], Sequence[Plan]]:
         if debugging():
-            prove(op, lambda plan: plan)
+            prove(op, lower, lambda plan: plan)
         needed = workers_of(op.stages)
         plans = [lower(op.stages, worker) for worker in range(max(needed, default=0) + 1)]
 

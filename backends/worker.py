@@ -44,6 +44,7 @@ from linop.operator import LinearOperator
 from linop.plan import Plan
 from linop.scalars import Array, Scalar
 from linop.space import Space, Total
+from linop.stages import Stages
 from linop.stretching import Plans
 
 _SHOWN = 160
@@ -73,7 +74,7 @@ class Worker(Backend):
         self._plans = 0
         self._early: dict[int, tuple[LinopError, int]] = {}
         self._calls: dict[tuple[int, ...], Calls] = {}
-        self.lowered = Plans(self.worker)
+        self._plans_of: dict[int, Plans] = {}
         transport.plans = self
         self.meeting = threading.RLock()
         """Held in a conversation with other workers: those of two threads would get mixed up."""
@@ -87,7 +88,7 @@ class Worker(Backend):
         # Here alone may be a coefficient that no number of the dtype is near.
         lowered: Plan | LinopError
         try:
-            lowered = self.lowered.of(op.stages)
+            lowered = self.planned(op.stages, self.worker)
         except LinopError as error:
             lowered = error
         counts = {group: calls.counted for group, calls in self._calls.items()}
@@ -144,6 +145,12 @@ class Worker(Backend):
         for calls in self._calls.values():
             calls.stop()
 
+    def planned(self, stages: Stages, worker: int) -> Plan:
+        """A worker's plan: this one's to run, those of others to be proven with it."""
+        if worker not in self._plans_of:
+            self._plans_of[worker] = Plans(worker)
+        return self._plans_of[worker].of(stages)
+
     def rewritten(self, plan: Plan) -> Plan:
         """A plan as it may run in the place of one that was lowered: with collectives."""
         return plan
@@ -188,8 +195,8 @@ class WorkerPlan(BoundPlan):
     ) -> None:
         super().__init__(op, backend)
         if backend.debug or debugging():
-            prove(op, backend.rewritten)
-        self.plan = plan or backend.lowered.of(op.stages)
+            prove(op, backend.planned, backend.rewritten)
+        self.plan = plan or backend.planned(op.stages, backend.worker)
         self.counters.sends([self.plan])
         self.group = workers_of(op.stages)
         self._worker = backend
