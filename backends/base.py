@@ -43,6 +43,7 @@ class Backend(ABC):
         worker: which worker this process or thread is; None where it holds all of them.
         workers: how many there are; None where there are as many as an operator needs.
         arrays: what its plans take and give.
+        debug: whether what workers call is compared at every call, and plans are proven.
         ended: whether its program is over, so that nobody needs its plans any more.
         started: plans with a run that is not finished: its messages come, whoever has the plan.
     """
@@ -50,6 +51,7 @@ class Backend(ABC):
     name: str
     worker: int | None = None
     workers: int | None = None
+    debug = False
     ended = False
 
     def __init__(self, arrays: Arrays = NUMPY) -> None:

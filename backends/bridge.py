@@ -111,7 +111,7 @@ class Bridge:
         self._out_of = held(plan.codomain, plan.backend.worker)
         self.one = len(self._into) == len(self._out_of) == 1
         self._tensor = _of_bits if dtype is torch.bfloat16 else torch.from_numpy
-        self._debug = getattr(plan.backend, "debug", False)
+        self._debug = plan.backend.debug
         arrays = plan.backend.arrays
         self._kinds = [arrays.of(region.memory) for region in self._into]
         self._nothing = torch.empty(0, dtype=dtype, device=arrays.device)

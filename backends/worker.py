@@ -33,7 +33,7 @@ from linop.backends.counters import Counters
 from linop.backends.deadlock import PAST, Key, Point
 from linop.backends.execute import Program
 from linop.backends.messages import Messages
-from linop.backends.proving import debugging, prove
+from linop.backends.proving import prove
 from linop.backends.quick import quick_call
 from linop.backends.recorder import Called, users_line
 from linop.backends.transport import Talk, Transport, Verdict, agree, rebuilt
@@ -177,7 +177,7 @@ class WorkerPlan(BoundPlan):
         self, op: LinearOperator, backend: Worker, tag: int, plan: Plan | None = None
     ) -> None:
         super().__init__(op, backend)
-        if backend.debug or debugging():
+        if backend.debug:
             prove(op, backend.rewritten)
         self.plan = plan or backend.lowered.of(op.stages)
         self.counters.sends([self.plan])

@@ -91,7 +91,7 @@ class Meeting:
         self.workers = backend.workers or 1
         self.shapes_are_fixed = False
         self._alone = self.workers == 1
-        self.debug: bool = getattr(backend, "debug", False)
+        self.debug = backend.debug
         everyone = TensorSpace((1,), Partition((self.workers,)), np.int64, [COPIES], "call")
         self._sum = all_reduce(everyone)
 
@@ -270,7 +270,7 @@ def fixed_shapes(fixed: bool = True) -> Iterator[None]:
     backend = program()
     meeting = meeting_of(backend)
     before = meeting.shapes_are_fixed
-    meeting.shapes_are_fixed = fixed and not getattr(backend, "debug", False)
+    meeting.shapes_are_fixed = fixed and not backend.debug
     try:
         yield
     finally:
