@@ -487,7 +487,7 @@ def ways_are_chosen_together(comm: MPI.Comm) -> None:
             linop.errors.BackendError,
             lambda: linop.backends.get("cupy", comm=own, way=odd, arrays=arrays),
         )
-        assert "workers have different settings: way='aware' on worker 0, way='staged' on" in text
+        assert "different settings: way='aware' on worker 0 and way='staged' on" in text
     with shown(arrays, to_mpi=False):
         text = raised(
             linop.errors.BackendError,

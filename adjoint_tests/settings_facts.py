@@ -1,4 +1,4 @@
-"""What `test_settings` runs on ranks: settings that differ, by argument and by variable."""
+"""Checks of `test_settings`, on ranks: settings that differ, by argument and by variable."""
 
 from __future__ import annotations
 

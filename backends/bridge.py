@@ -438,10 +438,10 @@ def name_layer(error: LinopError, where: str, kind: str = "") -> None:
         where: the layer.
         kind: the layer's class, with which the text may begin.
     """
-    if where and not hasattr(error, "layer"):
+    if where and not error.layer:
         text = str(error).removeprefix(f"{kind}: ")
         error.args = (f"{where}: {text}", *error.args[1:])
-        error.layer = where  # type: ignore[attr-defined]
+        error.layer = where
 
 
 def is_replaying() -> bool:

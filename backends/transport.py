@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 from linop import errors
 from linop.backends.deadlock import Key, Point
 from linop.backends.recorder import Recorder
-from linop.errors import BackendError, LinopError
+from linop.errors import BackendError, LinopError, interrupt
 from linop.scalars import Array
 
 ANY = -2
@@ -234,7 +234,8 @@ def heard(error: LinopError, tag: int) -> LinopError:
     """An alarm's error, as the worker that hears it raises it: one of its own, and no new alarm,
     but with the tag of the plan that it is about."""
     mine = rebuilt(type(error).__name__, str(error))
-    mine.alarm = tag  # type: ignore[attr-defined]
+    mine.alarm = tag
+    interrupt(mine)
     return mine
 
 
@@ -263,10 +264,11 @@ class Talk:
     def __enter__(self) -> Talk:
         return self
 
-    def __exit__(self, kind: object, *error: object) -> None:
-        if kind is None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is None:
             self._transport.points[self.key] = self.number, math.inf
             return
+        interrupt(error)
         for peer in self._told:
             self._transport.post(peer, pickle.dumps((self._topic, _TAKEN_BACK)))
 

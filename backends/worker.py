@@ -37,7 +37,7 @@ from linop.backends.proving import prove
 from linop.backends.quick import quick_call
 from linop.backends.recorder import Called, users_line
 from linop.backends.transport import Talk, Transport, Verdict, agree, rebuilt
-from linop.errors import BackendError, LinopError
+from linop.errors import BackendError, LinopError, interrupt
 from linop.lowering import workers_of
 from linop.operator import LinearOperator
 from linop.plan import Plan
@@ -388,7 +388,10 @@ class WorkerPlan(BoundPlan):
         transport = self._worker.transport
         text = f"worker {transport.worker} in {self.op!r}: {error}"
         kind = type(error) if isinstance(error, LinopError) else None
-        if self._together and not hasattr(error, "alarm"):
+        if not self._together:
+            return
+        interrupt(error)
+        if not isinstance(error, LinopError) or error.alarm is None:
             alarm = kind(text) if kind else BackendError(f"{type(error).__name__}: {text}")
             transport.alarm(alarm, self._tag, self.call)
 
