@@ -248,10 +248,8 @@ _MODES = ("gradients are enabled", "the layer is in training mode", "autocast is
 
 def meeting_of(backend: Backend) -> Meeting:
     """The meeting of a backend's workers."""
-    if "_meeting_of_layers" not in backend.__dict__:
-        backend.__dict__["_meeting_of_layers"] = Meeting(backend)
-    meeting: Meeting = backend.__dict__["_meeting_of_layers"]
-    return meeting
+    known: Meeting | None = backend.kept.get(Meeting)
+    return known or backend.kept.setdefault(Meeting, Meeting(backend))
 
 
 @contextmanager
