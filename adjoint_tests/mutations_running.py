@@ -278,8 +278,8 @@ RUNNING = (
         "stale message",
         "a message is sent from a copy of its buffer that was made when the plan was bound",
         "backends/messages.py",
-        "request = self._transport.sender(step.peer, self._tag, where.get())",
-        "request = self._transport.sender(step.peer, self._tag, where.get().copy())",
+        "return [*lines, self._sent(step.peer, where.get())]",
+        "return [*lines, self._sent(step.peer, where.get().copy())]",
         (f"{RUNS}[repartition]",),
     ),
     Fault(
@@ -327,8 +327,8 @@ RUNNING = (
         "call without a number",
         "in shared memory, what is said of a message does not hold the number of its call",
         "backends/windows.py",
-        '"    e += c",',
-        "",
+        'f"e = n % {TURNS} + c",',
+        'f"e = n % {TURNS}",',
         ("test_mpi_memory.py::test_a_call_that_a_worker_left_out_is_noticed",),
     ),
     Fault(

@@ -135,9 +135,8 @@ class Gpu(Worker):
     def program(
         self, plan: Plan, group: Sequence[int], tag: int, about: Callable[[], str]
     ) -> Program:
-        del group
-        yes = self.aware.yes
-        return DeviceMessages(plan, self._ranks, tag, about, self._device, yes)
+        yes, calls = self.aware.yes, self.calls(group)
+        return DeviceMessages(plan, self._ranks, tag, about, self._device, yes, calls)
 
     def leave(self) -> None:
         """Free the communicator of this backend; collective."""

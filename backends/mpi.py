@@ -34,7 +34,6 @@ try:
     from linop.backends.joining import duplicated, joined, part
     from linop.backends.lifetime import FREED, end, watch
     from linop.backends.ranks import Ranks
-    from linop.backends.runs import Calls
     from linop.backends.shared import NoWindowError, Pool, wanted
     from linop.backends.windows import NoRoomError, Windows, memory_needed
 except (ImportError, RuntimeError) as error:
@@ -180,7 +179,6 @@ class Rank(Worker):
         self.groups = Groups(transport)
         self._choice = choice
         self._pool: Pool | None = None
-        self._calls: dict[tuple[int, ...], Calls] = {}
         self._why = "" if windows else "shared memory is switched off"
         if not self._why and transport.workers > 1:
             here = transport.comm.Split_type(MPI.COMM_TYPE_SHARED)
@@ -208,8 +206,6 @@ class Rank(Worker):
         """Make a new window where a plan and its adjoint do not fit into those there are."""
         if self._pool is None:
             return
-        for calls in self._calls.values():
-            calls.again()
         self._pool.reclaim()  # all are here, and call nothing before all have said what they need
         room = self._pool.room()
         said = self._ranks.gather_all(struct.pack("=3q", memory_needed(plan), *room))
@@ -227,11 +223,13 @@ class Rank(Worker):
         program = None
         if self._pool is not None and self.worker in group and len(group) > 1:
             program = self._shared(plan, self._pool, group, tag, about)
-        return program or with_collectives(plan, self._ranks, tag, about, self.groups, self._choice)
+        return program or self._messages(plan, group, tag, about)
 
-    def interrupted(self) -> None:
-        for calls in self._calls.values():
-            calls.stop()
+    def _messages(
+        self, plan: Plan, group: Sequence[int], tag: int, about: Callable[[], str]
+    ) -> Program:
+        calls = self.calls(group)
+        return with_collectives(plan, self._ranks, tag, about, calls, self.groups, self._choice)
 
     def leave(self) -> None:
         """Free the communicators of this backend; collective."""
@@ -252,7 +250,8 @@ class Rank(Worker):
         self, plan: Plan, pool: Pool, group: Sequence[int], tag: int, about: Callable[[], str]
     ) -> Program | None:
         """The plan over shared memory; None, on every worker of the group, if one lacks room."""
-        calls = self._calls.setdefault(tuple(group), Calls())
+        calls = self.calls(group)
+        assert calls is not None  # there are several
         try:
             program = Windows(plan, pool, self._ranks.until, self._ranks.spins, about, calls)
         except NoRoomError:

@@ -19,6 +19,7 @@ from linop.backends.handing import Handing
 from linop.backends.mailboxes import Group, Mailbox
 from linop.backends.messages import Messages
 from linop.backends.proving import prove
+from linop.backends.runs import Calls
 from linop.backends.settings import DEBUG, WAIT_LIMIT
 from linop.backends.whole import Whole
 from linop.backends.worker import Worker
@@ -117,17 +118,21 @@ class Thread(Worker):
     def program(
         self, plan: Plan, group: Sequence[int], tag: int, about: Callable[[], str]
     ) -> Program:
-        del group
-        return bound(plan, self.transport, tag, about, self.arrays)
+        return bound(plan, self.transport, tag, about, self.calls(group), self.arrays)
 
 
 def bound(
-    plan: Plan, mailbox: Mailbox, tag: int, about: Callable[[], str], arrays: Arrays
+    plan: Plan,
+    mailbox: Mailbox,
+    tag: int,
+    about: Callable[[], str],
+    calls: Calls | None,
+    arrays: Arrays,
 ) -> Program:
     """A plan whose messages go through mailboxes."""
     if isinstance(arrays, DeviceArrays):
-        return Handing(plan, mailbox, tag, about, arrays)
-    return Messages(plan, mailbox, tag, about, arrays)
+        return Handing(plan, mailbox, tag, about, arrays, calls)
+    return Messages(plan, mailbox, tag, about, calls, arrays)
 
 
 class Threads(Whole):
@@ -150,7 +155,7 @@ class Threads(Whole):
 
             def main(mailbox: Mailbox) -> Sequence[Array]:
                 plan = plans[mailbox.worker]
-                program = bound(plan, mailbox, 0, op.__repr__, self.arrays)
+                program = bound(plan, mailbox, 0, op.__repr__, None, self.arrays)
                 arrays = [x[r.name] for r in plan.inputs]
                 if tracing is None:
                     return program.run(arrays)
