@@ -19,7 +19,7 @@ from linop.backends.ending import has_ended
 from linop.backends.ranks import Ranks
 from linop.backends.transport import Awaited
 from linop.backends.watchdog import WATCHDOG
-from linop.errors import DeadlockError
+from linop.errors import DeadlockError, communication
 
 _NAP = 1e-3
 """Seconds between polls."""
@@ -43,6 +43,7 @@ def joined(comm: MPI.Comm, limit: float) -> Ranks:
     return ranks
 
 
+@communication()
 def duplicated(comm: MPI.Comm, limit: float) -> MPI.Comm:
     """A duplicate; collective, but a rank waits no longer than there is hope.
 

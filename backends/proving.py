@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 
 from linop.lowering import workers_of
@@ -13,11 +12,6 @@ from linop.verify import verify
 
 MOST = 64
 """Workers of a plan up to which it is proven: for an all-to-all of so many, in 0.4 s."""
-
-
-def debugging() -> bool:
-    """True if the environment asks for debug mode: LINOP_DEBUG is set, and not 0."""
-    return os.environ.get("LINOP_DEBUG", "0") != "0"
 
 
 def prove(

@@ -7,7 +7,6 @@ verdict, merged along a tree, so that what one worker sees wrong every worker he
 from __future__ import annotations
 
 import math
-import os
 import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,33 +15,13 @@ from typing import Any, NamedTuple, Protocol
 from linop import errors
 from linop.backends.deadlock import Key, Point
 from linop.backends.recorder import Recorder
-from linop.errors import ArgumentError, BackendError, LinopError
+from linop.errors import BackendError, LinopError, interrupt
 from linop.scalars import Array
 
 ANY = -2
 """No plan's tag."""
 MEET = "meet"
 """Any part of what else workers do together."""
-
-
-def limit_of(given: float | None, default: float) -> float:
-    """Seconds that a wait may take: what a user said, or LINOP_WAIT_LIMIT.
-
-    Raises:
-        ArgumentError: it is no positive number.
-    """
-    name, said = "wait_limit", str(given)
-    if given is None:
-        name, said = "LINOP_WAIT_LIMIT", os.environ.get("LINOP_WAIT_LIMIT", str(default))
-    try:
-        limit = float(said)
-    except ValueError:
-        limit = math.nan
-    if not limit > 0:
-        raise ArgumentError(
-            f"{name}: expected a number of seconds above 0 (inf for no limit), given {said!r}"
-        )
-    return limit
 
 
 class Awaited(NamedTuple):
@@ -255,7 +234,8 @@ def heard(error: LinopError, tag: int) -> LinopError:
     """An alarm's error, as the worker that hears it raises it: one of its own, and no new alarm,
     but with the tag of the plan that it is about."""
     mine = rebuilt(type(error).__name__, str(error))
-    mine.alarm = tag  # type: ignore[attr-defined]
+    mine.alarm = tag
+    interrupt(mine)
     return mine
 
 
@@ -284,10 +264,11 @@ class Talk:
     def __enter__(self) -> Talk:
         return self
 
-    def __exit__(self, kind: object, *error: object) -> None:
-        if kind is None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is None:
             self._transport.points[self.key] = self.number, math.inf
             return
+        interrupt(error)
         for peer in self._told:
             self._transport.post(peer, pickle.dumps((self._topic, _TAKEN_BACK)))
 

@@ -33,12 +33,12 @@ from linop.backends.counters import Counters
 from linop.backends.deadlock import PAST, Key, Point
 from linop.backends.execute import Program
 from linop.backends.messages import Messages
-from linop.backends.proving import debugging, prove
+from linop.backends.proving import prove
 from linop.backends.quick import quick_call
 from linop.backends.recorder import Called, users_line
 from linop.backends.runs import Calls
 from linop.backends.transport import Talk, Transport, Verdict, agree, rebuilt
-from linop.errors import BackendError, LinopError
+from linop.errors import BackendError, LinopError, interrupt
 from linop.lowering import workers_of
 from linop.operator import LinearOperator
 from linop.plan import Plan
@@ -194,7 +194,7 @@ class WorkerPlan(BoundPlan):
         self, op: LinearOperator, backend: Worker, tag: int, plan: Plan | None = None
     ) -> None:
         super().__init__(op, backend)
-        if backend.debug or debugging():
+        if backend.debug:
             prove(op, backend.planned, backend.rewritten)
         self.plan = plan or backend.planned(op.stages, backend.worker)
         self.counters.sends([self.plan])
@@ -405,7 +405,10 @@ class WorkerPlan(BoundPlan):
         transport = self._worker.transport
         text = f"worker {transport.worker} in {self.op!r}: {error}"
         kind = type(error) if isinstance(error, LinopError) else None
-        if self._together and not hasattr(error, "alarm"):
+        if not self._together:
+            return
+        interrupt(error)
+        if not isinstance(error, LinopError) or error.alarm is None:
             alarm = kind(text) if kind else BackendError(f"{type(error).__name__}: {text}")
             transport.alarm(alarm, self._tag, self.call)
 

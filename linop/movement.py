@@ -18,6 +18,7 @@ import scipy
 
 from linop import boxes
 from linop.boxes import Table, same_rows
+from linop.calls import Keeper
 from linop.columns import Column, column, nearest, ones, residues
 from linop.errors import SpaceError
 from linop.exact import Exact, exact, shown
@@ -58,7 +59,7 @@ class Transfer:
         return f"{self.target} += {scale}{self.source}"
 
 
-class Movement:
+class Movement(Keeper):
     """A linear map between spaces as canonical transfers.
 
     Its transfers are made when they are asked for, all or those of some regions; so are those of
@@ -77,7 +78,6 @@ class Movement:
         self.codomain = codomain
         self.rows = rows if isinstance(rows, Rows) else Given(rows)
         self._parts: tuple[Movement, ...] = ()  # without itself: no cycle for the collector
-        self.recognised: dict[int, Any] = {}  # by worker: what `linop.patterns` has found
 
     @property
     def parts(self) -> tuple[Movement, ...]:
