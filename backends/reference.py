@@ -11,12 +11,13 @@ from typing import Any
 
 import numpy as np
 
+from linop.backends.agreement import check_agreement
 from linop.backends.base import Backend, BoundPlan, check_workers, written
 from linop.backends.execute import Program
 from linop.backends.mailboxes import Mailbox
 from linop.backends.threads import run
 from linop.backends.whole import Whole
-from linop.backends.worker import Worker, check_agreement
+from linop.backends.worker import Worker
 from linop.errors import SpaceError
 from linop.operator import LinearOperator
 from linop.plan import Plan
