@@ -6,7 +6,7 @@ from mutation.fault import Fault
 
 PLANS_FIT = "test_lowering.py::test_plans_of_random_operators_fit_and_cost_what_cost_says"
 RUNS = "test_three_ways.py::test_interpretation_matrix_and_threads_agree"
-STREAMS = ("test_device.py::test_facts_on_threads",)
+FACTS = ("test_device.py::test_facts_on_threads",)
 
 PLANNING = (
     Fault(
@@ -37,33 +37,6 @@ PLANNING = (
         (PLANS_FIT,),
     ),
     Fault(
-        "kept in another memory",
-        "a region that moves to another memory whole is passed on without a copy",
-        "memory",
-        "linop.lowering:_kept",
-        "source.whole and target.whole and source.memory == target.memory",
-        "source.whole and target.whole",
-        ("test_memories.py",),
-    ),
-    Fault(
-        "offsets of another batch",
-        "a plan of another batch size reads its messages where those of the first one are",
-        "address",
-        "linop.stretching:stretched.step_of",
-        "Message(step.source.peer, size(step.source.offset))",
-        "step.source",
-        ("test_stretching.py",),
-    ),
-    Fault(
-        "sum in shares forgets its factor",
-        "what is added up in shares is not multiplied by its coefficient",
-        "coefficient",
-        "linop.shares:_parted",
-        "(share, part(source), coefficient)",
-        "(share, part(source), 1)",
-        ("test_shares.py::test_a_large_sum_for_all_is_done_in_shares",),
-    ),
-    Fault(
         "kept where it is read",
         "a call may be in place though it reads what it has overwritten",
         "aliasing",
@@ -81,24 +54,6 @@ PLANNING = (
         "first[table.dst[row]] + 0 * k",
         (PLANS_FIT,),
     ),
-    Fault(
-        "reduction to the wrong root",
-        "a reduction is said to end on its first contributor",
-        "address",
-        "linop.patterns:_classified",
-        "(Kind.REDUCE, int(D[0]))",
-        "(Kind.REDUCE, int(S[0]))",
-        ("test_patterns.py::test_adjoints_are_recognised",),
-    ),
-    Fault(
-        "bytes of float64",
-        "messages of any dtype are counted as if they were of eight bytes an element",
-        "coefficient",
-        "linop.simulate:simulate",
-        "elements * itemsize",
-        "elements * 8",
-        ("test_simulate.py::test_predictions_are_those_of_the_plans",),
-    ),
 )
 
 VERIFIER = (
@@ -109,15 +64,6 @@ VERIFIER = (
         "linop.correspondence:match_messages",
         "sends.keys() | receives.keys()",
         "receives.keys()",
-        ("test_verify.py::test_a_broken_plan_is_rejected",),
-    ),
-    Fault(
-        "second writer unnoticed",
-        "two writers of the same elements pass the check",
-        "blind",
-        "linop.writes:_apart",
-        "int(joined.extent.prod(axis=1).sum()) == int(sets.volume.sum())",
-        "int(joined.extent.prod(axis=1).sum()) <= int(sets.volume.sum())",
         ("test_verify.py::test_a_broken_plan_is_rejected",),
     ),
     Fault(
@@ -149,15 +95,6 @@ EXECUTION = (
         "self._free.pop()",
         "self._free[-1]",
         ("test_plans.py::test_results_are_kept",),
-    ),
-    Fault(
-        "argument handed out",
-        "a result that is the argument's memory is not copied",
-        "aliasing",
-        "linop.backends.execute:Program._result",
-        'f"{text}.copy()"',
-        "text",
-        ("test_backends.py::test_results_own_their_memory",),
     ),
     Fault(
         "factor lost in a sum",
@@ -250,7 +187,7 @@ DEVICE = (
         "linop.backends.device:DeviceArrays.arrived",
         "self.stream.wait_event(message.ready)",
         "None",
-        STREAMS,
+        FACTS,
     ),
     Fault(
         "device message not kept",
@@ -259,7 +196,7 @@ DEVICE = (
         "linop.backends.device:DeviceArrays.keep",
         "self.hold([(self.mark(), read)])",
         "None",
-        STREAMS,
+        FACTS,
     ),
     Fault(
         "all regions on the device",
@@ -268,7 +205,7 @@ DEVICE = (
         "linop.backends.device:DeviceArrays.of",
         'self.host if memory == "host" else self',
         "self",
-        ("test_device.py::test_operators_on_threads",),
+        FACTS,
     ),
 )
 

@@ -21,7 +21,7 @@ AUTOGRAD = (
         "linop.backends.autograd:_Rules.jvp",
         "z if t is None else t",
         "z if t is None or t is not tangents[3] else t",
-        ("test_autograd.py::test_derivatives_of_all_operators",),
+        ("test_autograd.py::test_derivatives_of_several_regions",),
     ),
 )
 
@@ -55,15 +55,6 @@ LAYERS = (
         ("test_layers_dropout.py::test_masks_on_threads",),
     ),
     Fault(
-        "interpolation one short",
-        "the last input that a worker's interpolated outputs need does not come",
-        "boundary",
-        "linop.layers.resample:_range",
-        "int(indices.max()) + 1",
-        "int(indices.max())",
-        ("test_layers_resample.py::test_upsampling_on_threads",),
-    ),
-    Fault(
         "steps skipped alone",
         "a worker skips a step where its own gradients are infinite",
         "agreement",
@@ -71,15 +62,6 @@ LAYERS = (
         "meeting_of(program()).sum(sum(int(flag) for flag in found.values()))",
         "sum(int(flag) for flag in found.values())",
         ("test_layers_stock.py::test_on_threads",),
-    ),
-    Fault(
-        "arguments not compared",
-        "layers constructed with other arguments are called",
-        "blind",
-        "linop.layers.meeting:_compare_layers",
-        "[one.arguments for one in said]",
-        "[said[0].arguments]",
-        ("test_layers_agreement.py::test_on_threads",),
     ),
 )
 
@@ -122,15 +104,6 @@ TESTING = (
         "forward.conj().T",
         "forward.T",
         ("test_checks.py::test_what_is_right_passes",),
-    ),
-    Fault(
-        "wrong half",
-        "a wrong entry is looked for in the half that has the smaller gap",
-        "order",
-        "linop.testing.localise:_narrowed",
-        "left >= right",
-        "left < right",
-        ("test_checks.py::test_any_wrong_entry_is_named",),
     ),
     Fault(
         "first rank speaks for all",
