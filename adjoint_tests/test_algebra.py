@@ -6,7 +6,10 @@ The model of an operator is its dense matrix. What holds for one operator of eve
 
 from __future__ import annotations
 
+import pickle
+import threading
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +21,7 @@ import linop
 from catalogue import build, describe
 from checks import backend_agrees, dense, interpretation, same_arrays, stays_exact, two_roads
 from linop import LinearOperator, Partition, Region, Space, TensorSpace
+from linop.calls import Keeper, Shared
 from linop.errors import ArgumentError, DTypeError, UndecidableError
 from linop.testing.describing import (
     COMPLEX,
@@ -377,3 +381,25 @@ def test_to_matrix_has_the_dtype_of_the_operator(dtype: str) -> None:
     wanted = "float64" if dtype == "float16" else dtype
     assert op.to_matrix().dtype == wanted
     assert op.dtype == dtype
+
+
+def test_what_others_keep_with_an_operator_is_one_for_all_threads() -> None:
+    """Though they ask for it at once; and it is no part of a copy."""
+    at_once = threading.Barrier(2)
+
+    class Slow(Keeper):
+        @Shared
+        def kept(self) -> dict[Any, Any]:
+            at_once.wait()
+            return {}
+
+    one, found = Slow(), []
+    threads = [threading.Thread(target=lambda: found.append(one.kept)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found[0] is found[1] is one.kept
+    op = 2 * linop.identity(Space(Region("x", 2)))
+    op.kept["key"] = threading.Lock()  # which does not pickle
+    assert pickle.loads(pickle.dumps(op)).kept == {}

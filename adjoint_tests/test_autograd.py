@@ -99,7 +99,7 @@ def test_the_backend_is_that_of_the_program() -> None:
     for backend in ("threads", "reference", "threads"):
         assert linop.launch(main, 2, backend) == [[1, 1], [0, 0]]
     assert linop.backends.current().worker is None
-    assert len(op.__dict__["_bridges"]) == 2  # those of programs that have ended are gone
+    assert len(op.kept) == 2  # those of programs that have ended are gone
 
 
 # One process with all workers
@@ -268,7 +268,7 @@ def test_modules() -> None:
 def test_plans_go_with_their_operator() -> None:
     op = 2 * linop.identity(Space([Region("x", 4)]))
     apply(op, XS.clone().requires_grad_()).sum().backward()
-    gone = weakref.ref(op), weakref.ref(op.__dict__["_bridges"][linop.backends.current()].plan)
+    gone = weakref.ref(op), weakref.ref(op.kept[linop.backends.current()].plan)
     y = apply(op, XS.clone().requires_grad_())
     del op
     gc.collect()

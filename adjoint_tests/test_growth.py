@@ -5,6 +5,8 @@ What a worker of 4,096 touches is in `test_scale`.
 
 from __future__ import annotations
 
+import gc
+import sys
 import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,12 +19,14 @@ from hypothesis import strategies as st
 
 import linop
 from linop import COPIES, LinearOperator, Partition, TensorSpace, laws, simulate
+from linop.algebra import expanded
 from linop.backends import Backend
 from linop.backends.arrays import NUMPY, Arrays
 from linop.backends.strided import Cell
 from linop.boxes import Table, canonical
 from linop.lowering import lower
 from linop.matching import matching
+from linop.primitives import Add, Clear
 
 
 def copies(workers: int) -> TensorSpace:
@@ -100,23 +104,59 @@ def test_a_simulated_all_to_all_holds_some_receivers_at_a_time(
     assert in_turn < at_once / 4
 
 
+def halo(workers: int) -> LinearOperator:
+    X = TensorSpace((4 * workers,), Partition((workers,)), name="grown")
+    return linop.halo_exchange(X, 3, padding=1)
+
+
 def test_simplifying_looks_at_each_step_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In proportion to the program: four times the workers are four times the looks."""
+    """In proportion to the program: four times the workers are four times the looks; and about once
+    at each step, where no step that went has brought two others together."""
     looks = []
-    history = laws._history
+    last = laws._last
 
-    def counted(*arguments: object) -> list[int]:
+    def counted(*arguments: Any) -> int:
         looks.append(1)
-        return history(*arguments)  # type: ignore[arg-type]
+        return last(*arguments)
 
-    monkeypatch.setattr(laws, "_history", counted)
+    monkeypatch.setattr(laws, "_last", counted)
     found = []
     for workers in (16, 64):
         looks.clear()
-        X = TensorSpace((4 * workers,), Partition((workers,)))
-        linop.halo_exchange(X, 3, padding=1).simplify()
+        H = halo(workers)
+        H.simplify()
         found.append(len(looks))
+        parts = [part for op in H._program() for action in op.actions for part in action.parts]  # type: ignore[attr-defined]
+        assert len(looks) < 1.1 * len(parts)
     assert found[1] < 4.5 * found[0]
+
+
+def test_a_halo_is_written_out_in_proportion_to_its_messages() -> None:
+    """Blocks are not compared each with each: four times the workers are four times the calls."""
+    counts = []
+    for workers in (64, 256):
+        calls = [0]
+
+        def counted(frame: object, event: str, argument: object, calls: list[int] = calls) -> None:
+            calls[0] += event in ("call", "c_call")
+
+        H = halo(workers)
+        sys.setprofile(counted)
+        try:
+            expanded(H)
+        finally:
+            sys.setprofile(None)
+        counts.append(calls[0])
+    assert counts[1] < 5 * counts[0]
+
+
+def test_programs_of_thousands_keep_no_object_for_each_action() -> None:
+    """Neither written out, nor as an adjoint, nor in the normal form."""
+    H = expanded(halo(64)).H
+    assert len(H.stages.movements[0].table)
+    kept = [thing for thing in gc.get_objects() if type(thing) in (Add, Clear)]
+    mine = {region.name for step in H._program() for region in step.domain}
+    assert not [action for action in kept if mine.issuperset(action.names)]
 
 
 def test_what_stays_where_it_is_is_seen_without_a_long_table() -> None:

@@ -106,6 +106,44 @@ def test_deadlocks_of_workers_that_have_threads_are_told() -> None:
             linop.launch(lambda b, joins=joins: main(b, joins), workers=2)
 
 
+def test_a_thread_that_is_joined_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever joins it, by way of another thread too, waits with it, unless for some time only; it
+    ends without a word, as threads do at SystemExit itself."""
+    ends: dict[object, object] = {}
+
+    def hook(hooked: threading.ExceptHookArgs) -> None:
+        ends[hooked.thread] = hooked.exc_type
+
+    monkeypatch.setattr(threading, "excepthook", hook)
+    helpers = []
+
+    def main(backend: Backend, timeout: float | None) -> None:
+        first, second = (total(2).compile(backend) for _ in range(2))
+        for plan in (first, second):
+            plan(np.ones(50))
+        if backend.worker:
+            second(np.ones(50))
+            if timeout:
+                first(np.ones(50))
+            return
+        helper = threading.Thread(target=lambda: first(np.ones(50)))
+        helpers.append(helper)
+        helper.start()
+        other = threading.Thread(target=helper.join, args=(timeout,))
+        other.start()
+        other.join()
+        second(np.ones(50))
+        helper.join()
+
+    linop.launch(lambda backend: main(backend, 0.8), workers=2)
+    assert helpers[0] not in ends
+    words = "worker 0 waits for a message .*; worker 1 waits for a message"
+    with pytest.raises(DeadlockError, match=f"deadlock: {words}"):
+        linop.launch(lambda backend: main(backend, None), workers=2, wait_limit=60)
+    helpers[1].join()
+    assert ends[helpers[1]] is SystemExit
+
+
 def test_a_slow_worker_is_no_deadlock() -> None:
     def main(backend: Backend) -> float:
         plan = total(3).compile(backend)

@@ -184,12 +184,15 @@ for _ in range(5):
 
 
 @several
+@pytest.mark.parametrize("windows", [True, False])
 @pytest.mark.parametrize("size", [1, 3_000])
-def test_a_call_that_a_worker_left_out_is_noticed(size: int, ranks: int) -> None:
+def test_a_call_that_a_worker_left_out_is_noticed(size: int, windows: bool, ranks: int) -> None:
     """At the next call of another plan, as soon as a message of it comes. The sender of the call
-    that is left out is ahead, as long as there are buffers."""
+    that is left out is ahead, as long as there are buffers; by messages that is nowhere above what
+    MPI keeps for itself."""
     text = f"""
-backend = linop.backends.get("mpi", comm=comm, wait_limit=20)
+backend = linop.backends.get(
+    "mpi", comm=comm, wait_limit=20, windows={windows}, collectives=False)
 one, two = spread(n, {size}).compile(backend), large(n, {size}).compile(backend)
 for k in range(20):
     one(np.ones({size}) if me == 0 else None)
@@ -199,9 +202,29 @@ def rest():
         one(np.ones({size}) if me == 0 else None)
     two(np.ones({size}))
 said = raised(rest)
-assert "out of step" in said and "the workers of plan 2, <" in said, said
-assert ("is number 41 here, and number 42 on worker" in said
-    or "is number 42 here, and number 41 on worker 1" in said), said
+if {not windows and size > 1} and said.startswith("DeadlockError: "):
+    pass
+else:
+    assert "out of step" in said and "the workers of plan 2, <" in said, said
+    assert ("is number 41 here, and number 42 on worker" in said
+        or "is number 42 here, and number 41 on worker 1" in said), said
+"""
+    runs_beside_others(ranks, text)
+
+
+@several
+@pytest.mark.parametrize("windows", [True, False])
+def test_a_last_call_that_a_worker_left_out_is_noticed(windows: bool, ranks: int) -> None:
+    """When all compile again; for what was sent would be taken for messages of the next call."""
+    text = f"""
+backend = linop.backends.get(
+    "mpi", comm=comm, wait_limit=20, windows={windows}, collectives=False)
+one = spread(n, 1).compile(backend)
+for k in range(3 if me == 1 else 4):
+    one(np.ones(1) if me == 0 else None)
+said = [raised(lambda: large(n, 1).compile(backend)) for _ in range(2)]
+each = ", ".join(f"{{3 if w == 1 else 4}} on worker {{w}}" for w in range(n))
+assert all("out of step" in one and each in one for one in said), said
 """
     runs_beside_others(ranks, text)
 
@@ -454,7 +477,8 @@ def child():
                  lambda: plan.H(np.ones(40_000)), lambda: total(n).compile(backend)):
         assert f"is a fork of worker {{me}}" in raised(call), raised(call)
     plan.release()
-ends = {{"sys.exit(0)": 0, "sys.exit(3)": 3, "raise ValueError('planted')": 1, "plan = None": 0}}
+ends = {{"sys.exit(0)": 0, "sys.exit(3)": 3, "raise ValueError('planted')": 1, "plan = None": 0,
+        "raise SystemExit(4)": 4}}
 for end, wanted_status in ends.items():
     pid = os.fork()
     if pid == 0:

@@ -53,6 +53,17 @@ MISUSES = {
         "(A.H if odd else A)(x)",
         r"worker \d to call plan 1 \(adjoint\), <6x6|<9x9",
     ),
+    "returns early, and others call in threads": (
+        "if odd: return\n"
+        "    import threading\n"
+        "    def call():\n"
+        "        try: A(x)\n"
+        "        except LinopError as error: caught.append(error)\n"
+        "    caught, thread = [], threading.Thread(target=call)\n"
+        "    thread.start(); thread.join()\n"
+        "    raise caught[0]",
+        r"worker 0 waits for .*; worker 1 waits for worker 0 to end linop\.launch ",
+    ),
     "takes a norm alone": ("v.norm() if odd else A(x)", r"worker \d to take a norm or inner prod"),
     "compiles alone": ("total(n).compile(backend) if odd else A(x)", r"worker \d to compile B_"),
     "compiles, and others take a norm": (
@@ -122,7 +133,7 @@ def test_a_slow_rank_is_no_deadlock(windows: str, program: Path) -> None:
 
 BEFORE = {
     "raise ValueError('planted')": "linop: worker 1 ends the job",
-    "sys.exit(3)": "linop: worker 1 ends the job",
+    "sys.exit(3)": "linop: worker 1 ends the job: it left with exit status 3\n",
     "sys.exit(0)": "deadlock: waiting for rank 1 of COMM_WORLD, which has ended, to call linop.lau",
     "MPI.Finalize(); sys.exit(0)": "deadlock: waiting for rank 1 of COMM_WORLD, which has ended",
 }
@@ -130,9 +141,7 @@ BEFORE = {
 
 @pytest.mark.parametrize(
     ("how", "imported"),
-    [(how, "linop.backends.mpi") for how in BEFORE]
-    # What MPI.Finalize does first, only the backend can add to.
-    + [(how, "mpi4py") for how in BEFORE if "Finalize" not in how],
+    [(how, module) for how in BEFORE for module in ("linop.backends.mpi", "mpi4py")],
 )
 def test_a_rank_that_ends_before_it_starts(how: str, imported: str, program: Path) -> None:
     """Both if it has imported the backend, and if linop alone."""
@@ -147,6 +156,51 @@ linop.launch(lambda backend: None)
     assert time.monotonic() - begun < SOON
     assert job.returncode != 0
     assert BEFORE[how] in job.stderr, job.stderr
+
+
+def test_mpi_may_be_there_before_linop(program: Path) -> None:
+    """A rank that has imported linop alone, and finalizes MPI."""
+    text = """
+import sys
+from mpi4py import MPI
+import linop
+if MPI.COMM_WORLD.rank == 1:
+    MPI.Finalize()
+    sys.exit(0)
+linop.launch(lambda backend: None)
+"""
+    program.write_text(text)
+    begun = time.monotonic()
+    job = mpirun.mpiexec(2, [sys.executable, str(program)], timeout=PATIENCE, env=ENVIRONMENT)
+    assert time.monotonic() - begun < SOON
+    assert BEFORE["MPI.Finalize(); sys.exit(0)"] in job.stderr, job.stderr
+
+
+@pytest.mark.parametrize("how", ["sys.exit(3)", "sys.exit(259)"])
+def test_a_status_is_the_jobs(how: str, program: Path) -> None:
+    """Though others catch what comes of it, or wait for MPI itself."""
+    for wait in ("A(x)", "from mpi4py import MPI; MPI.COMM_WORLD.Barrier()"):
+        job = run(3, program, PROGRAM.format(misuse=f"if odd: {how}\n    {wait}"))
+        assert job.returncode == 3, job.stderr
+        assert "linop: worker 2 ends the job: it left with exit status 3\n" in job.stderr
+
+
+def test_an_exit_that_is_caught_is_none(program: Path) -> None:
+    """Nor is the exception another than it was."""
+    text = """
+from mpi4py import MPI
+for leave in (sys.exit, SystemExit, quit):
+    try:
+        raise leave(3)
+    except SystemExit as error:
+        assert (error.code, error.args) == (3, (3,))
+        error.code = 4
+        assert error.code == 4
+MPI.COMM_WORLD.Barrier()
+"""
+    job = run(2, program, text)
+    assert job.returncode == 0, job.stderr
+    assert job.stderr == ""
 
 
 @pytest.mark.parametrize("late", [0, 1])

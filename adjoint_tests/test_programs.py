@@ -16,7 +16,18 @@ from hypothesis import strategies as st
 
 from linop import Movement, Region, Space, Subset
 from linop.laws import reduce_program
-from linop.primitives import Action, Add, Allocate, Clear, Deallocate, Placed, independent_runs
+from linop.primitives import (
+    Action,
+    Add,
+    Allocate,
+    Clear,
+    Deallocate,
+    InPlace,
+    Placed,
+    adjoints,
+    deltas,
+    independent_runs,
+)
 from linop.region import as_subset
 from linop.testing.describing import box_in, boxes
 
@@ -49,7 +60,7 @@ def programs(draw: st.DrawFn, most: int = 8) -> Program:
             action = Deallocate(tuple(space[name] for name in chosen))
         else:
             action = draw(_in_place(kind, [space[name] for name in chosen]))
-        placed.append((space, action, action.codomain(space)))
+        placed.append((space, [action], action.codomain(space)))
         space = placed[-1][2]
     return placed
 
@@ -64,13 +75,17 @@ def _in_place(draw: st.DrawFn, kind: str, regions: list[Region]) -> Action:
     return Add(part, Subset(other, part.start, part.stop))
 
 
+def actions_of(program: Program) -> list[Any]:
+    return [action for _, actions, _ in program for action in actions]
+
+
 def by_running(program: Program) -> np.ndarray:
     """The matrix of a program, by running its actions on unit vectors."""
     domain, codomain = program[0][0], program[-1][2]
     matrix = np.zeros((codomain.size, domain.size))
     for k, unit in enumerate(np.eye(domain.size)):
         arrays = domain.unflatten(unit).arrays
-        for _, action, _ in program:
+        for action in actions_of(program):
             action.run(arrays, domain.dtype)
         matrix[:, k] = codomain.flatten(codomain.vector(arrays))
     return matrix
@@ -96,7 +111,7 @@ def test_independent_runs_are_sums(program: Program) -> None:
         domain, codomain = run[0][0], run[-1][2]
         changes = [
             delta
-            for _, action, _ in run
+            for action in actions_of(run)
             for delta in action.delta
             if delta[0].region in codomain and delta[1].region in domain
         ]
@@ -107,11 +122,32 @@ def test_independent_runs_are_sums(program: Program) -> None:
 def test_many_adds_are_one_run() -> None:
     regions = [Region(f"r{k}", 2, k) for k in range(6)]
     space, first = Space(regions), as_subset(regions[0])
-    gathered = [(space, Add(as_subset(r), first), space) for r in regions[1:]]
-    spread = [(space, Add(first, as_subset(r)), space) for r in regions[1:]]
-    assert list(map(len, independent_runs(gathered))) == [5]
-    assert list(map(len, independent_runs(spread))) == [5]
-    assert list(map(len, independent_runs([*gathered, *spread]))) == [5, 5]
+    gathered = [Add(as_subset(r), first) for r in regions[1:]]
+    spread = [Add(first, as_subset(r)) for r in regions[1:]]
+
+    def runs(*programs: list[Add]) -> list[int]:
+        placed = [(space, actions, space) for actions in programs]
+        return [len(actions_of(run)) for run in independent_runs(placed)]
+
+    assert runs(gathered) == runs(spread) == [5]
+    assert runs(gathered, spread) == runs([*gathered, *spread]) == [5, 5]
+
+
+@given(programs())
+def test_actions_in_columns_are_those_that_went_in(program: Program) -> None:
+    """And so are their adjoints, and the runs that they are cut into."""
+    given = [action for action in actions_of(program) if isinstance(action, Add | Clear)]
+    columns = InPlace([a.parts[-1] for a in given], [a.parts[0] for a in given])
+    assert list(columns) == given == [*columns[:2], *columns[2:]]
+    assert [columns[k] for k in range(len(columns))] == given
+    assert list(deltas(columns)) == list(deltas(given))
+    assert list(adjoints(columns)) == adjoints(given)
+    space = Space({part.region.name: part.region for a in given for part in a.parts}.values())
+    if all(part.region in space for action in given for part in action.parts):
+        for actions in (given, list(adjoints(columns))):
+            alone = independent_runs([(space, [action], space) for action in actions])
+            together = independent_runs([(space, actions, space)])
+            assert list(map(actions_of, together)) == list(map(actions_of, alone))
 
 
 # Laws
@@ -121,14 +157,14 @@ def placed_in(space: Space, actions: Sequence[Any]) -> Program:
     """Actions after one another, from a space."""
     program: Program = []
     for action in actions:
-        program.append((space, action, action.codomain(space)))
+        program.append((space, [action], action.codomain(space)))
         space = program[-1][2]
     return program
 
 
 @given(programs())
 def test_reducing_a_program_keeps_its_matrix_and_shortens_it(program: Program) -> None:
-    reduced = reduce_program([action for _, action, _ in program])
+    reduced = reduce_program(actions_of(program))
     domain, codomain = program[0][0], program[-1][2]
     assert len(reduced) <= len(program)
     after = placed_in(domain, reduced)
@@ -141,7 +177,7 @@ def test_reducing_a_program_keeps_its_matrix_and_shortens_it(program: Program) -
 
 @given(programs(), st.data())
 def test_nothing_is_reduced_past_a_barrier(program: Program, data: st.DataObject) -> None:
-    actions: list[Any] = [action for _, action, _ in program]
+    actions = actions_of(program)
     cut, barrier = data.draw(st.integers(0, len(actions))), object()
     reduced = reduce_program([*actions[:cut], barrier, *actions[cut:]])
     at = reduced.index(barrier)
@@ -150,7 +186,7 @@ def test_nothing_is_reduced_past_a_barrier(program: Program, data: st.DataObject
 
 
 R, Q = Region("r", 3), Region("q", 3, 1)
-r, q = as_subset(R), as_subset(Q)
+r, q, p = as_subset(R), as_subset(Q), as_subset(Region("p", 3, 2))
 K, A, D = Clear(q), Allocate((Q,)), Deallocate((Q,))
 S, BACK = Add(r, q), Add(q, r)
 LAWS: dict[str, tuple[list[Action], list[Action]]] = {  # first applied first
@@ -169,6 +205,10 @@ LAWS: dict[str, tuple[list[Action], list[Action]]] = {  # first applied first
     "K_b and K_c stay": ([Clear(Q[1:]), Clear(Q[:1])], [Clear(Q[1:]), Clear(Q[:1])]),
     "K after a part of S stays": ([S, Clear(Q[1:])], [S, Clear(Q[1:])]),
     "S S stays": ([S, S], [S, S]),
+    "K S = K once what stood between has gone": (
+        [Add(p, r), S, Clear(r), K],
+        [Clear(r), K],
+    ),
 }
 
 

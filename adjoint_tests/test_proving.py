@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,9 +13,10 @@ import linop
 from linop import COPIES, LinearOperator, Partition, TensorSpace
 from linop.backends import Backend, proving
 from linop.lowering import lower
-from linop.plan import Plan
-from linop.plan_errors import UnfinishedError
+from linop.plan import Plan, Put
+from linop.plan_errors import UnfinishedError, WrongTransferError
 from linop.stages import Stages
+from linop.stretching import stretched
 from needs import needs_mpi
 from test_inside import mpi_program
 
@@ -39,7 +41,8 @@ def test_threads_prove_in_debug_mode(debug: str, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("LINOP_DEBUG", debug)
     linop.launch(compiled, workers=2)
     compiled(linop.backends.get("threads"))
-    monkeypatch.setattr(proving, "lower", unfinished)
+    monkeypatch.setattr("linop.stretching.lower", unfinished)
+    monkeypatch.setattr("linop.backends.threads.lower", unfinished)
     for compile_it in (
         lambda: linop.launch(compiled, workers=2),
         lambda: compiled(linop.backends.get("threads")),
@@ -59,7 +62,7 @@ def test_the_adjoint_is_proven_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
     def main(backend: Backend) -> None:
         plan = linop.gather(TensorSpace((4,), Partition((2,)))).compile(backend)
         compiled.wait()
-        monkeypatch.setattr(proving, "lower", unfinished)
+        monkeypatch.setattr("linop.stretching.lower", unfinished)
         with pytest.raises(UnfinishedError):
             plan.H  # noqa: B018
 
@@ -68,10 +71,42 @@ def test_the_adjoint_is_proven_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_plans_of_many_workers_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(proving, "MOST", 2)
-    monkeypatch.setattr(proving, "lower", unfinished)
-    proving.prove(total(3), lambda plan: plan)
+    proving.prove(total(3), unfinished, lambda plan: plan)
     with pytest.raises(UnfinishedError):
-        proving.prove(total(2), lambda plan: plan)
+        proving.prove(total(2), unfinished, lambda plan: plan)
+
+
+@pytest.mark.parametrize("debug", ["0", "1"])
+def test_a_plan_made_from_one_for_another_batch_size_is_proven(
+    debug: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What runs is what is proven, on every worker alike: not a plan lowered for the proof."""
+
+    def doubled(plan: Plan, *others: Any) -> Plan:
+        """A plan whose last put writes twice what came, but on the first worker."""
+        made = stretched(plan, *others)
+        if not made.worker:
+            return made
+        last = max(k for k, step in enumerate(made.steps) if isinstance(step, Put))
+        wrong = replace(made.steps[last], coefficient=2)
+        return replace(made, steps=(*made.steps[:last], wrong, *made.steps[last + 1 :]))
+
+    def main(backend: Backend) -> list[str]:
+        said = []
+        for batch in (2, 3):
+            X = TensorSpace((batch, 8), Partition((2,)), axes=[1])
+            try:
+                linop.halo_exchange(X, (1, 3)).compile(backend)
+            except WrongTransferError as error:
+                said.append(str(error))
+        return said
+
+    monkeypatch.setenv("LINOP_DEBUG", debug)
+    monkeypatch.setattr("linop.stretching.stretched", doubled)
+    one, other = linop.launch(main, workers=2)
+    assert one == other
+    assert len(one) == int(debug)
+    assert all(text.startswith("worker 1, stage 0") for text in one)
 
 
 @needs_mpi

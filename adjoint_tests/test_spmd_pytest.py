@@ -128,13 +128,13 @@ def test_options_are_checked(option: str, value: object, monkeypatch: pytest.Mon
     for name in ("workers", "backend", "timeout"):
         monkeypatch.setattr(plugin.OPTIONS, name, None)
     config: Any = SimpleNamespace(getoption={f"--linop-{option}": value}.get)
-    with pytest.raises(pytest.UsageError, match=f"--linop-{option} is .*; given {value}"):
+    with pytest.raises(pytest.UsageError, match=f"--linop-{option}: expected .*, given {value!r}"):
         plugin.take_options(config)
 
 
 def test_the_environment_has_options_too() -> None:
     said = pytest_says(0, HANGS, "--collect-only", LINOP_SPMD_BACKEND="gpu")
-    assert "--linop-backend is mpi or threads; given gpu" in said.stderr
+    assert "LINOP_SPMD_BACKEND: expected mpi or threads, given 'gpu'" in said.stderr
 
 
 def test_the_plugin_is_light() -> None:

@@ -261,6 +261,43 @@ def test_a_rank_that_is_stuck_says_where(where: str, windows: str, tmp_path: Pat
 
 
 @needs_mpi
+@pytest.mark.parametrize("level", ["serialized", "multiple"])
+def test_the_thread_calls_mpi_only_where_threads_may(level: str, tmp_path: Path) -> None:
+    text = f"""
+import mpi4py, threading
+mpi4py.rc.thread_level = {level!r}
+from linop.backends.channel import Channel
+from linop.backends.mpi import MPI
+several = MPI.Query_thread() == MPI.THREAD_MULTIPLE
+assert several or {level!r} != "multiple"
+before, callers = Channel.anyone, set()
+
+def anyone(self, kind):
+    callers.add(threading.current_thread().name)
+    return before(self, kind)
+
+Channel.anyone = anyone
+
+def main(backend):
+    A, begun = total(backend.workers).compile(backend), time.monotonic()
+    time.sleep(3 * backend.worker)
+    try:
+        A(np.ones(3))
+    except linop.errors.DeadlockError as error:
+        assert "took longer than 1 s" in str(error), error
+    time.sleep(begun + 4 - time.monotonic())
+
+linop.launch(main, wait_limit=1)
+assert ("linop-watchdog" in callers) == several, callers
+say(several)
+"""
+    job = run(2, tmp_path / "p.py", text, LINOP_WINDOWS="0")
+    assert job.returncode == 0, job.stderr
+    assert job.stdout.splitlines() == [str(level == "multiple")] * 2, job.stdout
+    assert ("does not wait in linop, and others" in job.stderr) == (level == "multiple"), job.stderr
+
+
+@needs_mpi
 @pytest.mark.parametrize("windows", ["0", "1"])
 def test_a_rank_that_comes_late_goes_on(windows: str, tmp_path: Path) -> None:
     """Nothing is left of what it was asked, and all end well."""

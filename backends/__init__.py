@@ -15,7 +15,7 @@ from typing import Any
 
 from linop.backends import ending
 from linop.backends.base import Backend, BoundPlan
-from linop.errors import ArgumentError
+from linop.errors import ArgumentError, BackendError
 from linop.region import integer
 
 BACKENDS = {
@@ -75,11 +75,15 @@ def launch(
         What `main` returned, by worker; None for workers that ran in other processes.
 
     Raises:
-        BackendError: fewer ranks than workers; and whatever `main` raised. Under ``mpiexec`` an
-            exception that leaves a process ends the whole job.
+        BackendError: fewer ranks than workers; or this is a process of ``torchrun``, and no rank:
+            every process would run the program alone, but for the backend ``threads`` where it is
+            asked for. And whatever `main` raised. Under ``mpiexec`` an exception or
+            a nonzero status that leaves a process ends the whole job.
     """
     if workers is not None and (workers := integer(workers, "launch: workers")) < 1:
         raise ArgumentError(f"launch: workers is a whole number from 1; given {workers!r}")
+    if backend is None or backend in RANKS:
+        _check_launcher()
     name = backend or ("mpi" if in_mpi_job() else "threads")
 
     def work(backend: Backend) -> Any:
@@ -130,6 +134,23 @@ def in_mpi_job() -> bool:
     """Whether this process was started by an ``mpiexec``."""
     marks = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMI_RANK", "PMIX_RANK", "MPI_LOCALNRANKS")
     return any(mark in os.environ for mark in marks)
+
+
+def _check_launcher() -> None:
+    """Check that what started several processes is an ``mpiexec``, if anything did.
+
+    Raises:
+        BackendError: it is torchrun, or has the same variables.
+    """
+    marks = [name for name in ("TORCHELASTIC_RUN_ID", "RANK") if name in os.environ]
+    workers = os.environ.get("WORLD_SIZE", "")
+    if marks and workers.isdecimal() and int(workers) > 1 and not in_mpi_job():
+        found = ", ".join(f"{name}={os.environ[name]}" for name in (*marks, "WORLD_SIZE"))
+        raise BackendError(
+            f"launch: this is one of {workers} processes of torchrun ({found}), which linop cannot "
+            f"connect: each would run the whole program. Start it with mpiexec -n {workers}; or "
+            f"ask for threads in each process, by backend='threads'"
+        )
 
 
 def _module(name: str) -> Any:

@@ -23,6 +23,7 @@ from linop.backends.counters import CounterTable, Ledger
 from linop.backends.execute import Program, same_array
 from linop.backends.tracing import Recording, traced
 from linop.backends.transport import Transport
+from linop.calls import Keeper
 from linop.errors import ArgumentError, BackendError, LinopError, RegionError
 from linop.lowering import lower, workers_of
 from linop.maps import bare_or_dict
@@ -35,7 +36,7 @@ from linop.space import Space, Total, Vector
 Result = TypeVar("Result")
 
 
-class Backend(ABC):
+class Backend(Keeper, ABC):
     """Arrays and transport that run plans.
 
     Attributes:
@@ -43,6 +44,7 @@ class Backend(ABC):
         worker: which worker this process or thread is; None where it holds all of them.
         workers: how many there are; None where there are as many as an operator needs.
         arrays: what its plans take and give.
+        debug: whether what workers call is compared at every call, and plans are proven.
         ended: whether its program is over, so that nobody needs its plans any more.
         started: plans with a run that is not finished: its messages come, whoever has the plan.
     """
@@ -50,6 +52,7 @@ class Backend(ABC):
     name: str
     worker: int | None = None
     workers: int | None = None
+    debug = False
     ended = False
 
     def __init__(self, arrays: Arrays = NUMPY) -> None:
@@ -121,7 +124,7 @@ Quick = Callable[[Any, Any], Any]
 """Takes an argument and ``out``, and gives the result."""
 
 
-class BoundPlan(ABC):
+class BoundPlan(Keeper, ABC):
     """An operator bound to a backend: ``plan(x)`` applies it, ``plan.H`` is its adjoint's plan.
 
     A worker with one region on a side passes and gets a bare array; with several, a dict by region
@@ -242,7 +245,7 @@ class BoundPlan(ABC):
         finally:
             self.lock.release()
 
-    def meet(self, call: int) -> None:  # noqa: B027  # who is alone meets nobody
+    def meet(self, call: int) -> None:  # who is alone meets nobody
         """Check, together, that all workers are about to make the same call, by a number that
         the caller gives it. Calls of one plan in another order on another worker would exchange
         each other's messages.
@@ -263,7 +266,7 @@ class BoundPlan(ABC):
         about = {"operator": name, "messages": counters.messages_each, "bytes": sent}
         return tracing.timed(self._here, what + name, "plan", about, partial(work, *arguments))
 
-    def _free(self) -> None:  # noqa: B027  # nothing to do is what most do
+    def _free(self) -> None:  # nothing to do is what most do
         """Give back what the plan holds outside of Python."""
 
     def _busy(self, what: str) -> BackendError:

@@ -5,7 +5,7 @@ remembered of them. `linop.autograd` makes it part of torch's graph.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -111,7 +111,7 @@ class Bridge:
         self._out_of = held(plan.codomain, plan.backend.worker)
         self.one = len(self._into) == len(self._out_of) == 1
         self._tensor = _of_bits if dtype is torch.bfloat16 else torch.from_numpy
-        self._debug = getattr(plan.backend, "debug", False)
+        self._debug = plan.backend.debug
         arrays = plan.backend.arrays
         self._kinds = [arrays.of(region.memory) for region in self._into]
         self._nothing = torch.empty(0, dtype=dtype, device=arrays.device)
@@ -299,13 +299,6 @@ def _bridge(plan: BoundPlan, dtype: Any) -> Bridge:
     return (DeviceBridge if on_device else Bridge)(plan, dtype, Order())
 
 
-class _Bridges(dict[Backend, Bridge]):
-    """An operator's compiled plans; not part of its copies."""
-
-    def __reduce__(self) -> tuple[Callable[[], _Bridges], tuple[()]]:
-        return _Bridges, ()
-
-
 def bridge_of(op: Any, backend: Backend | None) -> Bridge:
     """The plan of an operator on a backend: compiled at the first call, and kept with the operator.
 
@@ -317,7 +310,7 @@ def bridge_of(op: Any, backend: Backend | None) -> Bridge:
     """
     here = current() if backend is None else backend
     try:
-        known: Bridge = op._bridges[here]
+        known: Bridge = op.kept[here]
     except (AttributeError, KeyError):
         known = _new_bridge(op, here)
     return known
@@ -325,21 +318,18 @@ def bridge_of(op: Any, backend: Backend | None) -> Bridge:
 
 def _new_bridge(op: Any, backend: Backend) -> Bridge:
     if isinstance(op, BoundPlan):
-        plans = op.__dict__.setdefault("_bridges", _Bridges())
-        if op.backend not in plans:
-            plans[op.backend] = _bridge(op, _torch_dtype(op.op))
-        known: Bridge = plans[op.backend]
-        return known
+        if op.backend not in op.kept:
+            op.kept[op.backend] = _bridge(op, _torch_dtype(op.op))
+        return op.kept[op.backend]  # type: ignore[no-any-return]
     if not isinstance(op, LinearOperator):
         raise ArgumentError(f"linop.autograd: a LinearOperator or a plan expected, given {op!r}")
     dtype = _torch_dtype(op)
-    bridges = op.__dict__.setdefault("_bridges", _Bridges())
-    for other in [b for b in list(bridges) if b.ended]:
-        bridges.pop(other, None)
-    there = op.H.__dict__.get("_bridges", {}).get(backend)
+    for other in [key for key in list(op.kept) if isinstance(key, Backend) and key.ended]:
+        op.kept.pop(other, None)
+    there = op.H.kept.get(backend)
     # Compiling is collective: what is done here depends on what all workers have called, alone.
-    bridges[backend] = there.adjoint if there else _bridge(op.compile(backend), dtype)
-    return bridges[backend]  # type: ignore[no-any-return]
+    op.kept[backend] = there.adjoint if there else _bridge(op.compile(backend), dtype)
+    return op.kept[backend]  # type: ignore[no-any-return]
 
 
 def _torch_dtype(op: LinearOperator) -> Any:
@@ -438,10 +428,10 @@ def name_layer(error: LinopError, where: str, kind: str = "") -> None:
         where: the layer.
         kind: the layer's class, with which the text may begin.
     """
-    if where and not hasattr(error, "layer"):
+    if where and not error.layer:
         text = str(error).removeprefix(f"{kind}: ")
         error.args = (f"{where}: {text}", *error.args[1:])
-        error.layer = where  # type: ignore[attr-defined]
+        error.layer = where
 
 
 def is_replaying() -> bool:

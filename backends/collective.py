@@ -18,6 +18,7 @@ from mpi4py import MPI
 
 from linop.backends.messages import Messages, piece, straight
 from linop.backends.ranks import keep
+from linop.backends.runs import Calls
 from linop.backends.stage import Stage
 from linop.backends.strided import View, copying, fixed
 from linop.backends.together import Choice, chosen, collected
@@ -104,6 +105,7 @@ class Collectives(Messages):
         transport: Transport,
         tag: int,
         about: Callable[[], str],
+        calls: Calls | None,
         groups: Groups,
         stages: dict[int, tuple[Pattern, int]],
         reasons: Sequence[str],
@@ -116,7 +118,7 @@ class Collectives(Messages):
         self._arrivals: dict[int, View] = {}
         self._begun: list[str] = []
         rewritten = collected(plan, {stage: one for stage, (one, _) in stages.items()})
-        super().__init__(rewritten, transport, tag, about)
+        super().__init__(rewritten, transport, tag, about, calls)
         taken = list(dict.fromkeys((one.group, number) for one, number in stages.values()))
         self._back = weakref.finalize(self, _give_back, groups, taken)
         self._back.atexit = False
@@ -209,6 +211,7 @@ def with_collectives(
     transport: Transport,
     tag: int,
     about: Callable[[], str],
+    calls: Calls | None,
     groups: Groups,
     choice: Choice,
 ) -> Messages:
@@ -228,7 +231,7 @@ def with_collectives(
                 stages[stage] = found, number
         how = f"MPI_{_CALLS[found.kind][0]}" if use else "messages"
         reasons.append(f"{found} by {how} ({why})")
-    return Collectives(plan, transport, tag, about, groups, stages, reasons)
+    return Collectives(plan, transport, tag, about, calls, groups, stages, reasons)
 
 
 @dataclass(frozen=True)

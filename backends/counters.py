@@ -1,4 +1,4 @@
-"""What plans have done: calls, messages, bytes and seconds, by operator.
+"""Counters of plans: calls, messages, bytes and seconds, by operator.
 
 Each plan counts for itself; a backend's ledger knows the counters of its plans, not the plans, and
 keeps the sums of those that are gone.
@@ -21,7 +21,7 @@ _SHOWN = 60
 
 
 class Counters:
-    """What one plan has done so far: on this worker, or on all where this process holds all.
+    """The work of one plan so far: on this worker, or on all where this process holds all.
 
     Attributes:
         number: how many plans its backend had before it.
@@ -74,7 +74,7 @@ class Counters:
 
 @dataclass(frozen=True)
 class CounterRow:
-    """What all plans of one operator have done."""
+    """The sums over all plans of one operator, in one direction."""
 
     operator: str
     direction: str
@@ -132,7 +132,7 @@ class Ledger:
         return counters
 
     def table(self) -> CounterTable:
-        """What has been done until now; operators that were never called are left out."""
+        """The counters now, by operator; operators that were never called are left out."""
         with self._lock:
             self._settle()
             sums = dict(self._sums)

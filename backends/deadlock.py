@@ -12,6 +12,7 @@ nothing. A worker that goes on after all, or is not done asking itself, ends the
 from __future__ import annotations
 
 import math
+import sys
 import threading
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ from typing import NamedTuple
 Key = tuple[str, int]
 """A plan, or a conversation: its kind, and its number."""
 Point = tuple[int, float]
-"""How far a worker is in one: in which run, and the last stage whose messages it has sent."""
+"""A worker's progress in one: the run, and the last stage whose messages it has sent."""
 NOWHERE: Point = (0, math.inf)
 PAST: Point = (2**62, math.inf)
 """Of a plan that is broken: an alarm is on its way to who waits in it."""
@@ -36,7 +37,7 @@ class Wait(NamedTuple):
     words: str
     key: Key
     at: Point
-    """How far the worker itself is."""
+    """The progress of the worker itself."""
     needs: Point
     peers: tuple[int, ...]
     """The workers that are late, as it seems here; empty where that is not known."""
@@ -68,6 +69,26 @@ def is_of_python(thread: threading.Thread) -> bool:
     """True if `threading` started it, or it is the main one. A thread that something else started,
     as torch does for backward passes, works for one that waits for it, and counts as that one."""
     return not isinstance(thread, threading._DummyThread)
+
+
+def joins(thread: threading.Thread, idents: Collection[int]) -> bool:
+    """True if a thread waits without a limit for one of these to end (`Thread.join`), or for one
+    that does."""
+    frames, seen = sys._current_frames(), set[int]()
+    while thread.ident is not None and thread.ident not in seen and thread.is_alive():
+        if thread.ident in idents:
+            return bool(seen)
+        seen.add(thread.ident)
+        frame = frames.get(thread.ident)
+        while frame is not None and frame.f_code is not _JOIN:
+            frame = frame.f_back if frame.f_globals is _JOIN_GLOBALS else None
+        if frame is None or frame.f_locals["timeout"] is not None:
+            return False
+        thread = frame.f_locals["self"]
+    return False
+
+
+_JOIN, _JOIN_GLOBALS = threading.Thread.join.__code__, threading.Thread.join.__globals__
 
 
 def described(states: Mapping[int, State]) -> str:
@@ -166,7 +187,7 @@ class Member:
     held: int = 0
     """The round for which it holds still; 0 if for none."""
     verdict: Note | None = None
-    """That it is a deadlock."""
+    """The coordinator's note that it is a deadlock."""
     _number: int = 0
     _coordinator: Coordinator | None = None
 

@@ -1,12 +1,14 @@
-"""How a rank that ends with an error, or a status, takes the whole MPI job with it.
+"""The end of a rank: with an error or a nonzero status it takes the whole MPI job along; without,
+it says to the others that it has ended.
 
-Installed when linop is imported in a job. It imports no MPI: where the program has not done so, and
-started it, nobody waits for this rank.
+Installed when linop is imported in a job. It imports no MPI: a rank that ends before its program
+has started MPI is left to mpiexec, and Open MPI's ends the job.
 """
 
 from __future__ import annotations
 
 import atexit
+import importlib.util
 import os
 import sys
 import threading
@@ -15,6 +17,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
+from importlib.machinery import ModuleSpec
 from types import TracebackType
 from typing import Any, NoReturn
 
@@ -31,34 +34,37 @@ def _mpi() -> Any:
     return MPI if MPI.COMM_WORLD.size > 1 else None
 
 
-def _abort(error: BaseException, trace: TracebackType | None) -> None:
+def _abort(why: str, status: int = 1) -> None:
     MPI = _mpi()
-    sys.stdout.flush()
-    lines = traceback.format_exception(type(error), error, trace)
+    with suppress(Exception):  # a pipe whose reader has gone, say
+        sys.stdout.flush()
     # One write, which the lines of other ranks cannot interrupt.
-    sys.stderr.write(f"linop: worker {MPI.COMM_WORLD.rank} ends the job:\n{''.join(lines)}")
+    sys.stderr.write(f"linop: worker {MPI.COMM_WORLD.rank} ends the job:{why}")
     sys.stderr.flush()
     time.sleep(_PASSING_ON)
-    code = error.code if isinstance(error, SystemExit) else 1
-    MPI.COMM_WORLD.Abort(code if isinstance(code, int) else 1)
+    MPI.COMM_WORLD.Abort(status)
+
+
+def _abort_for(error: BaseException, trace: TracebackType | None) -> None:
+    _abort("\n" + "".join(traceback.format_exception(type(error), error, trace)))
 
 
 class EndsJob:
-    """Makes a rank that ends with an exception or a status take the whole job with it: the others
-    would wait for it for ever. An exception that ends another thread than the main one does so at
-    once if it came through linop, for then others may wait for that thread, and else when the rank
-    ends."""
+    """Hooks by which a rank that ends with an exception, or a status that is not 0, takes the whole
+    job with it: the others would wait for it for ever. An exception that ends another thread than
+    the main one does so at once if it came through linop, for then others may wait for that thread,
+    and else when the rank ends."""
 
     def __init__(self) -> None:
-        self.status: object = None
+        self.status = 0
         self.failed: threading.ExceptHookArgs | None = None
         self._process = os.getpid()
         self._before = sys.excepthook, threading.excepthook
         sys.excepthook = self.hook
         threading.excepthook = self.thread_hook
-        # No hook runs for a SystemExit, so the status is kept until MPI is about to be finalized.
-        sys.exit = self.exit
+        _watch_exits(self.exits)
         atexit.register(self.at_exit)
+        _watch_mpi()
 
     @property
     def _matters(self) -> bool:
@@ -68,7 +74,7 @@ class EndsJob:
         self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
         if self._matters:
-            _abort(error, trace)
+            _abort_for(error, trace)
         self.status = 1  # of a fork
         self._before[0](kind, error, trace)
 
@@ -76,13 +82,13 @@ class EndsJob:
         error, trace = arguments.exc_value, arguments.exc_traceback
         if error is not None and not isinstance(error, SystemExit) and self._matters:
             if _came_through_linop(trace):
-                _abort(error, trace)
+                _abort_for(error, trace)
             self.failed = self.failed or arguments
         self._before[1](arguments)
 
-    def exit(self, status: Any = None, /) -> NoReturn:
-        self.status = status
-        raise SystemExit(status)
+    def exits(self, code: object) -> None:
+        """Keep the status that the process will have, until MPI is about to be finalized."""
+        self.status = code & 0xFF if isinstance(code, int) else int(code is not None)
 
     def at_exit(self) -> None:
         """Before MPI is finalized, which waits for the other ranks."""
@@ -92,16 +98,82 @@ class EndsJob:
             # A fork: it must not finalize MPI, as mpi4py would, for the job goes on without it.
             sys.stdout.flush()
             sys.stderr.flush()
-            os._exit(self.status if isinstance(self.status, int) else int(self.status is not None))
-        if self.status not in (None, 0):
-            _abort(SystemExit(self.status), None)
+            os._exit(self.status)
+        if self.status:
+            _abort(f" it left with exit status {self.status}\n", self.status)
         if self.failed is not None and self.failed.exc_value is not None:
-            _abort(self.failed.exc_value, self.failed.exc_traceback)
+            _abort_for(self.failed.exc_value, self.failed.exc_traceback)
         end_well()
 
 
+def _watch_exits(hear: Callable[[object], None]) -> None:
+    """Have a function hear the code of the `sys.exit` that ends this process.
+
+    The interpreter reads the attribute `code` of the exception then, with no call of Python on the
+    stack, and nobody else does so; there is no hook for it. Where a SystemExit is raised otherwise,
+    the status is known only after MPI's end, and the others hear no more than that this rank ended.
+    """
+
+    known: Any = SystemExit.__dict__["code"]
+
+    class Exit(SystemExit):
+        @property
+        def code(self) -> Any:
+            said = known.__get__(self)
+            if sys._getframe().f_back is None:
+                hear(said)
+            return said
+
+        @code.setter
+        def code(self, status: Any) -> None:
+            known.__set__(self, status)
+
+    Exit.__name__ = Exit.__qualname__ = "SystemExit"
+
+    def leave(status: Any = None, /) -> NoReturn:
+        raise Exit(status)
+
+    sys.exit = leave
+
+
+def _watch_mpi() -> None:
+    """Learn of MPI's end, which a program may bring about by itself: at once if MPI is imported
+    already, else once it is."""
+    MPI = getattr(sys.modules.get("mpi4py"), "MPI", None)
+    if MPI is None:
+        sys.meta_path.insert(0, _Finder())
+    else:
+        _watch_finalize(MPI)
+
+
+class _Finder:
+    """Find the module of MPI as others do, once, and have its end watched when it is imported."""
+
+    def find_spec(self, name: str, path: object, target: object = None) -> ModuleSpec | None:
+        if name != "mpi4py.MPI":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        loader: Any = spec and spec.loader
+        execute: Any = getattr(loader, "exec_module", None)
+
+        def watched(module: Any) -> None:
+            execute(module)
+            _watch_finalize(module)
+
+        if execute is not None:
+            loader.exec_module = watched
+        return spec
+
+
+def _watch_finalize(MPI: Any) -> None:
+    """Say that this rank ends when MPI is finalized: attributes of COMM_SELF are deleted first."""
+    if MPI.Is_initialized() and not MPI.Is_finalized():
+        MPI.COMM_SELF.Set_attr(MPI.Comm.Create_keyval(delete_fn=lambda *_: end_well()), True)
+
+
 at_end: list[Callable[[], None]] = []
-"""The last actions of a rank that ends well."""
+"""The last actions of a rank that ends with status 0."""
 
 
 def end_well() -> None:

@@ -24,6 +24,7 @@ from linop.backends.device import DeviceArrays
 from linop.backends.fusing import Fusing
 from linop.backends.lending import Lender
 from linop.backends.moving import Move, Moving
+from linop.backends.runs import Calls
 from linop.backends.stage import Lines, Ready, Stage, cell_of, creates
 from linop.backends.strided import Cell, View, summing
 from linop.maps import read_only
@@ -60,7 +61,8 @@ NEW = Form()
 class Program(ABC):
     """A bound plan. `run` does it all; `start` and `finish` are its two halves.
 
-    `about` says whose plan this is, when somebody asks.
+    `about` says whose plan this is, when somebody asks; `calls` are those of all plans of the same
+    workers, None where they are not compared.
 
     A subclass says where messages arrive (`receive`, before anything is placed or sent), how they
     leave (`send`), and how to wait for them (`wait`).
@@ -77,8 +79,15 @@ class Program(ABC):
     small_stay = False
     """Whether small results have memory that stays, and are copied out of it."""
 
-    def __init__(self, plan: Plan, about: Callable[[], str], arrays: Arrays = NUMPY) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        about: Callable[[], str],
+        calls: Calls | None,
+        arrays: Arrays = NUMPY,
+    ) -> None:
         self.plan = plan
+        self.calls = calls
         self.about = about
         self.arrays = arrays
         self.code = Code(arrays)
@@ -425,8 +434,9 @@ class Program(ABC):
             self._where = self.arrays.surroundings()
         function = self._function(self._form(arrays, out), walk=True)
         self._walk, self._recording = function(*arrays, *(out or ())), self._record
-        self._at = next(self._walk)
-        self._go(waiting=False)
+        with self.calls or nullcontext():
+            self._at = next(self._walk)
+            self._go(waiting=False)
 
     def finish(self) -> Sequence[Array]:
         """The results of the run that `start` began."""

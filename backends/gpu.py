@@ -6,29 +6,27 @@ through main memory. `linop.backends.staging` says when the host waits for the d
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from linop.backends import settings
 from linop.backends.base import Backend
 from linop.backends.device import DeviceArrays, cupy_arrays
 from linop.backends.execute import Program
-from linop.backends.mpi import communicator, launch_by, settings
+from linop.backends.mpi import communicator, joined_alike, launch_by
 from linop.backends.transport import rebuilt
 from linop.backends.worker import Worker
-from linop.errors import ArgumentError, BackendError, LinopError
+from linop.errors import BackendError, LinopError
 from linop.plan import Plan
 
 # isort: split
 from mpi4py import MPI
 
 from linop.backends.cuda_aware import Answer, asked, tried
-from linop.backends.joining import joined
 from linop.backends.lifetime import FREED, end, watch
 from linop.backends.ranks import Ranks
 from linop.backends.staging import DeviceMessages, way
 
-WAYS = ("auto", "aware", "staged")
 _SAID = 400
 """Bytes of an error, as a rank tells it the others."""
 
@@ -46,7 +44,7 @@ def get(
     Args:
         comm: an intracommunicator, COMM_WORLD by default; worker w is its rank w. The first call
             for a communicator is collective, for it is duplicated; the options of that call hold
-            for all.
+            for all. `way`, `wait_limit` and `debug` have to be the same on all ranks.
         way: "aware" to give MPI the device's memory, whatever it says of itself (an MPI that cannot
             read it ends the process); "staged" to send from main memory; "auto", which is the
             default unless LINOP_GPU_WAY says otherwise, to find out.
@@ -57,22 +55,21 @@ def get(
 
     Raises:
         BackendError, MissingExtraError: a rank finds no GPU, or no CuPy; on every rank.
-            ArgumentError: no such way.
+            ArgumentError: a setting is wrong. BackendError: ranks have different ones.
     """
     comm = communicator(comm)
     known = comm.Get_attr(_CACHED)
     if isinstance(known, Backend):
         return known
-    wanted = os.environ.get("LINOP_GPU_WAY", "auto") if way is None else way
-    limit, debug = settings(wait_limit, debug)
-    transport = joined(comm, limit)
+    mine = settings.found("cupy", way=way, wait_limit=wait_limit, debug=debug)
+    transport, agreed = joined_alike(comm, mine)
     try:
-        found = _found(transport, wanted, device, arrays)
-        choice = _chosen(transport, found, wanted)
+        found = _found(transport, device, arrays)
+        choice = _chosen(transport, found, agreed["way"])
     except BaseException:
         transport.leave()
         raise
-    worker = Gpu(transport, found, choice, debug)
+    worker = Gpu(transport, found, choice, agreed["debug"])
     comm.Set_attr(_CACHED, worker)
     watch(worker)
     return worker
@@ -83,9 +80,7 @@ def launch(main: Callable[[Backend], Any], workers: int | None = None, **options
     return launch_by(get, main, workers, options)
 
 
-def _found(
-    transport: Ranks, wanted: str, device: int | None, arrays: DeviceArrays | None
-) -> DeviceArrays:
+def _found(transport: Ranks, device: int | None, arrays: DeviceArrays | None) -> DeviceArrays:
     """The arrays, with this rank's GPU the current one; collective, for all ranks need one."""
     problem: LinopError | None = None
     transport.gather_all(b"")  # all have come
@@ -93,8 +88,6 @@ def _found(
     number = here.rank
     here.Free()
     try:
-        if wanted not in WAYS:
-            raise ArgumentError(f"way: expected one of {', '.join(WAYS)}, given {wanted!r}")
         arrays = arrays or cupy_arrays()
         arrays.use(number, device)
     except LinopError as error:
@@ -111,10 +104,9 @@ def _found(
 
 def _chosen(transport: Ranks, arrays: DeviceArrays, wanted: str) -> Answer:
     """Whether MPI is given the device's memory, and why: the same on all ranks."""
-    uses = [WAYS[one[0]] for one in transport.gather_all(bytes([WAYS.index(wanted)]))]
-    if "staged" in uses:
+    if wanted == "staged":
         return Answer(False, "asked for")
-    if all(use == "aware" for use in uses):
+    if wanted == "aware":
         answer = tried(transport, arrays)
         if not answer.yes:
             raise BackendError(f"way 'aware': {answer.why}; use way='staged'")
@@ -143,9 +135,8 @@ class Gpu(Worker):
     def program(
         self, plan: Plan, group: Sequence[int], tag: int, about: Callable[[], str]
     ) -> Program:
-        del group
-        yes = self.aware.yes
-        return DeviceMessages(plan, self._ranks, tag, about, self._device, yes)
+        yes, calls = self.aware.yes, self.calls(group)
+        return DeviceMessages(plan, self._ranks, tag, about, self._device, yes, calls)
 
     def leave(self) -> None:
         """Free the communicator of this backend; collective."""

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from linop.backends.device import DeviceArrays
 from linop.backends.messages import Messages, piece
+from linop.backends.runs import Calls
 from linop.backends.stage import Stage
 from linop.backends.strided import Cell, View
 from linop.backends.transport import Transport
@@ -41,12 +42,13 @@ class Handing(Messages):
         tag: int,
         about: Callable[[], str],
         arrays: DeviceArrays,
+        calls: Calls | None,
     ) -> None:
         self._mailbox = transport
         self._device = arrays
         self._coming: dict[int, list[tuple[Receive, Cell]]] = {}
         self._taken: list[Any] = []
-        super().__init__(plan, transport, tag, about, arrays)
+        super().__init__(plan, transport, tag, about, calls, arrays)
 
     def receives(self, stage: Stage, steps: Sequence[Receive]) -> dict[int, View]:
         inbox: dict[int, View] = {}
@@ -60,7 +62,8 @@ class Handing(Messages):
         return inbox
 
     def begin(self) -> None:
-        """Nothing: a message is taken when it is there."""
+        """A message is taken when it is there."""
+        self.count()
 
     def as_it_is(self, step: Send, first: View, *others: View) -> View | None:
         """Nothing is: what it lies in may be changed before it was read."""
@@ -75,20 +78,33 @@ class Handing(Messages):
         self.step("make a message", f"{cell.name} = {made}")
         return View(cell, cell.shape)
 
-    def leaving(self, step: Send, where: View) -> str:
+    def leaving(self, step: Send, where: View) -> list[str]:
         hand, message = map(self.code.name, (self._mailbox.hand, self._device.message))
-        return f"{hand}({step.peer}, {self._tag}, {message}({where.text(self.code)}))"
+        lines = []
+        if self._numbers.before(step):
+            copied = self.code.name(self._numbers.mine.copy)
+            lines.append(f"{hand}({step.peer}, {self._tag}, {copied}())")
+        return [*lines, f"{hand}({step.peer}, {self._tag}, {message}({where.text(self.code)}))"]
 
     def wait(self, stage: Stage, step: Wait) -> None:
         coming, tag, has = self._coming[stage.number], self._tag, self._mailbox.has
         take = self.code.name(self._take)
+        numbers = [self._taking(s) for s, _ in coming if self._numbers.before(s)]
         self.step(
             str(step),
+            *numbers,
             *(f"{cell.name} = {take}({s.peer}, {s.size}, {cell.apart})" for s, cell in coming),
+            *self._numbers.checking(self.code, stage.number),
             ready=lambda: all(has(s.peer, tag) for s, _ in coming),
             peers=[s.peer for s, _ in coming],
             bytes=sum(self.bytes_of(s.size) for s, _ in coming),
         )
+
+    def _taking(self, step: Receive) -> str:
+        """The line that takes the number before a message."""
+        number, name = self._numbers.theirs(step), self.code.name
+        take = f"{name(self._mailbox.take)}({step.peer}, {self._tag}, 1, {name(number.dtype)})"
+        return f"{name(number)}[...] = {take}"
 
     def _take(self, peer: int, size: int, here: bool) -> Array:
         """A message's array, on the device or in main memory."""

@@ -1,4 +1,4 @@
-"""How ranks come together, and how they part: waits that end where a rank never comes.
+"""The first and the last meeting of ranks: waits that end where a rank never comes.
 
 A rank that ends says so (`linop.backends.ending`), and those that wait for it to come ask. One that
 has come waits at its end for the others, and tells those that wait for it in a plan that it has
@@ -19,7 +19,7 @@ from linop.backends.ending import has_ended
 from linop.backends.ranks import Ranks
 from linop.backends.transport import Awaited
 from linop.backends.watchdog import WATCHDOG
-from linop.errors import DeadlockError
+from linop.errors import DeadlockError, communication
 
 _NAP = 1e-3
 """Seconds between polls."""
@@ -43,6 +43,7 @@ def joined(comm: MPI.Comm, limit: float) -> Ranks:
     return ranks
 
 
+@communication()
 def duplicated(comm: MPI.Comm, limit: float) -> MPI.Comm:
     """A duplicate; collective, but a rank waits no longer than there is hope.
 
@@ -72,7 +73,7 @@ def duplicated(comm: MPI.Comm, limit: float) -> MPI.Comm:
 
 
 _lost: list[tuple[MPI.Comm, MPI.Request]] = []
-"""Duplicates that will never be: MPI may still write to them."""
+"""Duplicates that are never completed: MPI may still write to them."""
 
 
 def _ended(comm: MPI.Comm) -> list[int]:

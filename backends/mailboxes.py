@@ -2,7 +2,7 @@
 
 A deadlock is seen at once: it is there when every worker that still runs waits for a message that
 nobody has sent. A worker whose program has started threads waits when all of those wait that have
-called linop, and the first.
+called linop, and the first; one that waits for another of these to end does.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 
 from linop.backends.arrays import NUMPY, Arrays
 from linop.backends.deadlock import Key as About
-from linop.backends.deadlock import Point, is_of_python, who_waits
+from linop.backends.deadlock import Point, is_of_python, joins, who_waits
 from linop.backends.recorder import Recorder, at_place
 from linop.backends.transport import (
     ANY,
@@ -131,7 +131,7 @@ class Group:
                 if box:
                     return box.popleft()
                 if self.failure is not None:
-                    raise AbortedError
+                    raise self._aborted(receiver)
                 self.check(receiver, plans, busy)
                 if patience is not None:
                     if not self._changed.wait(patience):
@@ -179,6 +179,11 @@ class Group:
         if mine is not None:
             raise heard(mine, tag)
 
+    def _aborted(self, worker: int) -> type[SystemExit]:
+        """The end of this thread. Python is silent about no other class in a thread of a user."""
+        own = self._running.get(worker, (0,))[0] == threading.get_ident()
+        return AbortedError if own or not is_of_python(threading.current_thread()) else SystemExit
+
     def _register(self, worker: int) -> None:
         """Take note of the thread that this is."""
         mine, thread = self._threads[worker], threading.current_thread()
@@ -198,8 +203,11 @@ class Group:
             return
         waiting = Counter(worker for worker, _ in self._waiting)
         for worker, threads in enumerate(self._threads):
-            alive = sum(thread.is_alive() for thread in threads)
-            if alive > waiting[worker] or not (threads or worker in self._ended):
+            alive = [thread for thread in threads if thread.is_alive()]
+            if len(alive) > max(1, waiting[worker]):
+                idents = {thread for _, thread in self._waiting}
+                alive = [thread for thread in alive if not joins(thread, idents)]
+            if len(alive) > waiting[worker] or not (threads or worker in self._ended):
                 return
         if any(self._alarms.get(worker) for worker in waiting):
             return  # they are about to hear of it
@@ -243,8 +251,7 @@ class Group:
 
 
 class AbortedError(SystemExit):
-    """Ends a worker whose group has failed, and the threads that it started, without a word; not to
-    be caught by its program."""
+    """The end of a worker whose group has failed; not to be caught by its program."""
 
 
 class Mailbox:

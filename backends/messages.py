@@ -18,6 +18,8 @@ import numpy as np
 from linop.backends.arrays import NUMPY, Arrays
 from linop.backends.execute import Program
 from linop.backends.moving import SMALL, Move
+from linop.backends.numbered import PACKED, Numbers
+from linop.backends.runs import Calls
 from linop.backends.stage import Stage
 from linop.backends.strided import Cell, View, cut, fixed
 from linop.backends.transport import Awaited, Transport, Who, peers_named
@@ -25,16 +27,17 @@ from linop.plan import Plan, Put, Receive, Send, Wait
 from linop.region import Region
 from linop.scalars import Array
 
-_PACKED = 8 * 1024
-"""Bytes of a contiguous part up to which it is packed all the same: a copy and a persistent request
-cost less than a request for memory that is new at every run. On a device they cost more."""
 _APART = 256
 """Bytes of which the distance of two messages in one array is a multiple."""
 
 
 class Messages(Program):
     """A plan over a transport's messages, all with one tag: between two workers they keep their
-    order."""
+    order.
+
+    Args:
+        calls: those of all plans of the same workers; None where they are not compared.
+    """
 
     def __init__(
         self,
@@ -42,18 +45,21 @@ class Messages(Program):
         transport: Transport,
         tag: int,
         about: Callable[[], str],
+        calls: Calls | None,
         arrays: Arrays = NUMPY,
     ) -> None:
         self._transport = transport
         self._tag = tag
+        self._numbers = Numbers(plan, calls, not arrays.asynchronous, about)
         self._posts: list[tuple[int, Receive, View]] = []
         self._requests: list[Any] = []
         self._receiving: dict[int, list[Any]] = {}
         self._peers: dict[int, list[int]] = {}
         self._sending: list[Any] = []
         self._receivers: list[int] = []
-        self.small_stay = any(isinstance(step, Receive) for step in plan.steps)
-        super().__init__(plan, about, arrays)
+        received = [step for step in plan.steps if isinstance(step, Receive)]
+        self.small_stay = not all(map(self._numbers.inside, received))
+        super().__init__(plan, about, calls, arrays)
         self.bind()
         self._release = weakref.finalize(self, transport.free, self._requests)
         self._release.atexit = False
@@ -63,24 +69,38 @@ class Messages(Program):
 
     def receives(self, stage: Stage, steps: Sequence[Receive]) -> dict[int, View]:
         puts = {step.peer: stage.incoming(step.peer) for step in steps}
-        unpacked = [step for step in steps if not straight(stage, puts[step.peer], step)]
+        inside = self._numbers.inside
+        unpacked = [s for s in steps if inside(s) or not straight(stage, puts[s.peer], s)]
         apart = [all(stage.target(put).cell.apart for put in puts[s.peer]) for s in unpacked]
         buffers = {s.peer: b for s, b in zip(unpacked, self._buffers(unpacked, apart), strict=True)}
         for step in steps:
             where = buffers.get(step.peer) or stage.target(puts[step.peer][0])
-            self._posts.append((stage.number, step, where))
+            self._posts.append((stage.number, step, self._whole(step, where)))
         return {id(put): piece(b, put) for peer, b in buffers.items() for put in puts[peer]}
 
+    def count(self) -> None:
+        """Add the step that counts a call."""
+        lines = self._numbers.counting(self.code)
+        if lines:
+            self.step("count the call", *lines)
+
     def begin(self) -> None:
+        self.count()
         self.post(self._posts)
 
     def post(self, posts: Sequence[tuple[int, Receive, View]]) -> None:
         """Add the steps that begin to receive, in some stages."""
+        numbers: list[Any] = []
         started: list[Any] = []
         new: list[tuple[int, str]] = []
         name, receive = self.code.name, self._transport.receive
         for number, step, where in posts:
             pending = self._receiving.setdefault(number, [])
+            if self._numbers.before(step):
+                theirs = self._numbers.theirs(step)
+                numbers.append(self._transport.receiver(step.peer, self._tag, theirs))
+                self._peers.setdefault(number, []).append(step.peer)
+                pending.append(numbers[-1])
             self._peers.setdefault(number, []).append(step.peer)
             if where.fixed:
                 pending.append(self._transport.receiver(step.peer, self._tag, where.get()))
@@ -89,9 +109,10 @@ class Messages(Program):
                 call = f"{name(receive)}({step.peer}, {self._tag}, {where.text(self.code)})"
                 new.append((step.peer, f"{name(pending)}[{len(pending)}] = {call}"))
                 pending.append(None)
-        self._requests += started
-        if started:
-            self.step(f"post {len(started)} receives", self._starting(started))
+        self._requests += numbers + started
+        for some in numbers, started:  # those that are started together may match in any order
+            if some:
+                self.step(f"post {len(some)} receives", self._starting(some))
         for peer, post in new:
             self.step("post a receive into the result", post, peer=peer)
 
@@ -102,8 +123,8 @@ class Messages(Program):
         # A device packs all of them first, by few kernels; else each leaves when it is packed.
         for some in [steps] if self.arrays.asynchronous else [[step] for step in steps]:
             for step, where in self.packed(stage, some):
-                line, size = self.leaving(step, where), self.bytes_of(step.size)
-                self.step(str(step), line, peer=step.peer, bytes=size)
+                size = self.bytes_of(step.size)
+                self.step(str(step), *self.leaving(step, where), peer=step.peer, bytes=size)
 
     def packed(self, stage: Stage, steps: Sequence[Send]) -> list[tuple[Send, View]]:
         """Add the steps that make each message one contiguous array, and say where that is: where
@@ -121,15 +142,19 @@ class Messages(Program):
                 offset += source.size
         return [(step, view) for step in steps if (view := where[step.peer]) is not None]
 
+    def _whole(self, step: Send | Receive, where: View) -> View:
+        """A message, with the number that is its end."""
+        return fixed(self._numbers.room(step).whole) if self._numbers.inside(step) else where
+
     def as_it_is(self, step: Send, first: View, *others: View) -> View | None:
         """A message that is one contiguous box already."""
-        if others or not first.contiguous:
+        if others or not first.contiguous or self._numbers.inside(step):
             return None
         if first.cell.apart:
             self.settle()
         if first.fixed:
             return fixed(first.get(), first.cell.apart)
-        if not self.arrays.asynchronous and self.bytes_of(step.size) <= _PACKED:
+        if not self.arrays.asynchronous and self.bytes_of(step.size) <= PACKED:
             return None
         # Memory that is another one at every run.
         flat = Cell(first.shape, self.code.local(), apart=first.cell.apart)
@@ -138,18 +163,28 @@ class Messages(Program):
         self.step(f"find what is for {step.peer}", text, peer=step.peer)
         return View(flat, flat.shape)
 
-    def leaving(self, step: Send, where: View) -> str:
-        """The line that sends a contiguous array."""
-        self._receivers.append(step.peer)
+    def leaving(self, step: Send, where: View) -> list[str]:
+        """The lines that send a contiguous array."""
+        name, sending, lines = self.code.name, self._sending, list[str]()
+        if self._numbers.inside(step):
+            lines.append(f"{name(self._numbers.room(step).number)}[0] = c")
+        elif self._numbers.before(step):
+            lines.append(self._sent(step.peer, self._numbers.mine))
+        where = self._whole(step, where)
         if where.fixed:
-            request = self._transport.sender(step.peer, self._tag, where.get())
-            self._sending.append(request)
-            self._requests.append(request)
-            return self._starting([request])
-        name, sending = self.code.name, self._sending
+            return [*lines, self._sent(step.peer, where.get())]
+        self._receivers.append(step.peer)
         sending.append(None)
         call = f"{name(self._transport.send)}({step.peer}, {self._tag}, {where.text(self.code)})"
-        return f"{name(sending)}[{len(sending) - 1}] = {call}"
+        return [*lines, f"{name(sending)}[{len(sending) - 1}] = {call}"]
+
+    def _sent(self, peer: int, array: Array) -> str:
+        """The line that sends an array that stays."""
+        request = self._transport.sender(peer, self._tag, array)
+        self._receivers.append(peer)
+        self._sending.append(request)
+        self._requests.append(request)
+        return self._starting([request])
 
     def wait(self, stage: Stage, step: Wait) -> None:
         pending, transport = self._receiving[stage.number], self._transport
@@ -157,6 +192,7 @@ class Messages(Program):
         self.step(
             str(step),
             self._waiting(pending, lambda: self._who(stage.number)),
+            *self._numbers.checking(self.code, stage.number),
             ready=lambda: transport.test(pending),
             peers=self._peers.get(stage.number, []),
             bytes=sum(self.bytes_of(r.size) for r in stage.receives),
@@ -169,8 +205,8 @@ class Messages(Program):
     def awaited(self, stage: int) -> tuple[str, Sequence[int]]:
         """The messages that have not come yet, in words, and from whom."""
         pending = zip(self._peers[stage], self._receiving[stage], strict=True)
-        late = [peer for peer, request in pending if not self._transport.test([request])]
-        return f"a message from {peers_named(late)}", late
+        late = {peer: 0 for peer, request in pending if not self._transport.test([request])}
+        return f"a message from {peers_named(list(late))}", list(late)
 
     def end(self) -> None:
         sending, transport = self._sending, self._transport
@@ -204,7 +240,11 @@ class Messages(Program):
         of one, so that a kernel reads or writes them all."""
         pairs = list(zip(steps, apart, strict=True))
         if not self.arrays.asynchronous:
-            return [self.buffer(step.size, here) for step, here in pairs]
+            inside, room = self._numbers.inside, self._numbers.room
+            return [
+                fixed(room(step).message) if inside(step) else self.buffer(step.size, here)
+                for step, here in pairs
+            ]
         each = max(1, _APART // self.plan.dtype.itemsize)
         sizes = [-(-step.size // each) * each for step in steps]
         small = [self.bytes_of(s.size) <= SMALL and not here for s, here in pairs]

@@ -7,19 +7,19 @@ wait for it for ever.
 from __future__ import annotations
 
 import os
+import pickle
 import struct
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from linop.backends import ending
+from linop.backends import ending, settings
 from linop.backends.base import Backend, BoundPlan
 from linop.backends.execute import Program
-from linop.backends.proving import debugging
 from linop.backends.together import Choice, with_all
-from linop.backends.transport import Awaited, Talk, Verdict, agree, limit_of
+from linop.backends.transport import Awaited, Talk, Verdict, agree
 from linop.backends.worker import Worker
-from linop.errors import ArgumentError, BackendError, MissingExtraError
+from linop.errors import ArgumentError, BackendError, LinopError, MissingExtraError
 from linop.operator import LinearOperator
 from linop.plan import Plan
 
@@ -34,7 +34,6 @@ try:
     from linop.backends.joining import duplicated, joined, part
     from linop.backends.lifetime import FREED, end, watch
     from linop.backends.ranks import Ranks
-    from linop.backends.runs import Calls
     from linop.backends.shared import NoWindowError, Pool, wanted
     from linop.backends.windows import NoRoomError, Windows, memory_needed
 except (ImportError, RuntimeError) as error:
@@ -42,8 +41,6 @@ except (ImportError, RuntimeError) as error:
         f"backend 'mpi' needs mpi4py and an MPI library: pip install 'linop-algebra[mpi]' ({error})"
     ) from None
 
-_LIMIT = 600
-"""Seconds that a wait may take, where nobody says otherwise."""
 _OFFERED = 3
 """The stage of binding a plan in which workers have said where things are; voting has two."""
 
@@ -61,33 +58,32 @@ def get(
     Args:
         comm: an intracommunicator, COMM_WORLD by default; worker w is its rank w. The first call
             for a communicator is collective, for it is duplicated to keep messages apart; the
-            options of that call hold for all.
+            options of that call hold for all. They have to be the same on all ranks; one that is
+            None is what its variable says (`linop.backends.settings`).
         windows: False to use messages between ranks of one machine too, and not shared memory;
-            by default what LINOP_WINDOWS says (0 or 1), else shared memory where it can be had.
+            by default LINOP_WINDOWS, else shared memory where it can be had.
         wait_limit: seconds after which a wait becomes a `DeadlockError` on every rank; by default
             LINOP_WAIT_LIMIT, else 600.
         debug: compare at every call what all workers call, and with what, and prove plans when they
-            are compiled; by default LINOP_DEBUG.
+            are compiled; by default LINOP_DEBUG, else False.
         collectives: whether a group of ranks that does not share memory runs what is a collective
-            by MPI's; by default what LINOP_COLLECTIVES says (0 or 1), else where it is predicted to
-            be faster.
+            by MPI's; by default LINOP_COLLECTIVES, else where it is predicted to be faster.
         sums: "any" to let MPI add in the order it likes, so that results may differ in their last
-            bits; by default what LINOP_SUMS says, else "fixed".
+            bits; by default LINOP_SUMS, else "fixed".
+
+    Raises:
+        ArgumentError: a setting is wrong. BackendError: ranks have different ones. Both on every
+            rank.
     """
     comm = communicator(comm)
     known = comm.Get_attr(_CACHED)
     if isinstance(known, Backend):
         return known
-    if windows is None and "LINOP_WINDOWS" in os.environ:
-        windows = os.environ["LINOP_WINDOWS"] != "0"
-    wait_limit, debug = settings(wait_limit, debug)
-    if collectives is None and "LINOP_COLLECTIVES" in os.environ:
-        collectives = os.environ["LINOP_COLLECTIVES"] != "0"
-    sums = os.environ.get("LINOP_SUMS", "fixed") if sums is None else sums
-    if sums not in ("fixed", "any"):
-        raise ArgumentError(f"sums: expected 'fixed' or 'any', given {sums!r}")
-    choice = Choice(collectives, sums == "any")
-    worker = Rank(joined(comm, wait_limit), windows, debug, choice)
+    given = {"windows": windows, "collectives": collectives, "sums": sums}
+    mine = settings.found("mpi", wait_limit=wait_limit, debug=debug, **given)
+    transport, agreed = joined_alike(comm, mine)
+    choice = Choice(agreed["collectives"], agreed["sums"] == "any")
+    worker = Rank(transport, agreed["windows"], agreed["debug"], choice)
     comm.Set_attr(_CACHED, worker)
     watch(worker)
     return worker
@@ -107,16 +103,21 @@ def communicator(comm: Any) -> MPI.Comm:
     return comm
 
 
-def settings(wait_limit: float | None, debug: bool | None) -> tuple[float, bool]:
-    """Settings from a user's arguments, or the environment.
+def joined_alike(comm: MPI.Comm, mine: settings.Founds) -> tuple[Ranks, dict[str, Any]]:
+    """The transport of this rank, and the settings that all ranks have; collective.
 
     Raises:
-        ArgumentError: the limit is no positive number.
+        ArgumentError, BackendError: as `linop.backends.settings.alike`, on every rank.
+            DeadlockError: a rank does not come.
     """
-    limit = limit_of(wait_limit, _LIMIT)
-    if debug is None:
-        debug = debugging()
-    return limit, debug
+    transport = joined(comm, mine["wait_limit"].value)
+    said = transport.gather_all(pickle.dumps(mine), "compare settings")
+    try:
+        return transport, settings.alike([pickle.loads(one) for one in said])
+    except LinopError as error:
+        transport.leave()
+        transport.end(error)
+        raise
 
 
 def launch(main: Callable[[Backend], Any], workers: int | None = None, **options: Any) -> list[Any]:
@@ -148,7 +149,7 @@ def launch_by(
         )
     results: list[Any] = [None] * size
     if size < world.size:
-        limit, _ = settings(options.get("wait_limit"), None)
+        limit = settings.WAIT_LIMIT.found(options.get("wait_limit")).value
         meeting = duplicated(world, limit)  # all have come then, and nobody waits below
         world = meeting.Split(0 if world.rank < size else MPI.UNDEFINED, world.rank)
         meeting.Free()
@@ -167,21 +168,18 @@ class Rank(Worker):
 
     Args:
         transport: its messages.
-        windows: whether shared memory is used; by default, where all ranks are on one machine.
+        windows: whether shared memory is used, where all ranks are on one machine.
         debug: as for `Worker`.
-        choice: whether collectives are used, if this rank decides.
+        choice: whether collectives are used.
     """
 
-    def __init__(self, transport: Ranks, windows: bool | None, debug: bool, choice: Choice) -> None:
+    def __init__(self, transport: Ranks, windows: bool, debug: bool, choice: Choice) -> None:
         super().__init__("mpi", transport, debug)
         self._ranks = transport
         self.groups = Groups(transport)
-        self._choice = choice.agreed(transport.gather_all)
+        self._choice = choice
         self._pool: Pool | None = None
-        self._calls: dict[tuple[int, ...], Calls] = {}
-        # Some may be told otherwise than others.
-        refused = any(any(one) for one in transport.gather_all(bytes([windows is False])))
-        self._why = "shared memory is switched off" if refused else ""
+        self._why = "" if windows else "shared memory is switched off"
         if not self._why and transport.workers > 1:
             here = transport.comm.Split_type(MPI.COMM_TYPE_SHARED)
             together = here.size == transport.workers
@@ -208,8 +206,6 @@ class Rank(Worker):
         """Make a new window where a plan and its adjoint do not fit into those there are."""
         if self._pool is None:
             return
-        for calls in self._calls.values():
-            calls.again()
         self._pool.reclaim()  # all are here, and call nothing before all have said what they need
         room = self._pool.room()
         said = self._ranks.gather_all(struct.pack("=3q", memory_needed(plan), *room))
@@ -227,11 +223,13 @@ class Rank(Worker):
         program = None
         if self._pool is not None and self.worker in group and len(group) > 1:
             program = self._shared(plan, self._pool, group, tag, about)
-        return program or with_collectives(plan, self._ranks, tag, about, self.groups, self._choice)
+        return program or self._messages(plan, group, tag, about)
 
-    def interrupted(self) -> None:
-        for calls in self._calls.values():
-            calls.stop()
+    def _messages(
+        self, plan: Plan, group: Sequence[int], tag: int, about: Callable[[], str]
+    ) -> Program:
+        calls = self.calls(group)
+        return with_collectives(plan, self._ranks, tag, about, calls, self.groups, self._choice)
 
     def leave(self) -> None:
         """Free the communicators of this backend; collective."""
@@ -252,7 +250,8 @@ class Rank(Worker):
         self, plan: Plan, pool: Pool, group: Sequence[int], tag: int, about: Callable[[], str]
     ) -> Program | None:
         """The plan over shared memory; None, on every worker of the group, if one lacks room."""
-        calls = self._calls.setdefault(tuple(group), Calls())
+        calls = self.calls(group)
+        assert calls is not None  # there are several
         try:
             program = Windows(plan, pool, self._ranks.until, self._ranks.spins, about, calls)
         except NoRoomError:

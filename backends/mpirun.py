@@ -1,4 +1,4 @@
-"""Starting MPI jobs on this machine, and ending them with everything they started.
+"""Start MPI jobs on this machine, and end them with everything they started.
 
 For ``linop verify --backend mpi``, ``linop demo`` and the tests. It imports no MPI: what runs
 inside a job is `linop.backends.mpi`.
@@ -99,7 +99,8 @@ class Job(subprocess.Popen[str]):
         self.wait()
 
     def _processes(self) -> list[tuple[int, bool]]:
-        """What still runs, mpiexec included, and whether it is a rank; nothing without /proc."""
+        """The processes that still run, mpiexec included, each with True if it is a rank; none
+        where there is no /proc."""
         found = []
         for folder in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):  # another user's, or just ended

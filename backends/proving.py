@@ -1,27 +1,27 @@
-"""Proofs of plans when they are compiled in debug mode: as lowered, and as rewritten."""
+"""Proofs of plans when they are compiled in debug mode: as planned, and as rewritten."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 
-from linop.lowering import lower, workers_of
+from linop.lowering import workers_of
 from linop.operator import LinearOperator
 from linop.plan import Plan
+from linop.stages import Stages
 from linop.verify import verify
 
 MOST = 64
 """Workers of a plan up to which it is proven: for an all-to-all of so many, in 0.4 s."""
 
 
-def debugging() -> bool:
-    """True if the environment asks for debug mode: LINOP_DEBUG is set, and not 0."""
-    return os.environ.get("LINOP_DEBUG", "0") != "0"
+def prove(
+    op: LinearOperator, planned: Callable[[Stages, int], Plan], rewritten: Callable[[Plan], Plan]
+) -> None:
+    """Prove that the plans of all workers compute an operator, as planned and as rewritten. Without
+    communication: every worker makes all plans, and finds the same.
 
-
-def prove(op: LinearOperator, rewritten: Callable[[Plan], Plan]) -> None:
-    """Prove that the plans of all workers compute an operator, as lowered and as rewritten. Without
-    communication: every worker lowers all plans, and finds the same.
+    Args:
+        planned: makes the plan of a worker that is to run.
 
     Raises:
         PlanError: they do not.
@@ -29,7 +29,7 @@ def prove(op: LinearOperator, rewritten: Callable[[Plan], Plan]) -> None:
     workers = workers_of(op.stages)
     if len(workers) > MOST:
         return
-    plans = [lower(op.stages, worker) for worker in workers]
+    plans = [planned(op.stages, worker) for worker in workers]
     verify(plans, op)
     others = [rewritten(plan) for plan in plans]
     if others != plans:

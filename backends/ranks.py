@@ -21,7 +21,7 @@ from linop.backends.deadlock import Key
 from linop.backends.transport import ANY, MEET, Awaited, Who, check_doing, gathering
 from linop.backends.waiting import Waits
 from linop.backends.watchdog import WATCHDOG
-from linop.errors import LinopError
+from linop.errors import LinopError, communication
 from linop.scalars import Array
 
 _QUIET = 3
@@ -125,6 +125,7 @@ class Ranks(Waits):
             check_doing(self._gathered((doing, str(about)), doing, about))
         return [one for _, one in said]
 
+    @communication()
     def _gathered(self, mine: Any, doing: str, about: object) -> list[Any]:
         """Everybody's item, by worker: the algorithm of Bruck et al. (1997), in ⌈log₂ n⌉ rounds."""
         n, me, say = self.workers, self.worker, self.channel.say

@@ -139,8 +139,8 @@ def _ago(begun: float) -> str:
 # Where a worker is
 
 namers: list[Callable[[FrameType], str]] = []
-"""Each says what a call on the stack is in the user's words, such as the layer; empty if nothing
-that it knows."""
+"""Functions that give a call on the stack in the user's words, such as the layer; empty if unknown
+to them."""
 
 
 def users_line() -> str:

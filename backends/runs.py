@@ -1,10 +1,11 @@
-"""The runs of a plan over shared memory, as its workers count them and tell each other.
+"""The calls of a group's plans, and the runs of one over shared memory, as workers count them.
 
-Two mistakes of a program show here, for nothing but a comparison in the call that goes well. A
-worker that has released a plan, or lost it to the garbage collector, has told its peers from which
-run on they are without it, before its memory goes to another plan. And what a sender says of a
-message holds the number of its call among those that the same workers make of all their plans:
-where a worker leaves one out, or makes one more, the numbers of the next plan's calls differ.
+Two mistakes of a program show here, for nothing but a comparison in the call that goes well. What
+comes with a message holds the number of the sender's call among those that the same workers make of
+all their plans: where a worker leaves one out, or makes one more, the numbers of the next plan's
+calls differ. And over shared memory a worker that has released a plan, or lost it to the garbage
+collector, has told its peers from which run on they are without it, before its memory goes to
+another plan.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+from linop.backends.code import Code
 from linop.backends.transport import Who
 from linop.errors import BackendError
 
@@ -37,12 +39,12 @@ class Calls:
         thread: whose calls are counted.
     """
 
-    __slots__ = ("_stopped", "_thread", "number", "thread")
+    __slots__ = ("_overlap", "_stopped", "_thread", "number", "thread")
 
     def __init__(self) -> None:
         self.number = 0
         self.thread = self._thread = threading.get_ident()
-        self._stopped = False
+        self._stopped = self._overlap = False
 
     def stop(self) -> None:
         """Count no more."""
@@ -51,17 +53,57 @@ class Calls:
     def again(self) -> None:
         """Count from the start; all workers do, when they compile."""
         if self._thread == threading.get_ident():
-            self.number, self.thread, self._stopped = 0, self._thread, False
+            self.number, self.thread = 0, self._thread
+            self._stopped = self._overlap = False
 
     def __enter__(self) -> None:
         """Inside, a call has no number: one that may overlap others, in any order."""
         if self.thread == threading.get_ident():
             self.number += TURNS
-            self.thread = _NOBODY
+            self.thread, self._overlap = _NOBODY, True
 
     def __exit__(self, *error: object) -> None:
         if not self._stopped and self._thread == threading.get_ident():
             self.thread = self._thread
+
+    @property
+    def counted(self) -> int | None:
+        """How many there were; None where workers need not agree on that now."""
+        unknown = self._stopped or self._overlap or self._thread != threading.get_ident()
+        return None if unknown else self.number // TURNS
+
+
+def counting(code: Code, calls: Calls | None) -> list[str]:
+    """Lines that count a call, and say in `c` which one it is, times `TURNS`: 0 where it is not
+    counted."""
+    if calls is None:
+        return ["c = 0"]
+    name = code.name(calls)
+    return [
+        "c = 0",
+        f"if {code.name(threading.get_ident)}() == {name}.thread:",
+        f"    {name}.number = c = {name}.number + {TURNS}",
+    ]
+
+
+def check_step(peer: int, theirs: int, mine: int, about: Callable[[], str]) -> None:
+    """Check that a message is of the call that it is taken for.
+
+    Args:
+        theirs: the number of the sender's call, as in `Calls.number`; 0 where it is not known.
+        mine: that of the call here.
+
+    Raises:
+        BackendError: it is another one.
+    """
+    theirs, mine = theirs // TURNS, mine // TURNS
+    if theirs != mine and theirs and mine:
+        raise BackendError(
+            f"workers are out of step: of the calls that the workers of {about()} have made "
+            f"together since they last compiled, this one is number {mine} here, and number "
+            f"{theirs} on worker {peer}; one of them left out a call, or made one more. Call the "
+            f"same plans in the same order on every worker"
+        )
 
 
 class Word(NamedTuple):
@@ -162,12 +204,5 @@ class Peers:
         heard = self._flags[at]
         if (heard ^ said) % TURNS:
             return self.gone()
-        theirs, mine = heard // TURNS, said // TURNS
-        if theirs != mine and theirs and mine:
-            raise BackendError(
-                f"workers are out of step: of the calls that the workers of {self._about()} have "
-                f"made together since they last compiled, this one is number {mine} here, and "
-                f"number {theirs} on worker {peer}; one of them left out a call, or made one more. "
-                f"Call the same plans in the same order on every worker"
-            )
+        check_step(peer, heard, said, self._about)
         return True

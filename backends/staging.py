@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 from linop.backends.device import DeviceArrays
 from linop.backends.messages import Messages
 from linop.backends.ranks import Ranks
+from linop.backends.runs import Calls
 from linop.backends.stage import Stage
 from linop.backends.strided import View, cut, fixed
 from linop.plan import Plan, Receive, Send, Wait
@@ -56,6 +57,7 @@ class DeviceMessages(Messages):
         about: Callable[[], str],
         arrays: DeviceArrays,
         aware: bool,
+        calls: Calls | None,
     ) -> None:
         self._ranks = transport
         self._device = arrays
@@ -63,12 +65,13 @@ class DeviceMessages(Messages):
         self._leaving: dict[int, list[tuple[Send, View, list[str]]]] = {}
         self._landing: dict[int, tuple[list[Staged], list[Any]]] = {}
         self._pinned: list[tuple[list[Any], list[Array]]] = []
-        super().__init__(plan, transport, tag, about, arrays)
+        super().__init__(plan, transport, tag, about, calls, arrays)
         # What is copied up after the plan is gone is copied from memory that nobody else has.
         weakref.finalize(self, _held, arrays, self._pinned).atexit = False
 
     def begin(self) -> None:
-        """Nothing: messages are awaited once it is known that their memory is free."""
+        """Messages are awaited once it is known that their memory is free."""
+        self.count()
 
     def sends(self, stage: Stage, steps: Sequence[Send]) -> None:
         """Queue what makes each message one contiguous array, in main memory if it is staged."""
@@ -82,7 +85,7 @@ class DeviceMessages(Messages):
         leaving = self._leaving[stage.number] = []
         for step, view in packed:
             where, awaiting = below.get(step.peer, (view, []))
-            leaving.append((step, view, [*awaiting, self.leaving(step, where)]))
+            leaving.append((step, view, [*awaiting, *self.leaving(step, where)]))
 
     def _pinned_for(self, messages: Iterable[tuple[Send | Receive, View]]) -> list[Staged]:
         """Pinned memory for those messages that need it."""
@@ -139,6 +142,7 @@ class DeviceMessages(Messages):
 
     def _land(self, number: int, staged: Sequence[Staged], read: list[Any]) -> None:
         """Copy up what was received, each when all of it is there."""
+        # The last one from a peer: a number may have come before.
         requests = dict(zip(self._peers[number], self._receiving[number], strict=True))
         parts = [[requests[step.peer] for step, _ in one.messages] for one in staged]
         buffers = [one.pinned.get() for one in staged]

@@ -18,10 +18,9 @@ from linop.backends.execute import Program
 from linop.backends.handing import Handing
 from linop.backends.mailboxes import Group, Mailbox
 from linop.backends.messages import Messages
-from linop.backends.proving import debugging, prove
-from linop.backends.transport import (
-    limit_of,
-)
+from linop.backends.proving import prove
+from linop.backends.runs import Calls
+from linop.backends.settings import DEBUG, WAIT_LIMIT
 from linop.backends.whole import Whole
 from linop.backends.worker import Worker
 from linop.errors import BackendError
@@ -76,10 +75,10 @@ def launch(
         Whatever `main` raised first, with the worker's number in a note.
     """
 
-    kind = arrays_named(arrays)
+    kind, debug = arrays_named(arrays), DEBUG.found().checked()
 
     def work(mailbox: Mailbox) -> Any:
-        _HERE.backend = Thread("threads", mailbox, arrays=kind)
+        _HERE.backend = Thread("threads", mailbox, debug, kind)
         return main(_HERE.backend)
 
     return run(workers or 1, work, kind, wait_limit)
@@ -87,7 +86,7 @@ def launch(
 
 def alone() -> Backend:
     """A program of one worker, which this thread is."""
-    return Worker("threads", Mailbox(Group(1), 0))
+    return Worker("threads", Mailbox(Group(1), 0), DEBUG.found().checked())
 
 
 def run(
@@ -97,7 +96,8 @@ def run(
     wait_limit: float | None = None,
 ) -> list[Any]:
     """Run a function of a mailbox on so many threads."""
-    group = Group(workers, arrays, limit_of(wait_limit, math.inf))
+    limit = WAIT_LIMIT.found(wait_limit, default=math.inf).checked()
+    group = Group(workers, arrays, limit)
     threads = [
         threading.Thread(target=group.work, args=(w, main), name=f"linop-{w}", daemon=True)
         for w in range(workers)
@@ -118,17 +118,21 @@ class Thread(Worker):
     def program(
         self, plan: Plan, group: Sequence[int], tag: int, about: Callable[[], str]
     ) -> Program:
-        del group
-        return bound(plan, self.transport, tag, about, self.arrays)
+        return bound(plan, self.transport, tag, about, self.calls(group), self.arrays)
 
 
 def bound(
-    plan: Plan, mailbox: Mailbox, tag: int, about: Callable[[], str], arrays: Arrays
+    plan: Plan,
+    mailbox: Mailbox,
+    tag: int,
+    about: Callable[[], str],
+    calls: Calls | None,
+    arrays: Arrays,
 ) -> Program:
     """A plan whose messages go through mailboxes."""
     if isinstance(arrays, DeviceArrays):
-        return Handing(plan, mailbox, tag, about, arrays)
-    return Messages(plan, mailbox, tag, about, arrays)
+        return Handing(plan, mailbox, tag, about, arrays, calls)
+    return Messages(plan, mailbox, tag, about, calls, arrays)
 
 
 class Threads(Whole):
@@ -141,8 +145,8 @@ class Threads(Whole):
         return f"messages over {Mailbox.name}"
 
     def bind(self, op: LinearOperator) -> tuple[Callable[[Vector], Vector], Sequence[Plan]]:
-        if debugging():
-            prove(op, lambda plan: plan)
+        if DEBUG.found().checked():
+            prove(op, lower, lambda plan: plan)
         needed = workers_of(op.stages)
         plans = [lower(op.stages, worker) for worker in range(max(needed, default=0) + 1)]
 
@@ -151,7 +155,7 @@ class Threads(Whole):
 
             def main(mailbox: Mailbox) -> Sequence[Array]:
                 plan = plans[mailbox.worker]
-                program = bound(plan, mailbox, 0, op.__repr__, self.arrays)
+                program = bound(plan, mailbox, 0, op.__repr__, None, self.arrays)
                 arrays = [x[r.name] for r in plan.inputs]
                 if tracing is None:
                     return program.run(arrays)

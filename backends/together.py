@@ -10,7 +10,7 @@ of a group choose alike.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
@@ -44,19 +44,12 @@ not wrap around: they stay at the largest number."""
 
 @dataclass(frozen=True)
 class Choice:
-    """What the user says about collectives; the same on all workers."""
+    """A user's settings of collectives; the same on all workers."""
 
     use: bool | None = None
     """Whether they are used; None where they are predicted to be faster."""
     any_order: bool = False
     """Whether sums may be added up in any order."""
-
-    def agreed(self, gather_all: Callable[[bytes], list[bytes]]) -> Choice:
-        """One choice for all workers: no collective if anyone refuses them, and no other order of
-        sums unless all allow it."""
-        mine = {None: 0, True: 1, False: 2}[self.use], int(self.any_order)
-        uses, orders = zip(*gather_all(bytes(mine)), strict=True)
-        return Choice({0: None, 1: True, 2: False}[max(uses)], all(orders))
 
     def of(self, found: Pattern, dtype: np.dtype[Any]) -> tuple[bool, str]:
         """Whether a stage is run together, and why."""

@@ -1,4 +1,4 @@
-"""How one worker reaches the others: what a backend has to bring, and how workers agree by it.
+"""The interface through which one worker reaches the others, and how workers agree through it.
 
 A `Transport` moves buffers. `agree` is the one collective conversation about a call: everybody's
 verdict, merged along a tree, so that what one worker sees wrong every worker hears of.
@@ -7,7 +7,6 @@ verdict, merged along a tree, so that what one worker sees wrong every worker he
 from __future__ import annotations
 
 import math
-import os
 import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,33 +15,13 @@ from typing import Any, NamedTuple, Protocol
 from linop import errors
 from linop.backends.deadlock import Key, Point
 from linop.backends.recorder import Recorder
-from linop.errors import ArgumentError, BackendError, LinopError
+from linop.errors import BackendError, LinopError, interrupt
 from linop.scalars import Array
 
 ANY = -2
 """No plan's tag."""
 MEET = "meet"
 """Any part of what else workers do together."""
-
-
-def limit_of(given: float | None, default: float) -> float:
-    """Seconds that a wait may take: what a user said, or LINOP_WAIT_LIMIT.
-
-    Raises:
-        ArgumentError: it is no positive number.
-    """
-    name, said = "wait_limit", str(given)
-    if given is None:
-        name, said = "LINOP_WAIT_LIMIT", os.environ.get("LINOP_WAIT_LIMIT", str(default))
-    try:
-        limit = float(said)
-    except ValueError:
-        limit = math.nan
-    if not limit > 0:
-        raise ArgumentError(
-            f"{name}: expected a number of seconds above 0 (inf for no limit), given {said!r}"
-        )
-    return limit
 
 
 class Awaited(NamedTuple):
@@ -57,16 +36,16 @@ class Awaited(NamedTuple):
     needs: float | None = None
     """The stage that the others have to come to; None for the same one."""
     back: int = 0
-    """How many runs before this one theirs may be."""
+    """The number of runs that the others may be behind this one."""
     key: Key | None = None
     """The conversation; None for the plan that runs."""
     number: int = 0
-    """Which one of its kind that is."""
+    """The number of the conversation among those of its key."""
     ended: bool = False
 
 
 Who = Callable[[], Awaited | str]
-"""Says what a worker waits for, when somebody asks."""
+"""A function that gives the object of a wait, called when somebody asks."""
 
 
 def awaited(said: Awaited | str) -> Awaited:
@@ -87,7 +66,7 @@ class Plans(Protocol):
         """The number of the call of this plan that is under way; 0 if none is."""
 
     def points(self) -> Mapping[Key, Point]:
-        """How far this worker is in all plans and conversations."""
+        """This worker's progress in all plans and conversations."""
 
     def last_calls(self) -> str:
         """The last calls here, the oldest first, a line each."""
@@ -113,7 +92,7 @@ class Alone:
 
 
 class Transport(Protocol):
-    """How one worker exchanges buffers with the others. Messages between two workers arrive in the
+    """One worker's exchange of buffers with the others. Messages between two workers arrive in the
     order sent for a tag. What `receiver`, `sender`, `receive` and `send` return is pending: `test`
     and `wait` take it.
     """
@@ -125,9 +104,9 @@ class Transport(Protocol):
     """The tag of the plan that runs, whose alarms are raised at once; `ANY` where none does."""
     plans: Plans
     points: dict[Key, Point]
-    """How far this worker has come in conversations."""
+    """This worker's progress in conversations."""
     recorder: Recorder
-    """What it did last."""
+    """Its last calls."""
 
     def receiver(self, peer: int, tag: int, buffer: Array) -> Any:
         """A receive of exactly the buffer's size, to be started any number of times."""
@@ -145,10 +124,10 @@ class Transport(Protocol):
         """A send, once and at once; the buffer must not change before it is done."""
 
     def test(self, pending: Sequence[Any]) -> bool:
-        """Whether all of these are done."""
+        """True if all of these are done."""
 
     def wait(self, pending: Sequence[Any], who: Who) -> None:
-        """Until all of these are done.
+        """Wait until all of these are done.
 
         Raises:
             LinopError: another worker raised an alarm. DeadlockError: it takes too long.
@@ -183,7 +162,7 @@ class Transport(Protocol):
         tag, or in a later one, at once; others when they make it, if they do."""
 
     def alarmed(self) -> bool:
-        """Whether there may have been an alarm; takes next to no time."""
+        """True if there may have been an alarm; takes next to no time."""
 
     def check(self, tag: int) -> None:
         """Raise what another worker's alarm said of this plan, if there was one."""
@@ -191,14 +170,14 @@ class Transport(Protocol):
 
 @dataclass
 class Verdict:
-    """What workers say before a call: who sees what error, and who calls what."""
+    """The statements of workers before a call: errors that they see, and calls that they make."""
 
     wrong: dict[int, tuple[str, str]] = field(default_factory=dict)
     """By worker: the class of an error, and its text."""
     calls: dict[tuple[int, int], tuple[int, str]] = field(default_factory=dict)
     """By the numbers of plan and call: the first worker that makes it, and what it is in words."""
     votes: bool = True
-    """Whether all are for it."""
+    """True if all are for it."""
 
     def merged(self, other: Verdict) -> Verdict:
         calls = dict(self.calls)
@@ -255,7 +234,8 @@ def heard(error: LinopError, tag: int) -> LinopError:
     """An alarm's error, as the worker that hears it raises it: one of its own, and no new alarm,
     but with the tag of the plan that it is about."""
     mine = rebuilt(type(error).__name__, str(error))
-    mine.alarm = tag  # type: ignore[attr-defined]
+    mine.alarm = tag
+    interrupt(mine)
     return mine
 
 
@@ -284,10 +264,11 @@ class Talk:
     def __enter__(self) -> Talk:
         return self
 
-    def __exit__(self, kind: object, *error: object) -> None:
-        if kind is None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is None:
             self._transport.points[self.key] = self.number, math.inf
             return
+        interrupt(error)
         for peer in self._told:
             self._transport.post(peer, pickle.dumps((self._topic, _TAKEN_BACK)))
 
@@ -300,7 +281,7 @@ class Talk:
 
     @property
     def number(self) -> int:
-        """Which conversation about that it is."""
+        """The number of the conversation among those of its key."""
         number = self._topic[2] if len(self._topic) > 2 else 1
         assert isinstance(number, int)
         return number
@@ -316,7 +297,8 @@ class Talk:
         self._transport.post(peer, pickle.dumps((topic, item)))
 
     def hear(self, peer: int, who: Who) -> Any:
-        """What a worker says in this conversation; or, if it is in another one, in that."""
+        """The next item that a worker sends in this conversation; or, if it is in another one, in
+        that."""
         other: Any = None
         while True:
             data = self._transport.fetch(peer, who, None if other is None else _PATIENCE)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from mpi4py import MPI
 
 from linop.backends.channel import ALARM, ASK, NOTE, Channel
-from linop.backends.deadlock import Key, Mail, Member, Point, State, Wait, is_of_python
+from linop.backends.deadlock import Key, Mail, Member, Point, State, Wait, is_of_python, joins
 from linop.backends.recorder import Recorder, at_place
 from linop.backends.transport import ANY, Alone, Plans, Who, awaited, heard
 from linop.backends.watchdog import WATCHDOG
@@ -58,7 +58,7 @@ class Alarm:
 
 
 class Waits:
-    """How one rank waits.
+    """The waits of one rank.
 
     Args:
         limit: seconds that a wait may take.
@@ -146,11 +146,13 @@ class Waits:
 
     def _has_one_thread(self) -> bool:
         """True if no other thread of this rank may be about to do what others wait for: a rank of
-        several is not guessed about."""
+        several is not guessed about, but where they wait for this one to end."""
         self._threads = {thread for thread in list(self._threads) if thread.is_alive()}
-        if len(self._threads) > 1 and self._member.told:
+        here = [threading.get_ident()]
+        alone = sum(not joins(thread, here) for thread in self._threads) <= 1
+        if not alone and self._member.told:
             self._send(self._member.leaves(time.monotonic()))
-        return len(self._threads) <= 1
+        return alone
 
     def _tell(self, wait: _Long) -> None:
         """Say that this rank waits; answer, and hold still while others are asked."""

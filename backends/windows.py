@@ -19,7 +19,6 @@ import platform
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
-from threading import get_ident
 
 import numpy as np
 
@@ -27,7 +26,7 @@ from linop.backends.execute import SMALL, Program
 from linop.backends.lending import Buffer
 from linop.backends.offers import MOST, Line, Offer, Piece, Said, pieces_of
 from linop.backends.placing import PAGE
-from linop.backends.runs import TURNS, Calls, Peers, Runs, Until, Word
+from linop.backends.runs import TURNS, Calls, Peers, Runs, Until, Word, counting
 from linop.backends.shared import ALIGNED, Block, Place, Pool, Slots
 from linop.backends.stage import Ready, Stage
 from linop.backends.strided import Cell, View, copying, fixed
@@ -78,7 +77,6 @@ class Windows(Program):
         self._blocks: list[Block] = []
         self._slots: Slots | None = None
         self._lines = 0
-        self._calls = calls
         self._senders: dict[int, Offer] = {}
         self._receivers: dict[int, Offer] = {}
         self._asked: dict[int, Offer] = {}
@@ -99,7 +97,7 @@ class Windows(Program):
         self._peers = Peers(self._runs, self._flags, lines, words, until, about)
         for peer in sorted(peers):
             self._receivers[peer] = Offer(ready=self._line())
-        super().__init__(plan, about)
+        super().__init__(plan, about, calls)
         self._flags_name = self.code.name(self._flags)
         held = (pool, self._runs, self._blocks, self._slots)
         self._release = weakref.finalize(self, _give_back, *held)
@@ -255,15 +253,13 @@ class Windows(Program):
     # Steps
 
     def begin(self) -> None:
-        runs, calls = self.code.name(self._runs), self.code.name(self._calls)
+        runs = self.code.name(self._runs)
         asked = [offer.pieces.values() for offer in self._asked.values()]
         text = [
             f"n = {runs}.number = {runs}.number + 1",
             f"if {self._flags_name}[{self._gone}]: {self.code.name(self._peers)}.begin()",
-            f"e = n % {TURNS}",
-            f"if {self.code.name(get_ident)}() == {calls}.thread:",
-            f"    {calls}.number = c = {calls}.number + {TURNS}",
-            "    e += c",
+            *counting(self.code, self.calls),
+            f"e = n % {TURNS} + c",
         ]
         if any(self._in_pieces.values()) or any(any(pieces) for pieces in asked):
             text.append(f"m = n * {MOST}")
@@ -448,10 +444,6 @@ class Windows(Program):
             f"shared memory: what comes is written into {buffers} beside the result, "
             f"for {self._why}"
         )
-
-    def start(self, arrays: Sequence[Array], out: Sequence[Array] | None = None) -> None:
-        with self._calls:
-            super().start(arrays, out)
 
     def abandon(self) -> None:
         super().abandon()

@@ -15,7 +15,7 @@ import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 from linop.backends.arrays import NUMPY, Arrays
@@ -33,22 +33,22 @@ from linop.backends.counters import Counters
 from linop.backends.deadlock import PAST, Key, Point
 from linop.backends.execute import Program
 from linop.backends.messages import Messages
-from linop.backends.proving import debugging, prove
+from linop.backends.proving import prove
 from linop.backends.quick import quick_call
 from linop.backends.recorder import Called, users_line
+from linop.backends.runs import Calls
 from linop.backends.transport import Talk, Transport, Verdict, agree, rebuilt
-from linop.errors import BackendError, LinopError
+from linop.errors import BackendError, LinopError, interrupt
 from linop.lowering import workers_of
 from linop.operator import LinearOperator
 from linop.plan import Plan
 from linop.scalars import Array, Scalar
 from linop.space import Space, Total
+from linop.stages import Stages
 from linop.stretching import Plans
 
 _SHOWN = 160
 """Bytes of an operator's text in an error."""
-_NUMBER = 8
-"""Bytes of the number of a plan."""
 _GONE = 4096
 """Conversations, and plans that are gone, of which it is kept how far they were."""
 
@@ -73,7 +73,8 @@ class Worker(Backend):
         self.bound: WeakValueDictionary[int, WorkerPlan] = WeakValueDictionary()
         self._plans = 0
         self._early: dict[int, tuple[LinopError, int]] = {}
-        self.lowered = Plans(self.worker)
+        self._calls: dict[tuple[int, ...], Calls] = {}
+        self._plans_of: dict[int, Plans] = {}
         transport.plans = self
         self.meeting = threading.RLock()
         """Held in a conversation with other workers: those of two threads would get mixed up."""
@@ -87,10 +88,13 @@ class Worker(Backend):
         # Here alone may be a coefficient that no number of the dtype is near.
         lowered: Plan | LinopError
         try:
-            lowered = self.lowered.of(op.stages)
+            lowered = self.planned(op.stages, self.worker)
         except LinopError as error:
             lowered = error
-        self._plans = 1 + check_agreement(op, self.transport, self._plans, lowered)
+        counts = {group: calls.counted for group, calls in self._calls.items()}
+        self._plans = 1 + check_agreement(op, self.transport, self._plans, lowered, counts)
+        for calls in self._calls.values():
+            calls.again()
         check_workers(op, self)
         check_here(op, self)
         assert isinstance(lowered, Plan)
@@ -138,6 +142,14 @@ class Worker(Backend):
     def interrupted(self) -> None:
         """Take note that a run ended halfway, here or elsewhere: workers need not agree any more on
         how many calls there were."""
+        for calls in self._calls.values():
+            calls.stop()
+
+    def planned(self, stages: Stages, worker: int) -> Plan:
+        """A worker's plan: this one's to run, those of others to be proven with it."""
+        if worker not in self._plans_of:
+            self._plans_of[worker] = Plans(worker)
+        return self._plans_of[worker].of(stages)
 
     def rewritten(self, plan: Plan) -> Plan:
         """A plan as it may run in the place of one that was lowered: with collectives."""
@@ -150,8 +162,13 @@ class Worker(Backend):
         self, plan: Plan, group: Sequence[int], tag: int, about: Callable[[], str]
     ) -> Program:
         """A plan, bound to the way in which its messages travel; collective over the group."""
-        del group
-        return Messages(plan, self.transport, tag, about, self.arrays)
+        return Messages(plan, self.transport, tag, about, self.calls(group), self.arrays)
+
+    def calls(self, group: Sequence[int]) -> Calls | None:
+        """The calls of all plans of some workers; None where this is none of several."""
+        if self.worker not in group or len(group) < 2:
+            return None
+        return self._calls.setdefault(tuple(group), Calls())
 
     def way(self, program: Program | None = None) -> str:
         del program
@@ -177,9 +194,9 @@ class WorkerPlan(BoundPlan):
         self, op: LinearOperator, backend: Worker, tag: int, plan: Plan | None = None
     ) -> None:
         super().__init__(op, backend)
-        if backend.debug or debugging():
-            prove(op, backend.rewritten)
-        self.plan = plan or backend.lowered.of(op.stages)
+        if backend.debug:
+            prove(op, backend.planned, backend.rewritten)
+        self.plan = plan or backend.planned(op.stages, backend.worker)
         self.counters.sends([self.plan])
         self.group = workers_of(op.stages)
         self._worker = backend
@@ -388,7 +405,10 @@ class WorkerPlan(BoundPlan):
         transport = self._worker.transport
         text = f"worker {transport.worker} in {self.op!r}: {error}"
         kind = type(error) if isinstance(error, LinopError) else None
-        if self._together and not hasattr(error, "alarm"):
+        if not self._together:
+            return
+        interrupt(error)
+        if not isinstance(error, LinopError) or error.alarm is None:
             alarm = kind(text) if kind else BackendError(f"{type(error).__name__}: {text}")
             transport.alarm(alarm, self._tag, self.call)
 
@@ -402,14 +422,34 @@ class WorkerPlan(BoundPlan):
         self._quick = [None, None, None]
 
 
+class Said(NamedTuple):
+    """What a worker says of itself where all compile an operator."""
+
+    digest: bytes
+    """Of how it made the operator."""
+    plans: int
+    """How many it has compiled."""
+    wrong: tuple[str, str] | None
+    """The class and the text of the error that lowering it raised."""
+    calls: dict[tuple[int, ...], int | None]
+    """How many it has made of the plans of some workers since all compiled last, where that is to
+    be the same for all of these."""
+
+
 def check_agreement(
-    op: LinearOperator, transport: Transport, plans: int = 0, lowered: object = None
+    op: LinearOperator,
+    transport: Transport,
+    plans: int = 0,
+    lowered: object = None,
+    calls: Mapping[tuple[int, ...], int | None] | None = None,
 ) -> int:
-    """Check, together, that all workers built the same operator, and could lower it.
+    """Check, together, that all workers built the same operator, could lower it, and have made the
+    same calls before.
 
     Args:
         plans: how many plans this worker has compiled.
         lowered: what came of lowering it here: an error, or something else.
+        calls: how many it has made of the plans of some workers; None where that is not compared.
 
     Returns:
         The most that one of them has: an error may have left some behind.
@@ -420,31 +460,46 @@ def check_agreement(
     """
     meet = partial(transport.gather_all, doing="compile", about=op)
     # First a cheap digest of how it was made; the same operator may have been made in two ways.
-    end = _NUMBER + len(op.stages.digest)
-    wrong = b""
-    if isinstance(lowered, LinopError):
-        wrong = pickle.dumps((type(lowered).__name__, str(lowered)))
-    said = meet(plans.to_bytes(_NUMBER, "little") + op.stages.digest + wrong)
-    most = max(int.from_bytes(one[:_NUMBER], "little") for one in said)
-    digests = [one[_NUMBER:end] for one in said]
+    wrong = (type(lowered).__name__, str(lowered)) if isinstance(lowered, LinopError) else None
+    mine = Said(op.stages.digest, plans, wrong, dict(calls or {}))
+    said = [Said(*pickle.loads(one)) for one in meet(pickle.dumps(tuple(mine)))]
+    digests = [one.digest for one in said]
     if len(set(digests)) > 1:
         digests = meet(op.stages.fingerprint)
     if len(set(digests)) == 1:
         for worker, one in enumerate(said):
-            if one[end:]:
-                kind, text = pickle.loads(one[end:])
+            if one.wrong is not None:
+                kind, text = one.wrong
                 raise rebuilt(kind, f"worker {worker}, compiling {op!r}: {text}")
-        return most
+        _check_calls([one.calls for one in said])
+        return max(one.plans for one in said)
     names = meet(repr(op).encode()[:_SHOWN])
     built = []
-    for one in dict.fromkeys(digests):
-        workers = [w for w, digest in enumerate(digests) if digest == one]
+    for known in dict.fromkeys(digests):
+        workers = [w for w, digest in enumerate(digests) if digest == known]
         name = names[workers[0]].decode(errors="ignore").rstrip()
         built.append(f"workers {workers} built {name}")
     raise BackendError(
         f"workers built different operators: {'; '.join(built)}. Build it from the same arguments "
         f"on every worker"
     )
+
+
+def _check_calls(said: Sequence[Mapping[tuple[int, ...], int | None]]) -> None:
+    """Check that workers made the same calls of the plans that they have together.
+
+    Raises:
+        BackendError: one left out a call, or made one more; on every worker.
+    """
+    for group in sorted({group for one in said for group in one}):
+        made = [(w, many) for w in group if (many := said[w].get(group)) is not None]
+        if len({many for _, many in made}) > 1:
+            each = ", ".join(f"{many} on worker {w}" for w, many in made)
+            raise BackendError(
+                f"workers are out of step: of plans of workers {list(group)} they have made other "
+                f"numbers of calls since they last compiled: {each}; one of them left out a call, "
+                f"or made one more. Call the same plans in the same order on every worker"
+            )
 
 
 def _gone(points: dict[Key, Point], tag: int, counters: Counters) -> None:

@@ -91,7 +91,7 @@ class Meeting:
         self.workers = backend.workers or 1
         self.shapes_are_fixed = False
         self._alone = self.workers == 1
-        self.debug: bool = getattr(backend, "debug", False)
+        self.debug = backend.debug
         everyone = TensorSpace((1,), Partition((self.workers,)), np.int64, [COPIES], "call")
         self._sum = all_reduce(everyone)
 
@@ -248,10 +248,8 @@ _MODES = ("gradients are enabled", "the layer is in training mode", "autocast is
 
 def meeting_of(backend: Backend) -> Meeting:
     """The meeting of a backend's workers."""
-    if "_meeting_of_layers" not in backend.__dict__:
-        backend.__dict__["_meeting_of_layers"] = Meeting(backend)
-    meeting: Meeting = backend.__dict__["_meeting_of_layers"]
-    return meeting
+    known: Meeting | None = backend.kept.get(Meeting)
+    return known or backend.kept.setdefault(Meeting, Meeting(backend))
 
 
 @contextmanager
@@ -270,7 +268,7 @@ def fixed_shapes(fixed: bool = True) -> Iterator[None]:
     backend = program()
     meeting = meeting_of(backend)
     before = meeting.shapes_are_fixed
-    meeting.shapes_are_fixed = fixed and not getattr(backend, "debug", False)
+    meeting.shapes_are_fixed = fixed and not backend.debug
     try:
         yield
     finally:

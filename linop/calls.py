@@ -36,7 +36,23 @@ def remembered(function: Callable[Args, Made]) -> Callable[Args, Made]:
     return remembering
 
 
-class Remembering:
+class Shared(cached_property[Made]):
+    """A cached property that has one first value, though several threads ask for it at once."""
+
+    def __get__(self, owner: Any, kind: Any = None) -> Any:  # type: ignore[override]
+        return self if owner is None else vars(owner).setdefault(self.attrname, self.func(owner))
+
+
+class Keeper:
+    """An object with which others keep what they have made of it, as long as it lives."""
+
+    @Shared
+    def kept(self) -> dict[Any, Any]:
+        """By keys of theirs; no part of copies."""
+        return {}
+
+
+class Remembering(Keeper):
     """Frozen data that pickles as the call that made it, or made its adjoint; so functions of
     `linop.local` alone must pickle."""
 
@@ -57,7 +73,7 @@ class Remembering:
 
     def __getstate__(self) -> dict[str, Any]:
         """Without what is derived from it."""
-        own = {k: v for k, v in vars(self).items() if k != "_bridges"}
+        own = dict(vars(self))
         for name in [k for k in own if isinstance(getattr(type(self), k, None), cached_property)]:
             del own[name]
         return own | {"_h": None}

@@ -17,10 +17,10 @@ from linop.algebra import Known, Named, identity
 from linop.calls import remembered
 from linop.errors import ArgumentError, PartitionError, expect
 from linop.matching import Link, Segment, along, matching, same
-from linop.memory import add, allocate, copy, deallocate
-from linop.operator import LinearOperator, Primitive, compose
+from linop.memory import adds, allocate, copy, deallocate
+from linop.operator import LinearOperator, Primitives, compose
 from linop.partition import Partition, balanced
-from linop.primitives import Action, Add, Clear
+from linop.primitives import InPlace
 from linop.region import Part, Region, Subset, as_subset, integer, naturals
 from linop.space import Space
 from linop.tensor import COPIES, REPLICATED, Axis, TensorSpace
@@ -36,18 +36,19 @@ def out_of_place(domain: Space, codomain: Space, pairs: Iterable[Pair]) -> Linea
     fresh = {r.name: _primed(r, domain) if clash else r for r in codomain.regions}
     bring = allocate(domain, *fresh.values())
     factors = [bring]
-    for a, b in pairs:
-        target = as_subset(b)
-        subset = Subset(fresh[target.region.name], target.start, target.stop)
-        factors.append(add(bring.codomain, a, subset))
+    every = [(as_subset(a), as_subset(b)) for a, b in pairs]
+    if every:
+        targets = [Subset(fresh[b.region.name], b.start, b.stop) for _, b in every]
+        factors.append(adds(bring.codomain, [a for a, _ in every], targets))
     # Deallocations are written as adjoints of allocations, so that they end in `codomain` itself.
     if not clash:
         return compose(allocate(codomain, *domain.regions).H, *reversed(factors))
     dropped = deallocate(bring.codomain, *domain.regions)
     renamed = allocate(dropped.codomain, *codomain.regions)
-    moves = [add(renamed.codomain, fresh[r.name], r) for r in codomain.regions]
+    ends = [[as_subset(r) for r in regions] for regions in (fresh.values(), codomain.regions)]
+    move = adds(renamed.codomain, *ends)
     end = allocate(codomain, *fresh.values()).H
-    return compose(end, *reversed(moves), renamed, dropped, *reversed(factors))
+    return compose(end, move, renamed, dropped, *reversed(factors))
 
 
 @remembered
@@ -168,7 +169,8 @@ def ring_all_reduce(Y: TensorSpace, grid_axes: int | Sequence[int] | None = None
     Y = expect("ring_all_reduce", Y, TensorSpace)
     rings = Y.lines(_copied_axes("ring_all_reduce", Y, grid_axes))
     rings_of_chunks = [[_chunks(block, len(ring)) for block in ring] for ring in rings]
-    actions: list[Action] = []
+    targets: list[Subset] = []
+    sources: list[Subset] = []
     for copies in (False, True):
         for step in range(len(rings[0]) - 1):
             for ring in rings_of_chunks:
@@ -176,10 +178,9 @@ def ring_all_reduce(Y: TensorSpace, grid_axes: int | Sequence[int] | None = None
                     c = (k + copies - step) % len(ring)
                     source, target = here[c], ring[(k + 1) % len(ring)][c]
                     if source is not None and target is not None:
-                        actions += [Clear(target)] * copies
-                        actions.append(Add(source, target))
-    factors = [Primitive(Y, action, Y) for action in reversed(actions)]
-    body = compose(*factors) if factors else identity(Y)
+                        targets += [target] * (1 + copies)
+                        sources += [target] * copies + [source]
+    body = Primitives(Y, InPlace(targets, sources), Y) if targets else identity(Y)
     return Named("Ring", str(len(rings[0])), body)
 
 

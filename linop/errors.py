@@ -6,13 +6,24 @@ states what was given, what was expected, and how to mend it.
 
 from __future__ import annotations
 
+from contextlib import ContextDecorator
 from typing import TypeVar
 
 T = TypeVar("T")
+_INTERRUPTED = "linop_interrupted"
+"""Attribute of exceptions, of any class."""
 
 
 class LinopError(Exception):
-    """Base of every error that linop raises on purpose."""
+    """Base of every error that linop raises on purpose.
+
+    Attributes:
+        alarm: the plan's tag, where this worker has the error by another one's alarm; else None.
+        layer: the name, in its network, of the layer that raised it; empty if none did.
+    """
+
+    alarm: int | None = None
+    layer: str = ""
 
     # KeyError would print the repr of its message; every error of this family prints the text.
     __str__ = Exception.__str__
@@ -76,3 +87,35 @@ def expect(what: str, value: object, kind: type[T]) -> T:
     if not isinstance(value, kind):
         raise ArgumentError(f"{what}: expected a {kind.__name__}, given {value!r}")
     return value
+
+
+def interrupt(error: BaseException) -> None:
+    """State that an exception ended communication halfway: messages of this worker may be left, or
+    others may wait for it. Said where it passes through, be it linop's own or a user's."""
+    vars(error)[_INTERRUPTED] = True  # for those too whose class allows no assignment
+
+
+def has_interrupted(error: BaseException) -> bool:
+    """True if an exception, or one that it was raised because of, ended communication halfway."""
+    found, left = [], [error]
+    while left:
+        one = left.pop()
+        if _INTERRUPTED in vars(one):
+            return True
+        found.append(one)
+        parts = one.exceptions if isinstance(one, BaseExceptionGroup) else ()
+        causes = (one.__cause__, one.__context__, *parts)
+        left += [cause for cause in causes if cause is not None and cause not in found]
+    return False
+
+
+class communication(ContextDecorator):  # it reads as a function
+    """An exception that leaves the block, or the function that this decorates, is one that
+    interrupts."""
+
+    def __enter__(self) -> None:
+        """Nothing is needed."""
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None:
+            interrupt(error)

@@ -67,7 +67,7 @@ def gaussian(real: Rational, imag: Rational) -> Exact:
 
 def exact(value: Any) -> Exact:
     """A number, finite, as it is exactly: of Python, of NumPy, or one of these."""
-    if isinstance(value, Fraction | Gaussian):
+    if type(value) is int or isinstance(value, Fraction | Gaussian):
         return value
     if isinstance(value, int | np.integer):
         return int(value)

@@ -6,6 +6,7 @@ each of them needs for its part, and `halo_exchange` moves it there, one dimensi
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -20,7 +21,7 @@ from linop.memory import allocate, clears, copies
 from linop.operator import Identity, LinearOperator, compose
 from linop.partition import Partition, balanced
 from linop.region import Region, Subset, as_subset, naturals
-from linop.tensor import Bounds, TensorSpace, shared_part
+from linop.tensor import Bounds, TensorSpace, common_parts
 
 PerDim = int | Sequence[int]
 """One number for all dimensions, or one for each."""
@@ -133,8 +134,8 @@ def halo_exchange(
     def five_stages() -> LinearOperator:
         body = _in_place(X, needed)
         E = expect("halo_exchange", body.domain, TensorSpace)
-        bulk = Named("C", "bulk", out_of_place(X, E, _common(X, E)))
-        trim = Named("C", "trim", out_of_place(E, Y, _common(E, Y)))
+        bulk = Named("C", "bulk", out_of_place(X, E, common_parts(X, E)))
+        trim = Named("C", "trim", out_of_place(E, Y, common_parts(E, Y)))
         return compose(trim, bulk) if isinstance(body, Identity) else compose(trim, body, bulk)
 
     return Known("H", "", matching(X, Y, copies_apart(X)), five_stages)
@@ -159,6 +160,7 @@ class _Exchange:
 
     def __init__(self, X: TensorSpace, E: TensorSpace, needed: tuple[Bounds, ...]) -> None:
         self.X, self.E, self.needed = X, E, needed
+        self.base = dict(zip(E.index, E.starts[:, : E.ndim].tolist(), strict=True))
 
     def phases(self, dim: int) -> Iterator[LinearOperator]:
         """A, K_S, C_P, C_E, C_U, K_T, D of a dimension, first applied first."""
@@ -184,18 +186,25 @@ class _Exchange:
         if dim not in self.X.axes:
             return
         axis = self.X.axes.index(dim)
-        bulk = self.X.bounds[dim]
+        overlaps = list(self._overlaps(dim))
         for line in self.E.lines([axis]):
-            for k, target in enumerate(line):
-                start, stop = self.needed[dim][k]
-                for j, source in enumerate(line):
-                    low, high = max(start, bulk[j][0]), min(stop, bulk[j][1])
-                    if j == k or low >= high:
-                        continue
-                    box = self._slab(target, dim, low, high)
-                    if all(a < b for a, b in box):
-                        ends = source.workers[0], target.workers[0]
-                        yield self._part(source, box), self._part(target, box), *ends
+            for j, k, low, high in overlaps:
+                source, target = line[j], line[k]
+                box = self._slab(target, dim, low, high)
+                if all(a < b for a, b in box):
+                    ends = source.workers[0], target.workers[0]
+                    yield self._part(source, box), self._part(target, box), *ends
+
+    def _overlaps(self, dim: int) -> Iterator[tuple[int, int, int, int]]:
+        """(sender, receiver, start, stop): what a block needs of the bulk of another one."""
+        bulk = self.X.bounds[dim]
+        stops = [stop for _, stop in bulk]
+        for k, (start, stop) in enumerate(self.needed[dim]):
+            # Blocks follow one another: those that meet the range are neighbours.
+            for j in range(bisect_right(stops, start), bisect_left(stops, stop) + 1):
+                low, high = max(start, bulk[j][0]), min(stop, stops[j])
+                if j != k and low < high:
+                    yield j, k, low, high
 
     def _slab(self, region: Region, dim: int, low: int, high: int) -> list[tuple[int, int]]:
         at = self.X.partition.coordinates(region.workers[0])
@@ -207,19 +216,13 @@ class _Exchange:
         return box
 
     def _part(self, region: Region, box: Sequence[tuple[int, int]]) -> Subset:
-        base = [s.start for s in self.E.block(region)]
+        base = self.base[region.name]
         start = tuple(a - o for (a, _), o in zip(box, base, strict=True))
         return Subset(region, start, tuple(b - o for (_, b), o in zip(box, base, strict=True)))
 
 
 def _buffer(name: str, part: Subset) -> Subset:
     return as_subset(Region.checked(name, part.shape, part.workers, part.memory))
-
-
-def _common(X: TensorSpace, Y: TensorSpace) -> list[tuple[Subset, Subset]]:
-    """What a block of X and the block of Y on the same worker have in common."""
-    pairs = (shared_part(X, a, Y, b) for a, b in zip(X.regions, Y.regions, strict=True))
-    return [pair for pair in pairs if pair is not None]
 
 
 def _geometry(X: TensorSpace, kernels: Sequence[Kernel]) -> list[list[HaloDim]]:

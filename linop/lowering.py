@@ -129,18 +129,23 @@ def summation(at: Ints, extent: Ints) -> tuple[Ints, np.ndarray]:
 def _meeting(at: Ints, stop: Ints) -> list[Ints]:
     """Boxes in groups: two are in one group if a chain of boxes that overlap joins them. Many boxes
     are looked at once: either none overlap, or all are one group."""
-    boxes, which = np.unique(np.hstack([at, stop]), axis=0, return_inverse=True)
-    which = which.reshape(-1)
-    low, high = np.hsplit(boxes, 2)
-    if len(boxes) <= FEW:
-        label = _connected(each_meets(low, high))
+    if len(at) <= FEW:
+        label = _connected(each_meets(at, stop))
     else:
-        zeros = np.zeros(len(boxes), np.int64)
-        table = Table(zeros, zeros, low, low, high - low, ones(len(boxes)))
-        overlap = (canonical(table).coef > 1).any()
-        label = zeros if overlap else np.arange(len(boxes))
-    order = np.argsort(label[which], kind="stable")
-    return np.split(order, np.flatnonzero(np.diff(label[which][order])) + 1)
+        boxes, which = np.unique(np.hstack([at, stop]), axis=0, return_inverse=True)
+        label = _of_different(*np.hsplit(boxes, 2))[which.reshape(-1)]
+    order = np.argsort(label, kind="stable")
+    return np.split(order, np.flatnonzero(np.diff(label[order])) + 1)
+
+
+def _of_different(low: Ints, high: Ints) -> Ints:
+    """A number of the group of each box, where no two are equal."""
+    if len(low) <= FEW:
+        return _connected(each_meets(low, high))
+    zeros = np.zeros(len(low), np.int64)
+    table = Table(zeros, zeros, low, low, high - low, ones(len(low)))
+    overlap = (canonical(table).coef > 1).any()
+    return zeros if overlap else np.arange(len(low))
 
 
 def _connected(meet: np.ndarray) -> Ints:

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 from linop.calls import remembered
 from linop.errors import ArgumentError, ShapeError, SpaceError, expect
-from linop.operator import LinearOperator, Primitive, compose
-from linop.primitives import Action, Add, Allocate, Clear, Deallocate
+from linop.operator import LinearOperator, Primitives, compose
+from linop.primitives import Action, Add, Allocate, Clear, Deallocate, InPlace
 from linop.region import Part, Region, Subset, as_subset
 from linop.space import Space
 
@@ -92,18 +92,19 @@ def move(space: Space, a: Part, b: Part) -> LinearOperator:
 
 def clears(space: Space, parts: Sequence[Subset]) -> LinearOperator:
     """The composition of `clear` of parts of a space, one at least, the first applied first."""
-    return _all(space, [Clear(part) for part in parts])
+    return Primitives(space, InPlace(parts, parts), space)
+
+
+def adds(space: Space, sources: Sequence[Subset], targets: Sequence[Subset]) -> LinearOperator:
+    """The composition of `add` between parts of a space, one at least, the first applied first."""
+    return Primitives(space, InPlace(targets, sources), space)
 
 
 def copies(space: Space, sources: Sequence[Subset], targets: Sequence[Subset]) -> LinearOperator:
     """The composition of `copy` between parts of a space, one at least, the first applied first."""
-    pairs = zip(sources, targets, strict=True)
-    return _all(space, [action for a, b in pairs for action in (Clear(b), Add(a, b))])
-
-
-def _all(space: Space, actions: Sequence[Action]) -> LinearOperator:
-    # Of thousands of primitives none remembers a call: that is most of what they are made of.
-    return compose(*(Primitive(space, action, space) for action in reversed(actions)))
+    twice = [target for target in targets for _ in range(2)]
+    each = [part for pair in zip(targets, sources, strict=True) for part in pair]
+    return Primitives(space, InPlace(twice, each), space)
 
 
 def _allocate_or_clear(space: Space, target: Subset) -> LinearOperator:
@@ -113,7 +114,7 @@ def _allocate_or_clear(space: Space, target: Subset) -> LinearOperator:
 
 
 def _place(space: Space, action: Action) -> LinearOperator:
-    return Primitive(space, action, action.codomain(space))
+    return Primitives(space, (action,), action.codomain(space))
 
 
 def _regions(what: str, regions: tuple[Region, ...]) -> tuple[Region, ...]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -17,10 +18,11 @@ import scipy
 
 from linop import boxes
 from linop.boxes import Table, same_rows
+from linop.calls import Keeper
 from linop.columns import Column, column, nearest, ones, residues
 from linop.errors import SpaceError
 from linop.exact import Exact, exact, shown
-from linop.primitives import Placed, independent_runs
+from linop.primitives import Placed, deltas, independent_runs
 from linop.region import Region, Subset
 from linop.rows import (
     FAR_MORE,
@@ -57,7 +59,7 @@ class Transfer:
         return f"{self.target} += {scale}{self.source}"
 
 
-class Movement:
+class Movement(Keeper):
     """A linear map between spaces as canonical transfers.
 
     Its transfers are made when they are asked for, all or those of some regions; so are those of
@@ -76,7 +78,6 @@ class Movement:
         self.codomain = codomain
         self.rows = rows if isinstance(rows, Rows) else Given(rows)
         self._parts: tuple[Movement, ...] = ()  # without itself: no cycle for the collector
-        self.recognised: dict[int, Any] = {}  # by worker: what `linop.patterns` has found
 
     @property
     def parts(self) -> tuple[Movement, ...]:
@@ -130,7 +131,7 @@ class Movement:
     @staticmethod
     def of_blocks(domain: Space, codomain: Space, blocks: Iterable[Block]) -> Movement:
         """From (target, source, coefficient) blocks; the regions must be those of the spaces."""
-        return Movement(domain, codomain, _table(domain, codomain, list(blocks)))
+        return Movement(domain, codomain, _table(domain, codomain, blocks))
 
     @staticmethod
     def between(domain: Space, codomain: Space) -> Movement:
@@ -147,12 +148,13 @@ class Movement:
         factors = []
         for run in independent_runs(placed):
             domain, codomain = run[0][0], run[-1][2]
-            blocks = [
-                (target, source, coefficient)
-                for _, action, _ in run
-                for target, source, coefficient in action.delta
-                if target.region.name in codomain and source.region.name in domain
-            ]
+            src, dst = domain.index, codomain.index
+            blocks = (
+                block
+                for _, actions, _ in run
+                for block in deltas(actions)
+                if block[0].region.name in dst and block[1].region.name in src
+            )
             table = boxes.concatenate(_shared(domain, codomain), _table(domain, codomain, blocks))
             factors.append(Movement(domain, codomain, table))
         while len(factors) > 1:
@@ -310,26 +312,40 @@ class Movement:
         return digest_of(self.domain.digest, self.codomain.digest, self.rows.digest)
 
 
-def _table(domain: Space, codomain: Space, blocks: Sequence[Block]) -> Table:
-    ndim = _ndim(domain, codomain)
-    zeros, ones = (0,) * ndim, (1,) * ndim
-    ends: list[int] = []
-    boxed: list[int] = []
-    for target, source, _ in blocks:
-        ends += codomain.index[target.region.name], domain.index[source.region.name]
-        pad = len(target.start)
-        boxed += (*target.start, *zeros[pad:], *source.start, *zeros[pad:])
-        boxed += (*target.shape, *ones[pad:])
-    coef = column(exact(coefficient) for *_, coefficient in blocks)
-    dst, src = np.array(ends, np.int64).reshape(-1, 2).T
-    at, of, extent = np.moveaxis(np.array(boxed, np.int64).reshape(-1, 3, ndim), 1, 0)
-    return Table(dst, src, at, of, extent, coef)
+def _table(domain: Space, codomain: Space, blocks: Iterable[Block]) -> Table:
+    # Three lists, and no tuple of each block that the garbage collector would look at.
+    targets: list[Subset] = []
+    sources: list[Subset] = []
+    numbers: list[Exact] = []
+    for target, source, coefficient in blocks:
+        targets.append(target)
+        sources.append(source)
+        numbers.append(exact(coefficient))
+    ndim, index = _ndim(domain, codomain), (codomain.index, domain.index)
+    at = _corners([target.start for target in targets], ndim, 0)
+    of = _corners([source.start for source in sources], ndim, 0)
+    stop = _corners([target.stop for target in targets], ndim, 1)
+    dst = np.array([index[0][target.region.name] for target in targets], np.int64)
+    src = np.array([index[1][source.region.name] for source in sources], np.int64)
+    return Table(dst, src, at, of, stop - at, column(numbers))
+
+
+def _corners(corners: Sequence[tuple[int, ...]], ndim: int, beyond: int) -> boxes.Ints:
+    """Corners of boxes, a row each, with a number for the dimensions that they have not."""
+    rows = np.full((len(corners), ndim), beyond, np.int64)
+    ndims = np.fromiter(map(len, corners), np.int64, len(corners))
+    given = np.arange(ndim) < ndims[:, None]
+    rows[given] = np.fromiter(chain.from_iterable(corners), np.int64, int(ndims.sum()))
+    return rows
 
 
 def _shared(domain: Space, codomain: Space) -> Table:
     """The identity on the regions that both spaces have."""
-    src = np.flatnonzero([region in codomain for region in domain.regions])
-    dst = np.array([codomain.index[domain.regions[k].name] for k in src], np.int64)
+    if domain.ordered_as(codomain):
+        dst = src = np.arange(len(domain))
+    else:
+        src = np.flatnonzero([region in codomain for region in domain.regions])
+        dst = np.array([codomain.index[domain.regions[k].name] for k in src], np.int64)
     extent = domain.shapes[src]
     zeros = np.zeros_like(extent)
     return Table(dst, src, zeros, zeros, extent, ones(len(dst))).of_ndim(_ndim(domain, codomain))

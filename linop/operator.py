@@ -8,8 +8,9 @@ composed operator checks once, when it is built, that its parts fit; a malformed
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property, reduce
+from itertools import groupby
 from typing import Any, overload
 
 import numpy as np
@@ -24,7 +25,7 @@ from linop.maps import bare_or_dict
 from linop.movement import Movement
 from linop.network import Network
 from linop.notation import joined_symbols, parenthesised, subscripted
-from linop.primitives import Action, Placed
+from linop.primitives import Action, Add, Clear, InPlace, Placed, adjoints
 from linop.region import LARGEST, integer
 from linop.scalars import Array, Scalar, check_scalar, is_scalar, reciprocal, sparse_dtype
 from linop.space import Space, Vector
@@ -283,29 +284,32 @@ class Zero(LinearOperator):
         return "O"
 
 
-class Primitive(LinearOperator):
-    """A memory primitive placed in a space: allocate, deallocate, clear or add."""
+class Primitives(LinearOperator):
+    """Memory primitives placed in a space, the first applied first: one; or many that all leave the
+    space as it is (clear, add), for a halo of thousands of workers has a hundred thousand."""
 
-    def __init__(self, domain: Space, action: Action, codomain: Space) -> None:
+    def __init__(self, domain: Space, actions: Iterable[Action], codomain: Space) -> None:
         super().__init__(domain, codomain)
-        self.action = action
-
-    @property
-    def placed(self) -> Placed:
-        return self.domain, self.action, self.codomain
+        self.actions = actions if isinstance(actions, InPlace) else tuple(actions)
+        self.placed: Placed = domain, self.actions, codomain
 
     def _adjoint(self) -> LinearOperator:
-        return Primitive(self.codomain, self.action.adjoint, self.domain)
+        return Primitives(self.codomain, adjoints(self.actions), self.domain)
 
     def _run(self, arrays: Arrays) -> Arrays:
-        self.action.run(arrays, self.dtype)
+        for action in self.actions:
+            action.run(arrays, self.dtype)
         return arrays
 
     def _stages(self) -> Stages:
         return Stages((Movement.of_program([self.placed]),))
 
+    def _simplified(self) -> LinearOperator:
+        few = laws.reduce_program(self.actions)
+        return _placed(few, self.domain, self.codomain) if len(few) < len(self.actions) else self
+
     def symbol(self, latex: bool = False) -> str:
-        return subscripted(self.action.letter, self.action.subscript, latex)
+        return " ".join(subscripted(a.letter, a.subscript, latex) for a in self.actions[::-1])
 
 
 class Composition(LinearOperator):
@@ -332,20 +336,12 @@ class Composition(LinearOperator):
 
     def _stages(self) -> Stages:
         pieces: list[Stages] = []
-        placed: list[Placed] = []
-
-        def flush() -> None:
-            if placed:
+        for kind, run in groupby(self._program(known=True), type):
+            if kind is Primitives:
+                placed = [op.placed for op in run if isinstance(op, Primitives)]
                 pieces.append(Stages((Movement.of_program(placed),)))
-                placed.clear()
-
-        for factor in self._program(known=True):
-            if isinstance(factor, Primitive):
-                placed.append(factor.placed)
             else:
-                flush()
-                pieces.append(factor.stages)
-        flush()
+                pieces += [factor.stages for factor in run]
         return reduce(lambda right, left: left.after(right), pieces)
 
     def _simplified(self) -> LinearOperator:
@@ -353,14 +349,14 @@ class Composition(LinearOperator):
         steps: list[Any] = []
         changed = False
         for factor in self._program():
-            simple = factor._simplified()
+            simple = factor if isinstance(factor, Primitives) else factor._simplified()
             changed |= simple is not factor
             if isinstance(simple, Scaled):
                 scalar, simple, changed = scalar * simple.scalar, simple.operand, True
             if isinstance(simple, Zero):
                 return Zero(self.domain, self.codomain)
-            inner = simple._program()
-            steps += [s.action if isinstance(s, Primitive) else s for s in inner]
+            for step in simple._program():
+                steps += step.actions if isinstance(step, Primitives) else (step,)
         kept = [step for step in steps if not isinstance(step, Identity)]
         reduced = laws.reduce_program(kept)
         if not changed and len(reduced) == len(steps):
@@ -482,10 +478,14 @@ def _placed(steps: Sequence[Any], domain: Space, codomain: Space) -> LinearOpera
     """Actions (and opaque operators), first applied first, as a composition between two spaces."""
     space = domain
     factors: list[LinearOperator] = []
-    for step in steps:
-        opaque = not isinstance(step, Action)
-        factors.append(step if opaque else Primitive(space, step, step.codomain(space)))
-        space = factors[-1].codomain
+    for here, some in groupby(steps, lambda step: isinstance(step, Add | Clear)):
+        run = list(some)
+        for step in [Primitives(space, run, space)] if here else run:
+            if isinstance(step, LinearOperator):
+                factors.append(step)
+            else:
+                factors.append(Primitives(space, [step], step.codomain(space)))
+            space = factors[-1].codomain
     return compose(*reversed(factors)) if factors else Identity(domain, codomain)
 
 

@@ -106,9 +106,9 @@ def pattern(
     Args:
         incoming, outgoing: the worker's routes, where they are known.
     """
-    known = movement.recognised.get(worker)
-    if isinstance(known, Pattern):
-        return known
+    known: dict[int, Pattern] = movement.kept.setdefault(Pattern, {})
+    if worker in known:
+        return known[worker]
     incoming = incoming or routes_into(movement, worker)
     outgoing = outgoing or routes_out_of(movement, worker)
     senders = np.unique(incoming.sender[incoming.sender != worker])
@@ -119,8 +119,8 @@ def pattern(
         kind = Kind.POINT_TO_POINT if len(peers) else Kind.LOCAL
         found = Pattern(kind, tuple(np.union1d(peers, [worker]).tolist()))
     for member in found.group if found.kind.collective else (worker,):
-        movement.recognised[member] = found
-    return movement.recognised[worker]  # type: ignore[no-any-return]
+        known[member] = found
+    return known[worker]
 
 
 def _collective(movement: Movement, worker: int, senders: Ints, receivers: Ints) -> Pattern | None:

@@ -8,8 +8,10 @@ rule, one reference rule (`run`, on real arrays) and one difference from the ide
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import ClassVar, overload
 
 import numpy as np
 
@@ -22,11 +24,11 @@ Delta = tuple[Subset, Subset, int]
 """Destination, source, coefficient: one block of a matrix."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Action(ABC):
     """What a memory primitive does. Subclasses are the four of the paper."""
 
-    letter = "?"
+    letter: ClassVar[str] = "?"
 
     @property
     @abstractmethod
@@ -37,6 +39,11 @@ class Action(ABC):
     @abstractmethod
     def parts(self) -> tuple[Subset | Region, ...]:
         """The memory it touches."""
+
+    @property
+    @abstractmethod
+    def names(self) -> tuple[str, ...]:
+        """The names of the regions it touches, each once."""
 
     @property
     def delta(self) -> tuple[Delta, ...]:
@@ -57,12 +64,12 @@ class Action(ABC):
         return ",".join(names if len(names) <= 4 else [names[0], "…", names[-1]])
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Allocate(Action):
     """A_b: brings zero-filled regions into the space (equation 3)."""
 
     regions: tuple[Region, ...]
-    letter = "A"
+    letter: ClassVar[str] = "A"
 
     @property
     def adjoint(self) -> Action:
@@ -71,6 +78,10 @@ class Allocate(Action):
     @property
     def parts(self) -> tuple[Region, ...]:
         return self.regions
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(region.name for region in self.regions)
 
     def codomain(self, space: Space) -> Space:
         for region in self.regions:
@@ -83,12 +94,12 @@ class Allocate(Action):
             arrays[region.name] = np.zeros(region.shape, dtype)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Deallocate(Action):
     """D_b = A_b*: takes regions out of the space (equation 4)."""
 
     regions: tuple[Region, ...]
-    letter = "D"
+    letter: ClassVar[str] = "D"
 
     @property
     def adjoint(self) -> Action:
@@ -97,6 +108,10 @@ class Deallocate(Action):
     @property
     def parts(self) -> tuple[Region, ...]:
         return self.regions
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(region.name for region in self.regions)
 
     def codomain(self, space: Space) -> Space:
         gone = {space.require(region).region.name for region in self.regions}
@@ -107,12 +122,12 @@ class Deallocate(Action):
             del arrays[region.name]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Clear(Action):
     """K_b: sets a part to zero; self-adjoint (equation 5)."""
 
     part: Subset
-    letter = "K"
+    letter: ClassVar[str] = "K"
 
     @property
     def adjoint(self) -> Action:
@@ -123,6 +138,10 @@ class Clear(Action):
         return (self.part,)
 
     @property
+    def names(self) -> tuple[str, ...]:
+        return (self.part.region.name,)
+
+    @property
     def delta(self) -> tuple[Delta, ...]:
         return ((self.part, self.part, -1),)
 
@@ -130,13 +149,13 @@ class Clear(Action):
         arrays[self.part.region.name][self.part.index] = 0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Add(Action):
     """S_{a→b}: adds part a to part b (equation 6); its adjoint is S_{b→a} (equation 7)."""
 
     source: Subset
     target: Subset
-    letter = "S"
+    letter: ClassVar[str] = "S"
 
     @property
     def adjoint(self) -> Action:
@@ -145,6 +164,11 @@ class Add(Action):
     @property
     def parts(self) -> tuple[Subset, ...]:
         return (self.source, self.target)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        source, target = self.source.region.name, self.target.region.name
+        return (source,) if source == target else (source, target)
 
     @property
     def delta(self) -> tuple[Delta, ...]:
@@ -159,8 +183,58 @@ class Add(Action):
         return f"{self.source}→{self.target}"
 
 
-Placed = tuple[Space, Action, Space]
-"""An action between the space before it and the space after it."""
+class InPlace(Sequence[Action]):
+    """Clears and adds, first applied first, as two columns; each is made when it is looked at. A
+    halo of thousands of workers has a hundred thousand, and the garbage collector would look at
+    all of them again and again.
+
+    Args:
+        targets, sources: of each action; the same object twice for a clear.
+    """
+
+    def __init__(self, targets: Iterable[Subset], sources: Iterable[Subset]) -> None:
+        self.targets, self.sources = tuple(targets), tuple(sources)
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    @overload
+    def __getitem__(self, k: int) -> Action: ...
+
+    @overload
+    def __getitem__(self, k: slice) -> InPlace: ...
+
+    def __getitem__(self, k: int | slice) -> Action | InPlace:
+        if isinstance(k, slice):
+            return InPlace(self.targets[k], self.sources[k])
+        return _in_place(self.targets[k], self.sources[k])
+
+    def __iter__(self) -> Iterator[Action]:
+        return map(_in_place, self.targets, self.sources)
+
+
+def _in_place(target: Subset, source: Subset) -> Action:
+    return Clear(target) if target is source else Add(source, target)
+
+
+def adjoints(actions: Sequence[Action]) -> Sequence[Action]:
+    """The adjoints of actions, in the other order."""
+    if isinstance(actions, InPlace):
+        return InPlace(actions.sources[::-1], actions.targets[::-1])
+    return [action.adjoint for action in reversed(actions)]
+
+
+def deltas(actions: Sequence[Action]) -> Iterator[Delta]:
+    """The blocks in which the matrices of actions differ from the identity, one after the other."""
+    if isinstance(actions, InPlace):
+        signs = (-1 if t is s else 1 for t, s in zip(actions.targets, actions.sources, strict=True))
+        return zip(actions.targets, actions.sources, signs, strict=True)
+    return (delta for action in actions for delta in action.delta)
+
+
+Placed = tuple[Space, Sequence[Action], Space]
+"""Actions, first applied first, between the space before them and the space after them. Where there
+are several, all leave the space as it is."""
 
 
 def independent_runs(placed: Iterable[Placed]) -> list[list[Placed]]:
@@ -170,21 +244,25 @@ def independent_runs(placed: Iterable[Placed]) -> list[list[Placed]]:
     what an earlier one of its run wrote. A region that comes back after it was deallocated starts a
     new run too, since its contents do not pass through.
     """
-    runs: list[list[Placed]] = []
-    written: dict[str, list[Subset]] = {}
+    runs: list[list[Placed]] = [[]]
+    written: defaultdict[str, list[Subset]] = defaultdict(list)
     gone: set[str] = set()
-    for step in placed:
-        action = step[1]
-        stale = isinstance(action, Allocate) and any(r.name in gone for r in action.regions)
-        for _, source, _ in action.delta:
-            boxes = written.get(source.region.name)
-            stale = stale or (boxes is not None and any(map(source.overlaps, boxes)))
-        if stale or not runs:
-            runs.append([])
-            written, gone = {}, set()
-        runs[-1].append(step)
-        for target, _, _ in action.delta:
-            written.setdefault(target.region.name, []).append(target)
-        if isinstance(action, Deallocate):
-            gone.update(region.name for region in action.regions)
+    for before, actions, after in placed:
+        first = 0
+        for k, action in enumerate(actions):
+            blocks = action.delta
+            stale = type(action) is Allocate and any(r.name in gone for r in action.regions)
+            for _, source, _ in blocks:
+                boxes = written.get(source.region.name)
+                stale = stale or (boxes is not None and any(map(source.overlaps, boxes)))
+            if stale:
+                if k > first:
+                    runs[-1].append((before, actions[first:k], before))
+                runs.append([])
+                first, written, gone = k, defaultdict(list), set()
+            for target, _, _ in blocks:
+                written[target.region.name].append(target)
+            if type(action) is Deallocate:
+                gone.update(region.name for region in action.regions)
+        runs[-1].append((before, actions[first:], after))
     return runs

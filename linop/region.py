@@ -11,7 +11,6 @@ import math
 import operator
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from types import EllipsisType
 from typing import Any
 
@@ -117,7 +116,7 @@ _set_name, _set_shape, _set_workers, _set_memory = (
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Subset:
     """A rectangular part of a region: ``start[k] <= i[k] < stop[k]`` in every dimension k."""
 
@@ -125,9 +124,9 @@ class Subset:
     start: tuple[int, ...]
     stop: tuple[int, ...]
 
-    @cached_property
+    @property
     def shape(self) -> tuple[int, ...]:
-        return tuple(b - a for a, b in zip(self.start, self.stop, strict=True))
+        return tuple(map(operator.sub, self.stop, self.start))
 
     @property
     def size(self) -> int:
@@ -172,11 +171,11 @@ class Subset:
 
     def contains(self, other: Subset) -> bool:
         """Whether every element of `other` is one of this subset."""
-        return other.size == 0 or (
+        return (
             self._same_region(other)
-            and all(a <= c for a, c in zip(self.start, other.start, strict=True))
-            and all(b >= d for b, d in zip(self.stop, other.stop, strict=True))
-        )
+            and all(map(operator.le, self.start, other.start))
+            and all(map(operator.ge, self.stop, other.stop))
+        ) or other.size == 0
 
     def __str__(self) -> str:
         if self.whole:

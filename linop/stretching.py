@@ -48,6 +48,8 @@ class Plans:
             return lower(stages, self._worker)
         essence = _essence(stages, uncut)
         known = self._known.get(essence)
+        if known is not None and known.uncut == uncut:
+            return known.plan
         if known is not None:
             return stretched(known.plan, stages, known.uncut, uncut)
         if len(self._known) == _MOST:

@@ -198,13 +198,21 @@ class TensorSpace(Space):
 
     @cached_property
     def shapes(self) -> npt.NDArray[np.int64]:
+        return self._by_block([[b - a for a, b in cuts] for cuts in self.bounds], 1)
+
+    @cached_property
+    def starts(self) -> npt.NDArray[np.int64]:
+        """Where each block begins in the global tensor, a row each; there is a column at least."""
+        return self._by_block([[a for a, _ in cuts] for cuts in self.bounds], 0)
+
+    def _by_block(self, given: Sequence[Sequence[int]], none: int) -> npt.NDArray[np.int64]:
+        """Numbers of the cuts of each tensor dimension, as columns with a row for each block."""
         numbers = np.arange(len(self._lines))
         columns = []
-        for d in range(self.ndim):
-            lengths = np.array([b - a for a, b in self.bounds[d]], np.int64)
+        for d, of_cuts in enumerate(given):
             at = self.region_axes[self.axes.index(d)].of(numbers) if d in self.axes else 0 * numbers
-            columns.append(lengths[at])
-        return np.stack(columns or [np.ones(len(numbers), np.int64)], axis=1)
+            columns.append(np.array(of_cuts, np.int64)[at])
+        return np.stack(columns or [np.full(len(numbers), none)], axis=1)
 
     @cached_property
     def holders(self) -> tuple[npt.NDArray[np.int64], ...]:
@@ -417,25 +425,18 @@ class TensorSpace(Space):
         )
 
 
-def shared_part(
-    X: TensorSpace, source: Region, Y: TensorSpace, target: Region
-) -> tuple[Subset, Subset] | None:
-    """The elements of the global tensor that a block of X and a block of Y both hold, as a subset
-    of each; None if there are none."""
-    there, here = X.block(source), Y.block(target)
-    low = [max(a.start, b.start) for a, b in zip(there, here, strict=True)]
-    high = [min(a.stop, b.stop) for a, b in zip(there, here, strict=True)]
-    if any(a >= b for a, b in zip(low, high, strict=True)):
-        return None
-    return _within(source, there, low, high), _within(target, here, low, high)
-
-
-def _within(
-    region: Region, block: Sequence[slice], low: Sequence[int], high: Sequence[int]
-) -> Subset:
-    start = tuple(a - s.start for a, s in zip(low, block, strict=True))
-    stop = tuple(b - s.start for b, s in zip(high, block, strict=True))
-    return Subset(region, start, stop)
+def common_parts(X: TensorSpace, Y: TensorSpace) -> list[tuple[Subset, Subset]]:
+    """The elements of the global tensor that a block of X and the block of Y of the same number
+    both hold, as subsets of the two, where there are any."""
+    at, of = X.starts, Y.starts
+    low, high = np.maximum(at, of), np.minimum(at + X.shapes, of + Y.shapes)
+    ends = ((corner - base)[:, : X.ndim].tolist() for base in (at, of) for corner in (low, high))
+    rows = zip(X.regions, Y.regions, *ends, (low < high).all(axis=1), strict=True)
+    return [
+        (Subset(x, tuple(a), tuple(b)), Subset(y, tuple(c), tuple(d)))
+        for x, y, a, b, c, d, some in rows
+        if some
+    ]
 
 
 def _same(a: Array, b: Array) -> bool:

@@ -18,7 +18,7 @@ import scipy
 from linop.algebra import DirectSum, Named
 from linop.calls import Call
 from linop.exact import Exact, Gaussian, Rational, exact
-from linop.operator import Composition, Identity, LinearOperator, Primitive, Scaled, Sum, Zero
+from linop.operator import Composition, Identity, LinearOperator, Primitives, Scaled, Sum, Zero
 from linop.partition import Partition
 from linop.primitives import Action, Add, Allocate, Clear, Deallocate
 from linop.region import Region, Subset
@@ -185,8 +185,12 @@ def _zero(op: Zero) -> str:
 
 
 @_composed.register
-def _primitive(op: Primitive) -> str:
-    return f"linop.{_PRIMITIVES[type(op.action)]}({code(op.domain)}, {_list(op.action.parts)})"
+def _primitives(op: Primitives) -> str:
+    space = code(op.domain)
+    return " @ ".join(
+        f"linop.{_PRIMITIVES[type(action)]}({space}, {_list(action.parts)})"
+        for action in reversed(op.actions)
+    )
 
 
 _PRIMITIVES: dict[type[Action], str] = {
@@ -201,7 +205,9 @@ def _bracketed(op: LinearOperator) -> str:
     """As a factor of a product."""
     text = code(op)
     calls = op.call is not None or (op._h is not None and op._h.call is not None)
-    return text if calls or not isinstance(op, Composition | Sum | Scaled) else f"({text})"
+    several = isinstance(op, Composition | Sum | Scaled)
+    several = several or (isinstance(op, Primitives) and len(op.actions) > 1)
+    return text if calls or not several else f"({text})"
 
 
 # Arguments

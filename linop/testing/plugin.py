@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from linop.backends import in_mpi_job
+from linop.backends.settings import SPMD_BACKEND, SPMD_TIMEOUT, SPMD_WORKERS, Setting
 from linop.testing import leading, stacks
 from linop.testing.located import MARK
 from linop.testing.outcome import FailedExampleError
@@ -25,21 +26,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("linop", "tests across workers (@linop.testing.spmd)")
     group.addoption(
         "--linop-workers",
-        type=int,
-        default=os.environ.get("LINOP_SPMD_WORKERS") or None,
         metavar="N",
         help="run no test on more than N workers (environment: LINOP_SPMD_WORKERS)",
     )
     group.addoption(
         "--linop-backend",
-        default=os.environ.get("LINOP_SPMD_BACKEND") or None,
         metavar="mpi|threads",
         help="run all of these tests on that backend (LINOP_SPMD_BACKEND)",
     )
     group.addoption(
         "--linop-timeout",
-        type=float,
-        default=os.environ.get("LINOP_SPMD_TIMEOUT") or None,
         metavar="SECONDS",
         help="that long an example may take, whatever its test says (LINOP_SPMD_TIMEOUT)",
     )
@@ -59,15 +55,16 @@ def take_options(config: pytest.Config) -> None:
     Raises:
         pytest.UsageError: one has a wrong value.
     """
-    OPTIONS.workers = config.getoption("--linop-workers")
-    OPTIONS.backend = config.getoption("--linop-backend")
-    OPTIONS.timeout = config.getoption("--linop-timeout")
-    if OPTIONS.workers is not None and OPTIONS.workers < 1:
-        raise pytest.UsageError(f"--linop-workers is a number from 1; given {OPTIONS.workers}")
-    if OPTIONS.backend not in (None, "mpi", "threads"):
-        raise pytest.UsageError(f"--linop-backend is mpi or threads; given {OPTIONS.backend}")
-    if OPTIONS.timeout is not None and not OPTIONS.timeout > 0:
-        raise pytest.UsageError(f"--linop-timeout is more than 0; given {OPTIONS.timeout}")
+
+    def taken(setting: Setting) -> Any:
+        found = setting.found(config.getoption(setting.option))
+        if found.wrong:
+            raise pytest.UsageError(found.wrong)
+        return found.value
+
+    OPTIONS.workers = taken(SPMD_WORKERS)
+    OPTIONS.backend = taken(SPMD_BACKEND)
+    OPTIONS.timeout = taken(SPMD_TIMEOUT)
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

@@ -137,13 +137,16 @@ def play(world: Any, check: Any, arguments: tuple[Any, ...]) -> tuple[Any, Answe
 
 def verdict(error: BaseException) -> Answer:
     """What an exception that left an example says of it."""
+    from linop.errors import has_interrupted
+
     if isinstance(error, _loaded("hypothesis.errors", "UnsatisfiedAssumption")):
         return Answer("rejected", words(error))
     if isinstance(error, _loaded("_pytest.outcomes", "Skipped")) or isinstance(
         error, _loaded("unittest", "SkipTest")
     ):
         return Answer("skipped", str(error))
-    return Answer("failed", words(error), usable=not in_communication(error))
+    # A receive may be left, into a buffer that is gone.
+    return Answer("failed", words(error), usable=not has_interrupted(error))
 
 
 def _loaded(module: str, name: str) -> Any:
@@ -166,12 +169,6 @@ def words(error: BaseException) -> str:
 
 def _ours(names: dict[str, Any]) -> bool:
     return str(names.get("__name__")) in _OURS
-
-
-def in_communication(error: BaseException) -> bool:
-    """Whether a plan was interrupted: a receive may be left, into a buffer that is gone."""
-    names = {frame.f_globals.get("__name__") for frame, _ in traceback.walk_tb(error.__traceback__)}
-    return not {"linop.backends.execute", "linop.backends.mpi"}.isdisjoint(names)
 
 
 def finish(comm: Any, before: Collection[threading.Thread]) -> Answer:

@@ -1,0 +1,257 @@
+"""Settings: arguments of `linop.backends.get` and `linop.launch`, each with a variable of the
+environment beside it; their values, checked; and how ranks make sure that all have the same.
+
+No other module reads a variable LINOP_*. docs/settings.md has `SETTINGS` as a table.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from linop.errors import ArgumentError, BackendError
+from linop.patterns import spans
+
+
+class Found(NamedTuple):
+    """A setting on this worker."""
+
+    value: Any
+    """The default where what was given is wrong."""
+    words: str
+    """The value, and where it is from."""
+    wrong: str = ""
+    """An error's text; empty if nothing is wrong."""
+
+    def checked(self) -> Any:
+        """The value.
+
+        Raises:
+            ArgumentError: what was given is wrong.
+        """
+        if self.wrong:
+            raise ArgumentError(self.wrong)
+        return self.value
+
+
+class Setting(NamedTuple):
+    """An argument, and the variable that holds where it is not given."""
+
+    option: str
+    variable: str
+    expected: str
+    """Valid values of the variable, in words."""
+    default: Any
+    default_words: str
+    read: Callable[[Any], Any]
+    """The value that an argument, or a variable's text, is. Raises ValueError, TypeError."""
+    about: str
+
+    def text(self) -> str | None:
+        """The variable's text; None where it is not set, or empty."""
+        return os.environ.get(self.variable) or None
+
+    def found(self, given: object = None, default: object = None) -> Found:
+        """The value of an argument; of the variable where that is None; else the default.
+
+        Args:
+            default: in place of the setting's own.
+        """
+        default = self.default if default is None else default
+        text = self.text()
+        if given is None and text is None:
+            return Found(default, f"{self.option}={default!r} by default")
+        name, said = (self.variable, text) if given is None else (self.option, given)
+        words = f"{name}={said if given is None else repr(said)}"
+        try:
+            return Found(self.read(said), words)
+        except (ValueError, TypeError):
+            return Found(default, words, f"{name}: expected {self.expected}, given {said!r}")
+
+
+def _flag(given: Any) -> bool:
+    if given in ("0", False):
+        return False
+    if given in ("1", True):
+        return True
+    raise ValueError(given)
+
+
+def _seconds(given: Any) -> float:
+    if not float(given) > 0:
+        raise ValueError(given)
+    return float(given)
+
+
+def _whole(given: Any) -> int:
+    if int(given) < 1:
+        raise ValueError(given)
+    return int(given)
+
+
+def _one_of(*names: str) -> Callable[[Any], str]:
+    def read(given: Any) -> str:
+        if given not in names:
+            raise ValueError(given)
+        return str(given)
+
+    return read
+
+
+WINDOWS = Setting(
+    "windows",
+    "LINOP_WINDOWS",
+    "0 or 1",
+    True,
+    "1",
+    _flag,
+    "ranks of one machine exchange through shared memory, where it can be had",
+)
+WAIT_LIMIT = Setting(
+    "wait_limit",
+    "LINOP_WAIT_LIMIT",
+    "a number of seconds above 0 (inf for no limit)",
+    600,
+    "600; on threads inf",
+    _seconds,
+    "a wait that takes longer becomes a `DeadlockError` on every worker",
+)
+DEBUG = Setting(
+    "debug",
+    "LINOP_DEBUG",
+    "0 or 1",
+    False,
+    "0",
+    _flag,
+    "compare at every call what workers call, and with what; prove plans when they are compiled",
+)
+COLLECTIVES = Setting(
+    "collectives",
+    "LINOP_COLLECTIVES",
+    "0 or 1",
+    None,
+    "where predicted to be faster",
+    _flag,
+    "ranks that share no memory run collectives by MPI's",
+)
+SUMS = Setting(
+    "sums",
+    "LINOP_SUMS",
+    "fixed or any",
+    "fixed",
+    "fixed",
+    _one_of("fixed", "any"),
+    "the order in which MPI's collectives add: by worker, or any, which may change last bits",
+)
+GPU_WAY = Setting(
+    "way",
+    "LINOP_GPU_WAY",
+    "auto, aware or staged",
+    "auto",
+    "auto",
+    _one_of("auto", "aware", "staged"),
+    "MPI is given the memory of a GPU, or messages are staged through main memory",
+)
+SPMD_WORKERS = Setting(
+    "--linop-workers",
+    "LINOP_SPMD_WORKERS",
+    "a whole number from 1",
+    None,
+    "no limit",
+    _whole,
+    "run no test of `@linop.testing.spmd` on more workers",
+)
+SPMD_BACKEND = Setting(
+    "--linop-backend",
+    "LINOP_SPMD_BACKEND",
+    "mpi or threads",
+    None,
+    "as the test says",
+    _one_of("mpi", "threads"),
+    "run all of these tests on that backend",
+)
+SPMD_TIMEOUT = Setting(
+    "--linop-timeout",
+    "LINOP_SPMD_TIMEOUT",
+    "a number of seconds above 0",
+    None,
+    "as the test says",
+    _seconds,
+    "seconds that an example of these tests may take",
+)
+SETTINGS = (
+    WINDOWS,
+    WAIT_LIMIT,
+    DEBUG,
+    COLLECTIVES,
+    SUMS,
+    GPU_WAY,
+    SPMD_WORKERS,
+    SPMD_BACKEND,
+    SPMD_TIMEOUT,
+)
+"""All of them."""
+
+
+def table() -> list[str]:
+    """The settings as lines of a Markdown table."""
+    rows = [("variable", "argument", "values", "default", "meaning"), ("---",) * 5]
+    for one in SETTINGS:
+        code = f"`{one.variable}`", f"`{one.option}`"
+        rows.append((*code, one.expected, one.default_words, one.about))
+    return [f"| {' | '.join(row)} |" for row in rows]
+
+
+Founds = Mapping[str, Found]
+"""Settings of a worker, by option; its backend's name is one."""
+
+
+def found(backend: str, **given: object) -> Founds:
+    """The settings of a backend on this worker.
+
+    Args:
+        given: the arguments, by option; None for those that were not given.
+    """
+    own = {one.option: one.found(given[one.option]) for one in SETTINGS if one.option in given}
+    return {"backend": Found(backend, f"backend={backend!r}"), **own}
+
+
+def alike(everyone: Sequence[Founds]) -> dict[str, Any]:
+    """The values that all workers have, by option.
+
+    Args:
+        everyone: what each worker found, by worker; the same on all workers.
+
+    Raises:
+        ArgumentError: something is wrong on a worker. BackendError: workers have different values.
+            Either on every worker, in the same words.
+    """
+    wrong = [[one.wrong for one in founds.values() if one.wrong] for founds in everyone]
+    for worker, texts in enumerate(wrong):
+        if texts:
+            raise ArgumentError(texts[0] if all(wrong) else f"worker {worker}: {texts[0]}")
+    differ = []
+    for option in everyone[0]:
+        # Another backend has other settings.
+        found = [one[option] for one in everyone if option in one]
+        if len({one.value for one in found}) > 1:
+            differ.append(_difference([one.words for one in found]))
+    if differ:
+        raise BackendError(
+            f"workers have different settings: {'; '.join(differ)}. Give all workers the same, as "
+            f"arguments or as variables of every rank's environment, to which mpiexec takes those "
+            f"of other machines only if it is told to (Open MPI: -x NAME, MPICH: -genvlist NAME)"
+        )
+    return {option: found.value for option, found in everyone[0].items()}
+
+
+def _difference(words: Sequence[str]) -> str:
+    """The words of each worker, with the workers that have the same."""
+    by_words: dict[str, list[int]] = {}
+    for worker, one in enumerate(words):
+        by_words.setdefault(one, []).append(worker)
+    return " and ".join(
+        f"{one} on worker{'s' if len(workers) > 1 else ''} {spans(tuple(workers))}"
+        for one, workers in by_words.items()
+    )
