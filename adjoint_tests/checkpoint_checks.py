@@ -23,9 +23,8 @@ from typing import Any
 import numpy as np
 import torch
 
-import linop
 from linop import LinopError, Partition, launch, layers
-from linop.backends import use
+from on_ranks import check_on
 
 BIG = 1 << 18
 """Elements of a weight that is too big for the disk."""
@@ -139,10 +138,7 @@ def edited(path: Path, change: Callable[[Any], Any]) -> None:
 
 
 def on_rank(comm: Any, what: str, *arguments: Any) -> None:
-    torch.set_num_threads(1)
-    backend = linop.backends.get("mpi", comm=comm)
-    with use(backend):
-        globals()[what](backend, *arguments)
+    check_on(comm, globals()[what], *arguments)
 
 
 def saves(backend: Any, path: str, value: float, sharded: bool, columns: int = 8) -> None:
@@ -277,7 +273,6 @@ def survives(sharded: bool, columns: int, kills: int | None) -> int:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    import linop.layers.sharded  # before the forks, for it takes a second
 
     columns, kills = (None if text == "all" else int(text) for text in sys.argv[1:])
     assert columns is not None

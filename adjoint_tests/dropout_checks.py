@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 import linop
 from layer_cases import WIDE, Case, block, cut, grids, normal, same
 from linop import Partition
-from linop.backends import Backend, use
+from linop.backends import Backend
+from on_ranks import check_on
 from plan_facts import mine
 
 
@@ -60,8 +61,5 @@ def drops_the_same(backend: Backend, case: Case, masks: list[Any]) -> None:
 
 
 def on_rank(comm: Any, case: Case, masks: list[Any], afterwards: int) -> None:
-    torch.set_num_threads(1)
-    backend = linop.backends.get("mpi", comm=comm)
-    with use(backend):
-        drops_the_same(backend, case, masks)
+    check_on(comm, drops_the_same, case, masks)
     assert int(torch.randint(1 << 40, ())) == afterwards

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
-import linop
 from layer_cases import Case, block, cut, grids, made, normal, same, same_parameters
 from linop import TensorSpace
-from linop.backends import Backend, use
+from linop.backends import Backend
+from on_ranks import check_on
 from plan_facts import mine
 
 
@@ -64,7 +64,4 @@ def is_torch_s(backend: Backend, case: Case) -> None:
 
 
 def on_rank(comm: Any, case: Case) -> None:
-    torch.set_num_threads(1)
-    backend = linop.backends.get("mpi", comm=comm)
-    with use(backend):
-        is_torch_s(backend, case)
+    check_on(comm, is_torch_s, case)

@@ -53,7 +53,7 @@ class Hunt:
     def minimum(self) -> tuple[int, int] | None:
         """Workers and size of the example that was reported."""
         workers = re.search(r"^workers=(\d+)", self.message, re.MULTILINE)
-        size = re.search(r"^ *size=(\d+),", self.message, re.MULTILINE)
+        size = re.search(r"^ *size=(?:\w+\()?(\d+)\)?,", self.message, re.MULTILINE)
         return (int(workers[1]), int(size[1])) if workers and size else None
 
     @property

@@ -18,9 +18,10 @@ from hypothesis import strategies as st
 
 import linop
 from linop import Partition, TensorSpace
-from linop.backends import Backend, use
+from linop.backends import Backend
 from linop.partition import balanced
 from linop.testing.jobs import job
+from on_ranks import check_on
 from plan_facts import mine
 
 WIDE = torch.float64
@@ -77,10 +78,7 @@ def on_ranks(case: Case) -> None:
 
 
 def _on_rank(comm: Any, case: Case) -> None:
-    torch.set_num_threads(1)
-    backend = linop.backends.get("mpi", comm=comm)
-    with use(backend):
-        is_its_twin(backend, case)
+    check_on(comm, is_its_twin, case)
 
 
 def is_its_twin(backend: Backend, case: Case) -> None:

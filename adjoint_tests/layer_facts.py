@@ -17,8 +17,9 @@ from torch.utils.checkpoint import checkpoint
 import linop
 from layer_cases import Case, block, cut, is_its_twin, made, normal, same, same_parameters
 from linop import COPIES, REPLICATED, Partition, TensorSpace, layers
-from linop.backends import Backend, use
+from linop.backends import Backend
 from linop.errors import ArgumentError, BackendError, DTypeError, PartitionError, ShapeError
+from on_ranks import check_on
 from plan_facts import mine, raised, size
 
 
@@ -531,7 +532,4 @@ FACTS: list[Callable[[Backend], None]] = [
 
 def on_rank(comm: Any, fact: Callable[[Backend], None]) -> None:
     """A fact under MPI."""
-    torch.set_num_threads(1)
-    backend = linop.backends.get("mpi", comm=comm, wait_limit=10)
-    with use(backend):
-        fact(backend)
+    check_on(comm, fact, wait_limit=10)

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 import linop
 from layer_cases import WIDE, Case, cut, grids, normal, same
-from linop.backends import Backend, use
+from linop.backends import Backend
+from on_ranks import check_on
 from plan_facts import mine
 
 CLASSES = ("NLLLoss", "CrossEntropyLoss")
@@ -123,10 +124,7 @@ def workers(case: Case) -> int:
 
 
 def on_rank(comm: Any, case: Case) -> None:
-    torch.set_num_threads(1)
-    backend = linop.backends.get("mpi", comm=comm)
-    with use(backend):
-        is_torch_s(backend, case)
+    check_on(comm, is_torch_s, case)
 
 
 WORDS = (

@@ -21,8 +21,9 @@ import torch._dynamo  # the first optimizer would, in seconds of an example's wa
 import linop
 from layer_cases import WIDE, normal
 from linop import Partition, TensorSpace
-from linop.backends import Backend, use
+from linop.backends import Backend
 from linop.testing.jobs import job
+from on_ranks import check_on
 from plan_facts import mine
 
 TABLE_1 = {
@@ -67,10 +68,7 @@ def on_ranks(check: Callable[..., None], *arguments: Any) -> None:
 
 
 def _on_rank(comm: Any, check: Callable[..., None], *arguments: Any) -> None:
-    torch.set_num_threads(1)
-    backend = linop.backends.get("mpi", comm=comm)
-    with use(backend):
-        check(backend, *arguments)
+    check_on(comm, check, *arguments)
 
 
 def has_table_1(backend: Backend) -> None:

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from hypothesis import strategies as st
 
-import linop
 from layer_cases import Case, block, cut, grids, made, normal, same
-from linop.backends import Backend, use
+from linop.backends import Backend
+from on_ranks import check_on
 from plan_facts import mine
 
 
@@ -68,7 +67,4 @@ def keeps_statistics(backend: Backend, case: Case) -> None:
 
 
 def statistics_on_rank(comm: Any, case: Case) -> None:
-    torch.set_num_threads(1)
-    backend = linop.backends.get("mpi", comm=comm)
-    with use(backend):
-        keeps_statistics(backend, case)
+    check_on(comm, keeps_statistics, case)

@@ -17,8 +17,8 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 import linop
 from layer_cases import cut, grids, normal
 from linop import REPLICATED, Partition, TensorSpace, layers
-from linop.backends import use
 from linop.partition import balanced
+from on_ranks import check_on
 
 DTYPES = "float64 float32 bfloat16 float16 complex128 complex64 int64 int32 uint8 bool".split()
 
@@ -161,10 +161,7 @@ def both_are_torchs(held: Held, folder: str) -> None:
 
 
 def on_rank(comm: Any, what: str, *arguments: Any) -> None:
-    torch.set_num_threads(1)
-    backend = linop.backends.get("mpi", comm=comm)
-    with use(backend):
-        globals()[what](backend, *arguments)
+    check_on(comm, globals()[what], *arguments)
 
 
 def network(workers: int) -> Any:

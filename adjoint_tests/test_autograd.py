@@ -132,6 +132,14 @@ def test_derivatives_of_all_operators(data: st.DataObject) -> None:
     assert torch.autograd.gradgradcheck(f, xs, check_fwd_over_rev=True, fast_mode=True)
 
 
+def test_derivatives_of_several_regions() -> None:
+    """Each region has its own gradient and tangent: those of the others are drawn too seldom."""
+    first, second = Region("x", (2,)), Region("y", (2,))
+    f, xs = applied(linop.add(Space([first, second]), first, second))
+    assert torch.autograd.gradcheck(f, xs, check_forward_ad=True)
+    assert torch.autograd.gradgradcheck(f, xs, check_fwd_over_rev=True)
+
+
 def shapes(op: LinearOperator) -> list[tuple[int, ...]]:
     return [r.shape for space in (op.domain, op.codomain) for r in space] or [(0,)]
 

@@ -206,7 +206,7 @@ def differences() -> lt.Pair:
 
 
 def sparse() -> lt.Pair:
-    return of_matrix(scipy.sparse.random_array((3000, 9000), density=0.01, rng=0).tocsr())
+    return of_matrix(scipy.sparse.random(3000, 9000, density=0.01, format="csr", random_state=0))
 
 
 def dense() -> lt.Pair:

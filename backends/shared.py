@@ -45,8 +45,6 @@ PREFIX = f"linop-{os.getuid()}-"
 _ABANDONED = 60.0
 """Seconds after which a file that still has a name is one of a job that was killed: a window has
 one for milliseconds."""
-_NAMED = 255
-"""Bytes of a file's name, and of an error's text, as ranks tell each other."""
 
 GatherAll = Callable[[bytes], list[bytes]]
 
@@ -89,7 +87,7 @@ class Segment:
     def __init__(self, gather_all: GatherAll, rank: int, ranks: int, size: int) -> None:
         self.size = -(-size // PAGE) * PAGE
         path = _made(self.size * ranks) if rank == 0 else ""
-        path, *_ = map(_text, gather_all(_padded(path)))
+        path = gather_all(path.encode())[0].decode()
         try:
             shared: mmap.mmap | None = None
             wrong = ""
@@ -99,7 +97,7 @@ class Segment:
                 wrong = f"{error.strerror} on worker {rank}"
             except ValueError as error:  # the file is short: others have no room for their parts
                 wrong = f"{error} on worker {rank}"
-            said = [text for text in map(_text, gather_all(_padded(wrong))) if text]
+            said = [text.decode() for text in gather_all(wrong.encode()) if text]
         finally:
             if rank == 0:
                 Path(path).unlink(missing_ok=True)
@@ -342,14 +340,6 @@ def _sweep() -> None:
         for path in WHERE.glob(f"{PREFIX}*"):
             if time.time() - path.stat().st_mtime > _ABANDONED:
                 path.unlink()
-
-
-def _padded(text: str) -> bytes:
-    return text.encode()[:_NAMED].ljust(_NAMED)
-
-
-def _text(data: bytes) -> str:
-    return data.decode(errors="ignore").rstrip()
 
 
 def _address(array: Array) -> int:

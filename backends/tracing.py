@@ -22,8 +22,6 @@ Result = TypeVar("Result")
 
 _NAME = 80
 """Characters of an event's name; its arguments have an operator's whole text."""
-_PROBLEM = 200
-"""Bytes of an error, as the worker that writes tells it the others."""
 
 
 class Event(NamedTuple):
@@ -132,8 +130,7 @@ def _first_does(transport: Transport | None, path: Path, work: Callable[[], Any]
         except OSError as error:
             problem = error.strerror or str(error)
     if transport is not None:
-        said = transport.gather_all(problem.encode()[:_PROBLEM].ljust(_PROBLEM))
-        problem = said[0].decode(errors="ignore").rstrip()
+        problem = transport.gather_all(problem.encode())[0].decode()
     if problem:
         raise ArgumentError(f"trace {path}: cannot be written: {problem}")
 

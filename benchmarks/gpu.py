@@ -5,12 +5,11 @@ messages travel, beside raw mpi4py; a layer's step beside torch alone.
 
 Messages go from device to device where the MPI library can (docs/gpu.md), else through main memory.
 ``benchmarks/gpu_suite.sh`` installs what is needed, runs the tests on the GPU, then this. Results:
-``results/gpu.md`` and ``.json``, and with ``--write-readme`` benchmarks/README.md.
+``results/gpu.md``, and with ``--write-readme`` benchmarks/README.md; all numbers with ``--raw``.
 """
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -37,6 +36,9 @@ def main(
     output: Annotated[Path, typer.Option(help="Folder of the tables.")] = ROOT
     / "benchmarks/results",
     write_readme: Annotated[bool, typer.Option(help="Put them into benchmarks/README.md.")] = False,
+    raw: Annotated[
+        Path | None, typer.Option(help="File for all numbers, as JSON; by default none.")
+    ] = None,
 ) -> None:
     """Measure, print, save; status 1 where a job failed."""
     task = Task(
@@ -59,9 +61,9 @@ def main(
     text += "".join(f"\nFailed: {error}\n" for error in errors)
     output.mkdir(parents=True, exist_ok=True)
     (output / "gpu.md").write_text(f"# GPU\n\n{text}")
-    saved = {"machine": facts, "errors": errors, "found": found}
-    (output / "gpu.json").write_text(json.dumps(saved, indent=1, ensure_ascii=False) + "\n")
     print(text)
+    if raw is not None:
+        run.save_raw(raw, {"machine": facts, "errors": errors, "found": found})
     if write_readme:
         run.between(BEGIN, END, text)
     raise typer.Exit(1 if errors else 0)
@@ -100,7 +102,7 @@ def local_rows(found: list[dict[str, Any]]) -> Cells:
 
 
 def timed_rows(found: list[dict[str, Any]]) -> Cells:
-    """A column for each side; minimum, median and maximum are in the JSON."""
+    """A column for each side; minimum, median and maximum are in what ``--raw`` saves."""
     sides = list(dict.fromkeys(side for line in found for side in line["times"]))
     cells = []
     for line in found:

@@ -17,7 +17,7 @@ if [ "${INSTALLED:-0}" = 0 ]; then
     if [ -n "${MPI4PY_LIBMPI:-}" ]; then  # the MPI is there; its wheel would hide it
         pip install -q mpi4py && mpi=cupy || exit
     fi
-    pip install -q ".[$mpi,cupy,torch,test]" typer rich || exit
+    pip install -q -c .ci/constraints.txt ".[$mpi,cupy,torch,test]" typer rich || exit
 fi
 export PYTHONPATH="$root" PYTHONSAFEPATH=1 OMP_NUM_THREADS=1
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1

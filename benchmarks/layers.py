@@ -3,7 +3,7 @@ and in one process: one command, tables with their goals.
 
     python benchmarks/layers.py [--quick] [--only Linear] [--ranks 2] [--no-peers]
 
-As `run.py`; it needs torch. Results: ``results/layers-<mpi>.md`` and ``.json``.
+As `run.py`; it needs torch. Results: ``results/layers-<mpi>.md``.
 
 Not compared, for torch 2.13's are wrong: the gradients of the functional broadcast, DTensor's
 convolutions split over space. torch.distributed has no halo exchange.
@@ -11,7 +11,6 @@ convolutions split over space. torch.distributed has no halo exchange.
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -54,8 +53,11 @@ def main(
     output: Annotated[Path, typer.Option(help="Folder of the tables.")] = ROOT
     / "benchmarks/results",
     write_readme: Annotated[
-        bool, typer.Option(help="Put the results in the folder into benchmarks/README.md.")
+        bool, typer.Option(help="Put the ratios into benchmarks/README.md.")
     ] = False,
+    raw: Annotated[
+        Path | None, typer.Option(help="File for all numbers, as JSON; by default none.")
+    ] = None,
 ) -> None:
     """Measure, print, save; status 1 where a job failed or a result was wrong."""
     found: list[dict[str, Any]] = []
@@ -89,9 +91,15 @@ def main(
     verdict = report.verdict([row for table in tables.values() for row in table])
     run.console.print(verdict)
     facts = run.machine(found)
-    run.save(output, run.LAYERS + run.library_name(facts), facts, tables, verdict, errors)
+    name = f"layers-{run.library_name(facts)}"
+    run.save(output, name, facts, tables, verdict, errors)
+    records = run.records(tables)
+    if raw is not None:
+        saved = {"machine": facts, "verdict": verdict, "errors": errors, "rows": records}
+        run.save_raw(raw, saved)
     if write_readme:
-        into_readme(output)
+        title = f"Layers, {facts.get('MPI')}"
+        run.into_readme((BEGIN, END), name, title, facts, verdict, summary(records))
     for said in errors:
         run.console.print(said, style="red", markup=False)
     raise typer.Exit(1 if errors else 0)
@@ -139,18 +147,11 @@ def judged(
     return ("", None) if bound is None else (f"≤ {bound:g}", ours[1] <= bound * theirs[1])
 
 
-def into_readme(folder: Path) -> None:
-    """The ratios of all results in the folder, between the markers of README.md."""
-    parts = []
-    for path in sorted(folder.glob(f"{run.LAYERS}*.json")):
-        saved = json.loads(path.read_text())
-        parts += [f"### Layers, {saved['machine'].get('MPI')}\n", run.facts_text(saved["machine"])]
-        parts += [f"{saved['verdict']}. All numbers: [{path.stem}.md](results/{path.stem}.md).\n"]
-        by_size = [r for r in saved["rows"] if r["size"] in SIZES]
-        others = [r for r in saved["rows"] if r["size"] not in SIZES]
-        parts += [report.summary([r | {"peer": True} for r in by_size], None)]
-        parts += [one_size([r for r in others if r["ratio"] is not None])]
-    run.between(BEGIN, END, "\n".join(parts))
+def summary(records: list[dict[str, Any]]) -> list[str]:
+    """Tables of ratios: of cases of several sizes, and of those of one."""
+    by_size = [r | {"peer": True} for r in records if r["size"] in SIZES]
+    others = [r for r in records if r["size"] not in SIZES and r["ratio"] is not None]
+    return [report.summary(by_size, None), one_size(others)]
 
 
 def one_size(records: list[dict[str, Any]]) -> str:

@@ -5,7 +5,7 @@ C): are the test accuracies alike?
     python benchmarks/lenet_accuracy.py table               # in Markdown
 
 It runs `examples/lenet5.py`, in float32 with the defaults of the paper, alone and on 4 ranks. Each
-run adds a line to results/lenet_accuracy.jsonl.
+run adds a line to a file, which is not part of the repository: ``--record``.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from linop.backends import mpirun
 
 HERE = Path(__file__).resolve().parent
 EXAMPLE = HERE.parent / "examples" / "lenet5.py"
-RESULTS = HERE / "results" / "lenet_accuracy.jsonl"
 KINDS = ("sequential", "distributed")
+
+Record = Annotated[Path, typer.Option(help="File of the runs, a line each.")]
+RECORD = HERE / "raw" / "lenet_accuracy.jsonl"
 
 app = typer.Typer(add_completion=False, help=__doc__)
 
 
-def done() -> list[dict[str, Any]]:
+def done(record: Path) -> list[dict[str, Any]]:
     """The runs that there are."""
-    return (
-        [json.loads(line) for line in RESULTS.read_text().splitlines()] if RESULTS.exists() else []
-    )
+    return [json.loads(line) for line in record.read_text().splitlines()] if record.exists() else []
 
 
 def one(kind: str, seed: int, epochs: int) -> dict[str, Any]:
@@ -59,22 +59,24 @@ def one(kind: str, seed: int, epochs: int) -> dict[str, Any]:
 def run(
     seeds: Annotated[int, typer.Option(min=2, help="How many.")] = 5,
     epochs: Annotated[int, typer.Option(min=1)] = 10,
+    record: Record = RECORD,
 ) -> None:
     """Do the runs that are missing, seed by seed."""
-    known = {(r["kind"], r["seed"]) for r in done()}
+    known = {(r["kind"], r["seed"]) for r in done(record)}
+    record.parent.mkdir(parents=True, exist_ok=True)
     for seed in range(seeds):
         for kind in KINDS:
             if (kind, seed) not in known:
                 result = one(kind, seed, epochs)
-                with RESULTS.open("a") as file:
+                with record.open("a") as file:
                     print(json.dumps(result), file=file)
                 print(kind, seed, result["accuracies"][-1], flush=True)
 
 
 @app.command()
-def table() -> None:
+def table(record: Record = RECORD) -> None:
     """Print what came out."""
-    runs = done()
+    runs = done(record)
     last = {
         kind: {r["seed"]: r["accuracies"][-1] for r in runs if r["kind"] == kind} for kind in KINDS
     }

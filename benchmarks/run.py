@@ -3,7 +3,7 @@
     python benchmarks/run.py [--quick] [--only broadcast] [--ranks 2] [--no-peers]
 
 It starts the MPI jobs itself (with the ``mpiexec`` beside this Python), prints tables, and
-saves them as ``results/<mpi>.md`` and ``.json``. README.md says how they are measured.
+saves them as ``results/<mpi>.md``. README.md says how they are measured.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import datetime
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 import tempfile
@@ -32,9 +33,8 @@ from benchmarks.task import MARK, MIB, RAW, SIZES, Task  # noqa: E402
 from linop.backends import mpirun  # noqa: E402
 
 BEGIN, END = "<!-- tables:begin -->", "<!-- tables:end -->"
+README = ROOT / "benchmarks/README.md"
 JOB_SECONDS = 1200.0
-LAYERS = "layers-"
-"""Begins the names of results of `benchmarks/layers.py`."""
 console = Console(width=None if sys.stdout.isatty() else 200)
 
 
@@ -50,8 +50,11 @@ def main(
     output: Annotated[Path, typer.Option(help="Folder of the tables.")] = ROOT
     / "benchmarks/results",
     write_readme: Annotated[
-        bool, typer.Option(help="Put the results in the folder into benchmarks/README.md.")
+        bool, typer.Option(help="Put the ratios into benchmarks/README.md.")
     ] = False,
+    raw: Annotated[
+        Path | None, typer.Option(help="File for all numbers, as JSON; by default none.")
+    ] = None,
 ) -> None:
     """Measure, print, save; status 1 where a job failed or a result was wrong."""
     found: list[dict[str, Any]] = []
@@ -86,9 +89,14 @@ def main(
         errors += [f"{r.operation} {r.direction}: {r.against}: {r.note}" for r in wrong]
     verdict = report.verdict([row for table in tables.values() for row in table])
     console.print(verdict)
-    save(output, library_name(facts), facts, tables, verdict, errors)
+    name = library_name(facts)
+    save(output, name, facts, tables, verdict, errors)
+    rows = records(tables)
+    if raw is not None:
+        save_raw(raw, {"machine": facts, "verdict": verdict, "errors": errors, "rows": rows})
     if write_readme:
-        into_readme(output)
+        summary = [report.summary(rows, RAW), report.summary(rows, None)]
+        into_readme((BEGIN, END), name, str(facts.get("MPI")), facts, verdict, summary)
     for said in errors:
         console.print(said, style="red", markup=False)
     raise typer.Exit(1 if errors else 0)
@@ -186,21 +194,30 @@ def save(
     verdict: str,
     errors: list[str],
 ) -> None:
-    """As ``<name>.md`` and ``<name>.json``."""
+    """The tables, as ``<name>.md``."""
     folder.mkdir(parents=True, exist_ok=True)
     parts = [f"# {facts.get('MPI', 'MPI')}\n", facts_text(facts), f"{verdict}.\n"]
     parts += [f"Failed: {error}\n" for error in errors]
     for title, table in tables.items():
         parts += [f"## {title}\n", report.markdown(report.COLUMNS, map(report.cells, table))]
     (folder / f"{name}.md").write_text("\n".join(parts))
-    records = [
+    console.print(f"saved: {folder / name}.md")
+
+
+def records(tables: dict[str, list[report.Row]]) -> list[dict[str, Any]]:
+    """The rows as plain data."""
+    return [
         row.record() | ({"peer": True} if title == "Beside peers" else {})
         for title, table in tables.items()
         for row in table
     ]
-    saved = {"machine": facts, "verdict": verdict, "errors": errors, "rows": records}
-    (folder / f"{name}.json").write_text(json.dumps(saved, indent=1, ensure_ascii=False) + "\n")
-    console.print(f"saved: {folder / name}.md and .json")
+
+
+def save_raw(path: Path, saved: dict[str, Any]) -> None:
+    """All numbers, as JSON."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(saved, indent=1, ensure_ascii=False) + "\n")
+    console.print(f"saved: {path}")
 
 
 def facts_text(facts: dict[str, str]) -> str:
@@ -208,25 +225,30 @@ def facts_text(facts: dict[str, str]) -> str:
     return ", ".join(f"{key} {value}" for key, value in facts.items()) + ".\n"
 
 
-def into_readme(folder: Path) -> None:
-    """The ratios of all results in the folder, between the markers of README.md."""
-    parts = []
-    for path in sorted(folder.glob("*.json")):
-        if path.stem.startswith(LAYERS):
-            continue
-        saved = json.loads(path.read_text())
-        parts += [f"### {saved['machine'].get('MPI')}\n", facts_text(saved["machine"])]
-        parts += [f"{saved['verdict']}. All numbers: [{path.stem}.md](results/{path.stem}.md).\n"]
-        parts += [report.summary(saved["rows"], RAW), report.summary(saved["rows"], None)]
-    between(BEGIN, END, "\n".join(parts))
+def into_readme(
+    marks: tuple[str, str],
+    name: str,
+    title: str,
+    facts: dict[str, str],
+    verdict: str,
+    summary: list[str],
+) -> None:
+    """Put the ratios of a result into README.md, where those of the same name were."""
+    link = f"results/{name}.md"
+    head = [f"### {title}\n", facts_text(facts), f"{verdict}. All numbers: [{name}.md]({link}).\n"]
+    text = "\n".join([*head, *summary])
+    begin, end = marks
+    before = README.read_text().partition(begin)[2].partition(end)[0].strip("\n")
+    parts = [part.strip("\n") + "\n" for part in re.split("(?m)^(?=### )", before) if part.strip()]
+    place = next((k for k, part in enumerate(parts) if f"({link})" in part), len(parts))
+    between(begin, end, "\n".join([*parts[:place], text, *parts[place + 1 :]]))
 
 
 def between(begin: str, end: str, text: str) -> None:
     """Put a text between two markers of README.md."""
-    readme = ROOT / "benchmarks/README.md"
-    whole = readme.read_text()
+    whole = README.read_text()
     before, after = whole.split(begin)[0], whole.split(end)[1]
-    readme.write_text(f"{before}{begin}\n\n{text}\n{end}{after}")
+    README.write_text(f"{before}{begin}\n\n{text}\n{end}{after}")
 
 
 if __name__ == "__main__":

@@ -32,8 +32,12 @@ _INITIALISERS = (
     "xavier_normal_",
     "xavier_uniform_",
 )
-_OPTIMIZERS = (torch.optim.Adafactor, torch.optim.LBFGS, torch.optim.Muon)
-"""Whose steps are not made element by element."""
+_OPTIMIZERS = tuple(
+    getattr(torch.optim, name)
+    for name in ("Adafactor", "LBFGS", "Muon")
+    if hasattr(torch.optim, name)
+)
+"""Whose steps are not made element by element; older versions of torch have not all of them."""
 _PARAMETRIZATIONS = ("SpectralNorm", "WeightNorm", "_Orthogonal", "_SpectralNorm", "_WeightNorm")
 """Torch's classes, of both generations, that take norms or factors of a tensor."""
 Function = Callable[..., Any]

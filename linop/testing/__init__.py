@@ -23,8 +23,8 @@ from linop.testing.checks import (
 )
 from linop.testing.code import code
 from linop.testing.distributed import pylops_mpi_operator
-from linop.testing.foreign import Pair, pair
 from linop.testing.outcome import FailedExampleError
+from linop.testing.pairs import Pair, pair
 from linop.testing.report import Element, Report, Worst
 from linop.testing.spmd import spmd
 from linop.testing.torch_functions import torch_function

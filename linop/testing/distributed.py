@@ -11,7 +11,7 @@ from linop.errors import MissingExtraError
 from linop.region import Region
 from linop.scalars import Array
 from linop.space import Space
-from linop.testing.foreign import Pair
+from linop.testing.pairs import Pair
 
 
 def pylops_mpi_operator(op: Any, model: Any = None) -> Pair:

@@ -8,7 +8,6 @@ alike.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from itertools import product
 
@@ -164,7 +163,7 @@ def largest(vector: Vector, backend: Backend) -> tuple[int, float]:
         if sizes.size:
             k = int(np.argmax(sizes))
             best = max(best, (float(sizes[k]), -vector.space.offsets[region.name] - k))
-    most, where = max(tuple(json.loads(said)) for said in gathered(backend, json.dumps(best)))
+    most, where = max(gathered(backend, best))
     return -where, most
 
 

@@ -9,8 +9,8 @@ it, on every worker in the same words.
 
 from __future__ import annotations
 
-import json
 import math
+import pickle
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -24,7 +24,7 @@ from linop.maps import bare_or_dict
 from linop.region import Region
 from linop.scalars import Array
 from linop.space import Space, Vector
-from linop.testing.report import Element, Worst, element_in, shown, workers_text
+from linop.testing.report import Worst, element_in, shown, workers_text
 
 Function = Callable[[Any], Any]
 """Gets and returns what a worker holds: None, the bare array of its region, or a dict by name."""
@@ -229,9 +229,8 @@ class Subject:
         """Raise on all workers what any of them found, the first one's; collective."""
         target = fault and fault.worst.target
         words = repr(raised) if raised else fault.worst.text if fault else ""
-        place = (target.region, target.index, target.workers) if target else None
-        said = json.dumps([bool(raised), words, place]) if words else ""
-        heard = {w: json.loads(data) for w, data in enumerate(gathered(self.backend, said)) if data}
+        said = (bool(raised), words, target) if words else None
+        heard = {w: one for w, one in enumerate(gathered(self.backend, said)) if one}
         if raised is not None:
             raise raised
         for worker, (ended, text, _) in heard.items():
@@ -239,8 +238,7 @@ class Subject:
                 raise BackendError(
                     f"worker {worker}, in the {self.role} function of {self.name}: {text}"
                 )
-        for _, text, at in heard.values():
-            there = Element(at[0], tuple(at[1]), tuple(at[2])) if at else None
+        for _, text, there in heard.values():
             raise Fault(Worst(text, target=there))
 
     def _compare_copies(self, arrays: Mapping[str, Array]) -> None:
@@ -250,7 +248,7 @@ class Subject:
         if not any(region.replicated for region in self.codomain.regions):
             return
         sums = {name: _checksum(array) for name, array in arrays.items()}
-        said = [json.loads(data) for data in gathered(self.backend, json.dumps(sums))]
+        said = gathered(self.backend, sums)
         for region in self.codomain.regions:
             first, *others = region.workers
             for worker in others:
@@ -269,21 +267,11 @@ def host_vector(space: Space, arrays: Any, backend: Backend) -> Vector:
     return Vector(space, held_arrays(space, backend.worker, arrays), backend.total(space))
 
 
-def gathered(backend: Backend, said: str) -> list[str]:
-    """What every worker says, by worker; collective. Of one process, what it says."""
-    return [data.decode() for data in gathered_bytes(backend, said.encode())]
-
-
-def gathered_bytes(backend: Backend, data: bytes) -> list[bytes]:
-    """Everybody's data, of any length, by worker; collective."""
+def gathered(backend: Backend, item: Any) -> list[Any]:
+    """Everybody's item, by worker; collective. Of one process, its own."""
     if not isinstance(backend, Worker):
-        return [data]
-    sizes = backend.transport.gather_all(len(data).to_bytes(8, "little"))
-    lengths = [int.from_bytes(size, "little") for size in sizes]
-    if not any(lengths):
-        return [b""] * len(lengths)
-    pieces = backend.transport.gather_all(data.ljust(max(lengths)))
-    return [piece[:n] for piece, n in zip(pieces, lengths, strict=True)]
+        return [item]
+    return [pickle.loads(data) for data in backend.transport.gather_all(pickle.dumps(item))]
 
 
 def epsilon(dtype: np.dtype[Any]) -> float:

@@ -12,7 +12,7 @@ from linop.errors import ArgumentError, MissingExtraError
 from linop.region import Region, naturals
 from linop.scalars import Array
 from linop.space import Space
-from linop.testing.foreign import Pair
+from linop.testing.pairs import Pair
 
 
 def torch_function(

@@ -23,7 +23,8 @@ from linop.errors import ArgumentError, UndecidableError
 from linop.operator import LinearOperator
 from linop.testing.checks import check_adjoint, check_dot_exact, check_exact, check_linear
 from linop.testing.code import code
-from linop.testing.foreign import Pair, checkable
+from linop.testing.foreign import checkable
+from linop.testing.pairs import Pair
 from linop.testing.report import Report
 
 Check = Callable[[Any, Backend | str, int, int], Report]

@@ -10,7 +10,7 @@ from linop.backends.worker import Worker
 from linop.scalars import Array
 from linop.space import Space, Vector
 from linop.testing.report import Worst
-from linop.testing.subject import Fault, Subject, gathered_bytes, host_vector
+from linop.testing.subject import Fault, Subject, gathered, host_vector
 
 
 def everything(vector: Vector, subject: Subject) -> Array:
@@ -20,7 +20,7 @@ def everything(vector: Vector, subject: Subject) -> Array:
         return space.flatten(vector)
     said = b"".join(vector[r.name].tobytes() for r in space.on(backend.worker))
     arrays = {}
-    for worker, data in enumerate(gathered_bytes(backend, said)):
+    for worker, data in enumerate(gathered(backend, said)):
         flat, begin = np.frombuffer(data, space.dtype), 0
         for region in space.on(worker):
             arrays[region.name] = flat[begin : begin + region.size].reshape(region.shape)

@@ -1,4 +1,4 @@
-"""Planting faults in copies of the tree, and what tests say there; `mutate` is the command line.
+"""Planting faults in copies of the tree, and what tests say there.
 
 Nothing is installed: pytest runs in the copy, which is first on its path. Examples are
 derandomized, so that a run can be repeated.
@@ -21,9 +21,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from mutations import Fault
+from mutation.fault import Fault, PlaceError
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 PARTS = ("linop", "backends", "layers", "adjoint_tests", "examples", "setup.cfg")
 """What of the tree the tests need."""
 LIMIT = 300.0
@@ -31,15 +31,14 @@ LIMIT = 300.0
 CALM = 900.0
 """Seconds for the tests without a fault: none of them ends at once."""
 ENDED = "pytest ended"
+GONE = "its place is gone"
 
 
 @dataclass(frozen=True)
 class Outcome:
     """What came of one fault."""
 
-    fault: str
-    says: str
-    file: str
+    fault: Fault
     caught: bool
     by: str
     """The test that failed first; or why none did."""
@@ -65,11 +64,11 @@ def survey(
     limit: float = LIMIT,
     done: Callable[[Outcome], None] = lambda outcome: None,
 ) -> list[Outcome]:
-    """Plant each fault and run its tests; `done` hears of each outcome as it comes.
+    """Plant each fault and run its tests; `done` hears of each outcome as it comes. A fault whose
+    place is gone is not caught.
 
     Raises:
         RuntimeError: the tests do not pass without a fault, or pytest cannot run them.
-        ValueError: a fault's text is not in its file, or not once.
     """
     outcomes: dict[str, Outcome] = {}
     with tempfile.TemporaryDirectory(prefix="linop-") as folder, ThreadPoolExecutor(jobs) as pool:
@@ -80,7 +79,7 @@ def survey(
         try:
             for future in as_completed(todo):
                 outcome = future.result()
-                outcomes[outcome.fault] = outcome
+                outcomes[outcome.fault.name] = outcome
                 done(outcome)
         except BaseException:
             pool.shutdown(cancel_futures=True)
@@ -95,16 +94,19 @@ def attempt(fault: Fault, whole: Path, folder: Path, limit: float) -> Outcome:
         whole: the tree without it.
         folder: where copies are made.
     """
+    try:
+        text = fault.planted(whole)
+    except PlaceError as error:
+        return Outcome(fault, False, f"{GONE}: {error}", 0.0, "")
     copy = Path(tempfile.mkdtemp(dir=folder))
     try:
         copy_tree(whole, copy)
-        file = copy / fault.file
-        file.write_text(fault.planted(file.read_text()))
+        (copy / fault.file).write_text(text)
         run = run_tests(copy, fault.tests, limit)
     finally:
         shutil.rmtree(copy, ignore_errors=True)
     caught, by, example = judged(run)
-    return Outcome(fault.name, fault.says, fault.file, caught, by, round(run.seconds, 1), example)
+    return Outcome(fault, caught, by, round(run.seconds, 1), example)
 
 
 def copy_tree(source: Path, target: Path) -> None:

@@ -1,0 +1,240 @@
+"""Faults from the plan to messages: planning, verifier, execution, backends."""
+
+from __future__ import annotations
+
+from mutation.fault import Fault
+
+PLANS_FIT = "test_lowering.py::test_plans_of_random_operators_fit_and_cost_what_cost_says"
+RUNS = "test_three_ways.py::test_interpretation_matrix_and_threads_agree"
+FACTS = ("test_device.py::test_facts_on_threads",)
+
+PLANNING = (
+    Fault(
+        "wrong peer",
+        "a worker receives from the worker after the one that sends",
+        "address",
+        "linop.lowering:_movement_steps",
+        "Receive(stage, peer, int(sum(incoming.volume[k] for k in entries)))",
+        "Receive(stage, peer + 1, int(sum(incoming.volume[k] for k in entries)))",
+        (PLANS_FIT,),
+    ),
+    Fault(
+        "read before it came",
+        "messages are read without waiting for them",
+        "synchronisation",
+        "linop.lowering:_movement_steps",
+        "any(incoming.sender != worker)",
+        "False",
+        (PLANS_FIT,),
+    ),
+    Fault(
+        "new memory not cleared",
+        "a region that is not set everywhere is not cleared first",
+        "omission",
+        "linop.lowering:_movement_steps",
+        "Make(region, zeroed=not covered)",
+        "Make(region, zeroed=False)",
+        (PLANS_FIT,),
+    ),
+    Fault(
+        "kept where it is read",
+        "a call may be in place though it reads what it has overwritten",
+        "aliasing",
+        "linop.plan:Plan.in_place",
+        "part.region.name == region.name and any(map(part.meets, written))",
+        "part.region.name != region.name and any(map(part.meets, written))",
+        ("test_plans.py::test_in_place_or_not_at_all",),
+    ),
+    Fault(
+        "replica sent to one holder",
+        "of those that hold a replicated region only the first one gets what it is sent",
+        "replication",
+        "linop.routing:_receivers",
+        "first[table.dst[row]] + k",
+        "first[table.dst[row]] + 0 * k",
+        (PLANS_FIT,),
+    ),
+)
+
+VERIFIER = (
+    Fault(
+        "missing receive unnoticed",
+        "a message that nobody receives passes the check",
+        "blind",
+        "linop.correspondence:match_messages",
+        "sends.keys() | receives.keys()",
+        "receives.keys()",
+        ("test_verify.py::test_a_broken_plan_is_rejected",),
+    ),
+    Fault(
+        "transfers counted, not compared",
+        "plans pass the proof that have as many transfers as their operator",
+        "blind",
+        "linop.translation:_Stage._check_transfers",
+        "given != expected",
+        "len(given) != len(expected)",
+        ("test_verify.py::test_plans_that_fit_and_compute_something_else_are_rejected",),
+    ),
+)
+
+EXECUTION = (
+    Fault(
+        "message overwrites",
+        "what comes to be added is put in the place of what is there",
+        "overwriting",
+        "linop.backends.moving:Moving.pieces",
+        "adding if move.accumulate else copying",
+        "copying",
+        (f"{RUNS}[repartition]",),
+    ),
+    Fault(
+        "result in use handed out",
+        "memory of an earlier result is used again while somebody has it",
+        "aliasing",
+        "linop.backends.lending:Lender.__call__",
+        "self._free.pop()",
+        "self._free[-1]",
+        ("test_plans.py::test_results_are_kept",),
+    ),
+    Fault(
+        "factor lost in a sum",
+        "what is multiplied and added is added as it is",
+        "coefficient",
+        "linop.backends.strided:adding",
+        "copying(code, scaled, source, dtype, coefficient)",
+        "copying(code, scaled, source, dtype)",
+        (f"{RUNS}[scaled]",),
+    ),
+)
+
+MESSAGES = (
+    Fault(
+        "parts packed over each other",
+        "all parts of a message are packed at its beginning",
+        "address",
+        "linop.backends.messages:Messages.packed",
+        "offset += source.size",
+        "offset += 0 * source.size",
+        (f"{RUNS}[random_movement]", f"{RUNS}[scaled]"),
+    ),
+    Fault(
+        "last message first",
+        "a mailbox of threads gives the last message first",
+        "order",
+        "linop.backends.mailboxes:Group.take",
+        "box.popleft()",
+        "box.pop()",
+        ("test_plans.py::test_a_plan",),
+    ),
+    Fault(
+        "one tag for all plans",
+        "messages of different plans have one tag under MPI",
+        "address",
+        "linop.backends.ranks:Ranks._tag",
+        "OWN + tag % self._tags",
+        "OWN",
+        ("test_mpi_plans.py::test_a_plan",),
+    ),
+)
+
+WINDOWS = (
+    Fault(
+        "shared window's next turn",
+        "in shared memory, the sender writes to the buffer after the one that is read",
+        "synchronisation",
+        "linop.backends.windows:Windows._wait_ready",
+        'f"n % {turns}" if turns else f"{self._flags_name}[{k + 1}]"',
+        'f"(n + 1) % {turns}" if turns else f"{self._flags_name}[{k + 1}]"',
+        ("test_mpi_plans.py::test_arrays",),
+    ),
+    Fault(
+        "window without pages",
+        "shared memory is not populated when it is made",
+        "memory",
+        "linop.backends.shared:_mapped",
+        "os.posix_fallocate(file, offset, length)",
+        "None",
+        ("test_mpi_memory.py::test_windows_have_their_pages_from_the_start",),
+    ),
+)
+
+COLLECTIVES = (
+    Fault(
+        "root by its number",
+        "the root of a collective of MPI is a worker's number, not its place in the group",
+        "address",
+        "linop.backends.collective:Exchange.root",
+        "self.found.group.index(self.found.root or 0)",
+        "self.found.root or 0",
+        ("test_patterns.py::test_mpi_collectives_of_some_ranks",),
+    ),
+    Fault(
+        "counts of one's own",
+        "a reduce-scatter of MPI is told that all members get as much as the first",
+        "local",
+        "linop.backends.collective:_reduce_scatter",
+        "x.found.count(w)",
+        "x.found.counts[0]",
+        ("test_patterns.py::test_mpi_collectives_of_some_ranks",),
+    ),
+)
+
+DEVICE = (
+    Fault(
+        "device message not awaited",
+        "the receiver's stream does not wait for a message of threads",
+        "synchronisation",
+        "linop.backends.device:DeviceArrays.arrived",
+        "self.stream.wait_event(message.ready)",
+        "None",
+        FACTS,
+    ),
+    Fault(
+        "device message not kept",
+        "a message's memory is given back before it was read",
+        "aliasing",
+        "linop.backends.device:DeviceArrays.keep",
+        "self.hold([(self.mark(), read)])",
+        "None",
+        FACTS,
+    ),
+    Fault(
+        "all regions on the device",
+        "a region in main memory is an array of the device",
+        "memory",
+        "linop.backends.device:DeviceArrays.of",
+        'self.host if memory == "host" else self',
+        "self",
+        FACTS,
+    ),
+)
+
+AGREEMENT = (
+    Fault(
+        "different operators compiled",
+        "workers that built different operators are not told",
+        "agreement",
+        "linop.backends.worker:check_agreement",
+        "[one.digest for one in said]",
+        "[said[0].digest for one in said]",
+        ("test_launch.py",),
+    ),
+    Fault(
+        "deadlock a point too early",
+        "who waits for what a worker has just sent is said to wait for ever",
+        "boundary",
+        "linop.backends.deadlock:is_deadlock",
+        "states[peer].reached(wait.key) >= wait.needs",
+        "states[peer].reached(wait.key) > wait.needs",
+        ("test_deadlock.py::test_what_is_a_deadlock",),
+    ),
+    Fault(
+        "a stuck rank not asked",
+        "a rank that reaches its limit does not ask the others' watchdogs where they are",
+        "omission",
+        "linop.backends.waiting:Waits._limit_error",
+        "self._ask()",
+        "None",
+        ("test_stuck.py::test_a_rank_that_is_stuck_says_where",),
+    ),
+)

@@ -1,0 +1,126 @@
+"""Faults of the upper floors: torch's graph, layers, checkpoints, the tools that find faults."""
+
+from __future__ import annotations
+
+from mutation.fault import Fault
+
+AUTOGRAD = (
+    Fault(
+        "backward is forward",
+        "the gradient is the operator's, and not its adjoint's, result",
+        "order",
+        "linop.backends.autograd:_Rules.backward",
+        "ctx.bridge.adjoint",
+        "ctx.bridge",
+        ("test_autograd.py::test_on_threads",),
+    ),
+    Fault(
+        "tangent dropped",
+        "in forward mode the tangents of all but the first region are zero",
+        "omission",
+        "linop.backends.autograd:_Rules.jvp",
+        "z if t is None else t",
+        "z if t is None or t is not tangents[3] else t",
+        ("test_autograd.py::test_derivatives_of_several_regions",),
+    ),
+)
+
+LAYERS = (
+    Fault(
+        "bias on every column",
+        "the bias of a linear layer is held, and added, by all workers of a row of the grid",
+        "replication",
+        "linop.layers.linear:Linear.__init__",
+        "TensorSpace((out_features,), P_W[:, 0])",
+        "TensorSpace((out_features,), P_W, axes=[0, COPIES])",
+        ("test_layers.py::test_linear_on_threads",),
+    ),
+    Fault(
+        "count of one block",
+        "the mean of a batch is divided by the number of this worker's elements",
+        "local",
+        "linop.layers.moments:Moments.__init__",
+        "prod(X.global_shape[d] for d in dims)",
+        "max(1, prod((X.local_shape(layer.worker) if layer.worker in X.partition else "
+        "X.global_shape)[d] for d in dims))",
+        ("test_layers_norm.py::test_norms_on_threads",),
+    ),
+    Fault(
+        "mask by local index",
+        "which elements are dropped depends on where they stand in their block",
+        "local",
+        "linop.layers.dropout:random_bits",
+        "torch.arange(part.start, part.stop)",
+        "torch.arange(part.stop - part.start)",
+        ("test_layers_dropout.py::test_masks_on_threads",),
+    ),
+    Fault(
+        "steps skipped alone",
+        "a worker skips a step where its own gradients are infinite",
+        "agreement",
+        "linop.layers.scaling:GradScaler._unscale_grads_",
+        "meeting_of(program()).sum(sum(int(flag) for flag in found.values()))",
+        "sum(int(flag) for flag in found.values())",
+        ("test_layers_stock.py::test_on_threads",),
+    ),
+)
+
+CHECKPOINTS = (
+    Fault(
+        "shards at the origin",
+        "all blocks of a tensor are saved as its first",
+        "address",
+        "linop.layers.sharded:_Shard.chunk",
+        "s.start or 0",
+        "0",
+        ("test_state.py::test_training_resumes_on_threads",),
+    ),
+    Fault(
+        "a damaged file is loaded",
+        "the digest of a file is not compared",
+        "blind",
+        "linop.layers.files:check_sealed",
+        "digest_of(View(file, 0, start)).encode() != said[len(_SEAL):]",
+        "False",
+        ("test_checkpoints.py::test_every_bit_of_a_weight_is_checked",),
+    ),
+)
+
+TESTING = (
+    Fault(
+        "everything passes",
+        "no error is too large for the dot-product test",
+        "blind",
+        "linop.testing.trials:Check.report",
+        "worst is None",
+        "True",
+        ("test_checks.py::test_what_is_wrong_is_named",),
+    ),
+    Fault(
+        "transpose without conjugation",
+        "the matrix of the adjoint is compared with the transpose",
+        "conjugation",
+        "linop.testing.matrices:worst_of_matrices",
+        "forward.conj().T",
+        "forward.T",
+        ("test_checks.py::test_what_is_right_passes",),
+    ),
+    Fault(
+        "first rank speaks for all",
+        "an example has passed if it passed on rank 0",
+        "agreement",
+        "linop.testing.outcome:Outcome.alike",
+        "range(self.ranks)",
+        "[0]",
+        ("test_spmd.py::test_what_all_ranks_say_is_passed_on",),
+    ),
+    Fault(
+        "no watch",
+        "an example may take as long as it likes",
+        "synchronisation",
+        "linop.testing.jobs:Job.ask",
+        "self.watch if watch is None else watch",
+        "10.0",
+        ("test_spmd.py::test_a_fault_is_found_shrunk_and_named[loops_in_python]",),
+    ),
+)
