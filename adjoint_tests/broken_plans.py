@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from linop.patterns import Kind
-from linop.plan import (
+from linop.planning.patterns import Kind
+from linop.planning.plan import (
     Advance,
     Alias,
     Apply,
@@ -23,7 +23,7 @@ from linop.plan import (
     Step,
     Wait,
 )
-from linop.region import Region, Subset
+from linop.spaces.region import Region, Subset
 
 
 def changed_plans(plan: Plan, at: int) -> Iterator[Plan]:

@@ -15,13 +15,13 @@ import scipy.sparse
 
 import linop
 from linop import LinearOperator, Space, Vector
-from linop.algebra import DirectSum, Named
 from linop.backends import Backend
-from linop.backends.together import Choice, with_all
-from linop.lowering import lower, workers_of
-from linop.operator import Composition, Scaled, Sum
-from linop.plan import Plan, Put, Send
-from linop.stages import Stages
+from linop.normal_form.stages import Stages
+from linop.operators.algebra import DirectSum, Named
+from linop.operators.operator import Composition, Scaled, Sum
+from linop.planning.collective_selection import Choice, with_all
+from linop.planning.lowering import lower, workers_of
+from linop.planning.plan import Plan, Put, Send
 
 MOST = 9
 """Vectors hold whole numbers from -9 to 9."""
@@ -105,7 +105,7 @@ def written_out(op: LinearOperator) -> LinearOperator:
     if isinstance(op, Named):
         return written_out(op.body)
     if isinstance(op, Composition):
-        return linop.operator.compose(*map(written_out, op.factors))
+        return linop.operators.operator.compose(*map(written_out, op.factors))
     if isinstance(op, Sum):
         return Sum([written_out(term) for term in op.terms])
     if isinstance(op, Scaled):
@@ -230,8 +230,8 @@ def plans_fit(op: LinearOperator) -> None:
     be their operator; and send what `cost` says."""
     for direction in (op, op.H):
         plans = plans_of(direction)
-        linop.verify(plans, direction)
-        linop.verify(together(plans), direction)
+        linop.verify_plans(plans, direction)
+        linop.verify_plans(together(plans), direction)
         cost = direction.cost()
         sends = {p.worker: [s for s in p.steps if isinstance(s, Send)] for p in plans}
         size = direction.dtype.itemsize

@@ -17,10 +17,10 @@ import linop
 import linop.testing as lt
 from linop import LinearOperator, Region, Space
 from linop.backends import Backend
-from linop.backends.arrays import Arrays
-from linop.backends.device import DeviceArrays
+from linop.backends.device.device_arrays import DeviceArrays
+from linop.backends.execution.arrays import Arrays
 from linop.errors import DTypeError
-from linop.testing.subject import gathered
+from linop.testing.subjects.subject import gathered
 from placed import KINDS, MADE, placed
 from plan_facts import SMALL, part, raised, size
 

@@ -21,11 +21,11 @@ from catalogue import FACTORIES, build
 from checks import rounding, same_arrays
 from linop import Region, Space
 from linop.backends import Backend
-from linop.backends.device import DeviceArrays
+from linop.backends.device.device_arrays import DeviceArrays
 from linop.backends.threads import Threads
 from linop.errors import ArgumentError, DTypeError, LinopError, ShapeError
-from linop.maps import LocalMap
-from linop.testing.describing import Description
+from linop.normal_form.maps import LocalMap
+from linop.testing.factories.describing import Description
 from placed import MADE, as_dict, columns, given, lies_where_it_says, offloaded, part, placed, same
 from plan_facts import (
     LARGE,
@@ -53,7 +53,7 @@ def simulated_arrays() -> DeviceArrays:
 
 
 def cupy_arrays() -> DeviceArrays:
-    from linop.backends.device import cupy_arrays
+    from linop.backends.device.device_arrays import cupy_arrays
 
     return cupy_arrays()
 
@@ -431,8 +431,12 @@ def hosts_wait_seldom(backend: Backend, arrays: DeviceArrays) -> None:
         plan(x)
         waits = Counts.waits - before
         steps = plan.plan.steps
-        stages = {s.stage for s in steps if isinstance(s, linop.plan.Send | linop.plan.Receive)}
-        receiving = {s.stage for s in steps if isinstance(s, linop.plan.Receive)}
+        stages = {
+            s.stage
+            for s in steps
+            if isinstance(s, linop.planning.plan.Send | linop.planning.plan.Receive)
+        }
+        receiving = {s.stage for s in steps if isinstance(s, linop.planning.plan.Receive)}
         most = len(stages) if backend.aware.yes else len(plan.plan.sends) + len(receiving)  # type: ignore[attr-defined]
         assert waits <= most, (name, waits, most)
         before = Counts.waits

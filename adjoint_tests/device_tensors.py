@@ -10,7 +10,7 @@ import numpy as np
 
 import linop
 from linop.backends import Backend
-from linop.backends.device import DeviceArrays
+from linop.backends.device.device_arrays import DeviceArrays
 from linop.errors import ArgumentError
 from placed import PLACED, as_dict, part
 from plan_facts import OPERATORS, arrays_of, each, raised, size, total
@@ -38,7 +38,7 @@ def tensors_go_there_and_back(backend: Backend, arrays: DeviceArrays, seed: int)
             linop.TensorSpace(
                 (5,),
                 linop.Partition((size(backend),)),
-                linop.backends.bridge.numpy_dtype(dtype),
+                linop.backends.autograd.bridge.numpy_dtype(dtype),
                 axes=(linop.COPIES,),
             )
         )

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from linop.patterns import Kind
-from linop.plan import (
+from linop.planning.patterns import Kind
+from linop.planning.plan import (
     GROUP,
     Advance,
     Alias,
@@ -27,7 +27,7 @@ from linop.plan import (
     Step,
     Wait,
 )
-from linop.region import Region, Subset
+from linop.spaces.region import Region, Subset
 
 Arrays = Mapping[str, np.ndarray]
 

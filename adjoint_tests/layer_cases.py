@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 import linop
 from linop import Partition, TensorSpace
 from linop.backends import Backend
-from linop.partition import balanced
-from linop.testing.jobs import job
+from linop.spaces.partition import balanced
+from linop.testing.workers.jobs import job
 from on_ranks import check_on
 from plan_facts import mine
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import mpi_checks
-from linop.testing.describing import Description
+from linop.testing.factories.describing import Description
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -58,7 +58,7 @@ SENDS = "sends zeros"
 
 BREAKS: dict[str, tuple[str, str, Any]] = {
     SENDS: ("linop.backends.mpi:Ranks", "sender", _sends_zeros),
-    "writes elsewhere": ("linop.backends.shared:Pool", "views", _writes_elsewhere),
+    "writes elsewhere": ("linop.backends.shared_memory.pool:Pool", "views", _writes_elsewhere),
     "changes its argument": ("linop.backends.worker:WorkerPlan", "_run", _changes_its_argument),
     "returns its argument": ("linop.backends.worker:WorkerPlan", "_run", _returns_its_argument),
     "inner products of its own": (

@@ -6,9 +6,9 @@ from importlib.util import find_spec
 
 import pytest
 
-from linop.backends.device import cupy_arrays
+from linop.backends.device.device_arrays import cupy_arrays
 from linop.errors import LinopError
-from linop.testing.jobs import missing_mpi
+from linop.testing.workers.jobs import missing_mpi
 
 
 def missing_gpu() -> str:

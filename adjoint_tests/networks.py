@@ -22,7 +22,7 @@ import linop
 from layer_cases import WIDE, normal
 from linop import Partition, TensorSpace
 from linop.backends import Backend
-from linop.testing.jobs import job
+from linop.testing.workers.jobs import job
 from on_ranks import check_on
 from plan_facts import mine
 

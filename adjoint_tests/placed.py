@@ -11,7 +11,7 @@ import linop
 from checks import same_arrays
 from linop import LinearOperator, Region, Space
 from linop.backends import Backend, BoundPlan
-from linop.backends.device import DeviceArrays
+from linop.backends.device.device_arrays import DeviceArrays
 from plan_facts import LARGE, OPERATORS, SMALL, argument, arrays_of, each
 
 # Operators on regions in both memories
@@ -93,7 +93,8 @@ def meeting(workers: int) -> LinearOperator:
 
 
 def turned(workers: int, side: int = 200) -> LinearOperator:
-    """Rows to columns: boxes that are large, and not contiguous (`linop.backends.fusing`)."""
+    """Rows to columns: boxes that are large, and not contiguous
+    (`linop.backends.device.fused_copies`)."""
     X = linop.TensorSpace((side * workers, side * workers), linop.Partition((workers, 1)))
     return linop.repartition(X, linop.Partition((1, workers)))
 

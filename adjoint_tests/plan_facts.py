@@ -2,7 +2,7 @@
 on ranks. Each is ``fact(backend, *arguments)``, for two workers or more.
 
 A worker that fails says so with an AssertionError; others may then wait for it, which threads see
-at once, and `linop.testing.jobs` after a grace.
+at once, and `linop.testing.workers.jobs` after a grace.
 """
 
 from __future__ import annotations

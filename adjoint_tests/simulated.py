@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from linop.backends.device import DeviceArrays
+from linop.backends.device.device_arrays import DeviceArrays
 
 __version__ = "simulated"
 POISON = 0xA5

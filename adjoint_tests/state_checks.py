@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 import linop
 from layer_cases import cut, grids, normal
 from linop import REPLICATED, Partition, TensorSpace, layers
-from linop.partition import balanced
+from linop.spaces.partition import balanced
 from on_ranks import check_on
 
 DTYPES = "float64 float32 bfloat16 float16 complex128 complex64 int64 int32 uint8 bool".split()

@@ -17,10 +17,11 @@ import linop
 from catalogue import FACTORIES, build
 from checks import rounding, same_arrays
 from linop import COPIES, LinearOperator, Partition, Region, TensorSpace
-from linop.backends import Backend, BoundPlan, execute
+from linop.backends import Backend, BoundPlan
+from linop.backends.execution import program
 from linop.backends.worker import Worker
 from linop.errors import LinopError
-from linop.testing.describing import Description
+from linop.testing.factories.describing import Description
 from plan_facts import LARGE, OPERATORS, argument, arrays_of, each, result, same, size
 
 if TYPE_CHECKING:
@@ -197,9 +198,9 @@ def a_halo_in_place(backend: Backend) -> None:
 @contextmanager
 def all_large(yes: bool) -> Iterator[None]:
     """Inside, plans treat results of any size as large ones."""
-    names = [(execute, "SMALL")]
+    names = [(program, "SMALL")]
     try:
-        from linop.backends import windows
+        from linop.backends.shared_memory import windows
     except ImportError:
         pass
     else:

@@ -21,9 +21,9 @@ import linop
 from catalogue import build, describe
 from checks import backend_agrees, dense, interpretation, same_arrays, stays_exact, two_roads
 from linop import LinearOperator, Partition, Region, Space, TensorSpace
-from linop.calls import Keeper, Shared
 from linop.errors import ArgumentError, DTypeError, UndecidableError
-from linop.testing.describing import (
+from linop.provenance import Keeper, Shared
+from linop.testing.factories.describing import (
     COMPLEX,
     COMPUTED,
     Description,

@@ -35,7 +35,7 @@ from catalogue import FACTORIES, build, describe
 from checks import rounding
 from linop import LinearOperator, Partition, Region, Space, TensorSpace
 from linop.errors import ArgumentError, DeadlockError, DTypeError
-from linop.testing.jobs import job
+from linop.testing.workers.jobs import job
 from needs import needs_mpi
 from torch_facts import apply, tensor
 

@@ -36,7 +36,7 @@ from checkpoint_checks import (
     value_of,
 )
 from linop import LinopError, Partition, launch, layers
-from linop.testing.jobs import job
+from linop.testing.workers.jobs import job
 from needs import needs_mpi
 from state_checks import same_optimizer
 

@@ -23,7 +23,7 @@ import linop.testing as lt
 from linop import Partition, Region, Space, TensorSpace
 from linop.errors import ArgumentError, BackendError, MissingExtraError, UndecidableError
 from linop.testing import Element, pair
-from linop.testing.jobs import FailedExampleError, job
+from linop.testing.workers.jobs import FailedExampleError, job
 from needs import needs_mpi
 
 COMPLEX = np.array([[1, 2j, 0], [0, 3 - 1j, 4]])

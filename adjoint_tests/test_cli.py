@@ -15,9 +15,9 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from linop import cli
-from linop.backends import mpirun
+from linop.backends.jobs import mpirun
 from linop.errors import MissingExtraError
+from linop.tools import cli
 from needs import needs_mpi
 
 EXAMPLES = """

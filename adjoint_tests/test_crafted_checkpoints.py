@@ -29,7 +29,7 @@ from checkpoint_checks import (
     loads_or_refuses,
     torch_alone,
 )
-from linop.layers import files
+from linop.layers.state import files
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 EITHER = pytest.mark.parametrize("sharded", [False, True], ids=["file", "folder"])

@@ -15,9 +15,9 @@ import device_facts
 from catalogue import build, describe
 from checks import stays_exact
 from device_facts import FACTS, NAMES, on_ranks, on_threads
-from linop.lowering import workers_of
-from linop.testing.describing import seeds
-from linop.testing.jobs import job
+from linop.planning.lowering import workers_of
+from linop.testing.factories.describing import seeds
+from linop.testing.workers.jobs import job
 from needs import needs_gpu, needs_mpi, needs_torch_on_gpu
 
 pytestmark = [pytest.mark.gpu, needs_gpu, pytest.mark.timeout(400)]

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from linop.backends.deadlock import Key, Member, Note, State, Wait, is_deadlock
+from linop.backends.transports.deadlock import Key, Member, Note, State, Wait, is_deadlock
 
 Call = tuple[int, tuple[int, ...]]
 """A plan, and its group: in each of two stages, everybody sends to everybody."""

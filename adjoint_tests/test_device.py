@@ -21,9 +21,9 @@ from device_facts import FACTS, NAMES, on_ranks, on_threads
 from linop import Region, Space
 from linop.backends import Backend
 from linop.errors import ArgumentError, BackendError
-from linop.lowering import workers_of
-from linop.testing.describing import seeds
-from linop.testing.jobs import job
+from linop.planning.lowering import workers_of
+from linop.testing.factories.describing import seeds
+from linop.testing.workers.jobs import job
 from needs import needs_mpi, needs_torch
 from placed import given as given_to
 from placed import lies_where_it_says, offloaded, same

@@ -18,15 +18,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import linop
-from linop import COPIES, LinearOperator, Partition, TensorSpace, laws, simulate
-from linop.algebra import expanded
+from linop import COPIES, LinearOperator, Partition, TensorSpace, simulate
 from linop.backends import Backend
-from linop.backends.arrays import NUMPY, Arrays
-from linop.backends.strided import Cell
-from linop.boxes import Table, canonical
-from linop.lowering import lower
-from linop.matching import matching
-from linop.primitives import Add, Clear
+from linop.backends.execution.arrays import NUMPY, Arrays
+from linop.backends.execution.views import Cell
+from linop.normal_form.boxes import Table, canonical
+from linop.normal_form.matching import matching
+from linop.normal_form.primitives import Add, Clear
+from linop.operators import laws
+from linop.operators.algebra import expanded
+from linop.planning.lowering import lower
 
 
 def copies(workers: int) -> TensorSpace:
@@ -94,7 +95,7 @@ def test_a_simulated_all_to_all_holds_some_receivers_at_a_time(
     """And predicts what it does at once: all is summed by receiver."""
     op = all_to_all(128)
     whole, at_once = simulate(op), peak(lambda: simulate(all_to_all(128)))
-    monkeypatch.setattr("linop.routing.AT_ONCE", 1000)
+    monkeypatch.setattr("linop.planning.routing.AT_ONCE", 1000)
     some, in_turn = simulate(op), peak(lambda: simulate(all_to_all(128)))
     for name in ("messages_sent", "bytes_sent", "messages_received", "bytes_received"):
         assert (getattr(some, name) == getattr(whole, name)).all()
@@ -220,7 +221,7 @@ def test_layers_of_one_shape_share_plans(monkeypatch: pytest.MonkeyPatch) -> Non
         made[worker] += 1
         return lower(stages, worker)
 
-    monkeypatch.setattr("linop.stretching.lower", counted)
+    monkeypatch.setattr("linop.planning.stretching.lower", counted)
 
     def main(backend: Backend) -> list[int]:
         network = Planned(torch, layers, backend)
@@ -258,7 +259,7 @@ def test_layers_of_one_shape_make_their_operators_once(monkeypatch: pytest.Monke
         return counts
 
     with monkeypatch.context() as patch:
-        patch.setattr("linop.collectives.matching", counted)
+        patch.setattr("linop.operators.collectives.matching", counted)
         (alone,) = linop.launch(main, 1, "threads")
     assert alone == [7, 0, 0, 2, 0]
 

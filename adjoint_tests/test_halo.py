@@ -21,7 +21,14 @@ from catalogue import halos, kernels
 from checks import same_arrays
 from linop import COPIES, HaloDim, Partition, TensorSpace
 from linop.errors import ArgumentError, LinopError, PartitionError, ShapeError
-from linop.testing.describing import COMPUTED, Description, grids, seeds, tensor_of, whole_numbers
+from linop.testing.factories.describing import (
+    COMPUTED,
+    Description,
+    grids,
+    seeds,
+    tensor_of,
+    whole_numbers,
+)
 
 WORKERS = 8
 Indices = list[int]

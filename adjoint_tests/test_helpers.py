@@ -22,10 +22,10 @@ import checks
 import linop
 from catalogue import FACTORIES, NAMES, build, describe
 from linop import LinearOperator, Partition, Region, Space, TensorSpace, Vector
-from linop.algebra import Known
 from linop.errors import ArgumentError, ShapeError
-from linop.maps import LocalMap
-from linop.stages import Stages
+from linop.normal_form.maps import LocalMap
+from linop.normal_form.stages import Stages
+from linop.operators.algebra import Known
 
 x, y = Region("x", 3), Region("y", 3, 1)
 X, XY = Space(x), Space([x, y])
@@ -300,13 +300,13 @@ def _dropping_the_last(run: Any) -> Any:
 
 
 def _unreversed(self: Any) -> LinearOperator:
-    from linop.operator import Composition
+    from linop.operators.operator import Composition
 
     return Composition([factor.H for factor in self.factors])
 
 
 def _unconjugated(self: Any) -> LinearOperator:
-    from linop.operator import Scaled
+    from linop.operators.operator import Scaled
 
     return Scaled(self.scalar, self.operand.H)
 
@@ -346,48 +346,53 @@ def _halved(run: Any) -> Any:
 
 FAULTS: dict[str, tuple[str, str, Callable[[Any], Any], str, Callable[..., None]]] = {
     "the adjoint of an add is itself": (
-        "primitives:Add", "adjoint", lambda _: property(lambda self: self), "add", checks.two_roads,
+        "normal_form.primitives:Add", "adjoint", lambda _: property(lambda self: self), "add",
+        checks.two_roads,
     ),
     "the adjoint of a product keeps its order": (
-        "operator:Composition", "_adjoint", lambda _: _unreversed, "copy_in_place",
+        "operators.operator:Composition", "_adjoint", lambda _: _unreversed, "copy_in_place",
         checks.two_roads,
     ),
     "the adjoint of a multiple is not conjugated": (
-        "operator:Scaled", "_adjoint", lambda _: _unconjugated, "scaled", checks.two_roads,
+        "operators.operator:Scaled", "_adjoint", lambda _: _unconjugated, "scaled",
+        checks.two_roads,
     ),
     "the adjoint of a movement is itself": (
-        "movement:Movement", "adjoint", lambda _: lambda self: self, "add", checks.two_roads,
+        "normal_form.movement:Movement", "adjoint", lambda _: lambda self: self, "add",
+        checks.two_roads,
     ),
     "the matrix of an adjoint local map is not conjugated": (
-        "stages:LocalMap", "adjoint", lambda _: property(_untransposed), "dense_matrix",
+        "normal_form.stages:LocalMap", "adjoint", lambda _: property(_untransposed), "dense_matrix",
         checks.two_roads,
     ),
     "a relation loses its last pair": (
-        "matching", "_factor", _without_its_last_row, "halo_exchange",
+        "normal_form.matching", "_factor", _without_its_last_row, "halo_exchange",
         checks.known_is_composed,
     ),
     "an add overwrites": (
-        "primitives:Add", "run", lambda _: _overwriting, "add", checks.interpretation,
+        "normal_form.primitives:Add", "run", lambda _: _overwriting, "add", checks.interpretation,
     ),
     "a clear does nothing": (
-        "primitives:Clear", "run", lambda _: lambda *_: None, "clear", checks.interpretation,
+        "normal_form.primitives:Clear", "run", lambda _: lambda *_: None, "clear",
+        checks.interpretation,
     ),
     "a normal form loses a factor of 2": (
-        "movement:Movement", "scale", _halved, "scaled", checks.interpretation,
+        "normal_form.movement:Movement", "scale", _halved, "scaled", checks.interpretation,
     ),
     "laws erase too much": (
-        "laws", "_lost", lambda _: lambda after, before: [after], "random_movement",
+        "operators.laws", "_lost", lambda _: lambda after, before: [after], "random_movement",
         checks.simplifies,
     ),
     "a backend ignores coefficients": (
-        "backends.execute:Program", "_put", _without_coefficients, "scaled",
+        "backends.execution.program:Program", "_put", _without_coefficients, "scaled",
         checks.backend_agrees,
     ),
     "a backend overwrites instead of adding": (
-        "backends.execute:Program", "_put", _without_sums, "sum_reduce", checks.backend_agrees,
+        "backends.execution.program:Program", "_put", _without_sums, "sum_reduce",
+        checks.backend_agrees,
     ),
     "a worker's last step is lost": (
-        "lowering", "_movement_steps", _dropping_the_last, "send_recv", checks.plans_fit,
+        "planning.lowering", "_movement_steps", _dropping_the_last, "send_recv", checks.plans_fit,
     ),
 }  # fmt: skip
 
@@ -399,7 +404,7 @@ def test_planted_faults_are_found(fault: str, monkeypatch: pytest.MonkeyPatch) -
     healthy = describe(name)
     with monkeypatch.context() as patch:
         patch.setattr(owner, attribute, wrong(getattr(owner, attribute)))
-        if owner is linop.laws:  # type: ignore[attr-defined]
+        if owner is linop.operators.laws:  # type: ignore[attr-defined]
             patch.setattr(owner, "LAWS", dict.fromkeys(owner.LAWS, owner._lost))
         smallest = find(
             healthy,

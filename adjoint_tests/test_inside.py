@@ -16,8 +16,9 @@ import pytest
 
 import linop
 from linop import Partition, Region, Space, TensorSpace
-from linop.backends import Backend, mpirun
-from linop.backends.tracing import Event, Part, events
+from linop.backends import Backend
+from linop.backends.execution.tracing import Event, Part, events
+from linop.backends.jobs import mpirun
 from linop.errors import ArgumentError, BackendError
 from needs import needs_mpi
 from test_mpi_programs import ENVIRONMENT
@@ -423,7 +424,7 @@ def test_the_matrix_agrees_with_cost_and_plans(k: int) -> None:
     size = op.domain.dtype.itemsize
     wanted: dict[tuple[int, int], int] = {}
     for worker in found.workers.tolist():
-        for send in linop.lowering.lower(op.stages, worker).sends:
+        for send in linop.planning.lowering.lower(op.stages, worker).sends:
             key = worker, send.peer
             wanted[key] = wanted.get(key, 0) + send.size * size
     entries = found.bytes.tocoo()
@@ -472,7 +473,7 @@ def test_ten_thousand_workers_take_a_moment() -> None:
     ids=["few", "many", "nothing"],
 )
 def test_a_picture_of_traffic(make: Callable[[], Any], tmp_path: Path) -> None:
-    from linop.drawing import traffic
+    from linop.tools.drawing import traffic
 
     traffic(tmp_path / "traffic.png", make())
     assert (tmp_path / "traffic.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")

@@ -29,8 +29,8 @@ from checkpoint_checks import (
     value_in,
 )
 from linop import LinopError, launch, layers
-from linop.layers import files
-from linop.testing.jobs import FailedExampleError, job
+from linop.layers.state import files
+from linop.testing.workers.jobs import FailedExampleError, job
 from needs import needs_mpi
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")

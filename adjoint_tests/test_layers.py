@@ -22,7 +22,7 @@ import linop
 from layer_cases import Case, grids, on_ranks, on_threads
 from linop import Partition
 from linop.errors import BackendError
-from linop.testing.jobs import job
+from linop.testing.workers.jobs import job
 from needs import needs_mpi
 
 facts = pytest.mark.parametrize("fact", layer_facts.FACTS, ids=lambda fact: fact.__name__)

@@ -17,7 +17,7 @@ import torch
 import agreement_facts
 import layer_facts
 import linop
-from linop.testing.jobs import job
+from linop.testing.workers.jobs import job
 from needs import needs_mpi
 
 facts = pytest.mark.parametrize("fact", agreement_facts.FACTS, ids=lambda fact: fact.__name__)

@@ -24,7 +24,7 @@ from linop import Partition
 from linop.backends import Backend
 from linop.errors import ArgumentError, DTypeError, ShapeError
 from linop.layers.dropout import random_bits
-from linop.testing.jobs import job
+from linop.testing.workers.jobs import job
 from needs import needs_mpi
 
 

@@ -20,7 +20,7 @@ from layer_cases import Case
 from linop import Partition
 from linop.backends import Backend
 from linop.errors import ArgumentError, DTypeError, LinopError, PartitionError
-from linop.testing.jobs import job
+from linop.testing.workers.jobs import job
 from needs import needs_mpi
 
 

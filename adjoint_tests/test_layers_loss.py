@@ -20,7 +20,7 @@ from layer_cases import WIDE, Case, normal, same
 from linop import Partition, TensorSpace
 from linop.backends import Backend
 from linop.errors import LinopError
-from linop.testing.jobs import job
+from linop.testing.workers.jobs import job
 from loss_checks import WORDS, is_torch_s, losses, on_rank, workers
 from needs import needs_mpi
 

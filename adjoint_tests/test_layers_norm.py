@@ -20,7 +20,7 @@ from layer_cases import WIDE, Case, block, normal, on_ranks, on_threads, same
 from linop import REPLICATED, Partition, TensorSpace
 from linop.backends import Backend
 from linop.errors import LinopError
-from linop.testing.jobs import job
+from linop.testing.workers.jobs import job
 from needs import needs_mpi
 from norm_checks import batch_norms, keeps_statistics, norms, statistics_on_rank
 

@@ -20,7 +20,7 @@ import linop
 import stock_facts
 from linop import Partition, layers
 from linop.backends import Backend
-from linop.testing.jobs import job
+from linop.testing.workers.jobs import job
 from needs import needs_mpi
 
 facts = pytest.mark.parametrize("fact", stock_facts.FACTS, ids=lambda fact: fact.__name__)

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 import linop  # noqa: E402
 from linop import Partition, layers  # noqa: E402
 from linop.backends import Backend  # noqa: E402
-from linop.backends.bridge import Bridge  # noqa: E402
+from linop.backends.autograd.bridge import Bridge  # noqa: E402
 
 
 @pytest.mark.parametrize("kind", ["linear", "conv"])

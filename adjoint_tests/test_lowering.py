@@ -20,13 +20,13 @@ import linop
 from catalogue import operators
 from checks import plans_fit, plans_of
 from linop import COPIES, REPLICATED, LinearOperator, Partition, Region, Space, TensorSpace
-from linop.algebra import Local
-from linop.collectives import out_of_place
 from linop.errors import BackendError
-from linop.lowering import lower
-from linop.maps import LocalMap
-from linop.plan import Advance, Make, Put, Receive, Send
-from linop.samples import samples
+from linop.normal_form.maps import LocalMap
+from linop.operators.algebra import Local
+from linop.operators.collectives import out_of_place
+from linop.planning.lowering import lower
+from linop.planning.plan import Advance, Make, Put, Receive, Send
+from linop.tools.samples import samples
 
 LINE = Partition((3,))
 
@@ -34,7 +34,7 @@ PLANS = """
 import numpy as np
 import linop
 from linop import COPIES, REPLICATED, Partition, TensorSpace
-from linop.lowering import lower, workers_of
+from linop.planning.lowering import lower, workers_of
 
 print(hash("linop"))
 grid = Partition((2, 3), [5, 3, 1, 4, 2, 0])

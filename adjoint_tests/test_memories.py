@@ -22,11 +22,19 @@ from checks import backend_agrees, plans_fit, plans_of, stays_exact, two_roads
 from linop import COPIES, LinearOperator, Movement, Partition, Region, Space, TensorSpace
 from linop.backends import Backend
 from linop.errors import ArgumentError, BackendError
-from linop.plan import Alias, Make, Put
-from linop.region import MEMORIES
-from linop.stages import Stages
-from linop.testing.describing import COMPUTED, Description, seeds, space_of, spaces, tensor_of
-from linop.testing.describing import tensors as described_tensors
+from linop.normal_form.stages import Stages
+from linop.planning.passes import prepared
+from linop.planning.plan import Alias, Make, Put
+from linop.spaces.region import MEMORIES
+from linop.testing.factories.describing import (
+    COMPUTED,
+    Description,
+    seeds,
+    space_of,
+    spaces,
+    tensor_of,
+)
+from linop.testing.factories.describing import tensors as described_tensors
 from plan_facts import argument, result, same
 from test_inside import rows_of
 
@@ -133,8 +141,8 @@ def test_shares_of_a_sum_are_where_the_sum_goes() -> None:
     X = Y.in_memory("host")
     total = Movement.of_blocks(X, Y, [(y[...], x[...], 1) for y in Y for x in X])
     stages = Stages((total,))
-    assert len(stages.factored.movements) == 2
-    assert {region.memory for region in stages.factored.movements[0].codomain} == {"device"}
+    assert len(prepared(stages).movements) == 2
+    assert {region.memory for region in prepared(stages).movements[0].codomain} == {"device"}
 
 
 # Moving

@@ -1,7 +1,7 @@
 """The memory operators: their matrices, adjoints, laws and notation (paper, section 2, appendix A).
 
 The matrices are written down here as the paper prints them, block by block; the laws are those of
-`linop.laws`. That operators on random subsets are right, `test_three_ways` says.
+`linop.operators.laws`. That operators on random subsets are right, `test_three_ways` says.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import linop
 from catalogue import build, describe
 from checks import same_arrays, same_vectors, untouched
 from linop import LinearOperator, Region, Space
-from linop.memory import allocate, clear, copy, deallocate, move
-from linop.primitives import Add, Allocate, Clear, Deallocate
-from linop.testing.describing import (
+from linop.normal_form.primitives import Add, Allocate, Clear, Deallocate
+from linop.operators.memory import allocate, clear, copy, deallocate, move
+from linop.testing.factories.describing import (
     COMPUTED,
     Description,
     box_in,

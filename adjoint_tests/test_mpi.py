@@ -1,7 +1,8 @@
 """The whole catalogue on 1, 2, 3 and 4 ranks of MPI, and what programs rely on there.
 
-Hypothesis draws in this process; the examples run in MPI jobs (`linop.testing.jobs`). How plain
-programs start and fail is in `test_mpi_programs`; that this machinery finds faults, in `test_spmd`.
+Hypothesis draws in this process; the examples run in MPI jobs (`linop.testing.workers.jobs`). How
+plain programs start and fail is in `test_mpi_programs`; that this machinery finds faults, in
+`test_spmd`.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ import mpi_checks
 import mpi_facts
 from catalogue import NAMES, build, describe
 from checks import stays_exact
-from linop.testing.describing import seeds
-from linop.testing.jobs import job
+from linop.testing.factories.describing import seeds
+from linop.testing.workers.jobs import job
 from needs import needs_mpi
 
 pytestmark = [needs_mpi, pytest.mark.timeout(400)]

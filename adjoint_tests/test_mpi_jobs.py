@@ -20,9 +20,9 @@ import mpi_breaks
 import mpi_checks
 import mpi_facts
 from catalogue import build, describe
-from linop.testing import jobs
-from linop.testing.describing import Description
-from linop.testing.jobs import FailedExampleError, Job
+from linop.testing.factories.describing import Description
+from linop.testing.workers import jobs
+from linop.testing.workers.jobs import FailedExampleError, Job
 from needs import needs_mpi
 
 pytestmark = [
@@ -140,7 +140,7 @@ def test_nothing_is_left_when_pytest_is_killed() -> None:
         import os, signal, sys
         sys.path[:0] = {sys.path}
         import mpi_facts
-        from linop.testing import jobs
+        from linop.testing.workers import jobs
         job = jobs.Job(2)
         job.run(mpi_facts.sleeps, 0)
         print(job.folder, flush=True)

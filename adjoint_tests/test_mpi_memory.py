@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from linop.backends import shared
-from linop.testing import jobs
+from linop.backends.shared_memory import pool
+from linop.testing.workers import jobs
 from needs import needs_mpi
 from rank_programs import run_text
 from test_mpi_programs import HEAD as HEAD_OF_ALL
@@ -273,7 +273,7 @@ for _ in range(20):
 
 def ours() -> set[Path]:
     """The files of windows that still have a name."""
-    return set(shared.WHERE.glob(f"{shared.PREFIX}*"))
+    return set(pool.WHERE.glob(f"{pool.PREFIX}*"))
 
 
 def test_nothing_is_left_of_a_killed_job(program: Path) -> None:
@@ -291,7 +291,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 def test_a_file_that_was_left_is_removed_by_the_next_job(program: Path) -> None:
     """One of a job that was killed between making it and mapping it; not one that is being made."""
-    left, young = (shared.WHERE / f"{shared.PREFIX}test-{os.getpid()}-{k}" for k in range(2))
+    left, young = (pool.WHERE / f"{pool.PREFIX}test-{os.getpid()}-{k}" for k in range(2))
     try:
         left.write_bytes(bytes(10))
         young.write_bytes(bytes(10))
@@ -333,7 +333,7 @@ os.close(first_free)
 resource.setrlimit(resource.RLIMIT_NOFILE, (first_free, first_free))
 """,
     "no room at all": """
-from linop.backends import shared
+from linop.backends.shared_memory import pool
 def full(*arguments):
     raise OSError(28, "No space left on device")
 os.posix_fallocate = full
@@ -368,7 +368,7 @@ say(plan.describe().splitlines()[-1])
 
 def test_a_file_that_is_too_short_is_no_window() -> None:
     """As that of a window is where the rank that makes it may not, and others find it."""
-    path = shared.WHERE / f"{shared.PREFIX}short-{os.getpid()}"
+    path = pool.WHERE / f"{pool.PREFIX}short-{os.getpid()}"
     path.touch()
     said = iter([[str(path).encode()] * 3])
 
@@ -376,8 +376,8 @@ def test_a_file_that_is_too_short_is_no_window() -> None:
         return next(said, [data] * 3)
 
     try:
-        with pytest.raises(shared.NoWindowError, match="on worker 1"):
-            shared.Segment(gather_all, 1, 3, 4096)
+        with pytest.raises(pool.NoWindowError, match="on worker 1"):
+            pool.Segment(gather_all, 1, 3, 4096)
     finally:
         path.unlink()
 
@@ -537,7 +537,7 @@ assert not wrong
 def test_messages_of_more_bytes_than_mpi_counts(collectives: bool | None, ranks: int) -> None:
     """With a limit of 1,000 bytes in the place of 2^31 - 1."""
     text = f"""
-import linop.backends.together as together
+import linop.planning.collective_selection as together
 large_before, together.LARGE = together.LARGE, 1_000
 options = dict(windows=False, collectives={collectives}, wait_limit=20)
 backend = linop.backends.get("mpi", comm=comm, **options)

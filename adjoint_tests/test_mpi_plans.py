@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import call_facts
 import mpi_plans
 import plan_facts
-from linop.testing.jobs import Job, job
+from linop.testing.workers.jobs import Job, job
 from needs import needs_mpi
 
 pytestmark = [needs_mpi, pytest.mark.timeout(300)]

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import linop
-from linop.backends import mpirun
+from linop.backends.jobs import mpirun
 from linop.errors import BackendError
 from needs import needs_mpi
 

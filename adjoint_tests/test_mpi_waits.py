@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from linop.backends import mpirun
+from linop.backends.jobs import mpirun
 from needs import needs_mpi
 from test_mpi_programs import ENVIRONMENT, HEAD
 

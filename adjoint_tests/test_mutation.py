@@ -102,7 +102,9 @@ def test_a_place_that_is_not_there_once_is_refused(tmp_path: Path) -> None:
 
 def planted(name: str, after: str, before: str = "max(a, c) < min(b, d)") -> Fault:
     """A fault in what the test of overlaps is about."""
-    return Fault(name, "", "boundary", "linop.region:Subset.meets", before, after, (OVERLAPS,))
+    return Fault(
+        name, "", "boundary", "linop.spaces.region:Subset.meets", before, after, (OVERLAPS,)
+    )
 
 
 @checkout
@@ -121,7 +123,7 @@ def test_faults_are_found_and_what_is_none_is_not() -> None:
     assert (not_found.caught, not_found.by) == (False, "all tests passed")
     assert not no_place.caught
     assert no_place.by.startswith(
-        "its place is gone: gone: linop.region:Subset.meets has 'nowhere()'"
+        "its place is gone: gone: linop.spaces.region:Subset.meets has 'nowhere()'"
     )
 
 
@@ -137,7 +139,9 @@ def test_a_fault_that_hangs_is_none_that_was_noticed(tmp_path: Path) -> None:
 
 @checkout
 def test_tests_that_fail_without_a_fault_are_told() -> None:
-    missing = Fault("a", "", "order", "linop.region:Subset.meets", "x", "y", ("test_nowhere.py",))
+    missing = Fault(
+        "a", "", "order", "linop.spaces.region:Subset.meets", "x", "y", ("test_nowhere.py",)
+    )
     with pytest.raises(RuntimeError, match="the tests do not pass without a fault"):
         runner.survey([missing])
 

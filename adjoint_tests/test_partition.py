@@ -16,8 +16,8 @@ import linop
 from checks import same_arrays, same_vectors
 from linop import COPIES, REPLICATED, Partition, Region, Space, TensorSpace
 from linop.errors import ArgumentError, DTypeError, PartitionError, ShapeError, SpaceError
-from linop.partition import balanced
-from linop.testing.describing import (
+from linop.spaces.partition import balanced
+from linop.testing.factories.describing import (
     COMPUTED,
     MOVED,
     Description,

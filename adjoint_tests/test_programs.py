@@ -15,8 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from linop import Movement, Region, Space, Subset
-from linop.laws import reduce_program
-from linop.primitives import (
+from linop.normal_form.primitives import (
     Action,
     Add,
     Allocate,
@@ -28,8 +27,9 @@ from linop.primitives import (
     deltas,
     independent_runs,
 )
-from linop.region import as_subset
-from linop.testing.describing import box_in, boxes
+from linop.operators.laws import reduce_program
+from linop.spaces.region import as_subset
+from linop.testing.factories.describing import box_in, boxes
 
 # Programs of actions
 

@@ -12,11 +12,11 @@ import pytest
 import linop
 from linop import COPIES, LinearOperator, Partition, TensorSpace
 from linop.backends import Backend, proving
-from linop.lowering import lower
-from linop.plan import Plan, Put
-from linop.plan_errors import UnfinishedError, WrongTransferError
-from linop.stages import Stages
-from linop.stretching import stretched
+from linop.normal_form.stages import Stages
+from linop.planning.lowering import lower
+from linop.planning.plan import Plan, Put
+from linop.planning.stretching import stretched
+from linop.planning.verification.plan_errors import UnfinishedError, WrongTransferError
 from needs import needs_mpi
 from test_inside import mpi_program
 
@@ -41,7 +41,7 @@ def test_threads_prove_in_debug_mode(debug: str, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("LINOP_DEBUG", debug)
     linop.launch(compiled, workers=2)
     compiled(linop.backends.get("threads"))
-    monkeypatch.setattr("linop.stretching.lower", unfinished)
+    monkeypatch.setattr("linop.planning.stretching.lower", unfinished)
     monkeypatch.setattr("linop.backends.threads.lower", unfinished)
     for compile_it in (
         lambda: linop.launch(compiled, workers=2),
@@ -62,7 +62,7 @@ def test_the_adjoint_is_proven_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
     def main(backend: Backend) -> None:
         plan = linop.gather(TensorSpace((4,), Partition((2,)))).compile(backend)
         compiled.wait()
-        monkeypatch.setattr("linop.stretching.lower", unfinished)
+        monkeypatch.setattr("linop.planning.stretching.lower", unfinished)
         with pytest.raises(UnfinishedError):
             plan.H  # noqa: B018
 
@@ -102,7 +102,7 @@ def test_a_plan_made_from_one_for_another_batch_size_is_proven(
         return said
 
     monkeypatch.setenv("LINOP_DEBUG", debug)
-    monkeypatch.setattr("linop.stretching.stretched", doubled)
+    monkeypatch.setattr("linop.planning.stretching.stretched", doubled)
     one, other = linop.launch(main, workers=2)
     assert one == other
     assert len(one) == int(debug)
@@ -113,15 +113,15 @@ def test_a_plan_made_from_one_for_another_batch_size_is_proven(
 def test_what_collectives_make_of_a_plan_is_proven(tmp_path: Path) -> None:
     """Parts that are given in another order than that of the group."""
     text = """
-from linop.backends import together
-from linop.plan_errors import WrongTransferError
+from linop.planning import collective_selection
+from linop.planning.verification.plan_errors import WrongTransferError
 
 backend = linop.backends.get("mpi", debug=True, collectives=True)
 op = linop.all_gather(TensorSpace((4,), Partition((2,)))).H
 first = 4 * backend.worker
 assert op.compile(backend)(np.arange(4.0)).tolist() == [first, first + 2]
-gives = together._Together.gives
-together._Together.gives = lambda self: gives(self)[::-1]
+gives = collective_selection._Together.gives
+collective_selection._Together.gives = lambda self: gives(self)[::-1]
 try:
     op.compile(backend)
 except WrongTransferError as error:

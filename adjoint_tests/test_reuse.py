@@ -9,8 +9,8 @@ import pytest
 
 import reuse_facts as facts
 from linop.errors import DeadlockError, communication, has_interrupted, interrupt
-from linop.testing.jobs import job
-from linop.testing.rank import verdict
+from linop.testing.workers.jobs import job
+from linop.testing.workers.rank import verdict
 from needs import needs_mpi
 
 

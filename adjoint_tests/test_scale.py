@@ -17,12 +17,13 @@ from catalogue import NAMES, build, describe, operators
 from checks import backend_agrees, plans_fit, written_out
 from linop import COPIES, LinearOperator, Movement, Partition, TensorSpace
 from linop.backends import Backend
-from linop.boxes import Table
-from linop.lowering import lower, workers_of
-from linop.plan import Receive, Send
-from linop.routing import Routes, routes, routes_into, routes_out_of
-from linop.space import Space
-from linop.stages import Stages
+from linop.normal_form.boxes import Table
+from linop.normal_form.stages import Stages
+from linop.planning.lowering import lower, workers_of
+from linop.planning.passes import prepared
+from linop.planning.plan import Receive, Send
+from linop.planning.routing import Routes, routes, routes_into, routes_out_of
+from linop.spaces.space import Space
 
 each = pytest.mark.parametrize("name", NAMES)
 fewer = settings(max_examples=max(1, settings().max_examples // 3))
@@ -214,10 +215,10 @@ def test_a_sum_broadcast_to_many_runs_as_a_sum_and_a_broadcast() -> None:
 def test_products_taken_apart_are_the_same(name: str, data: st.DataObject) -> None:
     """As if every product were far longer than its factors."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("linop.movement.FAR_MORE", -1)
+        patch.setattr("linop.normal_form.movement.FAR_MORE", -1)
         op = data.draw(operators(name, workers=4))
         squared = op.H @ op
-        assert len(squared.stages.factored.movements) > len(squared.stages.layers)
+        assert len(prepared(squared.stages).movements) > len(squared.stages.layers)
         for one in (op, squared):
             plans_fit(one)
         if name == "all_reduce":
@@ -227,7 +228,7 @@ def test_products_taken_apart_are_the_same(name: str, data: st.DataObject) -> No
 def test_a_ring_of_primitives_is_never_taken_apart() -> None:
     ring = linop.ring_all_reduce(copies(6)).movement()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("linop.movement.FAR_MORE", -1)
+        patch.setattr("linop.normal_form.movement.FAR_MORE", -1)
         assert ring.factored() == (ring,)
 
 

@@ -14,10 +14,11 @@ import pytest
 
 import linop
 import settings_facts
-from linop.backends import Backend, mpirun, settings
+from linop.backends import Backend, settings
+from linop.backends.jobs import mpirun
 from linop.backends.settings import SETTINGS, Found
 from linop.errors import ArgumentError, BackendError
-from linop.testing.jobs import job
+from linop.testing.workers.jobs import job
 from needs import needs_mpi
 from test_mpi_programs import ENVIRONMENT
 

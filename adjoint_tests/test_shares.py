@@ -11,9 +11,9 @@ import linop
 from checks import backend_agrees, plans_fit
 from linop import COPIES, Network, Partition, TensorSpace
 from linop.backends.base import Backend
-from linop.lowering import lower
-from linop.patterns import Kind
-from linop.shares import in_shares
+from linop.planning.lowering import lower
+from linop.planning.patterns import Kind
+from linop.planning.shares import in_shares
 from test_scale import fewer, operators
 
 LARGE = 100_000
@@ -27,7 +27,7 @@ def total(workers: int, size: int = LARGE) -> linop.LinearOperator:
 @pytest.fixture(autouse=True)
 def _known(monkeypatch: pytest.MonkeyPatch) -> None:
     """What decides, whatever is measured later."""
-    monkeypatch.setattr("linop.shares._NETWORK", Network(latency=1e-5))
+    monkeypatch.setattr("linop.planning.shares._NETWORK", Network(latency=1e-5))
 
 
 @pytest.mark.parametrize("workers", [2, 3, 5])
@@ -56,7 +56,7 @@ def test_small_sums_and_those_for_one_are_not() -> None:
 def test_the_product_is_the_same(name: str, data: st.DataObject) -> None:
     """As if latency were nothing: then shares are always as fast."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("linop.shares._NETWORK", Network(latency=0))
+        patch.setattr("linop.planning.shares._NETWORK", Network(latency=0))
         op = data.draw(operators(name, workers=4))
         for one in (op, op.H @ op):
             for movement in one.stages.movements:

@@ -13,7 +13,7 @@ import linop
 from catalogue import NAMES, operators
 from checks import plans_of
 from linop import COPIES, LinearOperator, Network, Partition, Region, Simulation, TensorSpace
-from linop.plan import Advance, Send
+from linop.planning.plan import Advance, Send
 
 WIRE = Network(latency=1.0, per_byte=0.25, per_byte_added=0, per_byte_copied=0)
 """Messages alone, in numbers that floating point holds exactly."""
@@ -54,7 +54,7 @@ def test_predictions_are_those_of_the_plans(name: str, data: st.DataObject) -> N
     assert cost.seconds == found.time
     assert op.cost().seconds is None
     for k, worker in enumerate(found.workers):
-        traffic = cost.workers.get(worker, linop.cost.Traffic())
+        traffic = cost.workers.get(worker, linop.planning.cost.Traffic())
         assert found.messages_sent[k] == traffic.messages_sent
         assert found.messages_received[k] == traffic.messages_received
         assert found.bytes_sent[k] == traffic.bytes_sent

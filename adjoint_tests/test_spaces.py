@@ -14,8 +14,8 @@ import linop
 from checks import same_arrays, same_vectors
 from linop import Region, Space, Subset, Vector
 from linop.errors import RegionError, SpaceError
-from linop.region import as_subset
-from linop.testing.describing import (
+from linop.spaces.region import as_subset
+from linop.testing.factories.describing import (
     COMPUTED,
     MOVED,
     Description,

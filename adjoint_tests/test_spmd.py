@@ -12,9 +12,9 @@ import spmd_forms
 from fault_table import Hunt, hunt
 from linop.errors import ArgumentError
 from linop.testing import FailedExampleError, spmd
-from linop.testing.located import MARK
-from linop.testing.outcome import Outcome
-from linop.testing.rank import Answer
+from linop.testing.workers.located import MARK
+from linop.testing.workers.outcome import Outcome
+from linop.testing.workers.rank import Answer
 from needs import needs_mpi
 from spmd_faults import FAULTS, Fault
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from linop.backends import mpirun
+from linop.backends.jobs import mpirun
 from linop.testing import plugin
 from needs import needs_mpi
 

@@ -20,7 +20,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from linop import LinopError, launch, layers
-from linop.testing.jobs import job
+from linop.testing.workers.jobs import job
 from needs import needs_mpi
 from state_checks import (
     MISTAKES,

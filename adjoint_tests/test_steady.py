@@ -14,8 +14,8 @@ import plan_facts
 import steady_facts
 from catalogue import NAMES, build, describe
 from checks import stays_exact
-from linop.testing.describing import seeds
-from linop.testing.jobs import job
+from linop.testing.factories.describing import seeds
+from linop.testing.workers.jobs import job
 from needs import needs_mpi
 
 FEWER = settings(max_examples=max(1, settings().max_examples // 5))

@@ -20,11 +20,11 @@ import linop
 import linop.testing.factories.local
 from catalogue import NAMES
 from linop import LinearOperator, Region, Space, Subset, TensorSpace, Vector
-from linop.lowering import lower, workers_of
-from linop.plan import Send
-from linop.region import MEMORIES, as_subset
-from linop.testing import code, strategies
-from linop.testing.factories import operators
+from linop.planning.lowering import lower, workers_of
+from linop.planning.plan import Send
+from linop.spaces.region import MEMORIES, as_subset
+from linop.testing import strategies
+from linop.testing.factories import code, operators
 
 IN_PYTHON = [name for name in NAMES if name != "of_pylops"]
 """PyLops's operators do not print as code."""

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 import linop
 from linop import COPIES, REPLICATED, LinearOperator, Partition, TensorSpace
-from linop.lowering import lower
-from linop.stages import Stages
-from linop.stretching import Plans, uncut_in
+from linop.normal_form.stages import Stages
+from linop.planning.lowering import lower
+from linop.planning.stretching import Plans, uncut_in
 
 Make = Callable[[TensorSpace], LinearOperator]
 
@@ -80,7 +80,7 @@ def lowered(monkeypatch: pytest.MonkeyPatch) -> list[Stages]:
         found.append(stages)
         return lower(stages, worker)
 
-    monkeypatch.setattr("linop.stretching.lower", counted)
+    monkeypatch.setattr("linop.planning.stretching.lower", counted)
     return found
 
 

@@ -16,8 +16,8 @@ import pytest
 import linop
 from linop import COPIES, Partition, TensorSpace
 from linop.backends import Backend
-from linop.backends.recorder import Called, Recorder, at_place
-from linop.backends.watchdog import Watchdog, stacks
+from linop.backends.transports.recorder import Called, Recorder, at_place
+from linop.backends.transports.watchdog import Watchdog, stacks
 from linop.errors import ArgumentError, DeadlockError
 from needs import needs_mpi
 from test_mpi_waits import SOON, run
@@ -266,7 +266,7 @@ def test_the_thread_calls_mpi_only_where_threads_may(level: str, tmp_path: Path)
     text = f"""
 import mpi4py, threading
 mpi4py.rc.thread_level = {level!r}
-from linop.backends.channel import Channel
+from linop.backends.transports.control_channel import Channel
 from linop.backends.mpi import MPI
 several = MPI.Query_thread() == MPI.THREAD_MULTIPLE
 assert several or {level!r} != "multiple"

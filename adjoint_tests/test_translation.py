@@ -19,7 +19,7 @@ from checks import plans_of, stays_exact, together
 from interpreter import Arrays, Broken, interpret
 from linop import COPIES, REPLICATED, LinearOperator, Partition, TensorSpace
 from linop.errors import PlanError
-from linop.plan import Plan
+from linop.planning.plan import Plan
 
 DRAWS = 3
 """Vectors of whole numbers that plans are compared on."""
@@ -57,7 +57,7 @@ def computes(op: LinearOperator, plans: Sequence[Plan], wanted: list[dict[int, A
 
 def accepted(op: LinearOperator, plans: Sequence[Plan]) -> bool:
     try:
-        linop.verify(plans, op)
+        linop.verify_plans(plans, op)
     except PlanError:
         return False
     return True

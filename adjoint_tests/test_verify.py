@@ -18,9 +18,10 @@ import linop
 from checks import plans_of, together
 from linop import COPIES, LinearOperator, Partition, Region, Space, TensorSpace
 from linop.errors import PlanError
-from linop.lowering import lower
-from linop.patterns import Kind
-from linop.plan import (
+from linop.normal_form.stages import Stages
+from linop.planning.lowering import lower
+from linop.planning.patterns import Kind
+from linop.planning.plan import (
     Advance,
     Alias,
     Apply,
@@ -34,7 +35,7 @@ from linop.plan import (
     Step,
     Wait,
 )
-from linop.plan_errors import (
+from linop.planning.verification.plan_errors import (
     CallMismatchError,
     CollectiveMismatchError,
     CycleError,
@@ -59,8 +60,7 @@ from linop.plan_errors import (
     WrongRegionError,
     WrongTransferError,
 )
-from linop.stages import Stages
-from linop.verify import factors_fit
+from linop.planning.verification.verifier import factors_fit
 
 Edit = Callable[[Step], Sequence[Step]]
 
@@ -291,11 +291,11 @@ OTHERWISE = [
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_a_broken_plan_is_rejected(fault: Fault) -> None:
     plans = plans_of(fault.op())
-    linop.verify(plans)
+    linop.verify_plans(plans)
     broken = edited(plans, fault.worker, fault.edit)
     assert broken != plans
     with pytest.raises(PlanError) as raised:
-        linop.verify(broken)
+        linop.verify_plans(broken)
     assert type(raised.value) is fault.error
     assert re.search(fault.text, str(raised.value))
 
@@ -303,11 +303,11 @@ def test_a_broken_plan_is_rejected(fault: Fault) -> None:
 @pytest.mark.parametrize("fault", OTHERWISE, ids=lambda fault: fault.name)
 def test_plans_that_fit_and_compute_something_else_are_rejected(fault: Fault) -> None:
     op = fault.op()
-    linop.verify(op)
+    linop.verify_plans(op)
     plans = edited(plans_of(op), fault.worker, fault.edit)
-    linop.verify(plans)
+    linop.verify_plans(plans)
     with pytest.raises(PlanError) as raised:
-        linop.verify(plans, op)
+        linop.verify_plans(plans, op)
     assert type(raised.value) is fault.error
     assert re.search(fault.text, str(raised.value))
 
@@ -322,11 +322,11 @@ def test_a_dtype_that_differs_between_workers_is_rejected() -> None:
     first, second = plans_of(gathered())
     other = replace(second, dtype=np.dtype(np.float32))
     with pytest.raises(DTypeMismatchError, match="worker 0 has a plan of float64, worker 1 one of"):
-        linop.verify([first, other])
+        linop.verify_plans([first, other])
     both = [replace(first, dtype=other.dtype), other]
-    linop.verify(both)
+    linop.verify_plans(both)
     with pytest.raises(DTypeMismatchError, match="a plan of float32, and float64 expected"):
-        linop.verify(both, gathered())
+        linop.verify_plans(both, gathered())
 
 
 def late(plan: Plan) -> Plan:
@@ -338,9 +338,9 @@ def late(plan: Plan) -> Plan:
 
 def test_workers_that_wait_for_each_other_are_rejected() -> None:
     first, second = plans_of(swapped())
-    linop.verify([late(first), second], swapped())
+    linop.verify_plans([late(first), second], swapped())
     with pytest.raises(CycleError, match=r"worker 0 waits for \[1\]; worker 1 waits for \[0\]"):
-        linop.verify([late(first), late(second)])
+        linop.verify_plans([late(first), late(second)])
 
 
 def test_workers_may_wait_in_turn() -> None:
@@ -350,43 +350,43 @@ def test_workers_may_wait_in_turn() -> None:
     for w in reversed(range(3)):
         scaled = [linop.diagonal(np.ones(2), Space(region)) for region in space]
         op = linop.copy(space, space[f"x{w + 1}"], space[f"x{w}"]) @ linop.direct_sum(*scaled) @ op
-    linop.verify(op)
+    linop.verify_plans(op)
 
 
 def test_a_set_of_plans_without_one_of_the_workers_is_rejected() -> None:
     first, second = plans_of(gathered())
     with pytest.raises(WorkerError, match="two plans for worker 0"):
-        linop.verify([first, second, first])
+        linop.verify_plans([first, second, first])
     with pytest.raises(WorkerError, match=r"receive 2 elements from 1\): worker 1 has no plan"):
-        linop.verify([first])
+        linop.verify_plans([first])
     with pytest.raises(WorkerError, match="the operator needs worker 0, which has no plan"):
-        linop.verify([], gathered())
+        linop.verify_plans([], gathered())
 
 
 def test_other_arguments_and_results_are_rejected() -> None:
     (plan,) = plans_of(kept())
     for end, verb in (("inputs", "takes"), ("outputs", "gives")):
         other = replace(plan, **{end: getattr(plan, end)[::-1]})
-        linop.verify([other])
+        linop.verify_plans([other])
         with pytest.raises(WrongRegionError, match=f"worker 0 {verb} .* expected"):
-            linop.verify([other], kept())
+            linop.verify_plans([other], kept())
     with pytest.raises(WorkerError, match="not its own, or twice"):
-        linop.verify([replace(plan, inputs=(Region("p", 2, 1), Q))])
+        linop.verify_plans([replace(plan, inputs=(Region("p", 2, 1), Q))])
     with pytest.raises(UnknownRegionError, match=r"the result: no region .*'z'"):
-        linop.verify([replace(plan, outputs=(Region("z", 2),))])
+        linop.verify_plans([replace(plan, outputs=(Region("z", 2),))])
 
 
 def test_a_region_kept_in_another_shape_is_rejected() -> None:
     keep = Plan(0, np.dtype(float), (A,), (NEW,), (Alias(A, NEW), Advance(0)))
     with pytest.raises(SizeMismatchError, match="shapes"):
-        linop.verify([keep])
+        linop.verify_plans([keep])
 
 
 def test_sums_may_be_added_twice_where_nobody_says_of_what() -> None:
     """Plans alone must not be rejected for what may be right: additions in any number."""
     twice = on(Put, lambda put: [put, put] if put.accumulate else [put])
-    linop.verify(edited(plans_of(summed()), 0, twice))
-    linop.verify([])
+    linop.verify_plans(edited(plans_of(summed()), 0, twice))
+    linop.verify_plans([])
 
 
 def reduced() -> LinearOperator:
@@ -438,11 +438,11 @@ def began(op: LinearOperator, worker: int) -> Collective:
 def test_broken_collectives_are_rejected(fault: Fault) -> None:
     op = fault.op()
     plans = together(plans_of(op))
-    linop.verify(plans, op)
+    linop.verify_plans(plans, op)
     broken = edited(plans, fault.worker, fault.edit)
     assert broken != plans
     with pytest.raises(PlanError) as raised:
-        linop.verify(broken)
+        linop.verify_plans(broken)
     assert type(raised.value) is fault.error
     assert re.search(fault.text, str(raised.value))
 
@@ -451,21 +451,21 @@ def test_contributions_in_another_order_are_rejected() -> None:
     op = scattered()
     backwards = on(Collective, lambda s: [replace(s, parts=s.parts[::-1])])
     plans = edited(together(plans_of(op)), 1, backwards)
-    linop.verify(plans)
+    linop.verify_plans(plans)
     with pytest.raises(WrongTransferError, match=r"x@1\[0:1\] .* expected, .* x@1\[2:3\]"):
-        linop.verify(plans, op)
+        linop.verify_plans(plans, op)
 
 
 def test_stages_that_are_lowered_are_compared_with_the_operator() -> None:
     stages = linop.all_reduce(TensorSpace((4,), Partition((2,)), axes=(COPIES,))).stages
     (movement,) = stages.movements
     back = movement.adjoint()
-    stages.__dict__["factored"] = Stages((movement, back), ((),))
+    stages.kept["prepared"] = Stages((movement, back), ((),))
     with pytest.raises(FactorError, match="movement 0: the product of its factors is another"):
-        linop.verify([lower(stages, w) for w in stages.workers], stages)
+        linop.verify_plans([lower(stages, w) for w in stages.workers], stages)
     stages = applied().stages
     (layer,) = stages.layers
-    stages.__dict__["factored"] = Stages(stages.movements, ((*layer, *layer),))
+    stages.kept["prepared"] = Stages(stages.movements, ((*layer, *layer),))
     with pytest.raises(FactorError, match="the layers"):
         factors_fit(stages)
 
@@ -475,8 +475,8 @@ def test_the_cost_does_not_depend_on_the_number_of_elements() -> None:
     space = TensorSpace((10**8, 10**8), Partition((2, 2)))
     for op in (linop.halo_exchange(space, 3, padding=1), linop.gather(space),
                linop.repartition(space, Partition((4, 1)))):  # fmt: skip
-        linop.verify(op)
-        linop.verify(op.H)
+        linop.verify_plans(op)
+        linop.verify_plans(op.H)
 
 
 @pytest.mark.parametrize(
@@ -492,4 +492,4 @@ def test_coefficients_are_compared_as_plans_have_them(dtype: str) -> None:
         ops += [one / 3, 0.1 * add, one / 49 / 7, (one + 0.1 * add) @ (one + 0.1 * add)]
     for op in ops:
         for each in (op, op.H):
-            linop.verify(each)
+            linop.verify_plans(each)

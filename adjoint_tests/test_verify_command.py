@@ -14,9 +14,9 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from linop import cli, reporting
-from linop.backends import mpirun
+from linop.backends.jobs import mpirun
 from linop.testing.verification import PROPERTIES, cases
+from linop.tools import cli, reporting
 from needs import needs_gpu, needs_mpi
 
 EXAMPLES = """

@@ -2,7 +2,7 @@
 MPI. Each is ``fact(backend, *arguments)``, for two workers or more.
 
 A worker that fails says so with an AssertionError; others may then wait for it, which threads see
-at once, and `linop.testing.jobs` after a grace. Needs torch.
+at once, and `linop.testing.workers.jobs` after a grace. Needs torch.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def who_needs_no_gradient_takes_part(backend: Backend) -> None:
         (y * (me + 1)).sum().backward()
         if me == odd:
             same(x.grad, torch.full((5,), n * (n + 1) / 2, dtype=torch.float64))
-        assert linop.backends.bridge.bridge_of(op, backend).anchor.grad is None
+        assert linop.backends.autograd.bridge.bridge_of(op, backend).anchor.grad is None
 
 
 def inactive_workers_take_part(backend: Backend) -> None:

@@ -13,16 +13,16 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
-from linop.backends import ending
 from linop.backends.base import Backend, BoundPlan
+from linop.backends.jobs import ending
 from linop.errors import ArgumentError, BackendError
-from linop.region import integer
+from linop.spaces.region import integer
 
 BACKENDS = {
     "reference": "linop.backends.reference",
     "threads": "linop.backends.threads",
     "mpi": "linop.backends.mpi",
-    "cupy": "linop.backends.gpu",
+    "cupy": "linop.backends.cupy",
 }
 """Each module has ``get(**options) -> Backend`` and ``launch(main, workers) -> list``."""
 RANKS = ("mpi", "cupy")
@@ -47,7 +47,7 @@ def get(name: str, **options: Any) -> Backend:
             operator needs; ``arrays`` for ``threads``: "numpy", or "cupy" for workers that share a
             GPU; ``comm`` for ``mpi`` and ``cupy``: the communicator, by default COMM_WORLD. The
             other options of these two are those of ``linop.backends.mpi.get`` and
-            ``linop.backends.gpu.get``.
+            ``linop.backends.cupy.get``.
 
     Raises:
         ArgumentError: no such backend. MissingExtraError: it needs a package that is not installed.

@@ -17,21 +17,21 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from linop.backends import strided
-from linop.backends.arrays import NUMPY, Arrays, arrays_of_map
-from linop.backends.counters import CounterTable, Ledger
-from linop.backends.execute import Program, same_array
-from linop.backends.tracing import Recording, traced
-from linop.backends.transport import Transport
-from linop.calls import Keeper
+from linop.backends.execution import views
+from linop.backends.execution.arrays import NUMPY, Arrays, arrays_of_map
+from linop.backends.execution.counters import CounterTable, Ledger
+from linop.backends.execution.program import Program, same_array
+from linop.backends.execution.tracing import Recording, traced
+from linop.backends.transports.transport import Transport
 from linop.errors import ArgumentError, BackendError, LinopError, RegionError
-from linop.lowering import lower, workers_of
-from linop.maps import bare_or_dict
-from linop.operator import LinearOperator
-from linop.plan import Plan
-from linop.region import Region
-from linop.scalars import Array
-from linop.space import Space, Total, Vector
+from linop.normal_form.maps import bare_or_dict
+from linop.operators.operator import LinearOperator
+from linop.planning.lowering import lower, workers_of
+from linop.planning.plan import Plan
+from linop.provenance import Keeper
+from linop.spaces.region import Region
+from linop.spaces.scalars import Array
+from linop.spaces.space import Space, Total, Vector
 
 Result = TypeVar("Result")
 
@@ -456,7 +456,7 @@ def out_arrays(
     for region, array in zip(held(space, worker), arrays, strict=True):
         if not kind.writeable(array):
             raise ArgumentError(f"out, region {region.name!r}: the array is read-only")
-        if strided.overlaps_itself(array):
+        if views.overlaps_itself(array):
             raise ArgumentError(
                 f"out, region {region.name!r}: elements of the array share memory with each other "
                 f"(shape {array.shape}, strides {array.strides}); pass one with memory for each "

@@ -13,15 +13,16 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from linop.backends import ending, settings
+from linop.backends import settings
 from linop.backends.base import Backend, BoundPlan
-from linop.backends.execute import Program
-from linop.backends.together import Choice, with_all
-from linop.backends.transport import Awaited, Talk, Verdict, agree
+from linop.backends.execution.program import Program
+from linop.backends.jobs import ending
+from linop.backends.transports.transport import Awaited, Talk, Verdict, agree
 from linop.backends.worker import Worker
 from linop.errors import ArgumentError, BackendError, LinopError, MissingExtraError
-from linop.operator import LinearOperator
-from linop.plan import Plan
+from linop.operators.operator import LinearOperator
+from linop.planning.collective_selection import Choice, with_all
+from linop.planning.plan import Plan
 
 # Open MPI's component for one-sided traffic over UCX prints an error on every rank when a window is
 # made, where there is no UCX device. Windows of one machine do not use it; users may say otherwise.
@@ -30,12 +31,12 @@ os.environ.setdefault("OMPI_MCA_osc", "^ucx")
 try:
     from mpi4py import MPI
 
-    from linop.backends.collective import Groups, with_collectives
-    from linop.backends.joining import duplicated, joined, part
-    from linop.backends.lifetime import FREED, end, watch
-    from linop.backends.ranks import Ranks
-    from linop.backends.shared import NoWindowError, Pool, wanted
-    from linop.backends.windows import NoRoomError, Windows, memory_needed
+    from linop.backends.jobs.joining import duplicated, joined, part
+    from linop.backends.jobs.lifetime import FREED, end, watch
+    from linop.backends.shared_memory.pool import NoWindowError, Pool, wanted
+    from linop.backends.shared_memory.windows import NoRoomError, Windows, memory_needed
+    from linop.backends.transports.mpi_collectives import Groups, with_collectives
+    from linop.backends.transports.mpi_transport import Ranks
 except (ImportError, RuntimeError) as error:
     raise MissingExtraError(
         f"backend 'mpi' needs mpi4py and an MPI library: pip install 'linop-algebra[mpi]' ({error})"

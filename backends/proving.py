@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from linop.lowering import workers_of
-from linop.operator import LinearOperator
-from linop.plan import Plan
-from linop.stages import Stages
-from linop.verify import verify
+from linop.normal_form.stages import Stages
+from linop.operators.operator import LinearOperator
+from linop.planning.lowering import workers_of
+from linop.planning.plan import Plan
+from linop.planning.verification.verifier import verify_plans
 
 MOST = 64
 """Workers of a plan up to which it is proven: for an all-to-all of so many, in 0.4 s."""
@@ -30,7 +30,7 @@ def prove(
     if len(workers) > MOST:
         return
     plans = [planned(op.stages, worker) for worker in workers]
-    verify(plans, op)
+    verify_plans(plans, op)
     others = [rewritten(plan) for plan in plans]
     if others != plans:
-        verify(others, op)
+        verify_plans(others, op)

@@ -11,18 +11,18 @@ from typing import Any
 
 import numpy as np
 
-from linop.backends.agreement import check_agreement
 from linop.backends.base import Backend, BoundPlan, check_workers, written
-from linop.backends.execute import Program
-from linop.backends.mailboxes import Mailbox
+from linop.backends.execution.program import Program
 from linop.backends.threads import run
+from linop.backends.transports.agreement import check_agreement
+from linop.backends.transports.mailboxes import Mailbox
 from linop.backends.whole import Whole
 from linop.backends.worker import Worker
 from linop.errors import SpaceError
-from linop.operator import LinearOperator
-from linop.plan import Plan
-from linop.scalars import Array
-from linop.space import Vector
+from linop.operators.operator import LinearOperator
+from linop.planning.plan import Plan
+from linop.spaces.scalars import Array
+from linop.spaces.space import Vector
 
 _WAY = "nothing: the reference interprets the expression, and takes none of these steps"
 

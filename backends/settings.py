@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from linop.errors import ArgumentError, BackendError
-from linop.patterns import spans
+from linop.planning.patterns import spans
 
 
 class Found(NamedTuple):

@@ -1,4 +1,5 @@
-"""The ``threads`` backend: one thread a worker, mailboxes in memory (`linop.backends.mailboxes`).
+"""The ``threads`` backend: one thread a worker, mailboxes in memory
+(`linop.backends.transports.mailboxes`).
 
 SPMD programs, notebooks and debuggers without ``mpiexec``.
 """
@@ -11,24 +12,24 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from linop.backends.arrays import NUMPY, Arrays, arrays_named
 from linop.backends.base import Backend
-from linop.backends.device import DeviceArrays
-from linop.backends.execute import Program
-from linop.backends.handing import Handing
-from linop.backends.mailboxes import Group, Mailbox
-from linop.backends.messages import Messages
+from linop.backends.device.device_arrays import DeviceArrays
+from linop.backends.device.mailbox_messages import Handing
+from linop.backends.execution.arrays import NUMPY, Arrays, arrays_named
+from linop.backends.execution.program import Program
 from linop.backends.proving import prove
-from linop.backends.runs import Calls
 from linop.backends.settings import DEBUG, WAIT_LIMIT
+from linop.backends.transports.call_numbers import Calls
+from linop.backends.transports.mailboxes import Group, Mailbox
+from linop.backends.transports.point_to_point import Messages
 from linop.backends.whole import Whole
 from linop.backends.worker import Worker
 from linop.errors import BackendError
-from linop.lowering import lower, workers_of
-from linop.operator import LinearOperator
-from linop.plan import Plan
-from linop.scalars import Array
-from linop.space import Vector
+from linop.operators.operator import LinearOperator
+from linop.planning.lowering import lower, workers_of
+from linop.planning.plan import Plan
+from linop.spaces.scalars import Array
+from linop.spaces.space import Vector
 
 _HERE = threading.local()
 

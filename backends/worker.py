@@ -17,8 +17,6 @@ from functools import partial
 from typing import Any
 from weakref import WeakValueDictionary
 
-from linop.backends.agreement import check_agreement
-from linop.backends.arrays import NUMPY, Arrays
 from linop.backends.base import (
     IN_PLACE,
     NEW,
@@ -29,23 +27,25 @@ from linop.backends.base import (
     check_workers,
     described,
 )
-from linop.backends.counters import Counters
-from linop.backends.deadlock import PAST, Key, Point
-from linop.backends.execute import Program
-from linop.backends.messages import Messages
+from linop.backends.execution.arrays import NUMPY, Arrays
+from linop.backends.execution.counters import Counters
+from linop.backends.execution.program import Program
+from linop.backends.execution.quick import quick_call
 from linop.backends.proving import prove
-from linop.backends.quick import quick_call
-from linop.backends.recorder import Called, users_line
-from linop.backends.runs import Calls
-from linop.backends.transport import Talk, Transport, Verdict, agree
+from linop.backends.transports.agreement import check_agreement
+from linop.backends.transports.call_numbers import Calls
+from linop.backends.transports.deadlock import PAST, Key, Point
+from linop.backends.transports.point_to_point import Messages
+from linop.backends.transports.recorder import Called, users_line
+from linop.backends.transports.transport import Talk, Transport, Verdict, agree
 from linop.errors import BackendError, LinopError, interrupt
-from linop.lowering import workers_of
-from linop.operator import LinearOperator
-from linop.plan import Plan
-from linop.scalars import Array, Scalar
-from linop.space import Space, Total
-from linop.stages import Stages
-from linop.stretching import Plans
+from linop.normal_form.stages import Stages
+from linop.operators.operator import LinearOperator
+from linop.planning.lowering import workers_of
+from linop.planning.plan import Plan
+from linop.planning.stretching import Plans
+from linop.spaces.scalars import Array, Scalar
+from linop.spaces.space import Space, Total
 
 _GONE = 4096
 """Conversations, and plans that are gone, of which it is kept how far they were."""

@@ -18,7 +18,7 @@ from mpi4py import MPI
 import linop
 from benchmarks.task import FLOOR, RAW, ROOT_COPIES, SIZES
 from linop import COPIES, LinearOperator, Partition, Space, TensorSpace
-from linop.scalars import Array
+from linop.spaces.scalars import Array
 
 Run = Callable[[], Any]
 

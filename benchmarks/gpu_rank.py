@@ -23,8 +23,8 @@ from benchmarks.measure import interleaved
 from benchmarks.rank import emit, software
 from benchmarks.task import KIB, MIB, Task
 from linop import COPIES, Partition, Region, Space, TensorSpace
-from linop.backends.arrays import arrays_named
-from linop.backends.device import DeviceArrays
+from linop.backends.device.device_arrays import DeviceArrays
+from linop.backends.execution.arrays import arrays_named
 
 ARRAYS = "LINOP_BENCH_ARRAYS"
 """An environment variable: "cupy", or ``module:name`` of others, for a run without a GPU."""

@@ -23,8 +23,8 @@ import typer
 
 import linop
 from linop import COPIES, LinearOperator, Partition, TensorSpace
-from linop.algebra import expanded
-from linop.lowering import lower
+from linop.operators.algebra import expanded
+from linop.planning.lowering import lower
 
 WORKERS = (64, 1024, 4096)
 LIMIT = 600
@@ -85,7 +85,7 @@ def planned(make: Callable[[int], LinearOperator]) -> Callable[[int], Question]:
 def verified(make: Callable[[int], LinearOperator]) -> Callable[[int], Question]:
     def question(workers: int) -> Question:
         op = make(workers)
-        return lambda: linop.verify(op) is None
+        return lambda: linop.verify_plans(op) is None
 
     return question
 

@@ -14,7 +14,7 @@ import linop
 from benchmarks.cases import Case, Rival, case, held
 from benchmarks.task import MIB, RAW
 from linop import LinearOperator, Partition, TensorSpace
-from linop.scalars import Array
+from linop.spaces.scalars import Array
 
 
 class Face(NamedTuple):

@@ -21,7 +21,7 @@ from typing import Annotated, Any
 import typer
 from scipy import stats
 
-from linop.backends import mpirun
+from linop.backends.jobs import mpirun
 
 HERE = Path(__file__).resolve().parent
 EXAMPLE = HERE.parent / "examples" / "lenet5.py"

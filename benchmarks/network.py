@@ -25,7 +25,8 @@ sys.path.insert(0, str(ROOT))  # this checkout is measured, whatever is installe
 
 import linop  # noqa: E402
 from linop import COPIES, LinearOperator, Network, Partition, TensorSpace  # noqa: E402
-from linop.backends import in_mpi_job, mpirun  # noqa: E402
+from linop.backends import in_mpi_job  # noqa: E402
+from linop.backends.jobs import mpirun  # noqa: E402
 
 Make = Callable[[int, int], LinearOperator]
 """An operator, of a number of workers and of float32 elements a worker."""

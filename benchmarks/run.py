@@ -30,7 +30,7 @@ sys.path.insert(0, str(ROOT))  # this checkout is measured, whatever is installe
 from benchmarks import report  # noqa: E402
 from benchmarks.counting import library  # noqa: E402
 from benchmarks.task import MARK, MIB, RAW, SIZES, Task  # noqa: E402
-from linop.backends import mpirun  # noqa: E402
+from linop.backends.jobs import mpirun  # noqa: E402
 
 BEGIN, END = "<!-- tables:begin -->", "<!-- tables:end -->"
 README = ROOT / "benchmarks/README.md"

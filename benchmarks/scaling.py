@@ -18,7 +18,7 @@ import typer
 
 import linop
 from linop import COPIES, LinearOperator, Partition, TensorSpace
-from linop.lowering import lower, workers_of
+from linop.planning.lowering import lower, workers_of
 
 Make = Callable[[int], LinearOperator]
 

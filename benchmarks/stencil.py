@@ -13,7 +13,7 @@ from benchmarks.cases import Case, Rival, case, held
 from benchmarks.halos import RawHalo
 from benchmarks.task import KIB, MIB, RAW
 from linop import LinearOperator, Partition, TensorSpace
-from linop.scalars import Array
+from linop.spaces.scalars import Array
 
 ITERATIONS = 10
 

@@ -21,7 +21,8 @@ import typer
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # this checkout is measured, whatever is installed
 
-from linop.backends import in_mpi_job, mpirun  # noqa: E402
+from linop.backends import in_mpi_job  # noqa: E402
+from linop.backends.jobs import mpirun  # noqa: E402
 
 EXAMPLE = ROOT / "examples/unet3d.py"
 CASES = [((2, 2, 1), (16, 16, 20)), ((1, 1, 4), (16, 16, 20)), ((2, 2, 1), (12, 20, 4))]

@@ -1,12 +1,10 @@
 """Distributed modules: torch.nn's names and arguments, plus partitions."""
 
-from linop.layers.checkpoint import load, save
-from linop.layers.clipping import clip_grad_norm_
+from linop.layers.agreement.meeting import fixed_shapes
 from linop.layers.conv import Conv1d, Conv2d, Conv3d
 from linop.layers.cross_entropy import CrossEntropyLoss, NLLLoss
 from linop.layers.dropout import Dropout, Dropout1d, Dropout2d, Dropout3d
 from linop.layers.embedding import Embedding
-from linop.layers.initialise import initialize, seeded
 from linop.layers.layer import Layer, zero_volume_tensor
 from linop.layers.linear import Linear
 from linop.layers.loss import (
@@ -19,7 +17,6 @@ from linop.layers.loss import (
     MSELoss,
     SmoothL1Loss,
 )
-from linop.layers.meeting import fixed_shapes
 from linop.layers.movement import (
     AllGather,
     AllReduce,
@@ -31,7 +28,6 @@ from linop.layers.movement import (
     SumReduce,
 )
 from linop.layers.norm import BatchNorm1d, BatchNorm2d, BatchNorm3d, LayerNorm
-from linop.layers.optimizer_state import gather_optimizer_state, scatter_optimizer_state
 from linop.layers.padding import (
     CircularPad1d,
     CircularPad2d,
@@ -49,6 +45,10 @@ from linop.layers.padding import (
     ZeroPad2d,
     ZeroPad3d,
 )
+from linop.layers.parameters.clipping import clip_grad_norm_
+from linop.layers.parameters.initialise import initialize, seeded
+from linop.layers.parameters.scaling import GradScaler
+from linop.layers.parameters.stock import install
 from linop.layers.pool import AvgPool1d, AvgPool2d, AvgPool3d, MaxPool1d, MaxPool2d, MaxPool3d
 from linop.layers.resample import (
     Downsample,
@@ -56,9 +56,9 @@ from linop.layers.resample import (
     UpsamplingBilinear2d,
     UpsamplingNearest2d,
 )
-from linop.layers.scaling import GradScaler
-from linop.layers.state import gather_state, scatter_state
-from linop.layers.stock import install
+from linop.layers.state.checkpoint import load, save
+from linop.layers.state.optimizer_state import gather_optimizer_state, scatter_optimizer_state
+from linop.layers.state.state import gather_state, scatter_state
 
 __all__ = [
     "AllGather",

@@ -7,14 +7,14 @@ from typing import Any
 
 import torch
 
-from linop.collectives import collective, repartition
 from linop.errors import PartitionError, ShapeError
 from linop.layers.layer import Function, Layer, Tensor, nothing
+from linop.layers.parameters.weights import drawn, hold
 from linop.layers.sliding import Window, numbers, spatial
-from linop.layers.weights import drawn, hold
-from linop.padding import PaddingMode, edges
-from linop.partition import Partition
-from linop.tensor import COPIES, Axis, Bounds, TensorSpace
+from linop.operators.collectives import collective, repartition
+from linop.operators.padding import PaddingMode, edges
+from linop.spaces.partition import Partition
+from linop.spaces.tensor import COPIES, Axis, Bounds, TensorSpace
 
 
 class _Conv(Layer):

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from linop.collectives import all_gather, collective
 from linop.errors import ArgumentError, DTypeError, ShapeError
 from linop.layers.layer import Function, Tensor
 from linop.layers.loss import Loss, Measure, whole_buffer
 from linop.layers.moments import wide
-from linop.partition import Partition
-from linop.tensor import COPIES, REPLICATED, Axis, TensorSpace
+from linop.operators.collectives import all_gather, collective
+from linop.spaces.partition import Partition
+from linop.spaces.tensor import COPIES, REPLICATED, Axis, TensorSpace
 
 
 class NLLLoss(Loss):

@@ -13,13 +13,13 @@ from math import prod
 import numpy as np
 import torch
 
-from linop.backends.bridge import bridge_of, run
-from linop.collectives import repartition
+from linop.backends.autograd.bridge import bridge_of, run
 from linop.errors import ArgumentError, DTypeError, ShapeError
 from linop.layers.layer import Function, Layer, Tensor, elsewhere
-from linop.layers.weights import first_of_process
-from linop.partition import Partition
-from linop.tensor import COPIES, Axis, TensorSpace
+from linop.layers.parameters.weights import first_of_process
+from linop.operators.collectives import repartition
+from linop.spaces.partition import Partition
+from linop.spaces.tensor import COPIES, Axis, TensorSpace
 
 _GAMMA = 0x9E3779B97F4A7C15
 _MIX = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1))

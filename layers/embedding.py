@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from linop.collectives import collective, repartition
 from linop.errors import ArgumentError, DTypeError, PartitionError
 from linop.layers.layer import Function, Layer, Tensor, elsewhere, nothing
 from linop.layers.linear import dense_axes
-from linop.layers.weights import drawn, hold
-from linop.partition import Partition
-from linop.tensor import COPIES, Axis, TensorSpace
+from linop.layers.parameters.weights import drawn, hold
+from linop.operators.collectives import collective, repartition
+from linop.spaces.partition import Partition
+from linop.spaces.tensor import COPIES, Axis, TensorSpace
 
 
 class Embedding(Layer):

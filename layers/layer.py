@@ -2,7 +2,7 @@
 4), with no backward code.
 
 A layer is told partitions, not shapes. Its operators are built for the tensor that it is given, by
-agreement of all workers (`linop.layers.meeting`), and kept for later calls.
+agreement of all workers (`linop.layers.agreement.meeting`), and kept for later calls.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from types import FrameType
 from typing import Any
 
 # First, for it says what to install where there is no torch.
-from linop.backends.autograd import apply, tie
+from linop.backends.autograd.functions import apply, tie
 
 # isort: split
 import numpy as np
 import torch
 
 from linop.backends import Backend
-from linop.backends.bridge import (
+from linop.backends.autograd.bridge import (
     bridge_of,
     is_replaying,
     name_layer,
     numpy_dtype,
     torch_dtype,
 )
-from linop.backends.recorder import namers
+from linop.backends.transports.recorder import namers
 from linop.errors import (
     BackendError,
     DTypeError,
@@ -37,15 +37,30 @@ from linop.errors import (
     SubsetError,
     expect,
 )
-from linop.layers.arguments import Said, arguments_of, compare_values, digest, holders_of, recorded
-from linop.layers.blocks import enlist
-from linop.layers.meeting import Given, Made, Meeting, given_of, meeting_of, program, space_of
-from linop.layers.naming import path_of
-from linop.layers.stock import unfit_parametrization
-from linop.layers.watching import note, watch
-from linop.operator import LinearOperator
-from linop.partition import Partition
-from linop.tensor import Axis, TensorSpace
+from linop.layers.agreement.arguments import (
+    Said,
+    arguments_of,
+    compare_values,
+    digest,
+    holders_of,
+    recorded,
+)
+from linop.layers.agreement.meeting import (
+    Given,
+    Made,
+    Meeting,
+    given_of,
+    meeting_of,
+    program,
+    space_of,
+)
+from linop.layers.agreement.naming import path_of
+from linop.layers.agreement.watching import note, watch
+from linop.layers.parameters.blocks import enlist
+from linop.layers.parameters.stock import unfit_parametrization
+from linop.operators.operator import LinearOperator
+from linop.spaces.partition import Partition
+from linop.spaces.tensor import Axis, TensorSpace
 
 Tensor = Any
 """torch is not typed here."""

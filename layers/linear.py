@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from linop.collectives import collective, repartition
 from linop.errors import PartitionError, ShapeError
 from linop.layers.layer import Function, Layer, Tensor, nothing
-from linop.layers.weights import drawn, hold
-from linop.partition import Partition
-from linop.tensor import COPIES, Axis, TensorSpace
+from linop.layers.parameters.weights import drawn, hold
+from linop.operators.collectives import collective, repartition
+from linop.spaces.partition import Partition
+from linop.spaces.tensor import COPIES, Axis, TensorSpace
 
 
 class Linear(Layer):

@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from linop.backends.bridge import torch_dtype
-from linop.collectives import collective
+from linop.backends.autograd.bridge import torch_dtype
 from linop.errors import ArgumentError, DTypeError, ShapeError
 from linop.layers.layer import Function, Layer, Tensor, elsewhere
 from linop.layers.moments import wide
-from linop.layers.weights import hold_buffer
-from linop.partition import Partition
-from linop.tensor import COPIES, REPLICATED, TensorSpace
+from linop.layers.parameters.weights import hold_buffer
+from linop.operators.collectives import collective
+from linop.spaces.partition import Partition
+from linop.spaces.tensor import COPIES, REPLICATED, TensorSpace
 
 Measure = Callable[[Tensor, Tensor], tuple[Tensor, Any, Any]]
 """From this worker's blocks of input and target: the terms of the loss, or their sum; the sum of

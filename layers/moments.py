@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from linop.backends.bridge import numpy_dtype, torch_dtype
-from linop.collectives import all_reduce
+from linop.backends.autograd.bridge import numpy_dtype, torch_dtype
 from linop.errors import DTypeError
 from linop.layers.layer import Layer, Tensor
-from linop.tensor import COPIES, TensorSpace
+from linop.operators.collectives import all_reduce
+from linop.spaces.tensor import COPIES, TensorSpace
 
 
 class Moments:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from linop import collectives, halo
 from linop.errors import PartitionError
-from linop.halo import PerDim
 from linop.layers.layer import Function, Layer
-from linop.operator import LinearOperator
-from linop.partition import Partition
-from linop.tensor import COPIES, Axis, Role, TensorSpace
+from linop.operators import collectives, halo
+from linop.operators.halo import PerDim
+from linop.operators.operator import LinearOperator
+from linop.spaces.partition import Partition
+from linop.spaces.tensor import COPIES, Axis, Role, TensorSpace
 
 
 class Movement(Layer):

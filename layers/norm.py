@@ -7,15 +7,15 @@ from typing import Any
 
 import torch
 
-from linop.backends.bridge import torch_dtype
-from linop.collectives import repartition
+from linop.backends.autograd.bridge import torch_dtype
 from linop.errors import ShapeError
 from linop.layers.layer import Function, Layer, Tensor, elsewhere
 from linop.layers.linear import dense_axes
 from linop.layers.moments import Moments, wide
-from linop.layers.weights import hold, hold_buffer
-from linop.partition import Partition
-from linop.tensor import COPIES, REPLICATED, Axis, TensorSpace
+from linop.layers.parameters.weights import hold, hold_buffer
+from linop.operators.collectives import repartition
+from linop.spaces.partition import Partition
+from linop.spaces.tensor import COPIES, REPLICATED, Axis, TensorSpace
 
 
 class _Norm(Layer):

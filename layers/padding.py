@@ -9,14 +9,14 @@ from typing import ClassVar
 
 import torch
 
-from linop.backends.autograd import apply
-from linop.collectives import collective
+from linop.backends.autograd.functions import apply
 from linop.errors import ArgumentError, ShapeError
 from linop.layers.layer import Function, Layer, Tensor
 from linop.layers.sliding import check_dimensions, spatial
-from linop.padding import PaddingMode, edges, padded_shape
-from linop.partition import Partition
-from linop.tensor import TensorSpace
+from linop.operators.collectives import collective
+from linop.operators.padding import PaddingMode, edges, padded_shape
+from linop.spaces.partition import Partition
+from linop.spaces.tensor import TensorSpace
 
 
 class _Pad(Layer):

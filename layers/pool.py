@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from linop.collectives import collective
 from linop.errors import ArgumentError
 from linop.layers.layer import Function, Layer, Tensor, nothing
 from linop.layers.sliding import Pads, Window, check_dimensions, numbers, spatial
-from linop.partition import Partition
-from linop.tensor import TensorSpace
+from linop.operators.collectives import collective
+from linop.spaces.partition import Partition
+from linop.spaces.tensor import TensorSpace
 
 
 class _Pool(Layer):

@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 
 import torch
 
-from linop.backends.bridge import torch_dtype
-from linop.collectives import collective
+from linop.backends.autograd.bridge import torch_dtype
 from linop.errors import ArgumentError, DTypeError, ShapeError
 from linop.layers.layer import Function, Layer, Tensor
 from linop.layers.sliding import Window, check_dimensions, numbers, spatial
-from linop.partition import Partition
-from linop.tensor import Bounds, TensorSpace
+from linop.operators.collectives import collective
+from linop.spaces.partition import Partition
+from linop.spaces.tensor import Bounds, TensorSpace
 
 _MODES = {
     "nearest": (1, 2, 3),

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from linop.errors import ArgumentError, PartitionError, ShapeError
-from linop.halo import halo_geometry, per_dim
-from linop.partition import Partition
-from linop.tensor import Bounds, TensorSpace
+from linop.operators.halo import halo_geometry, per_dim
+from linop.spaces.partition import Partition
+from linop.spaces.tensor import Bounds, TensorSpace
 
 Pads = tuple[tuple[int, int], ...]
 

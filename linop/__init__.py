@@ -5,17 +5,36 @@ collectives, halo exchanges, repartitions, with adjoints that are derived, never
 """
 
 import importlib
+import importlib.machinery
+import importlib.util
 import pathlib
+import sys
 import typing
 
 if not (pathlib.Path(__path__[0]) / "backends").is_dir():
-    # This is a checkout, imported from its root: the other floors lie beside this folder, not in it
-    # (setup.cfg maps them into the package when it is installed).
-    __path__.append(str(pathlib.Path(__path__[0]).parent))
+
+    class _Checkout:
+        """Finds the floors that lie beside this folder, not in it, in a checkout that is imported
+        from its root: setup.cfg maps them into the package when it is installed."""
+
+        @staticmethod
+        def find_spec(
+            name: str, path: object = None, target: object = None
+        ) -> importlib.machinery.ModuleSpec | None:
+            folder = pathlib.Path(__path__[0]).parent / name.removeprefix("linop.")
+            if name not in ("linop.backends", "linop.layers") or not folder.is_dir():
+                return None
+            return importlib.util.spec_from_file_location(
+                name, folder / "__init__.py", submodule_search_locations=[str(folder)]
+            )
+
+    sys.meta_path.append(_Checkout)
 
 from linop import errors
-from linop.algebra import direct_sum, hstack, identity, vstack, zero
-from linop.collectives import (
+from linop.errors import LinopError
+from linop.normal_form.movement import Movement, Transfer
+from linop.operators.algebra import direct_sum, hstack, identity, vstack, zero
+from linop.operators.collectives import (
     all_gather,
     all_reduce,
     all_to_all,
@@ -29,26 +48,24 @@ from linop.collectives import (
     shift,
     sum_reduce,
 )
-from linop.cost import Cost
-from linop.errors import LinopError
-from linop.halo import HaloDim, halo_exchange, halo_geometry
-from linop.local import diagonal, fft, from_scipy, local, matrix, restriction
-from linop.memory import add, allocate, clear, copy, deallocate, move
-from linop.movement import Movement, Transfer
-from linop.network import Network
-from linop.offloading import offload
-from linop.operator import LinearOperator
-from linop.padding import pad
-from linop.partition import Partition
-from linop.plan import Plan
-from linop.region import Region, Subset
-from linop.simulate import Simulation, simulate
-from linop.sliding import convolution
+from linop.operators.halo import HaloDim, halo_exchange, halo_geometry
+from linop.operators.local import diagonal, fft, from_scipy, local, matrix, restriction
+from linop.operators.memory import add, allocate, clear, copy, deallocate, move
+from linop.operators.offloading import offload
+from linop.operators.operator import LinearOperator
+from linop.operators.padding import pad
+from linop.operators.sliding import convolution
+from linop.planning.cost import Cost
+from linop.planning.network import Network
+from linop.planning.plan import Plan
+from linop.planning.simulation import Simulation, simulate
+from linop.planning.traffic import TrafficMatrix, traffic_matrix
+from linop.planning.verification.verifier import verify_plans
 from linop.solvers import cgls
-from linop.space import Space, Vector
-from linop.tensor import COPIES, REPLICATED, TensorSpace
-from linop.traffic import TrafficMatrix, traffic_matrix
-from linop.verify import verify
+from linop.spaces.partition import Partition
+from linop.spaces.region import Region, Subset
+from linop.spaces.space import Space, Vector
+from linop.spaces.tensor import COPIES, REPLICATED, TensorSpace
 
 # isort: split
 # The floors above the core, which itself never imports them.
@@ -119,7 +136,7 @@ __all__ = [
     "sum_reduce",
     "testing",
     "traffic_matrix",
-    "verify",
+    "verify_plans",
     "vstack",
     "zero",
 ]
@@ -130,3 +147,7 @@ def __getattr__(name: str) -> typing.Any:
     if name in ("autograd", "layers"):
         return importlib.import_module(f"linop.{name}")
     raise AttributeError(f"module 'linop' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

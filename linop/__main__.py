@@ -1,5 +1,5 @@
 """``python -m linop``: the command line."""
 
-from linop.cli import main
+from linop.tools.cli import main
 
 main()

@@ -63,7 +63,7 @@ class UndecidableError(LinopError, RuntimeError):
 
 class PlanError(LinopError, RuntimeError):
     """The plans of all workers do not fit together, or are not their operator. See
-    :mod:`linop.plan_errors` for its kinds."""
+    :mod:`linop.planning.verification.plan_errors` for its kinds."""
 
 
 class BackendError(LinopError, RuntimeError):

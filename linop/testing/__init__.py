@@ -21,14 +21,14 @@ from linop.testing.checks import (
     check_self_adjoint,
     check_unitary,
 )
-from linop.testing.code import code
-from linop.testing.distributed import pylops_mpi_operator
-from linop.testing.outcome import FailedExampleError
-from linop.testing.pairs import Pair, pair
+from linop.testing.factories.code import code
 from linop.testing.report import Element, Report, Worst
-from linop.testing.spmd import spmd
-from linop.testing.torch_functions import torch_function
+from linop.testing.subjects.distributed import pylops_mpi_operator
+from linop.testing.subjects.pairs import Pair, pair
+from linop.testing.subjects.torch_functions import torch_function
 from linop.testing.trials import dot_tolerance
+from linop.testing.workers.outcome import FailedExampleError
+from linop.testing.workers.spmd import spmd
 
 __all__ = [
     "Element",

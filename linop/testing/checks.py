@@ -1,9 +1,10 @@
 """Checks of linear maps and their adjoints, on any backend.
 
-Each takes whatever `linop.testing.foreign` makes a `Subject` of: linop's operators and plans, pairs
-of functions, matrices, operators of SciPy and PyLops. It returns a `Report`, true if it passed;
-where a backend is one worker's, every worker makes the same call and gets the same report. What is
-not a finite number fails, wherever it is. Each ``assert_`` form raises with the report's text.
+Each takes whatever `linop.testing.subjects.foreign` makes a `Subject` of: linop's operators and
+plans, pairs of functions, matrices, operators of SciPy and PyLops. It returns a `Report`, true if
+it passed; where a backend is one worker's, every worker makes the same call and gets the same
+report. What is not a finite number fails, wherever it is. Each ``assert_`` form raises with the
+report's text.
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ from functools import wraps
 from typing import Any, ParamSpec
 
 from linop.backends.base import Backend
-from linop.testing.foreign import subject
 from linop.testing.localise import wrong_column
 from linop.testing.matrices import worst_of_matrices
 from linop.testing.report import Report
-from linop.testing.subject import Fault
+from linop.testing.subjects.foreign import subject
+from linop.testing.subjects.subject import Fault
+from linop.testing.subjects.whole import seen_as
 from linop.testing.trials import (
     Check,
     Where,
@@ -31,7 +33,6 @@ from linop.testing.trials import (
     random_vector,
     there_and_back,
 )
-from linop.testing.whole import seen_as
 
 Parameters = ParamSpec("Parameters")
 

@@ -14,10 +14,10 @@ from itertools import product
 import numpy as np
 
 from linop.backends.base import Backend, held
-from linop.scalars import Array, Scalar
-from linop.space import Space, Vector
+from linop.spaces.scalars import Array, Scalar
+from linop.spaces.space import Space, Vector
 from linop.testing.report import Worst, element, element_in, shown
-from linop.testing.subject import Subject, epsilon, gathered, host_vector
+from linop.testing.subjects.subject import Subject, epsilon, gathered, host_vector
 
 Map = Callable[[Vector], Vector]
 

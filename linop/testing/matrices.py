@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from linop.scalars import Array
-from linop.space import Space
+from linop.spaces.scalars import Array
+from linop.spaces.space import Space
 from linop.testing.localise import unit
 from linop.testing.report import Worst, element, shown
-from linop.testing.subject import Subject
-from linop.testing.whole import everything
+from linop.testing.subjects.subject import Subject
+from linop.testing.subjects.whole import everything
 
 
 def worst_of_matrices(F: Subject, G: Subject, relative: bool) -> tuple[float, Worst]:

@@ -1,7 +1,7 @@
 """pytest's plugin for ``@linop.testing.spmd``: a marker, options, and what ran on how many workers.
 
 Installed with linop; from a checkout, ``pytest -p linop.testing.plugin``. It starts no MPI, except
-under ``mpiexec``, where the ranks run the tests together (`linop.testing.leading`).
+under ``mpiexec``, where the ranks run the tests together (`linop.testing.workers.leading`).
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import pytest
 
 from linop.backends import in_mpi_job
 from linop.backends.settings import SPMD_BACKEND, SPMD_TIMEOUT, SPMD_WORKERS, Setting
-from linop.testing import leading, stacks
-from linop.testing.located import MARK
-from linop.testing.outcome import FailedExampleError
-from linop.testing.rank import Answer
-from linop.testing.session import OPTIONS, TALLY
-from linop.testing.spmd import Property, relax
+from linop.testing.workers import leading, stacks
+from linop.testing.workers.located import MARK
+from linop.testing.workers.outcome import FailedExampleError
+from linop.testing.workers.rank import Answer
+from linop.testing.workers.session import OPTIONS, TALLY
+from linop.testing.workers.spmd import Property, relax
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

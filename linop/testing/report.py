@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from linop.scalars import Scalar
-from linop.space import Space
+from linop.spaces.scalars import Scalar
+from linop.spaces.space import Space
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@
 Everything is drawn from small descriptions, so that it shrinks to what a person can read; extents
 may be 0, workers hold several regions, or none. Values are whole numbers, so that sums of products
 are exact and can be compared with ``==``. A failing example prints as code that makes it again
-(`linop.testing.code`): paste it into `hypothesis.example`.
+(`linop.testing.factories.code`): paste it into `hypothesis.example`.
 
 Workers are numbered from 0 to ``workers - 1``. All strategies combine with Hypothesis's own
 (``.filter``, ``.map``, ``.flatmap``, ``st.composite``).
@@ -29,14 +29,15 @@ except ImportError as error:
     ) from None
 
 # isort: split
-from linop.operator import LinearOperator
-from linop.partition import Partition
-from linop.region import Region, Subset
-from linop.space import Space, Vector
-from linop.tensor import TensorSpace
-from linop.testing import describing, factories
-from linop.testing.code import code
-from linop.testing.describing import COMPUTED, Description
+from linop.operators.operator import LinearOperator
+from linop.spaces.partition import Partition
+from linop.spaces.region import Region, Subset
+from linop.spaces.space import Space, Vector
+from linop.spaces.tensor import TensorSpace
+from linop.testing import factories
+from linop.testing.factories import describing
+from linop.testing.factories.code import code
+from linop.testing.factories.describing import COMPUTED, Description
 
 __all__ = [
     "kernels",
@@ -106,7 +107,7 @@ def regions(
         workers: how many there are.
         name: of the region.
         ndim: how many dimensions; by default 0 to 3.
-        memories: to choose from; `linop.region.MEMORIES` are all.
+        memories: to choose from; `linop.spaces.region.MEMORIES` are all.
     """
     place = describing.places(workers, memories)
     return st.tuples(shapes(ndim), place).map(lambda drawn: Region(name, drawn[0], *drawn[1]))
@@ -130,7 +131,7 @@ def spaces(
         ndim: dimensions of the regions; by default 0 to 3.
         least, most: how many regions.
         prefix: of their names.
-        memories: to choose from, for each region; `linop.region.MEMORIES` are all.
+        memories: to choose from, for each region; `linop.spaces.region.MEMORIES` are all.
     """
     drawn = describing.spaces(workers, dtypes, ndim, least, most, prefix, memories)
     return drawn.map(describing.space_of)
@@ -175,7 +176,7 @@ def tensors(
         shape, grid: of the tensor, and of the partition, where they are given.
         uneven: whether blocks may have lengths of their own.
         name: of the tensor.
-        memories: to choose from, for all blocks; `linop.region.MEMORIES` are all.
+        memories: to choose from, for all blocks; `linop.spaces.region.MEMORIES` are all.
     """
     drawn = describing.tensors(
         workers,

@@ -11,11 +11,10 @@ from typing import Any
 import numpy as np
 
 from linop.errors import ArgumentError, UndecidableError
-from linop.operator import LinearOperator
-from linop.region import integer
-from linop.scalars import Scalar
-from linop.space import Space, Vector
-from linop.testing.foreign import subject
+from linop.operators.operator import LinearOperator
+from linop.spaces.region import integer
+from linop.spaces.scalars import Scalar
+from linop.spaces.space import Space, Vector
 from linop.testing.localise import (
     apart,
     inner,
@@ -28,8 +27,9 @@ from linop.testing.localise import (
     wrong_value,
 )
 from linop.testing.report import Report, Worst
-from linop.testing.subject import Fault, Subject, epsilon, exponents, rounding
-from linop.testing.whole import seen_as
+from linop.testing.subjects.foreign import subject
+from linop.testing.subjects.subject import Fault, Subject, epsilon, exponents, rounding
+from linop.testing.subjects.whole import seen_as
 
 Where = Callable[[], Worst]
 """Finds the worst case; collective."""

@@ -1,6 +1,6 @@
 """What ``linop verify`` does: finds operators by name, and checks every property of each.
 
-Nothing is printed here; `linop.cli` shows tables.
+Nothing is printed here; `linop.tools.cli` shows tables.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from typing import Any
 from linop import backends
 from linop.backends.base import Backend
 from linop.errors import ArgumentError, UndecidableError
-from linop.operator import LinearOperator
+from linop.operators.operator import LinearOperator
 from linop.testing.checks import check_adjoint, check_dot_exact, check_exact, check_linear
-from linop.testing.code import code
-from linop.testing.foreign import checkable
-from linop.testing.pairs import Pair
+from linop.testing.factories.code import code
 from linop.testing.report import Report
+from linop.testing.subjects.foreign import checkable
+from linop.testing.subjects.pairs import Pair
 
 Check = Callable[[Any, Backend | str, int, int], Report]
 """Of an operator, on a backend, from a seed, with so many random vectors."""
@@ -198,7 +198,7 @@ def verified_by_ranks(
         target: by which the ranks find what is no operator of linop's.
         on: the backend, one of `linop.backends.RANKS`.
     """
-    from linop.testing.jobs import job
+    from linop.testing.workers.jobs import job
 
     def find(op: Any, n: int) -> Report:
         if case.drawn and not isinstance(op, LinearOperator):

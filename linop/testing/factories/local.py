@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 import linop
 from linop import LinearOperator, Region, Space
-from linop.testing.describing import (
+from linop.testing.factories.collectives import halos, kernels
+from linop.testing.factories.describing import (
     COMPLEX,
     COMPUTED,
     Description,
@@ -30,7 +31,6 @@ from linop.testing.describing import (
     tensors,
     whole_numbers,
 )
-from linop.testing.factories.collectives import halos, kernels
 from linop.testing.factories.registry import operator_factory
 
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 import linop
 from linop import LinearOperator, Region, Space
-from linop.region import MEMORIES
-from linop.testing.describing import (
+from linop.spaces.region import MEMORIES
+from linop.testing.factories.describing import (
     COMPLEX,
     COMPUTED,
     Description,

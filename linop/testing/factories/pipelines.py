@@ -8,8 +8,15 @@ from hypothesis import strategies as st
 
 import linop
 from linop import LinearOperator, Space
-from linop.testing.describing import COMPUTED, Description, seeds, shapes, tensor_of, whole_numbers
 from linop.testing.factories.collectives import acting
+from linop.testing.factories.describing import (
+    COMPUTED,
+    Description,
+    seeds,
+    shapes,
+    tensor_of,
+    whole_numbers,
+)
 from linop.testing.factories.registry import build, describe, operator_factory
 
 

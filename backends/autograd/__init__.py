@@ -1,0 +1,1 @@
+"""Plans in torch's autograd."""

@@ -1,0 +1,213 @@
+"""Operators inside torch's autograd: ``linop.autograd``. Forward is the plan, backward the plan of
+``op.H``, which is again applied in this way; so there is no rule here for any derivative.
+
+Nothing is saved for backward. Arrays share memory with tensors. What is wrong with a tensor, its
+plan says, on every worker. Collectives of a backward pass run in the reverse order of the forward
+pass: torch's engine takes, of the nodes that are ready, the one that was made last, so that a
+thread runs its nodes strictly backwards, whatever the branches of its graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import FrameType
+from typing import Any
+
+# First, for it says what to install where there is no torch.
+from linop.backends.autograd.bridge import Bridge, bridge_of, is_of, name_layer, remembering, run
+
+# isort: split
+import torch
+from torch.autograd import forward_ad
+
+from linop.backends.base import Backend, BoundPlan
+from linop.backends.transports.recorder import namers
+from linop.errors import LinopError
+from linop.operators.operator import LinearOperator
+
+__all__ = ["Module", "apply", "remembering", "tie"]
+
+
+def apply(
+    op: LinearOperator | BoundPlan, x: Any = None, backend: Backend | None = None, where: str = ""
+) -> Any:
+    """Apply an operator to tensors. Collective: all workers of the backend call it, in the same
+    order, and where gradients are wanted, all run backward.
+
+    The gradient is ``apply(op.H, gradient)``, with torch's convention for complex numbers; double
+    backward and forward mode come with that. With gradients enabled the result requires one,
+    whether `x` does or not, on every worker. The operator is compiled at its first application on a
+    backend, and stays so while the operator lives.
+
+    Args:
+        op: the operator, or a plan of it. Its dtype is one of torch's, bfloat16 included.
+        x: of a worker with one region a tensor of its shape and the operator's dtype, of any
+            strides; with several a dict by region name; with none a zero-volume tensor, which ties
+            this application to those before it, or None. Under autocast, floating-point tensors of
+            other dtypes are converted. Never changed.
+        backend: by default `linop.backends.current`. One process that holds all workers passes and
+            gets all regions.
+        where: the module that applies it, which errors of backward name.
+
+    Returns:
+        A new tensor of the worker's only region; a dict; or a zero-volume tensor, whose backward
+        takes part in that of the other workers.
+
+    Raises:
+        DTypeError: torch has no such dtype. ArgumentError, RegionError, ShapeError, DTypeError: a
+            tensor is of the wrong kind, device, layout, shape or dtype. BackendError: workers are
+            missing, or disagree. All on every worker.
+    """
+    if torch.compiler.is_compiling():
+        return _uncompiled(op, x, backend, where)
+    bridge = bridge_of(op, backend)
+    tensors = (x,) if bridge.one and is_of(x, bridge.dtype) else bridge.tensors(x)
+    results = _through(bridge, (bridge.order.opened(), where), tensors)
+    return results[0] if bridge.one else bridge.wrapped(results)
+
+
+class Module(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
+    """`apply` as a module, without parameters: ``Module(op)(x)``."""
+
+    def __init__(self, op: LinearOperator | BoundPlan, backend: Backend | None = None) -> None:
+        super().__init__()
+        self.op = op
+        self.backend = backend
+
+    def forward(self, x: Any = None) -> Any:
+        """See `apply`."""
+        return apply(self.op, x, self.backend)
+
+    def extra_repr(self) -> str:
+        return str(self.op.op if isinstance(self.op, BoundPlan) else self.op)
+
+
+def tie(x: Any, *unused: Any) -> Any:
+    """x itself, in new memory, for a worker that does not use results which others use: backward
+    from it reaches them too, with gradients of zero.
+
+    Args:
+        x: a tensor, such as the loss of this worker.
+        unused: tensors, of any shapes and dtypes.
+    """
+    for other in unused:
+        # No element of it: nothing that is infinite there can come into x.
+        x = x + other.real.reshape(-1)[:0].sum().to(x.dtype)
+    return x
+
+
+# The graph
+
+Call = tuple[int, str]
+"""Its number, and the module that made it, if one did."""
+
+
+class _Rules(torch.autograd.Function):  # type: ignore[misc]
+    """``apply(bridge, call, anchor, *tensors)`` gives a tuple. All that autograd asks for is an
+    application of the operator, or of its adjoint."""
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        adjoint: Bridge = ctx.bridge.adjoint
+        number, where = ctx.call
+        try:
+            adjoint.closing(number)
+            return None, None, None, *_through(adjoint, _opened(adjoint, where), gradients)
+        except LinopError as error:
+            name_layer(error, where and f"{where}, backward")
+            raise
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        bridge: Bridge = ctx.bridge
+        given = [z if t is None else t for t, z in zip(tangents[3:], bridge.zeros(), strict=True)]
+        return _through(bridge, _opened(bridge, ctx.call[1]), given)
+
+
+def _in_words(frame: FrameType) -> str:
+    """The backward pass that this is, and of which layer."""
+    if frame.f_code is not _Rules.backward.__code__:
+        return ""
+    where = frame.f_locals["ctx"].call[1]
+    return f"{where}, backward" if where else "backward"
+
+
+namers.append(_in_words)
+
+
+class _Apply(_Rules):
+    """Outside of the transforms of torch.func."""
+
+    @staticmethod
+    def forward(ctx: Any, bridge: Bridge, call: Call, anchor: Any, *tensors: Any) -> Any:
+        ctx.bridge, ctx.call = bridge, call
+        return run(bridge, tensors)
+
+
+_record = super(torch.autograd.Function, _Apply).apply
+"""``_Apply.apply`` without what torch does before it for transforms, a third of its time."""
+
+
+class _Transformed(_Rules):
+    """Inside of them: they want a context of its own, which takes longer."""
+
+    @staticmethod
+    def forward(bridge: Bridge, call: Call, anchor: Any, *tensors: Any) -> Any:
+        return run(bridge, tensors)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.bridge, ctx.call = inputs[:2]
+
+    @staticmethod
+    def vmap(
+        info: Any, dims: Any, bridge: Bridge, call: Call, anchor: Any, *tensors: Any
+    ) -> tuple[Any, Any]:
+        """Slice by slice: a plan is bound to one shape."""
+        if info.batch_size == 0:
+            results = [z.new_zeros((0, *z.shape)) for z in bridge.adjoint.zeros()]
+            return tuple(results), (0,) * len(results)
+        slices = [
+            [t if d is None else t.select(d, k) for t, d in zip(tensors, dims[3:], strict=True)]
+            for k in range(info.batch_size)
+        ]
+        each = [_through(bridge, (bridge.order.opened(), call[1]), one) for one in slices]
+        results = [torch.stack(batch) for batch in zip(*each, strict=True)]
+        return tuple(results), (0,) * len(results)
+
+
+def _through(bridge: Bridge, call: Call, tensors: Sequence[Any]) -> tuple[Any, ...]:
+    """Apply a plan, as part of the graph where there is one."""
+    results: tuple[Any, ...]
+    if torch._C._are_functorch_transforms_active():
+        results = _Transformed.apply(bridge, call, bridge.anchor, *tensors)
+        return results
+    if forward_ad._current_level >= 0:
+        # All workers push tangents forward, or none: this one's are zero if it has none.
+        tensors = [_dual(tensor) for tensor in tensors]
+    elif not torch.is_grad_enabled():
+        return run(bridge, tensors)
+    results = _record(bridge, call, bridge.anchor, *tensors)
+    return results
+
+
+def _opened(bridge: Bridge, where: str) -> Call:
+    """A call inside of another; of number 0 where it cannot have a backward pass."""
+    return bridge.order.opened() if torch.is_grad_enabled() else 0, where
+
+
+def _dual(tensor: Any) -> Any:
+    if not isinstance(tensor, torch.Tensor):
+        return tensor
+    if not (tensor.is_floating_point() or tensor.is_complex()):
+        return tensor
+    if forward_ad.unpack_dual(tensor).tangent is not None:
+        return tensor
+    return forward_ad.make_dual(tensor, torch.zeros_like(tensor))
+
+
+@torch._disable_dynamo  # type: ignore[untyped-decorator]
+def _uncompiled(op: LinearOperator | BoundPlan, x: Any, backend: Backend | None, where: str) -> Any:
+    """`apply` in what torch.compile compiles: a graph break, for a plan is no torch code."""
+    # torch.compiler.disable does the same, and would import the compiler now, which takes seconds.
+    return apply(op, x, backend, where)

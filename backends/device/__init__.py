@@ -1,0 +1,1 @@
+"""Arrays of a device, and messages between devices."""

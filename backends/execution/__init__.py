@@ -1,0 +1,1 @@
+"""A plan as a function: steps, text, arrays, results' memory, counters, traces."""

@@ -1,0 +1,1 @@
+"""MPI jobs: how they start, meet and end."""

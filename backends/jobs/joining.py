@@ -1,0 +1,104 @@
+"""The first and the last meeting of ranks: waits that end where a rank never comes.
+
+A rank that ends says so (`linop.backends.jobs.ending`), and those that wait for it to come ask. One
+that has come waits at its end for the others, and tells those that wait for it in a plan that it
+has ended (`linop.backends.transports.waiting`).
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+import weakref
+from collections.abc import Callable
+
+from mpi4py import MPI
+
+from linop.backends.jobs.ending import has_ended
+from linop.backends.transports.mpi_transport import Ranks
+from linop.backends.transports.transport import Awaited
+from linop.backends.transports.watchdog import WATCHDOG
+from linop.errors import DeadlockError, communication
+
+_NAP = 1e-3
+"""Seconds between polls."""
+_ASKED = 1.0
+"""Seconds after which a rank asks whether others have ended, again and again."""
+_MINUTE = 60.0
+_LIVE: weakref.WeakSet[Ranks] = weakref.WeakSet()
+_EXIT = "exit", 0
+
+
+def joined(comm: MPI.Comm, limit: float) -> Ranks:
+    """The transport of this rank, over a communicator of its own; collective.
+
+    Raises:
+        DeadlockError: a rank has ended, or the limit is reached.
+    """
+    ranks = Ranks(MPI.Intracomm(duplicated(comm, limit)), limit)
+    _LIVE.add(ranks)
+    if ranks.workers > 1 and limit < math.inf:
+        WATCHDOG.watch(ranks)
+    return ranks
+
+
+@communication()
+def duplicated(comm: MPI.Comm, limit: float) -> MPI.Comm:
+    """A duplicate; collective, but a rank waits no longer than there is hope.
+
+    Raises:
+        DeadlockError: a rank has ended, or the limit is reached.
+    """
+    twin, request = comm.Idup()
+    begun, asking, words = time.monotonic(), _ASKED, _MINUTE
+    polls = 0
+    while not request.Test():
+        polls += 1
+        time.sleep(min(polls * 1e-5, _NAP))
+        waited = time.monotonic() - begun
+        left = []
+        if waited > asking:
+            asking, left = waited + _ASKED, _ended(comm)
+        if left or waited > limit:
+            _lost.append((twin, request))
+            who = f"rank {left[0]} of COMM_WORLD, which has ended" if left else "all others"
+            what = "to call linop.launch, or to get the backend of its communicator"
+            how = "deadlock" if left else f"a wait took longer than {limit:g} s"
+            raise DeadlockError(f"{how}: waiting for {who}, {what}")
+        if waited > words:
+            words += _MINUTE
+            sys.stderr.write(f"linop: rank {comm.rank} waits for all others to start linop\n")
+    return twin
+
+
+_lost: list[tuple[MPI.Comm, MPI.Request]] = []
+"""Duplicates that are never completed: MPI may still write to them."""
+
+
+def _ended(comm: MPI.Comm) -> list[int]:
+    """The ranks of a communicator that have ended, by COMM_WORLD's numbers."""
+    mine, everybody = comm.Get_group(), MPI.COMM_WORLD.Get_group()
+    ranks = mine.Translate_ranks([*range(mine.size)], everybody)
+    mine.Free()
+    everybody.Free()
+    return [rank for rank in ranks if rank != MPI.UNDEFINED and has_ended(rank)]
+
+
+def part() -> None:
+    """The end of a rank: wait for the others of each of its communicators."""
+    live = [ranks for ranks in list(_LIVE) if ranks.usable]
+    polls = [_parting(ranks) for ranks in live]
+    count = 0
+    while polls:
+        polls = [poll for poll in polls if not poll()]
+        count += 1
+        time.sleep(min(count * 1e-5, _NAP))
+    WATCHDOG.stop()
+
+
+def _parting(ranks: Ranks) -> Callable[[], bool]:
+    request = ranks.comm.Ibarrier()
+    others = [peer for peer in range(ranks.workers) if peer != ranks.worker]
+    ends = Awaited("all others to end", others, key=_EXIT, number=1, ended=True)
+    return ranks.leaving(request.Test, lambda: ends)

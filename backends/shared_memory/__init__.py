@@ -1,0 +1,1 @@
+"""Messages through memory that the ranks of one machine share."""

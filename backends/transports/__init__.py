@@ -1,0 +1,1 @@
+"""How workers reach each other, wait, and agree."""

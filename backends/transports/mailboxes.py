@@ -1,0 +1,395 @@
+"""Mailboxes in memory: how workers that are threads of one process reach each other.
+
+A deadlock is seen at once: it is there when every worker that still runs waits for a message that
+nobody has sent. A worker whose program has started threads waits when all of those wait that have
+called linop, and the first; one that waits for another of these to end does.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from linop.backends.execution.arrays import NUMPY, Arrays
+from linop.backends.transports.deadlock import Key as About
+from linop.backends.transports.deadlock import Point, is_of_python, joins, who_waits
+from linop.backends.transports.recorder import Recorder, at_place
+from linop.backends.transports.transport import (
+    ANY,
+    MEET,
+    Alone,
+    Plans,
+    Who,
+    awaited,
+    check_doing,
+    gathering,
+    heard,
+)
+from linop.backends.transports.watchdog import stacks
+from linop.errors import BackendError, DeadlockError, LinopError
+from linop.spaces.scalars import Array
+
+_AGREE, _CALL = -1, -2
+"""The tags of `gather_all` and `post`; plans have tags from 2 on."""
+_AGAIN = 0.25
+"""Seconds after which a thread looks again for a deadlock, where a worker has several."""
+_LIMIT = 600.0
+"""Seconds that a wait may take there: a thread may wait for another in ways that nobody sees."""
+
+
+Key = tuple[int, int, int]
+"""Sender, receiver, tag."""
+
+
+class Group:
+    """The workers of one program: their mailboxes, and who waits for whom."""
+
+    def __init__(self, workers: int, arrays: Arrays = NUMPY, limit: float = math.inf) -> None:
+        self.workers = workers
+        self._limit = limit
+        self._running: dict[int, tuple[int, Mailbox]] = {}
+        self._late: frozenset[int] = frozenset()
+        self.surroundings = [arrays.surroundings() for _ in range(workers)]
+        self.results: list[Any] = [None] * workers
+        self.failure: BaseException | None = None
+        self._changed = threading.Condition()
+        self._boxes: dict[Key, deque[Any]] = {}
+        self._waiting: dict[tuple[int, int], tuple[Key, Who]] = {}
+        """By worker and thread: the mailbox, and what it waits for."""
+        self._threads: list[set[threading.Thread]] = [set() for _ in range(workers)]
+        """The threads that have waited for a worker, and the one that runs its program."""
+        self._ended: set[int] = set()
+        self._alarms: dict[int, list[tuple[int, LinopError, int]]] = {}
+
+    def work(self, worker: int, main: Callable[[Mailbox], Any]) -> None:
+        """The life of one worker's thread."""
+        mailbox = Mailbox(self, worker)
+        self._running[worker] = threading.get_ident(), mailbox
+        self._threads[worker].add(threading.current_thread())
+        try:
+            with self.surroundings[worker]:
+                self.results[worker] = main(mailbox)
+        except BaseException as error:
+            if not isinstance(error, AbortedError):
+                error.add_note(f"raised on worker {worker} of {self.workers}")
+                self._fail(error)
+        finally:
+            with self._changed:
+                del self._running[worker]
+                self._ended.add(worker)
+                self._threads[worker].discard(threading.current_thread())
+                self._detect_deadlock()
+                self._changed.notify_all()
+
+    def join(self, threads: Sequence[threading.Thread]) -> None:
+        """Wait for the workers' threads, but not for those that made others reach the limit."""
+        if self._limit < math.inf:
+            with self._changed:
+                self._changed.wait_for(lambda: len(self._ended | self._late) == self.workers)
+        for worker, thread in enumerate(threads):
+            if worker not in self._late:
+                thread.join()
+
+    def put(self, key: Key, item: Any) -> None:
+        """Leave an item in a mailbox."""
+        with self._changed:
+            self._boxes.setdefault(key, deque()).append(item)
+            self._changed.notify_all()
+
+    def has(self, key: Key) -> bool:
+        """True if there is an item in a mailbox."""
+        return bool(self._boxes.get(key))
+
+    def take(
+        self, key: Key, plans: Plans, busy: int, who: Who, patience: float | None = None
+    ) -> Any:
+        """The next item of a mailbox; waits for it, or for so many seconds: then None.
+
+        Args:
+            plans: the receiver's, which hear alarms.
+            busy: the tag of the plan that is being called.
+            who: what it waits for.
+
+        Raises:
+            DeadlockError: nobody is going to send it. LinopError: another worker raised an alarm
+                about the plan that is being called.
+        """
+        receiver, here = key[1], threading.get_ident()
+        with self._changed:
+            self._register(receiver)
+            begun = 0.0
+            while True:
+                box = self._boxes.get(key)
+                if box:
+                    return box.popleft()
+                if self.failure is not None:
+                    raise self._aborted(receiver)
+                self.check(receiver, plans, busy)
+                if patience is not None:
+                    if not self._changed.wait(patience):
+                        return None
+                    continue
+                self._waiting[receiver, here] = key, who
+                self._detect_deadlock()
+                if self.failure is None:
+                    begun = begun or time.monotonic()
+                    self._pause(begun)
+                del self._waiting[receiver, here]  # it may refer to a plan
+
+    def message(self, key: Key, plans: Plans, size: int, dtype: np.dtype[Any], who: Who) -> Any:
+        """The next message of a mailbox; waits for it.
+
+        Raises:
+            BackendError: it is another than was expected. And as `take`.
+        """
+        message = self.take(key, plans, key[2], who)
+        if message.dtype != dtype or message.size != size:
+            raise BackendError(
+                f"worker {key[1]}: a message of {message.size} {message.dtype} came, "
+                f"{size} {dtype} expected"
+            )
+        return message
+
+    def alarm(self, worker: int, error: LinopError, tag: int, call: int) -> None:
+        """Make every other worker raise an error: one that waits in this call of a plan, at once;
+        others when they make it."""
+        with self._changed:
+            for other in range(self.workers):
+                if other != worker:
+                    self._alarms.setdefault(other, []).append((tag, error, call))
+            self._changed.notify_all()
+
+    def alarmed(self, worker: int) -> bool:
+        """True if there is an alarm for a worker."""
+        return bool(self._alarms.get(worker))
+
+    def check(self, worker: int, plans: Plans, tag: int) -> None:
+        """Raise what another worker's alarm said of this plan, if there was one."""
+        for plan, error, call in self._alarms.pop(worker, ()):
+            plans.hear(plan, error, call)
+        mine = plans.alarm(tag)
+        if mine is not None:
+            raise heard(mine, tag)
+
+    def _aborted(self, worker: int) -> type[SystemExit]:
+        """The end of this thread. Python is silent about no other class in a thread of a user."""
+        own = self._running.get(worker, (0,))[0] == threading.get_ident()
+        return AbortedError if own or not is_of_python(threading.current_thread()) else SystemExit
+
+    def _register(self, worker: int) -> None:
+        """Take note of the thread that this is."""
+        mine, thread = self._threads[worker], threading.current_thread()
+        if thread not in mine and is_of_python(thread):
+            mine.add(thread)
+            self._changed.notify_all()
+
+    def _has_several(self) -> bool:
+        """True if some worker has several threads, or had: then a deadlock may not be known."""
+        return any(len(threads) > 1 for threads in self._threads)
+
+    def _detect_deadlock(self) -> None:
+        """All threads of all workers wait that are known, or have ended: it is a deadlock."""
+        if self.failure is not None or not self._waiting:
+            return
+        if any(self._boxes.get(key) for key, _ in self._waiting.values()):
+            return
+        waiting = Counter(worker for worker, _ in self._waiting)
+        for worker, threads in enumerate(self._threads):
+            alive = [thread for thread in threads if thread.is_alive()]
+            if len(alive) > max(1, waiting[worker]):
+                idents = {thread for _, thread in self._waiting}
+                alive = [thread for thread in alive if not joins(thread, idents)]
+            if len(alive) > waiting[worker] or not (threads or worker in self._ended):
+                return
+        if any(self._alarms.get(worker) for worker in waiting):
+            return  # they are about to hear of it
+        self.failure = DeadlockError(f"deadlock: {self._who_waits()}")
+        self._changed.notify_all()
+
+    def _who_waits(self) -> str:
+        words: dict[int, list[str]] = {}
+        for (worker, thread), (_, who) in self._waiting.items():
+            words.setdefault(worker, []).append(at_place(awaited(who()).words, thread))
+        waits = {worker: " and ".join(said) for worker, said in words.items()}
+        running = {worker: thread for worker, (thread, _) in self._running.items()}
+        busy = {w: at_place("does not wait in linop", running[w]) for w in self._late}
+        return who_waits(waits, self._ended.difference(waits), busy)
+
+    def _pause(self, begun: float) -> None:
+        """Wait for something to change; no longer than to the limit, where all stop waiting."""
+        several = self._has_several()
+        limit = min(self._limit, _LIMIT) if several else self._limit
+        left = begun + limit - time.monotonic()
+        if left > 0:
+            # Nobody says that another thread of a worker has ended.
+            pause = min(left, _AGAIN) if several else left
+            self._changed.wait(None if pause == math.inf else pause)
+            return
+        self._late = frozenset(self._running).difference(worker for worker, _ in self._waiting)
+        text = f"a wait took longer than {limit:g} s: {self._who_waits()}"
+        said = [f"linop: {text}\n"]
+        for worker, (_, mailbox) in sorted(self._running.items()):
+            calls = mailbox.plans.last_calls()
+            said.append(f"worker {worker}, its last calls, the oldest first:\n{calls}")
+        sys.stderr.write("".join(said) + stacks())
+        self.failure = DeadlockError(text)
+        self._changed.notify_all()
+
+    def _fail(self, error: BaseException) -> None:
+        with self._changed:
+            if self.failure is None:
+                self.failure = error
+            self._changed.notify_all()
+
+
+class AbortedError(SystemExit):
+    """The end of a worker whose group has failed; not to be caught by its program."""
+
+
+class Mailbox:
+    """One worker's transport (`linop.backends.transports.transport.Transport`)."""
+
+    name = "mailboxes in memory"
+
+    def __init__(self, group: Group, worker: int) -> None:
+        self._group = group
+        self.worker = worker
+        self.workers = group.workers
+        self.busy = ANY
+        self.plans: Plans = Alone()
+        self.points: dict[About, Point] = {}
+        self.recorder = Recorder()
+
+    def receiver(self, peer: int, tag: int, buffer: Array) -> _Receive:
+        return _Receive(self, peer, tag, buffer)
+
+    def sender(self, peer: int, tag: int, buffer: Array) -> _Send:
+        return _Send(self._group, (self.worker, peer, tag), buffer)
+
+    def start(self, requests: list[_Receive | _Send]) -> None:
+        for request in requests:
+            request.start()
+
+    def receive(self, peer: int, tag: int, buffer: Array) -> _Receive:
+        request = self.receiver(peer, tag, buffer)
+        request.start()
+        return request
+
+    def send(self, peer: int, tag: int, buffer: Array) -> _Send:
+        request = self.sender(peer, tag, buffer)
+        request.start()
+        return request
+
+    def hand(self, peer: int, tag: int, message: Any) -> None:
+        """Give a message away."""
+        self._group.put((self.worker, peer, tag), message)
+
+    def has(self, peer: int, tag: int) -> bool:
+        """True if one has come."""
+        return self._group.has((peer, self.worker, tag))
+
+    def take(self, peer: int, tag: int, size: int, dtype: np.dtype[Any]) -> Any:
+        """The next one; waits for it."""
+        who = f"a message from worker {peer} of plan {tag // 2}"
+        return self.message(peer, tag, size, dtype, lambda: who)
+
+    def message(self, peer: int, tag: int, size: int, dtype: np.dtype[Any], who: Who) -> Any:
+        return self._group.message((peer, self.worker, tag), self.plans, size, dtype, who)
+
+    def test(self, pending: Sequence[_Receive | _Send]) -> bool:
+        return all(request.ready() for request in pending)
+
+    def wait(self, pending: Sequence[_Receive | _Send], who: Who) -> None:
+        for request in pending:
+            request.wait(who)
+
+    def free(self, requests: Sequence[_Receive | _Send]) -> None:
+        """Nothing is held."""
+
+    def abandon(self, receives: Sequence[_Receive | _Send], sends: Sequence[_Send]) -> None:
+        """Nothing is written to a buffer but by `wait`."""
+
+    def gather_all(self, data: Any, doing: str = MEET, about: object = "") -> list[Any]:
+        if doing != MEET:
+            self.recorder.meets(doing, about)
+        said = self._gathered((doing, data), doing, about)
+        if len({one for one, _ in said}) > 1:
+            check_doing(self._gathered((doing, about), doing, about))
+        return [one for _, one in said]
+
+    def _gathered(self, mine: Any, doing: str, about: object) -> list[Any]:
+        everybody = range(self.workers)
+        for peer in everybody:
+            if peer != self.worker:
+                self._group.put((self.worker, peer, _AGREE), mine)
+
+        def taken(peer: int) -> Any:
+            key = peer, self.worker, _AGREE
+            who = partial(gathering, peer, doing, about)
+            return self._group.take(key, self.plans, ANY, who)
+
+        return [mine if peer == self.worker else taken(peer) for peer in everybody]
+
+    def post(self, peer: int, data: bytes) -> None:
+        self._group.put((self.worker, peer, _CALL), data)
+
+    def fetch(self, peer: int, who: Who, patience: float | None = None) -> bytes | None:
+        key = peer, self.worker, _CALL
+        data: bytes | None = self._group.take(key, self.plans, self.busy, who, patience)
+        return data
+
+    def alarm(self, error: LinopError, tag: int, call: int) -> None:
+        self._group.alarm(self.worker, error, tag, call)
+
+    def alarmed(self) -> bool:
+        return self._group.alarmed(self.worker)
+
+    def check(self, tag: int) -> None:
+        self._group.check(self.worker, self.plans, tag)
+
+
+class _Send:
+    """A message that is handed over when it is started."""
+
+    def __init__(self, group: Group, key: Key, buffer: Array) -> None:
+        self._group, self._key = group, key
+        self._copied = buffer.copy
+
+    def start(self) -> None:
+        self._group.put(self._key, self._copied())
+
+    def ready(self) -> bool:
+        return True
+
+    def wait(self, who: Who) -> None:
+        """Nothing: it is gone."""
+
+
+class _Receive:
+    """A message that is awaited once it is started."""
+
+    def __init__(self, mailbox: Mailbox, peer: int, tag: int, buffer: Array) -> None:
+        self._mailbox, self._peer, self._tag, self._buffer = mailbox, peer, tag, buffer
+        self._due = False
+
+    def start(self) -> None:
+        self._due = True
+
+    def ready(self) -> bool:
+        return not self._due or self._mailbox.has(self._peer, self._tag)
+
+    def wait(self, who: Who) -> None:
+        if not self._due:
+            return
+        buffer = self._buffer
+        message = self._mailbox.message(self._peer, self._tag, buffer.size, buffer.dtype, who)
+        buffer[...] = message.reshape(buffer.shape)
+        self._due = False

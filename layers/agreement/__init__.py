@@ -1,0 +1,1 @@
+"""How workers agree on a layer's call, and what errors say of it."""

@@ -1,0 +1,373 @@
+"""How workers agree on what a layer is called with.
+
+Every call sums one number over all workers, a digest of what each of them passes: an all-reduce of
+8 bytes. A sum that was there before means what it meant then. At a new one all tell each other what
+they have; so a tensor of another shape on one worker is seen by all of them, before anything else
+is sent: it makes another global tensor, or is an error.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
+
+import numpy as np
+
+from linop import backends
+from linop.backends import Backend
+from linop.backends.autograd.bridge import bridge_of, is_remembering, numpy_dtype, run
+from linop.backends.execution.arrays import Arrays
+from linop.backends.worker import Worker
+from linop.errors import ArgumentError, BackendError, DTypeError, ShapeError
+from linop.layers.agreement.arguments import Said, compare_arguments
+from linop.operators.collectives import all_reduce
+from linop.operators.operator import LinearOperator
+from linop.spaces.partition import Partition
+from linop.spaces.tensor import COPIES, Axis, TensorSpace
+
+# isort: split
+import torch
+
+_MOST = 4096
+"""Digests that are kept, of calls of all layers."""
+
+Meta = tuple[Any, ...] | None
+"""Shape, dtype, layout and device of a tensor, and whether it requires a gradient."""
+
+
+class Given(NamedTuple):
+    """What a worker calls a layer with."""
+
+    tensors: tuple[Meta, ...]
+    modes: tuple[bool, bool, bool]
+    """Whether gradients are enabled, whether the layer trains, whether there is autocasting."""
+    own: tuple[Any, ...]
+    """Name, shape, dtype and device of each of its parameters."""
+    wrong: str
+    """What is wrong with the values of its tensors; empty if nothing."""
+
+
+class Made(NamedTuple):
+    """A layer, as a worker tells others of it."""
+
+    number: int
+    """The layer's."""
+    name: str
+    """Of its class."""
+    where: str
+    """Its name in the network."""
+    arguments: Said
+    unfit: str = ""
+    """Changes to it that it cannot work with, in words; empty if none."""
+
+
+def given_of(
+    tensors: Sequence[Any], training: bool, own: tuple[Any, ...], wrong: str = ""
+) -> Given:
+    """What this worker calls a layer with."""
+    modes = torch.is_grad_enabled(), training, torch.is_autocast_enabled("cpu")
+    return Given(tuple(map(_meta, tensors)), modes, own, wrong)
+
+
+def _meta(x: Any) -> Meta:
+    if isinstance(x, torch.Tensor):
+        return x.shape, x.dtype, x.layout, x.device, x.requires_grad
+    return None if x is None else (type(x).__name__,)
+
+
+class Meeting:
+    """Where all workers of a backend agree; one for all layers."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._layers = 0
+        self._calls: dict[Any, Any] = {}
+        self._digests: dict[Any, bytes | None] = {}
+        self._operators: WeakValueDictionary[bytes, LinearOperator] = WeakValueDictionary()
+        self.workers = backend.workers or 1
+        self.shapes_are_fixed = False
+        self._alone = self.workers == 1
+        self.debug = backend.debug
+        everyone = TensorSpace((1,), Partition((self.workers,)), np.int64, [COPIES], "call")
+        self._sum = all_reduce(everyone)
+
+    def __deepcopy__(self, memo: object) -> Meeting:
+        return self
+
+    def new_number(self) -> int:
+        """The number of a layer: the same on all workers, which construct the same layers."""
+        self._layers += 1
+        return self._layers
+
+    def total(self, layer: int, given: Given) -> int:
+        """One number for what all workers call: the same on all of them."""
+        call = layer, given
+        code = self._calls.get(call)
+        if code is None:
+            # With the worker: two that change places call something else, of the same sum.
+            digest = hashlib.sha256(repr((self._backend.worker, call)).encode()).digest()
+            code = np.frombuffer(digest[:8], np.int64).copy()
+            if len(self._calls) == _MOST:
+                self._calls.clear()
+            self._calls[call] = code
+        if self._alone:
+            return int(code[0])
+        return self._summed(code)
+
+    def sum(self, number: int) -> int:
+        """The sum of a number over all workers."""
+        return number if self._alone else self._summed(np.array([number], np.int64))
+
+    def _summed(self, number: Any) -> int:
+        bridge, arrays = bridge_of(self._sum, self._backend), self._backend.arrays
+        if is_remembering():
+            return int(run(bridge, (torch.from_numpy(number).to(arrays.device),))[0])
+        return int(bridge.plan(arrays.put(number))[0])  # 5 µs less than through tensors
+
+    def exchanged(self, layer: Made, given: Given, digests: Said) -> tuple[list[Given], list[Said]]:
+        """Every worker's arguments of a layer, and its digests of values, by worker.
+
+        Raises:
+            BackendError: they call different layers, layers constructed with different arguments,
+                or in different modes; on every worker.
+        """
+        said = self.told((layer, given, digests), "call", layer.where)
+        _compare_layers("call", [made for made, _, _ in said])
+        everybodys = [given for _, given, _ in said]
+        for what, modes in zip(
+            _MODES, zip(*(g.modes for g in everybodys), strict=True), strict=True
+        ):
+            if len(set(modes)) > 1:
+                off = [w for w, on in enumerate(modes) if not on]
+                raise BackendError(
+                    f"{layer.name}: {what} on some workers, and not on workers {off}; it has to be "
+                    f"the same on all"
+                )
+        return everybodys, [digests for _, _, digests in said]
+
+    def known(
+        self,
+        make: Callable[..., LinearOperator],
+        arguments: Sequence[Any],
+        options: Mapping[str, Any],
+        about: str,
+    ) -> LinearOperator | None:
+        """The operator that a function makes of arguments, or an equal one that a layer has, with
+        its plans; None where it leaves all blocks where they are. Collective.
+
+        Args:
+            about: the layer, for a worker that waits in vain.
+
+        It is made if none is there. Layers of one shape share plans: a ResNet-18 has 143 movements,
+        of which 60 leave all where it is, and 33 of the others are different.
+        """
+        key = make, _key(arguments), _key(options)
+        op: LinearOperator | None = None
+        if key not in self._digests:
+            op = make(*arguments, **options)
+            if len(self._digests) == _MOST:
+                self._digests.clear()
+            self._digests[key] = None if op.movement().still else op.stages.digest
+        digest = self._digests[key]
+        if digest is None:
+            return None
+        known = self._operators.get(digest)
+        if not self._alone:
+            # Which ones are gone depends on the garbage collector: one is used if all have it.
+            assert isinstance(self._backend, Worker)
+            mine = digest + bytes([known is not None])
+            gathered = self._backend.transport.gather_all(mine, "plan", about)
+            if set(gathered) != {mine}:
+                known = None
+        if known is None:
+            known = self._operators[digest] = op or make(*arguments, **options)
+        return known
+
+    def constructed(self, layer: Made, mine: Any) -> list[Any]:
+        """Every worker's message at the construction of a layer, by worker.
+
+        Raises:
+            BackendError: they construct different layers, or with different arguments; on every
+                worker.
+        """
+        said = self.told((layer, mine), "construct", layer.name)
+        _compare_layers("construct", [made for made, _ in said])
+        return [one for _, one in said]
+
+    def told(
+        self, mine: Any, doing: str = "tell others of its model", about: str = ""
+    ) -> list[Any]:
+        """Every worker's message, by worker: anything small that can be pickled.
+
+        Args:
+            doing, about: what all workers do, and of what this one does it, in words.
+
+        Raises:
+            BackendError: they do different things; on every worker.
+        """
+        return [mine] if self._alone else self._told(mine, doing, about)
+
+    def _told(self, mine: Any, doing: str, about: str) -> list[Any]:
+        assert isinstance(self._backend, Worker)
+        said = self._backend.transport.gather_all(pickle.dumps(mine), doing, about)
+        return [pickle.loads(one) for one in said]
+
+
+def _key(value: Any) -> Any:
+    """A key that tells arguments of operators apart."""
+    if isinstance(value, TensorSpace):
+        return value.made_from
+    if isinstance(value, Mapping):
+        return tuple((name, _key(item)) for name, item in value.items())
+    return tuple(map(_key, value)) if isinstance(value, list | tuple) else value
+
+
+def _compare_layers(verb: str, said: Sequence[Made]) -> None:
+    first = {(one.number, one.name): w for w, one in reversed(list(enumerate(said)))}
+    if len(first) > 1:
+        each = ", ".join(
+            f"worker {w} {verb}s {said[w].where} (layer {number})"
+            for (number, _), w in first.items()
+        )
+        raise BackendError(
+            f"workers {verb} different layers: {each}. Construct and call the same layers in the "
+            f"same order on every worker"
+        )
+    for worker, one in enumerate(said):
+        if one.unfit:
+            raise ArgumentError(f"{one.name}: on worker {worker}: {one.unfit}")
+    compare_arguments(said[0].name, [one.arguments for one in said])
+
+
+_MODES = ("gradients are enabled", "the layer is in training mode", "autocast is enabled")
+
+
+def meeting_of(backend: Backend) -> Meeting:
+    """The meeting of a backend's workers."""
+    known: Meeting | None = backend.kept.get(Meeting)
+    return known or backend.kept.setdefault(Meeting, Meeting(backend))
+
+
+@contextmanager
+def fixed_shapes(fixed: bool = True) -> Iterator[None]:
+    """Inside, a layer does not ask the other workers again where this one passes what it passed
+    before: a promise that then none of them passes anything else than it did.
+
+    It saves the agreement, an all-reduce of 8 bytes at every call, after which all workers go on at
+    once. A batch that is smaller on all workers is something else on all, and agreed upon as ever,
+    if workers without a block pass zero-volume tensors of its size. Where the promise is not kept,
+    workers wait for each other, to a `DeadlockError`. In debug mode nothing is saved.
+
+    Args:
+        fixed: False inside of another one takes that back.
+    """
+    backend = program()
+    meeting = meeting_of(backend)
+    before = meeting.shapes_are_fixed
+    meeting.shapes_are_fixed = fixed and not backend.debug
+    try:
+        yield
+    finally:
+        meeting.shapes_are_fixed = before
+
+
+def program() -> Backend:
+    """The program that layers made now are part of: of this process alone, where there is neither
+    `launch` nor ``mpiexec``."""
+    here = backends.current()
+    return backends.alone() if here.worker is None else here
+
+
+def space_of(
+    name: str,
+    partition: Partition,
+    tensors: Sequence[Meta],
+    axes: Callable[[int], Sequence[Axis]],
+    arrays: Arrays,
+) -> TensorSpace:
+    """The global tensor that the blocks of all workers make up.
+
+    Args:
+        name: of the layer, for errors.
+        partition: of the tensor.
+        tensors: by worker.
+        axes: what the grid's axes do, for a number of dimensions.
+        arrays: of the backend.
+
+    Raises:
+        ArgumentError, DTypeError, ShapeError: the blocks do not make up a tensor.
+    """
+    blocks = {}
+    for worker, meta in enumerate(tensors):
+        if worker in partition:
+            blocks[worker] = _checked(name, worker, partition, meta, arrays)
+        elif meta is not None and (len(meta) == 1 or meta[0].numel()):
+            raise ArgumentError(
+                f"{name}: worker {worker} is not in {partition!r}; pass None or a zero-volume "
+                f"tensor there, not {_words(meta)}"
+            )
+    first = partition.workers[0]
+    shape, dtype, *_ = blocks[first]
+    for worker, block in blocks.items():
+        if block[1] != dtype:
+            raise DTypeError(
+                f"{name}: worker {worker} passes {block[1]}, worker {first} {dtype}; one dtype "
+                f"expected on all"
+            )
+        if len(block[0]) != len(shape):
+            raise ShapeError(
+                f"{name}: worker {worker} passes a block of shape {tuple(block[0])}, worker "
+                f"{first} one of shape {tuple(shape)}; equally many dimensions expected"
+            )
+    roles = tuple(axes(len(shape)))
+    lengths = {}
+    for d in range(len(shape)):
+        axis = roles.index(d) if d in roles else None
+        parts = 1 if axis is None else partition.shape[axis]
+        known: list[tuple[int, int]] = [(-1, -1)] * parts
+        for worker, block in blocks.items():
+            k = 0 if axis is None else partition.coordinates(worker)[axis]
+            if known[k][1] < 0:
+                known[k] = worker, block[0][d]
+            elif known[k][1] != block[0][d]:
+                other = tuple(blocks[known[k][0]][0])
+                raise ShapeError(
+                    f"{name}: blocks of shapes {tuple(block[0])} on worker {worker} and {other} on "
+                    f"worker {known[k][0]} do not make up one tensor on {partition!r}: they differ "
+                    f"in dimension {d}"
+                )
+        lengths[d] = [length for _, length in known]
+    whole = tuple(sum(lengths[d]) for d in range(len(shape)))
+    sizes = {d: lengths[d] for d in range(len(shape)) if d in roles}
+    return TensorSpace(whole, partition, numpy_dtype(dtype), roles, sizes=sizes)
+
+
+def _checked(
+    name: str, worker: int, partition: Partition, meta: Meta, arrays: Arrays
+) -> tuple[Any, ...]:
+    if meta is None or len(meta) == 1:
+        raise ArgumentError(
+            f"{name}: worker {worker} holds a block on {partition!r}; a torch.Tensor expected, "
+            f"{_words(meta)} given"
+        )
+    if meta[2] is not torch.strided:
+        raise ArgumentError(
+            f"{name}: worker {worker} passes a tensor of layout {meta[2]}; torch.strided expected: "
+            f"convert it with .to_dense()"
+        )
+    if meta[3].type != arrays.device:
+        raise ArgumentError(
+            f"{name}: worker {worker} passes a tensor on device {meta[3]}; plans work in "
+            f"{arrays.memory}: move it with .to({arrays.device!r})"
+        )
+    return meta
+
+
+def _words(meta: Meta) -> str:
+    if meta is None:
+        return "None"
+    return meta[0] if len(meta) == 1 else f"a tensor of shape {tuple(meta[0])}"

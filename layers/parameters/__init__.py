@@ -1,0 +1,1 @@
+"""Parameters in blocks, and what is computed from all of them."""

@@ -1,0 +1,145 @@
+"""The norm of all gradients, each counted once, and gradients clipped by it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import reduce
+from math import isclose, isfinite
+from typing import Any, NamedTuple
+
+import torch
+
+from linop.errors import ArgumentError, BackendError
+from linop.layers.agreement.meeting import meeting_of, program
+from linop.layers.layer import Tensor
+from linop.layers.parameters.blocks import blocks
+
+Key = str | int | None
+
+
+class Norm(NamedTuple):
+    """The norm of some gradients of a worker."""
+
+    key: Key
+    """Of a parameter that each worker holds whole; None of blocks."""
+    value: float
+    dtype: Any
+    shape: tuple[int, ...] = ()
+
+
+def clip_grad_norm_(
+    parameters: Any,
+    max_norm: float,
+    norm_type: float = 2.0,
+    error_if_nonfinite: bool = False,
+    foreach: bool | None = None,
+) -> Tensor:
+    """Clip the norm of the gradients of a distributed model, as `torch.nn.utils.clip_grad_norm_`
+    does that of the sequential one. Collective.
+
+    Every element counts once: the blocks of all workers, and what several workers hold whole.
+    Gradients are changed in place.
+
+    Args:
+        parameters: the model, whose parameters have names; or parameters, in which those of plain
+            modules come in one order on all workers.
+        max_norm, norm_type, error_if_nonfinite, foreach: as in torch; no norm_type of 0.
+
+    Returns:
+        The norm of all gradients: the same on every worker.
+
+    Raises:
+        BackendError: a plain module's gradient differs between workers, as it does where each has
+            computed with its block alone; or the norm is not finite, if that is asked for.
+            ArgumentError: norm_type is 0. All on every worker.
+    """
+    kind = float(norm_type)
+    if not kind:
+        raise ArgumentError(f"clip_grad_norm_: norm_type={norm_type}; another number expected")
+    named = {key: p for key, p in _named(parameters).items() if p.grad is not None}
+    norms = _agreed(meeting_of(program()).told(_norms(named, kind), "clip gradients"))
+    total = _norm([torch.tensor(norm.value, dtype=torch.float64) for norm in norms], kind)
+    if error_if_nonfinite and not isfinite(total):
+        raise BackendError(
+            f"clip_grad_norm_: the norm of order {norm_type} of all gradients is {total.item()}, "
+            f"and they cannot be clipped by it; pass error_if_nonfinite=False to do so anyway"
+        )
+    dtypes = [norm.dtype for norm in norms] or [torch.float32]
+    total = total.to(reduce(torch.promote_types, dtypes))
+    torch.nn.utils.clip_grads_with_norm_(named.values(), max_norm, total, foreach)
+    return total
+
+
+def _named(parameters: Any) -> dict[Key, Tensor]:
+    if isinstance(parameters, torch.nn.Module):
+        return dict(parameters.named_parameters())
+    if isinstance(parameters, torch.Tensor):
+        parameters = [parameters]
+    every = list(parameters)
+    known = blocks()
+    whole = [p for p in every if id(p) not in known]
+    cut = [p for p in every if id(p) in known]
+    return {f"block {k}": p for k, p in enumerate(cut)} | dict(enumerate(whole))
+
+
+def _norms(named: Mapping[Key, Tensor], kind: float) -> list[Norm]:
+    """This worker's: of its blocks, together, and of each gradient that it holds whole."""
+    known, mine, norms = blocks(), [], []
+    for key, p in named.items():
+        block, values = known.get(id(p)), _values(p.grad)
+        if block is None:
+            norm = _norm([values], kind)
+            norms.append(Norm(key, norm.item(), norm.dtype, tuple(p.shape)))
+        elif values.numel() and block.counts:
+            mine.append(values)
+    if mine:
+        norm = _norm(mine, kind)
+        norms.append(Norm(None, norm.item(), norm.dtype))
+    return norms
+
+
+def _values(gradient: Tensor) -> Tensor:
+    return gradient.coalesce().values() if gradient.is_sparse else gradient
+
+
+def _norm(tensors: Sequence[Tensor], kind: float) -> Tensor:
+    """The norm of the norms, as torch takes it: at least one tensor, or 0."""
+    each = [torch.linalg.vector_norm(tensor.detach(), kind).cpu() for tensor in tensors]
+    return torch.linalg.vector_norm(torch.stack(each), kind) if each else torch.zeros(())
+
+
+def _agreed(said: Sequence[Sequence[Norm]]) -> list[Norm]:
+    """The norms that count, by worker.
+
+    Raises:
+        BackendError: workers have different ones of what each holds whole.
+    """
+    counted: list[Norm] = []
+    first: dict[Key, tuple[int, Norm]] = {}
+    for worker, norms in enumerate(said):
+        for norm in norms:
+            if norm.key is None:
+                counted.append(norm)
+                continue
+            there, other = first.setdefault(norm.key, (worker, norm))
+            if there == worker:
+                counted.append(norm)
+            elif not _same(norm, other):
+                raise BackendError(_DIFFERENT.format(norm, other, worker, there))
+    return counted
+
+
+def _same(one: Norm, other: Norm) -> bool:
+    # Workers that compute the same may round otherwise, as by other numbers of threads.
+    close = isclose(one.value, other.value, rel_tol=torch.finfo(one.dtype).eps ** 0.5)
+    either = close or not (isfinite(one.value) or isfinite(other.value))
+    return either and one.shape == other.shape
+
+
+_DIFFERENT = (
+    "clip_grad_norm_: the gradient of parameter {0.key!r}, of shape {0.shape}, has norm "
+    "{0.value:.6g} on worker {2}, and {1.value:.6g} on worker {3}, of shape {1.shape}. Workers "
+    "that hold a parameter whole need its whole gradient: a plain module on a tensor that is cut "
+    "has that of its block alone. Use a layer of linop.layers, or sum its gradients over workers; "
+    "and pass the model, not its parameters, where workers have different plain modules"
+)

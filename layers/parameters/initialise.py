@@ -1,0 +1,148 @@
+"""Parameters drawn anew as those of the sequential layer, and a generator for each worker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from linop.errors import ArgumentError
+from linop.layers.agreement.meeting import program
+from linop.layers.layer import Layer
+from linop.layers.parameters.weights import drawn, shares_a_process
+
+
+@torch.no_grad()  # type: ignore[untyped-decorator]
+def initialize(
+    layer: Layer, name: str, init: Callable[..., Any], *args: Any, **kwargs: Any
+) -> None:
+    """Fill a parameter as an initialiser fills the sequential layer's: it sees the whole tensor,
+    with its fan, and every worker takes its block. Collective: workers without a block take part.
+
+    Every worker draws the whole tensor, so that generators that are in step stay so, and equal
+    seeds give the twin's numbers, on any partition.
+
+    Args:
+        layer: a layer of linop.layers.
+        name: of the parameter, as "weight".
+        init: a function of `torch.nn.init`, or any that fills a tensor in place.
+        args, kwargs: its arguments after the tensor.
+
+    Raises:
+        ArgumentError: the layer has no such parameter; on every worker. Whatever `init` raises.
+    """
+    if not isinstance(layer, Layer):
+        kind = type(layer).__name__
+        raise ArgumentError(
+            f"initialize: a layer of linop.layers expected, given a {kind}; its parameters are "
+            f"whole: call the initialiser with them"
+        )
+    if name not in layer.spaces or name not in layer._parameters:
+        there = [n for n in layer.spaces if n in layer._parameters]
+        raise ArgumentError(f"initialize: {layer._name} has no parameter {name!r}; it has {there}")
+    space, mine = layer.spaces[name], layer._parameters[name]
+    kind = None if mine is None else (mine.dtype, mine.device.type)
+    # Numbers drawn depend on both, and not all workers have a block that tells them.
+    said = layer._meeting.told(kind, "initialize", layer._name)
+    dtype, device = next(one for one in said if one is not None)
+
+    def make() -> Any:
+        whole = torch.empty(space.global_shape, dtype=dtype, device=device)
+        init(whole, *args, **kwargs)
+        return whole
+
+    whole = drawn(layer, make)
+    if mine is not None:
+        mine.copy_(whole[space.slices(layer.worker)])
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Inside, this worker draws from a generator of its own that begins at a seed, as does every
+    other worker that is given the same one; plain modules constructed inside are the same on all.
+
+    That is `torch.manual_seed`, but that torch's generator goes on afterwards as it was, and that
+    it holds for threads: those of a process share torch's generator, and plain modules that they
+    construct at the same time get other numbers each time, whatever the seed.
+
+    Raises:
+        ArgumentError: on threads, a function inside draws from torch's generator, and takes no
+            other: dropout, or `torch.rand_like`.
+    """
+    if shares_a_process(program()):
+        with _Own(seed):
+            yield
+        return
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        yield
+
+
+class _Own(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
+    """Random functions of this thread get a generator of its own, 0.8 µs a call of any function."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self._seed = seed
+        self._generators: dict[str, Any] = {}
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        name = func.__name__
+        if name in _REFUSED:
+            raise ArgumentError(
+                f"linop.layers.seeded: {name} draws from torch's generator, which threads share; "
+                f"call it outside, or draw with one of {', '.join(_GENERATED[:4])}"
+            )
+        if name in _GENERATED and kwargs.get("generator") is None:
+            kwargs = {**kwargs, "generator": self._generator(args, kwargs)}
+        return func(*args, **kwargs)
+
+    def _generator(self, args: Any, kwargs: dict[str, Any]) -> Any:
+        values = (*args, *kwargs.values())
+        given = next((x for x in values if isinstance(x, torch.Tensor)), None)
+        device = kwargs.get("device") or torch.get_default_device()
+        kind = torch.device(device).type if given is None else given.device.type
+        if kind not in self._generators:
+            self._generators[kind] = torch.Generator(kind).manual_seed(self._seed)
+        return self._generators[kind]
+
+
+_GENERATED = (
+    "rand",
+    "randn",
+    "randint",
+    "randperm",
+    "normal",
+    "bernoulli",
+    "multinomial",
+    "poisson",
+    "uniform_",
+    "normal_",
+    "random_",
+    "bernoulli_",
+    "cauchy_",
+    "exponential_",
+    "geometric_",
+    "log_normal_",
+    # Of torch.nn.init: a mode sees it as one function.
+    "kaiming_uniform_",
+)
+_REFUSED = (
+    "rand_like",
+    "randn_like",
+    "randint_like",
+    "dropout",
+    "alpha_dropout",
+    "feature_alpha_dropout",
+    "dropout1d",
+    "dropout2d",
+    "dropout3d",
+    "rrelu",
+    "gumbel_softmax",
+)

@@ -1,0 +1,31 @@
+"""A gradient scaler whose workers skip a step together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from linop.layers.agreement.meeting import meeting_of, program
+
+
+class GradScaler(torch.amp.GradScaler):  # type: ignore[misc]  # torch is not typed here
+    """`torch.amp.GradScaler` for distributed models: an infinite gradient on one worker is one on
+    all, so that all skip the step, and back off, together. Collective: `step` and `unscale_`.
+
+    Args:
+        device: by default that of the program's tensors.
+        kwargs: as in torch.
+    """
+
+    def __init__(self, device: str | None = None, **kwargs: Any) -> None:
+        super().__init__(program().arrays.device if device is None else device, **kwargs)
+
+    def _unscale_grads_(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        found: dict[Any, Any] = super()._unscale_grads_(*args, **kwargs)
+        # A worker without gradients has looked at none, which torch takes for a mistake.
+        found = found or {self._scale.device: torch.zeros((), device=self._scale.device)}
+        if meeting_of(program()).sum(sum(int(flag) for flag in found.values())):
+            for flag in found.values():
+                flag.fill_(1.0)
+        return found

@@ -1,0 +1,92 @@
+"""Parameters of distributed layers: drawn as the sequential layer draws them, held in blocks."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from linop.backends import Backend
+from linop.backends.threads import Thread
+from linop.backends.worker import Worker
+from linop.layers.agreement.meeting import meeting_of
+from linop.layers.layer import Layer
+from linop.spaces.tensor import TensorSpace
+
+_ONE_AT_A_TIME = threading.Lock()
+
+
+def drawn(layer: Layer, make: Callable[[], Any]) -> Any:
+    """What `make` draws at random: equal on all workers whose generators are equal, and as it would
+    be drawn in a sequential program. Collective.
+
+    Workers that are threads of one process have one generator; each of them draws from the state
+    that it was in, and it moves on once.
+    """
+    backend = layer.backend
+    processes = _processes(layer)
+    if len(set(processes)) == len(processes):
+        return make()
+    _meet(backend)
+    state = torch.get_rng_state()
+    _meet(backend)  # nobody draws before all know the state
+    with _ONE_AT_A_TIME:
+        torch.set_rng_state(state)
+        made = make()
+    _meet(backend)
+    return made
+
+
+def first_of_process(layer: Layer) -> bool:
+    """Whether this worker is the first one of its process: where each process has one generator, it
+    is the one that draws. Collective."""
+    return layer.worker == _processes(layer).index(_process())
+
+
+def shares_a_process(backend: Backend) -> bool:
+    """True if workers are threads, which share torch's generator."""
+    return (backend.workers or 1) > 1 and isinstance(backend, Thread)
+
+
+def _processes(layer: Layer) -> list[str]:
+    """By worker; agreed upon as part of the layer's construction."""
+    return meeting_of(layer.backend).constructed(layer.made(), _process())
+
+
+def _process() -> str:
+    return f"{socket.gethostname()} {os.getpid()}"
+
+
+def _meet(backend: Backend) -> None:
+    assert isinstance(backend, Worker)
+    backend.transport.gather_all(b"\0")
+
+
+def hold(layer: Layer, name: str, space: TensorSpace, whole: Any) -> None:
+    """Register this worker's block of a parameter: None on workers that hold none, as torch does.
+
+    Args:
+        whole: the sequential layer's parameter.
+    """
+    layer.spaces[name] = space
+    block = None
+    if layer.worker in space.partition:
+        # Memory of its own, so that the whole one can go.
+        part = whole.detach()[space.slices(layer.worker)].clone(
+            memory_format=torch.contiguous_format
+        )
+        block = torch.nn.Parameter(part, whole.requires_grad)
+    layer.register_parameter(name, block)
+
+
+def hold_buffer(layer: Layer, name: str, space: TensorSpace, whole: Any) -> None:
+    """Register this worker's block of a buffer: None on workers that hold none."""
+    layer.spaces[name] = space
+    block = None
+    if layer.worker in space.partition:
+        block = whole.detach()[space.slices(layer.worker)].clone()
+    layer.register_buffer(name, block)

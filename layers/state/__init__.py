@@ -1,0 +1,1 @@
+"""States of distributed models: gathered, scattered, on disk."""

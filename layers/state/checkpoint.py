@@ -1,0 +1,134 @@
+"""States of distributed models on disk: in one file, as torch.save writes the sequential one; or in
+a folder, as torch's distributed checkpointing does, where each worker writes its own blocks.
+
+Either can be loaded by another number of workers, with other partitions, and by torch alone. A save
+replaces what was there at once, when all of it is on the disk. A load checks everything before it
+changes anything of the model; no file that it reads can run code.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from linop.errors import ArgumentError
+from linop.layers.state.files import check_sealed, clear_parts, replacing, seal, sync_folder
+from linop.layers.state.optimizer_state import (
+    Optimized,
+    check_options,
+    collect_optimizer,
+    staged_optimizer,
+)
+from linop.layers.state.parts import MODEL, OPTIMIZER
+from linop.layers.state.state import Workers, collect, source_of, spread
+
+
+def save(
+    model: Any, path: str | os.PathLike[str], optimizer: Any = None, *, sharded: bool = False
+) -> None:
+    """Save the state of a distributed model. Collective.
+
+    Args:
+        model: the module of this worker.
+        path: of a file; if `sharded`, of a folder, which all workers see. The file, or the
+            checkpoint in the folder, is replaced when the new one is written and synced: there has
+            to be room for both.
+        optimizer: this worker's, over its parameters, to be saved too; None on workers without
+            parameters. What is saved is then a dict of "model" and "optimizer".
+        sharded: every worker writes its own blocks, in the format of torch.distributed.checkpoint;
+            otherwise worker 0 writes the sequential state with torch.save.
+
+    Raises:
+        LinopError: the state cannot be gathered (see `gather_state`, `gather_optimizer_state`) or
+            written; on every worker. What was there stays.
+    """
+    workers = Workers("save", model)
+    workers.need_memory()
+    optimized = _optimized(workers, optimizer)
+    if optimized is not None:
+        check_options(optimized)
+    if sharded:
+        from linop.layers.state.sharded import (
+            save_parts,  # torch's part of it takes a second to import
+        )
+
+        save_parts(workers, optimized, Path(path))
+        return
+    state: Any = collect(workers, list(workers.parts.values()), 0)
+    if optimized is not None:
+        state = {MODEL: state, OPTIMIZER: collect_optimizer(optimized, 0)}
+    workers.each(lambda: _write(state, Path(path)) if workers.worker == 0 else None)
+
+
+def load(model: Any, path: str | os.PathLike[str], optimizer: Any = None) -> None:
+    """Load what `save` saved, with any number of workers, into a model with any partitions; or what
+    torch saved of the sequential model, in the same form. Collective.
+
+    Everything is read and checked before anything is changed: `save` writes digests, torch CRCs. A
+    model on the meta device gets memory of the backend's device. Files are data: an object in them
+    that is neither a tensor, a number, a string nor a container of these is refused.
+
+    Args:
+        model: the module of this worker.
+        path: a file, which worker 0 reads; or a folder, where every worker reads its own blocks.
+        optimizer: this worker's, over its parameters, to be loaded too; None on workers without
+            parameters.
+
+    Raises:
+        ArgumentError, ShapeError: the state is not the model's, or has no optimizer's.
+        BackendError: it cannot be read, is damaged, or refers to other objects. All on every
+            worker; the model and the optimizer are as before.
+    """
+    workers = Workers("load", model)
+    optimized = _optimized(workers, optimizer)
+    if workers.told(Path(path).is_dir())[0]:
+        from linop.layers.state.sharded import load_parts
+
+        load_parts(workers, optimized, Path(path))
+        return
+    whole = workers.each(lambda: _read(Path(path)) if workers.worker == 0 else None)
+    both = workers.told(whole is not None and _has_optimizer(whole))[0]
+    if optimized is not None and not both:
+        raise ArgumentError(f"load: {os.fspath(path)!r} has no state of an optimizer")
+    state = whole[MODEL] if both and whole is not None else whole
+    parts = list(workers.parts.values())
+    source = source_of(workers, parts, state)
+    staged = None
+    if optimized is not None:
+        staged = staged_optimizer(optimized, None if whole is None else whole[OPTIMIZER])
+    workers.materialise()
+    spread(workers, parts, state, source)
+    if optimized is not None and staged is not None:
+        hypers, kept = staged
+        workers.each(lambda: optimized.install(hypers, kept))
+
+
+def _optimized(workers: Workers, optimizer: Any) -> Optimized | None:
+    """The optimizers of all workers, if any of them has one."""
+    some = any(workers.told(optimizer is not None))
+    return Optimized(workers, optimizer) if some else None
+
+
+def _has_optimizer(state: Mapping[str, Any]) -> bool:
+    return all(isinstance(state.get(name), Mapping) for name in (MODEL, OPTIMIZER))
+
+
+def _write(state: Any, path: Path) -> None:
+    with replacing(path) as file:
+        torch.save(state, file)
+        seal(file)
+    sync_folder(path.parent)
+    clear_parts(path)
+
+
+def _read(path: Path) -> Any:
+    with path.open("rb") as file:
+        check_sealed(file, path)
+        state = torch.load(file, map_location="cpu", weights_only=True)
+    if not isinstance(state, Mapping):
+        raise ArgumentError(f"a {type(state).__name__} in {str(path)!r}; a state_dict expected")
+    return state

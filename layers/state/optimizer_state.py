@@ -1,0 +1,320 @@
+"""The state of torch.optim's optimizers over distributed parameters, as the sequential optimizer
+has it: what has a parameter's shape is cut as the parameter is; numbers are the same on all."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from linop.errors import ArgumentError
+from linop.layers.layer import Tensor
+from linop.layers.state.parts import Part
+from linop.layers.state.state import Workers, collect, source_of, spread
+
+Names = tuple[str, str]
+"""A parameter's, and of what the optimizer keeps for it."""
+
+
+class Optimized:
+    """The optimizers of all workers. Collective.
+
+    Args:
+        workers: those of the model.
+        optimizer: this worker's, over its parameters; None where it has none. A parameter without
+            elements that is not the model's may stand in for none.
+
+    Attributes:
+        groups: names of the parameters of each parameter group, in the model's order, which is the
+            sequential optimizer's.
+        hypers: what else is in each group.
+
+    Raises:
+        ArgumentError, BackendError: no worker has an optimizer; one has other parameters than the
+            model's; or they differ. On every worker.
+    """
+
+    def __init__(self, workers: Workers, optimizer: Any) -> None:
+        self.workers, self.optimizer = workers, optimizer
+        self._own: list[list[str | None]] = workers.each(self._names)
+        said = workers.told(None if optimizer is None else self._groups())
+        known = [groups for groups in said if groups is not None]
+        if not known:
+            raise ArgumentError(f"{workers.what}: no worker passes an optimizer")
+        if len({repr([hyper for hyper, _ in groups]) for groups in known}) > 1:
+            workers.refuse("optimizers of different parameter groups, or with different options")
+        self.hypers = [hyper for hyper, _ in known[0]]
+        self.groups = []
+        for lists in zip(*([keys for _, keys in groups] for groups in known), strict=True):
+            together = set().union(*lists)
+            self.groups.append([key for key in workers.parts if key in together])
+
+    def _names(self) -> list[list[str | None]]:
+        """Names of this worker's parameters, by group."""
+        if self.optimizer is None:
+            return []
+        names: dict[int, str] = {}
+        for key, part in self.workers.parts.items():
+            if part.trained and part.block is not None:
+                names.setdefault(id(part.block), key)
+        own = []
+        for group in self.optimizer.param_groups:
+            for p in group["params"]:
+                if id(p) not in names and p.numel():
+                    raise ArgumentError(
+                        f"the optimizer has a parameter of shape {tuple(p.shape)} that is none of "
+                        f"the model's"
+                    )
+            own.append([names.get(id(p)) for p in group["params"]])
+        return own
+
+    def _groups(self) -> list[tuple[dict[str, Any], list[str]]]:
+        left = ("params", "param_names")
+        hypers = [
+            {k: v for k, v in group.items() if k not in left}
+            for group in self.optimizer.param_groups
+        ]
+        names = [[name for name in group if name is not None] for group in self._own]
+        return list(zip(hypers, names, strict=True))
+
+    def kept(self) -> dict[Names, Any]:
+        """What the optimizers keep for each parameter: a `Part`, or a number. Collective.
+
+        Raises:
+            ArgumentError: it is neither of the parameter's shape nor a number; or missing on a
+                worker. BackendError: numbers differ. On every worker.
+        """
+        workers = self.workers
+        mine = self._mine()
+        said = workers.told(workers.each(lambda: {n: self._kind(n, mine[n]) for n in mine}))
+        everyones = {names: kind for kinds in said for names, kind in kinds.items()}
+        workers.each(lambda: self._complete(mine, everyones))
+        order = {key: n for n, key in enumerate(workers.parts)}
+        kept: dict[Names, Any] = {}
+        for names in sorted(everyones, key=lambda names: order[names[0]]):
+            key, name = names
+            is_block, value = everyones[names]
+            kinds = {repr(kinds[names]) for kinds in said if names in kinds}
+            if len(kinds) > 1:
+                workers.refuse(f"{name!r} of {key!r} differs between workers: {sorted(kinds)}")
+            if is_block:
+                block = mine.get(names)
+                value = Part(f"{key}.{name}", workers.parts[key].space, block, value)
+            kept[names] = value
+        return kept
+
+    def _mine(self) -> dict[Names, Any]:
+        mine: dict[Names, Any] = {}
+        for key, p in self._parameters().items():
+            values = self.optimizer.state.get(p, {})
+            mine.update({(key, name): value for name, value in values.items()})
+        return mine
+
+    def _parameters(self) -> dict[str, Tensor]:
+        """This worker's parameters that the optimizer has, by name."""
+        groups = [] if self.optimizer is None else self.optimizer.param_groups
+        return {
+            key: p
+            for group, names in zip(groups, self._own, strict=True)
+            for p, key in zip(group["params"], names, strict=True)
+            if key is not None
+        }
+
+    def _kind(self, names: Names, value: Any) -> tuple[bool, Any]:
+        """Whether it is cut as the parameter; its dtype, or itself if it is not."""
+        if not isinstance(value, torch.Tensor) or not value.ndim:
+            return False, value
+        block = self.workers.parts[names[0]].block
+        if value.shape != block.shape:
+            raise ArgumentError(
+                f"the optimizer keeps {names[1]!r} of shape {tuple(value.shape)} for {names[0]!r} "
+                f"of shape {tuple(block.shape)}; a number expected, or one tensor of that shape"
+            )
+        return True, value.dtype
+
+    def _complete(self, mine: Mapping[Names, Any], everyones: Mapping[Names, Any]) -> None:
+        for key, name in everyones:
+            block = self.workers.parts[key].block
+            if block is not None and block.numel() and (key, name) not in mine:
+                raise ArgumentError(f"the optimizer keeps no {name!r} for {key!r}, as others do")
+
+    def target(self, key: str, name: str, dtype: Any) -> Part:
+        """New memory for a tensor that is cut as a parameter."""
+        part = self.workers.parts[key]
+        block = None
+        if part.block is not None:
+            device = self.workers.device if part.block.is_meta else part.block.device
+            block = torch.empty_like(part.block, dtype=dtype, device=device)
+        return Part(f"{key}.{name}", part.space, block, dtype)
+
+    def install(self, hypers: list[dict[str, Any]], kept: Mapping[Names, Any]) -> None:
+        """Load this worker's share of a whole state.
+
+        Args:
+            hypers: what is in each group besides parameters.
+            kept: numbers, and parts that hold this worker's blocks.
+        """
+        if self.optimizer is None:
+            return
+        state: dict[int, dict[str, Any]] = {}
+        groups, number = [], 0
+        for hyper, names in zip(hypers, self._own, strict=True):
+            groups.append({**hyper, "params": list(range(number, number + len(names)))})
+            for index, key in enumerate(names, start=number):
+                found = {name: value for (k, name), value in kept.items() if k == key}
+                if found:
+                    state[index] = {
+                        name: value.block if isinstance(value, Part) else value
+                        for name, value in found.items()
+                    }
+            number += len(names)
+        self.optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+
+def check_options(optimized: Optimized) -> None:
+    """See that a load will take the options of all groups. Collective.
+
+    Raises:
+        ArgumentError: one is an object that a load would refuse, for its pickle could be code.
+    """
+    for hyper in optimized.hypers:
+        for name, value in hyper.items():
+            file = io.BytesIO()
+            torch.save(value, file)
+            file.seek(0)
+            try:
+                torch.load(file, weights_only=True)
+            except pickle.UnpicklingError as error:
+                kind = f"{type(value).__module__}.{type(value).__name__}"
+                raise ArgumentError(
+                    f"{optimized.workers.what}: the optimizer's option {name!r} is of type {kind}, "
+                    f"which could not be loaded again; a Python number, a string, a tensor or a "
+                    f"list or dict of these expected"
+                ) from error
+
+
+def gather_optimizer_state(
+    model: Any, optimizer: Any, worker: int | None = None
+) -> dict[str, Any] | None:
+    """The state of the sequential optimizer, as its `state_dict`. Collective.
+
+    Parameters count in the model's order in each group, which is that of ``model.parameters()``.
+
+    Args:
+        model: the module of this worker.
+        optimizer: of this worker's parameters; None where it has none.
+        worker: which one gets the state; by default all.
+
+    Returns:
+        None on workers that do not get it.
+
+    Raises:
+        ArgumentError: no worker has an optimizer, or what it keeps is neither a number nor of a
+            parameter's shape. BackendError: workers have different optimizers. All on every worker.
+    """
+    workers = Workers("gather_optimizer_state", model)
+    workers.need_memory()
+    return collect_optimizer(Optimized(workers, optimizer), worker)
+
+
+def collect_optimizer(optimized: Optimized, worker: int | None) -> dict[str, Any] | None:
+    """`gather_optimizer_state`, of optimizers that have met."""
+    kept = optimized.kept()
+    parts = [value for value in kept.values() if isinstance(value, Part)]
+    wholes = collect(optimized.workers, parts, worker)
+    if wholes is None:
+        return None
+    groups: list[dict[str, Any]] = []
+    state: dict[int, dict[str, Any]] = {}
+    number = 0
+    for hyper, keys in zip(optimized.hypers, optimized.groups, strict=True):
+        groups.append({**hyper, "params": list(range(number, number + len(keys)))})
+        for index, key in enumerate(keys, start=number):
+            found = {name: value for (k, name), value in kept.items() if k == key}
+            if found:
+                state[index] = {
+                    name: wholes[value.key] if isinstance(value, Part) else value
+                    for name, value in found.items()
+                }
+        number += len(keys)
+    return {"state": state, "param_groups": groups}
+
+
+def scatter_optimizer_state(model: Any, optimizer: Any, state: Mapping[str, Any] | None) -> None:
+    """Load the state of the sequential optimizer into those of the workers. Collective.
+
+    Args:
+        model: the module of this worker.
+        optimizer: of this worker's parameters; None where it has none.
+        state: the sequential `state_dict`, on all workers, or on some, with None on others.
+
+    Raises:
+        ArgumentError, ShapeError: it does not fit. BackendError: workers have different optimizers,
+        or none has the state. All on every worker.
+    """
+    workers = Workers("scatter_optimizer_state", model)
+    workers.need_memory()
+    optimized = Optimized(workers, optimizer)
+    hypers, kept = staged_optimizer(optimized, state)
+    workers.each(lambda: optimized.install(hypers, kept))
+
+
+def staged_optimizer(
+    optimized: Optimized, state: Mapping[str, Any] | None
+) -> tuple[list[dict[str, Any]], dict[Names, Any]]:
+    """This worker's share of the state of the sequential optimizer, in new memory, for `install`.
+    Collective.
+    """
+    workers = optimized.workers
+    named = workers.each(lambda: None if state is None else _named(optimized, state))
+    tensors, said = None, None
+    if named is not None:
+        hypers, values = named
+        tensors = {f"{k}.{n}": v for (k, n), v in values.items() if _is_tensor(v)}
+        said = hypers, {n: v.dtype if _is_tensor(v) else v for n, v in values.items()}
+    known = [one for one in workers.told(said) if one is not None]
+    if not known:
+        workers.refuse("no worker has the state; pass it on one of them, or on all")
+    hypers, kinds = known[0]
+    kept = {
+        (key, name): optimized.target(key, name, kind) if isinstance(kind, torch.dtype) else kind
+        for (key, name), kind in kinds.items()
+    }
+    parts = [value for value in kept.values() if isinstance(value, Part)]
+    spread(workers, parts, tensors, source_of(workers, parts, tensors))
+    return hypers, kept
+
+
+def _named(
+    optimized: Optimized, state: Mapping[str, Any]
+) -> tuple[list[dict[str, Any]], dict[Names, Any]]:
+    """What else is in each group, and what is kept, by names instead of numbers.
+
+    Raises:
+        ArgumentError: other groups than those of the optimizers.
+    """
+    groups = state["param_groups"]
+    counts, wanted = [len(g["params"]) for g in groups], [len(keys) for keys in optimized.groups]
+    if counts != wanted:
+        raise ArgumentError(
+            f"the state is of groups of {counts} parameters; the optimizer has {wanted}"
+        )
+    names = {
+        number: key
+        for group, keys in zip(groups, optimized.groups, strict=True)
+        for number, key in zip(group["params"], keys, strict=True)
+    }
+    hypers = [{k: v for k, v in g.items() if k not in ("params", "param_names")} for g in groups]
+    kept = {
+        (names[number], name): value
+        for number, values in state["state"].items()
+        for name, value in values.items()
+    }
+    return hypers, kept
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.ndim > 0

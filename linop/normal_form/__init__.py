@@ -1,0 +1,1 @@
+"""Operators as tables: boxes, transfers, movements, local maps, stages."""

@@ -1,0 +1,303 @@
+"""Whole-array arithmetic on tables of transfers between boxes.
+
+A row of a `Table` reads a box of a source region, scales it and adds it to a box of a destination
+region. Regions are numbers here; boxes of fewer dimensions than the table are padded with extent 1.
+Nothing loops over rows in Python: a table of a 512-worker halo exchange has tens of thousands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from linop.normal_form.columns import Column, kinds, products, sums
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """n transfers in d dimensions; all arrays are aligned by row."""
+
+    dst: Ints
+    """(n,) number of the destination region."""
+    src: Ints
+    """(n,) number of the source region."""
+    at: Ints
+    """(n, d) start of the destination box."""
+    of: Ints
+    """(n, d) start of the source box."""
+    extent: Ints
+    """(n, d) extent of both boxes."""
+    coef: Column
+    """(n,) coefficient, exact (`linop.normal_form.columns`)."""
+
+    def __post_init__(self) -> None:
+        if self.coef.dtype not in (np.int64, object):
+            raise TypeError(f"coefficients are exact; given a column of dtype {self.coef.dtype}")
+
+    def __len__(self) -> int:
+        return len(self.dst)
+
+    @property
+    def ndim(self) -> int:
+        return int(self.at.shape[1])
+
+    def take(self, rows: Any) -> Table:
+        """The rows that an index array or a mask selects."""
+        return Table(
+            self.dst[rows],
+            self.src[rows],
+            self.at[rows],
+            self.of[rows],
+            self.extent[rows],
+            self.coef[rows],
+        )
+
+    def take_runs(self, axis: int, new: npt.NDArray[np.bool_]) -> tuple[Table, Ints]:
+        """Rows in the order of their starts along an axis, with those that follow one another
+        without a gap as one; and the first row of each.
+
+        Args:
+            new: (n - 1,) rows, from the second on, that do not continue the one before them.
+        """
+        start = self.at[:, axis]
+        stop = start + self.extent[:, axis]
+        first = np.flatnonzero(np.append(True, new | (stop[:-1] != start[1:])))
+        last = np.append(first[1:], len(self)) - 1
+        runs = self.take(first)
+        runs.extent[:, axis] = stop[last] - start[first]
+        return runs, first
+
+    def of_ndim(self, ndim: int) -> Table:
+        """The same table in so many dimensions; those that go are padding."""
+        more = ndim - self.ndim
+        if not more:
+            return self
+        if more < 0:
+            at, of, extent = (box[:, :ndim] for box in (self.at, self.of, self.extent))
+            return Table(self.dst, self.src, at, of, extent, self.coef)
+        zeros = np.zeros((len(self), more), np.int64)
+        return Table(
+            self.dst,
+            self.src,
+            np.hstack([self.at, zeros]),
+            np.hstack([self.of, zeros]),
+            np.hstack([self.extent, zeros + 1]),
+            self.coef,
+        )
+
+
+def same_rows(one: Table, other: Table) -> bool:
+    """True if two tables are equal row by row; canonical ones are if they are the same operator."""
+    if len(one) != len(other):
+        return False
+    ndim = max(one.ndim, other.ndim)
+    one, other = one.of_ndim(ndim), other.of_ndim(ndim)
+    columns = (f.name for f in fields(Table))
+    return all(np.array_equal(getattr(one, name), getattr(other, name)) for name in columns)
+
+
+def concatenate(*tables: Table) -> Table:
+    """All rows of all tables."""
+    ndim = max(t.ndim for t in tables)
+    wide = [t.of_ndim(ndim) for t in tables]
+    return Table(*(np.concatenate([getattr(t, f.name) for t in wide]) for f in fields(Table)))
+
+
+def join(left: Table, right: Table) -> Table:
+    """The rows of the product left ∘ right: every pair whose boxes meet in the middle, cut to where
+    they do. Not canonical: rows may overlap."""
+    ndim = max(left.ndim, right.ndim)
+    left, right = left.of_ndim(ndim), right.of_ndim(ndim)
+    if not len(left) or not len(right):
+        return left.take(slice(0, 0))
+    i, j = _candidates(left, right)
+    low = np.maximum(left.of[i], right.at[j])
+    extent = np.minimum(left.of[i] + left.extent[i], right.at[j] + right.extent[j]) - low
+    meet = (extent > 0).all(axis=1)
+    i, j, low, extent = i[meet], j[meet], low[meet], extent[meet]
+    return Table(
+        left.dst[i],
+        right.src[j],
+        left.at[i] + low - left.of[i],
+        right.of[j] + low - right.at[j],
+        extent,
+        products(left.coef[i], right.coef[j]),
+    )
+
+
+def pairs(left: Table, right: Table) -> int:
+    """How many rows left ∘ right has at most, before equal ones are summed."""
+    if not len(left) or not len(right):
+        return 0
+    return int(_meeting(left, right)[1].sum())
+
+
+def _candidates(left: Table, right: Table) -> tuple[Ints, Ints]:
+    """Pairs of rows whose boxes may meet in the middle."""
+    first, count, order = _meeting(left, right)
+    rows, within = expand(count)
+    return rows, order[first[rows] + within]
+
+
+def _meeting(left: Table, right: Table) -> tuple[Ints, Ints, Ints]:
+    """For each left row, the first and the number of the right rows that it may meet, in a list of
+    these. They share the middle region, pruned by the first dimension: with the right rows sorted
+    by start, only those count that start inside the left box or less than the longest right box of
+    that region before it."""
+    regions = int(max(left.src.max(), right.dst.max())) + 1
+    longest = np.zeros(regions, np.int64)
+    np.maximum.at(longest, right.dst, right.extent[:, 0])
+    span = int((left.of + left.extent).max() + (right.at + right.extent).max()) + 1
+    key = right.dst * span + right.at[:, 0]
+    order = np.argsort(key, kind="stable")
+    key = key[order]
+    start = left.of[:, 0]
+    base = left.src * span
+    first = np.searchsorted(key, base + np.maximum(start - longest[left.src] + 1, 0), "left")
+    last = np.searchsorted(key, base + start + left.extent[:, 0], "left")
+    return first, np.maximum(last - first, 0), order
+
+
+FEW = 256
+"""Boxes that are compared each with each."""
+
+
+def each_meets(low: Ints, high: Ints) -> npt.NDArray[np.bool_]:
+    """For each pair of some boxes: True if they have an index in common."""
+    meet = np.ones((len(low), len(low)), bool)
+    for a, b in zip(low.T, high.T, strict=True):
+        meet &= np.maximum.outer(a, a) < np.minimum.outer(b, b)
+    return meet
+
+
+def canonical(table: Table) -> Table:
+    """The unique table of the same operator: per (destination, source, offset) the boxes do not
+    overlap, have non-zero coefficients, and are merged into maximal runs, last dimension first.
+
+    Two tables describe the same operator exactly if their canonical forms are equal.
+    """
+    counts = (table.coef != 0) & (table.extent > 0).all(axis=1)
+    if not counts.all():
+        table = table.take(counts)
+    if len(table) < 2:
+        return table
+    group = row_keys(table.dst, table.src, *(table.at - table.of).T)
+    order = np.argsort(group, kind="stable")
+    same = group[order[1:]] == group[order[:-1]]
+    if same.any():
+        several = np.append(same, False) | np.append(False, same)
+        numbers = np.append(0, np.cumsum(~same))
+        merged = _summed(table.take(order[several]), numbers[several])
+        table = concatenate(table.take(order[~several]), merged)
+    order = np.argsort(row_keys(table.dst, table.src, *table.at.T, *table.of.T), kind="stable")
+    return table.take(order)
+
+
+def _summed(table: Table, group: Ints) -> Table:
+    """Boxes, sorted by group, as those of a canonical table."""
+    vary = [axis for axis in range(table.ndim) if not _aligned(table, group, axis)]
+    if len(vary) == 1:
+        # Often nothing overlaps: the chunks of a ring, which are to be one box again.
+        (axis,) = vary
+        order = np.argsort(row_keys(group, table.at[:, axis]), kind="stable")
+        ordered, new = table.take(order), _changes(group[order])
+        start = ordered.at[:, axis]
+        stop = start + ordered.extent[:, axis]
+        if (new | (stop[:-1] <= start[1:])).all():
+            return ordered.take_runs(axis, new | (ordered.coef[1:] != ordered.coef[:-1]))[0]
+    return _merge(*_sum_cells(*_refine(table, group, vary)))
+
+
+def _refine(table: Table, group: Ints, axes: Sequence[int]) -> tuple[Table, Ints]:
+    """Cut every box along the faces of all boxes of its group, so that boxes are equal or apart.
+
+    Args:
+        axes: in which boxes of a group differ.
+    """
+    for axis in axes:
+        start = table.at[:, axis]
+        stop = start + table.extent[:, axis]
+        span = int(stop.max()) + 1
+        cuts = np.sort(np.concatenate([group * span + start, group * span + stop]))
+        cuts = cuts[np.append(True, _changes(cuts))]
+        first = np.searchsorted(cuts, group * span + start)
+        rows, within = expand(np.searchsorted(cuts, group * span + stop) - first)
+        cell = first[rows] + within
+        shift = cuts[cell] - group[rows] * span - start[rows]
+        table, group = table.take(rows), group[rows]
+        table.at[:, axis] += shift
+        table.of[:, axis] += shift
+        table.extent[:, axis] = cuts[cell + 1] - cuts[cell]
+    return table, group
+
+
+def _aligned(table: Table, group: Ints, axis: int) -> bool:
+    """True if all boxes of each group, given by group, have the same bounds along an axis (nothing
+    to cut)."""
+    bounds = table.at[:, axis], table.extent[:, axis]
+    return not (~_changes(group) & (_changes(bounds[0]) | _changes(bounds[1]))).any()
+
+
+def _changes(column: Ints) -> npt.NDArray[np.bool_]:
+    """Mask of the entries, from the second on, that differ from the one before."""
+    changes: npt.NDArray[np.bool_] = column[1:] != column[:-1]
+    return changes
+
+
+def _sum_cells(table: Table, group: Ints) -> tuple[Table, Ints]:
+    """Sum the coefficients of equal boxes, in the order of the rows; drop those that cancel."""
+    key = row_keys(group, *table.at.T)
+    order = np.argsort(key, kind="stable")
+    first = np.flatnonzero(np.append(True, _changes(key[order])))
+    coef = sums(table.coef[order], first)
+    table, group = table.take(order[first]), group[order[first]]
+    keep = coef != 0
+    summed = Table(table.dst, table.src, table.at, table.of, table.extent, coef)
+    return summed.take(keep), group[keep]
+
+
+def _merge(table: Table, group: Ints) -> Table:
+    """Join neighbouring boxes of equal coefficient and cross-section, last axis first."""
+    kind = kinds(table.coef)
+    for axis in reversed(range(table.ndim)):
+        if len(table) < 2:
+            break
+        others = [k for k in range(table.ndim) if k != axis]
+        cross = row_keys(group, kind, *table.at[:, others].T, *table.extent[:, others].T)
+        cross = np.unique(cross, return_inverse=True)[1].reshape(-1)
+        order = np.argsort(row_keys(cross, table.at[:, axis]), kind="stable")
+        table, new = table.take(order), _changes(cross[order])
+        table, first = table.take_runs(axis, new)
+        group, kind = group[order[first]], kind[order[first]]
+    return table
+
+
+def expand(count: Ints) -> tuple[Ints, Ints]:
+    """For counts (2, 0, 3): rows (0, 0, 2, 2, 2) and positions within (0, 1, 0, 1, 2)."""
+    rows = np.repeat(np.arange(len(count)), count)
+    within = np.arange(len(rows)) - np.repeat(np.cumsum(count) - count, count)
+    return rows, within
+
+
+def row_keys(*columns: Ints) -> Ints:
+    """One integer a row that sorts as the columns do lexicographically. Ranks stand in for values
+    before the product of the ranges would overflow."""
+    key = np.zeros(len(columns[0]), np.int64)
+    size = 1
+    for column in columns:
+        low = int(column.min()) if len(column) else 0
+        span = int(column.max()) - low + 1 if len(column) else 1
+        if span == 1:
+            continue
+        if size * span > 2**62:
+            key = np.unique(key, return_inverse=True)[1].reshape(-1)
+            size = int(key.max()) + 1
+        key = key * span + (column - low)
+        size *= span
+    return key

@@ -1,0 +1,159 @@
+"""Which blocks of two tensor spaces share elements: the data movement of nearly every collective.
+
+"Each block of Y gets what it shares with the blocks of X that it is linked to" is a product of
+one-dimensional relations: in each tensor dimension, which cut of X meets which cut of Y; along each
+grid axis of copies, which coordinate is linked to which. Nothing here is as long as the number of
+pairs of blocks until somebody asks for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from linop.normal_form.boxes import Ints, Table, join
+from linop.normal_form.columns import ones
+from linop.normal_form.kronecker import NO_AXIS, Factor, Kronecker
+from linop.normal_form.movement import Movement
+from linop.spaces.partition import GridAxis
+from linop.spaces.tensor import REPLICATED, Bounds, TensorSpace
+
+Pairs = tuple[tuple[int, ...], ...]
+"""(source, target) of each."""
+
+
+class Link(NamedTuple):
+    """Blocks are related only if their coordinates along a grid axis of each are one of some pairs.
+
+    Both axes split the same dimension, or neither splits any. A link of a replicated axis, which
+    has no coordinate, says nothing.
+    """
+
+    source_axis: int
+    target_axis: int
+    pairs: Sequence[tuple[int, int]]
+    """(coordinate of the source, coordinate of the target)."""
+
+
+class Segment(NamedTuple):
+    """A run of consecutive indices of one dimension, read from others: target index `at` + k is
+    source index `of` + k."""
+
+    at: int
+    of: int
+    length: int
+
+
+def matching(
+    X: TensorSpace,
+    Y: TensorSpace,
+    links: Sequence[Link] = (),
+    segments: Mapping[int, Sequence[Segment]] | None = None,
+) -> Movement:
+    """The movement in which each block of Y gets, once, what it shares with each block of X that
+    the links allow: with all of them, where there is no link.
+
+    Args:
+        segments: by tensor dimension, which index of X an index of Y is, where it is not the same.
+            Indices of Y that are in no segment get nothing: they are zero.
+    """
+    linked = {
+        (link.source_axis, link.target_axis): tuple(map(tuple, link.pairs))
+        for link in links
+        if link.source_axis in X.region_axes and link.target_axis in Y.region_axes
+    }
+    factors: list[Factor] = []
+    sources, targets = dict(X.region_axes), dict(Y.region_axes)
+
+    def axes(a: int | None, b: int | None) -> tuple[GridAxis, GridAxis]:
+        dst = NO_AXIS if b is None else targets.pop(b)
+        return dst, NO_AXIS if a is None else sources.pop(a)
+
+    for d in range(X.ndim):
+        a, b = (space.axes.index(d) if d in space.axes else None for space in (X, Y))
+        pairs = None if a is None or b is None else linked.pop((a, b), None)
+        between = (segments or {}).get(d)
+        cut = X.bounds[d], Y.bounds[d], pairs, None if between is None else tuple(between)
+        factors.append(_factor(d, *axes(a, b), *cut))
+    for (a, b), pairs in linked.items():
+        of, to = np.array(pairs, np.int64).reshape(-1, 2).T
+        factors.append(Factor(_coordinates(to, of), *axes(a, b)))
+    for a in list(sources):
+        every = np.arange(sources[a].extent)
+        factors.append(Factor(_coordinates(0 * every, every), *axes(a, None)))
+    for b in list(targets):
+        every = np.arange(targets[b].extent)
+        factors.append(Factor(_coordinates(every, 0 * every), *axes(None, b)))
+    sizes = len(Y.holders[1]), len(X.holders[1])
+    return Movement(X, Y, Kronecker(factors, max(1, X.ndim), sizes))
+
+
+@lru_cache(maxsize=256)
+def _factor(
+    dim: int, dst: GridAxis, src: GridAxis, source: Bounds, target: Bounds, *how: Any
+) -> Factor:
+    """The factor of a dimension. Kept: most operators of a network differ in others."""
+    return Factor(_cuts_that_meet(source, target, *how), dst, src, dim)
+
+
+def _cuts_that_meet(
+    source: Bounds, target: Bounds, pairs: Pairs | None, segments: Sequence[Segment] | None
+) -> Table:
+    """The overlaps of cuts of one dimension: the composition of "place a source cut in the whole",
+    of "read the whole by segments", and of "take a target cut out of the whole". Of linked cuts,
+    each pair has a whole of its own."""
+    if pairs is None and segments is None and len(source) == len(target) == 1:
+        ((a, b),), ((c, d),) = source, target  # nobody cuts it, as the batch: most dimensions
+        low = max(a, c)
+        return _boxes(*([k] * (min(b, d) > low) for k in (low - c, low - a, min(b, d) - low)))
+    if pairs is None:
+        s, t = np.arange(len(source)), np.arange(len(target))
+        place = np.zeros(len(s), np.int64), np.zeros(len(t), np.int64)
+    else:
+        s, t = np.array(pairs, np.int64).reshape(-1, 2).T
+        place = np.arange(len(s)), np.arange(len(t))
+    low, high = np.array(source, np.int64).reshape(-1, 2)[s].T[:, :, None]
+    put = Table(place[0], s, low, 0 * low, high - low, ones(len(s)))
+    low, high = np.array(target, np.int64).reshape(-1, 2)[t].T[:, :, None]
+    take = Table(t, place[1], 0 * low, low, high - low, ones(len(t)))
+    if segments is None:
+        return join(take, put)
+    wholes = np.unique(np.concatenate(place))
+    at, of, length = np.tile(np.array(segments, np.int64).reshape(-1, 3), (len(wholes), 1)).T
+    whole = np.repeat(wholes, len(segments))
+    read = Table(whole, whole, at[:, None], of[:, None], length[:, None], ones(len(whole)))
+    return join(take, join(read, put))
+
+
+def _boxes(at: list[int], of: list[int], extent: list[int]) -> Table:
+    """Boxes of the only cut in the only cut."""
+    only = np.zeros(len(at), np.int64)
+    boxes = np.array([at, of, extent], np.int64)[:, :, None]
+    return Table(only, only, boxes[0], boxes[1], boxes[2], ones(len(at)))
+
+
+def _coordinates(dst: Ints, src: Ints) -> Table:
+    """A relation of coordinates that is about no tensor dimension: a box of one element."""
+    zeros = np.zeros((len(dst), 1), np.int64)
+    return Table(dst, src, zeros, zeros, zeros + 1, ones(len(dst)))
+
+
+def same(count: int, source_axis: int, target_axis: int) -> Link:
+    """Equal coordinates are linked."""
+    return Link(source_axis, target_axis, [(k, k) for k in range(count)])
+
+
+def along(X: TensorSpace, grid_axes: Sequence[int]) -> list[Link]:
+    """For two spaces on one grid: blocks are linked that differ in their coordinates along some
+    axes only."""
+    grid = X.partition.shape
+    return [same(grid[k], k, k) for k in range(len(grid)) if k not in grid_axes]
+
+
+def copies_apart(X: TensorSpace) -> list[Link]:
+    """For two spaces on one grid: copies are linked to themselves only."""
+    split = [k for k, axis in enumerate(X.axes) if isinstance(axis, int) or axis is REPLICATED]
+    return along(X, split)

@@ -1,0 +1,447 @@
+"""The transfers of a movement, made when somebody asks for them: all, or those of some regions.
+
+`Rows` say how a table of transfers comes about (given, a product, a sum, …). Asked for the rows
+into a few regions, a product asks its factors for a few rows each, so that a worker of thousands
+finds its own part without anybody making the whole table. Regions are numbers here, as in
+`linop.normal_form.boxes`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping, Sequence
+from functools import cached_property
+
+import numpy as np
+
+from linop.normal_form.boxes import Ints, Table, canonical, concatenate, expand, join, pairs
+from linop.normal_form.columns import conjugates, encoded, multiples, ones
+from linop.spaces.exact import Exact, text
+
+FAR_MORE = 64
+"""A product is taken apart if its transfers are so many times those of its factors."""
+
+
+class Rows(ABC):
+    """Transfers, in canonical form whichever way they are asked for: the rows into some regions are
+    rows of the whole table, in its order."""
+
+    @abstractmethod
+    def _all(self) -> Table:
+        """All rows, not yet canonical."""
+
+    @abstractmethod
+    def _into(self, dst: Ints) -> Table:
+        """The rows into regions, not yet canonical."""
+
+    @abstractmethod
+    def _out_of(self, src: Ints) -> Table:
+        """The rows out of regions, not yet canonical."""
+
+    @property
+    @abstractmethod
+    def digest(self) -> bytes:
+        """Equal digests mean equal rows; rows that were made in another way may be equal too. Found
+        without making the table."""
+
+    @property
+    def factors(self) -> tuple[Exact, tuple[bytes, ...]]:
+        """A number, and the digests of rows, whose product this is: however a product was
+        bracketed, and wherever in it a number stands."""
+        return 1, (self.digest,)
+
+    @cached_property
+    def table(self) -> Table:
+        """All rows."""
+        return canonical(self._all())
+
+    @cached_property
+    def short(self) -> bool:
+        """True if the whole table is worth making when some of its rows are asked for: it is made
+        of tables that are there, and not far longer than they."""
+        return False
+
+    def into(self, dst: Ints) -> Table:
+        """The rows into regions, given by number in increasing order."""
+        if "table" in self.__dict__ or self.short:
+            return self.table.take(positions(self.table.dst, dst))
+        return canonical(self._into(dst))
+
+    def out_of(self, src: Ints) -> Table:
+        """The rows out of regions, given by number in increasing order."""
+        if "table" in self.__dict__ or self.short:
+            order = self._by_source
+            return self.table.take(np.sort(order[positions(self.table.src[order], src)]))
+        return canonical(self._out_of(src))
+
+    @property
+    def uncut(self) -> Mapping[int, int]:
+        """Dimensions, and their extents, of which all rows are known to have the whole: their boxes
+        begin at 0 on both sides, and are as long. These rows are others ⊗ I, and not empty."""
+        return {}
+
+    def without(self, uncut: Collection[int]) -> Rows:
+        """The rows with extent 1 in dimensions that are uncut."""
+        raise NotImplementedError(f"{type(self).__name__} knows no dimension as uncut")
+
+    @cached_property
+    def _by_source(self) -> Ints:
+        return np.argsort(self.table.src, kind="stable")
+
+    def counts_into(self, regions: int) -> Ints:
+        """How many rows go into each of so many regions."""
+        return np.bincount(self.table.dst, minlength=regions)
+
+    def counts_out_of(self, regions: int) -> Ints:
+        """How many rows come out of each of so many regions."""
+        return np.bincount(self.table.src, minlength=regions)
+
+    def adjoint(self) -> Rows:
+        """The ends of every row swapped, and its coefficient conjugated."""
+        return Swapped(self)
+
+
+class Given(Rows):
+    """The rows of a table."""
+
+    short = True
+
+    def __init__(self, table: Table) -> None:
+        self.given = table
+
+    def _all(self) -> Table:
+        return self.given
+
+    def _into(self, dst: Ints) -> Table:
+        return self.given.take(np.isin(self.given.dst, dst))
+
+    def _out_of(self, src: Ints) -> Table:
+        return self.given.take(np.isin(self.given.src, src))
+
+    @cached_property
+    def digest(self) -> bytes:
+        return digest_of("given", *table_columns(self.table))
+
+
+class Same(Rows):
+    """Every region to the one of its number, whole: the identity.
+
+    Args:
+        extent: of the regions; (n, d).
+    """
+
+    def __init__(self, extent: Ints) -> None:
+        self.extent = extent
+
+    def _all(self) -> Table:
+        return self._into(np.arange(len(self.extent)))
+
+    def _into(self, dst: Ints) -> Table:
+        extent = self.extent[dst]
+        zeros = np.zeros_like(extent)
+        return Table(dst, dst, zeros, zeros, extent, ones(len(dst)))
+
+    def _out_of(self, src: Ints) -> Table:
+        return self._into(src)
+
+    def counts_into(self, regions: int) -> Ints:
+        return np.asarray((self.extent > 0).all(axis=1), np.int64)
+
+    def counts_out_of(self, regions: int) -> Ints:
+        return self.counts_into(regions)
+
+    def adjoint(self) -> Rows:
+        return self
+
+    @cached_property
+    def uncut(self) -> Mapping[int, int]:
+        if not self.extent.all():
+            return {}
+        same = (self.extent == self.extent[:1]).all(axis=0)
+        return {d: int(self.extent[0, d]) for d in np.flatnonzero(same).tolist()}
+
+    def without(self, uncut: Collection[int]) -> Rows:
+        extent = self.extent.copy()
+        extent[:, list(uncut)] = 1
+        return Same(extent)
+
+    @cached_property
+    def digest(self) -> bytes:
+        return digest_of("same", self.extent)
+
+
+class Swapped(Rows):
+    """The adjoint of rows."""
+
+    def __init__(self, of: Rows) -> None:
+        self.of = of
+
+    @cached_property
+    def short(self) -> bool:
+        return self.of.short
+
+    def _all(self) -> Table:
+        return swap(self.of.table)
+
+    def _into(self, dst: Ints) -> Table:
+        return swap(self.of.out_of(dst))
+
+    def _out_of(self, src: Ints) -> Table:
+        return swap(self.of.into(src))
+
+    def counts_into(self, regions: int) -> Ints:
+        return self.of.counts_out_of(regions)
+
+    def counts_out_of(self, regions: int) -> Ints:
+        return self.of.counts_into(regions)
+
+    def adjoint(self) -> Rows:
+        return self.of
+
+    @property
+    def uncut(self) -> Mapping[int, int]:
+        return self.of.uncut
+
+    def without(self, uncut: Collection[int]) -> Rows:
+        return Swapped(self.of.without(uncut))
+
+    @cached_property
+    def digest(self) -> bytes:
+        return digest_of("adjoint", self.of.digest)
+
+
+class Scaled(Rows):
+    """Rows times a number, conjugated before that or not."""
+
+    def __init__(self, of: Rows, scalar: Exact, conjugated: bool = False) -> None:
+        self.of, self.scalar, self.conjugated = of, scalar, conjugated
+
+    def _times(self, t: Table) -> Table:
+        coef = conjugates(t.coef) if self.conjugated else t.coef
+        return Table(t.dst, t.src, t.at, t.of, t.extent, multiples(coef, self.scalar))
+
+    @cached_property
+    def short(self) -> bool:
+        return self.of.short
+
+    def _all(self) -> Table:
+        return self._times(self.of.table)
+
+    def _into(self, dst: Ints) -> Table:
+        return self._times(self.of.into(dst))
+
+    def _out_of(self, src: Ints) -> Table:
+        return self._times(self.of.out_of(src))
+
+    @property
+    def uncut(self) -> Mapping[int, int]:
+        return self.of.uncut
+
+    def without(self, uncut: Collection[int]) -> Rows:
+        return Scaled(self.of.without(uncut), self.scalar, self.conjugated)
+
+    @property
+    def factors(self) -> tuple[Exact, tuple[bytes, ...]]:
+        if self.conjugated:
+            return self.scalar, (digest_of("conjugated", self.of.digest),)
+        number, digests = self.of.factors
+        return self.scalar * number, digests
+
+    @cached_property
+    def digest(self) -> bytes:
+        return _digest_of_product(*self.factors)
+
+
+class Product(Rows):
+    """left ∘ right: the boxes intersected in the middle."""
+
+    def __init__(self, left: Rows, right: Rows) -> None:
+        self.left, self.right = left, right
+
+    @cached_property
+    def short(self) -> bool:
+        if not (self.left.short and self.right.short):
+            return False
+        left, right = self.left.table, self.right.table
+        return pairs(left, right) <= FAR_MORE * (len(left) + len(right))
+
+    def _all(self) -> Table:
+        return join(self.left.table, self.right.table)
+
+    def _into(self, dst: Ints) -> Table:
+        left = self.left.into(dst)
+        return join(left, self.right.into(np.unique(left.src)))
+
+    def _out_of(self, src: Ints) -> Table:
+        right = self.right.out_of(src)
+        return join(self.left.out_of(np.unique(right.dst)), right)
+
+    def adjoint(self) -> Rows:
+        return Product(self.right.adjoint(), self.left.adjoint())
+
+    @cached_property
+    def uncut(self) -> Mapping[int, int]:
+        right = self.right.uncut
+        return {d: n for d, n in self.left.uncut.items() if right.get(d) == n}
+
+    def without(self, uncut: Collection[int]) -> Rows:
+        return Product(self.left.without(uncut), self.right.without(uncut))
+
+    @property
+    def factors(self) -> tuple[Exact, tuple[bytes, ...]]:
+        (one, left), (other, right) = self.left.factors, self.right.factors
+        return one * other, left + right
+
+    @cached_property
+    def digest(self) -> bytes:
+        return _digest_of_product(*self.factors)
+
+
+class Total(Rows):
+    """The sum of rows."""
+
+    def __init__(self, terms: Sequence[Rows]) -> None:
+        self.terms = tuple(terms)
+
+    @cached_property
+    def short(self) -> bool:
+        return all(term.short for term in self.terms)
+
+    def _all(self) -> Table:
+        return concatenate(*(term.table for term in self.terms))
+
+    def _into(self, dst: Ints) -> Table:
+        return concatenate(*(term.into(dst) for term in self.terms))
+
+    def _out_of(self, src: Ints) -> Table:
+        return concatenate(*(term.out_of(src) for term in self.terms))
+
+    @cached_property
+    def digest(self) -> bytes:
+        return digest_of("sum", *sorted(term.digest for term in self.terms))
+
+
+class Blocks(Rows):
+    """Rows side by side, as the blocks of a larger matrix.
+
+    Args:
+        parts: the blocks.
+        dst, src: of each block, the new number of each of its regions; no two are the same.
+        sizes: how many regions there are in all, (destinations, sources).
+    """
+
+    def __init__(
+        self,
+        parts: Sequence[Rows],
+        dst: Sequence[Ints],
+        src: Sequence[Ints],
+        sizes: tuple[int, int],
+    ) -> None:
+        self.parts = tuple(parts)
+        self.dst, self.src, self.sizes = tuple(dst), tuple(src), sizes
+
+    @cached_property
+    def short(self) -> bool:
+        return all(part.short for part in self.parts)
+
+    def _all(self) -> Table:
+        return self._placed([(k, part.table) for k, part in enumerate(self.parts)])
+
+    def _into(self, dst: Ints) -> Table:
+        asked = _by_block(*self._places_dst, dst)
+        return self._placed([(k, self.parts[k].into(inner)) for k, inner in asked])
+
+    def _out_of(self, src: Ints) -> Table:
+        asked = _by_block(*self._places_src, src)
+        return self._placed([(k, self.parts[k].out_of(inner)) for k, inner in asked])
+
+    @cached_property
+    def _places_dst(self) -> tuple[Ints, Ints]:
+        return _places(self.dst, self.sizes[0])
+
+    @cached_property
+    def _places_src(self) -> tuple[Ints, Ints]:
+        return _places(self.src, self.sizes[1])
+
+    def _placed(self, tables: Sequence[tuple[int, Table]]) -> Table:
+        """Rows of blocks, with the regions' new numbers."""
+        placed = [
+            Table(self.dst[k][t.dst], self.src[k][t.src], t.at, t.of, t.extent, t.coef)
+            for k, t in tables
+            if len(t)
+        ]
+        return concatenate(*placed) if placed else EMPTY
+
+    def counts_into(self, regions: int) -> Ints:
+        counts = np.zeros(regions, np.int64)
+        for part, dst in zip(self.parts, self.dst, strict=True):
+            counts[dst] = part.counts_into(len(dst))
+        return counts
+
+    def counts_out_of(self, regions: int) -> Ints:
+        counts = np.zeros(regions, np.int64)
+        for part, src in zip(self.parts, self.src, strict=True):
+            counts[src] = part.counts_out_of(len(src))
+        return counts
+
+    @cached_property
+    def digest(self) -> bytes:
+        columns = [c for pair in zip(self.dst, self.src, strict=True) for c in pair]
+        return digest_of("blocks", *(part.digest for part in self.parts), *columns)
+
+
+def _places(numbers: Sequence[Ints], size: int) -> tuple[Ints, Ints]:
+    """Of each region, its block and its number in there; -1 for those of no block."""
+    many = np.array([len(n) for n in numbers], np.int64)
+    block, inner = np.full(size, -1), np.full(size, -1)
+    if len(numbers):
+        flat = np.concatenate(numbers)
+        block[flat], inner[flat] = expand(many)
+    return block, inner
+
+
+def _by_block(block: Ints, inner: Ints, wanted: Ints) -> list[tuple[int, Ints]]:
+    """The regions wanted as blocks, with increasing numbers in each."""
+    blocks = np.unique(block[wanted])
+    return [(int(k), np.sort(inner[wanted[block[wanted] == k]])) for k in blocks if k >= 0]
+
+
+_NONE = np.zeros(0, np.int64)
+_NO_BOX = np.zeros((0, 1), np.int64)
+EMPTY = Table(_NONE, _NONE, _NO_BOX, _NO_BOX, _NO_BOX, ones(0))
+"""No rows."""
+
+
+def positions(keys: Ints, wanted: Ints) -> Ints:
+    """Where increasing keys are one of the numbers wanted, in increasing order."""
+    first = np.searchsorted(keys, wanted, "left")
+    rows, within = expand(np.searchsorted(keys, wanted, "right") - first)
+    return first[rows] + within
+
+
+def table_columns(t: Table) -> tuple[str | np.ndarray, ...]:
+    """What tells canonical tables apart."""
+    return t.dst, t.src, t.at, t.of, t.extent, *encoded(t.coef)
+
+
+def _digest_of_product(number: Exact, digests: Sequence[bytes]) -> bytes:
+    alone = number == 1 and len(digests) == 1
+    return digests[0] if alone else digest_of("product", text(number), *digests)
+
+
+def digest_of(*parts: str | bytes | np.ndarray) -> bytes:
+    """A digest that is the same on every machine. Each part goes in with its length, so that no two
+    lists of parts read the same."""
+    digest = hashlib.sha256()
+    for part in parts:
+        data = part.encode() if isinstance(part, str) else part
+        data = data if isinstance(data, bytes) else np.ascontiguousarray(data).tobytes()
+        digest.update(len(data).to_bytes(8, "little"))
+        digest.update(data)
+    return digest.digest()
+
+
+def swap(t: Table) -> Table:
+    """The adjoint's rows, not canonical."""
+    return Table(t.src, t.dst, t.of, t.at, t.extent, conjugates(t.coef))

@@ -1,0 +1,239 @@
+"""An operator as alternating stages, M_k L_k ··· L_1 M_0: movements and layers of local maps.
+
+This is the normal form of every operator. One that only moves data is a single movement; wherever a
+local map stands, its arguments are moved into place before it and its results away after it. The
+algebra (compose, add, scale, direct sum, adjoint) closes over stages, so lowering meets nothing
+else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import scipy
+
+from linop.errors import UndecidableError
+from linop.normal_form import entries
+from linop.normal_form.boxes import Table
+from linop.normal_form.maps import Call, Layer, LocalMap, by_worker, layer_blocks, layer_matrix
+from linop.normal_form.movement import Movement
+from linop.normal_form.primitives import Delta
+from linop.normal_form.rows import digest_of
+from linop.provenance import Keeper
+from linop.spaces.exact import Exact
+from linop.spaces.region import Region, as_subset
+from linop.spaces.scalars import Scalar, sparse_dtype
+from linop.spaces.space import Space
+
+
+@dataclass(frozen=True, eq=False)
+class Stages(Keeper):
+    """M_k L_k ··· L_1 M_0, first applied first: ``len(movements) == len(layers) + 1``."""
+
+    movements: tuple[Movement, ...]
+    layers: tuple[Layer, ...] = ()
+
+    @property
+    def domain(self) -> Space:
+        return self.movements[0].domain
+
+    @property
+    def codomain(self) -> Space:
+        return self.movements[-1].codomain
+
+    @property
+    def pure(self) -> bool:
+        """Whether this moves data and does nothing else."""
+        return not any(self.layers) and len(self.movements) == 1
+
+    @property
+    def calls(self) -> tuple[Call, ...]:
+        return tuple(call for layer in self.layers for call in layer)
+
+    @cached_property
+    def workers(self) -> tuple[int, ...]:
+        """Every worker that has something to do, in order."""
+        factors = [factor for movement in self.movements for factor in movement.factored()]
+        spaces = [s for m in factors for s in (m.domain, m.codomain)]
+        return tuple(sorted(set().union(*(space.workers for space in spaces))))
+
+    @cached_property
+    def placed(self) -> tuple[dict[int, Layer], ...]:
+        """Of each layer, the calls of each worker.
+
+        Raises:
+            BackendError: a local map spans several workers.
+        """
+        return tuple(by_worker(layer) for layer in self.layers)
+
+    @staticmethod
+    def of_map(local: LocalMap) -> Stages:
+        """A local map as stages."""
+        names = (tuple(r.name for r in side.regions) for side in (local.domain, local.codomain))
+        movements = tuple(Movement.between(s, s) for s in (local.domain, local.codomain))
+        return Stages(movements, ((Call(local, *names),),))
+
+    def after(self, right: Stages) -> Stages:
+        """The composition self ∘ right: the movements that meet become one."""
+        middle = self.movements[0] @ right.movements[-1]
+        return Stages(
+            (*right.movements[:-1], middle, *self.movements[1:]), (*right.layers, *self.layers)
+        )
+
+    def scale(self, scalar: Scalar | Exact) -> Stages:
+        return Stages((*self.movements[:-1], self.movements[-1].scale(scalar)), self.layers)
+
+    def adjoint(self) -> Stages:
+        """By transposition: the second road to an adjoint."""
+        return Stages(
+            tuple(m.adjoint() for m in reversed(self.movements)),
+            tuple(tuple(call.adjoint for call in layer) for layer in reversed(self.layers)),
+        )
+
+    @staticmethod
+    def direct_sum(blocks: Sequence[Stages], domain: Space, codomain: Space) -> Stages:
+        """The block diagonal: all blocks stage by stage, side by side."""
+        depth = max((len(block.layers) for block in blocks), default=0)
+        padded = [
+            block._renamed(f"{{}}⟨{k}⟩".format, inner=True)._deepened(depth)
+            for k, block in enumerate(blocks)
+        ]
+        movements = []
+        for i in range(depth + 1):
+            parts = [block.movements[i] for block in padded]
+            first = domain if i == 0 else _union([p.domain for p in parts], domain)
+            last = codomain if i == depth else _union([p.codomain for p in parts], domain)
+            movements.append(Movement.direct_sum(parts, first, last))
+        layers = [tuple(c for block in padded for c in block.layers[i]) for i in range(depth)]
+        return Stages(tuple(movements), tuple(layers))
+
+    @staticmethod
+    def sum(terms: Sequence[Stages]) -> Stages:
+        """ΣA_i; where local maps are involved, as [I ··· I] diag(A_1 ··· A_n) [I; ···; I], so that
+        every term has its own copy of the argument and nothing new is needed to run it."""
+        if all(term.pure for term in terms):
+            total = terms[0].movements[0]
+            for term in terms[1:]:
+                total = total + term.movements[0]
+            return Stages((total,))
+        domain, codomain = terms[0].domain, terms[0].codomain
+        apart = [t._renamed(f"{{}}+{k}".format) for k, t in enumerate(terms)]
+        spread = _union([t.domain for t in apart], domain)
+        gathered = _union([t.codomain for t in apart], domain)
+        copies = _renaming(domain, spread, len(terms))
+        totals = _renaming(codomain, gathered, len(terms)).adjoint()
+        wide = Stages.direct_sum(apart, spread, gathered)
+        return Stages((totals,)).after(wide).after(Stages((copies,)))
+
+    def _deepened(self, depth: int) -> Stages:
+        more = depth - len(self.layers)
+        still = Movement.between(self.codomain, self.codomain)
+        return Stages(self.movements + (still,) * more, self.layers + ((),) * more)
+
+    def _renamed(self, rename: Callable[[str], str], inner: bool = False) -> Stages:
+        """The same stages over regions of other names; only those between stages if `inner`."""
+        last = len(self.movements) - 1
+        movements = []
+        for i, m in enumerate(self.movements):
+            domain = m.domain if inner and i == 0 else _rename(m.domain, rename)
+            codomain = m.codomain if inner and i == last else _rename(m.codomain, rename)
+            movements.append(Movement(domain, codomain, m.rows))
+        layers = tuple(
+            tuple(
+                Call(c.map, tuple(map(rename, c.inputs)), tuple(map(rename, c.outputs)))
+                for c in layer
+            )
+            for layer in self.layers
+        )
+        return Stages(tuple(movements), layers)
+
+    def same_as(self, other: Stages) -> bool:
+        """Whether both are the same movements around the same local maps: a proof of equality,
+        and no proof of the contrary."""
+        return (
+            len(self.movements) == len(other.movements)
+            and self.layers == other.layers
+            and all(a == b for a, b in zip(self.movements, other.movements, strict=True))
+        )
+
+    def equals(self, other: Stages) -> bool:
+        """Whether both are the same map, for all vectors.
+
+        Raises:
+            UndecidableError: it depends on local maps of unknown matrix, or known to rounding.
+        """
+        if self.same_as(other):
+            return True
+        if self.pure and other.pure:
+            return False
+        calls = (*self.calls, *other.calls)
+        unknown = sorted({c.map.symbol for c in calls if c.map.matrix is None})
+        if unknown:
+            raise UndecidableError(
+                f"equals: cannot decide; the matrix of {', '.join(unknown)} is not known. Compare "
+                f"to_matrix() of both, which applies them to unit vectors"
+            )
+        into = Stages((Movement.between(self.domain, other.domain),))
+        out = Stages((Movement.between(other.codomain, self.codomain),))
+        there = entries.product([side._entries() for side in (into, other, out)])
+        return entries.same(self._entries(), there, self.domain.dtype)
+
+    def _entries(self) -> Table:
+        """The matrix, exactly."""
+        factors = [entries.of(*self.movements[0].entries())]
+        for i, layer in enumerate(self.layers):
+            before, after = self.movements[i].codomain, self.movements[i + 1].domain
+            blocks = (entries.of_sparse(*block) for block in layer_blocks(before, after, layer))
+            factors.append(entries.beside(blocks))
+            factors.append(entries.of(*self.movements[i + 1].entries()))
+        return entries.product(factors)
+
+    def to_matrix(self) -> scipy.sparse.csr_array:
+        """The sparse matrix, codomain.size x domain.size; integers modulo 2^bits."""
+        wide = sparse_dtype(self.domain.dtype)
+        if not self.pure and wide.kind not in "iu":
+            wide = np.result_type(wide, np.float64)
+        matrix = self.movements[0].to_matrix(wide)
+        for i, layer in enumerate(self.layers):
+            before, after = self.movements[i].codomain, self.movements[i + 1].domain
+            local = layer_matrix(before, after, layer, wide)
+            matrix = self.movements[i + 1].to_matrix(wide) @ local @ matrix
+        return scipy.sparse.csr_array(matrix)
+
+    @cached_property
+    def fingerprint(self) -> bytes:
+        """A digest that workers compare to know that they built the same operator. Of local maps it
+        covers regions and names, not values: those may be known to their own worker only."""
+        return digest_of(*(m.fingerprint for m in self.movements), *self._layers_text)
+
+    @cached_property
+    def digest(self) -> bytes:
+        """As `fingerprint`, but of how the operator was made, found without its transfers: equal
+        ones mean equal operators, others nothing."""
+        return digest_of(*(m.digest for m in self.movements), *self._layers_text)
+
+    @property
+    def _layers_text(self) -> list[str]:
+        return [repr([(c.map.symbol, c.inputs, c.outputs) for c in layer]) for layer in self.layers]
+
+
+def _rename(space: Space, rename: Callable[[str], str]) -> Space:
+    renamed = (Region.checked(rename(r.name), r.shape, r.workers, r.memory) for r in space.regions)
+    return Space(renamed, space.dtype)
+
+
+def _union(spaces: Sequence[Space], like: Space) -> Space:
+    return Space((region for space in spaces for region in space.regions), like.dtype)
+
+
+def _renaming(narrow: Space, wide: Space, copies: int) -> Movement:
+    """[I; ···; I] from a space to so many copies of it, whose regions are called ``name+k``."""
+    blocks: list[Delta] = [
+        (as_subset(wide[f"{region.name}+{k}"]), as_subset(region), 1)
+        for k in range(copies)
+        for region in narrow.regions
+    ]
+    return Movement.of_blocks(narrow, wide, blocks)

@@ -1,0 +1,1 @@
+"""The algebra: the operator class, memory operators, collectives, halos, local operators."""

@@ -1,0 +1,255 @@
+"""Operators that hold others or a local map, and the functions that build them.
+
+The closure of the algebra (identity, zero, composition, sum, multiple) is in
+`linop.operators.operator`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+
+from linop.errors import ArgumentError, SpaceError
+from linop.normal_form.maps import LocalMap
+from linop.normal_form.movement import Movement
+from linop.normal_form.stages import Stages
+from linop.operators.memory import deallocate
+from linop.operators.notation import joined_symbols, subscripted
+from linop.operators.operator import (
+    Arrays,
+    Identity,
+    LinearOperator,
+    Sum,
+    Zero,
+)
+from linop.provenance import remembered
+from linop.spaces.space import Space
+
+
+class Local(LinearOperator):
+    """A linear map inside one worker's memory; `linop.local` makes them."""
+
+    def __init__(self, local: LocalMap) -> None:
+        super().__init__(local.domain, local.codomain)
+        self.map = local
+
+    def _adjoint(self) -> LinearOperator:
+        return Local(self.map.adjoint)
+
+    def _conj(self) -> LinearOperator:
+        return Local(self.map.conj)
+
+    def _run(self, arrays: Arrays) -> Arrays:
+        results = self.map([arrays[r.name] for r in self.domain.regions])
+        return {r.name: y for r, y in zip(self.codomain.regions, results, strict=True)}
+
+    def _stages(self) -> Stages:
+        return Stages.of_map(self.map)
+
+    def symbol(self, latex: bool = False) -> str:
+        if latex and self.map.symbol.endswith("*"):
+            return self.map.symbol[:-1] + "^{*}"
+        return self.map.symbol
+
+
+class DirectSum(LinearOperator):
+    """diag(A, B, …) over regions that are all different."""
+
+    loose = True
+
+    def __init__(self, blocks: Sequence[LinearOperator]) -> None:
+        self.blocks = tuple(blocks)
+        super().__init__(
+            joined_space([b.domain for b in blocks]), joined_space([b.codomain for b in blocks])
+        )
+
+    def _adjoint(self) -> LinearOperator:
+        return DirectSum([block.H for block in self.blocks])
+
+    def _conj(self) -> LinearOperator:
+        return DirectSum([block.conj() for block in self.blocks])
+
+    def _run(self, arrays: Arrays) -> Arrays:
+        result: Arrays = {}
+        for block in self.blocks:
+            result |= block._run({r.name: arrays[r.name] for r in block.domain.regions})
+        return result
+
+    def _stages(self) -> Stages:
+        return Stages.direct_sum([b.stages for b in self.blocks], self.domain, self.codomain)
+
+    def _simplified(self) -> LinearOperator:
+        simple = [block._simplified() for block in self.blocks]
+        if all(isinstance(block, Identity) for block in simple):
+            return Identity(self.domain)
+        unchanged = all(a is b for a, b in zip(simple, self.blocks, strict=True))
+        return self if unchanged else DirectSum(simple)
+
+    def symbol(self, latex: bool = False) -> str:
+        return joined_symbols(self.blocks, r" \oplus " if latex else " ⊕ ", latex)
+
+
+class Named(LinearOperator):
+    """A composition under a name, such as a collective; it is its body, and only prints shorter."""
+
+    def __init__(
+        self, name: str, subscript: str, body: LinearOperator, starred: bool = False
+    ) -> None:
+        super().__init__(body.domain, body.codomain)
+        self.name = name
+        self.subscript = subscript
+        self.body = body
+        self.starred = starred
+
+    def _program(self, known: bool = False) -> Iterator[LinearOperator]:
+        yield from self.body._program(known)
+
+    def _adjoint(self) -> LinearOperator:
+        return Named(self.name, self.subscript, self.body.H, not self.starred)
+
+    def _conj(self) -> LinearOperator:
+        return Named(self.name, self.subscript, self.body.conj(), self.starred)
+
+    def _run(self, arrays: Arrays) -> Arrays:
+        return self.body._run(arrays)
+
+    def _stages(self) -> Stages:
+        return self.body.stages
+
+    def _simplified(self) -> LinearOperator:
+        simple = self.body._simplified()
+        return self if simple is self.body else simple
+
+    def symbol(self, latex: bool = False) -> str:
+        base = subscripted(self.name, self.subscript, latex) if self.subscript else self.name
+        if not self.starred:
+            return base
+        return base + ("^{*}" if latex else "*")
+
+
+class Known(Named):
+    """A name whose movement is known without its body: what it is composed of is built when
+    somebody looks at it (printing, simplifying, interpreting). That both are the same operator, the
+    tests hold for every one.
+
+    Args:
+        name, subscript: as it prints.
+        known: its movement.
+        build: makes the body.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        subscript: str,
+        known: Movement,
+        build: Callable[[], LinearOperator],
+        starred: bool = False,
+    ) -> None:
+        LinearOperator.__init__(self, known.domain, known.codomain)
+        self.name = name
+        self.subscript = subscript
+        self.starred = starred
+        self.known = known
+        self._build = build
+
+    @cached_property
+    def body(self) -> LinearOperator:  # type: ignore[override]
+        return self._build()
+
+    def _program(self, known: bool = False) -> Iterator[LinearOperator]:
+        yield from (self,) if known else self.body._program()
+
+    def _adjoint(self) -> LinearOperator:
+        back = self.known.adjoint()
+        return Known(self.name, self.subscript, back, lambda: self.body.H, not self.starred)
+
+    def _conj(self) -> LinearOperator:
+        def build() -> LinearOperator:
+            return self.body.conj()
+
+        return Known(self.name, self.subscript, self.known.conj(), build, self.starred)
+
+    def _stages(self) -> Stages:
+        return Stages((self.known,))
+
+
+def expanded(op: LinearOperator) -> LinearOperator:
+    """The composition that a name stands for; other operators as they are."""
+    return op.body if isinstance(op, Named) else op
+
+
+@remembered
+def identity(space: Space) -> LinearOperator:
+    """I: space -> space."""
+    return Identity(space)
+
+
+@remembered
+def zero(domain: Space, codomain: Space) -> LinearOperator:
+    """O: domain -> codomain."""
+    return Zero(domain, codomain)
+
+
+@remembered
+def direct_sum(*ops: LinearOperator) -> LinearOperator:
+    """diag(A, B, …): the operators side by side, on regions that are all different.
+
+    Raises:
+        RegionError: two domains or two codomains share the name of a region.
+    """
+    _check_operators("direct_sum", ops)
+    return ops[0] if len(ops) == 1 else DirectSum(ops)
+
+
+def joined_space(spaces: Sequence[Space]) -> Space:
+    """The direct sum of spaces.
+
+    Raises:
+        SpaceError: their dtypes differ. RegionError: they share the name of a region.
+    """
+    if len({space.dtype for space in spaces}) > 1:
+        raise SpaceError(f"a direct sum keeps the dtype; given {[s.dtype.name for s in spaces]}")
+    return Space((r for space in spaces for r in space.regions), spaces[0].dtype)
+
+
+@remembered
+def hstack(*ops: LinearOperator) -> LinearOperator:
+    """[A B …]: from the direct sum of the domains to the common codomain, ΣA_i D_i.
+
+    Raises:
+        RegionError: two domains share the name of a region. SpaceError: codomains differ.
+    """
+    _check_operators("hstack", ops)
+    domain = joined_space([op.domain for op in ops])
+    return _total([op @ _restriction(domain, op.domain) for op in ops])
+
+
+@remembered
+def vstack(*ops: LinearOperator) -> LinearOperator:
+    """[A; B; …]: from the common domain to the direct sum of the codomains, ΣA_i* A_i.
+
+    Raises:
+        RegionError: two codomains share the name of a region. SpaceError: domains differ.
+    """
+    _check_operators("vstack", ops)
+    codomain = joined_space([op.codomain for op in ops])
+    return _total([_restriction(codomain, op.codomain).H @ op for op in ops])
+
+
+def _restriction(space: Space, part: Space) -> LinearOperator:
+    """D of every region of a space that a part of it lacks."""
+    rest = [region for region in space.regions if region.name not in part]
+    return deallocate(space, *rest) if rest else Identity(space)
+
+
+def _total(ops: Sequence[LinearOperator]) -> LinearOperator:
+    return ops[0] if len(ops) == 1 else Sum(ops)
+
+
+def _check_operators(what: str, ops: Sequence[LinearOperator]) -> None:
+    for op in ops:
+        if not isinstance(op, LinearOperator):
+            raise ArgumentError(f"{what}: expected operators, given {op!r}")
+    if not ops:
+        raise ArgumentError(f"{what}: expected at least one operator")

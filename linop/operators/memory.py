@@ -1,0 +1,126 @@
+"""The five memory operators as linear operators on spaces (paper, section 2).
+
+Allocate, clear and add are placed here; copy and move are compositions of them, and so is
+everything built on top.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from linop.errors import ArgumentError, ShapeError, SpaceError, expect
+from linop.normal_form.primitives import Action, Add, Allocate, Clear, Deallocate, InPlace
+from linop.operators.operator import LinearOperator, Primitives, compose
+from linop.provenance import remembered
+from linop.spaces.region import Part, Region, Subset, as_subset
+from linop.spaces.space import Space
+
+
+@remembered
+def allocate(space: Space, *regions: Region) -> LinearOperator:
+    """A_b: space -> space ⊕ b, new regions filled with zeros (equation 3). Adjoint: `deallocate`.
+
+    Raises:
+        RegionError: the space has a region of that name already.
+    """
+    return _place(expect("allocate", space, Space), Allocate(_regions("allocate", regions)))
+
+
+@remembered
+def deallocate(space: Space, *regions: Region) -> LinearOperator:
+    """D_b = A_b*: space ⊕ b -> space, regions taken out (equation 4). Adjoint: `allocate`.
+
+    Raises:
+        RegionError: the space has no such region.
+    """
+    return _place(expect("deallocate", space, Space), Deallocate(_regions("deallocate", regions)))
+
+
+@remembered
+def clear(space: Space, part: Part) -> LinearOperator:
+    """K_b: sets a region or a subset of one to zero (equation 5). Self-adjoint."""
+    return _place(space, Clear(expect("clear", space, Space).require(part)))
+
+
+@remembered
+def add(space: Space, a: Part, b: Part) -> LinearOperator:
+    """S_{a→b}: adds a to b, in place (equation 6). Adjoint: S_{b→a}.
+
+    Raises:
+        ShapeError: a and b differ in shape. SpaceError: they share elements.
+    """
+    source, target = expect("add", space, Space).require(a), space.require(b)
+    if source.shape != target.shape:
+        raise ShapeError(
+            f"add {source} to {target}: shapes {source.shape} and {target.shape} must be equal"
+        )
+    if source.overlaps(target):
+        raise SpaceError(
+            f"add {source} to {target}: they overlap; go through a region between them"
+        )
+    return _place(space, Add(source, target))
+
+
+@remembered
+def copy(space: Space, a: Part, b: Part) -> LinearOperator:
+    """C_{a→b}: in place S_{a→b} K_b where the space has b's region; out of place S_{a→b} A_b, with
+    b's region allocated, where it has not (paper, section 2 and appendix A.2)."""
+    target = as_subset(b)
+    bring = _allocate_or_clear(expect("copy", space, Space), target)
+    return compose(add(bring.codomain, a, target), bring)
+
+
+@remembered
+def move(space: Space, a: Part, b: Part) -> LinearOperator:
+    """M_{a→b}: in place K_a S_{a→b} K_b; out of place D_a S_{a→b} A_b, where the space lacks b's
+    region: then a is a whole region, and leaves the space (paper, section 2 and appendix A.3).
+
+    Raises:
+        SpaceError: b's region is new and a is a subset, which cannot leave alone.
+    """
+    source, target = as_subset(a), as_subset(b)
+    copied = copy(space, source, target)
+    if target.region.name in space:
+        return compose(clear(copied.codomain, source), copied)
+    if not source.whole:
+        raise SpaceError(
+            f"move {source} to the new region {target.region.name!r}: only a whole region can "
+            f"leave the space; allocate {target.region.name!r} first to move in place"
+        )
+    return compose(deallocate(copied.codomain, source.region), copied)
+
+
+def clears(space: Space, parts: Sequence[Subset]) -> LinearOperator:
+    """The composition of `clear` of parts of a space, one at least, the first applied first."""
+    return Primitives(space, InPlace(parts, parts), space)
+
+
+def adds(space: Space, sources: Sequence[Subset], targets: Sequence[Subset]) -> LinearOperator:
+    """The composition of `add` between parts of a space, one at least, the first applied first."""
+    return Primitives(space, InPlace(targets, sources), space)
+
+
+def copies(space: Space, sources: Sequence[Subset], targets: Sequence[Subset]) -> LinearOperator:
+    """The composition of `copy` between parts of a space, one at least, the first applied first."""
+    twice = [target for target in targets for _ in range(2)]
+    each = [part for pair in zip(targets, sources, strict=True) for part in pair]
+    return Primitives(space, InPlace(twice, each), space)
+
+
+def _allocate_or_clear(space: Space, target: Subset) -> LinearOperator:
+    if target.region.name in space:
+        return clear(space, target)
+    return allocate(space, target.region)
+
+
+def _place(space: Space, action: Action) -> LinearOperator:
+    return Primitives(space, (action,), action.codomain(space))
+
+
+def _regions(what: str, regions: tuple[Region, ...]) -> tuple[Region, ...]:
+    for region in regions:
+        if not isinstance(region, Region):
+            raise ArgumentError(f"{what}: expected a whole Region, given {region!r}")
+    if not regions:
+        raise ArgumentError(f"{what}: expected at least one region")
+    return regions

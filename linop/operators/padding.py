@@ -1,0 +1,121 @@
+"""Padding as data movement: beyond the edge of a tensor is zero, or a copy of what is in it.
+
+With reflected and circular edges the copies come from other workers, so that the gradient of a
+padded tensor is, like that of every movement, the adjoint of an operator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import index
+from typing import Literal, get_args
+
+from linop.errors import ArgumentError, PartitionError, ShapeError, expect
+from linop.normal_form.matching import Segment, copies_apart
+from linop.operators.collectives import collective
+from linop.operators.operator import LinearOperator
+from linop.provenance import remembered
+from linop.spaces.tensor import TensorSpace
+
+PaddingMode = Literal["zeros", "reflect", "replicate", "circular"]
+Widths = Sequence[tuple[int, int]]
+"""(left, right) of each dimension, in elements. Negative ones cut off."""
+
+
+@remembered
+def pad(X: TensorSpace, widths: Widths, mode: PaddingMode = "zeros") -> LinearOperator:
+    """The tensor with edges: ``numpy.pad``, and the padding of torch.nn, on blocks.
+
+    Args:
+        X: the blocks, copies along some grid axes allowed.
+        widths: (left, right) of each dimension.
+        mode: the edges are ``zeros``; ``reflect``, mirrored without the outermost element;
+            ``replicate``, that element again; or ``circular``, the other end of the tensor.
+
+    Returns:
+        The operator from X to the padded tensor on the same grid, where the first and the last
+        block of a dimension are longer by its edges. Its adjoint adds what came from the edges to
+        where they came from.
+
+    Raises:
+        ShapeError: the widths do not fit the shape. ArgumentError: unknown mode. PartitionError:
+            the blocks of X overlap, or leave gaps.
+    """
+    X = expect("pad", X, TensorSpace)
+    if not X.tiled:
+        raise PartitionError(f"pad: the blocks of X must follow one another; {X.bounds}")
+    shape = padded_shape(X, widths)
+    bounds = {}
+    for d, (left, right) in enumerate(widths):
+        cuts = [[a + left, b + left] for a, b in X.bounds[d]]
+        cuts[0][0], cuts[-1][1] = 0, X.global_shape[d] + left + right
+        bounds[d] = tuple((min(max(a, 0), shape[d]), min(max(b, 0), shape[d])) for a, b in cuts)
+    Y = TensorSpace(shape, X.partition, X.dtype, X.axes, X.name, bounds=bounds, memory=X.memory)
+    return collective("Pad", mode, X, Y, copies_apart(X), edges(X.global_shape, widths, mode))
+
+
+def padded_shape(X: TensorSpace, widths: Widths) -> tuple[int, ...]:
+    """The global shape of a padded tensor.
+
+    Raises:
+        ShapeError: not a pair of whole numbers for each dimension, or nothing is left.
+    """
+    try:
+        lengths = [len([index(width) for width in pair]) for pair in widths]
+    except TypeError:
+        lengths = None
+    if lengths != [2] * X.ndim:
+        raise ShapeError(
+            f"pad: widths {widths!r} for a tensor of shape {X.global_shape}; (left, right) "
+            f"expected for each of its {X.ndim} dimensions"
+        )
+    shape = tuple(a + n + b for n, (a, b) in zip(X.global_shape, widths, strict=True))
+    if any(m < 0 for m in shape):
+        raise ShapeError(f"pad: widths {widths!r} cut off more than the shape {X.global_shape}")
+    return shape
+
+
+def edges(
+    shape: Sequence[int], widths: Widths, mode: PaddingMode
+) -> dict[int, tuple[Segment, ...]]:
+    """Which index of a tensor each index of the padded one is, by dimension.
+
+    Raises:
+        ArgumentError: unknown mode. ShapeError: the edges are wider than what they are copies of.
+    """
+    if mode not in get_args(PaddingMode):
+        known = ", ".join(get_args(PaddingMode))
+        raise ArgumentError(f"pad: mode {mode!r} given; there are {known}")
+    return {d: _edges(d, n, *widths[d], mode) for d, n in enumerate(shape)}
+
+
+def _edges(d: int, n: int, left: int, right: int, mode: PaddingMode) -> tuple[Segment, ...]:
+    before, after = max(left, 0), max(right, 0)
+    # What is left of the tensor: first:last. Circular edges are copies of that.
+    first, last = max(-left, 0), n - max(-right, 0)
+    if first > last:
+        raise ShapeError(
+            f"pad: dimension {d} of extent {n} with widths {left} and {right}, which cut off more "
+            f"than that"
+        )
+    most = {
+        "reflect": max(n - 1, 0),
+        "circular": last - first,
+        "replicate": before + after if n else 0,
+    }
+    if max(before, after) > most.get(mode, before + after):
+        raise ShapeError(
+            f"pad: dimension {d} of extent {n} with {mode} edges of width {left} and {right}; at "
+            f"most {most[mode]} each"
+        )
+    # In indices of the tensor first, where the edges are -before:0 and n:n+after.
+    whole = [Segment(first, first, last - first)]
+    if mode == "circular":
+        whole += [Segment(-before, last - before, before), Segment(n, first, after)]
+    elif mode == "reflect":
+        whole += [Segment(-k, k, 1) for k in range(1, before + 1)]
+        whole += [Segment(n - 1 + k, n - 1 - k, 1) for k in range(1, after + 1)]
+    elif mode == "replicate":
+        whole += [Segment(-k, 0, 1) for k in range(1, before + 1)]
+        whole += [Segment(n - 1 + k, n - 1, 1) for k in range(1, after + 1)]
+    return tuple(Segment(s.at + left, s.of, s.length) for s in whole if s.length)

@@ -1,0 +1,202 @@
+"""Convolution inside one worker's memory; `linop.operators.halo` gets it what it needs of
+others."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from numbers import Integral
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import scipy
+
+from linop.errors import ShapeError
+from linop.normal_form.maps import Function
+from linop.operators.halo import PerDim, per_dim
+from linop.operators.local import Place, check_values, local_operator, place_space, single_region
+from linop.operators.operator import LinearOperator
+from linop.provenance import remembered
+from linop.spaces.array_modules import Namespace
+from linop.spaces.scalars import Array, plain, sparse_dtype
+
+
+@remembered
+def convolution(
+    kernel: npt.ArrayLike,
+    domain: Place,
+    codomain: Place,
+    *,
+    stride: PerDim = 1,
+    padding: int | Sequence[int | tuple[int, int]] = 0,
+    dilation: PerDim = 1,
+    name: str = "C",
+) -> LinearOperator:
+    """The sliding product of a kernel with one region, as torch.nn means it: not flipped, the
+    region padded with zeros.
+
+    Args:
+        kernel: n-d, as many dimensions as the region.
+        domain, codomain: one region each; the codomain's shape is that of the output.
+        stride, dilation: one number, or one per dimension.
+        padding: one number, or per dimension a number or (left, right).
+
+    Raises:
+        ShapeError: shapes or parameters do not fit; the message gives the output's shape.
+            DTypeError: the kernel's numbers are none of the space's dtype.
+    """
+    source, target = place_space(domain, np.float64), place_space(codomain, np.float64)
+    region, result = single_region("convolution", source), single_region("convolution", target)
+    weights = np.asarray(plain(kernel, "convolution"))
+    check_values("convolution", weights, source.dtype)
+    weights = weights.astype(source.dtype, copy=False)
+    if weights.ndim != region.ndim or 0 in weights.shape:
+        raise ShapeError(
+            f"convolution: kernel of shape {weights.shape} for a region of shape {region.shape}"
+        )
+    spread = _spread(weights, per_dim("dilation", dilation, region.ndim, 1))
+    steps = per_dim("stride", stride, region.ndim, 1)
+    window = _Window(region.shape, spread, steps, _pads(padding, region.ndim))
+    nothing = result.size == 0 and region.size == 0  # a worker without a part in it
+    if result.shape != window.output and not nothing:
+        raise ShapeError(f"convolution: output of shape {window.output}; {result.shape} given")
+    if not result.size:
+
+        def port(namespace: Namespace) -> tuple[Function, Function]:
+            zeros = namespace.module.zeros
+            return (
+                lambda x: zeros(result.shape, source.dtype),
+                lambda y: zeros(region.shape, source.dtype),
+            )
+
+        return local_operator(
+            source,
+            target,
+            port,
+            name,
+            lambda: scipy.sparse.csr_array((0, region.size), dtype=sparse_dtype(source.dtype)),
+        )
+    return local_operator(source, target, window.port, name, window.matrix)
+
+
+@dataclass(frozen=True)
+class _Window:
+    """A kernel (dilated already) that slides over a padded region."""
+
+    shape: tuple[int, ...]
+    kernel: Array
+    steps: tuple[int, ...]
+    pads: tuple[tuple[int, int], ...]
+
+    @property
+    def padded(self) -> tuple[int, ...]:
+        return tuple(n + a + b for n, (a, b) in zip(self.shape, self.pads, strict=True))
+
+    @property
+    def full(self) -> tuple[int, ...]:
+        """The output's shape before striding."""
+        columns = zip(self.padded, self.kernel.shape, strict=True)
+        return tuple(max(0, n - k + 1) for n, k in columns)
+
+    @property
+    def output(self) -> tuple[int, ...]:
+        return tuple(-(-n // s) for n, s in zip(self.full, self.steps, strict=True))
+
+    @property
+    def every(self) -> tuple[Any, ...]:
+        """What selects the output from the full one."""
+        return (*(slice(None, None, s) for s in self.steps), ...)
+
+    @property
+    def inside(self) -> tuple[Any, ...]:
+        """What selects the region from the padded one."""
+        bounds = zip(self.shape, self.pads, strict=True)
+        return (*(slice(a, a + n) for n, (a, _) in bounds), ...)
+
+    def port(self, namespace: Namespace) -> tuple[Function, Function]:
+        """The product and its adjoint: SciPy's, or elsewhere element by element of the kernel, in
+        any number of dimensions and exactly for whole numbers."""
+        if namespace.ndarray is np.ndarray:
+            return self.forward, self.backward
+        zeros = namespace.module.zeros
+        read = [(self.read_by(offset), w) for offset, w in np.ndenumerate(self.kernel) if w]
+
+        def forward(x: Any) -> Any:
+            whole, y = zeros(self.padded, x.dtype), zeros(self.output, x.dtype)
+            whole[self.inside] = x
+            for part, weight in read:
+                y += whole[part] * weight
+            return y
+
+        def backward(y: Any) -> Any:
+            whole = zeros(self.padded, y.dtype)
+            for part, weight in read:
+                there = whole[part]
+                there += y * np.conj(weight)
+            return whole[self.inside].copy()
+
+        return forward, backward
+
+    def read_by(self, offset: tuple[int, ...]) -> tuple[Any, ...]:
+        """What selects, from the padded region, what an element of the kernel is multiplied by."""
+        bounds = zip(offset, self.full, self.steps, strict=True)
+        return (*(slice(o, o + n, s) for o, n, s in bounds), ...)
+
+    def forward(self, x: Array) -> Array:
+
+        whole = np.zeros(self.padded, x.dtype)
+        whole[self.inside] = x
+        full: Array = np.asarray(scipy.signal.correlate(whole, np.conj(self.kernel), "valid"))
+        result: Array = full[self.every].astype(x.dtype)
+        return result
+
+    def backward(self, y: Array) -> Array:
+
+        spaced = np.zeros(self.full, y.dtype)
+        spaced[self.every] = y
+        whole: Array = np.asarray(scipy.signal.convolve(spaced, np.conj(self.kernel), "full"))
+        result: Array = whole[self.inside].astype(y.dtype)
+        return result
+
+    def matrix(self) -> scipy.sparse.csr_array:
+        """One entry a kernel element and output: output i reads padded input i + offset."""
+        number: Array = np.full(self.padded, -1)
+        number[self.inside] = np.arange(math.prod(self.shape)).reshape(self.shape)
+        rows, columns, values = [], [], []
+        for offset, weight in np.ndenumerate(self.kernel):
+            part: list[Any] = [slice(o, o + n) for o, n in zip(offset, self.full, strict=True)]
+            read = number[(*part, ...)][self.every].ravel()
+            written = np.flatnonzero(read >= 0)
+            rows.append(written)
+            columns.append(read[written])
+            values.append(np.full(len(written), weight))
+        index = (np.concatenate(rows), np.concatenate(columns))
+        data = np.concatenate(values).astype(sparse_dtype(self.kernel.dtype))
+        shape = (math.prod(self.output), math.prod(self.shape))
+        matrix = scipy.sparse.csr_array((data, index), shape=shape)
+        matrix.eliminate_zeros()  # those of dilation
+        return matrix
+
+
+def _spread(kernel: Array, dilation: tuple[int, ...]) -> Array:
+    """The kernel with zeros between its elements."""
+    shape = tuple(d * (n - 1) + 1 for d, n in zip(dilation, kernel.shape, strict=True))
+    wide: Array = np.zeros(shape, kernel.dtype)
+    every: list[Any] = [slice(None, None, d) for d in dilation]
+    wide[(*every, ...)] = kernel
+    return wide
+
+
+def _pads(padding: Any, ndim: int) -> tuple[tuple[int, int], ...]:
+    """(left, right) of each dimension.
+
+    Raises:
+        ShapeError: the wrong number of them, or a negative one.
+    """
+    items = [padding] * ndim if isinstance(padding, Integral) else list(padding)
+    pairs = [(p, p) if isinstance(p, Integral) else tuple(p) for p in items]
+    if len(pairs) != ndim or any(len(p) != 2 or min(p) < 0 for p in pairs):
+        raise ShapeError(f"padding: {padding!r} for {ndim} dimensions; numbers from 0 expected")
+    return tuple((int(a), int(b)) for a, b in pairs)

@@ -1,0 +1,1 @@
+"""From stages to plans: routes, patterns, costs, passes, lowering, simulation."""

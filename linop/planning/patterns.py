@@ -1,0 +1,319 @@
+"""What the messages of a movement are to those who exchange them: a broadcast, an all-reduce, ….
+
+No collective is known by its name here. The entries of a stage between a closed group of workers
+fall into *bundles*: equal boxes on some workers D, each the sum of boxes on some workers S. How
+many are in S and in D, alone, says what the stage is::
+
+    every bundle     from one worker            from all S
+    to one worker    all-to-all (if all do)     reduce; reduce-scatter, if to several in turn
+    to all of D      broadcast; all-gather      all-reduce, where S is D
+
+and everything else is point-to-point. Transposition swaps S and D, so the adjoint of what is in one
+row of this table is what is in the other, without a rule for it. The plan of a stage is always
+messages between pairs of workers (`linop.planning.lowering`); a backend may run a pattern in
+another way.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import pairwise
+from math import ceil, log2
+
+import numpy as np
+
+from linop.normal_form.boxes import FEW, Ints, Table, canonical, each_meets, row_keys
+from linop.normal_form.columns import ones
+from linop.normal_form.movement import Movement, number_of
+from linop.planning.network import Network
+from linop.planning.routing import Routes, routes_among, routes_into, routes_out_of
+from linop.spaces.exact import Exact, shown
+
+MOST = 2**18
+"""Pairs of a sender and a receiver, in one group, up to which they are looked at."""
+
+
+class Kind(StrEnum):
+    """What a stage is to a worker."""
+
+    LOCAL = "local"
+    BROADCAST = "broadcast"
+    REDUCE = "reduce"
+    ALL_REDUCE = "all-reduce"
+    ALL_GATHER = "all-gather"
+    REDUCE_SCATTER = "reduce-scatter"
+    ALL_TO_ALL = "all-to-all"
+    POINT_TO_POINT = "point-to-point"
+
+    @property
+    def collective(self) -> bool:
+        """Whether a closed group of workers does it together."""
+        return self not in (Kind.LOCAL, Kind.POINT_TO_POINT)
+
+    @property
+    def sums(self) -> bool:
+        """Whether boxes of several workers are added."""
+        return self in (Kind.REDUCE, Kind.ALL_REDUCE, Kind.REDUCE_SCATTER)
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """One worker's part of a movement. It is the same for all workers of a collective's group."""
+
+    kind: Kind
+    group: tuple[int, ...]
+    """The workers of a collective; else the worker and those it exchanges messages with."""
+    counts: tuple[int, ...] = ()
+    """Elements of a collective, of each member in the order of the group, or once if they are the
+    same: what it contributes (broadcast, reduce, all-reduce, all-gather), gets (reduce-scatter), or
+    sends to all others (all-to-all)."""
+    root: int | None = None
+    """Who sends a broadcast, or gets a reduction."""
+    coefficient: Exact = 1
+    """What everything is multiplied by."""
+    aligned: bool = True
+    """Whether all messages of a bundle have its boxes in one order."""
+
+    def count(self, worker: int) -> int:
+        """The elements of a member."""
+        return self.counts[self.group.index(worker) if len(self.counts) > 1 else 0]
+
+    def __str__(self) -> str:
+        if self.kind is Kind.LOCAL:
+            return "local"
+        text = f"{self.kind} over workers {spans(self.group)}"
+        if not self.counts:
+            return text
+        if self.root is not None:
+            way = "from" if self.kind is Kind.BROADCAST else "to"
+            text = f"{self.kind} {way} worker {self.root} over workers {spans(self.group)}"
+        many = f"{self.counts[0]}" if len(self.counts) == 1 else f"up to {max(self.counts)}"
+        scale = "" if self.coefficient == 1 else f", times {shown(self.coefficient)}"
+        return f"{text}, {many} elements each{scale}"
+
+
+def pattern(
+    movement: Movement,
+    worker: int,
+    incoming: Routes | None = None,
+    outgoing: Routes | None = None,
+) -> Pattern:
+    """What a movement is to a worker: the same for all workers of a group.
+
+    It is found from the worker's transfers and, if these may be part of a collective, from those of
+    its group, in proportion to them.
+
+    Args:
+        incoming, outgoing: the worker's routes, where they are known.
+    """
+    known: dict[int, Pattern] = movement.kept.setdefault(Pattern, {})
+    if worker in known:
+        return known[worker]
+    incoming = incoming or routes_into(movement, worker)
+    outgoing = outgoing or routes_out_of(movement, worker)
+    senders = np.unique(incoming.sender[incoming.sender != worker])
+    receivers = np.unique(outgoing.receiver)
+    found = _collective(movement, worker, senders, receivers)
+    if found is None:
+        peers = np.union1d(senders, receivers)
+        kind = Kind.POINT_TO_POINT if len(peers) else Kind.LOCAL
+        found = Pattern(kind, tuple(np.union1d(peers, [worker]).tolist()))
+    for member in found.group if found.kind.collective else (worker,):
+        known[member] = found
+    return known[worker]
+
+
+def _collective(movement: Movement, worker: int, senders: Ints, receivers: Ints) -> Pattern | None:
+    """The collective that a worker takes part in, if its messages are one.
+
+    In one, every sender S sends to every receiver D (but itself). So a worker that does both knows
+    both; one that does not asks any of the others; and one other worker is asked whether it sees
+    the same, before all are: the neighbours of a halo exchange do not.
+    """
+    if not len(senders) + len(receivers):
+        return None
+    me = np.array([worker])
+    other = int((senders if len(senders) else receivers)[0])
+    their_senders, their_receivers = _peers(movement, other)
+    them = np.array([other])
+    if len(senders):
+        S = np.union1d(senders, me) if len(receivers) else senders
+        mine = receivers if len(receivers) else their_receivers
+        D = np.union1d(mine, me if len(receivers) else them[: len(their_senders)])
+    else:
+        D = receivers
+        S = np.union1d(their_senders, them[: len(their_receivers)])
+    if len(S) * len(D) > MOST:
+        return None
+    consistent = np.array_equal(
+        their_senders, np.setdiff1d(S, them) if other in D else them[:0]
+    ) and np.array_equal(their_receivers, np.setdiff1d(D, them) if other in S else them[:0])
+    if not consistent or not (
+        min(len(S), len(D)) == 1 or np.isin(S, D).all() or np.isin(D, S).all()
+    ):
+        return None
+    entries, closed = routes_among(movement, np.union1d(S, D))
+    return _classified(entries) if closed else None
+
+
+def _peers(movement: Movement, worker: int) -> tuple[Ints, Ints]:
+    """The other workers that send to a worker, and those it sends to."""
+    incoming = routes_into(movement, worker).sender
+    return np.unique(incoming[incoming != worker]), np.unique(
+        routes_out_of(movement, worker).receiver
+    )
+
+
+def _classified(entries: Routes) -> Pattern | None:
+    """What the entries of a closed group are; see the table at the top."""
+    t = entries.table.take(entries.row)
+    sources = _Boxes.of(t, entries.sender, t.src, t.of)
+    targets = _Boxes.of(t, entries.receiver, t.dst, t.at)
+    if not (sources.apart and targets.apart):
+        return None
+    remote = entries.sender != entries.receiver
+    # What stays with its worker belongs to it if it is sent as well, or added to what comes.
+    part = np.isin(sources.box, sources.box[remote]) | np.isin(targets.box, targets.box[remote])
+    entries, t = entries.of(part), t.take(part)
+    source, target, remote = sources.box[part], targets.box[part], remote[part]
+    sender, receiver = entries.sender, entries.receiver
+    if not (t.coef == t.coef[0]).all():
+        return None
+    if _repeat(source, receiver) or _repeat(target, sender):
+        return None
+    S, D = np.unique(sender), np.unique(receiver)
+    group = np.union1d(S, D)
+    froms, tos = np.bincount(target)[target], np.bincount(source)[source]
+    all_S, all_D = bool((froms == len(S)).all()), bool((tos == len(D)).all())
+    one_S, one_D = bool((froms == 1).all()), bool((tos == 1).all())
+    root: int | None = None
+    match (len(S) > 1, len(D) > 1):
+        case (True, True) if all_S and all_D and np.array_equal(S, D):
+            kind = Kind.ALL_REDUCE
+        case (False, True) if all_D:
+            kind, root = Kind.BROADCAST, int(S[0])
+        case (True, False) if all_S:
+            kind, root = Kind.REDUCE, int(D[0])
+        case (True, True) if one_S and all_D and np.isin(S, D).all():
+            kind = Kind.ALL_GATHER
+        case (True, True) if all_S and one_D and np.isin(D, S).all():
+            kind = Kind.REDUCE_SCATTER
+        case (True, True) if one_S and one_D and _everybody(sender[remote], receiver[remote]):
+            kind = Kind.ALL_TO_ALL
+        case _:
+            return None
+    # A bundle goes by its one box, or by that of its first contributor.
+    bundle = target if kind.sums else source
+    if kind is Kind.ALL_REDUCE:
+        first = np.zeros(int(target.max()) + 1, np.int64)
+        first[target[sender == S[0]]] = source[sender == S[0]]
+        bundle = first[target]
+        if _several(source, bundle):
+            return None
+    # Messages are packed by row of the table: those of a bundle in one order?
+    message = row_keys(
+        np.zeros_like(sender) if all_S else sender, np.zeros_like(receiver) if all_D else receiver
+    )
+    place = _rank(row_keys(receiver, sender))
+    aligned = not _several(row_keys(message, place), bundle)
+    whose, box = (receiver, target) if kind is Kind.REDUCE_SCATTER else (sender, source)
+    # A box once, whomever it is sent to.
+    _, once = np.unique(box, return_index=True)
+    if kind is Kind.ALL_TO_ALL:
+        once = np.flatnonzero(remote)
+    size = np.bincount(np.searchsorted(group, whose[once]), entries.volume[once], len(group))
+    counts = size[size > 0][:1] if root is not None or (size == size[0]).all() else size
+    return Pattern(
+        kind,
+        tuple(group.tolist()),
+        tuple(int(n) for n in counts),
+        root,
+        number_of(t.coef[0]),
+        aligned,
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _Boxes:
+    """One end of entries: the number of the box of each, and whether different boxes are apart."""
+
+    box: Ints
+    apart: bool
+
+    @staticmethod
+    def of(t: Table, worker: Ints, region: Ints, start: Ints) -> _Boxes:
+        held = np.unique(row_keys(worker, region), return_inverse=True)[1].reshape(-1)
+        keys = row_keys(held, *start.T, *t.extent.T)
+        _, first, box = np.unique(keys, return_index=True, return_inverse=True)
+        n, held, low, extent = len(first), held[first], start[first], t.extent[first]
+        if n <= FEW:
+            meet = each_meets(low, low + extent) & (held[:, None] == held)
+            return _Boxes(box.reshape(-1), np.count_nonzero(meet) == n)
+        each = Table(held, np.zeros(n, np.int64), low, low, extent, ones(n))
+        return _Boxes(box.reshape(-1), not (canonical(each).coef > 1).any())
+
+
+def _repeat(a: Ints, b: Ints) -> bool:
+    """Whether any pair comes twice."""
+    keys = row_keys(a, b)
+    return len(np.unique(keys)) < len(keys)
+
+
+def _several(key: Ints, value: Ints) -> bool:
+    """Whether any key has several values."""
+    return len(np.unique(row_keys(key, value))) > len(np.unique(key))
+
+
+def _everybody(sender: Ints, receiver: Ints) -> bool:
+    """Whether every worker sends to every other one."""
+    n = len(np.unique(sender))
+    pairs = len(np.unique(row_keys(sender, receiver)))
+    return np.array_equal(np.unique(sender), np.unique(receiver)) and pairs == n * (n - 1)
+
+
+def _rank(key: Ints) -> Ints:
+    """How many of the same key came before."""
+    order = np.argsort(key, kind="stable")
+    begins = np.flatnonzero(np.diff(key[order], prepend=key[order][:1] - 1))
+    rank = np.empty(len(key), np.int64)
+    lengths = np.diff(begins, append=len(key))
+    rank[order] = np.arange(len(key)) - np.repeat(begins, lengths)
+    return rank
+
+
+def spans(numbers: tuple[int, ...]) -> str:
+    """Increasing numbers as text, runs of three and more with a dash."""
+    cuts = [0, *(k + 1 for k, (a, b) in enumerate(pairwise(numbers)) if b != a + 1), len(numbers)]
+    runs = [numbers[a:b] for a, b in pairwise(cuts)]
+    texts = [
+        f"{run[0]}–{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs if run
+    ]
+    return ", ".join(texts)
+
+
+def seconds(found: Pattern, itemsize: int, network: Network) -> tuple[float, float]:
+    """Predicted time of a collective: as messages between all pairs that exchange anything, and
+    together, as good MPI libraries do it (trees, or a scatter and a gather for the large).
+    Nothing is gained where every member has something else for every other one.
+
+    Sources: Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operations in
+    MPICH" (2005), table of costs.
+    """
+    P = len(found.group)
+    others, rounds = P - 1, ceil(log2(P))
+    latency = network.latency
+    per_byte = network.per_byte + (network.per_byte_added if found.kind.sums else 0)
+    n = max(found.counts) * itemsize
+    total = sum(found.counts) * itemsize if len(found.counts) > 1 else P * n
+    apart = others * (latency + per_byte * n)
+    match found.kind:
+        case Kind.BROADCAST | Kind.REDUCE | Kind.ALL_REDUCE:
+            steps = rounds + (others if found.kind is Kind.BROADCAST else rounds)
+            large = steps * latency + (per_byte + network.per_byte) * n * others / P
+            return apart, min(rounds * (latency + per_byte * n), large)
+        case Kind.ALL_GATHER | Kind.REDUCE_SCATTER:
+            return apart, rounds * latency + per_byte * total * others / P
+        case _:
+            pairs = others * latency + per_byte * n
+            return pairs, pairs

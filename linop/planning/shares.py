@@ -1,0 +1,119 @@
+"""Sums that several workers want, done in shares.
+
+Where several boxes are added up, and the sum goes to several workers, everybody could send to
+everybody: one stage, in which all do the same additions. Or each of those who want the sum adds up
+a share of it, and passes that on: two stages, in which less is sent and added (Rabenseifner's
+all-reduce: a reduce-scatter, then an all-gather). Which is faster, the cost model says.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from functools import partial
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from linop.normal_form.movement import Block, Movement, Transfer
+from linop.normal_form.rows import Same
+from linop.planning.network import Network
+from linop.spaces.exact import Exact
+from linop.spaces.region import Region, Subset, as_subset
+from linop.spaces.space import Space
+
+_NETWORK = Network(latency=1e-5)
+"""What decides. The latency is that of a stage in which nobody is late: in shared memory, two were
+faster than one from somewhere between 64 and 256 KiB on, with two workers."""
+MOST = 4096
+"""Transfers up to which a movement is looked at: an all-reduce of 64 workers has as many."""
+
+
+class _Sum(NamedTuple):
+    """Boxes that are added up, each times its coefficient, and where the sum goes."""
+
+    sources: tuple[tuple[Subset, Exact], ...]
+    targets: tuple[Subset, ...]
+
+
+def in_shares(movement: Movement) -> tuple[Movement, ...]:
+    """Movements to apply one after the other, first applied first, whose product this is: itself,
+    or two."""
+    if isinstance(movement.rows, Same):
+        return (movement,)
+    itemsize = movement.domain.dtype.itemsize
+    least = _NETWORK.latency / (_NETWORK.per_byte + _NETWORK.per_byte_added)
+    if not (movement.codomain.shapes.prod(axis=1) * itemsize > least).any():
+        return (movement,)
+    if int(movement.rows.counts_into(len(movement.codomain)).sum()) > MOST:
+        return (movement,)
+    sums, rest = _sums(movement)
+    return _parted(movement, sums, rest) if sums else (movement,)
+
+
+def _sums(movement: Movement) -> tuple[list[_Sum], list[Transfer]]:
+    """The sums to be done in shares, and the transfers that are in none."""
+    into: dict[Subset, list[tuple[Subset, Exact]]] = defaultdict(list)
+    for transfer in movement:
+        into[transfer.target].append((transfer.source, transfer.coefficient))
+    alike: dict[tuple[tuple[Subset, Exact], ...], list[Subset]] = defaultdict(list)
+    for target, sources in into.items():
+        alike[tuple(sources)].append(target)
+    every = [_Sum(sources, tuple(targets)) for sources, targets in alike.items()]
+    sums = [one for one in every if _is_faster(one, movement.domain.dtype.itemsize)]
+    shared = {target for one in sums for target in one.targets}
+    return sums, [transfer for transfer in movement if transfer.target not in shared]
+
+
+def _is_faster(one: _Sum, itemsize: int) -> bool:
+    """Whether a sum is predicted to be done sooner in shares: by messages between all pairs, for a
+    worker that both sends and gets."""
+    senders = {source.region.workers for source, _ in one.sources}
+    receivers = {target.region.workers for target in one.targets}
+    S, D = len(senders), len(receivers)
+    if min(S, D) < 2 or D < len(one.targets) or any(len(w) > 1 for w in senders | receivers):
+        return False
+    if max(one.targets[0].shape, default=0) < D:
+        return False
+    size = one.targets[0].size * itemsize
+    sent, added = _NETWORK.per_byte * size, _NETWORK.per_byte_added * size * (S - 1)
+    others = max(S, D) - 1
+    at_once = others * (_NETWORK.latency + sent) + added
+    in_shares = (others + D - 1) * (_NETWORK.latency + sent / D) + added / D
+    return in_shares < at_once
+
+
+def _parted(
+    movement: Movement, sums: Sequence[_Sum], rest: Sequence[Transfer]
+) -> tuple[Movement, Movement]:
+    """First the shares are summed, and what is in no sum stays; then all goes where it belongs."""
+    stay = list(dict.fromkeys(transfer.source.region for transfer in rest))
+    first: list[Block] = [(as_subset(region), as_subset(region), 1) for region in stay]
+    last: list[Block] = [(t.target, t.source, t.coefficient) for t in rest]
+    shares: list[Region] = []
+    for number, one in enumerate(sums):
+        shape = one.targets[0].shape
+        axis = int(np.argmax(shape))
+        cuts = [shape[axis] * k // len(one.targets) for k in range(len(one.targets) + 1)]
+        for k, (low, high) in enumerate(pairwise(cuts)):
+            part = partial(_part, axis=axis, low=low, high=high)
+            (worker,), memory = one.targets[k].workers, one.targets[k].memory
+            extent = (*shape[:axis], high - low, *shape[axis + 1 :])
+            share = as_subset(Region(f"share {k} of sum {number}", extent, worker, memory))
+            shares.append(share.region)
+            first += [(share, part(source), coefficient) for source, coefficient in one.sources]
+            last += [(part(target), share, 1) for target in one.targets]
+    middle = Space([*stay, *shares], movement.domain.dtype)
+    return (
+        Movement.of_blocks(movement.domain, middle, first),
+        Movement.of_blocks(middle, movement.codomain, last),
+    )
+
+
+def _part(box: Subset, axis: int, low: int, high: int) -> Subset:
+    """What is between two indices of a box along an axis."""
+    start, stop = list(box.start), list(box.stop)
+    stop[axis] = start[axis] + high
+    start[axis] += low
+    return Subset(box.region, tuple(start), tuple(stop))

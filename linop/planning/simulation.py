@@ -1,0 +1,211 @@
+"""Messages, bytes and time of every worker, predicted from the normal form without running it.
+
+All of it is whole-array arithmetic over the transfers of a stage, for tens of thousands of workers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from linop.errors import SpaceError, expect
+from linop.normal_form.boxes import Ints
+from linop.normal_form.movement import Movement
+from linop.normal_form.stages import Stages
+from linop.planning.network import Network
+from linop.planning.passes import prepared
+from linop.planning.routing import Routes, messages, routes_by_receiver
+from linop.spaces.region import LARGEST
+from linop.text import aligned
+
+Seconds = npt.NDArray[np.float64]
+
+
+class Staged(Protocol):
+    """What has a normal form: every operator."""
+
+    @property
+    def stages(self) -> Stages: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Simulation:
+    """One application of an operator, predicted. All arrays are (n,), aligned with `workers`."""
+
+    workers: Ints
+    """The workers, in increasing order."""
+    messages_sent: Ints
+    messages_received: Ints
+    bytes_sent: Ints
+    bytes_received: Ints
+    bytes_between_memories: Ints
+    """Bytes that a worker copies from one of its memories to another (host and device); not those
+    that come in messages."""
+    sending: Seconds
+    """Seconds in which a worker sends."""
+    waiting: Seconds
+    """Seconds in which it has sent, and still receives or waits for others."""
+    copying: Seconds
+    """Seconds in which it copies inside its memory, and between its memories."""
+    adding: Seconds
+    """Seconds in which it adds what has come to what is there."""
+    stages: int
+    """Movement stages in which any message is sent."""
+
+    @property
+    def seconds(self) -> Seconds:
+        """When each worker is done."""
+        return self.sending + self.waiting + self.copying + self.adding
+
+    @property
+    def time(self) -> float:
+        """Seconds until all workers are done."""
+        return float(self.seconds.max(initial=0.0))
+
+    @property
+    def messages(self) -> int:
+        """Messages of all workers together."""
+        return int(self.messages_sent.sum())
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that all workers together send."""
+        return int(self.bytes_sent.sum())
+
+    def __str__(self) -> str:
+        head = (
+            f"{len(self.workers)} workers, {self.stages} stages with messages: "
+            f"{self.messages} messages, {self.bytes} bytes, {self.time:.3g} s"
+        )
+        if not len(self.workers):
+            return head
+        slow = int(np.argmax(self.seconds))
+        rows: list[tuple[str, ...]] = [
+            ("", "mean", "most", f"slowest (worker {self.workers[slow]})")
+        ]
+        for name in (field.name for field in fields(self)):
+            column = getattr(self, name)
+            if name not in ("workers", "stages"):
+                title = f"seconds {name}" if name.endswith("ing") else name.replace("_", " ")
+                numbers = column.mean(), column.max(), column[slow]
+                rows.append((title, *(f"{number:.3g}" for number in numbers)))
+        return "\n".join([head, *aligned(rows)])
+
+
+def simulate(op: Staged, network: Network | None = None) -> Simulation:
+    """Predict one application of an operator on a network.
+
+    A stage sends one message for each pair of workers that exchange anything, of m bytes, say. With
+    t the time at which a worker begins a stage::
+
+        sent  = t + Σ(α + β m)                              over the messages it sends
+        here  = max(sent, t + Σ(α + β m) over those it receives, sent of every sender)
+        done  = here + copied bytes · (seconds a byte copied) + γ · added bytes
+
+    and `done` is the t of the next stage. Bytes added to a region are those that come beyond its
+    size. The network has no hops and no contention; a byte copied from host to device, or back,
+    takes as long as one copied inside either; local maps take no time.
+
+    Args:
+        op: the operator.
+        network: by default `Network()`.
+
+    Raises:
+        SpaceError: more bytes are moved than can be counted.
+    """
+    network = Network() if network is None else expect("network", network, Network)
+    stages = prepared(op.stages)
+    workers = np.array(stages.workers, np.int64)
+    n = len(workers)
+    counts = np.zeros((4, n), np.int64)
+    sending, waiting, copying, adding = np.zeros((4, n))
+    between = np.zeros(n, np.int64)
+    busy = 0
+    short = np.min_scalar_type(n)  # all pairs of ends are kept
+    moved = 0.0
+    for movement in stages.movements:
+        itemsize = movement.domain.dtype.itemsize
+        moved += _most_bytes(movement)
+        begun = sending + waiting + copying + adding
+        own, coming = np.zeros((2, n))
+        copied, crossing, added = np.zeros((3, n), np.int64)
+        ends: list[tuple[Ints, Ints]] = []
+        for some in routes_by_receiver(movement):
+            sender, receiver, elements = messages(some)
+            s, r = np.searchsorted(workers, sender), np.searchsorted(workers, receiver)
+            size = elements * itemsize
+            moved += float(elements.sum(dtype=float)) * itemsize
+            if moved > LARGEST:
+                raise SpaceError("simulate: 2**63 bytes or more are moved; fewer can be counted")
+            for row, (end, weight) in enumerate([(s, None), (r, None), (s, size), (r, size)]):
+                counts[row] += np.bincount(end, weight, n).astype(np.int64)
+            each = network.latency + network.per_byte * size
+            own += np.bincount(s, each, n)
+            coming += np.bincount(r, each, n)
+            ends.append((s.astype(short), r.astype(short)))
+            for column, more in zip(
+                (copied, crossing, added), _memory_traffic(movement, some, workers), strict=True
+            ):
+                column += more
+        busy += any(len(s) for s, _ in ends)
+        gone = begun + own
+        here = np.maximum(gone, begun + coming)
+        for s, r in ends:
+            np.maximum.at(here, r, gone[s])
+        between += crossing * itemsize
+        sending += own
+        waiting += here - gone
+        copying += copied * itemsize * network.per_byte_copied
+        adding += added * itemsize * network.per_byte_added
+    sent, received, bytes_sent, bytes_received = counts
+    return Simulation(
+        workers,
+        sent,
+        received,
+        bytes_sent,
+        bytes_received,
+        between,
+        sending,
+        waiting,
+        copying,
+        adding,
+        busy,
+    )
+
+
+def _most_bytes(movement: Movement) -> float:
+    """Bytes of the largest region."""
+    sizes = (
+        space.shapes.astype(float).prod(axis=1).max(initial=0.0)
+        for space in (movement.domain, movement.codomain)
+    )
+    return float(max(sizes)) * movement.domain.dtype.itemsize
+
+
+def _memory_traffic(movement: Movement, every: Routes, workers: Ints) -> tuple[Ints, Ints, Ints]:
+    """Elements that each worker copies, those of them that it copies between its memories, and
+    those that it adds. A region that is another one of the same memory, whole and unchanged, is
+    passed on, not copied."""
+    table = every.table
+    sizes_to, sizes_from = (
+        space.shapes.prod(axis=1) for space in (movement.codomain, movement.domain)
+    )
+    dst, src = table.dst[every.row], table.src[every.row]
+    place = np.searchsorted(workers, every.receiver) * len(sizes_to) + dst
+    places, which, many = np.unique(place, return_inverse=True, return_counts=True)
+    coming = np.bincount(which, every.volume, len(places))
+    beyond = np.maximum(coming - sizes_to[places % max(1, len(sizes_to))], 0)
+    n = len(workers)
+    added = np.bincount(places // max(1, len(sizes_to)), beyond, n).astype(np.int64)
+    whole = (every.volume == sizes_to[dst]) & (every.volume == sizes_from[src])
+    local = every.sender == every.receiver
+    crossing = local & (movement.codomain.memories[dst] != movement.domain.memories[src])
+    kept = whole & (many[which] == 1) & (table.coef[every.row] == 1) & ~crossing
+    copied, between = (
+        np.bincount(np.searchsorted(workers, every.receiver[mask]), every.volume[mask], n)
+        for mask in (local & ~kept, crossing)
+    )
+    return copied.astype(np.int64), between.astype(np.int64), added

@@ -1,0 +1,79 @@
+"""Who sends how much to whom, found without running anything: a sparse matrix, rank by rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import scipy
+
+from linop.normal_form.boxes import Ints
+from linop.planning.passes import prepared
+from linop.planning.routing import messages, routes
+from linop.planning.simulation import Staged
+from linop.text import aligned
+
+_SHOWN = 16
+"""Workers up to which a printed matrix has a row for each."""
+
+
+@dataclass(frozen=True, eq=False)
+class TrafficMatrix:
+    """What workers send each other in one application of an operator."""
+
+    workers: Ints
+    """(n,), in increasing order."""
+    messages: Any
+    """(n, n), sparse, from row to column: one message for each stage in which the two exchange
+    anything."""
+    bytes: Any
+    """(n, n), the same."""
+
+    def binned(self, most: int) -> tuple[np.ndarray, int]:
+        """Bytes as a dense matrix of at most so many rows: each is the sum of so many neighbouring
+        workers; both are returned."""
+        n = len(self.workers)
+        width = max(1, -(-n // most))
+        entries = self.bytes.tocoo()
+        rows = -(-n // width)
+        cell = entries.row // width * rows + entries.col // width
+        sums = np.bincount(cell, entries.data, rows * rows)
+        return sums.reshape(rows, rows).astype(np.int64), width
+
+    def __str__(self) -> str:
+        """Bytes from row to column; of ranges of workers, where there are many."""
+        if not len(self.workers):
+            return "no workers"
+        dense, width = self.binned(_SHOWN)
+        names = self.names(width)
+        head = ["bytes from", *(f"to {name}" for name in names)]
+        rows = [
+            [name, *(str(size) if size else "·" for size in row)]
+            for name, row in zip(names, dense.tolist(), strict=True)
+        ]
+        return "\n".join(aligned([head, *rows]))
+
+    def names(self, width: int) -> list[str]:
+        """What the rows of `binned` are called: a worker, or the first and the last of several."""
+        groups = [self.workers[k : k + width] for k in range(0, len(self.workers), width)]
+        return [str(g[0]) if len(g) == 1 else f"{g[0]}–{g[-1]}" for g in groups]
+
+
+def traffic_matrix(op: Staged) -> TrafficMatrix:
+    """The bytes that every worker sends every other in one application of an operator. Whole-array
+    arithmetic over the transfers, as in `linop.simulate`: tens of thousands of workers will do."""
+    stages = prepared(op.stages)
+    workers = np.array(stages.workers, np.int64)
+    shape = len(workers), len(workers)
+    senders, receivers, sizes = [], [], []
+    for movement in stages.movements:
+        sender, receiver, elements = messages(routes(movement))
+        senders.append(np.searchsorted(workers, sender))
+        receivers.append(np.searchsorted(workers, receiver))
+        sizes.append(elements * movement.domain.dtype.itemsize)
+    ends = np.concatenate(senders), np.concatenate(receivers)
+    size = np.concatenate(sizes)
+    # Entries of the same place are summed.
+    counts = scipy.sparse.coo_array((np.ones_like(size), ends), shape).tocsr()
+    return TrafficMatrix(workers, counts, scipy.sparse.coo_array((size, ends), shape).tocsr())

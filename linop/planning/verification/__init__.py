@@ -1,0 +1,1 @@
+"""Proofs about plans, found without running them."""

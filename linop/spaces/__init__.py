@@ -1,0 +1,1 @@
+"""Regions, spaces and vectors, exact numbers, partitions, tensor spaces."""

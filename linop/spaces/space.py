@@ -1,0 +1,480 @@
+"""Spaces, the direct sums of regions, and the vectors in them.
+
+A `Space` owns the inner product: nothing else computes one. This module knows no operator, no
+backend and no communicator.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from linop.errors import ArgumentError, DTypeError, RegionError, ShapeError, SpaceError, expect
+from linop.spaces.contents import accepted
+from linop.spaces.inner_products import dot, sums_by_worker
+from linop.spaces.region import (
+    MEMORIES,
+    Part,
+    Region,
+    Subset,
+    as_subset,
+    integer,
+    known_memory,
+    memory_mark,
+)
+from linop.spaces.scalars import Array, Scalar, factor_of, is_scalar, plain, reciprocal
+
+
+class Space:
+    """The direct sum of regions over one dtype, with the Euclidean (complex: Hermitian) inner
+    product. A replicated region counts once.
+
+    The order of the regions fixes the order of rows and columns in matrices and flat vectors, and
+    nothing else: spaces with the same regions and dtype are equal, since a direct sum is addressed
+    by name.
+
+    Raises:
+        RegionError: two regions share a name.
+        DTypeError: the dtype holds no numbers.
+    """
+
+    def __init__(self, regions: Iterable[Region] | Region, dtype: npt.DTypeLike = np.float64):
+        try:
+            given = (regions,) if isinstance(regions, Region) else tuple(regions)
+        except TypeError:
+            raise ArgumentError(f"a Space is made of Regions; given {regions!r}") from None
+        self.regions: tuple[Region, ...] = given
+        for region in self.regions:
+            if not isinstance(region, Region):
+                raise ArgumentError(f"a Space is made of Regions; given {region!r}")
+        if len(self._by_name) < len(self.regions):
+            names = [r.name for r in self.regions]
+            twice = sorted({n for n in names if names.count(n) > 1})
+            raise RegionError(f"duplicate region {', '.join(map(repr, twice))} in a space: {names}")
+        self._set_dtype(dtype)
+
+    def _set_dtype(self, dtype: npt.DTypeLike) -> None:
+        try:
+            self.dtype: np.dtype[Any] = np.dtype(dtype)
+        except (TypeError, ValueError):
+            raise DTypeError(f"a space holds numbers; given {dtype!r}, which is no dtype") from None
+        # Kind V is also that of numbers from other packages, such as ml_dtypes.bfloat16.
+        if self.dtype.kind not in "iufcV" or self.dtype.type is np.void:
+            raise DTypeError(f"a space holds numbers; given dtype {self.dtype}")
+
+    @cached_property
+    def _by_name(self) -> dict[str, Region]:
+        return {region.name: region for region in self.regions}
+
+    def at(self, number: int) -> Region:
+        """The region at a position."""
+        return self.regions[number]
+
+    def ordered_as(self, other: Space) -> bool:
+        """Whether both have the same regions in the same order."""
+        return self is other or self.regions == other.regions
+
+    @cached_property
+    def index(self) -> Mapping[str, int]:
+        """Position of each region, by name."""
+        return {region.name: k for k, region in enumerate(self.regions)}
+
+    @cached_property
+    def shapes(self) -> npt.NDArray[np.int64]:
+        """The shape of each region, a row each; ones stand for dimensions that it has not, and
+        there is a column at least."""
+        ndim = max((region.ndim for region in self.regions), default=0) or 1
+        padded = [(*r.shape, *(1,) * (ndim - r.ndim)) for r in self.regions]
+        return np.array(padded, np.int64).reshape(len(padded), ndim)
+
+    @cached_property
+    def holders(self) -> tuple[npt.NDArray[np.int64], ...]:
+        """The workers of all regions in one array, where in it each region's begin, and how many
+        they are."""
+        many = np.array([len(r.workers) for r in self.regions], np.int64)
+        flat = np.array([w for r in self.regions for w in r.workers], np.int64)
+        return flat, np.cumsum(many) - many, many
+
+    @cached_property
+    def memories(self) -> npt.NDArray[np.int64]:
+        """The memory of each region, as its position in `linop.spaces.region.MEMORIES`."""
+        return np.array([MEMORIES.index(region.memory) for region in self.regions], np.int64)
+
+    def in_memory(self, memory: str) -> Space:
+        """The same regions, all of them in one kind of memory. `linop.offload` moves there.
+
+        Raises:
+            ArgumentError: there is no such memory; see `linop.spaces.region.MEMORIES`.
+        """
+        known_memory(memory, "in_memory")
+        regions = (Region.checked(r.name, r.shape, r.workers, memory) for r in self.regions)
+        return Space(regions, self.dtype)
+
+    @cached_property
+    def digest(self) -> bytes:
+        """A digest of regions, their order, and dtype; the same on every machine."""
+        return hashlib.sha256(repr((self.dtype.str, self.regions)).encode()).digest()
+
+    @cached_property
+    def offsets(self) -> Mapping[str, int]:
+        """Where each region's elements start in a flat vector, by name."""
+        sizes = np.cumsum([0, *(region.size for region in self.regions)])
+        return {r.name: int(k) for r, k in zip(self.regions, sizes, strict=False)}
+
+    @cached_property
+    def size(self) -> int:
+        """Dimension of the space: the number of elements, a replicated region counted once."""
+        return sum(region.size for region in self.regions)
+
+    def numbers_on(self, worker: int) -> npt.NDArray[np.int64]:
+        """The positions of the regions that a worker holds, in order."""
+        return np.array([self.index[region.name] for region in self.on(worker)], np.int64)
+
+    @cached_property
+    def workers(self) -> tuple[int, ...]:
+        """Every worker that holds a region, in order."""
+        return tuple(sorted({w for region in self.regions for w in region.workers}))
+
+    @cached_property
+    def _on(self) -> dict[int, tuple[Region, ...]]:
+        held: dict[int, list[Region]] = {}
+        for region in self.regions:
+            for worker in region.workers:
+                held.setdefault(worker, []).append(region)
+        return {worker: tuple(regions) for worker, regions in held.items()}
+
+    def on(self, worker: int) -> tuple[Region, ...]:
+        """The regions that a worker holds, in the order of the space."""
+        return self._on.get(worker, ())
+
+    def __getitem__(self, name: str) -> Region:
+        try:
+            return self.at(self.index[name])
+        except (KeyError, TypeError):
+            known = ", ".join(map(repr, self.index)) or "none at all"
+            raise RegionError(f"unknown region {name!r}; this space has {known}") from None
+
+    def __contains__(self, item: object) -> bool:
+        """Whether a region (itself, or one of that name) belongs to the space."""
+        if isinstance(item, Region):
+            return item.name in self.index and self[item.name] == item
+        return item in self.index
+
+    def __len__(self) -> int:
+        return len(self.regions)
+
+    def __iter__(self) -> Iterator[Region]:
+        return iter(self.regions)
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        if not isinstance(other, Space):
+            return NotImplemented
+        return self.dtype == other.dtype and self._by_name == other._by_name
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.dtype, frozenset(self.regions)))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self}, dtype={self.dtype.name})"
+
+    def __str__(self) -> str:
+        parts = [f"{r.name}{list(r.shape)}@{_workers(r)}{memory_mark(r)}" for r in self.regions]
+        return " ⊕ ".join(parts if len(parts) <= 8 else [*parts[:6], "…", parts[-1]]) or "0"
+
+    def require(self, part: Part) -> Subset:
+        """The part as a subset of a region of this space.
+
+        Raises:
+            RegionError: the space has no such region, or another one under that name.
+        """
+        subset = as_subset(part)
+        mine = self[subset.region.name]
+        if mine != subset.region:
+            raise RegionError(
+                f"region {mine.name!r} of this space is {mine!r}; given {subset.region!r}"
+            )
+        return subset
+
+    # Vectors
+
+    def vector(self, arrays: Mapping[str, npt.ArrayLike] | npt.ArrayLike) -> Vector:
+        """The vector with these arrays, by region name; or the bare array of the only region.
+
+        Regions may be left out: then the vector is the part of an element that this process holds.
+        Arrays keep their memory, and must be of the space's dtype; other sequences of numbers are
+        converted, if it holds them all (`linop.spaces.scalars.of_dtype`).
+
+        Raises:
+            RegionError: a name is unknown. ShapeError, DTypeError: an array does not fit.
+        """
+        if not isinstance(arrays, Mapping):
+            if len(self.regions) != 1:
+                raise ArgumentError(
+                    f"a bare array fits a space of one region; this one has {len(self.regions)}: "
+                    f"give a dict by region name ({', '.join(self._by_name)})"
+                )
+            arrays = {self.regions[0].name: arrays}
+        return Vector(self, {n: self.check(self[n], array) for n, array in arrays.items()})
+
+    def check(self, region: Region, array: npt.ArrayLike, kind: type[Any] = np.ndarray) -> Array:
+        """The array, if it can be the content of the region.
+
+        Args:
+            kind: what arrays are; a backend on a device has others.
+
+        Raises:
+            ShapeError, DTypeError: it cannot. ArgumentError: it is not in this kind of memory, or
+                more than an array (`linop.spaces.scalars.plain`).
+        """
+        return accepted(region, self.dtype, array, kind)
+
+    def zeros(self) -> Vector:
+        """The zero vector, every region present."""
+        return Vector(self, {r.name: np.zeros(r.shape, self.dtype) for r in self.regions})
+
+    def random(self, seed: int | None = None) -> Vector:
+        """A random vector, the same for the same seed: normally distributed, or for an integer
+        dtype whole numbers from -9 to 9."""
+        if self.dtype.kind in "iu":
+            return self.integers(seed)
+        return self._fill(seed, lambda rng, shape: rng.standard_normal(shape))
+
+    def integers(self, seed: int | None = None, low: int = -9, high: int = 9) -> Vector:
+        """A random vector of whole numbers from `low` to `high`, both included (an unsigned dtype
+        starts at 0): sums and inner products of them are exact in floating point."""
+        low = max(low, 0) if self.dtype.kind == "u" else low
+        return self._fill(seed, lambda rng, shape: rng.integers(low, high, shape, endpoint=True))
+
+    def _fill(
+        self, seed: int | None, draw: Callable[[np.random.Generator, tuple[int, ...]], Any]
+    ) -> Vector:
+        if seed is not None and integer(seed, "seed") < 0:
+            raise ArgumentError(f"seed: a whole number from 0 expected, given {seed}")
+        rng = np.random.default_rng(seed)
+        arrays = {}
+        for region in self.regions:
+            values = np.asarray(draw(rng, region.shape))
+            if self.dtype.kind == "c":
+                values = values + 1j * draw(rng, region.shape)
+            arrays[region.name] = np.asarray(values.astype(self.dtype))
+        return Vector(self, arrays)
+
+    def flatten(self, vector: Vector) -> Array:
+        """All elements in one new 1-d array: the regions in order, each in C order."""
+        self.same_as(expect("flatten", vector, Vector).space, "flatten")
+        vector.require_all("flatten")
+        pieces = [vector[r.name].ravel() for r in self.regions]
+        return np.concatenate(pieces) if pieces else np.zeros(0, self.dtype)
+
+    def unflatten(self, flat: npt.ArrayLike) -> Vector:
+        """The vector whose elements, in the order of `flatten`, are these; a copy.
+
+        Raises:
+            ShapeError: there are more or fewer of them. DTypeError: they are complex, or fractions,
+                and the space is not.
+        """
+        flat = np.asarray(plain(flat, "flat vector"))
+        if not np.can_cast(flat.dtype, self.dtype, "same_kind"):
+            raise DTypeError(f"flat vector of dtype {flat.dtype} given, {self.dtype} expected")
+        if flat.size != self.size:
+            raise ShapeError(f"flat vector of size {flat.size} given, {self.size} expected")
+        flat = flat.reshape(-1).astype(self.dtype)
+        pieces = np.split(flat, list(self.offsets.values())[1:]) if self.regions else []
+        return Vector(
+            self, {r.name: p.reshape(r.shape) for r, p in zip(self.regions, pieces, strict=True)}
+        )
+
+    def same_as(self, other: Space, what: str) -> None:
+        """Check that the other space is this one.
+
+        Raises:
+            SpaceError: it is not; the message shows where the two differ, side by side.
+        """
+        if self != expect(what, other, Space):
+            raise SpaceError(f"{what}: the spaces differ\n{side_by_side(self, other)}")
+
+    # The inner product
+
+    def partial_inners(self, v: Vector, w: Vector) -> dict[int, Scalar]:
+        """<v, w> of the regions present, by the worker that counts them: a replicated region is
+        counted by its first worker."""
+        partial: dict[int, Scalar] = {}
+        for region in self.regions:
+            if region.name in v and region.name in w:
+                worker = region.workers[0]
+                product = dot(v[region.name], w[region.name])
+                partial[worker] = partial.get(worker, 0) + product
+        return partial
+
+    def inner(self, v: Vector, w: Vector) -> Scalar:
+        """<v, w>, conjugate-linear in v (paper, equation 2), summed in the order of workers, so
+        that every backend finds the same bits."""
+        self.same_as(v.space, "inner product, left side")
+        self.same_as(w.space, "inner product, right side")
+        return inners([(v, w)])[0]
+
+
+Total = Callable[[Sequence[Mapping[int, Scalar]]], list[Scalar]]
+"""Sums partial inner products, each given by worker, over all workers."""
+
+
+class Vector:
+    """An element of a space: one array for each region that this process holds.
+
+    Supports ``v[name]``, ``v + w``, ``v - w``, ``2 * v``, ``v / 2``, `inner`, `norm`, `copy`.
+    A vector made by a backend (``backend.vector``) holds one worker's regions, and its inner
+    product sums over all workers: a collective call.
+    """
+
+    __slots__ = ("_total", "arrays", "space")
+    __array_ufunc__ = None  # numpy_scalar * vector is ours
+
+    def __init__(
+        self,
+        space: Space,
+        arrays: dict[str, Array],
+        total: Total | None = None,
+    ) -> None:
+        self.space = space
+        self.arrays = arrays
+        self._total = total
+
+    def __getitem__(self, name: str) -> Array:
+        try:
+            return self.arrays[name]
+        except (KeyError, TypeError):
+            self.space[name]  # an unknown name is its own error
+            raise RegionError(
+                f"region {name!r} is not held here; this process holds {list(self.arrays)}"
+            ) from None
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.arrays
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{n}={a!r}" for n, a in self.arrays.items())
+        return f"Vector({shown})"
+
+    def require_all(self, what: str) -> None:
+        """Check that every region is present.
+
+        Raises:
+            SpaceError: this is one worker's part of a vector.
+        """
+        if len(self.arrays) < len(self.space.regions):
+            raise SpaceError(
+                f"{what} needs all {len(self.space.regions)} regions, this vector holds "
+                f"{list(self.arrays)}; for one worker's part backend.vector(space, arrays) makes "
+                f"vectors whose inner products span all workers"
+            )
+
+    def total(self, other: Vector) -> Total:
+        """What sums the partial inner products of all workers."""
+        distributed = self._total or other._total
+        if distributed is not None:
+            return distributed
+        for vector in (self, other):
+            vector.require_all("an inner product")
+        return sums_by_worker
+
+    def inner(self, other: Vector) -> Scalar:
+        """<self, other>, conjugate-linear in self."""
+        return self.space.inner(self, expect("inner product", other, Vector))
+
+    def norm(self) -> float:
+        """The norm that the inner product induces."""
+        return math.sqrt(abs(self.inner(self)))
+
+    def copy(self) -> Vector:
+        """The same values in new memory."""
+        return self._map(lambda a: a.copy())
+
+    def _map(self, f: Callable[..., Array], *others: Vector) -> Vector:
+        for other in others:
+            self.space.same_as(other.space, "vector arithmetic")
+            if other.arrays.keys() != self.arrays.keys():
+                raise SpaceError(
+                    f"vector arithmetic: one side holds {list(self.arrays)}, "
+                    f"the other {list(other.arrays)}"
+                )
+        total = next((v._total for v in (self, *others) if v._total), None)
+        # A ufunc gives a scalar for arrays without dimensions.
+        results = {n: f(a, *(o.arrays[n] for o in others)) for n, a in self.arrays.items()}
+        arrays = {n: np.asarray(a) if isinstance(a, np.generic) else a for n, a in results.items()}
+        return Vector(self.space, arrays, total)
+
+    def _scale(self, scalar: Any) -> Vector:
+        factor = factor_of(scalar, self.space.dtype)
+        return self._map(lambda a: np.multiply(a, factor))
+
+    def __add__(self, other: Vector) -> Vector:
+        return self._map(np.add, other) if isinstance(other, Vector) else NotImplemented
+
+    def __sub__(self, other: Vector) -> Vector:
+        return self._map(np.subtract, other) if isinstance(other, Vector) else NotImplemented
+
+    def __mul__(self, scalar: Scalar) -> Vector:
+        return self._scale(scalar) if is_scalar(scalar) else NotImplemented
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, scalar: Scalar) -> Vector:
+        if not is_scalar(scalar):
+            return NotImplemented
+        inverse, dtype = reciprocal(scalar), self.space.dtype
+        if dtype.kind in "iu":
+            return self._scale(inverse)
+        factor_of(inverse, dtype)
+        divisor = factor_of(scalar, dtype)
+        return self._map(lambda a: np.divide(a, divisor))
+
+    def __neg__(self) -> Vector:
+        return self._map(np.negative)
+
+
+def inners(pairs: Sequence[tuple[Vector, Vector]]) -> list[Scalar]:
+    """Several inner products at once, each as `Space.inner` would find it: where vectors are spread
+    over workers, in one collective call. All pairs have one dtype.
+
+    Raises:
+        SpaceError: the two of a pair are in different spaces.
+    """
+    partial = []
+    for v, w in pairs:
+        v.space.same_as(w.space, "inner product")
+        partial.append(v.space.partial_inners(v, w))
+    totals = [v.total(w) for v, w in pairs]
+    return totals[0](partial) if pairs else []
+
+
+def side_by_side(left: Space, right: Space) -> str:
+    """The two spaces in two columns, the rows that differ marked with ≠."""
+    names = list(dict.fromkeys([*left._by_name, *right._by_name]))
+    rows = [("dtype " + left.dtype.name, "dtype " + right.dtype.name)]
+    rows += [(_describe(left, n), _describe(right, n)) for n in names]
+    rows = [r for r in rows if r[0] != r[1]][:12] or rows[:1]
+    width = max(len(a) for a, _ in rows)
+    return "\n".join(f"  {a:<{width}}  ≠  {b}" for a, b in rows)
+
+
+def _describe(space: Space, name: str) -> str:
+    if name not in space:
+        return f"(no {name!r})"
+    region = space[name]
+    return f"{name!r} shape {region.shape} on worker {_workers(region)}{memory_mark(region)}"
+
+
+def _workers(region: Region) -> str:
+    return ",".join(map(str, region.workers))

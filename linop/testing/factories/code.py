@@ -1,0 +1,271 @@
+"""Operators as code that makes them again: what a failing example prints, to be pasted.
+
+Text is read after ``import linop`` and ``import numpy``. What a public function has made prints as
+that call; sums, products and adjoints of such print as the algebra; a product whose factors were
+taken apart, as these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial, singledispatch
+from types import BuiltinFunctionType, FunctionType
+from typing import Any
+
+import numpy as np
+import scipy
+
+from linop.normal_form.primitives import Action, Add, Allocate, Clear, Deallocate
+from linop.operators.algebra import DirectSum, Named
+from linop.operators.operator import (
+    Composition,
+    Identity,
+    LinearOperator,
+    Primitives,
+    Scaled,
+    Sum,
+    Zero,
+)
+from linop.provenance import Call
+from linop.spaces.exact import Exact, Gaussian, Rational, exact
+from linop.spaces.partition import Partition
+from linop.spaces.region import Region, Subset
+from linop.spaces.space import Space, Vector
+from linop.spaces.tensor import Bounds, Role, TensorSpace
+
+
+@singledispatch
+def code(what: Any) -> str:
+    """The expression that makes an operator, a space, a region, a vector … again.
+
+    Functions that local operators were given print by name, whether or not it can be imported.
+    """
+    # Not registered, for SciPy's parts are loaded where they are used.
+    if scipy.sparse.issparse(what):
+        return f"scipy.sparse.csr_array({code(what.toarray())})"
+    if isinstance(what, scipy.sparse.linalg.LinearOperator) and hasattr(what, "A"):
+        return f"scipy.sparse.linalg.aslinearoperator({code(what.A)})"
+    return repr(what)
+
+
+# Spaces, and what is in them
+
+
+@code.register
+def _region(region: Region) -> str:
+    held = region.workers
+    worker = "" if held == (0,) else f", {held[0] if len(held) == 1 else held}"
+    return f"linop.Region({region.name!r}, {region.shape}{worker}{_memory(region)})"
+
+
+@code.register
+def _subset(part: Subset) -> str:
+    if part.whole:
+        return code(part.region)
+    return f"{code(part.region)}[{', '.join(f'{s.start}:{s.stop}' for s in part.slices)}]"
+
+
+@code.register
+def _space(space: Space) -> str:
+    return f"linop.Space([{_list(space.regions)}]{_dtype(space)})"
+
+
+@code.register
+def _partition(partition: Partition) -> str:
+    return f"linop.{partition!r}"
+
+
+@code.register
+def _role(role: Role) -> str:
+    return f"linop.{role.name}"
+
+
+@code.register
+def _tensor_space(X: TensorSpace) -> str:
+    text = f"linop.TensorSpace({X.global_shape}, {code(X.partition)}{_dtype(X)}"
+    if X.axes != tuple(range(X.partition.ndim)):
+        text += f", axes={code(X.axes)}"
+    if X.name != "x":
+        text += f", name={X.name!r}"
+    text += _memory(X)
+    uneven = {d: cut for d, cut in enumerate(X.bounds) if cut != _balanced(X, d)}
+    return f"{text}{f', bounds={uneven}' if uneven else ''})"
+
+
+@code.register
+def _vector(vector: Vector) -> str:
+    return f"{code(vector.space)}.vector({code(vector.arrays)})"
+
+
+def _memory(where: Region | TensorSpace) -> str:
+    return "" if where.memory == "default" else f", memory={where.memory!r}"
+
+
+def _dtype(space: Space) -> str:
+    return "" if space.dtype == np.float64 else f", dtype={space.dtype.name!r}"
+
+
+def _balanced(X: TensorSpace, dim: int) -> Bounds:
+    parts = X.partition.shape[X.axes.index(dim)] if dim in X.axes else 1
+    return TensorSpace(X.global_shape[dim], Partition(parts)).bounds[0]
+
+
+# Operators
+
+
+@code.register
+def _operator(op: LinearOperator) -> str:
+    if op.call is not None:
+        return code(op.call)
+    if op._h is not None and op._h.call is not None:
+        return f"{code(op._h)}.H"
+    return _composed(op)
+
+
+@code.register
+def _call(call: Call) -> str:
+    function, arguments, options = call
+    given = [code(argument) for argument in arguments]
+    given += [f"{name}={code(value)}" for name, value in options.items()]
+    if function.__qualname__ == "LinearOperator.conj":
+        return f"{_bracketed(arguments[0])}.conj()"
+    return f"linop.{function.__name__}({', '.join(given)})"
+
+
+@singledispatch
+def _composed(op: LinearOperator) -> str:
+    """An operator that no public function has made."""
+    return repr(op)
+
+
+@_composed.register
+def _composition(op: Composition) -> str:
+    return " @ ".join(map(_bracketed, op.factors))
+
+
+@_composed.register
+def _sum(op: Sum) -> str:
+    return " + ".join(map(code, op.terms))
+
+
+@_composed.register
+def _scaled(op: Scaled) -> str:
+    return f"{_exactly(op.scalar)} * {_bracketed(op.operand)}"
+
+
+def _exactly(number: Exact) -> str:
+    """A number as an expression whose value it is, to the last digit."""
+    if isinstance(number, Gaussian):
+        near: complex = complex(number)
+        parts = f"{_quotient(number.real)}, {_quotient(number.imag)}"
+        return repr(near) if exact(near) == number else f"linop.spaces.exact.Gaussian({parts})"
+    if number.denominator == 1:
+        return str(number)
+    near = number.numerator / number.denominator
+    return repr(near) if exact(near) == number else _quotient(number)
+
+
+def _quotient(number: Rational) -> str:
+    plain = number.denominator == 1
+    return f"{number}" if plain else f"linop.spaces.exact.{number!r}"
+
+
+@_composed.register
+def _direct_sum(op: DirectSum) -> str:
+    return f"linop.direct_sum({_list(op.blocks)})"
+
+
+@_composed.register
+def _named(op: Named) -> str:
+    return code(op.body)
+
+
+@_composed.register
+def _identity(op: Identity) -> str:
+    if op.domain is op.codomain or op.domain.regions == op.codomain.regions:
+        return f"linop.identity({code(op.domain)})"
+    return f"linop.operators.operator.Identity({code(op.domain)}, {code(op.codomain)})"
+
+
+@_composed.register
+def _zero(op: Zero) -> str:
+    return f"linop.zero({code(op.domain)}, {code(op.codomain)})"
+
+
+@_composed.register
+def _primitives(op: Primitives) -> str:
+    space = code(op.domain)
+    return " @ ".join(
+        f"linop.{_PRIMITIVES[type(action)]}({space}, {_list(action.parts)})"
+        for action in reversed(op.actions)
+    )
+
+
+_PRIMITIVES: dict[type[Action], str] = {
+    Allocate: "allocate",
+    Deallocate: "deallocate",
+    Clear: "clear",
+    Add: "add",
+}
+
+
+def _bracketed(op: LinearOperator) -> str:
+    """As a factor of a product."""
+    text = code(op)
+    calls = op.call is not None or (op._h is not None and op._h.call is not None)
+    several = isinstance(op, Composition | Sum | Scaled)
+    several = several or (isinstance(op, Primitives) and len(op.actions) > 1)
+    return text if calls or not several else f"({text})"
+
+
+# Arguments
+
+
+@code.register
+def _array(array: np.ndarray) -> str:
+    if not array.size:  # its list would not tell the shape
+        return f"numpy.zeros({array.shape}, {array.dtype.name!r})"
+    return f"numpy.array({array.tolist()}, dtype={array.dtype.name!r})"
+
+
+@code.register
+def _number(number: np.generic) -> str:
+    return f"numpy.{number.dtype.name}({number.item()!r})"
+
+
+@code.register
+def _dtype_itself(dtype: np.dtype) -> str:
+    return repr(dtype.name)
+
+
+@code.register(tuple)
+def _tuple(items: tuple[Any, ...]) -> str:
+    return f"({_list(items)}{',' if len(items) == 1 else ''})"
+
+
+@code.register(list)
+def _items(items: list[Any]) -> str:
+    return f"[{_list(items)}]"
+
+
+@code.register(dict)
+def _dict(items: dict[Any, Any]) -> str:
+    return "{" + ", ".join(f"{code(k)}: {code(v)}" for k, v in items.items()) + "}"
+
+
+@code.register(FunctionType)
+@code.register(BuiltinFunctionType)
+@code.register(type)
+def _function(function: Callable[..., Any]) -> str:
+    return f"{function.__module__}.{function.__qualname__}"
+
+
+@code.register(partial)
+def _partial(function: partial[Any]) -> str:
+    options = [f"{name}={code(value)}" for name, value in function.keywords.items()]
+    given = [code(function.func), *map(code, function.args), *options]
+    return f"functools.partial({', '.join(given)})"
+
+
+def _list(items: Iterable[Any]) -> str:
+    return ", ".join(map(code, items))

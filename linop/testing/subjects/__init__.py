@@ -1,0 +1,1 @@
+"""Linear maps of every kind, as checks take them."""

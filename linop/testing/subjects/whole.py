@@ -1,0 +1,68 @@
+"""Vectors of all workers in one array, on every worker; and maps seen between other spaces."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from linop.backends.worker import Worker
+from linop.spaces.scalars import Array
+from linop.spaces.space import Space, Vector
+from linop.testing.report import Worst
+from linop.testing.subjects.subject import Fault, Subject, gathered, host_vector
+
+
+def everything(vector: Vector, subject: Subject) -> Array:
+    """All elements, in the order of `Space.flatten`, on every worker. Collective."""
+    space, backend = vector.space, subject.backend
+    if not isinstance(backend, Worker):
+        return space.flatten(vector)
+    said = b"".join(vector[r.name].tobytes() for r in space.on(backend.worker))
+    arrays = {}
+    for worker, data in enumerate(gathered(backend, said)):
+        flat, begin = np.frombuffer(data, space.dtype), 0
+        for region in space.on(worker):
+            arrays[region.name] = flat[begin : begin + region.size].reshape(region.shape)
+            begin += region.size
+    return space.flatten(Vector(space, arrays))
+
+
+def seen_as(subject: Subject, domain: Space, codomain: Space, named: bool) -> Subject:
+    """A map between these spaces: itself; or where it, or what they belong to, has made-up names
+    (so `named` is false), the same map of elements in their order.
+
+    Raises:
+        Fault: the spaces are others.
+    """
+    if subject.domain == domain and subject.codomain == codomain:
+        return subject
+    sides = ((subject.domain, domain), (subject.codomain, codomain))
+    fits = all(a.size == b.size and a.dtype == b.dtype for a, b in sides)
+    if not fits or (named and not subject.anonymous):
+        raise Fault(
+            Worst(
+                f"spaces differ: {domain} -> {codomain} ({domain.dtype}, {codomain.dtype}) wanted, "
+                f"given {subject.domain} -> {subject.codomain} "
+                f"({subject.domain.dtype}, {subject.codomain.dtype})"
+            )
+        )
+
+    def between(map: Subject, target: Space) -> Callable[[Vector], Vector]:
+        def into(space: Space, x: Vector) -> Vector:
+            return host_vector(space, space.unflatten(everything(x, map)), map.backend)
+
+        return lambda x: into(target, map(into(map.domain, x)))
+
+    back = None if subject.adjoint is None else between(subject.H, domain)
+    functions = {"forward": between(subject, codomain), "adjoint": back}
+    return Seen(**{**vars(subject), "domain": domain, "codomain": codomain, **functions})
+
+
+class Seen(Subject):
+    """A map between other spaces than its own. Its functions are of vectors: where these are, and
+    what came of them, the map itself sees to."""
+
+    def __call__(self, x: Vector) -> Vector:
+        result: Vector = self.forward(x)
+        return result

@@ -1,0 +1,1 @@
+"""Property tests on several workers: ``@linop.testing.spmd``."""

@@ -1,0 +1,284 @@
+"""Properties that hold on several workers: ``@linop.testing.spmd(workers=…)``, from plain pytest.
+
+The function runs on every rank of an MPI job, which lives on between examples
+(`linop.testing.workers.jobs`); without MPI, on threads (`linop.testing.workers.threaded`); and
+under ``mpiexec -n N pytest``, on the ranks that are there (`linop.testing.workers.leading`).
+Hypothesis runs in one process.
+
+Neither Hypothesis nor pytest nor MPI is imported here before it is needed: ranks import this, too.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import reprlib
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar, cast
+
+from linop import backends
+from linop.errors import ArgumentError
+from linop.testing.workers import jobs, leading, threaded
+from linop.testing.workers.located import MARK, OWN, Located, pickled
+from linop.testing.workers.outcome import Outcome
+from linop.testing.workers.session import OPTIONS, TALLY, skip
+
+Test = TypeVar("Test", bound=Callable[..., Any])
+
+_REPR = reprlib.Repr()
+_REPR.maxstring = _REPR.maxother = 80
+
+
+def spmd(
+    workers: Any, *, timeout: float | None = None, backend: str | None = None
+) -> Callable[[Test], Test]:
+    """Run a test on every one of so many workers.
+
+    The test is a function of a module's top level. A parameter ``backend`` gets the worker's
+    backend, which is also `linop.backends.current`; ``comm`` the mpi4py communicator, a fresh one
+    for every example. All others, be they drawn by Hypothesis, pytest's fixtures or parameters, are
+    the same everywhere; they travel to the ranks, so they can be pickled. ``@given`` may stand
+    above or below.
+
+    The test fails if it fails on some worker, if a worker dies, does not end in time, or leaves a
+    message or a thread behind; and if only some workers call `hypothesis.assume` or `pytest.skip`.
+
+    Args:
+        workers: a number, a collection of numbers, or a strategy of them. Of several, Hypothesis
+            draws and shrinks the number with the rest of the example; a test without Hypothesis
+            runs on each number of a collection.
+        timeout: seconds that an example may take: the watch. 30 by default, and 5 for more
+            examples of a test of which one was stuck for all of that.
+        backend: "mpi" or "threads"; by default MPI's if mpi4py and an ``mpiexec`` are there.
+
+    Returns:
+        The test; what it is called with is Hypothesis's and pytest's affair, without ``backend``
+        and ``comm``.
+
+    Raises:
+        ArgumentError: the test is no function of a module's top level, or `workers` no numbers.
+    """
+    if backend not in (None, "mpi", "threads"):
+        raise ArgumentError(f"spmd: backend is 'mpi' or 'threads'; given {backend!r}")
+    numbers = _numbers(workers)
+
+    def decorate(test: Test) -> Test:
+        if not callable(test):
+            raise ArgumentError(f"spmd: expected a test function, given {test!r}")
+        given = getattr(test, "hypothesis", None)
+        inner = test if given is None else given.inner_test
+        example = _example(Property(Located(inner), numbers, timeout, backend))
+        again = example if given is None else _given_again(test, example)
+        relax(again)
+        return cast(Test, again)
+
+    return decorate
+
+
+def _numbers(workers: Any) -> Any:
+    """A strategy, or a sorted tuple of numbers."""
+    if hasattr(workers, "filter") and hasattr(workers, "map"):
+        return workers
+    several = [workers] if isinstance(workers, int) else workers
+    if not isinstance(several, Iterable) or isinstance(several, str):
+        several = []
+    numbers = set(several)
+    if not numbers or any(type(n) is not int or n < 1 for n in numbers):
+        raise ArgumentError(
+            f"spmd: workers is a whole number from 1, a collection of them, or a strategy; "
+            f"given {workers!r}"
+        )
+    return tuple(sorted(numbers))
+
+
+class Property:
+    """A function that runs on so many workers, one example after the other."""
+
+    def __init__(
+        self, located: Located, workers: Any, timeout: float | None, backend: str | None
+    ) -> None:
+        self.located = located
+        self.workers = workers
+        self._timeout = timeout
+        self._backend = backend
+        self._hurry = False
+
+    @property
+    def backend(self) -> str:
+        """The name of the backend that it runs on."""
+        wanted = OPTIONS.backend or self._backend
+        return wanted or ("threads" if jobs.missing_mpi() else "mpi")
+
+    @property
+    def watch(self) -> float:
+        """Seconds that an example may take."""
+        watch = OPTIONS.timeout or self._timeout or jobs.WATCH
+        return min(watch, jobs.HURRY) if self._hurry else watch
+
+    def __call__(self, arguments: Mapping[str, Any]) -> None:
+        """Run an example, on a number of workers that Hypothesis draws where it runs; on all of a
+        collection where it does not."""
+        __tracebackhide__ = True
+        self._check()
+        context = _hypothesis_context()
+        if context is None and not isinstance(self.workers, tuple):
+            self._draw(arguments)
+            return
+        for workers in self._allowed() if context is None else self._drawn(context):
+            self.run(workers, arguments)
+
+    def run(self, workers: int, arguments: Mapping[str, Any]) -> None:
+        """Run an example on so many workers.
+
+        Raises:
+            FailedExampleError: it failed, on some worker.
+        """
+        __tracebackhide__ = True
+        name = self.located.name
+        data = pickled(name, arguments)
+        TALLY.ran[self.backend, workers] += 1
+        example = f"{name}({', '.join(f'{k}={_REPR.repr(v)}' for k, v in arguments.items())})"
+        outcome = self._ask(example, workers, arguments, data)
+        self._hurry |= outcome.timed_out
+        outcome.settle()
+
+    def _ask(
+        self, example: str, workers: int, arguments: Mapping[str, Any], data: bytes
+    ) -> Outcome:
+        if self.backend == "threads":
+            return threaded.ask(example, self.located, data, workers, self.watch)
+        if leading.TEAM is not None:
+            return leading.TEAM.ask(example, self.located, data, workers, self.watch)
+        return jobs.job(workers).ask(example, self.located, (arguments,), self.watch)
+
+    def _check(self) -> None:
+        """Skip the test where it cannot run."""
+        if self.backend == "threads" and "comm" in self.located.own:
+            skip("it wants an MPI communicator, and runs on threads")
+        if self.backend == "mpi" and (why := jobs.missing_mpi()):
+            skip(why)
+        if self.backend == "mpi" and leading.TEAM is None and backends.in_mpi_job():
+            raise ArgumentError(
+                "spmd: under mpiexec, ranks meet by pytest's plugin: pytest -p linop.testing.plugin"
+            )
+        if isinstance(self.workers, tuple) and not self._allowed():
+            skip(f"it runs on {self.workers[0]} workers, and there are {self._most()}")
+
+    def _most(self) -> float:
+        """The largest number of workers that it may run on."""
+        ranks = leading.TEAM.size if leading.TEAM and self.backend == "mpi" else sys.maxsize
+        return min(OPTIONS.workers or sys.maxsize, ranks)
+
+    def _allowed(self) -> list[int]:
+        """Which of the numbers of a collection it may run on."""
+        allowed = [n for n in self.workers if n <= self._most()]
+        for n in self.workers[len(allowed) :]:
+            TALLY.left_out.add(f"{self.located.name} on {n}")
+        return allowed
+
+    def _drawn(self, context: Any) -> list[int]:
+        """The number of workers of the example that Hypothesis is running. What `@example` gives
+        has no choices to draw from: it runs on all of a collection, or the simplest of a strategy.
+        """
+        import hypothesis
+        from hypothesis import strategies as st
+
+        explicit = context.data.max_choices == 0
+        if isinstance(self.workers, tuple):
+            allowed = self._allowed()
+            if explicit or len(allowed) == 1:
+                return allowed
+            numbers: Any = st.sampled_from(allowed)
+        else:
+            numbers = self.workers.filter(self._fits)
+        workers = _simplest(numbers) if explicit else context.data.draw(numbers)
+        hypothesis.note(f"workers={workers}")
+        return [workers]
+
+    def _fits(self, workers: int) -> bool:
+        if workers > self._most():
+            TALLY.left_out.add(f"{self.located.name} on {workers}")
+        return workers <= self._most()
+
+    def _draw(self, arguments: Mapping[str, Any]) -> None:
+        """Run a test without Hypothesis on numbers of a strategy."""
+        import hypothesis
+        from hypothesis import strategies as st
+
+        def example(_: None) -> None:
+            self(arguments)
+
+        example.__name__ = self.located.name
+        test = hypothesis.given(st.none())(example)
+        relax(test)
+        test()
+
+
+def _hypothesis_context() -> Any:
+    """Hypothesis's running example; None if it runs none."""
+    if "hypothesis" not in sys.modules:
+        return None
+    import hypothesis
+    from hypothesis.control import current_build_context
+
+    return current_build_context() if hypothesis.currently_in_test_context() else None
+
+
+def _simplest(numbers: Any) -> int:
+    """Of a strategy; in another thread, where Hypothesis runs no test."""
+    import hypothesis
+
+    settings = hypothesis.settings(database=None, derandomize=True)
+    with ThreadPoolExecutor(1) as pool:
+        found: int = pool.submit(
+            hypothesis.find, numbers, lambda _: True, settings=settings
+        ).result()
+    return found
+
+
+def _example(prop: Property) -> Any:
+    """The function that pytest or Hypothesis calls for one example."""
+    signature = inspect.signature(prop.located.function)
+
+    @functools.wraps(prop.located.function)
+    def example(*args: Any, **kwargs: Any) -> None:
+        __tracebackhide__ = True
+        for name in prop.located.own:
+            kwargs.pop(name, None)
+        bound = example.__signature__.bind(*args, **kwargs)  # type: ignore[attr-defined]
+        prop(bound.arguments)
+
+    parameters = [p for p in signature.parameters.values() if p.name not in OWN]
+    example.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    setattr(example, MARK, prop)
+    return example
+
+
+def _given_again(test: Any, example: Any) -> Any:
+    """What `given` made of a test, made of an example of it: pytest would look for fixtures of the
+    names that ranks fill. All that Hypothesis's other decorators have left on the test comes along.
+    """
+    import hypothesis
+
+    again = hypothesis.given(**test.hypothesis._given_kwargs)(example)
+    left = {name: value for name, value in vars(test).items() if not name.startswith("__")}
+    vars(again).update(left | {"hypothesis": again.hypothesis})  # type: ignore[attr-defined]
+    return again
+
+
+def relax(test: Any) -> None:
+    """No deadline: an example may have to start ranks first; and no phase `explain`, which runs a
+    failing example many times more. Where `@settings` stands above `@spmd`, the plugin does it.
+
+    The attribute is Hypothesis's own. By its decorator, `@settings` could not be used any more.
+    """
+    if "hypothesis" not in sys.modules:
+        return
+    from hypothesis import Phase, settings
+
+    name = "_hypothesis_internal_use_settings"
+    now: Any = getattr(test, name, None) or settings.default
+    phases = [phase for phase in now.phases if phase is not Phase.explain]
+    setattr(test, name, settings(now, deadline=None, phases=phases))

@@ -1,0 +1,1 @@
+"""The programs that users run: the command line and its commands."""
