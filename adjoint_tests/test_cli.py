@@ -28,6 +28,7 @@ from linop import Partition, Region, TensorSpace
 
 X = TensorSpace((6,), Partition((2,)))
 shift = linop.shift(X, 1)
+total = linop.all_reduce(linop.TensorSpace((100_000,), linop.Partition((2,)), axes=(linop.COPIES,)))
 wrong = linop.local(Region("x", 3), Region("y", 3), np.cumsum, np.cumsum, name="W")
 number = 3
 matrix = np.eye(2)
@@ -156,6 +157,26 @@ def test_show_prints_the_plan_of_one_worker(run: Run) -> None:
     result = run("show", "--plan", "--worker", "2", f"{MODULE}:shift")
     assert result.exit_code == 2
     assert "Invalid value for --worker: 2; there are 0, 1" in result.output
+
+
+def test_show_prints_plans_before_and_after_each_pass(run: Run) -> None:
+    """A sum that is large enough is done in shares."""
+    target = f"{MODULE}:total"
+    result = run("show", "--passes", "--worker", "1", target)
+    assert result.exit_code == 0, result.output
+    for side in ("operator", "adjoint"):
+        _, _, plans = result.output.partition(f"{target}, {side}, worker 1: before any pass")
+        before, apart, shares, collectives = plans.split("worker 1: after ")[:4]
+        assert "all-reduce over workers 0, 1" in before
+        assert "send 100000 elements to 0: x@1" in before
+        assert apart.splitlines()[:2] == ["products_apart", "the same"]
+        assert shares.startswith("sums_in_shares\n")
+        assert "reduce-scatter over workers 0, 1, 50000 elements each" in shares
+        assert "send 50000 elements to 0: share 1 of sum 0" in shares
+        assert collectives.splitlines()[:2] == ["with_all", "the same"]
+    result = run("show", "--passes", "--worker", "2", target)
+    assert result.exit_code == 2
+    assert "2; there are 0, 1" in result.output
 
 
 @pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="needs matplotlib")

@@ -460,14 +460,13 @@ def test_stages_that_are_lowered_are_compared_with_the_operator() -> None:
     stages = linop.all_reduce(TensorSpace((4,), Partition((2,)), axes=(COPIES,))).stages
     (movement,) = stages.movements
     back = movement.adjoint()
-    stages.kept["prepared"] = Stages((movement, back), ((),))
-    with pytest.raises(FactorError, match="movement 0: the product of its factors is another"):
+    stages.kept["passed"] = [("one", Stages((movement, back), ((),)))]
+    with pytest.raises(FactorError, match="after one, the product of movement 0's factors is anot"):
         linop.verify_plans([lower(stages, w) for w in stages.workers], stages)
     stages = applied().stages
     (layer,) = stages.layers
-    stages.kept["prepared"] = Stages(stages.movements, ((*layer, *layer),))
-    with pytest.raises(FactorError, match="the layers"):
-        factors_fit(stages)
+    with pytest.raises(FactorError, match="after two, the layers"):
+        factors_fit(stages, Stages(stages.movements, ((*layer, *layer),)), "two")
 
 
 def test_the_cost_does_not_depend_on_the_number_of_elements() -> None:

@@ -10,6 +10,7 @@ import importlib.util
 import pathlib
 import sys
 import typing
+import warnings
 
 if not (pathlib.Path(__path__[0]) / "backends").is_dir():
 
@@ -143,7 +144,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> typing.Any:
-    """What imports torch, when it is asked for."""
+    """What imports torch, when it is asked for; and what had another name."""
+    if name == "verify":
+        warnings.warn("linop.verify is linop.verify_plans now", DeprecationWarning, stacklevel=2)
+        return verify_plans
     if name in ("autograd", "layers"):
         return importlib.import_module(f"linop.{name}")
     raise AttributeError(f"module 'linop' has no attribute {name!r}")

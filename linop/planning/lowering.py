@@ -41,14 +41,22 @@ from linop.spaces.space import Space
 
 
 def lower(stages: Stages, worker: int) -> Plan:
-    """The plan of one worker.
+    """The plan of one worker: of the stages that come of all passes.
+
+    Raises:
+        BackendError: a local map spans several workers.
+    """
+    return as_it_is(prepared(stages), worker)
+
+
+def as_it_is(stages: Stages, worker: int) -> Plan:
+    """The plan of one worker, without any pass.
 
     Raises:
         BackendError: a local map spans several workers.
     """
     steps: list[Step] = []
     patterns: list[Pattern] = []
-    stages = prepared(stages)
     for k, movement in enumerate(stages.movements):
         incoming, outgoing = routes_into(movement, worker), routes_out_of(movement, worker)
         patterns.append(pattern(movement, worker, incoming, outgoing))

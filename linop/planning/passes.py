@@ -7,7 +7,7 @@ proven to be the operator (`linop.planning.verification`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from linop.normal_form.maps import Layer
 from linop.normal_form.movement import Movement
@@ -32,15 +32,24 @@ PASSES: tuple[Pass, ...] = (products_apart, sums_in_shares)
 """In the order in which they are done."""
 
 
+def passed(stages: Stages) -> Sequence[tuple[str, Stages]]:
+    """The name of each pass that changes something, and the stages after it."""
+    if "passed" not in stages.kept:
+        done, before = list[tuple[str, Stages]](), stages
+        for one in PASSES:
+            after = one(before)
+            if after is not before:
+                done.append((one.__name__, after))
+            before = after
+        stages.kept["passed"] = done
+    known: list[tuple[str, Stages]] = stages.kept["passed"]
+    return known
+
+
 def prepared(stages: Stages) -> Stages:
     """The stages that are lowered: after all passes. The same object where these change nothing."""
-    if "prepared" not in stages.kept:
-        after = stages
-        for step in PASSES:
-            after = step(after)
-        # Nothing keeps itself: that would be freed by the garbage collector alone.
-        stages.kept["prepared"] = None if after is stages else after
-    return stages.kept["prepared"] or stages
+    done = passed(stages)
+    return done[-1][1] if done else stages
 
 
 def _replaced(stages: Stages, parts: Callable[[Movement], tuple[Movement, ...]]) -> Stages:

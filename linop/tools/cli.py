@@ -7,6 +7,7 @@ import importlib.util
 import tempfile
 from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,8 +22,10 @@ from linop import LinearOperator, backends
 from linop.backends import Backend, in_mpi_job
 from linop.errors import ArgumentError, LinopError, MissingExtraError
 from linop.operators.algebra import expanded
+from linop.planning.collective_selection import Choice, with_all
 from linop.planning.cost import Traffic
-from linop.planning.lowering import lower, workers_of
+from linop.planning.lowering import as_it_is, lower, workers_of
+from linop.planning.passes import PASSES, passed
 from linop.planning.traffic import traffic_matrix
 from linop.testing.verification import Case, Result, cases, verified, verified_by_ranks
 from linop.tools import doctor, reporting
@@ -64,8 +67,11 @@ def show(
     plan: Annotated[
         bool, typer.Option("--plan", help="print the workers' plans, and the predicted time, too")
     ] = False,
+    passes: Annotated[
+        bool, typer.Option("--passes", help="print the workers' plans before and after each pass")
+    ] = False,
     worker: Annotated[
-        int | None, typer.Option(min=0, help="with --plan: of this worker alone")
+        int | None, typer.Option(min=0, help="with --plan and --passes: of this worker alone")
     ] = None,
     traffic: Annotated[
         Path | None, typer.Option(metavar="FILE.png", help="draw who sends how much to whom")
@@ -94,22 +100,45 @@ def show(
         matrix = traffic_matrix(op)
         if 1 < len(matrix.workers) <= _MATRIX:
             _print_as_it_is(matrix)
-        if plan:
-            for side, which in (("operator", op), ("adjoint", back)):
+        for side, which in (("operator", op), ("adjoint", back)):
+            if plan:
                 _show_plans(f"{name}, {side}", which, worker)
+            if passes:
+                _show_passes(f"{name}, {side}", which, worker)
         if traffic is not None:
             _draw_traffic(traffic, op)
 
 
 def _show_plans(name: str, op: LinearOperator, worker: int | None) -> None:
     """Print the plans of all workers, or of one, and how long they are likely to take."""
+    workers = _chosen(op, worker)
+    console.print(Text(f"\n{name}", "bold"))
+    for one in workers:
+        _print_as_it_is(lower(op.stages, one).describe())
+    _print_as_it_is(f"predicted: {linop.simulate(op)}")
+
+
+def _show_passes(name: str, op: LinearOperator, worker: int | None) -> None:
+    """Print the plans of all workers, or of one, before any pass and after each: those of stages,
+    then the one that puts collectives in, where ranks share no memory."""
+    for one in _chosen(op, worker):
+        plans = [("before any pass", as_it_is(op.stages, one))]
+        changed = dict(passed(op.stages))
+        for what in (each.__name__ for each in PASSES):
+            plan = as_it_is(changed[what], one) if what in changed else plans[-1][1]
+            plans.append((f"after {what}", plan))
+        plans.append(("after with_all", with_all(plans[-1][1], Choice())))
+        for (_, before), (what, plan) in pairwise([("", None), *plans]):
+            console.print(Text(f"\n{name}, worker {one}: {what}", "bold"))
+            _print_as_it_is("the same" if plan == before else plan.describe())
+
+
+def _chosen(op: LinearOperator, worker: int | None) -> Sequence[int]:
+    """The workers whose plans are printed."""
     workers = workers_of(op.stages)
     if worker is not None and worker not in workers:
         raise typer.BadParameter(f"{worker}; there are {_few(workers)}", param_hint="--worker")
-    console.print(Text(f"\n{name}", "bold"))
-    for one in workers if worker is None else (worker,):
-        _print_as_it_is(lower(op.stages, one).describe())
-    _print_as_it_is(f"predicted: {linop.simulate(op)}")
+    return workers if worker is None else (worker,)
 
 
 def _draw_traffic(path: Path, op: LinearOperator) -> None:

@@ -17,7 +17,7 @@ from linop.normal_form.maps import Layer
 from linop.normal_form.movement import Movement
 from linop.normal_form.stages import Stages
 from linop.planning.lowering import lower
-from linop.planning.passes import prepared
+from linop.planning.passes import passed, prepared
 from linop.planning.plan import Plan
 from linop.planning.verification.correspondence import match_collectives, match_messages, no_cycle
 from linop.planning.verification.plan_errors import (
@@ -74,7 +74,10 @@ def verify_plans(plans: Staged | Iterable[Plan], op: Staged | Stages | None = No
         of = op.stages if isinstance(op, Staged) else op
         _same_ends(of, by_worker)
         same_as_operator(prepared(of), stages)
-        factors_fit(of)
+        before = of
+        for name, after in passed(of):
+            factors_fit(before, after, name)
+            before = after
 
 
 def _by_number(plans: Iterable[tuple[PlanStage, ...]]) -> Iterator[list[PlanStage]]:
@@ -105,20 +108,21 @@ def _same_ends(stages: Stages, plans: dict[int, Plan]) -> None:
                 )
 
 
-def factors_fit(stages: Stages) -> None:
-    """Check that the stages that are lowered are those of the operator.
+def factors_fit(before: Stages, after: Stages, name: str) -> None:
+    """Check that the stages after a pass are those before it, in other factors.
+
+    Args:
+        name: of the pass.
 
     Raises:
         FactorError: they are not.
     """
-    if prepared(stages) is stages:
-        return
-    whole, factored = _joined(stages), _joined(prepared(stages))
+    whole, factored = _joined(before), _joined(after)
     if [layer for _, layer in whole] != [layer for _, layer in factored]:
-        raise FactorError("the layers that are lowered are not the operator's")
+        raise FactorError(f"after {name}, the layers are not the operator's")
     for k, ((one, _), (many, _)) in enumerate(zip(whole, factored, strict=True)):
         if _paths(one) <= MOST and _product(one) != _product(many):
-            raise FactorError(f"movement {k}: the product of its factors is another one")
+            raise FactorError(f"after {name}, the product of movement {k}'s factors is another one")
 
 
 def _joined(stages: Stages) -> list[tuple[list[Movement], Layer]]:
