@@ -158,7 +158,7 @@ def refuses(backend: Any, path: str, words: str) -> None:
         layers.load(model, path)
     except LinopError as error:
         assert words in str(error), error
-        assert len(set(layers.meeting.meeting_of(backend).told(str(error)))) == 1
+        assert len(set(meeting_of(backend).told(str(error)))) == 1
     else:
         raise AssertionError("it was loaded")
     assert value_of(model) == -1
@@ -187,7 +187,7 @@ def fails_on_a_full_disk(backend: Any, path: str, sharded: bool, worker: int) ->
         except LinopError as error:
             said = str(error)
     assert f"on worker {worker}" in said, said
-    assert len(set(layers.meeting.meeting_of(backend).told(said))) == 1
+    assert len(set(meeting_of(backend).told(said))) == 1
 
 
 def dies(backend: Any, path: str, value: float, sharded: bool, worker: int, at: int) -> None:

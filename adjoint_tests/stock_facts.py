@@ -16,6 +16,7 @@ from layer_cases import WIDE, block, normal, same
 from linop import Partition, TensorSpace, layers
 from linop.backends import Backend
 from linop.errors import ArgumentError, BackendError
+from linop.layers.agreement.meeting import meeting_of
 from plan_facts import mine, raised, size
 
 FEATURES = 6
@@ -76,9 +77,7 @@ def gradients_are_clipped_by_the_norm_of_all(backend: Backend) -> None:
             layer = net.get_submodule(name.rpartition(".")[0])
             where = layer.spaces[name.rpartition(".")[2]].slices(layer.worker)
             same(parameter.grad, twin.get_parameter(name).grad[where])
-        assert layers.meeting.meeting_of(backend).told(given.item()) == [given.item()] * size(
-            backend
-        )
+        assert meeting_of(backend).told(given.item()) == [given.item()] * size(backend)
 
 
 def whole_parameters_count_once(backend: Backend) -> None:
@@ -170,7 +169,7 @@ def initialisers_see_the_whole(backend: Backend) -> None:
 def plain_modules_are_the_same_everywhere(backend: Backend) -> None:
     """Of threads too, which share torch's generator; and that goes on as if nothing had been."""
     torch.manual_seed(11)  # by all: what it was
-    meeting = layers.meeting.meeting_of(backend)
+    meeting = meeting_of(backend)
     meeting.told(None)
     before = torch.get_rng_state()
     with layers.seeded(2):
@@ -244,7 +243,7 @@ def plain_modules_on_blocks_are_warned_of(backend: Backend) -> None:
     """In debug mode, where they compute otherwise; and not where they do not. Of one worker of a
     process: warnings are caught for all of its threads."""
     n = size(backend)
-    layers.meeting.meeting_of(backend).debug = True
+    meeting_of(backend).debug = True
     channels, batch = Partition((1, n, 1)), Partition((n, 1, 1))
     nn, x = torch.nn, torch.ones(2, 4, 4)
 
