@@ -24,6 +24,7 @@ import numpy as np
 import torch
 
 from linop import LinopError, Partition, launch, layers
+from linop.layers.agreement.meeting import meeting_of
 from on_ranks import check_on
 
 BIG = 1 << 18
