@@ -26,7 +26,7 @@ from checks import plans_fit, run_spmd, same_vectors, whole_vector
 from linop import LinearOperator, Region, Space
 from linop.backends import Backend
 from linop.errors import ArgumentError, DTypeError, UndecidableError
-from linop.testing.factories import code
+from linop.testing import code
 
 # The model
 

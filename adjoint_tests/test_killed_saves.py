@@ -40,7 +40,8 @@ EITHER = pytest.mark.parametrize("sharded", [False, True], ids=["file", "folder"
 def killed(columns: int, kills: int | str) -> list[int]:
     """How many saves were killed, of files and of folders; see `checkpoint_checks.survives`."""
     script = [sys.executable, checks.__file__, str(columns), str(kills)]
-    done = subprocess.run(script, capture_output=True, text=True, check=False)
+    others = {**os.environ, "PYTHONPATH": str(Path(checks.__file__).parent)}
+    done = subprocess.run(script, capture_output=True, text=True, check=False, env=others)
     assert done.returncode == 0, done.stderr
     return [int(line) for line in done.stdout.splitlines()]
 

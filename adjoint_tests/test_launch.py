@@ -246,3 +246,14 @@ def test_a_missing_mpi4py_names_the_extra() -> None:
         "backend 'mpi' needs mpi4py and an MPI library: pip install 'linop-algebra[mpi]' ("
     ), found.stderr
     assert len(found.stdout.splitlines()) == 1
+
+
+def test_a_call_that_a_thread_left_out_is_noticed_at_the_end() -> None:
+    def main(backend: Backend) -> None:
+        plan = linop.broadcast(TensorSpace((3,), Partition((1,))), Partition((2,))).compile(backend)
+        for k in range(10):
+            if k != 5 or backend.worker == 0:
+                plan(np.ones(3) if backend.worker == 0 else None)
+
+    with pytest.raises(BackendError, match=r"out of step.* 10 on worker 0, 9 on worker 1"):
+        linop.launch(main, workers=2)

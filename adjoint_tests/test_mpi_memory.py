@@ -229,6 +229,70 @@ assert all("out of step" in one and each in one for one in said), said
     runs_beside_others(ranks, text)
 
 
+def test_a_call_that_a_worker_left_out_is_noticed_at_the_end(program: Path) -> None:
+    """One plan, whose data go one way: nothing else differs."""
+    text = """
+def main(backend):
+    plan = spread(n, 3).compile(backend)
+    for k in range(10):
+        if k != 5 or me == 0:
+            plan(np.ones(3) if me == 0 else None)
+said = raised(lambda: linop.launch(main))
+assert "out of step" in said and "10 on worker 0, 9 on worker 1" in said, said
+"""
+    runs(2, program, text)
+
+
+def test_a_worker_without_a_part_breaks_nothing(program: Path) -> None:
+    text = """
+backend = linop.backends.get("mpi", wait_limit=20)
+plan = spread(2, 3).compile(backend)
+plan(np.ones(3) if me == 0 else None)
+if me == 2:
+    assert "ArgumentError" in raised(lambda: plan(np.ones(3)))
+comm.Barrier()
+for _ in range(2):
+    assert me == 2 or (plan(np.ones(3) if me == 0 else None) == 1).all()
+"""
+    runs(3, program, text)
+
+
+@several
+@pytest.mark.parametrize("windows", [True, False])
+@pytest.mark.parametrize("how", ["pool", "new", "one rank", "compile"])
+def test_threads_may_share_the_calls(how: str, windows: bool, ranks: int) -> None:
+    """All workers make the same calls in the same order, each in a thread that it likes."""
+    text = f"""
+import threading
+from concurrent.futures import ThreadPoolExecutor
+backend = linop.backends.get("mpi", comm=comm, wait_limit=20, windows={windows})
+pool = ThreadPoolExecutor(2)
+def in_new(call):
+    done = []
+    thread = threading.Thread(target=lambda: done.append(call()))
+    thread.start()
+    thread.join()
+    return done[0]
+def made(k, call):
+    if {how!r} == "pool":
+        return pool.submit(call).result()
+    if {how!r} == "new" or {how!r} == "one rank" and me == 1 and k % 3 == 0:
+        return in_new(call)
+    return call()
+compiled = in_new if {how!r} == "compile" and me == 1 else lambda call: call()
+x = np.ones(3)
+plans = [spread(n, 3).compile(backend), large(n, 3).compile(backend)]
+for k in range(60):
+    if k == 30:
+        plans.append(compiled(lambda: spread(n, 3, 1).compile(backend)))
+    plan = plans[k % len(plans)]
+    root = {{0: 0, 1: None, 2: 1}}[k % len(plans)]
+    y = made(k, lambda: plan(x if root in (None, me) else None))
+    assert (y == (n if root is None else 1)).all()
+"""
+    runs_beside_others(ranks, text)
+
+
 @several
 def test_calls_that_need_not_be_in_order_are_not_compared(ranks: int) -> None:
     """Runs that overlap are begun as a worker likes; so are those of threads; and a worker that

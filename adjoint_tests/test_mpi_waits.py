@@ -188,12 +188,14 @@ def test_a_status_is_the_jobs(how: str, program: Path) -> None:
 def test_an_exit_that_is_caught_is_none(program: Path) -> None:
     """Nor is the exception another than it was."""
     text = """
+import pickle
 from mpi4py import MPI
 for leave in (sys.exit, SystemExit, quit):
     try:
         raise leave(3)
     except SystemExit as error:
         assert (error.code, error.args) == (3, (3,))
+        assert type(pickle.loads(pickle.dumps(error))) is SystemExit
         error.code = 4
         assert error.code == 4
 MPI.COMM_WORLD.Barrier()

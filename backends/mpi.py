@@ -17,6 +17,7 @@ from linop.backends import settings
 from linop.backends.base import Backend, BoundPlan
 from linop.backends.execution.program import Program
 from linop.backends.jobs import ending
+from linop.backends.transports.agreement import check_calls
 from linop.backends.transports.transport import Awaited, Talk, Verdict, agree
 from linop.backends.worker import Worker
 from linop.errors import ArgumentError, BackendError, LinopError, MissingExtraError
@@ -158,7 +159,9 @@ def launch_by(
         backend = get(world, **options)
         results[world.rank] = main(backend)
         if isinstance(backend, Worker):
-            backend.transport.gather_all(b"", "end linop.launch")
+            counts = pickle.dumps(backend.counts())
+            said = backend.transport.gather_all(counts, "end linop.launch")
+            check_calls([pickle.loads(one) for one in said])
         if size < MPI.COMM_WORLD.size:
             world.Free()
     return results

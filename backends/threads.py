@@ -19,6 +19,7 @@ from linop.backends.execution.arrays import NUMPY, Arrays, arrays_named
 from linop.backends.execution.program import Program
 from linop.backends.proving import prove
 from linop.backends.settings import DEBUG, WAIT_LIMIT
+from linop.backends.transports.agreement import check_calls
 from linop.backends.transports.call_numbers import Calls
 from linop.backends.transports.mailboxes import Group, Mailbox
 from linop.backends.transports.point_to_point import Messages
@@ -79,10 +80,12 @@ def launch(
     kind, debug = arrays_named(arrays), DEBUG.found().checked()
 
     def work(mailbox: Mailbox) -> Any:
-        _HERE.backend = Thread("threads", mailbox, debug, kind)
-        return main(_HERE.backend)
+        backend = _HERE.backend = Thread("threads", mailbox, debug, kind)
+        return main(backend), backend.counts()
 
-    return run(workers or 1, work, kind, wait_limit)
+    done = run(workers or 1, work, kind, wait_limit)
+    check_calls([counts for _, counts in done])
+    return [result for result, _ in done]
 
 
 def alone() -> Backend:

@@ -89,8 +89,7 @@ class Worker(Backend):
             lowered = self.planned(op.stages, self.worker)
         except LinopError as error:
             lowered = error
-        counts = {group: calls.counted for group, calls in self._calls.items()}
-        self._plans = 1 + check_agreement(op, self.transport, self._plans, lowered, counts)
+        self._plans = 1 + check_agreement(op, self.transport, self._plans, lowered, self.counts())
         for calls in self._calls.values():
             calls.again()
         check_workers(op, self)
@@ -162,6 +161,10 @@ class Worker(Backend):
         """A plan, bound to the way in which its messages travel; collective over the group."""
         return Messages(plan, self.transport, tag, about, self.calls(group), self.arrays)
 
+    def counts(self) -> dict[tuple[int, ...], int | None]:
+        """How many calls there were of the plans of some workers; None where that is not known."""
+        return {group: calls.counted for group, calls in self._calls.items()}
+
     def calls(self, group: Sequence[int]) -> Calls | None:
         """The calls of all plans of some workers; None where this is none of several."""
         if self.worker not in group or len(group) < 2:
@@ -201,7 +204,7 @@ class WorkerPlan(BoundPlan):
         self._tag = tag
         self._calls = 0
         self._program: Program | None = None
-        self._together = len(self.group) > 1
+        self._together = len(self.group) > 1 and backend.worker in self.group
         self._broken: str | None = None
         self._seconds = 0.0
         self._line = ""

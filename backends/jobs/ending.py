@@ -88,7 +88,9 @@ class EndsJob:
 
     def exits(self, code: object) -> None:
         """Keep the status that the process will have, until MPI is about to be finalized."""
-        self.status = code & 0xFF if isinstance(code, int) else int(code is not None)
+        self.status = int(code is not None)
+        if isinstance(code, int):
+            self.status = code & 0xFF if abs(code) < 2**63 else 0xFF  # as the interpreter has it
 
     def at_exit(self) -> None:
         """Before MPI is finalized, which waits for the other ranks."""
@@ -123,6 +125,9 @@ def _watch_exits(hear: Callable[[object], None]) -> None:
             if sys._getframe().f_back is None:
                 hear(said)
             return said
+
+        def __reduce__(self) -> Any:
+            return SystemExit, self.args
 
         @code.setter
         def code(self, status: Any) -> None:

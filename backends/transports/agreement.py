@@ -65,7 +65,7 @@ def check_agreement(
             if one.wrong is not None:
                 kind, text = one.wrong
                 raise rebuilt(kind, f"worker {worker}, compiling {op!r}: {text}")
-        _check_calls([one.calls for one in said])
+        check_calls([one.calls for one in said])
         return max(one.plans for one in said)
     names = meet(repr(op).encode()[:_SHOWN])
     built = []
@@ -79,7 +79,7 @@ def check_agreement(
     )
 
 
-def _check_calls(said: Sequence[Mapping[tuple[int, ...], int | None]]) -> None:
+def check_calls(said: Sequence[Mapping[tuple[int, ...], int | None]]) -> None:
     """Check that workers made the same calls of the plans that they have together.
 
     Raises:

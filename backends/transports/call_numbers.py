@@ -38,19 +38,20 @@ _NOBODY = -1
 class Calls:
     """The plans' calls by one group of workers, since all workers compiled together last. Counted
     are plain calls by one thread, whose order is the same on all workers; where one failed, the
-    workers need not agree any more on how many there were, and nothing is counted.
+    workers need not agree any more on how many there were, and nothing is counted. Nor is it from
+    the first call or compile by another thread on: another worker may have made that in this one.
 
     Attributes:
         number: of calls, times `TURNS`.
         thread: whose calls are counted.
     """
 
-    __slots__ = ("_overlap", "_stopped", "_thread", "number", "thread")
+    __slots__ = ("_overlap", "_several", "_stopped", "_thread", "number", "thread")
 
     def __init__(self) -> None:
         self.number = 0
         self.thread = self._thread = threading.get_ident()
-        self._stopped = self._overlap = False
+        self._stopped = self._overlap = self._several = False
 
     def stop(self) -> None:
         """Count no more."""
@@ -58,12 +59,20 @@ class Calls:
 
     def again(self) -> None:
         """Count from the start; all workers do, when they compile."""
-        if self._thread == threading.get_ident():
+        self.uncounted()
+        if not self._several:
             self.number, self.thread = 0, self._thread
             self._stopped = self._overlap = False
 
+    def uncounted(self) -> None:
+        """Take note of a call that is not counted."""
+        if self._thread != threading.get_ident():
+            self.stop()
+            self._several = True
+
     def __enter__(self) -> None:
         """Inside, a call has no number: one that may overlap others, in any order."""
+        self.uncounted()
         if self.thread == threading.get_ident():
             self.number += TURNS
             self.thread, self._overlap = _NOBODY, True
@@ -75,8 +84,8 @@ class Calls:
     @property
     def counted(self) -> int | None:
         """How many there were; None where workers need not agree on that now."""
-        unknown = self._stopped or self._overlap or self._thread != threading.get_ident()
-        return None if unknown else self.number // TURNS
+        self.uncounted()
+        return None if self._stopped or self._overlap else self.number // TURNS
 
 
 def counting(code: Code, calls: Calls | None) -> list[str]:
@@ -86,9 +95,11 @@ def counting(code: Code, calls: Calls | None) -> list[str]:
         return ["c = 0"]
     name = code.name(calls)
     return [
-        "c = 0",
         f"if {code.name(threading.get_ident)}() == {name}.thread:",
         f"    {name}.number = c = {name}.number + {TURNS}",
+        "else:",
+        "    c = 0",
+        f"    {code.name(calls.uncounted)}()",
     ]
 
 
