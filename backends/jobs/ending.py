@@ -119,15 +119,15 @@ def _watch_exits(hear: Callable[[object], None]) -> None:
     known: Any = SystemExit.__dict__["code"]
 
     class Exit(SystemExit):
+        def __reduce__(self) -> Any:
+            return SystemExit, self.args
+
         @property
         def code(self) -> Any:
             said = known.__get__(self)
             if sys._getframe().f_back is None:
                 hear(said)
             return said
-
-        def __reduce__(self) -> Any:
-            return SystemExit, self.args
 
         @code.setter
         def code(self, status: Any) -> None:

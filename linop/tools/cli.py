@@ -7,7 +7,6 @@ import importlib.util
 import tempfile
 from collections.abc import Iterator, Sequence
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,6 +25,7 @@ from linop.planning.collective_selection import Choice, with_all
 from linop.planning.cost import Traffic
 from linop.planning.lowering import as_it_is, lower, workers_of
 from linop.planning.passes import PASSES, passed
+from linop.planning.plan import Plan
 from linop.planning.traffic import traffic_matrix
 from linop.testing.verification import Case, Result, cases, verified, verified_by_ranks
 from linop.tools import doctor, reporting
@@ -128,9 +128,11 @@ def _show_passes(name: str, op: LinearOperator, worker: int | None) -> None:
             plan = as_it_is(changed[what], one) if what in changed else plans[-1][1]
             plans.append((f"after {what}", plan))
         plans.append(("after with_all", with_all(plans[-1][1], Choice())))
-        for (_, before), (what, plan) in pairwise([("", None), *plans]):
+        before: Plan | None = None
+        for what, plan in plans:
             console.print(Text(f"\n{name}, worker {one}: {what}", "bold"))
             _print_as_it_is("the same" if plan == before else plan.describe())
+            before = plan
 
 
 def _chosen(op: LinearOperator, worker: int | None) -> Sequence[int]:
