@@ -22,7 +22,7 @@ BACKENDS = {
     "reference": "linop.backends.reference",
     "threads": "linop.backends.threads",
     "mpi": "linop.backends.mpi",
-    "cupy": "linop.backends.cupy",
+    "cupy": "linop.backends.gpu",
 }
 """Each module has ``get(**options) -> Backend`` and ``launch(main, workers) -> list``."""
 RANKS = ("mpi", "cupy")
@@ -47,7 +47,7 @@ def get(name: str, **options: Any) -> Backend:
             operator needs; ``arrays`` for ``threads``: "numpy", or "cupy" for workers that share a
             GPU; ``comm`` for ``mpi`` and ``cupy``: the communicator, by default COMM_WORLD. The
             other options of these two are those of ``linop.backends.mpi.get`` and
-            ``linop.backends.cupy.get``.
+            ``linop.backends.gpu.get``.
 
     Raises:
         ArgumentError: no such backend. MissingExtraError: it needs a package that is not installed.
