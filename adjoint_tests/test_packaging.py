@@ -1,11 +1,15 @@
 """What is installed is what stands in the tree: no module forgotten, none left over."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
 
 import pytest
+
+import linop
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = {"linop": "linop", "backends": "linop/backends", "layers": "linop/layers"}
@@ -63,3 +67,34 @@ def test_differences_names_both_sides() -> None:
 def test_the_tree_has_modules() -> None:
     """An empty tree equals an empty wheel: the comparison would say nothing."""
     assert {"linop/__init__.py", "linop/backends/__init__.py"} <= in_tree()
+
+
+def test_a_checkout_is_the_same_package() -> None:
+    """Imported from its root, not installed: all floors are there, and nothing else of the tree."""
+    text = f"""
+import importlib, pathlib, sys
+sys.path.insert(0, {str(ROOT)!r})
+sys.meta_path = [m for m in sys.meta_path if "editable" not in repr(m).lower()]
+import linop, linop.backends.threads
+assert pathlib.Path(linop.__file__).parent == pathlib.Path({str(ROOT)!r}) / "linop"
+assert pathlib.Path(linop.backends.__file__).parts[-2:] == ("backends", "__init__.py")
+for name in ("linop.linop", "linop.benchmarks", "linop.adjoint_tests", "linop.docs"):
+    try:
+        importlib.import_module(name)
+    except ModuleNotFoundError:
+        continue
+    raise AssertionError(name)
+print(linop.broadcast)
+"""
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_public_names() -> None:
+    """`dir(linop)` has those and no modules of the house; and a check of plans has its new name."""
+    assert dir(linop) == sorted(linop.__all__)
+    assert not {"spaces", "normal_form", "planning", "operators", "tools", "verify"} & set(
+        dir(linop)
+    )
+    with pytest.deprecated_call():
+        assert linop.verify is linop.verify_plans

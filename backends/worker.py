@@ -204,7 +204,7 @@ class WorkerPlan(BoundPlan):
         self._tag = tag
         self._calls = 0
         self._program: Program | None = None
-        self._together = len(self.group) > 1 and backend.worker in self.group
+        self._together = len(self.group) > 1
         self._broken: str | None = None
         self._seconds = 0.0
         self._line = ""
@@ -400,13 +400,13 @@ class WorkerPlan(BoundPlan):
             self._program.release()
 
     def _fail(self, error: BaseException) -> None:
-        """A run ended halfway: nobody else must wait for it."""
+        """A run ended halfway: nobody else must wait for it. For one without a part nobody does."""
         self._failed = True
         self.broken(error)
         transport = self._worker.transport
         text = f"worker {transport.worker} in {self.op!r}: {error}"
         kind = type(error) if isinstance(error, LinopError) else None
-        if not self._together:
+        if not self._together or transport.worker not in self.group:
             return
         interrupt(error)
         if not isinstance(error, LinopError) or error.alarm is None:
