@@ -25,7 +25,7 @@ from linop.backends.device.device_arrays import DeviceArrays
 from linop.backends.threads import Threads
 from linop.errors import ArgumentError, DTypeError, LinopError, ShapeError
 from linop.normal_form.maps import LocalMap
-from linop.testing.factories.describing import Description
+from linop.testing.describing import Description
 from placed import MADE, as_dict, columns, given, lies_where_it_says, offloaded, part, placed, same
 from plan_facts import (
     LARGE,

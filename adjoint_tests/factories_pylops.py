@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 import linop
 from linop import LinearOperator, Region, Space
+from linop.testing.describing import Description, dtype_of, holders, seeds, whole_numbers
 from linop.testing.factories import operator_factory
-from linop.testing.factories.describing import Description, dtype_of, holders, seeds, whole_numbers
 
 
 @st.composite

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import mpi_checks
-from linop.testing.factories.describing import Description
+from linop.testing.describing import Description
 
 if TYPE_CHECKING:
     from mpi4py import MPI

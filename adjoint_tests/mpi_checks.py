@@ -16,7 +16,7 @@ from catalogue import FACTORIES, build
 from checks import dot_products, rounding, same_arrays
 from linop import Space, Vector
 from linop.backends import BoundPlan
-from linop.testing.factories.describing import Description
+from linop.testing.describing import Description
 
 if TYPE_CHECKING:
     from mpi4py import MPI

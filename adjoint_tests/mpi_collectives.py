@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import linop
-from linop.testing.factories.describing import Description
+from linop.testing.describing import Description
 from mpi_checks import applied, operator, same_bits
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from linop.backends import Backend, BoundPlan
 from linop.backends.execution import program
 from linop.backends.worker import Worker
 from linop.errors import LinopError
-from linop.testing.factories.describing import Description
+from linop.testing.describing import Description
 from plan_facts import LARGE, OPERATORS, argument, arrays_of, each, result, same, size
 
 if TYPE_CHECKING:

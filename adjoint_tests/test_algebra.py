@@ -23,7 +23,7 @@ from checks import backend_agrees, dense, interpretation, same_arrays, stays_exa
 from linop import LinearOperator, Partition, Region, Space, TensorSpace
 from linop.errors import ArgumentError, DTypeError, UndecidableError
 from linop.provenance import Keeper, Shared
-from linop.testing.factories.describing import (
+from linop.testing.describing import (
     COMPLEX,
     COMPUTED,
     Description,

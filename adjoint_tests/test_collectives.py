@@ -21,7 +21,7 @@ import linop
 from checks import same_arrays
 from linop import COPIES, REPLICATED, LinearOperator, Partition, Region, Space, TensorSpace, Vector
 from linop.errors import ArgumentError, LinopError, PartitionError, RegionError, ShapeError
-from linop.testing.factories.describing import (
+from linop.testing.describing import (
     COMPUTED,
     Description,
     grids,

@@ -16,7 +16,7 @@ from catalogue import build, describe
 from checks import stays_exact
 from device_facts import FACTS, NAMES, on_ranks, on_threads
 from linop.planning.lowering import workers_of
-from linop.testing.factories.describing import seeds
+from linop.testing.describing import seeds
 from linop.testing.workers.jobs import job
 from needs import needs_gpu, needs_mpi, needs_torch_on_gpu
 

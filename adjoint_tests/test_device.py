@@ -22,7 +22,7 @@ from linop import Region, Space
 from linop.backends import Backend
 from linop.errors import ArgumentError, BackendError
 from linop.planning.lowering import workers_of
-from linop.testing.factories.describing import seeds
+from linop.testing.describing import seeds
 from linop.testing.workers.jobs import job
 from needs import needs_mpi, needs_torch
 from placed import given as given_to

@@ -21,7 +21,7 @@ from catalogue import halos, kernels
 from checks import same_arrays
 from linop import COPIES, HaloDim, Partition, TensorSpace
 from linop.errors import ArgumentError, LinopError, PartitionError, ShapeError
-from linop.testing.factories.describing import (
+from linop.testing.describing import (
     COMPUTED,
     Description,
     grids,

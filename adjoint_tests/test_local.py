@@ -33,7 +33,7 @@ from checks import (
 from linop import LinearOperator, Region, Space
 from linop.errors import LinopError
 from linop.testing import check_adjoint, check_exact
-from linop.testing.factories.describing import (
+from linop.testing.describing import (
     COMPLEX,
     COMPUTED,
     HALVES,

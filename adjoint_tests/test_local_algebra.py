@@ -28,7 +28,7 @@ from checks import (
 from linop import LinearOperator, Region, Space
 from linop.errors import UndecidableError
 from linop.testing import check_adjoint, check_exact
-from linop.testing.factories.describing import COMPUTED, dtype_of, seeds, whole_numbers
+from linop.testing.describing import COMPUTED, dtype_of, seeds, whole_numbers
 
 # Every example is interpreted, multiplied out, and run on threads, four times each.
 fewer = settings(max_examples=max(1, settings().max_examples // 5))

@@ -26,7 +26,7 @@ from linop.normal_form.stages import Stages
 from linop.planning.passes import prepared
 from linop.planning.plan import Alias, Make, Put
 from linop.spaces.region import MEMORIES
-from linop.testing.factories.describing import (
+from linop.testing.describing import (
     COMPUTED,
     Description,
     seeds,
@@ -34,7 +34,7 @@ from linop.testing.factories.describing import (
     spaces,
     tensor_of,
 )
-from linop.testing.factories.describing import tensors as described_tensors
+from linop.testing.describing import tensors as described_tensors
 from plan_facts import argument, result, same
 from test_inside import rows_of
 

@@ -17,7 +17,7 @@ from checks import same_arrays, same_vectors, untouched
 from linop import LinearOperator, Region, Space
 from linop.normal_form.primitives import Add, Allocate, Clear, Deallocate
 from linop.operators.memory import allocate, clear, copy, deallocate, move
-from linop.testing.factories.describing import (
+from linop.testing.describing import (
     COMPUTED,
     Description,
     box_in,

@@ -22,7 +22,7 @@ from checks import same_matrices
 from linop import COPIES, Movement, Partition, Region, Space, Subset, TensorSpace
 from linop.normal_form.primitives import Delta
 from linop.spaces.region import as_subset
-from linop.testing.factories.describing import box_in, boxes, shapes
+from linop.testing.describing import box_in, boxes, shapes
 
 Blocks = list[Delta]
 Cell = tuple[str, str, tuple[int, ...], tuple[int, ...], tuple[int, ...], complex]

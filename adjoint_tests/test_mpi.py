@@ -17,7 +17,7 @@ import mpi_checks
 import mpi_facts
 from catalogue import NAMES, build, describe
 from checks import stays_exact
-from linop.testing.factories.describing import seeds
+from linop.testing.describing import seeds
 from linop.testing.workers.jobs import job
 from needs import needs_mpi
 

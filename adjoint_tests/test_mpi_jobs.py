@@ -20,7 +20,7 @@ import mpi_breaks
 import mpi_checks
 import mpi_facts
 from catalogue import build, describe
-from linop.testing.factories.describing import Description
+from linop.testing.describing import Description
 from linop.testing.workers import jobs
 from linop.testing.workers.jobs import FailedExampleError, Job
 from needs import needs_mpi

@@ -17,7 +17,7 @@ from checks import same_arrays, same_vectors
 from linop import COPIES, REPLICATED, Partition, Region, Space, TensorSpace
 from linop.errors import ArgumentError, DTypeError, PartitionError, ShapeError, SpaceError
 from linop.spaces.partition import balanced
-from linop.testing.factories.describing import (
+from linop.testing.describing import (
     COMPUTED,
     MOVED,
     Description,

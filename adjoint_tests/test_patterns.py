@@ -22,7 +22,7 @@ from linop.planning.patterns import Kind, Pattern, pattern, seconds, spans
 from linop.planning.plan import Message, Plan, Put, Receive, Send
 from linop.spaces.region import Part, Region
 from linop.spaces.space import Space
-from linop.testing.factories.describing import seeds
+from linop.testing.describing import seeds
 from linop.testing.workers.jobs import job
 from needs import needs_mpi
 

@@ -15,7 +15,7 @@ import call_facts
 import linop
 import plan_facts
 from linop import LinearOperator, Region, Space, Subset
-from linop.testing.factories.describing import seeds
+from linop.testing.describing import seeds
 
 spmd = pytest.mark.parametrize("backend", ["threads", "reference"])
 several = pytest.mark.parametrize("workers", [2, 3, 4])

@@ -29,7 +29,7 @@ from linop.normal_form.primitives import (
 )
 from linop.operators.laws import reduce_program
 from linop.spaces.region import as_subset
-from linop.testing.factories.describing import box_in, boxes
+from linop.testing.describing import box_in, boxes
 
 # Programs of actions
 

@@ -14,7 +14,7 @@ import linop
 from catalogue import halos
 from linop import COPIES, REPLICATED, Movement, Partition, Region, Space, TensorSpace, Transfer
 from linop.operators.operator import Primitives
-from linop.testing.factories.describing import COMPUTED, Description, grids, shapes, tensor_of
+from linop.testing.describing import COMPUTED, Description, grids, shapes, tensor_of
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 4, 5, 8, 13, 16])

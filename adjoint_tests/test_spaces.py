@@ -15,7 +15,7 @@ from checks import same_arrays, same_vectors
 from linop import Region, Space, Subset, Vector
 from linop.errors import RegionError, SpaceError
 from linop.spaces.region import as_subset
-from linop.testing.factories.describing import (
+from linop.testing.describing import (
     COMPUTED,
     MOVED,
     Description,

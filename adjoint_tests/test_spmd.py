@@ -80,7 +80,7 @@ def test_numbers_of_workers_are_sorted() -> None:
 
 
 def test_without_mpi_it_runs_on_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = sys.modules["linop.testing.spmd"]
+    module = sys.modules["linop.testing.workers.spmd"]
     monkeypatch.setattr(module.jobs, "missing_mpi", lambda: "no mpiexec")
     monkeypatch.setattr(module.OPTIONS, "backend", None)
     before = module.TALLY.ran["threads", 2]

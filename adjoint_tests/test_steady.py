@@ -14,7 +14,7 @@ import plan_facts
 import steady_facts
 from catalogue import NAMES, build, describe
 from checks import stays_exact
-from linop.testing.factories.describing import seeds
+from linop.testing.describing import seeds
 from linop.testing.workers.jobs import job
 from needs import needs_mpi
 

@@ -23,7 +23,8 @@ from linop import LinearOperator, Region, Space, Subset, TensorSpace, Vector
 from linop.planning.lowering import lower, workers_of
 from linop.planning.plan import Send
 from linop.spaces.region import MEMORIES, as_subset
-from linop.testing import code, operators, strategies
+from linop.testing import code, strategies
+from linop.testing.factories import operators
 
 IN_PYTHON = [name for name in NAMES if name != "of_pylops"]
 """PyLops's operators do not print as code."""

@@ -23,7 +23,7 @@ from checks import (
     two_roads,
 )
 from linop import LinearOperator
-from linop.testing.factories.describing import Description, seeds
+from linop.testing.describing import Description, seeds
 
 pytestmark = pytest.mark.filterwarnings("error")
 

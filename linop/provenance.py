@@ -1,5 +1,5 @@
 """Operators remember the call of a public function that made them: so they print as code
-(`linop.testing.factories.code`), and pickle as what makes them again elsewhere."""
+(`linop.testing.code`), and pickle as what makes them again elsewhere."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from linop.testing.checks import (
     check_self_adjoint,
     check_unitary,
 )
-from linop.testing.factories.code import code
+from linop.testing.code import code
 from linop.testing.report import Element, Report, Worst
 from linop.testing.subjects.distributed import pylops_mpi_operator
 from linop.testing.subjects.pairs import Pair, pair

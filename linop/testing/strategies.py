@@ -6,7 +6,7 @@
 Everything is drawn from small descriptions, so that it shrinks to what a person can read; extents
 may be 0, workers hold several regions, or none. Values are whole numbers, so that sums of products
 are exact and can be compared with ``==``. A failing example prints as code that makes it again
-(`linop.testing.factories.code`): paste it into `hypothesis.example`.
+(`linop.testing.code`): paste it into `hypothesis.example`.
 
 Workers are numbered from 0 to ``workers - 1``. All strategies combine with Hypothesis's own
 (``.filter``, ``.map``, ``.flatmap``, ``st.composite``).
@@ -35,9 +35,9 @@ from linop.spaces.region import Region, Subset
 from linop.spaces.space import Space, Vector
 from linop.spaces.tensor import TensorSpace
 from linop.testing import factories
-from linop.testing.factories import describing
-from linop.testing.factories.code import code
-from linop.testing.factories.describing import COMPUTED, Description
+from linop.testing.code import code
+from linop.testing.describing import COMPUTED, Description
+from linop.testing import describing
 
 __all__ = [
     "kernels",

@@ -22,7 +22,7 @@ from linop.backends.base import Backend
 from linop.errors import ArgumentError, UndecidableError
 from linop.operators.operator import LinearOperator
 from linop.testing.checks import check_adjoint, check_dot_exact, check_exact, check_linear
-from linop.testing.factories.code import code
+from linop.testing.code import code
 from linop.testing.report import Report
 from linop.testing.subjects.foreign import checkable
 from linop.testing.subjects.pairs import Pair

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import linop
 from linop import LinearOperator
-from linop.testing.factories.describing import (
+from linop.testing.describing import (
     MOVED,
     Description,
     grids,

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 import linop
 from linop import LinearOperator, Region, Space
-from linop.testing.factories.collectives import halos, kernels
-from linop.testing.factories.describing import (
+from linop.testing.describing import (
     COMPLEX,
     COMPUTED,
     Description,
@@ -31,6 +30,7 @@ from linop.testing.factories.describing import (
     tensors,
     whole_numbers,
 )
+from linop.testing.factories.collectives import halos, kernels
 from linop.testing.factories.registry import operator_factory
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import linop
 from linop import LinearOperator, Region, Space
 from linop.spaces.region import MEMORIES
-from linop.testing.factories.describing import (
+from linop.testing.describing import (
     COMPLEX,
     COMPUTED,
     Description,

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import linop
 from linop import LinearOperator
-from linop.testing.factories.describing import Description, tensor_of, tensors
+from linop.testing.describing import Description, tensor_of, tensors
 from linop.testing.factories.registry import operator_factory
 
 

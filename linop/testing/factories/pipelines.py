@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 import linop
 from linop import LinearOperator, Space
-from linop.testing.factories.collectives import acting
-from linop.testing.factories.describing import (
+from linop.testing.describing import (
     COMPUTED,
     Description,
     seeds,
@@ -17,6 +16,7 @@ from linop.testing.factories.describing import (
     tensor_of,
     whole_numbers,
 )
+from linop.testing.factories.collectives import acting
 from linop.testing.factories.registry import build, describe, operator_factory
 
 

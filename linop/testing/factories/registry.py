@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from hypothesis import strategies as st
 
 from linop import LinearOperator
-from linop.testing.factories.describing import Description
+from linop.testing.describing import Description
 
 
 @dataclass(frozen=True)
