@@ -34,10 +34,9 @@ from linop.spaces.partition import Partition
 from linop.spaces.region import Region, Subset
 from linop.spaces.space import Space, Vector
 from linop.spaces.tensor import TensorSpace
-from linop.testing import factories
+from linop.testing import describing, factories
 from linop.testing.code import code
 from linop.testing.describing import COMPUTED, Description
-from linop.testing import describing
 
 __all__ = [
     "kernels",
