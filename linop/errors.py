@@ -64,8 +64,8 @@ class UndecidableError(LinopError, RuntimeError):
 
 
 class PlanError(LinopError, RuntimeError):
-    """The plans of all workers are inconsistent, or do not compute their operator. Subclasses are in
-    :mod:`linop.planning.verification.plan_errors`."""
+    """The plans of all workers are inconsistent, or do not compute their operator. The subclasses
+    are in :mod:`linop.planning.verification.plan_errors`."""
 
 
 class BackendError(LinopError, RuntimeError):
@@ -111,7 +111,7 @@ def has_interrupted(error: BaseException) -> bool:
     return False
 
 
-class communication(ContextDecorator):  # it reads as a function
+class communication(ContextDecorator):  # lower case: used like a function
     """Context manager and decorator that marks any exception leaving its block by `interrupt`."""
 
     def __enter__(self) -> None:

@@ -98,7 +98,7 @@ class Kronecker(Rows):
     """
 
     def __init__(self, factors: Sequence[Factor], ndim: int, sizes: tuple[int, int]) -> None:
-        # The slowest source axis first: then rows come sorted by destination and source.
+        # The slowest source axis first: the rows are then sorted by destination and source.
         slowest = sorted(factors, key=lambda f: -f.src.stride if f.src.extent > 1 else 0)
         self.parts = [part for part in slowest if not part.trivial]
         self.ndim = ndim

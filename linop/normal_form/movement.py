@@ -130,7 +130,7 @@ class Movement(Keeper):
         more = f"; … {len(self)} in all" if len(self) > 6 else ""
         return f"Movement({head}{more})"
 
-    # Making them
+    # Construction
 
     @staticmethod
     def of_blocks(domain: Space, codomain: Space, blocks: Iterable[Block]) -> Movement:
@@ -166,7 +166,7 @@ class Movement(Keeper):
             factors = [pair[1]._after(pair[0]) if len(pair) == 2 else pair[0] for pair in pairs]
         return factors[0]
 
-    # The algebra
+    # Algebra
 
     def adjoint(self) -> Movement:
         """The adjoint: source and target of every transfer exchanged, coefficients conjugated."""
@@ -202,7 +202,7 @@ class Movement(Keeper):
         return product
 
     def _after(self, other: Movement) -> Movement:
-        """The composition self ∘ other as one movement without parts."""
+        """The composition self ∘ other as one movement, without a record of its `parts`."""
         right = _reordered(other, other.domain, self.domain)
         if isinstance(self.rows, Same):
             return Movement(other.domain, self.codomain, right)
@@ -210,9 +210,9 @@ class Movement(Keeper):
         return Movement(other.domain, self.codomain, rows)
 
     def factored(self) -> tuple[Movement, ...]:
-        """Movements whose product this is, first applied first: itself, or several of its parts
-        composed where their product would have more than `FAR_MORE` times their transfers (a sum
-        over thousands of workers, broadcast to thousands, is a dense all-to-all)."""
+        """Movements whose product this is, first applied first: itself, or several if their
+        product may have more than `FAR_MORE` times their transfers (a sum over thousands of
+        workers, broadcast to thousands, is a dense all-to-all)."""
         done: list[Movement] = []
         current = self.parts[0]
         for part in self.parts[1:]:
@@ -285,7 +285,7 @@ class Movement(Keeper):
             return False
         return self == Movement.between(self.domain, self.codomain)
 
-    # What it does
+    # Matrix and digests
 
     def to_matrix(self, dtype: np.dtype[Any] | None = None) -> scipy.sparse.csr_array:
         """The sparse matrix, (codomain.size, domain.size), with coefficients rounded to a dtype: by

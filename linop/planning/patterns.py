@@ -6,7 +6,7 @@ and D determine the collective::
 
     every bundle     from one worker            from all S
     to one worker    all-to-all (if all do)     reduce; reduce-scatter, if to several in turn
-    to all of D      broadcast; all-gather      all-reduce, where S is D
+    to all of D      broadcast; all-gather      all-reduce, if S is D
 
 and everything else is point-to-point. Transposition swaps S and D, so adjoints of collectives are
 recognised without further rules. Lowering always plans messages between pairs of workers

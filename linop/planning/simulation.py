@@ -125,7 +125,7 @@ def simulate(op: Staged, network: Network | None = None) -> Simulation:
     sending, waiting, copying, adding = np.zeros((4, n))
     between = np.zeros(n, np.int64)
     busy = 0
-    short = np.min_scalar_type(n)  # all pairs of a stage are stored
+    short = np.min_scalar_type(n)  # smallest dtype: all pairs are stored
     moved = 0.0
     for movement in stages.movements:
         itemsize = movement.domain.dtype.itemsize

@@ -133,11 +133,11 @@ def _nearest(value: Rational, dtype: np.dtype[Any]) -> Any:
     if dtype.itemsize > 8:
         return _nearest_long(value, dtype)
     try:
-        near = value.numerator / value.denominator  # Python rounds quotients of integers rightly
+        near = value.numerator / value.denominator  # Python rounds integer quotients correctly
     except OverflowError:
         return dtype.type(math.inf if value > 0 else -math.inf)
     if dtype.itemsize < 8 and (error := value - Fraction(near)):
-        # Rounded to odd first, so that rounding again to fewer bits does what rounding once does.
+        # Round to odd first: rounding again to fewer bits is then equal to rounding once.
         even = not np.float64(near).view(np.int64) & 1
         near = math.nextafter(near, math.copysign(math.inf, error)) if even else near
     return dtype.type(near)

@@ -349,7 +349,7 @@ class Vector:
     """
 
     __slots__ = ("_total", "arrays", "space")
-    __array_ufunc__ = None  # numpy_scalar * vector is ours
+    __array_ufunc__ = None  # numpy_scalar * vector calls __rmul__
 
     def __init__(
         self,
@@ -365,7 +365,7 @@ class Vector:
         try:
             return self.arrays[name]
         except (KeyError, TypeError):
-            self.space[name]  # an unknown name is its own error
+            self.space[name]  # raises for an unknown name
             raise RegionError(
                 f"region {name!r} is not held here; this process holds {list(self.arrays)}"
             ) from None
@@ -420,7 +420,7 @@ class Vector:
                     f"the other {list(other.arrays)}"
                 )
         total = next((v._total for v in (self, *others) if v._total), None)
-        # A ufunc gives a scalar for arrays without dimensions.
+        # A ufunc returns a scalar for 0-d arrays.
         results = {n: f(a, *(o.arrays[n] for o in others)) for n, a in self.arrays.items()}
         arrays = {n: np.asarray(a) if isinstance(a, np.generic) else a for n, a in results.items()}
         return Vector(self.space, arrays, total)

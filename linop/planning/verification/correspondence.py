@@ -120,7 +120,7 @@ def _one_at_most(stage: PlanStage) -> None:
 
 
 def _well_formed(stage: PlanStage, mine: Collective) -> None:
-    """Check one collective alone: membership of its group, its root, its numbers of sizes."""
+    """Check one worker's collective: membership of its group, its root, its numbers of sizes."""
     found = mine.pattern
     if stage.worker not in found.group:
         raise CollectiveMismatchError(
@@ -179,7 +179,7 @@ def _sizes(mine: Collective, worker: int) -> list[tuple[int, int]]:
         case Kind.BROADCAST:
             return [(own, 0) if worker == found.root else (0, own)]
         case Kind.REDUCE:
-            # The root may have no term of its own.
+            # The root may contribute no term.
             return [(own, own), (0, own)] if worker == found.root else [(own, 0)]
         case Kind.ALL_REDUCE:
             return [(own, own)]
