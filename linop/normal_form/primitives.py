@@ -242,8 +242,8 @@ def independent_runs(placed: Iterable[Placed]) -> list[list[Placed]]:
     """Cut a program of actions, first applied first, into runs whose matrix is I + ΣX.
 
     A product (I + X_n)···(I + X_1) is I + ΣX exactly if X_j X_i = 0 for all j > i: no action reads
-    elements that an earlier one of its run wrote. Allocating a region that the run deallocated starts a new
-    run too, since its contents are lost.
+    elements that an earlier one of its run wrote. Allocating a region that the run deallocated
+    starts a new run too, since its contents are lost.
     """
     runs: list[list[Placed]] = [[]]
     written: defaultdict[str, list[Subset]] = defaultdict(list)
