@@ -1,7 +1,7 @@
 """linop: a backend-agnostic linear-operator algebra for data movement.
 
-Regions of memory on workers, five memory operators on them, and everything composed from these:
-collectives, halo exchanges, repartitions, with adjoints that are derived, never written.
+Regions of memory on workers, memory operators on them, and their compositions: collectives, halo
+exchanges and repartitions, whose adjoints are derived. This module holds the public names.
 """
 
 import importlib
@@ -15,8 +15,8 @@ import warnings
 if not (pathlib.Path(__path__[0]) / "backends").is_dir():
 
     class _Checkout:
-        """Finds the floors that lie beside this folder, not in it, in a checkout that is imported
-        from its root: setup.cfg maps them into the package when it is installed."""
+        """Meta-path finder of linop.backends and linop.layers in a checkout imported from its root.
+        Their folders are beside this one; in an installation setup.cfg maps them into it."""
 
         @staticmethod
         def find_spec(
@@ -69,7 +69,7 @@ from linop.spaces.space import Space, Vector
 from linop.spaces.tensor import COPIES, REPLICATED, TensorSpace
 
 # isort: split
-# The floors above the core, which itself never imports them.
+# Layers above the core; the core does not import them.
 from linop import backends, testing
 from linop.backends import launch
 
@@ -144,7 +144,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> typing.Any:
-    """What imports torch, when it is asked for; and what had another name."""
+    """Import the modules that need torch on first access; resolve deprecated names."""
     if name == "verify":
         warnings.warn("linop.verify is linop.verify_plans now", DeprecationWarning, stacklevel=2)
         return verify_plans

@@ -1,4 +1,4 @@
-"""``python -m linop``: the command line."""
+"""Entry point of ``python -m linop``: the command line of `linop.tools.cli`."""
 
 from linop.tools.cli import main
 

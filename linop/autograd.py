@@ -1,4 +1,4 @@
-"""Operators inside torch's autograd: `linop.backends.autograd`, by the name that users know."""
+"""Operators in torch's autograd: public names of `linop.backends.autograd.functions`."""
 
 from linop.backends.autograd.functions import Module, apply, remembering, tie
 

@@ -1,7 +1,8 @@
-"""Every error linop raises on purpose: one small family, each also the fitting built-in.
+"""Exception classes of linop, and the mark of exceptions that interrupted communication.
 
-Catch :class:`LinopError` for all of them, or the built-in you would have caught anyway. A message
-states what was given, what was expected, and how to mend it.
+All classes derive from :class:`LinopError` and from the matching built-in exception, and can be
+caught as either. A message states the given, the expected and a remedy. Errors of static
+verification are in :mod:`linop.planning.verification.plan_errors`.
 """
 
 from __future__ import annotations
@@ -11,78 +12,79 @@ from typing import TypeVar
 
 T = TypeVar("T")
 _INTERRUPTED = "linop_interrupted"
-"""Attribute of exceptions, of any class."""
+"""Attribute set on exceptions, of any class, by `interrupt`."""
 
 
 class LinopError(Exception):
-    """Base of every error that linop raises on purpose.
+    """Base class of all errors that linop raises.
 
     Attributes:
-        alarm: the plan's tag, where this worker has the error by another one's alarm; else None.
+        alarm: the plan's tag if the error was raised on another worker and signalled to this one;
+            else None.
         layer: the name, in its network, of the layer that raised it; empty if none did.
     """
 
     alarm: int | None = None
     layer: str = ""
 
-    # KeyError would print the repr of its message; every error of this family prints the text.
+    # KeyError prints the repr of its message; these print the text.
     __str__ = Exception.__str__
 
 
 class SpaceError(LinopError, ValueError):
-    """Two spaces that should be the same are not, or a space cannot be built as asked."""
+    """Two spaces that should be equal differ, or a region or space cannot be built as given."""
 
 
 class RegionError(SpaceError, KeyError):
-    """A region is unknown to a space, or named twice in it."""
+    """A region is unknown to a space, not held by this process, or named twice in a space."""
 
 
 class SubsetError(LinopError, IndexError, ValueError):
-    """An index into a region that is out of bounds, has a step, or does not fit its dimensions."""
+    """An index into a region is out of bounds, has a step, or does not fit its dimensions."""
 
 
 class ShapeError(LinopError, ValueError):
-    """Shapes that should be equal are not."""
+    """Shapes that should be equal differ."""
 
 
 class DTypeError(LinopError, TypeError):
-    """An array or a scalar of a type that the space cannot hold."""
+    """An array or scalar has a dtype or value that the space cannot hold."""
 
 
 class ArgumentError(LinopError, TypeError):
-    """An argument of the wrong kind (not: of the wrong value)."""
+    """An argument has the wrong type, or is none of the accepted kinds."""
 
 
 class PartitionError(LinopError, ValueError):
-    """A partition that does not fit the tensor, the operator, or another partition."""
+    """A partition does not fit the tensor, the operator, or another partition."""
 
 
 class UndecidableError(LinopError, RuntimeError):
-    """A question about an operator that cannot be answered exactly from what is known of it."""
+    """A property of an operator cannot be decided exactly, as equality with unknown matrices."""
 
 
 class PlanError(LinopError, RuntimeError):
-    """The plans of all workers do not fit together, or are not their operator. See
-    :mod:`linop.planning.verification.plan_errors` for its kinds."""
+    """The plans of all workers are inconsistent, or do not compute their operator. The subclasses
+    are in :mod:`linop.planning.verification.plan_errors`."""
 
 
 class BackendError(LinopError, RuntimeError):
-    """A backend cannot run an operator here: a worker is missing, or workers disagree."""
+    """A backend cannot run an operator: for example, a worker is missing, or workers disagree."""
 
 
 class DeadlockError(BackendError):
-    """Workers wait for messages that nobody is going to send."""
+    """Workers wait for messages that no worker is going to send."""
 
 
 class MissingExtraError(LinopError, ImportError):
-    """An optional package is not installed; the message names the extra that installs it."""
+    """An optional package is not installed; the message names the extra that provides it."""
 
 
 def expect(what: str, value: object, kind: type[T]) -> T:
-    """The value, if it is of the kind wanted.
+    """Check that a value is an instance of `kind`, and return it.
 
     Raises:
-        ArgumentError: it is not; the message says what was given instead.
+        ArgumentError: it is not; the message opens with `what` and shows the value.
     """
     if not isinstance(value, kind):
         raise ArgumentError(f"{what}: expected a {kind.__name__}, given {value!r}")
@@ -90,13 +92,13 @@ def expect(what: str, value: object, kind: type[T]) -> T:
 
 
 def interrupt(error: BaseException) -> None:
-    """State that an exception ended communication halfway: messages of this worker may be left, or
-    others may wait for it. Said where it passes through, be it linop's own or a user's."""
-    vars(error)[_INTERRUPTED] = True  # for those too whose class allows no assignment
+    """Mark an exception, linop's or a user's, as having interrupted communication: messages of this
+    worker may be unconsumed, or other workers may wait for it."""
+    vars(error)[_INTERRUPTED] = True  # works for classes that forbid assignment too
 
 
 def has_interrupted(error: BaseException) -> bool:
-    """True if an exception, or one that it was raised because of, ended communication halfway."""
+    """True if an exception, or one in its causes, contexts or groups, is marked by `interrupt`."""
     found, left = [], [error]
     while left:
         one = left.pop()
@@ -109,12 +111,11 @@ def has_interrupted(error: BaseException) -> bool:
     return False
 
 
-class communication(ContextDecorator):  # it reads as a function
-    """An exception that leaves the block, or the function that this decorates, is one that
-    interrupts."""
+class communication(ContextDecorator):  # lower case: used like a function
+    """Context manager and decorator that marks any exception leaving its block by `interrupt`."""
 
     def __enter__(self) -> None:
-        """Nothing is needed."""
+        """No set-up."""
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is not None:

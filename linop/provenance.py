@@ -1,5 +1,8 @@
-"""Operators remember the call of a public function that made them: so they print as code
-(`linop.testing.code`), and pickle as what makes them again elsewhere."""
+"""Provenance of operators: the call of the public function that built one, and derived data.
+
+From the call, an operator prints as code (`linop.testing.code`), and unpickles by
+repeating it.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ Made = TypeVar("Made")
 
 
 class Call(NamedTuple):
-    """A function, and what it was given."""
+    """A function, its positional and its keyword arguments."""
 
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
@@ -22,7 +25,7 @@ class Call(NamedTuple):
 
 
 def remembered(function: Callable[Args, Made]) -> Callable[Args, Made]:
-    """Let what a function makes know the call, as its attribute ``call``."""
+    """Decorator that stores the `Call` in the attribute ``call`` of a function's result."""
 
     @wraps(function)
     def remembering(*arguments: Args.args, **options: Args.kwargs) -> Made:
@@ -37,31 +40,31 @@ def remembered(function: Callable[Args, Made]) -> Callable[Args, Made]:
 
 
 class Shared(cached_property[Made]):
-    """A cached property that has one first value, though several threads ask for it at once."""
+    """A cached property with a single value for all threads, also on concurrent first access."""
 
     def __get__(self, owner: Any, kind: Any = None) -> Any:  # type: ignore[override]
         return self if owner is None else vars(owner).setdefault(self.attrname, self.func(owner))
 
 
 class Keeper:
-    """An object with which others keep what they have made of it, as long as it lives."""
+    """An object that carries a cache of data which other modules derive from it."""
 
     @Shared
     def kept(self) -> dict[Any, Any]:
-        """By keys of theirs; no part of copies."""
+        """The cache, by keys of the modules that use it; not copied with the object."""
         return {}
 
 
 class Remembering(Keeper):
-    """Frozen data that pickles as the call that made it, or made its adjoint; so functions of
-    `linop.local` alone must pickle."""
+    """Frozen data that pickles as the call that built it or its adjoint. Hence only the arguments
+    of that call, such as the functions given to `linop.local`, must be picklable."""
 
     call: Call | None = None
     _h: Any
-    """Its adjoint, once it was asked for; or None."""
+    """Its adjoint, once computed; else None."""
 
     def __deepcopy__(self, memo: object) -> Self:
-        """Itself: it is frozen."""
+        """The object itself, since it is frozen."""
         return self
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -72,7 +75,7 @@ class Remembering(Keeper):
         return super().__reduce_ex__(protocol)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without what is derived from it."""
+        """The attributes without cached properties and the adjoint."""
         own = dict(vars(self))
         for name in [k for k in own if isinstance(getattr(type(self), k, None), cached_property)]:
             del own[name]
@@ -88,12 +91,12 @@ def _adjoint_of(op: Any) -> Any:
 
 
 def _kept(value: Any) -> Any:
-    """An argument as it is now: what its owner may change later, as our own copy."""
+    """A snapshot of an argument: copies of lists, dicts, arrays, tensors and sparse matrices."""
     if type(value) in (list, tuple):
         return type(value)(map(_kept, value))
     if type(value) is dict:
         return {key: _kept(item) for key, item in value.items()}
-    # Sparse matrices and tensors are known by what they can: nothing is imported for them.
+    # Sparse matrices and tensors are recognised by their methods, without importing packages.
     if isinstance(value, np.ndarray) or hasattr(value, "tocsr"):
         return value.copy()
     return np.array(value) if hasattr(value, "__array__") and np.ndim(value) else value

@@ -1,6 +1,6 @@
-"""Iterative solvers on linop vectors, for operators and plans alike.
+"""Iterative solvers on linop vectors, for operators and plans, distributed or in one process.
 
-SciPy's solvers run in one process, through ``op.to_scipy()``; these run where the vectors are.
+SciPy's solvers, through ``op.to_scipy()``, run in one process only.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def cgls(
     show: bool = False,
     callback: Callable[[Vector], None] | None = None,
 ) -> tuple[Vector, int, int, float, float, list[float]]:
-    """Conjugate gradients for min ‖y - Op x‖² + damp² ‖x‖², with PyLops' signature.
+    """Conjugate gradients for least squares, min ‖y - Op x‖² + damp² ‖x‖²; PyLops' signature.
 
     Args:
         Op: an operator, or the plan of one: called on vectors, with an adjoint ``Op.H``.
@@ -31,14 +31,17 @@ def cgls(
             products span all workers; every worker makes the same call.
         x0: initial guess; zero by default.
         niter: number of iterations, at most.
-        damp: damping.
+        damp: damping, the square root of the weight of ‖x‖².
         tol: stop when ‖Op* r - damp² x‖² is below this.
         show: print the residual of every iteration, on the first worker.
         callback: called with the current x after every iteration.
 
     Returns:
         x; istop (1: converged, 2: niter reached); iterations done; ‖r‖; √(‖r‖² + damp² ‖x‖²); and
-        ‖r‖ before the first iteration and after each.
+        ‖r‖ before the first iteration and after each. Here r = y - Op x.
+
+    Raises:
+        ArgumentError: y or x0 is not a `Vector`.
     """
     if not isinstance(y, Vector):
         raise ArgumentError(
@@ -55,7 +58,7 @@ def cgls(
     if x0 is not None and squared:
         s = s - squared * x
     c = s.copy()
-    # Inner products are collective calls: two of them an iteration.
+    # Inner products are collective: two calls an iteration.
     gamma, rr = map(abs, inners([(s, s), (r, r)]))
     cost = [math.sqrt(rr)]
     iteration = 0

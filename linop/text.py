@@ -1,4 +1,4 @@
-"""Plain text for people: tables of aligned columns."""
+"""Formatting of plain-text tables."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 
 def aligned(rows: Sequence[Sequence[str]], left: int = 0) -> list[str]:
-    """Rows of equally many cells as lines: the first `left` columns aligned to the left, the others
-    to the right."""
+    """Lines of a table, from rows of equal length: the first `left` columns are left-aligned, the
+    others right-aligned, two spaces apart."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(

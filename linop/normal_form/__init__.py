@@ -1,1 +1,1 @@
-"""Operators as tables: boxes, transfers, movements, local maps, stages."""
+"""Normal form of operators: boxes, transfers, movements, local maps, stages."""

@@ -1,8 +1,9 @@
-"""Whole-array arithmetic on tables of transfers between boxes.
+"""Whole-array arithmetic on tables of transfers between boxes: product, canonical form.
 
 A row of a `Table` reads a box of a source region, scales it and adds it to a box of a destination
-region. Regions are numbers here; boxes of fewer dimensions than the table are padded with extent 1.
-Nothing loops over rows in Python: a table of a 512-worker halo exchange has tens of thousands.
+region. Regions are given by number; boxes of fewer dimensions than the table are padded with extent
+1. No function loops over rows in Python: a halo exchange of 512 workers has tens of thousands.
+Spaces and workers do not belong here.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """n transfers in d dimensions; all arrays are aligned by row."""
+    """n transfers between boxes of d dimensions; all arrays are aligned by row."""
 
     dst: Ints
     """(n,) number of the destination region."""
@@ -59,11 +60,13 @@ class Table:
         )
 
     def take_runs(self, axis: int, new: npt.NDArray[np.bool_]) -> tuple[Table, Ints]:
-        """Rows in the order of their starts along an axis, with those that follow one another
-        without a gap as one; and the first row of each.
+        """Merge runs of adjacent boxes along an axis, in a table sorted by start along it.
 
         Args:
-            new: (n - 1,) rows, from the second on, that do not continue the one before them.
+            new: (n - 1,) mask: True if row k + 1 must not be merged with row k.
+
+        Returns:
+            the merged table, and for each of its rows the first row of its run.
         """
         start = self.at[:, axis]
         stop = start + self.extent[:, axis]
@@ -74,7 +77,7 @@ class Table:
         return runs, first
 
     def of_ndim(self, ndim: int) -> Table:
-        """The same table in so many dimensions; those that go are padding."""
+        """The same table in `ndim` dimensions: padded with extent 1, or with padding removed."""
         more = ndim - self.ndim
         if not more:
             return self
@@ -93,7 +96,7 @@ class Table:
 
 
 def same_rows(one: Table, other: Table) -> bool:
-    """True if two tables are equal row by row; canonical ones are if they are the same operator."""
+    """True if two tables are equal row by row; for canonical tables: the same operator."""
     if len(one) != len(other):
         return False
     ndim = max(one.ndim, other.ndim)
@@ -103,15 +106,15 @@ def same_rows(one: Table, other: Table) -> bool:
 
 
 def concatenate(*tables: Table) -> Table:
-    """All rows of all tables."""
+    """The rows of all tables, in order; not canonical."""
     ndim = max(t.ndim for t in tables)
     wide = [t.of_ndim(ndim) for t in tables]
     return Table(*(np.concatenate([getattr(t, f.name) for t in wide]) for f in fields(Table)))
 
 
 def join(left: Table, right: Table) -> Table:
-    """The rows of the product left ∘ right: every pair whose boxes meet in the middle, cut to where
-    they do. Not canonical: rows may overlap."""
+    """The table of the product left ∘ right: a row for each pair of rows whose boxes intersect in
+    the middle space, restricted to the intersection. Not canonical: rows may overlap."""
     ndim = max(left.ndim, right.ndim)
     left, right = left.of_ndim(ndim), right.of_ndim(ndim)
     if not len(left) or not len(right):
@@ -132,24 +135,26 @@ def join(left: Table, right: Table) -> Table:
 
 
 def pairs(left: Table, right: Table) -> int:
-    """How many rows left ∘ right has at most, before equal ones are summed."""
+    """Upper bound on the number of rows of ``join(left, right)``."""
     if not len(left) or not len(right):
         return 0
     return int(_meeting(left, right)[1].sum())
 
 
 def _candidates(left: Table, right: Table) -> tuple[Ints, Ints]:
-    """Pairs of rows whose boxes may meet in the middle."""
+    """Pairs (left row, right row) whose boxes may intersect in the middle space."""
     first, count, order = _meeting(left, right)
     rows, within = expand(count)
     return rows, order[first[rows] + within]
 
 
 def _meeting(left: Table, right: Table) -> tuple[Ints, Ints, Ints]:
-    """For each left row, the first and the number of the right rows that it may meet, in a list of
-    these. They share the middle region, pruned by the first dimension: with the right rows sorted
-    by start, only those count that start inside the left box or less than the longest right box of
-    that region before it."""
+    """Candidate right rows of each left row: first, count, and the order that these index.
+
+    Candidates share the middle region, pruned by the first dimension: with the right rows sorted by
+    start, only those that start inside the left box, or before it by less than the longest right
+    box of that region.
+    """
     regions = int(max(left.src.max(), right.dst.max())) + 1
     longest = np.zeros(regions, np.int64)
     np.maximum.at(longest, right.dst, right.extent[:, 0])
@@ -165,11 +170,11 @@ def _meeting(left: Table, right: Table) -> tuple[Ints, Ints, Ints]:
 
 
 FEW = 256
-"""Boxes that are compared each with each."""
+"""Largest number of boxes that are compared pairwise, by n×n arrays."""
 
 
 def each_meets(low: Ints, high: Ints) -> npt.NDArray[np.bool_]:
-    """For each pair of some boxes: True if they have an index in common."""
+    """(n, n) mask of the pairs of n boxes, given by (n, d) corners, that intersect."""
     meet = np.ones((len(low), len(low)), bool)
     for a, b in zip(low.T, high.T, strict=True):
         meet &= np.maximum.outer(a, a) < np.minimum.outer(b, b)
@@ -177,8 +182,9 @@ def each_meets(low: Ints, high: Ints) -> npt.NDArray[np.bool_]:
 
 
 def canonical(table: Table) -> Table:
-    """The unique table of the same operator: per (destination, source, offset) the boxes do not
+    """The canonical table of the same operator: per (destination, source, offset) the boxes do not
     overlap, have non-zero coefficients, and are merged into maximal runs, last dimension first.
+    Rows are sorted by destination, source and box.
 
     Two tables describe the same operator exactly if their canonical forms are equal.
     """
@@ -200,10 +206,10 @@ def canonical(table: Table) -> Table:
 
 
 def _summed(table: Table, group: Ints) -> Table:
-    """Boxes, sorted by group, as those of a canonical table."""
+    """Disjoint, merged boxes with summed coefficients, of a table sorted by group."""
     vary = [axis for axis in range(table.ndim) if not _aligned(table, group, axis)]
     if len(vary) == 1:
-        # Often nothing overlaps: the chunks of a ring, which are to be one box again.
+        # Often nothing overlaps: the chunks of a ring all-reduce, to be merged into one box.
         (axis,) = vary
         order = np.argsort(row_keys(group, table.at[:, axis]), kind="stable")
         ordered, new = table.take(order), _changes(group[order])
@@ -215,10 +221,10 @@ def _summed(table: Table, group: Ints) -> Table:
 
 
 def _refine(table: Table, group: Ints, axes: Sequence[int]) -> tuple[Table, Ints]:
-    """Cut every box along the faces of all boxes of its group, so that boxes are equal or apart.
+    """Cut every box along the faces of all boxes of its group, so that boxes are equal or disjoint.
 
     Args:
-        axes: in which boxes of a group differ.
+        axes: the axes along which boxes of a group differ.
     """
     for axis in axes:
         start = table.at[:, axis]
@@ -238,20 +244,20 @@ def _refine(table: Table, group: Ints, axes: Sequence[int]) -> tuple[Table, Ints
 
 
 def _aligned(table: Table, group: Ints, axis: int) -> bool:
-    """True if all boxes of each group, given by group, have the same bounds along an axis (nothing
-    to cut)."""
+    """True if the boxes of each group have the same bounds along an axis, so that none is cut; rows
+    are sorted by group."""
     bounds = table.at[:, axis], table.extent[:, axis]
     return not (~_changes(group) & (_changes(bounds[0]) | _changes(bounds[1]))).any()
 
 
 def _changes(column: Ints) -> npt.NDArray[np.bool_]:
-    """Mask of the entries, from the second on, that differ from the one before."""
+    """(n - 1,) mask of the entries, from the second on, that differ from the one before."""
     changes: npt.NDArray[np.bool_] = column[1:] != column[:-1]
     return changes
 
 
 def _sum_cells(table: Table, group: Ints) -> tuple[Table, Ints]:
-    """Sum the coefficients of equal boxes, in the order of the rows; drop those that cancel."""
+    """Sum the coefficients of equal boxes of a group; drop the boxes whose sum is zero."""
     key = row_keys(group, *table.at.T)
     order = np.argsort(key, kind="stable")
     first = np.flatnonzero(np.append(True, _changes(key[order])))
@@ -263,7 +269,7 @@ def _sum_cells(table: Table, group: Ints) -> tuple[Table, Ints]:
 
 
 def _merge(table: Table, group: Ints) -> Table:
-    """Join neighbouring boxes of equal coefficient and cross-section, last axis first."""
+    """Merge adjacent boxes of equal coefficient and cross-section, last axis first."""
     kind = kinds(table.coef)
     for axis in reversed(range(table.ndim)):
         if len(table) < 2:
@@ -286,8 +292,8 @@ def expand(count: Ints) -> tuple[Ints, Ints]:
 
 
 def row_keys(*columns: Ints) -> Ints:
-    """One integer a row that sorts as the columns do lexicographically. Ranks stand in for values
-    before the product of the ranges would overflow."""
+    """One integer key per row that sorts as the columns do lexicographically; equal keys mean equal
+    rows. Keys are replaced by their ranks before the product of the ranges overflows int64."""
     key = np.zeros(len(columns[0]), np.int64)
     size = 1
     for column in columns:

@@ -1,8 +1,8 @@
-"""Columns of exact numbers: the coefficients of a table of transfers, as whole-array arithmetic.
+"""Whole-array arithmetic on columns of exact numbers: the coefficients of tables of transfers.
 
-A column is of dtype int64, or of dtype object where it has a fraction, a complex number, or an
-integer of more than 62 bits. Nothing is ever rounded. Columns have few different numbers, and those
-of objects are computed once for each.
+A column, of shape (n,), has dtype int64, or dtype object if it has a fraction, a complex number, or
+an integer of more than 62 bits. Only `nearest` and `representable` round. Columns have few distinct
+values; functions of an object column are evaluated once per distinct value.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _LARGE = 2**62
 
 
 def ones(n: int) -> Column:
-    """A column of so many ones."""
+    """A column of n ones."""
     return np.ones(n, np.int64)
 
 
 def column(numbers: Iterable[Exact]) -> Column:
-    """The column of exact numbers."""
+    """The column of some exact numbers: int64 if all fit, else object."""
     given = list(numbers)
     if all(type(number) is int for number in given) and _magnitude(given) < _LARGE:
         return np.array(given, np.int64)
@@ -41,7 +41,7 @@ def column(numbers: Iterable[Exact]) -> Column:
 
 
 def products(a: Column, b: Column) -> Column:
-    """The products of numbers, one by one."""
+    """The element-wise products of two columns of one length."""
     if _ints(a, b) and _bound(a) * _bound(b) < _LARGE:
         return a * b
     (these, i), (those, j) = _distinct(a), _distinct(b)
@@ -52,31 +52,31 @@ def products(a: Column, b: Column) -> Column:
 
 
 def sums(a: Column, first: Ints) -> Column:
-    """The sums of runs of a column, given by their first positions."""
+    """The sums of consecutive runs of a column; `first`: the position at which each run starts."""
     if _ints(a) and _bound(a) * len(a) < _LARGE:
         return np.add.reduceat(a, first)
     return column(np.add.reduceat(a.astype(object), first).tolist())
 
 
 def each(a: Column, function: Callable[[Exact], Exact]) -> Column:
-    """A function of every number."""
+    """Apply a function to every number."""
     numbers, which = _distinct(a)
     return column(map(function, numbers))[which]
 
 
 def multiples(a: Column, factor: Exact) -> Column:
-    """The numbers times a factor."""
+    """The column times a scalar."""
     return a if factor == 1 else each(a, lambda number: number * factor)
 
 
 def conjugates(a: Column) -> Column:
-    """The complex conjugates."""
+    """The complex conjugates of a column."""
     return a if _ints(a) else each(a, lambda number: number.conjugate())
 
 
 def residues(a: Column, dtype: np.dtype[Any]) -> Column:
-    """The numbers as the arithmetic of a dtype has them: modulo 2^bits for integers. The column
-    itself if they are so already."""
+    """The column reduced modulo 2^bits to the range of an integer dtype; the same object if nothing
+    changes, or for other dtypes."""
     if dtype.kind not in "iu" or not len(a):
         return a
     limits = np.iinfo(dtype)
@@ -86,35 +86,35 @@ def residues(a: Column, dtype: np.dtype[Any]) -> Column:
 
 
 def exactly(numbers: npt.NDArray[Any]) -> Column:
-    """The column of the numbers of an array, all finite."""
+    """The column of the exact values of an array of finite numbers."""
     values, which = np.unique(numbers, return_inverse=True)
     return column(map(exact, values.tolist()))[which]
 
 
 def nearest(a: Column, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """The numbers rounded to a dtype; see `linop.spaces.exact.rounded`."""
+    """An array of the numbers rounded to a dtype; raises as `linop.spaces.exact.rounded`."""
     numbers, which = _distinct(a)
     return np.array([rounded(number, dtype) for number in numbers], dtype)[which]
 
 
 def representable(a: Column, dtype: np.dtype[Any]) -> Column:
-    """The exact values of the nearest numbers of a dtype: what arrays are multiplied by."""
+    """The exact values of the numbers after rounding to a dtype: the factors used at run time."""
     return each(a, lambda number: exact(rounded(number, dtype)))
 
 
 def largest_square(a: Column) -> Fraction | int:
-    """The largest square of a magnitude."""
+    """The largest squared magnitude in a column; 0 if it is empty."""
     return max((n.real**2 + n.imag**2 for n in _distinct(a)[0]), default=0)
 
 
 def kinds(a: Column) -> Ints:
-    """A number for each number of a column, the same for equal ones."""
+    """A code for each number of a column, equal exactly for equal numbers."""
     return _distinct(a)[1]
 
 
 def encoded(a: Column) -> tuple[str, Ints]:
-    """Key that tells columns apart, whatever they are made of: the numbers in them, and which is
-    where."""
+    """Canonical encoding of a column, independent of its dtype, for digests: the sorted texts of
+    its distinct numbers, and for each entry the index of its text."""
     numbers, which = _distinct(a)
     texts = sorted(map(text, numbers))
     place = {name: k for k, name in enumerate(texts)}
@@ -126,7 +126,7 @@ def _ints(*columns: Column) -> bool:
 
 
 def _bound(a: Column) -> int:
-    """The largest magnitude in a column of integers."""
+    """The largest magnitude in an int64 column; 0 if it is empty."""
     return max(-int(a.min()), int(a.max())) if len(a) else 0
 
 
@@ -135,13 +135,13 @@ def _magnitude(numbers: list[Any]) -> Any:
 
 
 def _distinct(a: Column) -> tuple[list[Any], Ints]:
-    """The different numbers of a column, and which of them is where."""
+    """The distinct numbers of a column, and for each entry the index of its number."""
     if _ints(a):
         if len(a) and a.min() == a.max():
             return [int(a[0])], np.zeros(len(a), np.int64)
         values, which = np.unique(a, return_inverse=True)
         return values.tolist(), which
-    # Most are the same objects: so only a few are compared as numbers.
+    # Most entries are the same objects: compared by identity first, the rest as numbers.
     same = np.fromiter(map(id, a), np.int64, len(a))
     _, first, which = np.unique(same, return_index=True, return_inverse=True)
     number: dict[Any, int] = {}

@@ -1,7 +1,7 @@
-"""Matrices entry by entry, exactly: what stages with local maps are compared by.
+"""Exact sparse matrices, entry by entry, for the comparison of operators with local maps.
 
-A matrix is a table of boxes of one element each, in one region whose index is the position in the
-flat vector; so products and sums are those of `linop.normal_form.boxes`, and nothing is rounded.
+A matrix is a table of boxes of one element each, in one region indexed by the position in the flat
+vector; so products and sums are those of `linop.normal_form.boxes`, and are not rounded.
 """
 
 from __future__ import annotations
@@ -21,18 +21,22 @@ from linop.normal_form.boxes import Ints, Table, canonical, concatenate, join
 from linop.normal_form.columns import Column, exactly, largest_square, multiples, ones, residues
 
 _ROUNDING = 16
-"""Of how many eps of the largest entry a difference may be rounding of what maps are made of."""
+"""Largest difference, in units of eps times the largest entry, that may be due to rounding of the
+local maps' own matrices."""
 
 
 def of(rows: Ints, columns: Ints, coef: Column) -> Table:
-    """The table of a matrix's entries; those of one place are added up."""
+    """The table of the entries of a matrix; not canonical: duplicates stand for their sum."""
     zeros = np.zeros(len(rows), np.int64)
     at, of = (np.asarray(k, np.int64)[:, None] for k in (rows, columns))
     return Table(zeros, zeros, at, of, np.ones_like(at), coef)
 
 
 def of_sparse(matrix: scipy.sparse.sparray, rows: Ints, columns: Ints) -> Table:
-    """The entries of a matrix whose rows and columns stand at these positions.
+    """The table of a sparse block of a matrix.
+
+    Args:
+        rows, columns: positions in the flat vectors of the block's rows and columns.
 
     Raises:
         UndecidableError: an entry is not finite.
@@ -44,13 +48,13 @@ def of_sparse(matrix: scipy.sparse.sparray, rows: Ints, columns: Ints) -> Table:
 
 
 def beside(blocks: Iterable[Table]) -> Table:
-    """All entries of all."""
+    """The table of a matrix made of disjoint blocks; not canonical."""
     none = np.zeros(0, np.int64)
     return concatenate(of(none, none, ones(0)), *blocks)
 
 
 def product(factors: Sequence[Table]) -> Table:
-    """The product of matrices, first applied first."""
+    """The canonical table of a product of matrices, first applied first."""
     return reduce(lambda right, left: canonical(join(left, right)), factors)
 
 
@@ -58,8 +62,8 @@ def same(a: Table, b: Table, dtype: np.dtype[Any]) -> bool:
     """True if two matrices are equal in the arithmetic of a dtype, entry by entry.
 
     Raises:
-        UndecidableError: they differ by no more than rounding of the entries of the local maps'
-            matrices, which may stand for others: 1/3 is no floating number.
+        UndecidableError: they differ by no more than `_ROUNDING` eps of the largest entry: local
+            maps' matrices may hold rounded values, as 1/3 in floating point.
     """
     difference = canonical(concatenate(a, replace(b, coef=multiples(b.coef, -1))))
     difference = canonical(replace(difference, coef=residues(difference.coef, dtype)))

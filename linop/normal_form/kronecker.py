@@ -1,9 +1,9 @@
-"""Rows that are the Kronecker product of one-dimensional relations.
+"""Transfer tables that are Kronecker products of one-dimensional relations.
 
-Regions that stand on a grid are numbered by their coordinates in row-major order. Where each
-coordinate of the destination depends on one coordinate of the source, and the boxes of each tensor
-dimension on these two, a relation of thousands of regions is the product of a few small ones; the
-rows of some regions are made from them in time proportional to their number.
+Regions on a grid are numbered row-major by their coordinates. If each destination coordinate
+depends on one source coordinate, and the boxes of each tensor dimension on these two, a relation of
+thousands of regions is the product of a few small tables; the rows of given regions are computed
+from these in time proportional to the number of rows.
 """
 
 from __future__ import annotations
@@ -21,19 +21,20 @@ from linop.normal_form.rows import Rows, digest_of, swap
 from linop.spaces.partition import GridAxis
 
 SHORT = 256
-"""Rows up to which all are made when some are asked for: a halo exchange over 6 × 6 workers."""
+"""Largest table, in rows, that is evaluated entirely when a subset is requested: a halo exchange
+over 6 × 6 workers."""
 
 
 NO_AXIS = GridAxis(1, 1)
-"""For a relation with one side only: the only coordinate is 0."""
+"""Grid axis of extent 1, for a relation with an axis on one side only."""
 
 
 @dataclass(frozen=True, eq=False)
 class Factor:
-    """A relation of one axis of the destinations' grid with one of the sources'.
+    """A relation between one axis of the destinations' grid and one of the sources'.
 
-    `table` has coordinates for regions, and the boxes of tensor dimension `dim`; or no box, where
-    it is about no dimension.
+    `table` has 1-d boxes, and coordinates along the two axes for region numbers. The boxes are
+    those of tensor dimension `dim`; if that is None, they are of one element and unused.
     """
 
     table: Table
@@ -43,23 +44,23 @@ class Factor:
 
     @cached_property
     def rows(self) -> Table:
-        """In the order of destination, then source."""
+        """The canonical table, sorted by destination, then source."""
         return canonical(self.table)
 
     @cached_property
     def single(self) -> bool:
-        """Whether there is at most one row for each pair of coordinates."""
+        """True if there is at most one row for each pair of coordinates."""
         pairs = np.stack([self.rows.dst, self.rows.src])
         return not bool((pairs[:, 1:] == pairs[:, :-1]).all(axis=0).any())
 
     @cached_property
     def trivial(self) -> bool:
-        """True if it says nothing: it relates the only coordinates of two axes."""
+        """True if it is a neutral factor: 1 × 1, without tensor dimension."""
         return (self.dst.extent, self.src.extent, self.dim) == (1, 1, None) and len(self.rows) == 1
 
     @cached_property
     def uncut(self) -> bool:
-        """True if it is all of a dimension that nobody cuts, or its beginning."""
+        """True if it is one box, from index 0 to index 0, of a dimension that is not split."""
         t = self.rows
         alone = (self.dst.extent, self.src.extent, len(t)) == (1, 1, 1)
         return alone and self.dim is not None and not (t.at.any() or t.of.any())
@@ -75,7 +76,11 @@ class Factor:
         return np.argsort(self.rows.src, kind="stable")
 
     def matches(self, wanted: Ints, outgoing: bool) -> tuple[Ints, Ints, Ints]:
-        """For the regions wanted: the first and the number of their rows, in a list of rows."""
+        """The rows of given regions: first, count, and the order of rows that these index.
+
+        Args:
+            wanted: region numbers, of sources if `outgoing`, else of destinations.
+        """
         axis, keys = (self.src, self.rows.src) if outgoing else (self.dst, self.rows.dst)
         listed = self.by_source if outgoing else np.arange(len(keys))
         at = axis.of(wanted)
@@ -84,16 +89,16 @@ class Factor:
 
 
 class Kronecker(Rows):
-    """The product of relations, one of every axis and tensor dimension; coefficients are 1.
+    """The Kronecker product of relations; all coefficients are 1.
 
     Args:
-        factors: every axis of both grids in one of them, every dimension too.
-        ndim: columns of boxes: tensor dimensions, or 1 for none.
-        sizes: regions in all, (destinations, sources).
+        factors: every axis of both grids, and every tensor dimension, is in exactly one of them.
+        ndim: columns of the boxes: number of tensor dimensions, at least 1.
+        sizes: numbers of regions, (destinations, sources).
     """
 
     def __init__(self, factors: Sequence[Factor], ndim: int, sizes: tuple[int, int]) -> None:
-        # The slowest source axis first: then rows come sorted by destination and source.
+        # The slowest source axis first: the rows are then sorted by destination and source.
         slowest = sorted(factors, key=lambda f: -f.src.stride if f.src.extent > 1 else 0)
         self.parts = [part for part in slowest if not part.trivial]
         self.ndim = ndim
@@ -114,7 +119,7 @@ class Kronecker(Rows):
         return super().into(dst) if self.short else self._canonical(self._into(dst))
 
     def _canonical(self, rows: Table) -> Table:
-        # Boxes of a factor are not empty; with one for each pair of regions this is canonical.
+        # A factor has no empty boxes; with one box for each pair of regions this is canonical.
         return rows if all(part.single for part in self.parts) else canonical(rows)
 
     def _into(self, dst: Ints) -> Table:
@@ -166,7 +171,7 @@ class Kronecker(Rows):
         }
 
     def without(self, uncut: Collection[int]) -> Rows:
-        # A dimension in no factor has boxes from 0 to 1.
+        # A dimension in no factor has boxes of start 0 and extent 1.
         return Kronecker([p for p in self.parts if p.dim not in uncut], self.ndim, self.sizes)
 
     @cached_property
@@ -176,6 +181,6 @@ class Kronecker(Rows):
         )
 
     def adjoint(self) -> Rows:
-        """The product of the relations' converses."""
+        """The product of the adjoint relations."""
         converses = [Factor(swap(p.table), p.src, p.dst, p.dim) for p in self.parts]
         return Kronecker(converses, self.ndim, self.sizes[::-1])

@@ -1,4 +1,8 @@
-"""Local maps, and layers of them: what an operator does besides moving data."""
+"""Local maps (linear maps inside one worker's memory), and layers of them.
+
+They are the steps of an operator that are not data movement. User-facing constructors are in
+`linop.operators.local`; this module applies maps, checks their results and builds their matrices.
+"""
 
 from __future__ import annotations
 
@@ -18,18 +22,19 @@ from linop.spaces.space import Space
 
 Function = Callable[[Any], Any]
 Port = Callable[[Namespace], tuple[Function, Function]]
-"""Makes both functions of a local map for other arrays than NumPy's."""
+"""Builds the pair (forward, backward) of a local map for the arrays of an array module."""
 
 
 @dataclass(frozen=True, eq=False)
 class LocalMap:
     """A linear map inside one worker's memory: a pair of functions that are each other's adjoint.
 
-    A function gets and returns the bare array of a side with one region, a dict by region name
-    otherwise, and must not change its argument. `matrix` builds the sparse matrix where it is
-    known. `port` makes the functions for other arrays; None where they know NumPy's alone.
-    `fresh` states that both functions return new memory that nobody else has, and write to nothing
-    else; arguments of other functions are read-only where arrays can be, and their results copied.
+    A function takes and returns the bare array of a side with one region, a dict by region name
+    otherwise, and must not change its argument. `matrix` builds the sparse matrix,
+    (codomain.size, domain.size); None if it is unknown. `port` builds the functions for device
+    arrays; None if they take NumPy's only. `fresh`: both functions return newly allocated arrays
+    that have no other reference, and write to no other memory. Functions that are not fresh get
+    read-only views (of NumPy arrays), and their results are copied.
     """
 
     domain: Space
@@ -43,11 +48,11 @@ class LocalMap:
     fresh: bool = False
 
     def on(self, namespace: Namespace) -> LocalMap:
-        """The same map on other arrays, with what it has to know of its own (a matrix, a kernel)
-        copied there now.
+        """The same map for the arrays of another module; its constants (a matrix, a kernel) are
+        copied to their memory in this call.
 
         Raises:
-            ArgumentError: it is known for NumPy's alone.
+            ArgumentError: the map has no `port`: it takes NumPy arrays only.
         """
         if namespace.ndarray is self.namespace.ndarray:
             return self
@@ -57,7 +62,7 @@ class LocalMap:
         )
 
     def check_on(self, namespace: Namespace) -> None:
-        """Check that the map can be had on other arrays; see `on`."""
+        """Check, without building it, that `on` succeeds; raises as `on`."""
         if namespace.ndarray is not self.namespace.ndarray:
             self._ported()
 
@@ -72,7 +77,7 @@ class LocalMap:
 
     @cached_property
     def adjoint(self) -> LocalMap:
-        """The same pair, the other way round."""
+        """The map with forward and backward exchanged; its symbol gains or loses a star."""
         known = self.matrix
         matrix = None if known is None else lambda: known().conj().T
         starred = self.symbol[:-1] if self.symbol.endswith("*") else self.symbol + "*"
@@ -118,7 +123,8 @@ class LocalMap:
         return other
 
     def __call__(self, arrays: Sequence[Array]) -> list[Array]:
-        """Results for arguments, both in the order of the regions; each in memory of its own.
+        """Apply the map to arrays in the order of the domain's regions; returns arrays in the
+        order of the codomain's, each newly allocated.
 
         Raises:
             ArgumentError, ShapeError, DTypeError: the function's result does not fit the codomain.
@@ -127,8 +133,8 @@ class LocalMap:
         return self.checked(self.forward(bare_or_dict(self.domain.regions, given)))
 
     def checked(self, result: Any) -> list[Array]:
-        """The function's result, as arrays in the order of the codomain's regions; copies,
-        unless the map is fresh.
+        """Check a function's result, and return it as arrays in the order of the codomain's
+        regions; copied unless the map is fresh.
 
         Raises:
             ArgumentError, ShapeError, DTypeError: it does not fit the codomain.
@@ -149,7 +155,7 @@ class LocalMap:
         return found if self.fresh else [array.copy() for array in found]
 
     def to_matrix(self) -> scipy.sparse.csr_array:
-        """The matrix: as known, else found by applying the function to unit vectors."""
+        """The matrix, of shape `shape`: as known, else by applying the map to unit vectors."""
         if self.matrix is not None:
             return scipy.sparse.csr_array(self.matrix())
         columns = []
@@ -169,8 +175,7 @@ class LocalMap:
 
 
 def read_only(array: Array) -> Array:
-    """A view of an array that cannot be written to; the array itself, if it is a device's, where
-    there are none."""
+    """A read-only view of a NumPy array; a device array unchanged, since it has no such views."""
     if not isinstance(array, np.ndarray):
         return array
     view = array.view()
@@ -180,7 +185,7 @@ def read_only(array: Array) -> Array:
 
 @dataclass(frozen=True)
 class Call:
-    """A local map applied to named regions of a stage."""
+    """A local map applied to named regions of a stage, in the order of its domain and codomain."""
 
     map: LocalMap
     inputs: tuple[str, ...]
@@ -192,13 +197,13 @@ class Call:
 
     @property
     def workers(self) -> tuple[int, ...]:
-        """The workers that compute it; several if its regions are replicated."""
+        """The workers that apply it; several if its regions are replicated."""
         sides = (*self.map.domain.regions, *self.map.codomain.regions)
         return sides[0].workers if sides else ()
 
 
 Layer = tuple[Call, ...]
-"""Calls on disjoint regions; the other regions of the stage pass through."""
+"""Calls on disjoint regions; the other regions of the stage are unchanged."""
 
 
 def by_worker(layer: Layer) -> dict[int, Layer]:
@@ -222,8 +227,8 @@ def by_worker(layer: Layer) -> dict[int, Layer]:
 
 
 def bare_or_dict(regions: Sequence[Region], arrays: Sequence[Array]) -> Any:
-    """The arrays of one side of an operator as users meet them: none is `None`, one is the bare
-    array, several are a dict by region name."""
+    """The arrays of one side of an operator in the form that users' functions take: None for no
+    region, the bare array for one, a dict by region name for several."""
     if len(regions) == 1:
         return arrays[0]
     return {r.name: a for r, a in zip(regions, arrays, strict=True)} or None
@@ -233,7 +238,7 @@ def _conj(x: Any) -> Any:
     if isinstance(x, Mapping):
         return {name: _conj(array) for name, array in x.items()}
     y = None if x is None else np.conj(x)
-    return np.asarray(y) if isinstance(y, np.generic) else y  # a ufunc's, for no dimensions
+    return np.asarray(y) if isinstance(y, np.generic) else y  # a ufunc returns a scalar for 0-d
 
 
 def _swapped(port: Port) -> Port:
@@ -241,11 +246,11 @@ def _swapped(port: Port) -> Port:
 
 
 Placed: TypeAlias = "tuple[scipy.sparse.sparray, Array, Array]"
-"""A matrix, and the positions of its rows and columns in flat vectors."""
+"""A matrix block, and the positions in flat vectors of its rows and of its columns."""
 
 
 def layer_blocks(before: Space, after: Space, layer: Layer) -> list[Placed]:
-    """The blocks of a layer: its maps' matrices, and identity where regions pass."""
+    """The blocks of a layer's matrix: those of its maps, and identities for unchanged regions."""
     used = {name for call in layer for name in call.inputs}
     made = {name for call in layer for name in call.outputs}
     blocks: list[tuple[tuple[str, ...], tuple[str, ...], scipy.sparse.sparray]] = [
@@ -260,7 +265,7 @@ def layer_blocks(before: Space, after: Space, layer: Layer) -> list[Placed]:
 def layer_matrix(
     before: Space, after: Space, layer: Layer, dtype: np.dtype[Any]
 ) -> scipy.sparse.csr_array:
-    """The matrix of a layer, of a dtype."""
+    """The matrix of a layer in a dtype, (after.size, before.size)."""
     shape = (after.size, before.size)
     rows, columns, values = [], [], []
     for matrix, at, of in layer_blocks(before, after, layer):

@@ -1,9 +1,9 @@
-"""Which blocks of two tensor spaces share elements: the data movement of nearly every collective.
+"""Intersections of the blocks of two tensor spaces: the data movement of nearly every collective.
 
-"Each block of Y gets what it shares with the blocks of X that it is linked to" is a product of
-one-dimensional relations: in each tensor dimension, which cut of X meets which cut of Y; along each
-grid axis of copies, which coordinate is linked to which. Nothing here is as long as the number of
-pairs of blocks until somebody asks for them.
+"Each block of Y receives its intersections with the linked blocks of X" is a Kronecker product of
+one-dimensional relations: in each tensor dimension, the intersections of the cuts of X with those
+of Y; along each grid axis of copies, pairs of linked coordinates. The pairs of blocks are not
+enumerated until their transfers are requested.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ from linop.spaces.partition import GridAxis
 from linop.spaces.tensor import REPLICATED, Bounds, TensorSpace
 
 Pairs = tuple[tuple[int, ...], ...]
-"""(source, target) of each."""
+"""(source coordinate, target coordinate) of each pair."""
 
 
 class Link(NamedTuple):
-    """Blocks are related only if their coordinates along a grid axis of each are one of some pairs.
+    """Restriction of a matching: blocks are related only if their coordinates along two grid axes,
+    one of each space, are one of the given pairs.
 
-    Both axes split the same dimension, or neither splits any. A link of a replicated axis, which
-    has no coordinate, says nothing.
+    Both axes split the same dimension, or neither splits any. A link of a replicated axis is
+    ignored, since blocks have no coordinate along it.
     """
 
     source_axis: int
@@ -39,8 +40,8 @@ class Link(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """A run of consecutive indices of one dimension, read from others: target index `at` + k is
-    source index `of` + k."""
+    """An index map of one dimension: target index `at` + k reads source index `of` + k, for k from
+    0 to `length` - 1."""
 
     at: int
     of: int
@@ -53,12 +54,13 @@ def matching(
     links: Sequence[Link] = (),
     segments: Mapping[int, Sequence[Segment]] | None = None,
 ) -> Movement:
-    """The movement in which each block of Y gets, once, what it shares with each block of X that
-    the links allow: with all of them, where there is no link.
+    """The movement X -> Y in which each block of Y receives its intersections with all linked
+    blocks of X, summed if several hold the same element; coefficients are 1.
 
     Args:
-        segments: by tensor dimension, which index of X an index of Y is, where it is not the same.
-            Indices of Y that are in no segment get nothing: they are zero.
+        links: restrictions of the pairs of blocks; all pairs without.
+        segments: index maps by tensor dimension; the identity by default. Indices of Y in no
+            segment are zero.
     """
     linked = {
         (link.source_axis, link.target_axis): tuple(map(tuple, link.pairs))
@@ -95,18 +97,18 @@ def matching(
 def _factor(
     dim: int, dst: GridAxis, src: GridAxis, source: Bounds, target: Bounds, *how: Any
 ) -> Factor:
-    """The factor of a dimension. Kept: most operators of a network differ in others."""
+    """The factor of a tensor dimension; cached, since operators of a network share most of them."""
     return Factor(_cuts_that_meet(source, target, *how), dst, src, dim)
 
 
 def _cuts_that_meet(
     source: Bounds, target: Bounds, pairs: Pairs | None, segments: Sequence[Segment] | None
 ) -> Table:
-    """The overlaps of cuts of one dimension: the composition of "place a source cut in the whole",
-    of "read the whole by segments", and of "take a target cut out of the whole". Of linked cuts,
-    each pair has a whole of its own."""
+    """The 1-d intersections of source and target cuts of one dimension, as a composition: embed the
+    source cuts in the global dimension, read it by segments, restrict it to the target cuts. With
+    `pairs` of linked cuts, each pair has a global dimension to itself."""
     if pairs is None and segments is None and len(source) == len(target) == 1:
-        ((a, b),), ((c, d),) = source, target  # nobody cuts it, as the batch: most dimensions
+        ((a, b),), ((c, d),) = source, target  # one cut each, as for a batch: most dimensions
         low = max(a, c)
         return _boxes(*([k] * (min(b, d) > low) for k in (low - c, low - a, min(b, d) - low)))
     if pairs is None:
@@ -129,31 +131,31 @@ def _cuts_that_meet(
 
 
 def _boxes(at: list[int], of: list[int], extent: list[int]) -> Table:
-    """Boxes of the only cut in the only cut."""
+    """The table of 1-d boxes from region 0 to region 0."""
     only = np.zeros(len(at), np.int64)
     boxes = np.array([at, of, extent], np.int64)[:, :, None]
     return Table(only, only, boxes[0], boxes[1], boxes[2], ones(len(at)))
 
 
 def _coordinates(dst: Ints, src: Ints) -> Table:
-    """A relation of coordinates that is about no tensor dimension: a box of one element."""
+    """The table of a relation of coordinates without tensor dimension: boxes of one element."""
     zeros = np.zeros((len(dst), 1), np.int64)
     return Table(dst, src, zeros, zeros, zeros + 1, ones(len(dst)))
 
 
 def same(count: int, source_axis: int, target_axis: int) -> Link:
-    """Equal coordinates are linked."""
+    """The link of equal coordinates, from 0 to `count` - 1."""
     return Link(source_axis, target_axis, [(k, k) for k in range(count)])
 
 
 def along(X: TensorSpace, grid_axes: Sequence[int]) -> list[Link]:
-    """For two spaces on one grid: blocks are linked that differ in their coordinates along some
-    axes only."""
+    """Links for two spaces on one grid: of blocks whose coordinates differ along `grid_axes`
+    only."""
     grid = X.partition.shape
     return [same(grid[k], k, k) for k in range(len(grid)) if k not in grid_axes]
 
 
 def copies_apart(X: TensorSpace) -> list[Link]:
-    """For two spaces on one grid: copies are linked to themselves only."""
+    """Links for two spaces on one grid: each copy with the same copy only."""
     split = [k for k, axis in enumerate(X.axes) if isinstance(axis, int) or axis is REPLICATED]
     return along(X, split)

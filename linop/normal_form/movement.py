@@ -1,8 +1,9 @@
-"""The normal form of data movement: a sparse block 0/1 matrix as a set of transfers (section 4).
+"""The normal form of data movement: a sparse matrix of scaled partial identities, as transfers.
 
 A `Movement` is exact: two compositions of memory operators are equal for all vectors exactly if
-their movements are. It is one of two independent roads to an adjoint (swap the ends of every
-transfer); the other is the rule of each operator.
+their movements are. It gives one of two independent derivations of an adjoint (transpose every
+transfer); the other is the adjoint rule of each operator. Local maps are in
+`linop.normal_form.stages`; how tables are evaluated is in `linop.normal_form.rows`.
 """
 
 from __future__ import annotations
@@ -40,15 +41,15 @@ from linop.spaces.scalars import Scalar, as_exact, sparse_dtype
 from linop.spaces.space import Space
 
 AT_ONCE = 2**18
-"""Rows of a table that are compared at once."""
+"""Approximate number of rows that a comparison of two movements evaluates at a time."""
 
 Block = tuple[Subset, Subset, Exact | Scalar]
-"""A target, a source, and a coefficient."""
+"""(target, source, coefficient) of one block."""
 
 
 @dataclass(frozen=True)
 class Transfer:
-    """One block: ``target += coefficient * source``."""
+    """One block of a movement: ``target += coefficient * source``, two boxes of equal shape."""
 
     source: Subset
     target: Subset
@@ -62,13 +63,16 @@ class Transfer:
 class Movement(Keeper):
     """A linear map between spaces as canonical transfers.
 
-    Its transfers are made when they are asked for, all or those of some regions; so are those of
-    what the algebra makes of it. Iterating gives `Transfer` objects, in canonical order. ``==`` is
-    exact equality of operators.
+    Transfers are evaluated lazily, all or those of given regions, also after the operations of the
+    algebra. Iteration gives `Transfer` objects in canonical order. ``==`` is exact equality of
+    operators.
 
     Args:
-        domain, codomain: the spaces, whose regions the rows number.
-        rows: how the transfers come about; or a table of them, which need not be canonical.
+        domain, codomain: the spaces; rows number their regions.
+        rows: a lazily evaluated table of transfers; or a `Table`, not necessarily canonical.
+
+    Raises:
+        SpaceError: the dtypes of the spaces differ.
     """
 
     def __init__(self, domain: Space, codomain: Space, rows: Rows | Table) -> None:
@@ -77,11 +81,11 @@ class Movement(Keeper):
         self.domain = domain
         self.codomain = codomain
         self.rows = rows if isinstance(rows, Rows) else Given(rows)
-        self._parts: tuple[Movement, ...] = ()  # without itself: no cycle for the collector
+        self._parts: tuple[Movement, ...] = ()  # never contains self: no reference cycle
 
     @property
     def parts(self) -> tuple[Movement, ...]:
-        """The movements that this was composed of, first applied first."""
+        """The movements that were composed to give this one, first applied first; or itself."""
         return self._parts or (self,)
 
     @cached_property
@@ -97,7 +101,7 @@ class Movement(Keeper):
         return (self.transfer(row) for row in range(len(self.table)))
 
     def transfer(self, row: int, table: Table | None = None) -> Transfer:
-        """The transfer in a row of the table, or of the part of it that `into` or `out_of` gave."""
+        """The transfer in a row of the whole table, or of one returned by `into` or `out_of`."""
         t = self.table if table is None else table
         return Transfer(
             _box(self.domain.at(t.src[row]), t.of[row], t.extent[row]),
@@ -106,17 +110,17 @@ class Movement(Keeper):
         )
 
     def into(self, regions: boxes.Ints) -> Table:
-        """The transfers into regions of the codomain, given by increasing number: the rows that the
-        table has for them, in its order, found without the table."""
+        """The transfers into regions of the codomain, given by increasing number: the rows of
+        `table` for them, in its order, without evaluating the whole table."""
         return self._fitted(self.rows.into(regions))
 
     def out_of(self, regions: boxes.Ints) -> Table:
-        """The transfers out of regions of the domain, given by increasing number: the rows that the
-        table has for them, in its order, found without the table."""
+        """The transfers out of regions of the domain, given by increasing number: the rows of
+        `table` for them, in its order, without evaluating the whole table."""
         return self._fitted(self.rows.out_of(regions))
 
     def _fitted(self, rows: Table) -> Table:
-        """Rows with the dimensions of the spaces, and coefficients in their arithmetic."""
+        """Rows padded to the dimensions of the spaces, with integer coefficients modulo 2^bits."""
         rows = rows.of_ndim(_ndim(self.domain, self.codomain))
         coef = residues(rows.coef, self.domain.dtype)
         return rows if coef is rows.coef else boxes.canonical(replace(rows, coef=coef))
@@ -126,16 +130,16 @@ class Movement(Keeper):
         more = f"; … {len(self)} in all" if len(self) > 6 else ""
         return f"Movement({head}{more})"
 
-    # Making them
+    # Construction
 
     @staticmethod
     def of_blocks(domain: Space, codomain: Space, blocks: Iterable[Block]) -> Movement:
-        """From (target, source, coefficient) blocks; the regions must be those of the spaces."""
+        """The sum of (target, source, coefficient) blocks; regions must be those of the spaces."""
         return Movement(domain, codomain, _table(domain, codomain, blocks))
 
     @staticmethod
     def between(domain: Space, codomain: Space) -> Movement:
-        """The identity on the regions that both spaces have, zero elsewhere."""
+        """The identity on the regions common to both spaces, zero elsewhere."""
         same = domain.ordered_as(codomain)
         return Movement(
             domain, codomain, Same(domain.shapes) if same else _shared(domain, codomain)
@@ -143,8 +147,8 @@ class Movement(Keeper):
 
     @staticmethod
     def of_program(placed: Sequence[Placed]) -> Movement:
-        """The product of actions, first applied first. Runs of independent actions become one table
-        each; the tables are multiplied as a balanced tree, so that the large ones are few."""
+        """The product of actions, first applied first. Each run of independent actions becomes one
+        table; the tables are multiplied as a balanced tree, so that few products are large."""
         factors = []
         for run in independent_runs(placed):
             domain, codomain = run[0][0], run[-1][2]
@@ -162,10 +166,10 @@ class Movement(Keeper):
             factors = [pair[1]._after(pair[0]) if len(pair) == 2 else pair[0] for pair in pairs]
         return factors[0]
 
-    # The algebra
+    # Algebra
 
     def adjoint(self) -> Movement:
-        """Swap the ends of every transfer and conjugate its coefficient."""
+        """The adjoint: source and target of every transfer exchanged, coefficients conjugated."""
         swapped = Movement(self.codomain, self.domain, self.rows.adjoint())
         if self._parts:
             swapped._parts = tuple(part.adjoint() for part in reversed(self._parts))
@@ -191,14 +195,14 @@ class Movement(Keeper):
         product = self._after(other)
         first, last = self.parts[0], other.parts[-1]
         if isinstance(first.rows, Same) or isinstance(last.rows, Same):
-            # An identity may still name regions anew; it is no part of its own.
+            # An identity may rename or reorder regions; it is merged, and not listed as a part.
             product._parts = (*other.parts[:-1], first._after(last), *self.parts[1:])
         else:
             product._parts = (*other.parts, *self.parts)
         return product
 
     def _after(self, other: Movement) -> Movement:
-        """The composition, as one whole."""
+        """The composition self ∘ other as one movement, without a record of its `parts`."""
         right = _reordered(other, other.domain, self.domain)
         if isinstance(self.rows, Same):
             return Movement(other.domain, self.codomain, right)
@@ -206,9 +210,9 @@ class Movement(Keeper):
         return Movement(other.domain, self.codomain, rows)
 
     def factored(self) -> tuple[Movement, ...]:
-        """Movements to apply one after the other, first applied first, whose product this is:
-        itself, or those it was composed of, where their product has far more transfers than they
-        (a sum over thousands of workers, broadcast to thousands, sends everything to everybody)."""
+        """Movements whose product this is, first applied first: itself, or several if their
+        product may have more than `FAR_MORE` times their transfers (a sum over thousands of
+        workers, broadcast to thousands, is a dense all-to-all)."""
         done: list[Movement] = []
         current = self.parts[0]
         for part in self.parts[1:]:
@@ -220,8 +224,8 @@ class Movement(Keeper):
         return (*done, current) if done else (self,)
 
     def _expands(self, other: Movement) -> bool:
-        """Whether the table of self ∘ other may be far longer than both of theirs; found from their
-        rows at each region in the middle."""
+        """True if the table of self ∘ other may have more than `FAR_MORE` times the rows of both;
+        estimated from the numbers of rows at each region of the middle space."""
         middle = len(self.domain)
         leaving = self.rows.counts_out_of(middle)
         coming = _reordered(other, other.domain, self.domain).counts_into(middle)
@@ -238,10 +242,10 @@ class Movement(Keeper):
 
     @staticmethod
     def direct_sum(movements: Sequence[Movement], domain: Space, codomain: Space) -> Movement:
-        """The block diagonal of movements between parts of two spaces."""
+        """The block-diagonal movement of movements between disjoint subspaces of two spaces."""
         dst = [_numbers(m.codomain, codomain) for m in movements]
         src = [_numbers(m.domain, domain) for m in movements]
-        # Thousands of local maps stand between identities: those are one.
+        # Between layers of thousands of local maps all blocks are identities: one `Same`.
         if all(isinstance(m.rows, Same) for m in movements) and all(map(np.array_equal, dst, src)):
             return Movement(domain, codomain, Same(domain.shapes))
         sizes = len(codomain), len(domain)
@@ -257,8 +261,8 @@ class Movement(Keeper):
         )
 
     def _same_rows(self, other: Movement) -> bool:
-        """True if two movements between spaces of one order have equal tables. Region by region, so
-        that a difference is found early, and long tables need not be there at once."""
+        """True if two movements between identically ordered spaces have equal tables. Compared a
+        few regions at a time: a difference ends it early, and long tables are never held whole."""
         first, many, regions = 0, 1, len(self.codomain)
         while first < regions:
             some = np.arange(first, min(first + many, regions))
@@ -273,26 +277,30 @@ class Movement(Keeper):
 
     @property
     def still(self) -> bool:
-        """True if every region stays as it is. The numbers of rows come first: an all-reduce of
-        thousands says no at once."""
+        """True if this is the identity. Row counts are tested first: they exclude an all-reduce of
+        thousands of workers without evaluating its table."""
         if self.domain != self.codomain:
             return False
         if (self.rows.counts_into(len(self.codomain)) > 1).any():
             return False
         return self == Movement.between(self.domain, self.codomain)
 
-    # What it does
+    # Matrix and digests
 
     def to_matrix(self, dtype: np.dtype[Any] | None = None) -> scipy.sparse.csr_array:
-        """The sparse matrix, codomain.size x domain.size, of coefficients rounded to a dtype: by
-        default the spaces', or float64 for the short ones, of which SciPy has no matrices."""
+        """The sparse matrix, (codomain.size, domain.size), with coefficients rounded to a dtype: by
+        default the spaces', or float64 for floats of 16 bits and fewer, which SciPy lacks.
+
+        Raises:
+            DTypeError: the dtype cannot hold a coefficient (`linop.spaces.exact.rounded`).
+        """
         rows, columns, coef = self.entries()
         values = nearest(coef, dtype or sparse_dtype(self.domain.dtype))
         shape = (self.codomain.size, self.domain.size)
         return scipy.sparse.csr_array((values, (rows, columns)), shape=shape)
 
     def entries(self) -> tuple[boxes.Ints, boxes.Ints, Column]:
-        """Rows, columns, and exact values of the entries of the matrix that are not zero."""
+        """Row indices, column indices and exact values, (nnz,) each, of the matrix's entries."""
         none = [np.zeros(0, np.int64)]
         rows = [_flat_index(self.codomain, transfer.target) for transfer in self]
         columns = [_flat_index(self.domain, transfer.source) for transfer in self]
@@ -301,19 +309,19 @@ class Movement(Keeper):
 
     @cached_property
     def fingerprint(self) -> bytes:
-        """A digest that is the same for every worker that built an equal movement."""
+        """A digest of spaces and transfers: equal on all workers that built an equal movement."""
         ends = [repr((s.dtype.str, s.regions)) for s in (self.domain, self.codomain)]
         return digest_of(*ends, *table_columns(self.table))
 
     @cached_property
     def digest(self) -> bytes:
-        """A digest of how the movement was made, found without its transfers. Equal ones mean equal
-        movements; movements made in different ways may be equal, and their digests are not."""
+        """A digest of the movement's construction, computed without its transfers. Equal digests
+        mean equal movements; equal movements constructed differently have different digests."""
         return digest_of(self.domain.digest, self.codomain.digest, self.rows.digest)
 
 
 def _table(domain: Space, codomain: Space, blocks: Iterable[Block]) -> Table:
-    # Three lists, and no tuple of each block that the garbage collector would look at.
+    # Three lists instead of a tuple per block, which the garbage collector would visit.
     targets: list[Subset] = []
     sources: list[Subset] = []
     numbers: list[Exact] = []
@@ -331,7 +339,7 @@ def _table(domain: Space, codomain: Space, blocks: Iterable[Block]) -> Table:
 
 
 def _corners(corners: Sequence[tuple[int, ...]], ndim: int, beyond: int) -> boxes.Ints:
-    """Corners of boxes, a row each, with a number for the dimensions that they have not."""
+    """Corners of boxes as rows, (n, ndim); `beyond` fills the dimensions that a box lacks."""
     rows = np.full((len(corners), ndim), beyond, np.int64)
     ndims = np.fromiter(map(len, corners), np.int64, len(corners))
     given = np.arange(ndim) < ndims[:, None]
@@ -340,7 +348,7 @@ def _corners(corners: Sequence[tuple[int, ...]], ndim: int, beyond: int) -> boxe
 
 
 def _shared(domain: Space, codomain: Space) -> Table:
-    """The identity on the regions that both spaces have."""
+    """The table of the identity on the regions common to both spaces."""
     if domain.ordered_as(codomain):
         dst = src = np.arange(len(domain))
     else:
@@ -352,17 +360,17 @@ def _shared(domain: Space, codomain: Space) -> Table:
 
 
 def _ndim(*spaces: Space) -> int:
-    """Dimensions of a table between spaces: at least one, so that scalars have a column."""
+    """Number of dimensions of a table between spaces: at least one, also for 0-d regions."""
     return max(int(space.shapes.shape[1]) for space in spaces)
 
 
 def _numbers(part: Space, whole: Space) -> boxes.Ints:
-    """The number in a space of each region of a part of it."""
+    """The number in `whole` of each region of the subspace `part`."""
     return np.array([whole.index[region.name] for region in part.regions], np.int64)
 
 
 def _reordered(movement: Movement, domain: Space, codomain: Space) -> Rows:
-    """The rows of a movement, as equal spaces number their regions."""
+    """The rows of a movement, renumbered for equal spaces that order regions differently."""
     if movement.domain.ordered_as(domain) and movement.codomain.ordered_as(codomain):
         return movement.rows
     ends = _numbers(movement.codomain, codomain), _numbers(movement.domain, domain)
@@ -375,7 +383,7 @@ def _box(region: Region, start: Any, extent: Any) -> Subset:
 
 
 def number_of(coefficient: Any) -> Exact:
-    """A number of a column of them."""
+    """An entry of a column as an exact Python number."""
     return int(coefficient) if isinstance(coefficient, np.int64) else coefficient
 
 

@@ -1,8 +1,8 @@
-"""The four memory primitives, as actions on whatever space they are placed in (paper, section 2).
+"""The four memory primitives: allocate, deallocate, clear, add (paper, section 2).
 
-An action says what it does to memory and nothing about the rest of the space. Each has one adjoint
-rule, one reference rule (`run`, on real arrays) and one difference from the identity (`delta`);
-`linop.operators.memory` places actions in spaces, and composes copy and move out of them.
+An action names the regions or subsets that it touches, and leaves the rest of the space unchanged.
+Each has an adjoint rule, a reference implementation on arrays (`run`) and its difference from the
+identity (`delta`). `linop.operators.memory` applies actions to spaces, and composes copy and move.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from linop.spaces.scalars import Array
 from linop.spaces.space import Space
 
 Delta = tuple[Subset, Subset, int]
-"""Destination, source, coefficient: one block of a matrix."""
+"""(destination, source, coefficient) of one block of a matrix."""
 
 
 @dataclass(frozen=True, slots=True)
 class Action(ABC):
-    """What a memory primitive does. Subclasses are the four of the paper."""
+    """A memory primitive, independent of the space it acts on: base class of the paper's four."""
 
     letter: ClassVar[str] = "?"
 
@@ -38,7 +38,7 @@ class Action(ABC):
     @property
     @abstractmethod
     def parts(self) -> tuple[Subset | Region, ...]:
-        """The memory it touches."""
+        """The regions or subsets that it touches."""
 
     @property
     @abstractmethod
@@ -47,16 +47,16 @@ class Action(ABC):
 
     @property
     def delta(self) -> tuple[Delta, ...]:
-        """The blocks in which its matrix differs from the identity on the memory that stays."""
+        """The blocks of its matrix minus the identity, on regions in both domain and codomain."""
         return ()
 
     def codomain(self, space: Space) -> Space:
-        """The space after the action."""
+        """The space after the action on `space`; RegionError if it does not fit."""
         return space
 
     @abstractmethod
     def run(self, arrays: dict[str, Array], dtype: np.dtype) -> None:
-        """Do it, in place, to the arrays of a vector: the reference rule."""
+        """Reference implementation: apply the action in place to a vector's arrays, by name."""
 
     @property
     def subscript(self) -> str:
@@ -66,7 +66,7 @@ class Action(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Allocate(Action):
-    """A_b: brings zero-filled regions into the space (equation 3)."""
+    """A_b: add zero-filled regions to the space (equation 3)."""
 
     regions: tuple[Region, ...]
     letter: ClassVar[str] = "A"
@@ -96,7 +96,7 @@ class Allocate(Action):
 
 @dataclass(frozen=True, slots=True)
 class Deallocate(Action):
-    """D_b = A_b*: takes regions out of the space (equation 4)."""
+    """D_b = A_b*: remove regions from the space (equation 4)."""
 
     regions: tuple[Region, ...]
     letter: ClassVar[str] = "D"
@@ -124,7 +124,7 @@ class Deallocate(Action):
 
 @dataclass(frozen=True, slots=True)
 class Clear(Action):
-    """K_b: sets a part to zero; self-adjoint (equation 5)."""
+    """K_b: set a subset to zero; self-adjoint (equation 5)."""
 
     part: Subset
     letter: ClassVar[str] = "K"
@@ -151,7 +151,7 @@ class Clear(Action):
 
 @dataclass(frozen=True, slots=True)
 class Add(Action):
-    """S_{a→b}: adds part a to part b (equation 6); its adjoint is S_{b→a} (equation 7)."""
+    """S_{a→b}: add subset a to subset b (equation 6); its adjoint is S_{b→a} (equation 7)."""
 
     source: Subset
     target: Subset
@@ -184,12 +184,13 @@ class Add(Action):
 
 
 class InPlace(Sequence[Action]):
-    """Clears and adds, first applied first, as two columns; each is made when it is looked at. A
-    halo of thousands of workers has a hundred thousand, and the garbage collector would look at
-    all of them again and again.
+    """Lazy sequence of `Clear` and `Add` actions, first applied first, stored as two columns.
+
+    `Action` objects are built on access: a halo exchange of thousands of workers has a hundred
+    thousand actions, which the garbage collector would visit repeatedly.
 
     Args:
-        targets, sources: of each action; the same object twice for a clear.
+        targets, sources: of each action; a clear has the same object as both.
     """
 
     def __init__(self, targets: Iterable[Subset], sources: Iterable[Subset]) -> None:
@@ -218,14 +219,14 @@ def _in_place(target: Subset, source: Subset) -> Action:
 
 
 def adjoints(actions: Sequence[Action]) -> Sequence[Action]:
-    """The adjoints of actions, in the other order."""
+    """The adjoints of actions, in reverse order."""
     if isinstance(actions, InPlace):
         return InPlace(actions.sources[::-1], actions.targets[::-1])
     return [action.adjoint for action in reversed(actions)]
 
 
 def deltas(actions: Sequence[Action]) -> Iterator[Delta]:
-    """The blocks in which the matrices of actions differ from the identity, one after the other."""
+    """The `delta` blocks of all actions, in order."""
     if isinstance(actions, InPlace):
         signs = (-1 if t is s else 1 for t, s in zip(actions.targets, actions.sources, strict=True))
         return zip(actions.targets, actions.sources, signs, strict=True)
@@ -233,16 +234,16 @@ def deltas(actions: Sequence[Action]) -> Iterator[Delta]:
 
 
 Placed = tuple[Space, Sequence[Action], Space]
-"""Actions, first applied first, between the space before them and the space after them. Where there
-are several, all leave the space as it is."""
+"""(space before, actions, space after), first applied first. Several actions leave the space
+unchanged."""
 
 
 def independent_runs(placed: Iterable[Placed]) -> list[list[Placed]]:
     """Cut a program of actions, first applied first, into runs whose matrix is I + ΣX.
 
     A product (I + X_n)···(I + X_1) is I + ΣX exactly if X_j X_i = 0 for all j > i: no action reads
-    what an earlier one of its run wrote. A region that comes back after it was deallocated starts a
-    new run too, since its contents do not pass through.
+    elements that an earlier one of its run wrote. Allocating a region that the run deallocated
+    starts a new run too, since its contents are lost.
     """
     runs: list[list[Placed]] = [[]]
     written: defaultdict[str, list[Subset]] = defaultdict(list)

@@ -1,9 +1,9 @@
-"""The transfers of a movement, made when somebody asks for them: all, or those of some regions.
+"""Lazily evaluated transfer tables; the rows of given regions can be evaluated alone.
 
-`Rows` say how a table of transfers comes about (given, a product, a sum, …). Asked for the rows
-into a few regions, a product asks its factors for a few rows each, so that a worker of thousands
-finds its own part without anybody making the whole table. Regions are numbers here, as in
-`linop.normal_form.boxes`.
+`Rows` are expressions (a given table, a product, a sum, …). For the rows into a few regions, a
+product evaluates only the rows of its factors that contribute, so that one of thousands of workers
+finds its own transfers without the whole table. Regions are given by number, as in
+`linop.normal_form.boxes`; spaces do not belong here.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from linop.normal_form.columns import conjugates, encoded, multiples, ones
 from linop.spaces.exact import Exact, text
 
 FAR_MORE = 64
-"""A product is taken apart if its transfers are so many times those of its factors."""
+"""Ratio of the transfers of a product to those of its factors above which it stays factored."""
 
 
 class Rows(ABC):
-    """Transfers, in canonical form whichever way they are asked for: the rows into some regions are
-    rows of the whole table, in its order."""
+    """A lazily evaluated canonical table. The rows of given regions are those of the whole table,
+    in its order, whichever way they are evaluated."""
 
     @abstractmethod
     def _all(self) -> Table:
@@ -33,22 +33,22 @@ class Rows(ABC):
 
     @abstractmethod
     def _into(self, dst: Ints) -> Table:
-        """The rows into regions, not yet canonical."""
+        """The rows into given regions, not yet canonical."""
 
     @abstractmethod
     def _out_of(self, src: Ints) -> Table:
-        """The rows out of regions, not yet canonical."""
+        """The rows out of given regions, not yet canonical."""
 
     @property
     @abstractmethod
     def digest(self) -> bytes:
-        """Equal digests mean equal rows; rows that were made in another way may be equal too. Found
-        without making the table."""
+        """SHA-256 of the expression, computed without the table. Equal digests mean equal rows;
+        equal rows of different expressions may have different digests."""
 
     @property
     def factors(self) -> tuple[Exact, tuple[bytes, ...]]:
-        """A number, and the digests of rows, whose product this is: however a product was
-        bracketed, and wherever in it a number stands."""
+        """A scalar, and the digests of the rows whose product this is: independent of the
+        association of products and of the position of scalars in them."""
         return 1, (self.digest,)
 
     @cached_property
@@ -58,18 +58,18 @@ class Rows(ABC):
 
     @cached_property
     def short(self) -> bool:
-        """True if the whole table is worth making when some of its rows are asked for: it is made
-        of tables that are there, and not far longer than they."""
+        """True if a request for some rows evaluates and caches the whole table, because that is
+        cheap: all tables it depends on are given, and it is not far longer than they are."""
         return False
 
     def into(self, dst: Ints) -> Table:
-        """The rows into regions, given by number in increasing order."""
+        """The canonical rows into regions, given by number in increasing order."""
         if "table" in self.__dict__ or self.short:
             return self.table.take(positions(self.table.dst, dst))
         return canonical(self._into(dst))
 
     def out_of(self, src: Ints) -> Table:
-        """The rows out of regions, given by number in increasing order."""
+        """The canonical rows out of regions, given by number in increasing order."""
         if "table" in self.__dict__ or self.short:
             order = self._by_source
             return self.table.take(np.sort(order[positions(self.table.src[order], src)]))
@@ -77,12 +77,12 @@ class Rows(ABC):
 
     @property
     def uncut(self) -> Mapping[int, int]:
-        """Dimensions, and their extents, of which all rows are known to have the whole: their boxes
-        begin at 0 on both sides, and are as long. These rows are others ⊗ I, and not empty."""
+        """Extents, by dimension, of the dimensions known to be uncut: all boxes start at 0 on both
+        sides and have the full extent. These rows are others ⊗ I, and not empty."""
         return {}
 
     def without(self, uncut: Collection[int]) -> Rows:
-        """The rows with extent 1 in dimensions that are uncut."""
+        """The rows with extent 1 in some of the dimensions in `uncut`."""
         raise NotImplementedError(f"{type(self).__name__} knows no dimension as uncut")
 
     @cached_property
@@ -90,20 +90,20 @@ class Rows(ABC):
         return np.argsort(self.table.src, kind="stable")
 
     def counts_into(self, regions: int) -> Ints:
-        """How many rows go into each of so many regions."""
+        """(regions,) number of rows into each destination region."""
         return np.bincount(self.table.dst, minlength=regions)
 
     def counts_out_of(self, regions: int) -> Ints:
-        """How many rows come out of each of so many regions."""
+        """(regions,) number of rows out of each source region."""
         return np.bincount(self.table.src, minlength=regions)
 
     def adjoint(self) -> Rows:
-        """The ends of every row swapped, and its coefficient conjugated."""
+        """The adjoint: ends of every row exchanged, coefficients conjugated."""
         return Swapped(self)
 
 
 class Given(Rows):
-    """The rows of a table."""
+    """The rows of a given table, which need not be canonical."""
 
     short = True
 
@@ -125,10 +125,10 @@ class Given(Rows):
 
 
 class Same(Rows):
-    """Every region to the one of its number, whole: the identity.
+    """The identity: each region to the region of the same number.
 
     Args:
-        extent: of the regions; (n, d).
+        extent: (n, d) shapes of the regions, padded with ones.
     """
 
     def __init__(self, extent: Ints) -> None:
@@ -212,7 +212,7 @@ class Swapped(Rows):
 
 
 class Scaled(Rows):
-    """Rows times a number, conjugated before that or not."""
+    """Rows times a scalar; complex conjugated first if `conjugated`."""
 
     def __init__(self, of: Rows, scalar: Exact, conjugated: bool = False) -> None:
         self.of, self.scalar, self.conjugated = of, scalar, conjugated
@@ -254,7 +254,7 @@ class Scaled(Rows):
 
 
 class Product(Rows):
-    """left ∘ right: the boxes intersected in the middle."""
+    """The product left ∘ right: boxes intersected in the middle space."""
 
     def __init__(self, left: Rows, right: Rows) -> None:
         self.left, self.right = left, right
@@ -323,12 +323,12 @@ class Total(Rows):
 
 
 class Blocks(Rows):
-    """Rows side by side, as the blocks of a larger matrix.
+    """Rows as disjoint blocks of a larger matrix.
 
     Args:
         parts: the blocks.
-        dst, src: of each block, the new number of each of its regions; no two are the same.
-        sizes: how many regions there are in all, (destinations, sources).
+        dst, src: for each block, the new numbers of its regions; all distinct.
+        sizes: total numbers of regions, (destinations, sources).
     """
 
     def __init__(
@@ -365,7 +365,7 @@ class Blocks(Rows):
         return _places(self.src, self.sizes[1])
 
     def _placed(self, tables: Sequence[tuple[int, Table]]) -> Table:
-        """Rows of blocks, with the regions' new numbers."""
+        """Concatenated rows of blocks (block number, table), with the regions renumbered."""
         placed = [
             Table(self.dst[k][t.dst], self.src[k][t.src], t.at, t.of, t.extent, t.coef)
             for k, t in tables
@@ -392,7 +392,7 @@ class Blocks(Rows):
 
 
 def _places(numbers: Sequence[Ints], size: int) -> tuple[Ints, Ints]:
-    """Of each region, its block and its number in there; -1 for those of no block."""
+    """For each of `size` regions, its block and its number in that block; -1 if in none."""
     many = np.array([len(n) for n in numbers], np.int64)
     block, inner = np.full(size, -1), np.full(size, -1)
     if len(numbers):
@@ -402,7 +402,7 @@ def _places(numbers: Sequence[Ints], size: int) -> tuple[Ints, Ints]:
 
 
 def _by_block(block: Ints, inner: Ints, wanted: Ints) -> list[tuple[int, Ints]]:
-    """The regions wanted as blocks, with increasing numbers in each."""
+    """Regions grouped by block: (block, increasing numbers in the block)."""
     blocks = np.unique(block[wanted])
     return [(int(k), np.sort(inner[wanted[block[wanted] == k]])) for k in blocks if k >= 0]
 
@@ -410,18 +410,18 @@ def _by_block(block: Ints, inner: Ints, wanted: Ints) -> list[tuple[int, Ints]]:
 _NONE = np.zeros(0, np.int64)
 _NO_BOX = np.zeros((0, 1), np.int64)
 EMPTY = Table(_NONE, _NONE, _NO_BOX, _NO_BOX, _NO_BOX, ones(0))
-"""No rows."""
+"""The empty table, in one dimension."""
 
 
 def positions(keys: Ints, wanted: Ints) -> Ints:
-    """Where increasing keys are one of the numbers wanted, in increasing order."""
+    """The indices at which `keys` is one of `wanted`; both are increasing, `wanted` strictly."""
     first = np.searchsorted(keys, wanted, "left")
     rows, within = expand(np.searchsorted(keys, wanted, "right") - first)
     return first[rows] + within
 
 
 def table_columns(t: Table) -> tuple[str | np.ndarray, ...]:
-    """What tells canonical tables apart."""
+    """Digest input for a canonical table: equal exactly for equal tables."""
     return t.dst, t.src, t.at, t.of, t.extent, *encoded(t.coef)
 
 
@@ -431,8 +431,8 @@ def _digest_of_product(number: Exact, digests: Sequence[bytes]) -> bytes:
 
 
 def digest_of(*parts: str | bytes | np.ndarray) -> bytes:
-    """A digest that is the same on every machine. Each part goes in with its length, so that no two
-    lists of parts read the same."""
+    """SHA-256 of a list of parts, the same on every machine. Each part is prefixed with its length,
+    so that different lists have different input."""
     digest = hashlib.sha256()
     for part in parts:
         data = part.encode() if isinstance(part, str) else part
@@ -443,5 +443,5 @@ def digest_of(*parts: str | bytes | np.ndarray) -> bytes:
 
 
 def swap(t: Table) -> Table:
-    """The adjoint's rows, not canonical."""
+    """The adjoint of a table, not canonical."""
     return Table(t.src, t.dst, t.of, t.at, t.extent, conjugates(t.coef))

@@ -1,9 +1,9 @@
-"""An operator as alternating stages, M_k L_k ··· L_1 M_0: movements and layers of local maps.
+"""The normal form of every operator: alternating stages M_k L_k ··· L_1 M_0 of movements M and
+layers L of local maps.
 
-This is the normal form of every operator. One that only moves data is a single movement; wherever a
-local map stands, its arguments are moved into place before it and its results away after it. The
-algebra (compose, add, scale, direct sum, adjoint) closes over stages, so lowering meets nothing
-else.
+A pure data movement is a single movement stage. A local map is a layer between the movement of its
+arguments and that of its results. The algebra (composition, sum, scalar multiple, direct sum,
+adjoint) is closed over stages; they are the input of lowering (`linop.planning.lowering`).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Stages(Keeper):
 
     @property
     def pure(self) -> bool:
-        """Whether this moves data and does nothing else."""
+        """True if this is a single movement, without local maps."""
         return not any(self.layers) and len(self.movements) == 1
 
     @property
@@ -55,14 +55,14 @@ class Stages(Keeper):
 
     @cached_property
     def workers(self) -> tuple[int, ...]:
-        """Every worker that has something to do, in order."""
+        """Every worker that holds a region in any stage, sorted."""
         factors = [factor for movement in self.movements for factor in movement.factored()]
         spaces = [s for m in factors for s in (m.domain, m.codomain)]
         return tuple(sorted(set().union(*(space.workers for space in spaces))))
 
     @cached_property
     def placed(self) -> tuple[dict[int, Layer], ...]:
-        """Of each layer, the calls of each worker.
+        """The calls of each layer, by worker.
 
         Raises:
             BackendError: a local map spans several workers.
@@ -71,13 +71,13 @@ class Stages(Keeper):
 
     @staticmethod
     def of_map(local: LocalMap) -> Stages:
-        """A local map as stages."""
+        """A local map as one layer between two identities."""
         names = (tuple(r.name for r in side.regions) for side in (local.domain, local.codomain))
         movements = tuple(Movement.between(s, s) for s in (local.domain, local.codomain))
         return Stages(movements, ((Call(local, *names),),))
 
     def after(self, right: Stages) -> Stages:
-        """The composition self ∘ right: the movements that meet become one."""
+        """The composition self ∘ right; the two adjacent movements are multiplied."""
         middle = self.movements[0] @ right.movements[-1]
         return Stages(
             (*right.movements[:-1], middle, *self.movements[1:]), (*right.layers, *self.layers)
@@ -87,7 +87,7 @@ class Stages(Keeper):
         return Stages((*self.movements[:-1], self.movements[-1].scale(scalar)), self.layers)
 
     def adjoint(self) -> Stages:
-        """By transposition: the second road to an adjoint."""
+        """The adjoint by transposition of the normal form, without the operators' adjoint rules."""
         return Stages(
             tuple(m.adjoint() for m in reversed(self.movements)),
             tuple(tuple(call.adjoint for call in layer) for layer in reversed(self.layers)),
@@ -95,7 +95,7 @@ class Stages(Keeper):
 
     @staticmethod
     def direct_sum(blocks: Sequence[Stages], domain: Space, codomain: Space) -> Stages:
-        """The block diagonal: all blocks stage by stage, side by side."""
+        """The block-diagonal operator, stage by stage; short blocks are padded with identities."""
         depth = max((len(block.layers) for block in blocks), default=0)
         padded = [
             block._renamed(f"{{}}⟨{k}⟩".format, inner=True)._deepened(depth)
@@ -112,8 +112,8 @@ class Stages(Keeper):
 
     @staticmethod
     def sum(terms: Sequence[Stages]) -> Stages:
-        """ΣA_i; where local maps are involved, as [I ··· I] diag(A_1 ··· A_n) [I; ···; I], so that
-        every term has its own copy of the argument and nothing new is needed to run it."""
+        """ΣA_i: the sum of the movements if all terms are pure, else the composition
+        [I ··· I] diag(A_1 ··· A_n) [I; ···; I], in which every term has a copy of the argument."""
         if all(term.pure for term in terms):
             total = terms[0].movements[0]
             for term in terms[1:]:
@@ -134,7 +134,7 @@ class Stages(Keeper):
         return Stages(self.movements + (still,) * more, self.layers + ((),) * more)
 
     def _renamed(self, rename: Callable[[str], str], inner: bool = False) -> Stages:
-        """The same stages over regions of other names; only those between stages if `inner`."""
+        """The stages with regions renamed; with `inner` all but those of domain and codomain."""
         last = len(self.movements) - 1
         movements = []
         for i, m in enumerate(self.movements):
@@ -151,8 +151,8 @@ class Stages(Keeper):
         return Stages(tuple(movements), layers)
 
     def same_as(self, other: Stages) -> bool:
-        """Whether both are the same movements around the same local maps: a proof of equality,
-        and no proof of the contrary."""
+        """True if movements and layers are equal one by one: sufficient for equality of the
+        operators, not necessary."""
         return (
             len(self.movements) == len(other.movements)
             and self.layers == other.layers
@@ -160,10 +160,10 @@ class Stages(Keeper):
         )
 
     def equals(self, other: Stages) -> bool:
-        """Whether both are the same map, for all vectors.
+        """True if both are the same linear map: decided exactly, for all vectors.
 
         Raises:
-            UndecidableError: it depends on local maps of unknown matrix, or known to rounding.
+            UndecidableError: a local map's matrix is unknown, or the difference may be rounding.
         """
         if self.same_as(other):
             return True
@@ -182,7 +182,7 @@ class Stages(Keeper):
         return entries.same(self._entries(), there, self.domain.dtype)
 
     def _entries(self) -> Table:
-        """The matrix, exactly."""
+        """The exact matrix, entry by entry (`linop.normal_form.entries`)."""
         factors = [entries.of(*self.movements[0].entries())]
         for i, layer in enumerate(self.layers):
             before, after = self.movements[i].codomain, self.movements[i + 1].domain
@@ -192,7 +192,7 @@ class Stages(Keeper):
         return entries.product(factors)
 
     def to_matrix(self) -> scipy.sparse.csr_array:
-        """The sparse matrix, codomain.size x domain.size; integers modulo 2^bits."""
+        """The sparse matrix, (codomain.size, domain.size); integers modulo 2^bits."""
         wide = sparse_dtype(self.domain.dtype)
         if not self.pure and wide.kind not in "iu":
             wide = np.result_type(wide, np.float64)
@@ -205,14 +205,14 @@ class Stages(Keeper):
 
     @cached_property
     def fingerprint(self) -> bytes:
-        """A digest that workers compare to know that they built the same operator. Of local maps it
-        covers regions and names, not values: those may be known to their own worker only."""
+        """A digest by which workers verify that they built the same operator. Of local maps it
+        covers symbols and region names, not values, which may be known to their worker only."""
         return digest_of(*(m.fingerprint for m in self.movements), *self._layers_text)
 
     @cached_property
     def digest(self) -> bytes:
-        """As `fingerprint`, but of how the operator was made, found without its transfers: equal
-        ones mean equal operators, others nothing."""
+        """As `fingerprint`, but of the operator's construction, computed without its transfers.
+        Equal digests mean equal fingerprints; the converse does not hold."""
         return digest_of(*(m.digest for m in self.movements), *self._layers_text)
 
     @property
@@ -230,7 +230,7 @@ def _union(spaces: Sequence[Space], like: Space) -> Space:
 
 
 def _renaming(narrow: Space, wide: Space, copies: int) -> Movement:
-    """[I; ···; I] from a space to so many copies of it, whose regions are called ``name+k``."""
+    """[I; ···; I] from a space to `copies` copies of it, with regions named ``name+k``."""
     blocks: list[Delta] = [
         (as_subset(wide[f"{region.name}+{k}"]), as_subset(region), 1)
         for k in range(copies)

@@ -1,1 +1,1 @@
-"""From stages to plans: routes, patterns, costs, passes, lowering, simulation."""
+"""From stages to plans, without execution: routes, patterns, passes, lowering, cost, simulation."""

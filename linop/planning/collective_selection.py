@@ -1,10 +1,10 @@
-"""Which stages a group of workers does together, and how their plans then read: no MPI in here.
+"""Selection of collectives, and the rewriting of plans that use them; no MPI calls.
 
-A stage that is a collective (`linop.planning.patterns`) can be run by one call of a message-passing
-library in the place of a message for each pair. `collected` rewrites a plan for that: to a worker,
-the rest of its group is then one peer, `GROUP`, to which it sends all that it contributes, and from
-which it receives all that it gets. What is chosen depends on facts that all workers share, so all
-of a group choose alike.
+A stage recognised as a collective (`linop.planning.patterns`) can run as one call of a
+message-passing library instead of point-to-point messages. `collected` rewrites a plan for that:
+the other members of the group become one peer, `GROUP`, to which a worker sends its contribution
+and from which it receives its result. The choice depends only on data that all workers share, so
+all members of a group make the same choice.
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ from linop.planning.plan import (
 from linop.spaces.region import Subset, as_subset
 
 LEAST = 4
-"""Workers of a group from which on a collective can be faster than messages."""
+"""Smallest group for which a collective is considered faster than point-to-point messages."""
 LARGE = 2**31 - 1
-"""Bytes that MPI 3 counts one by one; more are one item of a datatype of that size."""
+"""Largest count of an MPI 3 call, in bytes; larger messages need a derived datatype."""
 SUMMED = "ilqILQfdFD"
-"""Character codes of the dtypes that MPI adds as NumPy does. In Open MPI sums of 8 and 16 bits do
-not wrap around: they stay at the largest number."""
+"""Character codes of the dtypes whose MPI sums equal NumPy's. Open MPI's 8-bit and 16-bit sums
+saturate instead of wrapping around."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A user's settings of collectives; the same on all workers."""
+    """A user's settings for collectives; must be the same on all workers."""
 
     use: bool | None = None
-    """Whether they are used; None where they are predicted to be faster."""
+    """True or False: use them always or never; None: where they are predicted to be faster."""
     any_order: bool = False
-    """Whether sums may be added up in any order."""
+    """True if sums may be formed in any order, so that results may differ in the last bits."""
 
     def of(self, found: Pattern, dtype: np.dtype[Any]) -> tuple[bool, str]:
-        """Whether a stage is run together, and why."""
+        """(True if a stage runs as a collective, the reason in words)."""
         if self.use is False:
             return False, "switched off"
         if not found.aligned:
@@ -76,13 +76,13 @@ class Choice:
 
 
 def chosen(plan: Plan, choice: Choice) -> dict[int, tuple[Pattern, bool, str]]:
-    """The collectives of a plan by stage: what they are, whether they are run together, and why."""
+    """The collectives of a plan by stage: (pattern, True if run as one call, reason)."""
     found = {2 * k: one for k, one in enumerate(plan.patterns) if one.kind.collective}
     return {stage: (one, *choice.of(one, plan.dtype)) for stage, one in found.items()}
 
 
 def collected(plan: Plan, stages: Mapping[int, Pattern]) -> Plan:
-    """A plan with some stages run together."""
+    """The plan with the given stages, by number, rewritten as collectives."""
     steps: list[Step] = []
     stage: list[Step] = []
     for step in plan.steps:
@@ -95,13 +95,13 @@ def collected(plan: Plan, stages: Mapping[int, Pattern]) -> Plan:
 
 
 def with_all(plan: Plan, choice: Choice) -> Plan:
-    """A plan with all stages run together that are chosen."""
+    """The plan with all stages rewritten as collectives that `choice` selects."""
     used = {stage: found for stage, (found, use, _) in chosen(plan, choice).items() if use}
     return collected(plan, used)
 
 
 class _Together:
-    """The steps of a stage, while they are rewritten."""
+    """Rewriter of the steps of one stage of one worker's plan into a collective."""
 
     def __init__(self, plan: Plan, found: Pattern, steps: Sequence[Step]) -> None:
         self.worker = plan.worker
@@ -115,7 +115,7 @@ class _Together:
         (self.end,) = (s for s in steps if isinstance(s, Advance))
 
     def steps(self) -> Iterator[Step]:
-        """The new ones: one receive at most, one send, one wait."""
+        """The new steps: one collective, at most one receive and wait, puts, one advance."""
         stage = self.end.stage
         size, puts = self.gets()
         if size:
@@ -129,7 +129,7 @@ class _Together:
         yield self.end
 
     def sizes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Elements for each member of the group, and from each, where they differ."""
+        """Elements sent to and received from each member, in group order; all-to-all only."""
         if self.found.kind is not Kind.ALL_TO_ALL:
             return (), ()
         sent = {peer: sum(part.size for part in parts) for peer, parts in self.sends.items()}
@@ -137,7 +137,7 @@ class _Together:
         return tuple(sent.get(w, 0) for w in group), tuple(self.receives.get(w, 0) for w in group)
 
     def gives(self) -> tuple[Subset, ...]:
-        """The parts that the worker contributes, in the order of the group where they differ."""
+        """The subsets that the worker contributes; in group order if they differ by receiver."""
         if self.found.kind is Kind.REDUCE and self.worker == self.found.root:
             return self.own
         if self.found.kind is Kind.REDUCE_SCATTER:
@@ -149,19 +149,19 @@ class _Together:
 
     @property
     def first(self) -> list[Put]:
-        """The puts of one peer's message, in its order."""
+        """The puts that read the message of the first peer, in order of offset."""
         peer = next(iter(self.receives), None)
         read = [p for p in self.puts if isinstance(p.source, Message) and p.source.peer == peer]
         return sorted(read, key=lambda put: put.source.offset)  # type: ignore[union-attr]
 
     @property
     def own(self) -> tuple[Subset, ...]:
-        """What the worker itself adds to each of the boxes that messages are added to."""
+        """The worker's own terms of the sums, in the order of `first`."""
         local = {p.target: p.source for p in self.puts if isinstance(p.source, Subset)}
         return tuple(s for p in self.first if (s := local.get(p.target)) is not None)
 
     def gets(self) -> tuple[int, list[Put]]:
-        """The elements that the worker gets, and its puts, of what it gets and of its own."""
+        """(elements received from the group, all puts of the stage with sources renumbered)."""
         if self.found.kind.sums:
             first = self.first
             targets = {put.target for put in first}
@@ -179,14 +179,14 @@ class _Together:
                 put = replace(put, source=_at(put, starts[put.source.peer]))
             puts.append(put)
         size = sum(sizes.values())
-        # A call's result may be its argument; MPI's may not.
+        # In place, result and argument may share memory, which MPI does not allow.
         if self.found.kind is Kind.ALL_GATHER and not self.in_place:
             puts = self._joined(puts, starts[self.worker], size)
         return size, puts
 
     def _joined(self, puts: list[Put], start: int, size: int) -> list[Put]:
-        """What is gathered, put at one go, where it is a region as it is: then it can be received
-        there, the worker's own part included."""
+        """Merge the puts of an all-gather into one, if the gathered elements are an entire region
+        in order: then they can be received directly in it, the worker's own block included."""
         mine: dict[Subset, int] = {}
         for part in self.gives():
             mine[part] = start
@@ -210,13 +210,13 @@ class _Together:
 
 
 def _at(put: Put, start: int) -> Message:
-    """Where a message's piece is in what comes from the group."""
+    """The source of a put from a peer's message, as a source in the group's data from `start`."""
     assert isinstance(put.source, Message)
     return Message(GROUP, start + put.source.offset)
 
 
 def _starts(box: Subset) -> int | None:
-    """Where a box that is one run of its region's elements starts; None if it is not."""
+    """Offset, in elements, of a box that is contiguous in its region; None if it is not."""
     shape = box.region.shape
     ones = next((k for k, n in enumerate(box.shape) if n != 1), len(shape))
     if box.shape[ones + 1 :] != shape[ones + 1 :]:

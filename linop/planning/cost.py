@@ -1,4 +1,4 @@
-"""What an operator costs: messages and bytes of every worker, found without running anything."""
+"""Cost of an operator: messages and bytes of every worker, computed without running it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from linop.planning.simulation import Staged, simulate
 
 @dataclass
 class Traffic:
-    """What one worker sends and receives in one application of an operator."""
+    """Messages and bytes that one worker sends and receives in one application of an operator."""
 
     messages_sent: int = 0
     bytes_sent: int = 0
@@ -22,22 +22,22 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Cost:
-    """Messages and bytes of one application of an operator; one message per pair of workers and
-    movement stage. Workers that exchange nothing are left out of `workers`."""
+    """Messages and bytes of one application of an operator: one message per pair of workers and
+    movement stage, in collectives too. `workers` omits those without messages."""
 
     messages: int = 0
     bytes: int = 0
     stages: int = 0
-    """Movement stages in which any message is sent."""
+    """Number of movement stages in which any message is sent."""
     workers: dict[int, Traffic] = field(default_factory=dict)
     seconds: float | None = None
-    """Until all workers are done, where a network was given: see `linop.simulate`."""
+    """Predicted time until all workers are done (`linop.simulate`); None without a network."""
     bytes_between_memories: int = 0
-    """Copied by all workers together from one of their memories to another (host and device)."""
+    """Bytes that all workers copy from one kind of memory to another; messages not counted."""
 
 
 def cost(op: Staged, network: Network | None = None) -> Cost:
-    """The cost of one application."""
+    """The cost of one application; with a predicted time if a network is given."""
     found = simulate(op, network)
     busy = np.flatnonzero(found.messages_sent + found.messages_received)
     columns = (found.messages_sent, found.bytes_sent, found.messages_received, found.bytes_received)

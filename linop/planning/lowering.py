@@ -1,8 +1,9 @@
-"""From stages to the plan of one worker.
+"""Lowering: from stages to the plan of one worker.
 
-Every movement becomes point-to-point messages, one per pair of workers and stage, and says which
-collective these are, if any. All workers derive the same global order from the same canonical
-transfers, so messages cannot cross.
+Every movement becomes point-to-point messages, one per pair of workers and stage, annotated with
+the collective that they form, if any. All workers derive the same global order from the same
+canonical transfers, so messages cannot cross. Rewriting of stages belongs to
+`linop.planning.passes`, rewriting of plans to `linop.planning.collective_selection`.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from linop.spaces.space import Space
 
 
 def lower(stages: Stages, worker: int) -> Plan:
-    """The plan of one worker: of the stages that come of all passes.
+    """The plan of one worker, after all passes (`linop.planning.passes`).
 
     Raises:
         BackendError: a local map spans several workers.
@@ -70,7 +71,7 @@ def as_it_is(stages: Stages, worker: int) -> Plan:
 
 
 def workers_of(stages: Stages) -> tuple[int, ...]:
-    """Every worker that has something to do."""
+    """Every worker that holds a region in any stage, sorted."""
     return stages.workers
 
 
@@ -97,8 +98,8 @@ def _movement_steps(
             early.append(Alias(whole[number], region))
             continue
         found = order[slice(*np.searchsorted(numbers, [number, number + 1]))]
-        # By the worker that counts the source, whoever sends it: all holders of a replicated region
-        # sum in the same order.
+        # By the first holder of the source, whichever holder sends it: all holders of a replicated
+        # target sum in the same order.
         rows = incoming.row[found]
         counts = [movement.domain.at(k).workers[0] for k in table.src[rows]]
         by_worker = np.lexsort((rows, np.array(counts, np.int64)))
@@ -113,7 +114,7 @@ def _movement_steps(
             source = transfer.source if local else Message(sender, int(offsets[found[k]]))
             factor = _factor(transfer.coefficient, movement.domain.dtype)
             put = Put(transfer.target, source, factor, bool(sums[k]))
-            # What is added waits for what it is added to, in this order; the rest need not.
+            # Accumulations keep this order; local puts that set can run before the wait.
             (early if local and not sums[k] else late).append(put)
     yield from early
     if any(incoming.sender != worker):
@@ -123,17 +124,24 @@ def _movement_steps(
 
 
 def _factor(coefficient: Exact, dtype: np.dtype[Any]) -> Scalar:
-    """A coefficient as what arrays are multiplied by: rounded once."""
+    """A coefficient rounded once to the dtype, as a factor of arrays; 1 stays an int."""
     factor: Scalar = 1 if coefficient == 1 else rounded(coefficient, dtype)
     return factor
 
 
 def summation(at: Ints, extent: Ints) -> tuple[Ints, np.ndarray]:
-    """The order in which boxes, given by worker, are written to a region, and which of them are
-    added to what is there: the same on every backend, so that sums agree to the last bit.
+    """The order in which boxes are written to a region, and a mask of those that accumulate: the
+    same on every backend, so that sums are bitwise equal.
 
-    Among boxes that meet, the first that holds all the others sets, and the rest are added, by
-    worker. If none holds all others, all are added to zeros.
+    Among boxes that overlap, the first that contains all the others is set, and the rest are
+    accumulated, in order of worker. If none contains all others, all are accumulated into zeros.
+
+    Args:
+        at, extent: (n, d) boxes, sorted by worker.
+
+    Returns:
+        (n,) order of writing, boxes that are set first; (n,) mask of the accumulated, in the order
+        given.
     """
     stop = at + extent
     sums = np.zeros(len(at), bool)
@@ -148,8 +156,8 @@ def summation(at: Ints, extent: Ints) -> tuple[Ints, np.ndarray]:
 
 
 def _meeting(at: Ints, stop: Ints) -> list[Ints]:
-    """Boxes in groups: two are in one group if a chain of boxes that overlap joins them. Many boxes
-    are looked at once: either none overlap, or all are one group."""
+    """Connected components of overlapping boxes, as arrays of box numbers. More than `FEW` distinct
+    boxes are not separated: either none overlap, or all are one group."""
     if len(at) <= FEW:
         label = _connected(each_meets(at, stop))
     else:
@@ -160,7 +168,7 @@ def _meeting(at: Ints, stop: Ints) -> list[Ints]:
 
 
 def _of_different(low: Ints, high: Ints) -> Ints:
-    """A number of the group of each box, where no two are equal."""
+    """The group of each of some distinct boxes, by number."""
     if len(low) <= FEW:
         return _connected(each_meets(low, high))
     zeros = np.zeros(len(low), np.int64)
@@ -170,8 +178,8 @@ def _of_different(low: Ints, high: Ints) -> Ints:
 
 
 def _connected(meet: np.ndarray) -> Ints:
-    """The first of those that a chain of meetings joins each with. (SciPy has this too, but a
-    worker's first plan takes 0.2 seconds to import it.)"""
+    """Connected components of a symmetric (n, n) mask: for each, its least member. (Importing
+    SciPy's version would add 0.2 seconds to a worker's first plan.)"""
     label = np.arange(len(meet))
     while True:
         least = np.where(meet, label, label[:, None]).min(axis=1, initial=len(meet))
@@ -194,13 +202,13 @@ def _layer_steps(
 
 
 def _by(keys: np.ndarray, entries: Iterable[int]) -> Iterator[tuple[int, list[int]]]:
-    """Entries grouped by an already sorted key."""
+    """Entries grouped by key; keys are sorted."""
     for key, group in groupby(entries, key=lambda k: int(keys[k])):
         yield key, list(group)
 
 
 def _message_offsets(incoming: Routes, worker: int) -> np.ndarray:
-    """Where in its sender's message each entry starts."""
+    """Offset, in elements, of each entry in its sender's message."""
     offsets = np.zeros(len(incoming.row), np.int64)
     for _, entries in _by(incoming.sender, range(len(incoming.row))):
         sizes = incoming.volume[entries]
@@ -209,8 +217,8 @@ def _message_offsets(incoming: Routes, worker: int) -> np.ndarray:
 
 
 def _kept(movement: Movement, incoming: Routes, worker: int) -> dict[int, Region]:
-    """Destination regions (by number) that are a local source region, whole, unchanged, and in the
-    same memory."""
+    """Source regions, by number of the destination region, of the destinations that alias one: the
+    same worker and memory, the entire region, coefficient 1, no other term."""
     table = incoming.table
     numbers, count = np.unique(table.dst[incoming.row], return_counts=True)
     single = set(numbers[count == 1].tolist())

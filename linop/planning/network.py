@@ -1,4 +1,4 @@
-"""What communication costs: the few numbers that predictions of time need."""
+"""Parameters of the cost model of communication (α-β-γ); no predictions."""
 
 from __future__ import annotations
 
@@ -12,22 +12,23 @@ from linop.errors import ArgumentError
 
 @dataclass(frozen=True)
 class Network:
-    """Seconds that a worker spends on messages and memory (the α-β-γ model; design notes, 5).
+    """Times, in seconds, of messages and memory traffic of one worker: α, β and γ as in Thakur,
+    Rabenseifner and Gropp, "Optimization of Collective Communication Operations in MPICH" (2005).
 
     The defaults are round numbers for a cluster of this decade, not measurements.
 
     Raises:
-        ArgumentError: one is no number, negative, or not finite.
+        ArgumentError: a value is not a number, negative, or not finite.
     """
 
     latency: float = 2e-6
-    """α: of one message, whatever its size, for each of its two ends."""
+    """α: per message, at each of its two ends, independent of size."""
     per_byte: float = 1e-10
-    """β: of one byte sent, packing included; and of one received."""
+    """β: per byte sent, packing included; and per byte received."""
     per_byte_added: float = 1e-10
-    """γ: of one byte added to what is there."""
+    """γ: per byte accumulated into a region."""
     per_byte_copied: float = 1e-10
-    """Of one byte copied inside a worker's memory."""
+    """Per byte copied inside a worker's memory."""
 
     def __post_init__(self) -> None:
         for field in fields(self):

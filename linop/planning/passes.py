@@ -1,8 +1,8 @@
-"""Passes: how the stages of an operator become those that are lowered, and a plan the one that
-runs.
+"""Passes: rewrites of an operator's stages before lowering.
 
-Each is a pure function with a name, which `linop show --passes` prints. What comes of them is
-proven to be the operator (`linop.planning.verification`).
+Each pass is a pure function from stages to stages; `linop show --passes` prints its name. The
+result is proven equal to the operator (`linop.planning.verification`). Rewrites of plans do not
+belong here: see `linop.planning.collective_selection`.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ Pass = Callable[[Stages], Stages]
 
 
 def products_apart(stages: Stages) -> Stages:
-    """Take products apart that have far more transfers than their factors."""
+    """Factor movements that have far more transfers than their factors (`Movement.factored`)."""
     return _replaced(stages, Movement.factored)
 
 
 def sums_in_shares(stages: Stages) -> Stages:
-    """Do sums that several workers want in shares, where that is predicted to be faster: a
-    reduce-scatter, then an all-gather."""
+    """Split sums needed by several workers into a reduce-scatter and an all-gather, where that is
+    predicted to be faster (`linop.planning.shares`)."""
     return _replaced(stages, in_shares)
 
 
 PASSES: tuple[Pass, ...] = (products_apart, sums_in_shares)
-"""In the order in which they are done."""
+"""All passes, in order of application."""
 
 
 def passed(stages: Stages) -> Sequence[tuple[str, Stages]]:
-    """The name of each pass that changes something, and the stages after it."""
+    """(name, stages after it) of each pass that changes the stages; cached with the stages."""
     if "passed" not in stages.kept:
         done, before = list[tuple[str, Stages]](), stages
         for one in PASSES:
@@ -47,13 +47,13 @@ def passed(stages: Stages) -> Sequence[tuple[str, Stages]]:
 
 
 def prepared(stages: Stages) -> Stages:
-    """The stages that are lowered: after all passes. The same object where these change nothing."""
+    """The stages after all passes, to be lowered; the same object if no pass changes them."""
     done = passed(stages)
     return done[-1][1] if done else stages
 
 
 def _replaced(stages: Stages, parts: Callable[[Movement], tuple[Movement, ...]]) -> Stages:
-    """Stages with each movement replaced by those whose product it is."""
+    """Stages with each movement replaced by its factors; the same object if none is factored."""
     movements: list[Movement] = []
     layers: list[Layer] = []
     for movement, layer in zip(stages.movements, (*stages.layers, None), strict=True):

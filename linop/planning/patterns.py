@@ -1,17 +1,17 @@
-"""What the messages of a movement are to those who exchange them: a broadcast, an all-reduce, ….
+"""Recognition of collectives: broadcast, all-reduce, … from the transfers of a movement alone.
 
-No collective is known by its name here. The entries of a stage between a closed group of workers
-fall into *bundles*: equal boxes on some workers D, each the sum of boxes on some workers S. How
-many are in S and in D, alone, says what the stage is::
+Operators' names are not used. The routes of a stage between a closed group of workers fall into
+*bundles*: equal boxes on some workers D, each the sum of boxes on some workers S. The sizes of S
+and D determine the collective::
 
     every bundle     from one worker            from all S
     to one worker    all-to-all (if all do)     reduce; reduce-scatter, if to several in turn
-    to all of D      broadcast; all-gather      all-reduce, where S is D
+    to all of D      broadcast; all-gather      all-reduce, if S is D
 
-and everything else is point-to-point. Transposition swaps S and D, so the adjoint of what is in one
-row of this table is what is in the other, without a rule for it. The plan of a stage is always
-messages between pairs of workers (`linop.planning.lowering`); a backend may run a pattern in
-another way.
+and everything else is point-to-point. Transposition swaps S and D, so adjoints of collectives are
+recognised without further rules. Lowering always plans messages between pairs of workers
+(`linop.planning.lowering`); a backend may run a recognised collective in another way
+(`linop.planning.collective_selection`).
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from linop.planning.routing import Routes, routes_among, routes_into, routes_out
 from linop.spaces.exact import Exact, shown
 
 MOST = 2**18
-"""Pairs of a sender and a receiver, in one group, up to which they are looked at."""
+"""Largest number of (sender, receiver) pairs of a group that is examined."""
 
 
 class Kind(StrEnum):
-    """What a stage is to a worker."""
+    """Kind of communication of a worker in a movement stage."""
 
     LOCAL = "local"
     BROADCAST = "broadcast"
@@ -48,35 +48,35 @@ class Kind(StrEnum):
 
     @property
     def collective(self) -> bool:
-        """Whether a closed group of workers does it together."""
+        """True for communication of a closed group of workers: not local, not point-to-point."""
         return self not in (Kind.LOCAL, Kind.POINT_TO_POINT)
 
     @property
     def sums(self) -> bool:
-        """Whether boxes of several workers are added."""
+        """True for reductions: boxes of several workers are summed."""
         return self in (Kind.REDUCE, Kind.ALL_REDUCE, Kind.REDUCE_SCATTER)
 
 
 @dataclass(frozen=True)
 class Pattern:
-    """One worker's part of a movement. It is the same for all workers of a collective's group."""
+    """Communication of a worker in a movement; equal for all members of a collective's group."""
 
     kind: Kind
     group: tuple[int, ...]
-    """The workers of a collective; else the worker and those it exchanges messages with."""
+    """The workers of a collective, sorted; else the worker and those it exchanges messages with."""
     counts: tuple[int, ...] = ()
-    """Elements of a collective, of each member in the order of the group, or once if they are the
-    same: what it contributes (broadcast, reduce, all-reduce, all-gather), gets (reduce-scatter), or
-    sends to all others (all-to-all)."""
+    """Elements per member of a collective, in group order, or a single number if all are equal: the
+    elements that a member contributes (broadcast, reduce, all-reduce, all-gather), receives
+    (reduce-scatter), or sends to all others together (all-to-all)."""
     root: int | None = None
-    """Who sends a broadcast, or gets a reduction."""
+    """The worker that sends a broadcast, or receives a reduction; else None."""
     coefficient: Exact = 1
-    """What everything is multiplied by."""
+    """The common coefficient of all transfers."""
     aligned: bool = True
-    """Whether all messages of a bundle have its boxes in one order."""
+    """True if all messages pack the boxes of the bundles in the same order."""
 
     def count(self, worker: int) -> int:
-        """The elements of a member."""
+        """The entry of `counts` for a member."""
         return self.counts[self.group.index(worker) if len(self.counts) > 1 else 0]
 
     def __str__(self) -> str:
@@ -99,13 +99,13 @@ def pattern(
     incoming: Routes | None = None,
     outgoing: Routes | None = None,
 ) -> Pattern:
-    """What a movement is to a worker: the same for all workers of a group.
+    """The pattern of a worker in a movement; all members of a group find the same. Cached.
 
-    It is found from the worker's transfers and, if these may be part of a collective, from those of
-    its group, in proportion to them.
+    Computed from the worker's routes and, if these may belong to a collective, from those of its
+    group, in time proportional to their number.
 
     Args:
-        incoming, outgoing: the worker's routes, where they are known.
+        incoming, outgoing: the worker's routes, if already computed.
     """
     known: dict[int, Pattern] = movement.kept.setdefault(Pattern, {})
     if worker in known:
@@ -125,11 +125,15 @@ def pattern(
 
 
 def _collective(movement: Movement, worker: int, senders: Ints, receivers: Ints) -> Pattern | None:
-    """The collective that a worker takes part in, if its messages are one.
+    """The collective of a worker's group, or None if its messages do not form one.
 
-    In one, every sender S sends to every receiver D (but itself). So a worker that does both knows
-    both; one that does not asks any of the others; and one other worker is asked whether it sees
-    the same, before all are: the neighbours of a halo exchange do not.
+    In a collective, every sender in S sends to every receiver in D except itself. So a worker that
+    both sends and receives knows S and D; for others, they are completed from the routes of one
+    peer. That peer's S and D are compared first, before the routes of the whole group are computed:
+    this excludes halo exchanges early.
+
+    Args:
+        senders, receivers: other workers that the worker receives from and sends to, sorted.
     """
     if not len(senders) + len(receivers):
         return None
@@ -158,7 +162,7 @@ def _collective(movement: Movement, worker: int, senders: Ints, receivers: Ints)
 
 
 def _peers(movement: Movement, worker: int) -> tuple[Ints, Ints]:
-    """The other workers that send to a worker, and those it sends to."""
+    """(other workers that send to a worker, other workers that it sends to), each sorted."""
     incoming = routes_into(movement, worker).sender
     return np.unique(incoming[incoming != worker]), np.unique(
         routes_out_of(movement, worker).receiver
@@ -166,14 +170,14 @@ def _peers(movement: Movement, worker: int) -> tuple[Ints, Ints]:
 
 
 def _classified(entries: Routes) -> Pattern | None:
-    """What the entries of a closed group are; see the table at the top."""
+    """The pattern of a closed group's routes, by the table in the module's docstring; or None."""
     t = entries.table.take(entries.row)
     sources = _Boxes.of(t, entries.sender, t.src, t.of)
     targets = _Boxes.of(t, entries.receiver, t.dst, t.at)
     if not (sources.apart and targets.apart):
         return None
     remote = entries.sender != entries.receiver
-    # What stays with its worker belongs to it if it is sent as well, or added to what comes.
+    # A local copy belongs to the collective if its source is sent too, or its target received.
     part = np.isin(sources.box, sources.box[remote]) | np.isin(targets.box, targets.box[remote])
     entries, t = entries.of(part), t.take(part)
     source, target, remote = sources.box[part], targets.box[part], remote[part]
@@ -203,7 +207,7 @@ def _classified(entries: Routes) -> Pattern | None:
             kind = Kind.ALL_TO_ALL
         case _:
             return None
-    # A bundle goes by its one box, or by that of its first contributor.
+    # A bundle is numbered by its one box, or by that of its first contributor.
     bundle = target if kind.sums else source
     if kind is Kind.ALL_REDUCE:
         first = np.zeros(int(target.max()) + 1, np.int64)
@@ -211,14 +215,14 @@ def _classified(entries: Routes) -> Pattern | None:
         bundle = first[target]
         if _several(source, bundle):
             return None
-    # Messages are packed by row of the table: those of a bundle in one order?
+    # Messages are packed by row of the table: is the order of bundles the same in all?
     message = row_keys(
         np.zeros_like(sender) if all_S else sender, np.zeros_like(receiver) if all_D else receiver
     )
     place = _rank(row_keys(receiver, sender))
     aligned = not _several(row_keys(message, place), bundle)
     whose, box = (receiver, target) if kind is Kind.REDUCE_SCATTER else (sender, source)
-    # A box once, whomever it is sent to.
+    # Count each box once, however many receive it.
     _, once = np.unique(box, return_index=True)
     if kind is Kind.ALL_TO_ALL:
         once = np.flatnonzero(remote)
@@ -236,7 +240,7 @@ def _classified(entries: Routes) -> Pattern | None:
 
 @dataclass(frozen=True, eq=False)
 class _Boxes:
-    """One end of entries: the number of the box of each, and whether different boxes are apart."""
+    """One end of routes: box number of each entry, and True if distinct boxes are disjoint."""
 
     box: Ints
     apart: bool
@@ -255,25 +259,25 @@ class _Boxes:
 
 
 def _repeat(a: Ints, b: Ints) -> bool:
-    """Whether any pair comes twice."""
+    """True if a pair (a[k], b[k]) occurs twice."""
     keys = row_keys(a, b)
     return len(np.unique(keys)) < len(keys)
 
 
 def _several(key: Ints, value: Ints) -> bool:
-    """Whether any key has several values."""
+    """True if a key occurs with several values."""
     return len(np.unique(row_keys(key, value))) > len(np.unique(key))
 
 
 def _everybody(sender: Ints, receiver: Ints) -> bool:
-    """Whether every worker sends to every other one."""
+    """True if every worker sends to every other one."""
     n = len(np.unique(sender))
     pairs = len(np.unique(row_keys(sender, receiver)))
     return np.array_equal(np.unique(sender), np.unique(receiver)) and pairs == n * (n - 1)
 
 
 def _rank(key: Ints) -> Ints:
-    """How many of the same key came before."""
+    """For each entry, the number of earlier entries of the same key."""
     order = np.argsort(key, kind="stable")
     begins = np.flatnonzero(np.diff(key[order], prepend=key[order][:1] - 1))
     rank = np.empty(len(key), np.int64)
@@ -283,7 +287,7 @@ def _rank(key: Ints) -> Ints:
 
 
 def spans(numbers: tuple[int, ...]) -> str:
-    """Increasing numbers as text, runs of three and more with a dash."""
+    """Increasing numbers as text; runs of three or more are written with a dash."""
     cuts = [0, *(k + 1 for k, (a, b) in enumerate(pairwise(numbers)) if b != a + 1), len(numbers)]
     runs = [numbers[a:b] for a, b in pairwise(cuts)]
     texts = [
@@ -293,12 +297,15 @@ def spans(numbers: tuple[int, ...]) -> str:
 
 
 def seconds(found: Pattern, itemsize: int, network: Network) -> tuple[float, float]:
-    """Predicted time of a collective: as messages between all pairs that exchange anything, and
-    together, as good MPI libraries do it (trees, or a scatter and a gather for the large).
-    Nothing is gained where every member has something else for every other one.
+    """Predicted times, in seconds, of a collective: (as point-to-point messages between all pairs,
+    as one library call). The library is assumed to use trees, or a scatter and a gather for large
+    messages; the two times of an all-to-all are equal.
 
-    Sources: Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operations in
+    Source: Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operations in
     MPICH" (2005), table of costs.
+
+    Args:
+        itemsize: bytes per element.
     """
     P = len(found.group)
     others, rounds = P - 1, ceil(log2(P))

@@ -1,11 +1,12 @@
-"""What one worker does: an ordered list of typed steps.
+"""Plans and their steps: the program of one worker as an ordered list of typed, frozen data.
 
-A plan is pure data. `linop.planning.lowering` makes the plans of an operator, `linop.verify_plans`
-proves that those of all workers compute it, without running them, and a backend runs one.
+`linop.planning.lowering` builds the plans of an operator, `linop.verify_plans` proves without
+running them that those of all workers compute it, and a backend runs one. Only step types, and
+queries on a plan, belong here.
 
-Arrays live in two generations: the steps of a stage read the regions of the stage before it, and
-write regions of their own; `Advance` makes the new ones current and forgets the others. So an array
-is never changed after its stage, and passing a region on costs nothing.
+Arrays have two generations: the steps of a stage read the current regions, made by the stage before
+it, and write new regions; `Advance` makes the new ones current and releases the others. So an array
+never changes after its stage, and an unchanged region is passed on without a copy.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ from linop.spaces.region import Region, Subset, memory_mark
 from linop.spaces.scalars import Scalar
 
 GROUP = -1
-"""The peer that stands for all others of a collective's group."""
+"""Peer number that denotes the other members of a collective's group."""
 
 
 @dataclass(frozen=True)
 class Receive:
-    """Get ready for a message of `size` elements from a peer; at most one per stage and peer."""
+    """Post the receive of a message of `size` elements; at most one per stage and peer."""
 
     stage: int
     peer: int
@@ -39,7 +40,7 @@ class Receive:
 
 @dataclass(frozen=True)
 class Send:
-    """Pack parts of current regions, in order, into one message to a peer; does not wait."""
+    """Pack subsets of current regions, in order, into one message to a peer; non-blocking."""
 
     stage: int
     peer: int
@@ -55,14 +56,14 @@ class Send:
 
 @dataclass(frozen=True)
 class Collective(Send):
-    """Begin a collective with a group of workers, to which this one contributes `parts`; does not
-    wait. The group is the peer `GROUP`, from which a worker that gets anything has a `Receive`."""
+    """Begin a collective to which this worker contributes `parts`; non-blocking. The group is the
+    peer `GROUP`; a worker that receives a result has a `Receive` from it."""
 
     pattern: Pattern
     sent: tuple[int, ...] = ()
-    """Elements for each member of the group, in its order: of an all-to-all only."""
+    """Elements sent to each member, in group order; empty except for an all-to-all."""
     received: tuple[int, ...] = ()
-    """Elements from each member of the group, in its order: of an all-to-all only."""
+    """Elements received from each member, in group order; empty except for an all-to-all."""
 
     def __str__(self) -> str:
         return f"begin the {self.pattern}: {', '.join(map(str, self.parts)) or 'nothing'}"
@@ -70,7 +71,7 @@ class Collective(Send):
 
 @dataclass(frozen=True)
 class Make:
-    """A new array for a region: zeros, or uninitialised if every element is going to be set."""
+    """Allocate the array of a new region: of zeros, or uninitialised if puts set every element."""
 
     region: Region
     zeroed: bool
@@ -81,7 +82,7 @@ class Make:
 
 @dataclass(frozen=True)
 class Alias:
-    """A new region that is a current one unchanged, in the same memory: no copy."""
+    """Make a new region share the array of a current one: unchanged, same memory, no copy."""
 
     source: Region
     target: Region
@@ -94,7 +95,7 @@ class Alias:
 
 @dataclass(frozen=True)
 class Message:
-    """A piece of a received message: elements from `offset` on, shaped like the target."""
+    """Source of a put in a received message: the elements from `offset`, in the target's shape."""
 
     peer: int
     offset: int
@@ -105,8 +106,8 @@ class Message:
 
 @dataclass(frozen=True)
 class Put:
-    """Set or increase a part of a new region by a multiple of a current part (in another memory, it
-    may be), or of a message."""
+    """Set a subset of a new region to ``coefficient * source``, or add that to it (`accumulate`).
+    The source is a subset of a current region, in any of the worker's memories, or a message."""
 
     target: Subset
     source: Subset | Message
@@ -116,13 +117,13 @@ class Put:
 
     @property
     def crosses(self) -> bool:
-        """Whether this goes from one memory of the worker to another. What comes in a message does
-        not: its source is the message, wherever a backend receives that."""
+        """True if this copies from one kind of the worker's memory to another. False for a source
+        in a message, whichever memory the backend receives it in."""
         return isinstance(self.source, Subset) and self.source.memory != self.target.memory
 
     @property
     def keeps(self) -> bool:
-        """Whether this leaves a part of a region as it was."""
+        """True if this copies a subset onto itself: same region name, box, memory; unscaled."""
         source = self.source
         if not isinstance(source, Subset) or self.coefficient != 1:
             return False
@@ -141,7 +142,7 @@ class Put:
 
 @dataclass(frozen=True)
 class Wait:
-    """Until all messages of the stage have come."""
+    """Wait until all messages of the stage have arrived."""
 
     stage: int
 
@@ -151,7 +152,7 @@ class Wait:
 
 @dataclass(frozen=True)
 class Apply:
-    """A local map, from current regions to new ones."""
+    """Apply a local map to current regions; its results are new regions."""
 
     call: Call
     outputs: tuple[Region, ...]
@@ -163,7 +164,7 @@ class Apply:
 
 @dataclass(frozen=True)
 class Advance:
-    """The stage is over: its regions become the current ones."""
+    """End the stage: its new regions become the current ones."""
 
     stage: int
 
@@ -176,7 +177,7 @@ Step = Receive | Send | Make | Alias | Put | Wait | Apply | Advance
 
 @dataclass(frozen=True)
 class Plan:
-    """The steps of one worker, with the regions it is given and those it gives back."""
+    """The steps of one worker, with the regions of its arguments and of its results."""
 
     worker: int
     dtype: np.dtype
@@ -184,10 +185,10 @@ class Plan:
     outputs: tuple[Region, ...]
     steps: tuple[Step, ...]
     patterns: tuple[Pattern, ...] = ()
-    """What the movement stages are, in order; stage 2 k is the movement k."""
+    """Patterns of the movement stages, in order: of movement k in stage 2 k."""
 
     def pattern(self, stage: int) -> Pattern | None:
-        """What a stage is, if it is a movement."""
+        """The pattern of a movement stage; None for a layer."""
         known = stage % 2 == 0 and stage // 2 < len(self.patterns)
         return self.patterns[stage // 2] if known else None
 
@@ -209,14 +210,14 @@ class Plan:
 
     @cached_property
     def in_place(self) -> bool:
-        """Whether a result may be the memory of the argument of its name: what stays is where it
-        was, and nothing is read where something else is written."""
+        """True if results may share memory with the arguments of the same name: unchanged elements
+        keep their position, and no element is read where another is written."""
         steps = self.steps
         if any(isinstance(step, Apply) for step in steps):
             return False
         if sum(isinstance(step, Advance) for step in steps) != 1:
             return False
-        # A region that becomes another is read at the end, when its own memory may be written.
+        # A region aliased under another name is read last, when its memory may be overwritten.
         aliases = [step for step in steps if isinstance(step, Alias)]
         written_to = {r.name for r in self.outputs}
         written_to -= {a.target.name for a in aliases if a.source.name == a.target.name}
@@ -242,8 +243,8 @@ class Plan:
         return True
 
     def describe(self) -> str:
-        """What is given and given back, what is sent and received, and the steps, one a line; a
-        stage that is a collective begins with that."""
+        """Printable text of the plan: arguments, results, messages and bytes, then one step per
+        line. Stages that are collectives start with a line for their pattern."""
         lines = [
             f"worker {self.worker}: {_names(self.inputs)} -> {_names(self.outputs)}; "
             f"{len(self.sends)} messages sent, {self.bytes_sent} bytes; "
@@ -260,7 +261,7 @@ class Plan:
         return "\n".join(lines)
 
     def _bytes(self, step: Step) -> str:
-        """How much memory a step moves or makes."""
+        """Suffix of a step with the bytes that it moves or allocates; may be empty."""
         match step:
             case Send() | Receive():
                 size = step.size

@@ -1,7 +1,8 @@
-"""Who sends what to whom: the transfers of a movement, assigned to workers.
+"""Routing: assignment of the transfers of a movement to pairs of sender and receiver.
 
-Every worker that holds the destination needs the data. One that holds the source too reads its own
-copy; the others are served by a holder of the source, spread over its holders.
+Every holder of the destination receives. A receiver that also holds the source reads its own copy;
+other receivers are distributed over the holders of the source. Steps and messages are made by
+`linop.planning.lowering`.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from linop.normal_form.movement import Movement
 from linop.spaces.space import Space
 
 AT_ONCE = 2**19
-"""Transfers of all receivers that are looked at together."""
+"""Approximate number of transfers that `routes_by_receiver` yields at a time."""
 
 
 @dataclass(frozen=True, eq=False)
 class Routes:
-    """Transfers between workers, aligned by entry: `row` of a table of transfers, from `sender` to
-    `receiver` (the same worker for a local copy), `volume` elements."""
+    """Transfers with sender and receiver, as arrays aligned by entry: `row` of `table`, `sender`,
+    `receiver` (the same worker for a local copy), `volume` in elements."""
 
     table: Table
     row: Ints
@@ -31,21 +32,21 @@ class Routes:
     volume: Ints
 
     def of(self, mask: np.ndarray) -> Routes:
-        """The entries of a mask."""
+        """The entries selected by a mask."""
         return Routes(
             self.table, self.row[mask], self.sender[mask], self.receiver[mask], self.volume[mask]
         )
 
 
 def routes(movement: Movement) -> Routes:
-    """All transfers of a movement between workers, ordered by receiver, sender, and row: the order
-    in which a receiver sums, and in which a message is packed."""
+    """All routes of a movement, local copies included, ordered by receiver, sender and row. A
+    message is packed in this order."""
     return _served(movement, movement.table, *_receivers(movement.table, movement.codomain))
 
 
 def routes_by_receiver(movement: Movement) -> Iterator[Routes]:
-    """All routes, those of some receivers at a time, in increasing order: as many as have about
-    `AT_ONCE` transfers, so that an all-to-all of thousands needs little memory."""
+    """All routes in batches of receivers, in increasing order. A batch has about `AT_ONCE`
+    transfers, which bounds the memory for an all-to-all of thousands of workers."""
     holders, _, many = movement.codomain.holders
     if not len(holders):
         return
@@ -59,22 +60,27 @@ def routes_by_receiver(movement: Movement) -> Iterator[Routes]:
 
 
 def routes_into(movement: Movement, worker: int) -> Routes:
-    """What a worker receives or copies: its entries of `routes`, found from its regions alone."""
+    """The routes into a worker, local copies included: its entries of `routes`, computed from the
+    transfers into its regions alone."""
     table = movement.into(movement.codomain.numbers_on(worker))
     row = np.arange(len(table))
     return _served(movement, table, row, np.full(len(row), worker, np.int64))
 
 
 def routes_out_of(movement: Movement, worker: int) -> Routes:
-    """What a worker sends to others: its entries of `routes`, found from its regions alone."""
+    """The routes from a worker to others: its entries of `routes`, computed from the transfers out
+    of its regions alone."""
     table = movement.out_of(movement.domain.numbers_on(worker))
     served = _served(movement, table, *_receivers(table, movement.codomain))
     return served.of((served.sender == worker) & (served.receiver != worker))
 
 
 def routes_among(movement: Movement, workers: Ints) -> tuple[Routes, bool]:
-    """What some workers receive or copy: their entries of `routes`, found from their regions alone;
-    and whether all of it is from them, and all that they send goes to them."""
+    """(Routes into some workers, True if the workers are closed under communication).
+
+    Closed: the routes into them all come from them, and they send to no other worker. Computed from
+    the transfers of their regions alone.
+    """
     coming = _coming(movement, workers)
     table = movement.out_of(_held(movement.domain, workers))
     leaving = _served(movement, table, *_receivers(table, movement.codomain))
@@ -83,7 +89,7 @@ def routes_among(movement: Movement, workers: Ints) -> tuple[Routes, bool]:
 
 
 def _coming(movement: Movement, workers: Ints) -> Routes:
-    """Routes into some workers, local copies included."""
+    """Routes into some workers, local copies included; see `routes_into`."""
     table = movement.into(_held(movement.codomain, workers))
     row, receiver = _receivers(table, movement.codomain)
     wanted = np.isin(receiver, workers)
@@ -91,15 +97,15 @@ def _coming(movement: Movement, workers: Ints) -> Routes:
 
 
 def _held(space: Space, workers: Ints) -> Ints:
-    """The regions of a space that any of some workers holds, by increasing number."""
+    """The numbers, increasing, of the regions that at least one of some workers holds."""
     holders, _, many = space.holders
     numbers = np.repeat(np.arange(len(many)), many)
     return np.unique(numbers[np.isin(holders, workers)])
 
 
 def messages(every: Routes) -> tuple[Ints, Ints, Ints]:
-    """(senders, receivers, elements) of the messages of routes: one for each pair of workers, by
-    sender, then receiver."""
+    """(senders, receivers, elements), (n,) each, of the messages of routes: one for each pair of
+    different workers, sorted by sender, then receiver."""
     remote = every.of(every.sender != every.receiver)
     span = int(remote.receiver.max(initial=0)) + 1
     pairs, which = np.unique(remote.sender * span + remote.receiver, return_inverse=True)
@@ -108,14 +114,14 @@ def messages(every: Routes) -> tuple[Ints, Ints, Ints]:
 
 
 def _receivers(table: Table, codomain: Space) -> tuple[Ints, Ints]:
-    """Rows and who needs them: every holder of the destination."""
+    """(row, receiver), aligned: each row once for every holder of its destination."""
     holders, first, many = codomain.holders
     row, k = expand(many[table.dst])
     return row, holders[first[table.dst[row]] + k]
 
 
 def _served(movement: Movement, table: Table, row: Ints, receiver: Ints) -> Routes:
-    """The routes of rows to receivers, in their order."""
+    """Assign senders to rows with receivers; the routes sorted by receiver, sender, row."""
     holders, first, many = movement.domain.holders
     src = table.src[row]
     sender = holders[first[src] + receiver % many[src]]

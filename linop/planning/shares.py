@@ -1,9 +1,8 @@
-"""Sums that several workers want, done in shares.
+"""Pass that splits sums needed by several workers into a reduce-scatter and an all-gather.
 
-Where several boxes are added up, and the sum goes to several workers, everybody could send to
-everybody: one stage, in which all do the same additions. Or each of those who want the sum adds up
-a share of it, and passes that on: two stages, in which less is sent and added (Rabenseifner's
-all-reduce: a reduce-scatter, then an all-gather). Which is faster, the cost model says.
+A sum of boxes of several workers, needed by several workers, takes one stage if all send to all and
+form the same sum. In two stages, each receiver sums one share and sends it to the others
+(Rabenseifner's all-reduce): fewer bytes are sent and added. The cost model decides.
 """
 
 from __future__ import annotations
@@ -24,22 +23,21 @@ from linop.spaces.region import Region, Subset, as_subset
 from linop.spaces.space import Space
 
 _NETWORK = Network(latency=1e-5)
-"""What decides. The latency is that of a stage in which nobody is late: in shared memory, two were
-faster than one from somewhere between 64 and 256 KiB on, with two workers."""
+"""Cost model of the decision. The latency is that of a stage without late workers: in shared
+memory, with two workers, two stages were faster from 64 to 256 KiB on."""
 MOST = 4096
-"""Transfers up to which a movement is looked at: an all-reduce of 64 workers has as many."""
+"""Largest movement, in transfers, that is examined: that of an all-reduce of 64 workers."""
 
 
 class _Sum(NamedTuple):
-    """Boxes that are added up, each times its coefficient, and where the sum goes."""
+    """A linear combination of source boxes, and the target boxes that receive it."""
 
     sources: tuple[tuple[Subset, Exact], ...]
     targets: tuple[Subset, ...]
 
 
 def in_shares(movement: Movement) -> tuple[Movement, ...]:
-    """Movements to apply one after the other, first applied first, whose product this is: itself,
-    or two."""
+    """Factors of a movement, first applied first: itself, or a reduce-scatter and an all-gather."""
     if isinstance(movement.rows, Same):
         return (movement,)
     itemsize = movement.domain.dtype.itemsize
@@ -53,7 +51,7 @@ def in_shares(movement: Movement) -> tuple[Movement, ...]:
 
 
 def _sums(movement: Movement) -> tuple[list[_Sum], list[Transfer]]:
-    """The sums to be done in shares, and the transfers that are in none."""
+    """(sums predicted to be faster in shares, transfers that are in none of them)."""
     into: dict[Subset, list[tuple[Subset, Exact]]] = defaultdict(list)
     for transfer in movement:
         into[transfer.target].append((transfer.source, transfer.coefficient))
@@ -67,8 +65,12 @@ def _sums(movement: Movement) -> tuple[list[_Sum], list[Transfer]]:
 
 
 def _is_faster(one: _Sum, itemsize: int) -> bool:
-    """Whether a sum is predicted to be done sooner in shares: by messages between all pairs, for a
-    worker that both sends and gets."""
+    """True if a sum is predicted to be faster in shares, for a worker that both sends and receives,
+    with messages between all pairs of workers.
+
+    Args:
+        itemsize: bytes per element.
+    """
     senders = {source.region.workers for source, _ in one.sources}
     receivers = {target.region.workers for target in one.targets}
     S, D = len(senders), len(receivers)
@@ -87,7 +89,8 @@ def _is_faster(one: _Sum, itemsize: int) -> bool:
 def _parted(
     movement: Movement, sums: Sequence[_Sum], rest: Sequence[Transfer]
 ) -> tuple[Movement, Movement]:
-    """First the shares are summed, and what is in no sum stays; then all goes where it belongs."""
+    """Two movements: the first sums the shares and keeps the sources of `rest`; the second sends
+    shares and rest to their targets. Shares are cut along the longest axis."""
     stay = list(dict.fromkeys(transfer.source.region for transfer in rest))
     first: list[Block] = [(as_subset(region), as_subset(region), 1) for region in stay]
     last: list[Block] = [(t.target, t.source, t.coefficient) for t in rest]
@@ -112,7 +115,7 @@ def _parted(
 
 
 def _part(box: Subset, axis: int, low: int, high: int) -> Subset:
-    """What is between two indices of a box along an axis."""
+    """The subset of a box between two indices, relative to it, along an axis."""
     start, stop = list(box.start), list(box.stop)
     stop[axis] = start[axis] + high
     start[axis] += low

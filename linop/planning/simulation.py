@@ -1,6 +1,7 @@
-"""Messages, bytes and time of every worker, predicted from the normal form without running it.
+"""Simulation: messages, bytes and time of every worker, predicted from the normal form.
 
-All of it is whole-array arithmetic over the transfers of a stage, for tens of thousands of workers.
+Whole-array arithmetic over the transfers of a stage, for tens of thousands of workers. The summary
+of a simulation is in `linop.planning.cost`, its parameters are in `linop.planning.network`.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ Seconds = npt.NDArray[np.float64]
 
 
 class Staged(Protocol):
-    """What has a normal form: every operator."""
+    """Protocol of objects with a normal form, as every operator."""
 
     @property
     def stages(self) -> Stages: ...
@@ -33,7 +34,7 @@ class Staged(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Simulation:
-    """One application of an operator, predicted. All arrays are (n,), aligned with `workers`."""
+    """Predicted application of an operator. All arrays are (n,), aligned with `workers`."""
 
     workers: Ints
     """The workers, in increasing order."""
@@ -42,22 +43,22 @@ class Simulation:
     bytes_sent: Ints
     bytes_received: Ints
     bytes_between_memories: Ints
-    """Bytes that a worker copies from one of its memories to another (host and device); not those
-    that come in messages."""
+    """Bytes that a worker copies from one kind of memory to another (host and device), without
+    those of messages."""
     sending: Seconds
-    """Seconds in which a worker sends."""
+    """Seconds spent sending."""
     waiting: Seconds
-    """Seconds in which it has sent, and still receives or waits for others."""
+    """Seconds, after sending, spent receiving or waiting for other workers."""
     copying: Seconds
-    """Seconds in which it copies inside its memory, and between its memories."""
+    """Seconds spent copying inside and between the worker's memories."""
     adding: Seconds
-    """Seconds in which it adds what has come to what is there."""
+    """Seconds spent accumulating into regions."""
     stages: int
-    """Movement stages in which any message is sent."""
+    """Number of movement stages in which any message is sent."""
 
     @property
     def seconds(self) -> Seconds:
-        """When each worker is done."""
+        """Time, in seconds, at which each worker is done; (n,)."""
         return self.sending + self.waiting + self.copying + self.adding
 
     @property
@@ -67,12 +68,12 @@ class Simulation:
 
     @property
     def messages(self) -> int:
-        """Messages of all workers together."""
+        """Total number of messages."""
         return int(self.messages_sent.sum())
 
     @property
     def bytes(self) -> int:
-        """Bytes that all workers together send."""
+        """Total number of bytes sent."""
         return int(self.bytes_sent.sum())
 
     def __str__(self) -> str:
@@ -105,16 +106,16 @@ def simulate(op: Staged, network: Network | None = None) -> Simulation:
         here  = max(sent, t + Σ(α + β m) over those it receives, sent of every sender)
         done  = here + copied bytes · (seconds a byte copied) + γ · added bytes
 
-    and `done` is the t of the next stage. Bytes added to a region are those that come beyond its
-    size. The network has no hops and no contention; a byte copied from host to device, or back,
-    takes as long as one copied inside either; local maps take no time.
+    and `done` is the t of the next stage. Bytes added to a region are those that it receives beyond
+    its size. The network has no hops and no contention; a byte copied between host and device
+    memory takes as long as one copied inside either; local maps take no time.
 
     Args:
         op: the operator.
         network: by default `Network()`.
 
     Raises:
-        SpaceError: more bytes are moved than can be counted.
+        SpaceError: 2**63 bytes or more are moved.
     """
     network = Network() if network is None else expect("network", network, Network)
     stages = prepared(op.stages)
@@ -124,7 +125,7 @@ def simulate(op: Staged, network: Network | None = None) -> Simulation:
     sending, waiting, copying, adding = np.zeros((4, n))
     between = np.zeros(n, np.int64)
     busy = 0
-    short = np.min_scalar_type(n)  # all pairs of ends are kept
+    short = np.min_scalar_type(n)  # smallest dtype: all pairs are stored
     moved = 0.0
     for movement in stages.movements:
         itemsize = movement.domain.dtype.itemsize
@@ -177,7 +178,7 @@ def simulate(op: Staged, network: Network | None = None) -> Simulation:
 
 
 def _most_bytes(movement: Movement) -> float:
-    """Bytes of the largest region."""
+    """Bytes of the largest region in domain and codomain, as a float: cannot overflow."""
     sizes = (
         space.shapes.astype(float).prod(axis=1).max(initial=0.0)
         for space in (movement.domain, movement.codomain)
@@ -186,9 +187,8 @@ def _most_bytes(movement: Movement) -> float:
 
 
 def _memory_traffic(movement: Movement, every: Routes, workers: Ints) -> tuple[Ints, Ints, Ints]:
-    """Elements that each worker copies, those of them that it copies between its memories, and
-    those that it adds. A region that is another one of the same memory, whole and unchanged, is
-    passed on, not copied."""
+    """(elements copied, of these between kinds of memory, elements accumulated) by worker. A region
+    that aliases another one (`linop.planning.plan.Alias`) is not copied."""
     table = every.table
     sizes_to, sizes_from = (
         space.shapes.prod(axis=1) for space in (movement.codomain, movement.domain)

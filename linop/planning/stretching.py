@@ -1,8 +1,8 @@
-"""Plans of one operator at many sizes: what nobody cuts is an extent of a plan and nothing else.
+"""Cache of plans that serves operators which differ in the extents of uncut dimensions only.
 
-A movement that has all of a tensor dimension in every block, before and after, is M = M' ⊗ I: the
-batch of a halo exchange, the channels of a sum. Its steps are those of M', with another extent; the
-elements of its messages are multiplied. So one plan serves all batch sizes.
+A movement whose blocks all hold the full extent of a tensor dimension, in domain and codomain, is
+M = M' ⊗ I: the batch of a halo exchange, the channels of a sum. Its steps are those of M' with
+another extent, and message sizes are multiplied by it. So one lowering serves all batch sizes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from linop.spaces.region import Region, Subset
 from linop.spaces.tensor import TensorSpace
 
 _MOST = 1024
-"""Plans that are kept."""
+"""Largest number of cached plans."""
 
 
 class _Known(NamedTuple):
@@ -31,15 +31,14 @@ class _Known(NamedTuple):
 
 
 class Plans:
-    """The plans of a worker. Those of operators that differ in extents that nobody cuts are lowered
-    once."""
+    """Plan cache of one worker; operators that differ in uncut extents only are lowered once."""
 
     def __init__(self, worker: int) -> None:
         self._worker = worker
         self._known: dict[bytes, _Known] = {}
 
     def of(self, stages: Stages) -> Plan:
-        """The worker's plan: the one that `linop.planning.lowering.lower` makes.
+        """The worker's plan, equal to that of `linop.planning.lowering.lower`.
 
         Raises:
             BackendError: a local map spans several workers.
@@ -61,9 +60,9 @@ class Plans:
 
 
 def uncut_in(stages: Stages) -> Mapping[int, int]:
-    """The tensor dimensions that every region has the whole of, on both sides of all transfers, and
-    their extents. None where there is more than one movement: where to cut a sum into shares
-    depends on sizes."""
+    """Extents, by dimension, of the uncut tensor dimensions: all regions, and both boxes of all
+    transfers, have the full extent. Empty if there are several movements, or if passes change
+    the stages, since the choice of shares of sums depends on sizes."""
     (movement, *more), spaces = stages.movements, (stages.domain, stages.codomain)
     if more or not all(isinstance(space, TensorSpace) for space in spaces):
         return {}
@@ -76,7 +75,7 @@ def uncut_in(stages: Stages) -> Mapping[int, int]:
 
 
 def _essence(stages: Stages, uncut: Mapping[int, int]) -> bytes:
-    """A key that tells plans apart that are not the same but for extents that nobody cuts."""
+    """Cache key: equal for stages that differ in the extents of the dimensions `uncut` only."""
     domain, codomain = stages.domain, stages.codomain
     assert isinstance(domain, TensorSpace)
     assert isinstance(codomain, TensorSpace)
@@ -88,12 +87,11 @@ def _essence(stages: Stages, uncut: Mapping[int, int]) -> bytes:
 def stretched(
     plan: Plan, stages: Stages, before: Mapping[int, int], after: Mapping[int, int]
 ) -> Plan:
-    """A plan of stages, made of one of stages that have other extents in dimensions that nobody
-    cuts.
+    """The plan of stages, from a plan of stages that differ in uncut extents only.
 
     Args:
-        plan: of stages whose extents are `before`, by dimension.
-        stages: those whose extents are `after`.
+        plan: of stages whose uncut extents, by dimension, are `before`.
+        stages: the stages to plan, whose uncut extents are `after`.
     """
     inputs, outputs = stages.domain.on(plan.worker), stages.codomain.on(plan.worker)
     sources = {region.name: region for region in inputs}

@@ -1,4 +1,4 @@
-"""Who sends how much to whom, found without running anything: a sparse matrix, rank by rank."""
+"""Traffic matrix: messages and bytes between all pairs of workers, computed without running."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from linop.planning.simulation import Staged
 from linop.text import aligned
 
 _SHOWN = 16
-"""Workers up to which a printed matrix has a row for each."""
+"""Largest number of rows of a printed matrix; more workers are binned."""
 
 
 @dataclass(frozen=True, eq=False)
 class TrafficMatrix:
-    """What workers send each other in one application of an operator."""
+    """Messages and bytes between pairs of workers in one application of an operator."""
 
     workers: Ints
-    """(n,), in increasing order."""
+    """(n,) workers, in increasing order."""
     messages: Any
-    """(n, n), sparse, from row to column: one message for each stage in which the two exchange
-    anything."""
+    """(n, n) sparse array of messages from row to column: one per stage in which the pair
+    communicates."""
     bytes: Any
-    """(n, n), the same."""
+    """(n, n) sparse array of bytes from row to column."""
 
     def binned(self, most: int) -> tuple[np.ndarray, int]:
-        """Bytes as a dense matrix of at most so many rows: each is the sum of so many neighbouring
-        workers; both are returned."""
+        """(dense matrix of bytes, width): at most `most` rows and columns, each the sum over
+        `width` consecutive workers."""
         n = len(self.workers)
         width = max(1, -(-n // most))
         entries = self.bytes.tocoo()
@@ -42,7 +42,7 @@ class TrafficMatrix:
         return sums.reshape(rows, rows).astype(np.int64), width
 
     def __str__(self) -> str:
-        """Bytes from row to column; of ranges of workers, where there are many."""
+        """Table of bytes from row to column, by ranges of workers if there are many."""
         if not len(self.workers):
             return "no workers"
         dense, width = self.binned(_SHOWN)
@@ -55,14 +55,17 @@ class TrafficMatrix:
         return "\n".join(aligned([head, *rows]))
 
     def names(self, width: int) -> list[str]:
-        """What the rows of `binned` are called: a worker, or the first and the last of several."""
+        """Labels of the rows of `binned`: a worker, or the first and the last of a range."""
         groups = [self.workers[k : k + width] for k in range(0, len(self.workers), width)]
         return [str(g[0]) if len(g) == 1 else f"{g[0]}–{g[-1]}" for g in groups]
 
 
 def traffic_matrix(op: Staged) -> TrafficMatrix:
-    """The bytes that every worker sends every other in one application of an operator. Whole-array
-    arithmetic over the transfers, as in `linop.simulate`: tens of thousands of workers will do."""
+    """Messages and bytes between all pairs of workers in one application of an operator.
+
+    Whole-array arithmetic over the transfers, as in `linop.simulate`, for tens of thousands of
+    workers.
+    """
     stages = prepared(op.stages)
     workers = np.array(stages.workers, np.int64)
     shape = len(workers), len(workers)
@@ -74,6 +77,6 @@ def traffic_matrix(op: Staged) -> TrafficMatrix:
         sizes.append(elements * movement.domain.dtype.itemsize)
     ends = np.concatenate(senders), np.concatenate(receivers)
     size = np.concatenate(sizes)
-    # Entries of the same place are summed.
+    # tocsr sums the entries of equal indices.
     counts = scipy.sparse.coo_array((np.ones_like(size), ends), shape).tocsr()
     return TrafficMatrix(workers, counts, scipy.sparse.coo_array((size, ends), shape).tocsr())

@@ -1,1 +1,1 @@
-"""Regions, spaces and vectors, exact numbers, partitions, tensor spaces."""
+"""Regions, spaces, vectors, exact numbers, partitions and tensor spaces; no operators."""

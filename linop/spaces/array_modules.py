@@ -1,7 +1,7 @@
-"""Which arrays a local map computes with: NumPy's, in main memory, or those of a device.
+"""Array modules for local maps: the interface, and NumPy's implementation of it in host memory.
 
-The core knows NumPy alone. What is here is the little that a local operator needs to be told of
-other arrays; a backend on a device brings the rest (`linop.backends.execution.arrays`).
+Only the functions that a local operator calls on arrays belong here. The core imports NumPy alone;
+implementations for arrays in device memory are in `linop.backends.execution.arrays`.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from linop.spaces.scalars import Array
 
 
 class Namespace:
-    """NumPy's arrays, and what computes with them.
+    """Array module with NumPy's interface: NumPy itself; subclasses are for device arrays.
 
     Attributes:
         name: of the package.
-        module: where NumPy's functions are, for these arrays.
-        ndarray: what an array is.
+        module: the module that has NumPy's functions for these arrays.
+        ndarray: the array class.
     """
 
     name = "numpy"
@@ -29,17 +29,17 @@ class Namespace:
     ndarray: type[Any] = np.ndarray
 
     def put(self, array: npt.ArrayLike) -> Array:
-        """An array of NumPy's, as one of these; a copy only where it has to be."""
+        """Convert a NumPy array to an array of this module; a copy only if needed."""
         return np.asarray(array)
 
     def taken(self, result: Any) -> Any:
-        """A function's result: an array that is another package's as NumPy's, other values as
-        they are."""
+        """Convert the result of a user's function: another package's array to this module's
+        array, any other value unchanged."""
         other = hasattr(result, "dtype") and not isinstance(result, np.ndarray)
         return np.asarray(result) if other else result
 
     def scipy(self, part: str) -> Any:
-        """SciPy's module of that name, for these arrays."""
+        """SciPy's submodule `part` (for example ``fft``) for these arrays."""
         return import_module(f"scipy.{part}")
 
 

@@ -1,6 +1,6 @@
-"""Contents of regions: which of the users' arrays are accepted, and what is said to the others.
+"""Validation of the users' arrays as contents of regions, and the messages of its errors.
 
-Nothing is copied but what is no array yet.
+Arrays are not copied; other sequences of numbers are converted to new arrays.
 """
 
 from __future__ import annotations
@@ -18,14 +18,16 @@ from linop.spaces.scalars import Array, of_dtype, plain
 def accepted(
     region: Region, dtype: np.dtype[Any], array: npt.ArrayLike, kind: type[Any] = np.ndarray
 ) -> Array:
-    """The array, if it can be the content of the region in a space of that dtype.
+    """Check that an array has the region's shape and the space's dtype, and return it.
 
     Args:
-        kind: what arrays are; a backend on a device has others.
+        array: of shape `region.shape` and of `dtype`, or a sequence of numbers to convert.
+        kind: the array class expected; device backends pass their own.
 
     Raises:
-        ShapeError, DTypeError: it cannot. ArgumentError: it is not in this kind of memory, or
-            more than an array (`linop.spaces.scalars.plain`).
+        ShapeError, DTypeError: the shape or the dtype differs.
+        ArgumentError: the array is in another memory (host or device), or of a subclass of
+            `numpy.ndarray` (`linop.spaces.scalars.plain`).
     """
     where = f"array of region {region.name!r}"
     given: Any = array if hasattr(array, "dtype") else of_dtype(array, dtype, where)
@@ -47,7 +49,7 @@ def accepted(
 
 
 def _converted(given: np.dtype[Any], dtype: np.dtype[Any]) -> str:
-    """How numbers of one dtype become another's, or why they do not."""
+    """Advice for an error: a conversion between two dtypes, or why there is none."""
     if np.can_cast(given, dtype, "same_kind"):
         return f"convert it with .astype({dtype.name!r})"
     lost = {"f": "fractions", "V": "fractions", "c": "imaginary parts", "i": "signs"}
@@ -57,7 +59,7 @@ def _converted(given: np.dtype[Any], dtype: np.dtype[Any]) -> str:
 
 
 def _moved(array: Any, kind: type) -> str:
-    """How an array comes into the memory that is wanted, where that is another one."""
+    """Advice for an error: the copy between host and device memory that is missing; else empty."""
     there, here = (hasattr(k, "__cuda_array_interface__") for k in (type(array), kind))
     if here and isinstance(array, np.ndarray):
         return f"; copy it to the device with {kind.__module__.split('.')[0]}.asarray"

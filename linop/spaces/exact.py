@@ -1,14 +1,14 @@
-"""Exact numbers: what the coefficients of operators are.
+"""Exact rational arithmetic for the coefficients of operators.
 
 Every number that a user can give is rational: a float is a whole number over a power of two, and a
-quotient is kept as one. So sums and products of coefficients are exact, and two operators are equal
-exactly if their coefficients are. A number is rounded once, to the dtype, where an array is
-multiplied by it.
+quotient is stored as a fraction. So sums and products of coefficients are exact, and two operators
+are equal exactly if their coefficients are. A coefficient is rounded once, to the dtype, when an
+array is multiplied by it.
 
-A number that a dtype cannot hold is refused where a user gives it: a scalar, or one of a matrix.
-Sums and products of such as it holds may be out of its range, since a factor to come may bring them
-back. A coefficient of the whole operator may not be: it is refused by `compile`, on every worker,
-and by `to_matrix`. The interpretation refuses each factor that it multiplies by.
+A scalar or matrix entry that the dtype cannot represent is refused when a user gives it.
+Intermediate sums and products may leave the dtype's range, since a later factor may bring them
+back. A coefficient of the whole operator may not: `compile`, on every worker, and `to_matrix` raise
+DTypeError. The reference interpreter refuses each factor that it multiplies by.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from linop.errors import DTypeError
 
 Rational = int | Fraction
 _SHORT = 20
-"""Characters up to which a fraction or a whole number prints as it is."""
+"""Longest fraction or whole number, in characters, that prints in full."""
 
 
 @dataclass(frozen=True)
 class Gaussian:
-    """A complex number of rational parts, the imaginary one not zero; `gaussian` makes them."""
+    """A complex number with rational parts and a non-zero imaginary one; built by `gaussian`."""
 
     real: Rational
     imag: Rational
@@ -61,12 +61,12 @@ Exact = int | Fraction | Gaussian
 
 
 def gaussian(real: Rational, imag: Rational) -> Exact:
-    """The number of a real and an imaginary part."""
+    """``real + imag·i``: a `Gaussian`, or the real part alone if `imag` is zero."""
     return Gaussian(real, imag) if imag else real
 
 
 def exact(value: Any) -> Exact:
-    """A number, finite, as it is exactly: of Python, of NumPy, or one of these."""
+    """The exact value of a finite Python, NumPy or exact number."""
     if type(value) is int or isinstance(value, Fraction | Gaussian):
         return value
     if isinstance(value, int | np.integer):
@@ -77,22 +77,22 @@ def exact(value: Any) -> Exact:
 
 
 def _rational(value: Any) -> Rational:
-    """A finite floating number; those of other packages are no longer than a float."""
+    """The exact value of a finite float; other packages' floats have at most 64 bits."""
     known = value if isinstance(value, float | np.floating) else float(value)
     numerator, denominator = known.as_integer_ratio()
     return numerator if denominator == 1 else Fraction(numerator, denominator)
 
 
 def inverse(value: Exact) -> Exact:
-    """1 / value, which is not zero."""
+    """1 / value, exactly; `value` is not zero."""
     if not isinstance(value, Gaussian):
         return 1 / Fraction(value)
     return value.conjugate() * (1 / Fraction(value.real**2 + value.imag**2))
 
 
 def wrapped(value: Exact, dtype: np.dtype[Any]) -> Exact:
-    """A whole number in integer arithmetic: its residue modulo 2^bits, in the range of
-    the dtype. A number itself for the other dtypes."""
+    """The residue of a whole number modulo 2^bits, in the range of an integer dtype; for other
+    dtypes the number itself."""
     if dtype.kind not in "iu" or isinstance(value, Gaussian):
         return value
     low, bits = int(np.iinfo(dtype).min), int(np.iinfo(dtype).bits)
@@ -100,7 +100,7 @@ def wrapped(value: Exact, dtype: np.dtype[Any]) -> Exact:
 
 
 def rounded(value: Exact, dtype: np.dtype[Any]) -> Any:
-    """The nearest number of a dtype (the same one modulo 2^bits, for integers), as a scalar of it.
+    """Round to the nearest number of a dtype (for integers: modulo 2^bits); a NumPy scalar.
 
     Raises:
         DTypeError: complex for a real dtype, a fraction for an integer one, or out of range of a
@@ -129,22 +129,22 @@ def _in_range(value: Rational, part: np.dtype[Any], dtype: np.dtype[Any]) -> Any
 
 
 def _nearest(value: Rational, dtype: np.dtype[Any]) -> Any:
-    """A rational rounded once, half to even; infinite where it is out of range."""
+    """Round a rational once, half to even; infinite if out of range."""
     if dtype.itemsize > 8:
         return _nearest_long(value, dtype)
     try:
-        near = value.numerator / value.denominator  # Python rounds quotients of integers rightly
+        near = value.numerator / value.denominator  # Python rounds integer quotients correctly
     except OverflowError:
         return dtype.type(math.inf if value > 0 else -math.inf)
     if dtype.itemsize < 8 and (error := value - Fraction(near)):
-        # Rounded to odd first, so that rounding again to fewer bits does what rounding once does.
+        # Round to odd first: rounding again to fewer bits is then equal to rounding once.
         even = not np.float64(near).view(np.int64) & 1
         near = math.nextafter(near, math.copysign(math.inf, error)) if even else near
     return dtype.type(near)
 
 
 def _nearest_long(value: Rational, dtype: np.dtype[Any]) -> Any:
-    """The same for long double: as an integer of its bits, in pieces that a float holds."""
+    """`_nearest` for long double: the significand as an integer, built from 53-bit pieces."""
     bits = np.finfo(dtype).nmant + 1
     shift = bits - value.numerator.bit_length() + value.denominator.bit_length()
     shift -= (value if value > 0 else -value) * Fraction(2) ** shift >= 2**bits
@@ -155,14 +155,14 @@ def _nearest_long(value: Rational, dtype: np.dtype[Any]) -> Any:
 
 
 def text(value: Exact) -> str:
-    """A number as text, one for each: for digests."""
+    """Canonical text of a number, for digests: equal exactly for equal numbers."""
     parts = (value.real, value.imag)
     return ",".join(f"{part.numerator:x}/{part.denominator:x}" for part in parts)
 
 
 def shown(value: Exact, latex: bool = False) -> str:
-    """A number for people: decimal where a float is it, a quotient where that is short, else the
-    first digits."""
+    """Readable text of a number: decimal if it is a float, a quotient if that is short, else the
+    first digits. `latex`: quotients as LaTeX fractions."""
     if isinstance(value, Gaussian):
         size = shown(value.imag if value.imag > 0 else -value.imag, latex)
         size = f"({size})" if "/" in size else size
@@ -185,6 +185,6 @@ def shown(value: Exact, latex: bool = False) -> str:
 
 
 def _is_float(value: Rational) -> bool:
-    """True if a rational is a Python float exactly."""
+    """True if a rational is exactly representable as a Python float."""
     bits, power = value.numerator.bit_length(), value.denominator
     return bits <= 53 and power & (power - 1) == 0 and power.bit_length() <= 1000

@@ -1,7 +1,7 @@
-"""Inner products of arrays, and their sums over workers: each in an order that the sizes decide, so
-with the same bits on every backend.
+"""Inner products of arrays, and their sums over workers.
 
-Which arrays make up the inner product of two vectors, their space says (`linop.spaces.space`).
+The order of summation depends on the sizes alone, so results are bitwise equal on every backend.
+`linop.spaces.space` selects the arrays that make up the inner product of two vectors.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import numpy as np
 from linop.spaces.scalars import Array, Scalar
 
 _PIECE = 8192
-"""Elements of a piece of an inner product: fewer than those from which BLAS shares them out to
-threads (OpenBLAS: 10,000), whose number would decide the order of the sum."""
+"""Elements per chunk of an inner product: fewer than the number from which BLAS uses threads
+(OpenBLAS: 10,000), since the order of the sum would then depend on the number of threads."""
 
 
 def dot(x: Array, y: Array) -> Scalar:
-    """<x, y>, conjugate-linear in x; low precision is summed in double precision."""
+    """<x, y> of arrays of one shape, conjugate-linear in x, summed in double precision or wider."""
     x, y = _wide(x), _wide(y)
     if x.size <= _PIECE:
         return np.vdot(x, y).item()
@@ -28,12 +28,12 @@ def dot(x: Array, y: Array) -> Scalar:
 
 
 def _wide(array: Array) -> Array:
-    """The array in the widest dtype of its kind, in which inner products are summed."""
+    """The array in int64, uint64, float64 or complex128: the dtype that sums are formed in."""
     kind = array.dtype.kind
     wide = {"i": np.int64, "u": np.uint64, "c": np.complex128}.get(kind, np.float64)
     return array.astype(wide, copy=False)
 
 
 def sums_by_worker(partials: Sequence[Mapping[int, Scalar]]) -> list[Scalar]:
-    """Sums of what each worker has found, in the order of workers."""
+    """Sum each mapping of worker to partial inner product, in increasing order of worker."""
     return [sum((partial[w] for w in sorted(partial)), 0) for partial in partials]

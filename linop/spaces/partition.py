@@ -1,4 +1,4 @@
-"""Cartesian partitions of workers (the paper's P_x)."""
+"""Cartesian grids of workers (the paper's P_x), and balanced block lengths; no tensors."""
 
 from __future__ import annotations
 
@@ -68,10 +68,10 @@ class Partition:
         return worker in self._position
 
     def coordinates(self, worker: int) -> tuple[int, ...]:
-        """Where a worker stands.
+        """The grid coordinates of a worker.
 
         Raises:
-            PartitionError: it is not in the partition.
+            PartitionError: the worker is not in the partition.
         """
         worker = integer(worker, "worker")
         if worker not in self._position:
@@ -94,7 +94,7 @@ class Partition:
         return self.workers[int(np.ravel_multi_index(at, self.shape)) if at else 0]
 
     def transpose(self) -> Partition:
-        """The reversed grid: the worker at (i, j) stands at (j, i)."""
+        """The grid with its axes reversed: the worker at (i, j) is then at (j, i)."""
         return Partition.of_grid(self.grid.T)
 
     @property
@@ -121,10 +121,10 @@ class Partition:
 
     @staticmethod
     def of_grid(grid: np.ndarray) -> Partition:
-        """From an array of workers."""
+        """The partition of an n-d integer array of workers."""
         return Partition(grid.shape, grid.ravel().tolist())
 
-    __iter__ = None  # no sequence: `workers` and `grid` are
+    __iter__ = None  # not a sequence: iterate over `workers` or `grid`
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Partition):
@@ -143,17 +143,17 @@ class Partition:
 
 
 def balanced(n: int, parts: int) -> tuple[int, ...]:
-    """Block lengths of n elements in so many blocks: the first ``n mod parts`` one longer."""
+    """Lengths of `parts` blocks of n elements: the first ``n mod parts`` are one longer."""
     return tuple(n // parts + (k < n % parts) for k in range(parts))
 
 
 @dataclass(frozen=True)
 class GridAxis:
-    """One axis of a grid of regions, as it counts in the row-major number of a region."""
+    """One axis of a grid of regions: its extent, and its stride in the row-major region number."""
 
     extent: int
     stride: int
 
     def of(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The coordinates of regions along this axis."""
+        """The coordinates of regions, given by number, along this axis."""
         return numbers // self.stride % self.extent

@@ -1,8 +1,8 @@
 """Regions of memory and rectangular subsets of them (the paper's x_a).
 
-A `Region` is a named n-d piece of memory on a worker, or one logical piece that several workers
-hold identical copies of. A `Subset` is a box in it. A worker may have memories of several kinds
-(the paper's "auxiliary memories", section 2). Nothing here knows dtypes or spaces.
+A `Region` is a named n-d array of elements on one worker, or a replicated one of which several
+workers hold identical copies. A `Subset` is a box in it. A worker may have memories of several
+kinds (the paper's "auxiliary memories", section 2). Dtypes belong to `linop.spaces.space`.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ import numpy as np
 from linop.errors import ArgumentError, LinopError, SpaceError, SubsetError
 
 MEMORIES = ("default", "host", "device")
-"""The kinds of memory that a region may live in. "default": where a backend's arrays are. "host":
-that of the processor. "device": that of the accelerator; a backend that has none keeps such a
-region in host memory, as memory of its own all the same."""
+"""The kinds of memory of a region. "default": the memory of the backend's arrays. "host": the
+processor's. "device": the accelerator's; a backend without one stores such a region in host memory,
+and still treats it as a memory distinct from "host"."""
 
 Index = slice | EllipsisType | tuple["slice | EllipsisType", ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """A named n-d piece of memory.
+    """A named n-d array of elements in the memory of a worker, or replicated on several.
 
     Args:
         name: unique within a space.
-        shape: extent of each dimension; may be empty (a scalar) or hold zeros (no memory at all).
-        workers: the worker that holds it; or several, which then hold identical copies of *one*
-            logical piece: a replicated region counts once in the inner product.
-        memory: the kind of memory that it lives in, one of `MEMORIES`. Regions that differ in
-            nothing else are different regions.
+        shape: extent of each dimension; may be empty (a scalar) or hold zeros (no elements).
+        workers: the worker that holds it; several if it is replicated: they hold identical copies,
+            and the region counts once in the inner product.
+        memory: the kind of memory, one of `MEMORIES`. Regions that differ in memory alone are
+            different regions.
 
     Raises:
-        ArgumentError: an argument is of another kind, or there is no such memory.
-        SpaceError: an extent or a worker is negative, a worker is named twice, or there is none.
+        ArgumentError: an argument has the wrong type, or `memory` is none of `MEMORIES`.
+        SpaceError: an extent or a worker is negative, a worker is listed twice, or none is given.
 
     Indexing with slices of unit step gives a `Subset`: ``region[2:5, :]``.
     """
@@ -73,7 +73,7 @@ class Region:
     def checked(
         name: str, shape: tuple[int, ...], workers: tuple[int, ...], memory: str = "default"
     ) -> Region:
-        """A region from arguments known to be right, workers in order: for spaces of thousands."""
+        """A region without validation of its arguments, `workers` sorted: for large spaces."""
         region = _new(Region)
         _set_name(region, name)
         _set_shape(region, shape)
@@ -87,12 +87,12 @@ class Region:
 
     @property
     def size(self) -> int:
-        """Number of elements, one copy counted."""
+        """Number of elements; copies of a replicated region count once."""
         return math.prod(self.shape)
 
     @property
     def replicated(self) -> bool:
-        """Whether several workers hold identical copies of this region."""
+        """True if several workers hold identical copies of this region."""
         return len(self.workers) > 1
 
     def __getitem__(self, index: Index) -> Subset:
@@ -110,7 +110,7 @@ class Region:
 
 
 _new = object.__new__
-# A frozen dataclass forbids assignment; its slots do not, at a third of object.__setattr__'s time.
+# Slot setters bypass the frozen dataclass, in a third of the time of object.__setattr__.
 _set_name, _set_shape, _set_workers, _set_memory = (
     vars(Region)[slot].__set__ for slot in ("name", "shape", "workers", "memory")
 )
@@ -118,7 +118,7 @@ _set_name, _set_shape, _set_workers, _set_memory = (
 
 @dataclass(frozen=True, slots=True)
 class Subset:
-    """A rectangular part of a region: ``start[k] <= i[k] < stop[k]`` in every dimension k."""
+    """A box in a region: the indices i with ``start[k] <= i[k] < stop[k]`` in every dimension k."""
 
     region: Region
     start: tuple[int, ...]
@@ -146,31 +146,31 @@ class Subset:
 
     @property
     def index(self) -> tuple[slice | EllipsisType, ...]:
-        """What selects the subset in an array, as a view even where it has no dimension."""
+        """NumPy index of the subset in the region's array; gives a view for 0-d regions too."""
         return (*self.slices, ...)
 
     @property
     def whole(self) -> bool:
-        """Whether this is all of its region."""
+        """True if this is the entire region."""
         return self.shape == self.region.shape
 
     def overlaps(self, other: Subset) -> bool:
-        """Whether the two share an element."""
+        """True if the two are in one region and share an element."""
         return self._same_region(other) and self.meets(other)
 
     def _same_region(self, other: Subset) -> bool:
-        # Most are the same object: a third of the time of comparing fields.
+        # Mostly the same object: identity takes a third of the time of comparing fields.
         return self.region is other.region or self.region == other.region
 
     def meets(self, other: Subset) -> bool:
-        """Whether the two have an index in common."""
+        """True if the two boxes intersect, whatever their regions."""
         return all(
             max(a, c) < min(b, d)
             for a, b, c, d in zip(self.start, self.stop, other.start, other.stop, strict=True)
         )
 
     def contains(self, other: Subset) -> bool:
-        """Whether every element of `other` is one of this subset."""
+        """True if every element of `other` is in this subset; always for an empty `other`."""
         return (
             self._same_region(other)
             and all(map(operator.le, self.start, other.start))
@@ -187,7 +187,11 @@ Part = Region | Subset
 
 
 def as_subset(part: Part) -> Subset:
-    """The part as a subset: a region stands for all of itself."""
+    """Convert a region or a subset to a subset; a region gives the box of all its elements.
+
+    Raises:
+        ArgumentError: `part` is neither.
+    """
     if isinstance(part, Subset):
         return part
     if isinstance(part, Region):
@@ -196,10 +200,10 @@ def as_subset(part: Part) -> Subset:
 
 
 def known_memory(memory: str, what: str) -> str:
-    """A kind of memory, if there is such a one.
+    """Check that `memory` is one of `MEMORIES`, and return it.
 
     Raises:
-        ArgumentError: there is not.
+        ArgumentError: it is not; `what` opens the message.
     """
     if not isinstance(memory, str) or memory not in MEMORIES:
         known = ", ".join(map(repr, MEMORIES))
@@ -208,19 +212,19 @@ def known_memory(memory: str, what: str) -> str:
 
 
 def memory_mark(region: Region) -> str:
-    """What is printed behind a region that does not live in the default memory."""
+    """Suffix of a printed region: ``:host`` or ``:device``, empty in the default memory."""
     return "" if region.memory == "default" else f":{region.memory}"
 
 
 LARGEST = 2**63 - 1
-"""The largest number of elements, or bytes, that is counted."""
+"""Largest number of elements, or of bytes, that is supported: the maximum of int64."""
 
 
 def integer(value: Any, what: str) -> int:
-    """A whole number as an int: Python's, NumPy's, or whatever indexes a sequence.
+    """Convert a whole number to an int: any type with ``__index__``, as Python's and NumPy's.
 
     Raises:
-        ArgumentError: it is none.
+        ArgumentError: the value is not a whole number.
     """
     try:
         return operator.index(value)
@@ -231,10 +235,11 @@ def integer(value: Any, what: str) -> int:
 def naturals(
     values: int | Iterable[int], what: str, error: type[LinopError] = SpaceError
 ) -> tuple[int, ...]:
-    """A number or several as a tuple of whole numbers.
+    """Convert a whole number, or several, to a tuple of ints from 0 to `LARGEST`.
 
     Raises:
-        ArgumentError: they are not; or `error`, where one is negative.
+        ArgumentError: a value is not a whole number.
+        LinopError: one is out of range; of the class `error`.
     """
     try:
         items = (values,) if isinstance(values, int | np.integer) else tuple(values)
@@ -252,7 +257,11 @@ def naturals(
 
 
 def _bounds(region: Region, index: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Start and stop of an index into a region."""
+    """Start and stop, by dimension, of an index of slices and at most one ``...``.
+
+    Raises:
+        SubsetError: too many indices, no slice, a step other than 1, or out of bounds.
+    """
     items = list(index) if isinstance(index, tuple) else [index]
     if items.count(Ellipsis) > 1:
         raise SubsetError(f"region {region.name!r}: more than one '...' in {index!r}")

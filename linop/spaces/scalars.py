@@ -1,4 +1,4 @@
-"""Numbers that a dtype can hold: scalars, and sequences that users pass for arrays."""
+"""Conversion of users' numbers to a dtype: scalars, and sequences passed as arrays."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ Array = npt.NDArray[Any]
 Scalar = int | float | complex
 
 _RANK = {"b": 0, "i": 0, "u": 0, "f": 1, "V": 1, "c": 2}
-"""Which kinds of dtype hold the numbers of which; V is that of other packages' (bfloat16)."""
+"""Rank of each dtype kind: a kind holds numbers of its rank and below; V is bfloat16's kind."""
 
 
 def sparse_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """The dtype itself, or float64 for the short floating ones, of which SciPy has no matrices."""
+    """The dtype of sparse matrices: float64 for 16-bit and shorter floats, which SciPy lacks."""
     short = dtype.kind not in "iuc" and dtype.itemsize < 4
     return np.dtype(np.float64) if short else dtype
 
 
 def is_scalar(value: Any) -> TypeGuard[Scalar | Exact]:
-    """Whether a value is one number."""
+    """True if a value is a single number of Python, NumPy or `linop.spaces.exact`."""
     return isinstance(value, int | float | complex | np.number | Fraction | Gaussian)
 
 
 def as_exact(scalar: Any) -> Exact:
-    """A scalar as the number that it is exactly.
+    """The exact value of a scalar.
 
     Raises:
         ArgumentError: not a number, or not a finite one.
@@ -43,7 +43,7 @@ def as_exact(scalar: Any) -> Exact:
 
 
 def check_scalar(scalar: Any, dtype: np.dtype[Any]) -> Exact:
-    """The scalar as it is exactly, if a space of this dtype is closed under it.
+    """The exact value of a scalar, after a check that a space of `dtype` is closed under it.
 
     Raises:
         ArgumentError: not a number, or not a finite one. DTypeError: complex for a real space, a
@@ -57,7 +57,7 @@ def check_scalar(scalar: Any, dtype: np.dtype[Any]) -> Exact:
 
 
 def factor_of(scalar: Any, dtype: np.dtype[Any]) -> Any:
-    """The scalar as what arrays of a dtype are multiplied by; see `check_scalar`."""
+    """The scalar rounded to `dtype`, as a factor of arrays; raises as `check_scalar`."""
     return rounded(check_scalar(scalar, dtype), dtype)
 
 
@@ -74,11 +74,11 @@ def reciprocal(scalar: Any) -> Exact:
 
 
 def of_dtype(values: npt.ArrayLike, dtype: np.dtype[Any], what: str) -> Array:
-    """Numbers as a new array of a dtype: whole ones exactly, others as near as it has them.
+    """Convert numbers to a new array of a dtype: integers exactly, others rounded to nearest.
 
     Raises:
-        DTypeError: they are no numbers, or fractions or complex where the dtype holds none, or
-            the dtype lacks one of them. ArgumentError: as `plain`.
+        DTypeError: not numbers; fractions or complex numbers for a dtype without them; integers
+            that it cannot represent exactly; or numbers out of range. ArgumentError: as `plain`.
     """
     array = np.asarray(plain(values, what))
     given = f"an array of {array.dtype}" if isinstance(values, np.ndarray) else repr(values)
@@ -92,7 +92,7 @@ def of_dtype(values: npt.ArrayLike, dtype: np.dtype[Any], what: str) -> Array:
 
 
 def _holds(found: Array, array: Array) -> bool:
-    """True if numbers that were converted are still there."""
+    """True if the conversion lost no number: integers are equal, finite floats are finite."""
     if array.dtype.kind not in "iu":
         lost: Any = np.isfinite(array) & ~np.isfinite(found) if array.dtype.kind in "fc" else False
         return not np.any(lost)
@@ -104,10 +104,12 @@ def _holds(found: Array, array: Array) -> bool:
 
 
 def plain(values: Any, what: str) -> Any:
-    """The values, unless they are an array of a subclass, which may mean more than its numbers.
+    """The values unchanged; subclasses of `numpy.ndarray` are refused, since their meaning would
+    be lost.
 
     Raises:
-        ArgumentError: they are a masked array, one with units, a matrix.
+        ArgumentError: a masked array, a matrix, an array with units, or another subclass except
+            `numpy.memmap`.
     """
     if not isinstance(values, np.ndarray) or type(values) in (np.ndarray, np.memmap):
         return values

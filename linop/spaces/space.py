@@ -1,7 +1,7 @@
-"""Spaces, the direct sums of regions, and the vectors in them.
+"""Spaces (direct sums of regions) and their vectors.
 
-A `Space` owns the inner product: nothing else computes one. This module knows no operator, no
-backend and no communicator.
+A `Space` owns the inner product: no other module defines one. Operators, backends and communicators
+do not belong here.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Space:
 
     Raises:
         RegionError: two regions share a name.
-        DTypeError: the dtype holds no numbers.
+        DTypeError: the dtype is not numeric.
     """
 
     def __init__(self, regions: Iterable[Region] | Region, dtype: npt.DTypeLike = np.float64):
@@ -73,44 +73,44 @@ class Space:
         return {region.name: region for region in self.regions}
 
     def at(self, number: int) -> Region:
-        """The region at a position."""
+        """The region with a number: its position in `regions`, from 0."""
         return self.regions[number]
 
     def ordered_as(self, other: Space) -> bool:
-        """Whether both have the same regions in the same order."""
+        """True if both have the same regions in the same order; the dtype is not compared."""
         return self is other or self.regions == other.regions
 
     @cached_property
     def index(self) -> Mapping[str, int]:
-        """Position of each region, by name."""
+        """The number (position) of each region, by name."""
         return {region.name: k for k, region in enumerate(self.regions)}
 
     @cached_property
     def shapes(self) -> npt.NDArray[np.int64]:
-        """The shape of each region, a row each; ones stand for dimensions that it has not, and
-        there is a column at least."""
+        """The shapes of all regions, (n, d): one row per region, padded with ones to the largest
+        number of dimensions d, at least 1."""
         ndim = max((region.ndim for region in self.regions), default=0) or 1
         padded = [(*r.shape, *(1,) * (ndim - r.ndim)) for r in self.regions]
         return np.array(padded, np.int64).reshape(len(padded), ndim)
 
     @cached_property
     def holders(self) -> tuple[npt.NDArray[np.int64], ...]:
-        """The workers of all regions in one array, where in it each region's begin, and how many
-        they are."""
+        """The workers of all regions in compressed form: the concatenated workers, and for each
+        region the offset of its first worker and the number of its workers."""
         many = np.array([len(r.workers) for r in self.regions], np.int64)
         flat = np.array([w for r in self.regions for w in r.workers], np.int64)
         return flat, np.cumsum(many) - many, many
 
     @cached_property
     def memories(self) -> npt.NDArray[np.int64]:
-        """The memory of each region, as its position in `linop.spaces.region.MEMORIES`."""
+        """The memory of each region, (n,): its position in `linop.spaces.region.MEMORIES`."""
         return np.array([MEMORIES.index(region.memory) for region in self.regions], np.int64)
 
     def in_memory(self, memory: str) -> Space:
-        """The same regions, all of them in one kind of memory. `linop.offload` moves there.
+        """The same regions, all in one kind of memory; `linop.offload` moves vectors there.
 
         Raises:
-            ArgumentError: there is no such memory; see `linop.spaces.region.MEMORIES`.
+            ArgumentError: `memory` is none of `linop.spaces.region.MEMORIES`.
         """
         known_memory(memory, "in_memory")
         regions = (Region.checked(r.name, r.shape, r.workers, memory) for r in self.regions)
@@ -118,12 +118,12 @@ class Space:
 
     @cached_property
     def digest(self) -> bytes:
-        """A digest of regions, their order, and dtype; the same on every machine."""
+        """SHA-256 digest of regions, their order, and dtype; the same on every machine."""
         return hashlib.sha256(repr((self.dtype.str, self.regions)).encode()).digest()
 
     @cached_property
     def offsets(self) -> Mapping[str, int]:
-        """Where each region's elements start in a flat vector, by name."""
+        """Offset, in elements, of each region in a flat vector, by name."""
         sizes = np.cumsum([0, *(region.size for region in self.regions)])
         return {r.name: int(k) for r, k in zip(self.regions, sizes, strict=False)}
 
@@ -133,7 +133,7 @@ class Space:
         return sum(region.size for region in self.regions)
 
     def numbers_on(self, worker: int) -> npt.NDArray[np.int64]:
-        """The positions of the regions that a worker holds, in order."""
+        """The numbers of the regions that a worker holds, increasing."""
         return np.array([self.index[region.name] for region in self.on(worker)], np.int64)
 
     @cached_property
@@ -161,7 +161,7 @@ class Space:
             raise RegionError(f"unknown region {name!r}; this space has {known}") from None
 
     def __contains__(self, item: object) -> bool:
-        """Whether a region (itself, or one of that name) belongs to the space."""
+        """True if the space has this region, or a region of this name."""
         if isinstance(item, Region):
             return item.name in self.index and self[item.name] == item
         return item in self.index
@@ -194,10 +194,10 @@ class Space:
         return " ⊕ ".join(parts if len(parts) <= 8 else [*parts[:6], "…", parts[-1]]) or "0"
 
     def require(self, part: Part) -> Subset:
-        """The part as a subset of a region of this space.
+        """Convert a region or subset to a subset, after a check that its region is in this space.
 
         Raises:
-            RegionError: the space has no such region, or another one under that name.
+            RegionError: the space has no such region, or a different one of that name.
         """
         subset = as_subset(part)
         mine = self[subset.region.name]
@@ -210,14 +210,15 @@ class Space:
     # Vectors
 
     def vector(self, arrays: Mapping[str, npt.ArrayLike] | npt.ArrayLike) -> Vector:
-        """The vector with these arrays, by region name; or the bare array of the only region.
+        """The vector of given arrays, by region name; a bare array if there is one region.
 
-        Regions may be left out: then the vector is the part of an element that this process holds.
-        Arrays keep their memory, and must be of the space's dtype; other sequences of numbers are
-        converted, if it holds them all (`linop.spaces.scalars.of_dtype`).
+        Regions may be omitted: the vector then holds this process's regions of an element of the
+        space. Arrays are not copied, and must be of the space's dtype; other sequences of numbers
+        are converted (`linop.spaces.scalars.of_dtype`).
 
         Raises:
-            RegionError: a name is unknown. ShapeError, DTypeError: an array does not fit.
+            RegionError: unknown name. ShapeError, DTypeError: an array does not fit its region.
+            ArgumentError: a bare array for several regions; or as `check`.
         """
         if not isinstance(arrays, Mapping):
             if len(self.regions) != 1:
@@ -229,24 +230,25 @@ class Space:
         return Vector(self, {n: self.check(self[n], array) for n, array in arrays.items()})
 
     def check(self, region: Region, array: npt.ArrayLike, kind: type[Any] = np.ndarray) -> Array:
-        """The array, if it can be the content of the region.
+        """Check that an array has the region's shape and the space's dtype, and return it.
 
         Args:
-            kind: what arrays are; a backend on a device has others.
+            kind: the array class expected; device backends pass their own.
 
         Raises:
-            ShapeError, DTypeError: it cannot. ArgumentError: it is not in this kind of memory, or
-                more than an array (`linop.spaces.scalars.plain`).
+            ShapeError, DTypeError: the shape or the dtype differs.
+            ArgumentError: the array is in another memory (host or device), or of a subclass of
+                `numpy.ndarray` (`linop.spaces.scalars.plain`).
         """
         return accepted(region, self.dtype, array, kind)
 
     def zeros(self) -> Vector:
-        """The zero vector, every region present."""
+        """The zero vector, with arrays for all regions."""
         return Vector(self, {r.name: np.zeros(r.shape, self.dtype) for r in self.regions})
 
     def random(self, seed: int | None = None) -> Vector:
-        """A random vector, the same for the same seed: normally distributed, or for an integer
-        dtype whole numbers from -9 to 9."""
+        """A random vector, determined by the seed: standard normal, or for an integer dtype whole
+        numbers from -9 to 9."""
         if self.dtype.kind in "iu":
             return self.integers(seed)
         return self._fill(seed, lambda rng, shape: rng.standard_normal(shape))
@@ -272,18 +274,22 @@ class Space:
         return Vector(self, arrays)
 
     def flatten(self, vector: Vector) -> Array:
-        """All elements in one new 1-d array: the regions in order, each in C order."""
+        """All elements in a new 1-d array of shape (size,): the regions in order, each in C order.
+
+        Raises:
+            SpaceError: the vector is of another space, or lacks regions.
+        """
         self.same_as(expect("flatten", vector, Vector).space, "flatten")
         vector.require_all("flatten")
         pieces = [vector[r.name].ravel() for r in self.regions]
         return np.concatenate(pieces) if pieces else np.zeros(0, self.dtype)
 
     def unflatten(self, flat: npt.ArrayLike) -> Vector:
-        """The vector whose elements, in the order of `flatten`, are these; a copy.
+        """The vector with the elements of a flat array, in the order of `flatten`; a copy.
 
         Raises:
-            ShapeError: there are more or fewer of them. DTypeError: they are complex, or fractions,
-                and the space is not.
+            ShapeError: the number of elements is not `size`.
+            DTypeError: the dtype does not cast to the space's with casting ``same_kind``.
         """
         flat = np.asarray(plain(flat, "flat vector"))
         if not np.can_cast(flat.dtype, self.dtype, "same_kind"):
@@ -297,10 +303,10 @@ class Space:
         )
 
     def same_as(self, other: Space, what: str) -> None:
-        """Check that the other space is this one.
+        """Check that another space equals this one.
 
         Raises:
-            SpaceError: it is not; the message shows where the two differ, side by side.
+            SpaceError: the spaces differ; the message lists the differences side by side.
         """
         if self != expect(what, other, Space):
             raise SpaceError(f"{what}: the spaces differ\n{side_by_side(self, other)}")
@@ -308,8 +314,8 @@ class Space:
     # The inner product
 
     def partial_inners(self, v: Vector, w: Vector) -> dict[int, Scalar]:
-        """<v, w> of the regions present, by the worker that counts them: a replicated region is
-        counted by its first worker."""
+        """The summands of <v, w> over the regions that v and w both hold, by worker. A replicated
+        region counts for its first worker."""
         partial: dict[int, Scalar] = {}
         for region in self.regions:
             if region.name in v and region.name in w:
@@ -319,15 +325,19 @@ class Space:
         return partial
 
     def inner(self, v: Vector, w: Vector) -> Scalar:
-        """<v, w>, conjugate-linear in v (paper, equation 2), summed in the order of workers, so
-        that every backend finds the same bits."""
+        """<v, w>, conjugate-linear in v (paper, equation 2), summed in the order of workers:
+        bitwise equal on every backend. Collective for vectors made by a backend.
+
+        Raises:
+            SpaceError: v or w is of another space, or lacks regions.
+        """
         self.same_as(v.space, "inner product, left side")
         self.same_as(w.space, "inner product, right side")
         return inners([(v, w)])[0]
 
 
 Total = Callable[[Sequence[Mapping[int, Scalar]]], list[Scalar]]
-"""Sums partial inner products, each given by worker, over all workers."""
+"""Function that sums partial inner products, each a mapping by worker, over all workers."""
 
 
 class Vector:
@@ -339,7 +349,7 @@ class Vector:
     """
 
     __slots__ = ("_total", "arrays", "space")
-    __array_ufunc__ = None  # numpy_scalar * vector is ours
+    __array_ufunc__ = None  # numpy_scalar * vector calls __rmul__
 
     def __init__(
         self,
@@ -355,7 +365,7 @@ class Vector:
         try:
             return self.arrays[name]
         except (KeyError, TypeError):
-            self.space[name]  # an unknown name is its own error
+            self.space[name]  # raises for an unknown name
             raise RegionError(
                 f"region {name!r} is not held here; this process holds {list(self.arrays)}"
             ) from None
@@ -368,10 +378,10 @@ class Vector:
         return f"Vector({shown})"
 
     def require_all(self, what: str) -> None:
-        """Check that every region is present.
+        """Check that the vector holds every region of its space.
 
         Raises:
-            SpaceError: this is one worker's part of a vector.
+            SpaceError: it holds some regions only, as on one worker of several.
         """
         if len(self.arrays) < len(self.space.regions):
             raise SpaceError(
@@ -381,7 +391,7 @@ class Vector:
             )
 
     def total(self, other: Vector) -> Total:
-        """What sums the partial inner products of all workers."""
+        """The reduction of partial inner products over workers: a backend's, or a local sum."""
         distributed = self._total or other._total
         if distributed is not None:
             return distributed
@@ -390,15 +400,15 @@ class Vector:
         return sums_by_worker
 
     def inner(self, other: Vector) -> Scalar:
-        """<self, other>, conjugate-linear in self."""
+        """<self, other>, conjugate-linear in self; see `Space.inner`."""
         return self.space.inner(self, expect("inner product", other, Vector))
 
     def norm(self) -> float:
-        """The norm that the inner product induces."""
+        """The norm induced by the inner product; see `inner`."""
         return math.sqrt(abs(self.inner(self)))
 
     def copy(self) -> Vector:
-        """The same values in new memory."""
+        """A vector with copies of all arrays."""
         return self._map(lambda a: a.copy())
 
     def _map(self, f: Callable[..., Array], *others: Vector) -> Vector:
@@ -410,7 +420,7 @@ class Vector:
                     f"the other {list(other.arrays)}"
                 )
         total = next((v._total for v in (self, *others) if v._total), None)
-        # A ufunc gives a scalar for arrays without dimensions.
+        # A ufunc returns a scalar for 0-d arrays.
         results = {n: f(a, *(o.arrays[n] for o in others)) for n, a in self.arrays.items()}
         arrays = {n: np.asarray(a) if isinstance(a, np.generic) else a for n, a in results.items()}
         return Vector(self.space, arrays, total)
@@ -445,11 +455,11 @@ class Vector:
 
 
 def inners(pairs: Sequence[tuple[Vector, Vector]]) -> list[Scalar]:
-    """Several inner products at once, each as `Space.inner` would find it: where vectors are spread
-    over workers, in one collective call. All pairs have one dtype.
+    """Several inner products, each as by `Space.inner`; for distributed vectors in one collective
+    call. All pairs have one dtype.
 
     Raises:
-        SpaceError: the two of a pair are in different spaces.
+        SpaceError: the vectors of a pair are in different spaces.
     """
     partial = []
     for v, w in pairs:
@@ -460,7 +470,7 @@ def inners(pairs: Sequence[tuple[Vector, Vector]]) -> list[Scalar]:
 
 
 def side_by_side(left: Space, right: Space) -> str:
-    """The two spaces in two columns, the rows that differ marked with ≠."""
+    """The regions and dtypes in which two spaces differ, in two columns; at most 12 rows."""
     names = list(dict.fromkeys([*left._by_name, *right._by_name]))
     rows = [("dtype " + left.dtype.name, "dtype " + right.dtype.name)]
     rows += [(_describe(left, n), _describe(right, n)) for n in names]

@@ -1,4 +1,4 @@
-"""Global tensors cut into blocks over a partition."""
+"""Tensor spaces: global tensors divided into blocks over a partition of workers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from linop.spaces.space import Space, Vector
 
 
 class Role(Enum):
-    """What a grid axis does that splits no tensor dimension."""
+    """Role of a grid axis that splits no tensor dimension."""
 
     COPIES = "copies"
     REPLICATED = "replicated"
@@ -31,10 +31,10 @@ class Role(Enum):
 
 
 COPIES = Role.COPIES
-"""A grid axis along which every worker has its own, independent copy."""
+"""Role of a grid axis along which every worker has an independent copy."""
 
 REPLICATED = Role.REPLICATED
-"""A grid axis along which all workers hold the same piece, which counts once."""
+"""Role of a grid axis along which blocks are replicated: identical copies that count once."""
 
 Axis = int | Role
 Bounds = tuple[tuple[int, int], ...]
@@ -48,21 +48,21 @@ class TensorSpace(Space):
         shape: the global shape.
         partition: the grid of workers.
         dtype: of the elements.
-        axes: what each grid axis does: a tensor dimension that it splits, `COPIES` (independent
+        axes: for each grid axis, the tensor dimension that it splits, `COPIES` (independent
             copies along it) or `REPLICATED` (identical copies that count once). By default grid
             axis k splits dimension k.
         name: region names are ``name@worker``; a replicated block is named after its first worker.
-        sizes: block lengths, by tensor dimension, where they are not to be balanced.
-        bounds: global (start, stop) of blocks, by tensor dimension, where they are not to follow
-            one another: blocks that overlap or leave gaps.
-        memory: the kind of memory that all blocks live in, one of `linop.spaces.region.MEMORIES`.
+        sizes: block lengths, by tensor dimension; balanced by default.
+        bounds: global (start, stop) of blocks, by tensor dimension, for blocks that overlap or
+            leave gaps.
+        memory: the kind of memory of all blocks, one of `linop.spaces.region.MEMORIES`.
 
     Balanced means that the first ``n mod p`` blocks are one longer; with more workers than elements
     the last blocks are empty.
 
     Raises:
         PartitionError: axes do not fit the grid or the tensor, or blocks do not fit the tensor.
-        ArgumentError: there is no such memory.
+        ArgumentError: `memory` is none of `linop.spaces.region.MEMORIES`.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class TensorSpace(Space):
     @cached_property
     def regions(self) -> tuple[Region, ...]:  # type: ignore[override]
         """The blocks, row-major by their coordinates along `region_axes`."""
-        # Columns zipped, not rows made tuples: half of the lists, and of the garbage collector's.
+        # Zipped columns make half as many lists as rows, and half the garbage collection.
         columns = self.shapes[:, : self.ndim].T.tolist()
         shapes = zip(*columns, strict=True) if columns else repeat(())
         holders = zip(*self._lines.T.tolist(), strict=True)
@@ -158,7 +158,7 @@ class TensorSpace(Space):
         return tuple(regions)
 
     def at(self, number: int) -> Region:
-        # Alone, where nobody has asked for all of them: a worker of thousands needs a few.
+        # Built alone until `regions` is evaluated: a worker of thousands needs a few blocks.
         if "regions" in self.__dict__:
             return self.regions[number]
         if number not in self._made:
@@ -169,7 +169,7 @@ class TensorSpace(Space):
 
     @cached_property
     def _made(self) -> dict[int, Region]:
-        """Blocks that were made alone; they stay the same objects."""
+        """Cache of the blocks that `at` built alone, by number; `regions` reuses the objects."""
         return {}
 
     @cached_property
@@ -178,8 +178,8 @@ class TensorSpace(Space):
 
     @cached_property
     def region_axes(self) -> dict[int, GridAxis]:
-        """The grid axes that tell blocks apart, all but the replicated ones; blocks are numbered
-        row-major by their coordinates along these."""
+        """The grid axes along which blocks differ (all but the replicated ones), by axis. Blocks
+        are numbered row-major by their coordinates along them."""
         stride, axes = 1, {}
         for k in reversed(range(self.partition.ndim)):
             if self.axes[k] is not REPLICATED:
@@ -189,7 +189,7 @@ class TensorSpace(Space):
 
     @cached_property
     def _lines(self) -> npt.NDArray[np.int64]:
-        """The workers that hold each block, in order: a row each."""
+        """The workers that hold each block, sorted; (blocks, copies)."""
         shared = tuple(k for k, axis in enumerate(self.axes) if axis is REPLICATED)
         last = np.moveaxis(self.partition.grid, shared, tuple(range(-len(shared), 0)))
         length = math.prod(self.partition.shape[k] for k in shared)
@@ -201,11 +201,12 @@ class TensorSpace(Space):
 
     @cached_property
     def starts(self) -> npt.NDArray[np.int64]:
-        """Where each block begins in the global tensor, a row each; there is a column at least."""
+        """Global start index of each block; (blocks, max(1, ndim))."""
         return self._by_block([[a for a, _ in cuts] for cuts in self.bounds], 0)
 
     def _by_block(self, given: Sequence[Sequence[int]], none: int) -> npt.NDArray[np.int64]:
-        """Numbers of the cuts of each tensor dimension, as columns with a row for each block."""
+        """Numbers given per cut of each dimension, expanded to (blocks, max(1, ndim)); `none` fills
+        the column of a 0-d tensor."""
         numbers = np.arange(len(self._lines))
         columns = []
         for d, of_cuts in enumerate(given):
@@ -252,7 +253,7 @@ class TensorSpace(Space):
 
     @cached_property
     def made_from(self) -> tuple[Any, ...]:
-        """What says which regions there are, and in which order."""
+        """The fields that determine the regions and their order; equal tuples mean equal spaces."""
         return (
             self.global_shape,
             self.partition,
@@ -268,7 +269,8 @@ class TensorSpace(Space):
         return self.digest_without(())
 
     def digest_without(self, uncut: Collection[int]) -> bytes:
-        """The digest that this has with extent 1 in dimensions that nobody cuts."""
+        """The digest of this space with extent 1 in the dimensions `uncut`, of which every block
+        holds the full extent."""
         shape, partition, dtype, axes, name, bounds, memory = self.made_from
         shape = tuple(1 if d in uncut else n for d, n in enumerate(shape))
         bounds = tuple(((0, 1),) if d in uncut else cuts for d, cuts in enumerate(bounds))
@@ -290,7 +292,7 @@ class TensorSpace(Space):
     __hash__ = Space.__hash__
 
     def worker_lines(self, grid_axes: Sequence[int]) -> list[list[int]]:
-        """Groups of workers that differ in their coordinates along some grid axes only."""
+        """Groups of workers whose coordinates differ along the given grid axes only."""
         last = np.moveaxis(self.partition.grid, tuple(grid_axes), tuple(range(-len(grid_axes), 0)))
         length = math.prod(self.partition.shape[k] for k in grid_axes)
         lines: list[list[int]] = last.reshape(-1, length).tolist()
@@ -305,7 +307,7 @@ class TensorSpace(Space):
         return self.at(self._number(worker))
 
     def slices(self, worker: int) -> tuple[slice, ...]:
-        """Where a worker's block lies in the global tensor.
+        """Global index ranges of a worker's block, a slice per dimension.
 
         Raises:
             PartitionError: the worker is not in the partition.
@@ -315,11 +317,11 @@ class TensorSpace(Space):
         return tuple(slice(*self.bounds[d][k]) for d, k in enumerate(blocks))
 
     def block(self, region: Region) -> tuple[slice, ...]:
-        """Where a region of this space lies in the global tensor."""
+        """Global index ranges of a region of this space, a slice per dimension."""
         return self.slices(region.workers[0])
 
     def _index(self, region: Region) -> tuple[Any, ...]:
-        """What selects a block in the global array, as a view even where it has no dimension."""
+        """NumPy index of a block in the global array; gives a view for 0-d tensors too."""
         return (*self.block(region), ...)
 
     def local_shape(self, worker: int) -> tuple[int, ...]:
@@ -327,7 +329,7 @@ class TensorSpace(Space):
         return self.region(worker).shape
 
     def scatter(self, array: npt.ArrayLike) -> Vector:
-        """The vector whose blocks are the parts of a global array, each in memory of its own.
+        """Divide a global array, of shape `global_shape`, into blocks; each is a copy.
 
         Raises:
             ShapeError: the array has another shape. DTypeError: its values do not fit the dtype.
@@ -345,10 +347,11 @@ class TensorSpace(Space):
         return self.vector(blocks)
 
     def gather(self, vector: Vector | Mapping[str, npt.ArrayLike]) -> Array:
-        """The global array that the blocks of a vector make up.
+        """Assemble the blocks of a vector into a new global array, of shape `global_shape`.
 
         Raises:
-            SpaceError: copies, or blocks that overlap, disagree; or blocks leave elements out.
+            SpaceError: copies or overlapping blocks disagree (NaN equals NaN), the blocks do not
+                cover the tensor, or the vector is of another space or lacks regions.
         """
         vector = vector if isinstance(vector, Vector) else self.vector(vector)
         self.same_as(vector.space, "gather")
@@ -372,8 +375,8 @@ class TensorSpace(Space):
     def like(
         self, partition: Partition, axes: Sequence[Axis], bounds: Mapping[int, Bounds] | None = None
     ) -> TensorSpace:
-        """The same global tensor on another partition, in the same kind of memory; balanced where
-        `bounds` does not say."""
+        """The same global tensor, name and memory on another partition; balanced in dimensions
+        without `bounds`."""
         return TensorSpace(
             self.global_shape,
             partition,
@@ -386,24 +389,24 @@ class TensorSpace(Space):
 
     @property
     def copied(self) -> tuple[int, ...]:
-        """The grid axes along which there are several independent copies."""
+        """The grid axes of role `COPIES` with an extent above 1."""
         grid = self.partition.shape
         return tuple(k for k, axis in enumerate(self.axes) if axis is COPIES and grid[k] > 1)
 
     def lines(self, grid_axes: Sequence[int]) -> list[tuple[Region, ...]]:
-        """The blocks in groups that differ in their coordinates along some grid axes only, each in
-        row-major order; the holders of a replicated block are one."""
+        """Groups of blocks whose coordinates differ along the given grid axes only, each in
+        row-major order. Groups that are equal, as for replicated blocks, are listed once."""
         lines = (tuple(map(self.region, line)) for line in self.worker_lines(grid_axes))
         return list(dict.fromkeys(lines))
 
     @property
     def ndim(self) -> int:
-        """Dimensions of the global tensor."""
+        """Number of dimensions of the global tensor."""
         return len(self.global_shape)
 
     @property
     def tiled(self) -> bool:
-        """Whether along each dimension the blocks follow one another, from one end to the other."""
+        """True if in each dimension the blocks, in order, cover the extent, no gap, no overlap."""
         return all(
             cuts[0][0] == 0 and cuts[-1][1] == n and all(a[1] == b[0] for a, b in pairwise(cuts))
             for cuts, n in zip(self.bounds, self.global_shape, strict=True)
@@ -411,7 +414,7 @@ class TensorSpace(Space):
 
     @property
     def disjoint(self) -> bool:
-        """Whether each element of the tensor is in one block at most."""
+        """True if each element of the tensor is in at most one block."""
         ordered = [sorted(cuts) for cuts in self.bounds]
         apart = all(a[1] <= b[0] for cuts in ordered for a, b in pairwise(cuts))
         return apart and not self.copied
@@ -425,8 +428,8 @@ class TensorSpace(Space):
 
 
 def common_parts(X: TensorSpace, Y: TensorSpace) -> list[tuple[Subset, Subset]]:
-    """The elements of the global tensor that a block of X and the block of Y of the same number
-    both hold, as subsets of the two, where there are any."""
+    """Intersections, in the global tensor, of each block of X with the block of Y of the same
+    number: pairs of subsets of the two blocks, empty ones omitted."""
     at, of = X.starts, Y.starts
     low, high = np.maximum(at, of), np.minimum(at + X.shapes, of + Y.shapes)
     ends = ((corner - base)[:, : X.ndim].tolist() for base in (at, of) for corner in (low, high))

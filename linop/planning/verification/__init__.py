@@ -1,1 +1,1 @@
-"""Proofs about plans, found without running them."""
+"""Static verification of plans: proofs without running them, one error class per fault."""

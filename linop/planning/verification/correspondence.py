@@ -1,8 +1,7 @@
-"""Messages and collectives of all workers' plans, each compared at all its ends, and the order in
-which workers wait for them.
+"""Checks between the plans of different workers: matching messages and collectives, no deadlock.
 
-Sizes, stages, groups and dtypes are compared; that a message holds the right elements is left to
-`linop.planning.verification.translation`.
+Sizes, stages, groups and dtypes are compared at all ends. The elements that a message holds are
+checked in `linop.planning.verification.translation`.
 """
 
 from __future__ import annotations
@@ -25,17 +24,19 @@ from linop.planning.verification.plan_errors import (
 from linop.planning.verification.plan_stages import PlanStage
 
 Read = Mapping[int, Sequence[PlanStage]]
-"""The stages of plans, by worker."""
+"""The stages of all plans, by worker (`plan_stages.read`)."""
 
 Key = tuple[int, int, int]
-"""Stage, sender, receiver."""
+"""(stage, sender, receiver) of a message."""
 
 
 def match_messages(plans: Mapping[int, Plan], stages: Read) -> None:
-    """Check that every message is sent and received, once, in the same stage, in one size.
+    """Check that every message is sent once and received once, in the same stage, with equal sizes,
+    and that all plans have the same dtype.
 
     Raises:
-        PlanError: the subclass says what is wrong.
+        WorkerError, DuplicateMessageError, MissingReceiveError, MissingSendError,
+            SizeMismatchError, DTypeMismatchError.
     """
     sends, receives = _messages(stages, Send, plans), _messages(stages, Receive, plans)
     for key in sorted(sends.keys() | receives.keys()):
@@ -47,7 +48,7 @@ def match_messages(plans: Mapping[int, Plan], stages: Read) -> None:
             raise MissingSendError(f"{what}: expected, and nobody sends it")
         if sends[key] != receives[key]:
             raise SizeMismatchError(f"{what}: {sends[key]} sent, {receives[key]} expected")
-    # One dtype for all, so that no pair of workers, and no member of a group, has another.
+    # One dtype for all plans implies that both ends of every message agree.
     dtypes = {plan.dtype: worker for worker, plan in plans.items()}
     if len(dtypes) > 1:
         (a, first), (b, second) = list(dtypes.items())[:2]
@@ -57,7 +58,7 @@ def match_messages(plans: Mapping[int, Plan], stages: Read) -> None:
 def _messages(
     stages: Read, kind: type[Send | Receive], plans: Mapping[int, Plan]
 ) -> dict[Key, int]:
-    """Sizes of the messages between pairs that are sent, or received."""
+    """Sizes, in elements, of the point-to-point messages that are sent, or received, by key."""
     found: dict[Key, int] = {}
     for worker, own in stages.items():
         for stage in own:
@@ -78,16 +79,16 @@ def _messages(
 
 
 def collective_of(stage: PlanStage) -> Collective | None:
-    """The collective that a worker begins in a stage."""
+    """The collective that a worker begins in a stage; None if there is none."""
     return next((step for _, step in stage.of(Collective)), None)
 
 
 def match_collectives(stages: Read) -> None:
-    """Check that all members of a group begin the same collective in the same stage, once, and
-    bring and get as much as it says.
+    """Check that all members of a group begin the same collective in the same stage, once, with
+    consistent sizes of contributions and results.
 
     Raises:
-        PlanError: the subclass says what is wrong.
+        DuplicateMessageError, MissingSendError, CollectiveMismatchError.
     """
     begun: dict[tuple[int, int], Collective] = {}
     for worker, own in stages.items():
@@ -106,7 +107,7 @@ def match_collectives(stages: Read) -> None:
 
 
 def _one_at_most(stage: PlanStage) -> None:
-    """At most one collective begun, by a step of its own kind, and one receive from its group."""
+    """Check for at most one `Collective` and one `Receive` from `GROUP`, and no `Send` to it."""
     begun = [at for at, step in stage.of(Send) if isinstance(step, Collective)]
     got = [at for at, step in stage.of(Receive) if step.peer == GROUP]
     for at in (*begun[1:], *got[1:]):
@@ -119,7 +120,7 @@ def _one_at_most(stage: PlanStage) -> None:
 
 
 def _well_formed(stage: PlanStage, mine: Collective) -> None:
-    """A root where there is one, and a size for each member where they differ."""
+    """Check one worker's collective: membership of its group, its root, its numbers of sizes."""
     found = mine.pattern
     if stage.worker not in found.group:
         raise CollectiveMismatchError(
@@ -171,14 +172,14 @@ def _sizes_fit(stage: PlanStage, mine: Collective) -> None:
 
 
 def _sizes(mine: Collective, worker: int) -> list[tuple[int, int]]:
-    """The elements that a member of a group brings to a collective and gets from it."""
+    """The admissible (contributed, received) numbers of elements of a member of a collective."""
     found = mine.pattern
     own, every = found.count(worker), sum(map(found.count, found.group))
     match found.kind:
         case Kind.BROADCAST:
             return [(own, 0) if worker == found.root else (0, own)]
         case Kind.REDUCE:
-            # The root may have no term of its own.
+            # The root may contribute no term.
             return [(own, own), (0, own)] if worker == found.root else [(own, 0)]
         case Kind.ALL_REDUCE:
             return [(own, own)]
@@ -193,8 +194,15 @@ def _sizes(mine: Collective, worker: int) -> list[tuple[int, int]]:
 def terms(
     found: Pattern, begun: Mapping[int, Collective], receiver: int
 ) -> Iterator[tuple[int, int, int, int]]:
-    """The contributions that a member of a group gets from a collective: the sender, the first and
-    last of its elements, and where in what the receiver gets they are, or are added."""
+    """The contributions that a member of a group receives from a collective.
+
+    Args:
+        begun: the collectives that the members begin, by worker.
+
+    Yields:
+        (sender, start, stop, offset): elements start to stop - 1 of the sender's contribution, and
+        their offset in the receiver's result; contributions at equal offsets are summed.
+    """
     group, starts = found.group, _starts([found.count(w) for w in found.group])
     me = group.index(receiver)
     for k, worker in enumerate(group):
@@ -220,14 +228,14 @@ def _starts(sizes: Sequence[int]) -> list[int]:
     return starts
 
 
-# Who waits for whom
+# Deadlocks
 
 
 def no_cycle(stages: Read) -> None:
-    """Check that every wait ends, in whatever order workers run.
+    """Check that every wait ends, whatever the relative speed of workers.
 
     Raises:
-        CycleError: workers wait for each other.
+        CycleError: workers wait for each other; the message lists all of them.
     """
     done: set[Key] = set()
     runs = {worker: _run(own, done) for worker, own in stages.items()}
@@ -251,8 +259,12 @@ def no_cycle(stages: Read) -> None:
 
 
 def _run(stages: Sequence[PlanStage], done: set[Key]) -> Iterator[Key | list[Key]]:
-    """The messages that a worker sends, and, while it waits, those that it waits for. A member of a
-    group that begins a collective has then sent it to all of the group (`GROUP`)."""
+    """Symbolic run of a worker: yields the key of each message it sends, and, while it waits, the
+    list of keys that are missing. Beginning a collective is one message to `GROUP`.
+
+    Args:
+        done: keys of all messages sent so far, by all workers.
+    """
     for stage in stages:
         needed: list[Key] = []
         for _, step in stage.steps:

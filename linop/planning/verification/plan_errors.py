@@ -1,4 +1,4 @@
-"""The ways in which plans can be wrong, one error class each. `linop.verify_plans` raises them."""
+"""Error classes of `linop.verify_plans`: one for each way in which plans can be wrong."""
 
 from __future__ import annotations
 
@@ -8,98 +8,99 @@ from linop.errors import PlanError
 
 
 class UnfinishedError(PlanError):
-    """Steps after the last `Advance` of a plan."""
+    """Steps follow the last `Advance` of a plan."""
 
 
 class StageError(PlanError):
-    """Stages out of order, other stages than the operator's, or a step of another stage."""
+    """Stages are out of order or not the operator's, or a step belongs to another stage."""
 
 
 class StepOrderError(PlanError):
-    """A receive after its stage's wait, or with no wait; a second wait in a stage."""
+    """A receive or collective after its stage's wait, a receive without wait, a message read before
+    the wait, or a second wait in a stage."""
 
 
 class UnknownRegionError(PlanError):
-    """A step uses a region, or a message, that its worker does not have at that time."""
+    """A step uses a region or message that its worker does not have at that step."""
 
 
 class OutOfBoundsError(PlanError):
-    """A box that is not inside its region, or a piece that is not inside its message."""
+    """A box exceeds its region, or a put reads beyond the end of its message."""
 
 
 class SizeMismatchError(PlanError):
-    """A message longer or shorter than its receiver expects, or two parts of different shapes."""
+    """Sizes of a message differ at its two ends, or source and target of a step differ in shape."""
 
 
 class MemoryMismatchError(PlanError):
-    """A region kept, without a copy, as one in another kind of memory."""
+    """A region aliases a region in another kind of memory."""
 
 
 class CallMismatchError(PlanError):
-    """A local map applied to other arguments, or giving other results, than it has."""
+    """The arguments or results of a call do not match its local map in shape, memory or name."""
 
 
 class TwoWritersError(PlanError):
-    """An element set after it was set, or added to, in the same stage."""
+    """An element is set after it was set or accumulated into; or a region is made twice."""
 
 
 class UnwrittenError(PlanError):
-    """An element of a new region never set, or added to before it is."""
+    """An element of a new region is never set, or accumulated into before it is set."""
 
 
 # All plans together
 
 
 class WorkerError(PlanError):
-    """A worker with two plans, without one, or with a region of another worker."""
+    """A worker has two plans or none, uses another worker's region, or sends to itself."""
 
 
 class MissingSendError(PlanError):
-    """A message that is received, and never sent."""
+    """A message is received and never sent."""
 
 
 class MissingReceiveError(PlanError):
-    """A message that is sent, and never received."""
+    """A message is sent and never received."""
 
 
 class DuplicateMessageError(PlanError):
-    """Two messages between the same workers, in one direction, in one stage."""
+    """Two messages between the same workers in one direction, or two collectives, in one stage."""
 
 
 class DTypeMismatchError(PlanError):
-    """Two workers that exchange a message, or a plan and its operator, disagree about the dtype."""
+    """Two plans, or a plan and its operator, differ in dtype."""
 
 
 class CollectiveMismatchError(PlanError):
-    """Members of a group that begin different collectives, or disagree about their sizes."""
+    """Members of a group begin different collectives, or with inconsistent sizes or roots."""
 
 
 class CycleError(PlanError):
-    """Workers that wait for each other in a circle."""
+    """Deadlock: workers wait for each other in a cycle."""
 
 
 class MisreadError(PlanError):
-    """A piece of a message that does not consist of parts as they were sent."""
+    """A put reads elements of a message that are not whole subsets in their shape, as sent."""
 
 
 # Plans and their operator
 
 
 class WrongRegionError(PlanError):
-    """A plan takes, makes or gives other regions than its operator."""
+    """The arguments, results or regions between stages of a plan are not the operator's."""
 
 
 class WrongTransferError(PlanError):
-    """A stage of the plans moves something else than that stage of the operator."""
+    """The transfers of a stage of the plans are not those of the operator's stage."""
 
 
 class WrongCallError(PlanError):
-    """A stage of the plans applies other local maps than that stage of the operator."""
+    """The local maps of a stage of the plans are not those of the operator's stage."""
 
 
 class SumOrderError(PlanError):
-    """A sum whose terms are added in another order than by worker."""
+    """The terms of a sum are not accumulated in order of worker."""
 
 
 class FactorError(PlanError):
-    """The stages that are lowered are not the operator's stages."""
+    """The stages after a pass are not equal to those before it."""

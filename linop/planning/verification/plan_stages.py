@@ -1,8 +1,8 @@
-"""One worker's plan taken apart into stages, with all that can be checked of it alone.
+"""Division of one worker's plan into stages, and the checks that need no other plan.
 
-Regions exist when they are used and have the shapes that the steps say; boxes and pieces of
-messages are in bounds; messages are received before they are awaited, and awaited before they are
-read. Elements are left to `linop.planning.verification.writes`, other workers to
+Checked: regions exist when used and have matching shapes; boxes and reads of messages are in
+bounds; receives are posted before the wait, and messages read after it. Elements are checked in
+`linop.planning.verification.writes`, messages between workers in
 `linop.planning.verification.correspondence`.
 """
 
@@ -50,8 +50,8 @@ class PlanStage:
     """One stage of one worker's plan.
 
     Args:
-        steps: with their positions in the plan.
-        before, after: the regions that the stage reads, and those that it makes, by name.
+        steps: (position in the plan, step).
+        before, after: regions current before and after the stage, by name.
     """
 
     worker: int
@@ -61,30 +61,31 @@ class PlanStage:
     after: Mapping[str, Region]
 
     def of(self, kind: type[S]) -> Iterator[tuple[int, S]]:
-        """The steps of a kind, with their positions."""
+        """The steps of a class, with their positions in the plan."""
         return ((at, step) for at, step in self.steps if isinstance(step, kind))
 
     @cached_property
     def sent(self) -> Mapping[int, tuple[Subset, ...]]:
-        """The parts sent to each peer."""
+        """The subsets sent to each peer, in order."""
         return {step.peer: step.parts for _, step in self.of(Send)}
 
     def where(self, at: int) -> str:
-        """A step, in words, for an error."""
+        """Text of the step at a position of the plan, for error messages."""
         (step,) = (step for k, step in self.steps if k == at)
         return where(self.worker, self.number, at, step)
 
 
 def where(worker: int, stage: int, at: int, step: Step) -> str:
-    """A step of a plan, in words, for an error."""
+    """Text of a step of a plan, for error messages."""
     return f"worker {worker}, stage {stage}, step {at} ({step})"
 
 
 def read(plan: Plan) -> tuple[PlanStage, ...]:
-    """The stages of a plan.
+    """Divide a plan into its stages, and check every step.
 
     Raises:
-        PlanError: it cannot run, whatever the other workers do.
+        PlanError: the plan cannot run, whatever other workers do; of the subclasses listed first in
+            `linop.planning.verification.plan_errors`, or WorkerError.
     """
     stages: list[PlanStage] = []
     steps: list[tuple[int, Step]] = []
@@ -117,7 +118,7 @@ def _inputs(plan: Plan) -> dict[str, Region]:
 
 
 class _Reader:
-    """A stage while its steps are read in order."""
+    """Checker of one stage: symbolic run of its steps, in order."""
 
     def __init__(
         self,
@@ -136,7 +137,7 @@ class _Reader:
 
     @property
     def here(self) -> str:
-        """The step that is read, in words."""
+        """Text of the current step, for error messages."""
         at, step = self.steps[self.at]
         return where(self.worker, self.number, at, step)
 
@@ -179,7 +180,7 @@ class _Reader:
     def _receive(self, step: Receive) -> None:
         if self.waited:
             raise StepOrderError(f"{self.here}: comes after the wait of its stage, not before it")
-        # A second one, `linop.planning.verification.correspondence` reports.
+        # A duplicate is reported by `linop.planning.verification.correspondence`.
         self.expected[step.peer] = step.size
 
     def _alias(self, step: Alias) -> None:

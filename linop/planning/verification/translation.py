@@ -1,10 +1,10 @@
-"""Translation validation: the transfers of all workers' plans, composed back into stages, are the
-operator's.
+"""Translation validation: proof that all workers' plans compute the operator, stage by stage.
 
-A stage of plans is a movement from the regions before it to one region for each copy that a worker
-makes. It is compared with the stage's movement, every row of it once for each holder of its target;
-both in canonical form, so the comparison is exact. Then all copies of a region are equal after a
-stage if they were before it, and by induction the plans are the operator.
+The steps of all workers in a stage are reassembled into a movement whose codomain has one region
+for each holder of each region. It is compared with the operator's movement, every transfer repeated
+for each holder of its target; both in canonical form, so the comparison is exact. Hence all copies
+of a replicated region are equal after a stage if they were before it, and by induction the plans
+compute the operator. The order of sums is checked here too.
 """
 
 from __future__ import annotations
@@ -39,17 +39,16 @@ from linop.spaces.space import Space
 
 
 class Wanted(NamedTuple):
-    """One stage of an operator: a movement; or a layer, whose movement is of the regions that pass
-    through."""
+    """An expected stage: a movement, or a layer with the movement of its unchanged regions."""
 
     number: int
     movement: Movement
     calls: Mapping[int, Layer] = {}
-    """Of a layer, by worker."""
+    """The calls of a layer, by worker; empty for a movement."""
 
 
 def wanted(stages: Stages) -> list[Wanted]:
-    """The stages that the plans of an operator go through, as lowering numbers them."""
+    """The stages expected of an operator's plans, numbered as by lowering."""
     found = []
     for k, movement in enumerate(stages.movements):
         found.append(Wanted(2 * k, movement))
@@ -68,14 +67,16 @@ def _passing(before: Space, after: Space, layer: Layer) -> Movement:
 
 
 def same_as_operator(stages: Stages, plans: Read) -> None:
-    """Check that plans compute an operator.
+    """Check that the plans of all workers compute an operator.
 
     Args:
-        stages: of the operator, as lowered.
-        plans: the stages of the plans of all workers, which fit together.
+        stages: the operator's, after all passes.
+        plans: the stages of the plans of all workers, whose messages match
+            (`linop.planning.verification.correspondence`).
 
     Raises:
-        PlanError: they do not; the subclass says in what they differ.
+        StageError, WrongRegionError, WrongCallError, WrongTransferError, MisreadError,
+            SumOrderError.
     """
     every = wanted(stages)
     numbers = [stage.number for stage in every]
@@ -98,8 +99,8 @@ def _same_regions(where: str, space: Space, worker: int, found: Mapping[str, Reg
 
 @dataclass(frozen=True)
 class Piece:
-    """One transfer of a plan: a part of a worker's region to a part of a region of another one, or
-    of its own; and the step that writes it."""
+    """One transfer of a plan, between subsets of regions of the same or of two workers, and the
+    step that writes it, with its position."""
 
     target: Subset
     source: Subset
@@ -108,7 +109,7 @@ class Piece:
 
 
 class _Stage:
-    """One stage of all workers' plans, and of the operator."""
+    """Comparison of one stage of all workers' plans with that of the operator."""
 
     def __init__(self, wanted: Wanted, plans: Sequence[PlanStage]) -> None:
         self.wanted = wanted
@@ -161,7 +162,7 @@ class _Stage:
                     yield Piece(step.target, step.source, step, at)  # type: ignore[arg-type]
 
     def _arriving(self, plan: PlanStage, peer: int) -> Iterator[tuple[int, Sequence[Subset]]]:
-        """Incoming data of a peer, or of a group: parts in order, and where the first begins."""
+        """(offset, subsets in order) of the data received from a peer, or from each of a group."""
         if peer != GROUP:
             yield 0, self.plans[peer].sent[plan.worker]
             return
@@ -174,7 +175,7 @@ class _Stage:
 
     @cached_property
     def _copies(self) -> Space:
-        """One region for each holder of each region, in the order of `Space.holders`."""
+        """The codomain with one region for each holder of each region, in `Space.holders` order."""
         regions = self.wanted.movement.codomain.regions
         return Space(
             (_copy(region, worker) for region in regions for worker in region.workers),
@@ -185,7 +186,7 @@ class _Stage:
         movement = self.wanted.movement
         table, (_, first, many) = movement.table, movement.codomain.holders
         row, k = expand(many[table.dst])
-        coef = representable(table.coef, movement.domain.dtype)  # as plans have them
+        coef = representable(table.coef, movement.domain.dtype)  # rounded, as in plans
         spread = replace(table, coef=coef).take(row)
         spread = replace(spread, dst=first[table.dst[row]] + k)
         expected = Movement(movement.domain, self._copies, spread)
@@ -197,7 +198,7 @@ class _Stage:
     def _differ(
         self, expected: Movement, given: Movement, pieces: Mapping[int, Sequence[Piece]]
     ) -> None:
-        """Say where the first difference is."""
+        """Raise WrongTransferError with the first box that differs, and the steps that write it."""
         box = next(iter(given - expected)).target
         (worker,) = box.workers
         name = box.region.name.partition(" ")[2]
@@ -214,7 +215,7 @@ class _Stage:
     # Sums
 
     def _check_sums(self, plan: PlanStage, pieces: Sequence[Piece]) -> None:
-        """Check the order of the terms of sums; of two terms, it makes no difference."""
+        """Check the order of the terms of sums; two terms commute, so they need no check."""
         by_region: dict[str, list[Piece]] = {}
         for piece in pieces:
             source = getattr(piece.step, "source", None)
@@ -238,14 +239,14 @@ class _Stage:
                     )
 
     def _rank(self, piece: Piece) -> tuple[Any, ...]:
-        """The order of terms: by the worker that counts the source, then as in the movement."""
+        """Sort key of terms: first holder of the source, then row order of the movement."""
         source = piece.source
         number = self.wanted.movement.domain.index[source.region.name]
         return source.workers[0], number, piece.target.start, source.start
 
 
 class _Arrivals:
-    """Parts that come in one message, or that a collective adds up, by where they begin."""
+    """The subsets received in one message, or summed by one collective, sorted by offset."""
 
     def __init__(self, terms: Iterator[tuple[int, Sequence[Subset]]]) -> None:
         found: list[tuple[int, Subset]] = []
@@ -259,10 +260,10 @@ class _Arrivals:
         self.parts = [part for _, part in found]
 
     def into(self, put: Put, plan: PlanStage, at: int) -> Iterator[tuple[Subset, Subset]]:
-        """The parts that a put reads, each with the box that it goes to.
+        """(target box, source subset) of each subset that a put reads.
 
         Raises:
-            MisreadError: it reads parts of parts, or puts them in another shape.
+            MisreadError: the put reads a fraction of a subset, or in another shape.
         """
         assert isinstance(put.source, Message)
         begin, size = put.source.offset, put.target.size
@@ -283,8 +284,8 @@ class _Arrivals:
 
 
 def _run(target: Subset, position: int, part: Subset) -> Subset | None:
-    """The box that is the elements of a target from a position on, if it has the shape of a part
-    that is put there; None if it has not."""
+    """The box, of the shape of `part`, that the elements of a target from `position` on fill in C
+    order; None if they do not form such a box."""
     shape, extent = _padded(target.shape, part.shape), _padded(part.shape, target.shape)
     at = np.unravel_index(position, shape)
     stop = [int(a) + n for a, n in zip(at, extent, strict=True)]
@@ -303,10 +304,10 @@ def _padded(shape: tuple[int, ...], like: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _between(parts: Sequence[Subset], low: int, high: int, plan: PlanStage) -> list[Subset]:
-    """The parts of a contribution that are between two of its elements.
+    """The subsets of a contribution between elements `low` and `high`.
 
     Raises:
-        MisreadError: a part is on both sides of one.
+        MisreadError: a subset extends across one of the two.
     """
     found, start = [], 0
     for part in parts:
@@ -334,7 +335,7 @@ def _block(piece: Piece, worker: int) -> Block:
 
 
 def _into(movement: Movement, box: Subset) -> str:
-    """The transfers into a box, in words."""
+    """Text of the transfers into a box, for error messages."""
     found: list[Transfer] = [t for t in movement if t.target.overlaps(box)]
     return " + ".join(_term(t) for t in found) or "0"
 

@@ -1,8 +1,8 @@
-"""Proofs about plans, found without running them.
+"""The static verifier, `linop.verify_plans`: runs all checks of plans in order.
 
-`verify` checks the plans of all workers against each other, and against their operator: one error
-class of `linop.planning.verification.plan_errors` for each way in which plans can be wrong. Its
-cost grows with the steps of plans, and does not depend on the number of elements.
+It checks the plans of all workers against each other and against their operator. Errors are those
+of `linop.planning.verification.plan_errors`. The cost grows with the number of steps, not with the
+number of elements. The checks themselves are in the other modules of this folder.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from linop.planning.verification.translation import same_as_operator
 from linop.planning.verification.writes import check_writes
 
 MOST = 2**18
-"""Transfers of a product up to which factors are multiplied to be compared with it."""
+"""Largest product, in transfers, that is evaluated to compare it with its factors."""
 
 
 @runtime_checkable
 class Staged(Protocol):
-    """An operator, as far as it is asked here."""
+    """Protocol of objects with a normal form, as every operator."""
 
     @property
     def stages(self) -> Stages:
@@ -46,16 +46,16 @@ class Staged(Protocol):
 def verify_plans(plans: Staged | Iterable[Plan], op: Staged | Stages | None = None) -> None:
     """Check the plans of all workers against each other, and prove that they compute an operator.
 
-    That an operator's stages are the product of what is lowered is proven where the product has
-    at most `MOST` transfers; else they are its factors as composed.
+    Products that a pass has factored are compared with their factors if they have at most `MOST`
+    transfers; larger ones are accepted as composed.
 
     Args:
         plans: of all workers; or the operator, to check the plans that `lower` makes.
-        op: the operator, or its stages; without it, plans are checked against each other alone.
+        op: the operator, or its stages; without it, plans are checked against each other only.
 
     Raises:
-        PlanError: the subclass says what is wrong; the message says which worker, stage and step,
-            what was expected and what is there.
+        PlanError: of the subclass of the fault (`linop.planning.verification.plan_errors`); the
+            message names worker, stage and step, the expected and the given.
     """
     if isinstance(plans, Staged):
         op, plans = plans, [lower(plans.stages, worker) for worker in plans.stages.workers]
@@ -89,7 +89,7 @@ def _by_number(plans: Iterable[tuple[PlanStage, ...]]) -> Iterator[list[PlanStag
 
 
 def _same_ends(stages: Stages, plans: dict[int, Plan]) -> None:
-    """Check that plans have their operator's workers, dtype, arguments and results."""
+    """Check that plans have the operator's workers, dtype, arguments and results."""
     for worker in stages.workers:
         if worker not in plans:
             raise WorkerError(f"the operator needs worker {worker}, which has no plan")
@@ -109,13 +109,14 @@ def _same_ends(stages: Stages, plans: dict[int, Plan]) -> None:
 
 
 def factors_fit(before: Stages, after: Stages, name: str) -> None:
-    """Check that the stages after a pass are those before it, in other factors.
+    """Check that the stages after a pass have the layers of those before it, and movements of equal
+    products between layers. Products of more than `MOST` transfers are not compared.
 
     Args:
-        name: of the pass.
+        name: of the pass, for messages.
 
     Raises:
-        FactorError: they are not.
+        FactorError: layers or products differ.
     """
     whole, factored = _joined(before), _joined(after)
     if [layer for _, layer in whole] != [layer for _, layer in factored]:
@@ -126,7 +127,7 @@ def factors_fit(before: Stages, after: Stages, name: str) -> None:
 
 
 def _joined(stages: Stages) -> list[tuple[list[Movement], Layer]]:
-    """Movements between layers that hold local maps, first applied first."""
+    """(movements, the layer after them), for each layer with local maps and for the end."""
     found: list[tuple[list[Movement], Layer]] = [([], ())]
     for movement, layer in zip(stages.movements, (*stages.layers, ()), strict=True):
         found[-1][0].append(movement)
@@ -141,7 +142,8 @@ def _product(movements: Sequence[Movement]) -> Movement:
 
 
 def _paths(movements: Sequence[Movement]) -> int:
-    """At most so many transfers has the product of movements: the ways through their parts."""
+    """Upper bound on the transfers of a product: paths through the factors' tables. Counting stops
+    above `MOST`."""
     parts = [part for movement in movements for part in movement.parts]
     ways = dict.fromkeys((region.name for region in parts[0].domain), 1)
     for part in parts:

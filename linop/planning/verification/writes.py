@@ -1,8 +1,7 @@
-"""Elements that a stage writes, by arithmetic on boxes: its cost depends on the number of boxes,
-not on that of elements.
+"""Check of the elements that a stage writes, by arithmetic on boxes.
 
-Every element of a new region is set once, before anything is added to it; or is a zero to which is
-added.
+Every element of a new region is either set exactly once, before any accumulation into it, or
+allocated as zero. The cost depends on the number of boxes, not of elements.
 """
 
 from __future__ import annotations
@@ -18,15 +17,15 @@ from linop.planning.verification.plan_errors import TwoWritersError, UnwrittenEr
 from linop.planning.verification.plan_stages import PlanStage
 
 Named = tuple[PlanStage, int, Put]
-"""A put, its stage, and its position in the plan."""
+"""(stage, position in the plan, put)."""
 
 
 def check_writes(stages: Sequence[PlanStage]) -> None:
-    """Check what some workers write in one stage of their plans.
+    """Check the writes of all workers in one stage.
 
     Raises:
-        TwoWritersError: an element is set after it was set, or added to.
-        UnwrittenError: one is never set, or added to before it is.
+        TwoWritersError: an element is set after it was set or accumulated into.
+        UnwrittenError: an element is never set, or accumulated into before it is set.
     """
     made = [(stage, at, make) for stage in stages for at, make in stage.of(Make)]
     if not made:
@@ -51,7 +50,7 @@ def check_writes(stages: Sequence[PlanStage]) -> None:
 
 
 class _Boxes:
-    """Boxes of regions, in the order in which they are written."""
+    """Boxes written by puts, aligned by row: number of the put, of the region, start, extent."""
 
     def __init__(self, put: Ints, region: Ints, start: Ints, extent: Ints) -> None:
         self.put, self.region, self.start, self.extent = put, region, start, extent
@@ -78,13 +77,13 @@ class _Boxes:
 
 
 def _meetings(left: _Boxes, right: _Boxes) -> tuple[Ints, Ints, Ints]:
-    """Pairs of boxes that meet, by their puts, and in how many elements."""
+    """(left put, right put, common elements) of all pairs of boxes that overlap."""
     pairs = join(left.table(left.put, left.region), right.table(right.region, right.put))
     return pairs.dst, pairs.src, pairs.extent.prod(axis=1)
 
 
 def _apart(sets: _Boxes, puts: Sequence[Named]) -> None:
-    """Check that boxes do not overlap: joined, they have as many elements as one by one."""
+    """Check that boxes are disjoint: their union has as many elements as all boxes together."""
     joined = canonical(sets.table(sets.region, np.zeros_like(sets.region)))
     if int(joined.extent.prod(axis=1).sum()) == int(sets.volume.sum()):
         return
@@ -94,7 +93,7 @@ def _apart(sets: _Boxes, puts: Sequence[Named]) -> None:
 
 
 def _added(sets: _Boxes, adds: _Boxes, puts: Sequence[Named], zeroed: np.ndarray) -> None:
-    """Check that what is added to was set before that, or is zero, and is not set later."""
+    """Check that the elements accumulated into were set before, or are zeros, and not set later."""
     added, other, volume = _meetings(adds, sets)
     later = other > added
     covered = np.zeros(len(puts), np.int64)
