@@ -439,8 +439,8 @@ def _itself(x: Tensor) -> Tensor:
 
 
 def _keep(functions: dict[Any, Function], key: Any, function: Function) -> None:
-    """Cache a function; the oldest of `_MOST` is evicted. Order and keys of `_bound` are the same on
-    all workers, which have to bind together."""
+    """Cache a function; the oldest of `_MOST` is evicted. Keys of `_agreed` and `_bound`, and their
+    order, are the same on all workers: a miss is collective."""
     if key not in functions and len(functions) == _MOST:
         functions.pop(next(iter(functions)))
     functions[key] = function

@@ -155,8 +155,8 @@ class _BatchNorm(_Norm):
         return normalise
 
     def _running(self, X: TensorSpace) -> tuple[Function, Function]:
-        """Movements of (mean, variance), of shape (2, channels): from the channel blocks of X to the
-        balanced blocks of the buffers, and back."""
+        """Movements of (mean, variance), of shape (2, channels): from the channel blocks of X to
+        the balanced blocks of the buffers, and back."""
         if "running_mean" not in self.spaces:
             return _nothing, _nothing
         axes = [1 if axis == 1 else REPLICATED for axis in X.axes]
@@ -170,7 +170,7 @@ class _BatchNorm(_Norm):
         """Update the running statistics with a batch's mean and biased variance.
 
         Args:
-            count: elements that each mean is over; the statistics stay if it is 0.
+            count: elements that each mean is over; mean and variance stay if it is 0.
             store: movement to the blocks of the buffers.
         """
         self.num_batches_tracked.add_(1)

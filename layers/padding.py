@@ -20,7 +20,7 @@ from linop.spaces.tensor import TensorSpace
 
 
 class _Pad(Layer):
-    """Padding in space of a tensor of (batch, channels, space), as in torch.nn: copies of what is inside.
+    """Padding of (batch, channels, space) in space, as in torch.nn: copies of what is inside.
 
     Args:
         P_x: the partition of input and output.
@@ -71,7 +71,7 @@ class _Pad(Layer):
 
 
 class _ConstantPad(_Pad):
-    """Padding in space of a tensor of (batch, channels, space) with one value, as in torch.nn.
+    """Padding of (batch, channels, space) in space with one value, as in torch.nn.
 
     Args:
         P_x: the partition of input and output.

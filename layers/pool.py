@@ -16,7 +16,7 @@ from linop.spaces.tensor import TensorSpace
 
 
 class _Pool(Layer):
-    """Base class of the pooling layers: kernels over the dimensions of space, without parameters."""
+    """Base class of the pooling layers: kernels over the dimensions of space; no parameters."""
 
     ndim = 0
     fill = 0.0

@@ -29,8 +29,8 @@ _MODES = {
 
 
 class Tap(NamedTuple):
-    """One term of the weighted sum that each output along a dimension is: for all outputs, the index
-    of an input (int64), and its weight. None: all weights are 1."""
+    """One term of the weighted sum that each output along a dimension is: for all outputs, the
+    index of an input (int64), and its weight. None: all weights are 1."""
 
     index: Tensor
     weight: Tensor | None

@@ -58,8 +58,8 @@ class Window:
 
 
 def numbers(name: str, what: str, value: Any, ndim: int, least: int) -> tuple[int, ...]:
-    """A tuple of `ndim` whole numbers, at least `least`, from a number or a sequence of one or `ndim`
-    of them.
+    """A tuple of `ndim` whole numbers, at least `least`, from a number or from a sequence of one or
+    `ndim` of them.
 
     Args:
         name, what: of layer and argument, for errors.
