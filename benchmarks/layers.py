@@ -1,5 +1,5 @@
-"""linop's bridge to torch, and its layers, beside the same by hand, by torch.distributed over gloo
-and in one process: one command, tables with their goals.
+"""linop's bridge to torch, and its layers, beside hand-written ones, torch.distributed over gloo
+and sequential torch: one command, tables with their goals.
 
     python benchmarks/layers.py [--quick] [--only Linear] [--ranks 2] [--no-peers]
 
@@ -40,7 +40,7 @@ TITLES = {
     "layer": "Layers with parameters",
     "step": "Steps of training",
 }
-"""By the kind of a case."""
+"""Title of the table, by the kind of its cases."""
 
 
 def main(
@@ -148,7 +148,7 @@ def judged(
 
 
 def summary(records: list[dict[str, Any]]) -> list[str]:
-    """Tables of ratios: of cases of several sizes, and of those of one."""
+    """Tables of ratios: of cases with several sizes, and of cases with one."""
     by_size = [r | {"peer": True} for r in records if r["size"] in SIZES]
     others = [r for r in records if r["size"] not in SIZES and r["ratio"] is not None]
     return [report.summary(by_size, None), one_size(others)]

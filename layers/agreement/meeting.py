@@ -36,8 +36,8 @@ _MOST = 4096
 """Entries of each cache of digests, for all layers together."""
 
 Meta = tuple[Any, ...] | None
-"""Metadata of an argument: of a tensor, shape, dtype, layout, device and `requires_grad`; of another
-object, the name of its type alone; None for None."""
+"""Metadata of an argument: of a tensor, shape, dtype, layout, device and `requires_grad`; of
+another object, the name of its type alone; None for None."""
 
 
 class Given(NamedTuple):

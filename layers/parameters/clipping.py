@@ -109,7 +109,7 @@ def _norm(tensors: Sequence[Tensor], kind: float) -> Tensor:
 
 
 def _agreed(said: Sequence[Sequence[Norm]]) -> list[Norm]:
-    """Norms to be combined: those of all blocks; and of each gradient held whole, the first worker's.
+    """Norms to be combined: those of all blocks; of each gradient held whole, the first worker's.
 
     Raises:
         BackendError: workers have different norms of a gradient that each holds whole.
