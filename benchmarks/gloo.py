@@ -62,7 +62,7 @@ def rows_to_columns(x: Tensor, ranks: int) -> Tensor:
 def waited(x: Tensor) -> Tensor:
     """A functional collective's result, once it is there."""
     if isinstance(x, functional.AsyncCollectiveTensor):
-        x.wait()  # what this returns is not in the graph
+        x.wait()  # the returned tensor is not in the graph
     return x
 
 

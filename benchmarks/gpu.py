@@ -102,7 +102,7 @@ def local_rows(found: list[dict[str, Any]]) -> Cells:
 
 
 def timed_rows(found: list[dict[str, Any]]) -> Cells:
-    """A column for each side; minimum, median and maximum are in what ``--raw`` saves."""
+    """Median times, a column for each side; ``--raw`` saves minimum and maximum too."""
     sides = list(dict.fromkeys(side for line in found for side in line["times"]))
     cells = []
     for line in found:

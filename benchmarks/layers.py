@@ -5,8 +5,8 @@ and sequential torch: one command, tables with their goals.
 
 As `run.py`; it needs torch. Results: ``results/layers-<mpi>.md``.
 
-Not compared, for torch 2.13's are wrong: the gradients of the functional broadcast, DTensor's
-convolutions split over space. torch.distributed has no halo exchange.
+Not compared, because torch 2.13 computes them wrongly: the gradients of the functional broadcast,
+and DTensor's convolutions split over space. torch.distributed has no halo exchange.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def rows(found: dict[str, Any]) -> Iterator[report.Row]:
 def judged(
     kind: str, direction: str, size: int, against: str, theirs: Any, ours: Any
 ) -> tuple[str, bool | None]:
-    """The goal, and whether it is met."""
+    """The goal, and True if it is met; None if there is none."""
     if not theirs or not ours:
         return "", None
     if against == PLAN:

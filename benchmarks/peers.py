@@ -34,7 +34,8 @@ def peer(name: str, case: str) -> Callable[[Add], Add]:
 
 
 def available(comm: MPI.Intracomm) -> dict[str, str]:
-    """By peer, its version, or why it is missing. Collective; starts torch's process group."""
+    """Version of each peer, or the reason why it is missing, by name. Collective; initialises
+    torch.distributed."""
     found = {}
     for name, package, load in ((PYLOPS, "pylops-mpi", _pylops), (TORCH, "torch", start_torch)):
         try:

@@ -234,7 +234,7 @@ def _times(times: Times | None) -> str:
 
 
 def rich_table(title: str, table: Iterable[Row]) -> Table:
-    """For the terminal."""
+    """A table for the terminal; goals met are green, goals missed red."""
     shown = Table(title=title, title_justify="left")
     for column in COLUMNS:
         shown.add_column(column)

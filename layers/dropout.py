@@ -144,7 +144,7 @@ def _signed(n: int) -> int:
 
 
 class _Channels(Dropout):
-    """As `Dropout`, but a channel of a sample is zeroed whole, or not at all.
+    """Dropout of whole channels: all elements of a channel of a sample are zeroed, or none.
 
     Args:
         P_x: the partition of input and output: batch, channels, space.

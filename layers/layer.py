@@ -13,7 +13,7 @@ from functools import partial
 from types import FrameType
 from typing import Any
 
-# First, for it says what to install where there is no torch.
+# First: its error without torch names the extra to install.
 from linop.backends.autograd.functions import apply, tie
 
 # isort: split

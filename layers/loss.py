@@ -89,7 +89,8 @@ class Loss(Layer):
         return prod(X.global_shape)
 
     def measure(self, X: TensorSpace, T: TensorSpace) -> Measure:
-        """The `Measure` of this worker's blocks; called only on workers of `P_x`."""
+        """The `Measure` for this worker's blocks. Collective; its result is called on workers of
+        `P_x` only."""
         raise NotImplementedError
 
     def finish(self, X: TensorSpace, T: TensorSpace) -> Function:

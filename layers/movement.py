@@ -74,7 +74,7 @@ class Broadcast(_Matching):
         P_y: the partition of the output. Grid axes match from the right, as in NumPy: equal, or 1
             in `P_x`.
         transpose_src, transpose_dest: reverse the grid of `P_x`, or `P_y`, before that.
-        preserve_batch: whether zero-volume results have shape (batch, 0), not (0,).
+        preserve_batch: True: zero-volume results have shape (batch, 0); False: (0,).
     """
 
     matched = staticmethod(collectives.broadcast)
@@ -94,7 +94,7 @@ class SumReduce(_Matching):
             dimension k, or, of tensors with fewer dimensions, holds independent blocks.
         P_y: the partition of the output. Grid axes match from the right, as in NumPy: equal, or 1.
         transpose_src, transpose_dest: reverse the grid of `P_x`, or `P_y`, before that.
-        preserve_batch: whether zero-volume results have shape (batch, 0), not (0,).
+        preserve_batch: True: zero-volume results have shape (batch, 0); False: (0,).
     """
 
     matched = staticmethod(collectives.sum_reduce)
@@ -188,7 +188,7 @@ class Repartition(Movement):
 
     Args:
         P_x, P_y: the partitions; grid axis k splits dimension k, `P_y` into balanced blocks.
-        preserve_batch: whether zero-volume results have shape (batch, 0), not (0,).
+        preserve_batch: True: zero-volume results have shape (batch, 0); False: (0,).
     """
 
     def __init__(self, P_x: Partition, P_y: Partition, preserve_batch: bool = True) -> None:

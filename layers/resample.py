@@ -46,7 +46,7 @@ class Upsample(Layer):
 
     Raises:
         PartitionError: `P_x` has no axes of space, or more than 3. ArgumentError: no such mode with
-            so many dimensions, or arguments that do not go together.
+            so many dimensions, or inconsistent arguments.
     """
 
     def __init__(

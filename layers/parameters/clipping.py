@@ -21,7 +21,7 @@ class Norm(NamedTuple):
     """Norm of some gradients of one worker."""
 
     key: Key
-    """Of a parameter that each worker holds whole; None for the worker's blocks together."""
+    """Key of a parameter that each worker holds whole; None for the worker's blocks together."""
     value: float
     dtype: Any
     shape: tuple[int, ...] = ()

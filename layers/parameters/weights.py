@@ -34,7 +34,7 @@ def drawn(layer: Layer, make: Callable[[], Any]) -> Any:
         return make()
     _meet(backend)
     state = torch.get_rng_state()
-    _meet(backend)  # nobody draws before all know the state
+    _meet(backend)  # no worker draws before all have read the state
     with _ONE_AT_A_TIME:
         torch.set_rng_state(state)
         made = make()

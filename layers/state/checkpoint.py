@@ -2,8 +2,8 @@
 a folder, as torch's distributed checkpointing does, where each worker writes its own blocks.
 
 Either can be loaded by another number of workers, with other partitions, and by torch alone. A save
-replaces what was there at once, when all of it is on the disk. A load checks everything before it
-changes anything of the model; no file that it reads can run code.
+replaces an earlier state atomically, once the new one is on the disk. A load checks everything
+before it changes anything of the model; no file that it reads can run code.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
     if not path.parent.is_dir():
         raise NotADirectoryError(f"{str(path.parent)!r} is no folder")
     part = path.with_name(f".{path.name}.{new_token()}.part")
-    # O_EXCL: no link that somebody put there is followed.
+    # O_EXCL: a link at that name is not followed.
     descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666)
     try:
         with os.fdopen(descriptor, "w+b") as file:

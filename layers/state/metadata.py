@@ -1,4 +1,4 @@
-"""The index of a folder of torch's distributed checkpointing, read without running what is in it.
+"""Index of a folder of torch's distributed checkpointing, read without running code in its pickle.
 
 Its file `.metadata` is a pickle. Objects in it become inert records here, from which names, numbers
 and dtypes are read, each checked; classes outside of a list are refused. After the pickle, which
@@ -64,7 +64,7 @@ class _Unpickler(pickle.Unpickler):
             return dict
         if name not in _ALLOWED.get(module, "").split():
             raise BackendError(f"it refers to {module}.{name}, which is refused: it could be code")
-        # A class of its own, so that nothing in the file can change one of ours.
+        # A new class for each, so that a pickle cannot change a class of linop.
         return type(name, (_Record,), {"__slots__": ()})
 
 

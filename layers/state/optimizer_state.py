@@ -218,8 +218,9 @@ def gather_optimizer_state(
         None on workers that do not get it.
 
     Raises:
-        ArgumentError: no worker has an optimizer, or what it keeps is neither a number nor of a
-            parameter's shape. BackendError: workers have different optimizers. All on every worker.
+        ArgumentError: no worker has an optimizer, or a value that it keeps is neither a number nor
+            of a parameter's shape. BackendError: workers have different optimizers. All on every
+            worker.
     """
     workers = Workers("gather_optimizer_state", model)
     workers.need_memory()
@@ -250,7 +251,7 @@ def collect_optimizer(optimized: Optimized, worker: int | None) -> dict[str, Any
 
 
 def scatter_optimizer_state(model: Any, optimizer: Any, state: Mapping[str, Any] | None) -> None:
-    """Load the state of the sequential optimizer into those of the workers. Collective.
+    """Load the state of the sequential optimizer into the workers' optimizers. Collective.
 
     Args:
         model: the module of this worker.
