@@ -1,5 +1,5 @@
-"""Movement as one writes it for torch without linop: an `autograd.Function` over raw mpi4py, with
-the backward pass by hand. One buffer a result, and no copy that MPI does not need."""
+"""Data movement for torch without linop: each an `autograd.Function` over raw mpi4py, with its
+backward pass written by hand. One buffer for a result, and no copy that MPI does not need."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _memory(x: Tensor) -> Any:
 
 
 class Nothing(torch.autograd.Function):  # type: ignore[misc]
-    """No work at all: what torch itself takes."""
+    """The identity: measures torch's own overhead."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -31,7 +31,7 @@ class Nothing(torch.autograd.Function):  # type: ignore[misc]
 
 
 class Broadcast(torch.autograd.Function):  # type: ignore[misc]
-    """From rank 0, whose result is its argument. The others pass an empty tensor."""
+    """Broadcast from rank 0, whose result is its argument. The others pass an empty tensor."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, comm: MPI.Intracomm, shape: Sequence[int]) -> Tensor:
@@ -46,7 +46,7 @@ class Broadcast(torch.autograd.Function):  # type: ignore[misc]
 
 
 class SumReduce(torch.autograd.Function):  # type: ignore[misc]
-    """To rank 0. The result of the others is an empty tensor."""
+    """Sum-reduce to rank 0. The result of the others is an empty tensor."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, comm: MPI.Intracomm) -> Tensor:
@@ -70,7 +70,7 @@ def _reduced(x: Tensor, comm: MPI.Intracomm, elsewhere: Sequence[int]) -> Tensor
 
 
 class AllReduce(torch.autograd.Function):  # type: ignore[misc]
-    """Its own adjoint, where every worker does something of its own with the sum."""
+    """All-reduce; self-adjoint, for ranks that compute different results from their copies."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, comm: MPI.Intracomm) -> Tensor:
@@ -115,7 +115,7 @@ def _summed(x: Tensor, comm: MPI.Intracomm) -> Tensor:
 
 
 class AllGather(torch.autograd.Function):  # type: ignore[misc]
-    """Equal blocks along dimension 0."""
+    """All-gather of equal blocks along dimension 0."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, comm: MPI.Intracomm) -> Tensor:
@@ -128,7 +128,7 @@ class AllGather(torch.autograd.Function):  # type: ignore[misc]
 
 
 class ReduceScatter(torch.autograd.Function):  # type: ignore[misc]
-    """Equal blocks along dimension 0."""
+    """Reduce-scatter into equal blocks along dimension 0."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, comm: MPI.Intracomm) -> Tensor:
@@ -153,7 +153,7 @@ def _scattered(x: Tensor, comm: MPI.Intracomm) -> Tensor:
 
 
 class Replicated(torch.autograd.Function):  # type: ignore[misc]
-    """An all-gather with whose result all workers do the same: the gradient is this one's slice."""
+    """All-gather into a replicated tensor: the gradient is a local slice."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, comm: MPI.Intracomm) -> Tensor:
@@ -166,7 +166,7 @@ class Replicated(torch.autograd.Function):  # type: ignore[misc]
 
 
 class RowsToColumns(torch.autograd.Function):  # type: ignore[misc]
-    """Equal blocks of a matrix along dimension 0, to equal blocks along dimension 1."""
+    """Repartition of a matrix from equal blocks of rows to equal blocks of columns."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, comm: MPI.Intracomm) -> Tensor:
@@ -186,7 +186,7 @@ class RowsToColumns(torch.autograd.Function):  # type: ignore[misc]
 
 
 class Swap(NamedTuple):
-    """What goes to a neighbour, and what comes from it."""
+    """Exchange with one neighbour, as slices of the extended block: sent, and received."""
 
     rank: int
     send: Slices
@@ -197,10 +197,10 @@ class Neighbours:
     """The geometry of a halo exchange on a grid of ranks, for blocks of one shape.
 
     Args:
-        grid: the ranks, in row-major order, along the last dimensions.
+        grid: extents of the grid of ranks, in row-major order, over the last dimensions.
         shape: of this rank's block.
         widths: of the halo, along the last dimensions.
-        zeros: whether there is a halo of zeros beyond the boundary, along what is split.
+        zeros: add boundary padding of zeros along split dimensions.
     """
 
     def __init__(
@@ -248,11 +248,12 @@ class Neighbours:
             elif end < self.shape[d]:
                 self.zeros.append(part(end, self.shape[d]))
             self.steps.append(swaps)
-            inside[d] = slice(None)  # the next dimension's edges go with these halos
+            inside[d] = slice(None)  # later edges include these halos, for the corners
 
 
 class Halo(torch.autograd.Function):  # type: ignore[misc]
-    """One dimension after the other, so that corners come along. The gradient adds halos back."""
+    """Halo exchange, one dimension after the other, which includes corners. The gradient adds
+    halos back to their owners."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, of: Neighbours) -> Tensor:
@@ -271,7 +272,7 @@ class Halo(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Any:
         of: Neighbours = ctx.of
-        g = g.clone()  # it is not ours to change
+        g = g.clone()  # autograd owns it
         for swaps in reversed(of.steps):
             pairs = [(swap.rank, g[swap.receive], g[swap.send]) for swap in swaps]
             for _, target, buffer in _exchanged(of.comm, pairs, add=True):
@@ -282,7 +283,15 @@ class Halo(torch.autograd.Function):  # type: ignore[misc]
 def _exchanged(
     comm: MPI.Intracomm, pairs: list[tuple[int, Tensor, Tensor]], add: bool = False
 ) -> list[tuple[int, Tensor, Tensor]]:
-    """Send to, and receive from each of the ranks: (rank, where it belongs, what was received)."""
+    """Exchange one message with each rank.
+
+    Args:
+        pairs: (rank, tensor to send, view to receive into).
+        add: receive into a buffer always, because the caller adds it to the view.
+
+    Returns:
+        (rank, view, received tensor), where the last may be the view itself.
+    """
     received, requests = [], []
     for rank, _, target in pairs:
         direct = target.is_contiguous() and not add

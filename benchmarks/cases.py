@@ -1,7 +1,8 @@
-"""What is compared: each case builds a linop operator, and the same in raw mpi4py.
+"""Cases of operators: each builds a linop operator, and the same in raw mpi4py.
 
-A case is one function, registered by `case`. Its raw side is what an expert writes: buffer mode,
-every buffer and view made beforehand, packing only where data is not contiguous already.
+A case is one function, registered by `case`. Its raw side is expert code: buffer mode, every buffer
+and view made beforehand, packing only where data is not contiguous already. Halo exchanges are in
+`benchmarks.halos`, PyLops-MPI's examples in `benchmarks.stencil`.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ Run = Callable[[], Any]
 
 
 class Rival(NamedTuple):
-    """One way to do what the operator does: `run` returns this rank's result, or None."""
+    """One implementation of the operator: `run` returns this rank's result, or None."""
 
     run: Run
     tolerance: float | None = 0
-    """By how much its result may differ from linop's, relatively; None: it has no result."""
+    """Relative difference from linop's result that is allowed; None: results are not compared."""
     value: Callable[[Any], Any] = lambda result: result
-    """From what `run` returns, this rank's array."""
+    """Gives this rank's array from the return value of `run`."""
 
 
 @dataclass
@@ -45,12 +46,12 @@ class Case:
     forward: dict[str, Rival] = field(default_factory=dict)
     adjoint: dict[str, Rival] = field(default_factory=dict)
     one_buffer: str = ""
-    """The direction in which raw MPI's usual form has one buffer for argument and result."""
+    """Direction in which raw MPI usually has one buffer for argument and result; empty: none."""
     in_place: bool = False
-    """Whether the result may be left in the argument, where plans take ``out=``."""
+    """True if plans are timed in place, with ``out=`` the argument."""
     solver: Callable[[Any, int], Rival] | None = None
-    """For what is not one application of the operator: what to run, from the plan and a number of
-    iterations; `forward` is then made by `solvers`."""
+    """For iterative solvers: builds linop's side from the plan and a number of iterations.
+    `forward` is then built from it and `solvers`."""
     solvers: dict[str, Callable[[int], Rival]] = field(default_factory=dict)
 
 
@@ -87,7 +88,7 @@ def case(
 
 
 def whole(space: Space, rank: int, seed: int) -> Array | None:
-    """This rank's part of a space, filled with small whole numbers, whose sums are exact."""
+    """This rank's array in a space, or None: whole numbers from -9 to 9, whose sums are exact."""
     regions = space.on(rank)
     if not regions:
         return None
@@ -101,7 +102,7 @@ def arguments(op: LinearOperator, rank: int) -> tuple[Array | None, Array | None
 
 
 def held(op: LinearOperator, rank: int) -> tuple[Array, Array]:
-    """The same, where this rank holds regions on both sides."""
+    """As `arguments`, for operators with a region on every rank on both sides."""
     x, y = arguments(op, rank)
     assert x is not None and y is not None
     return x, y
@@ -127,8 +128,8 @@ def _elements(size: int) -> int:
 
 @case("broadcast", (8, *SIZES))
 def broadcast(comm: MPI.Intracomm, size: int) -> Case:
-    """One block to all; in MPI's usual form the root's buffer is both argument and result, as in
-    ``plan(x, out=x)``."""
+    """Broadcast from rank 0; raw MPI usually has one buffer on the root for argument and result, as
+    in ``plan(x, out=x)``."""
     X = TensorSpace(_elements(size), Partition((1,)), np.float32)
     op = linop.broadcast(X, Partition((comm.size,)))
     x, y = arguments(op, comm.rank)
@@ -220,7 +221,7 @@ def _repartition(comm: MPI.Intracomm, size: int, source: Grid, target: Grid) -> 
 
 
 class Exchange:
-    """Pack, Alltoallv, unpack; packing and unpacking only where pieces are not contiguous."""
+    """Repartition: pack, Alltoallv, unpack; the copies only where pieces are not contiguous."""
 
     def __init__(
         self, comm: MPI.Intracomm, x: Array, out: Array, shape: Grid, source: Grid, target: Grid
@@ -233,7 +234,7 @@ class Exchange:
 
     @staticmethod
     def _side(array: Array, mine: Box, others: list[Box]) -> tuple[list[Any], list[Any]]:
-        """The message buffer in mpi4py's form, and (piece of it, view of the array) to copy."""
+        """Message buffer in mpi4py's form, and (piece of the buffer, view of the array) to copy."""
         views = [array[_shared(mine, other)] for other in others]
         counts = [view.size for view in views]
         if all(view.flags.c_contiguous for view in views):
@@ -269,7 +270,7 @@ def _blocks(shape: Grid, grid: Grid) -> list[Box]:
 
 
 def _shared(mine: Box, other: Box) -> tuple[slice, ...]:
-    """What two blocks share, as an index into mine; empty where they share nothing."""
+    """Intersection of two blocks, as slices of the first; empty if they are disjoint."""
     lows = [max(a, c) for (a, _), (c, _) in zip(mine, other, strict=True)]
     highs = [min(b, d) for (_, b), (_, d) in zip(mine, other, strict=True)]
     return tuple(

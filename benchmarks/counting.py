@@ -1,4 +1,4 @@
-"""Counting the MPI calls of anything: a library of wrappers, made from ``mpi.h``, is preloaded.
+"""Counts of MPI calls, by a preloaded library of wrappers that is generated from ``mpi.h``.
 
 It counts every communication call that starts or completes something, persistent ones and window
 synchronisation included; not the polling by MPI_Test and MPI_Iprobe, nor local questions.
@@ -24,7 +24,7 @@ POLLS = {"iprobe", "improbe"}
 
 
 def library(folder: Path) -> Path | None:
-    """Build it with the ``mpicc`` beside this Python; None where that is not possible."""
+    """Build the library with the ``mpicc`` beside this Python; None if that fails."""
     mpicc = Path(sys.executable).with_name("mpicc")
     source, built = folder / "count.c", folder / "libcount.so"
     try:
@@ -47,7 +47,7 @@ def library(folder: Path) -> Path | None:
 
 
 def _wrappers(header: str) -> str:
-    """C: each counted function increments a number of its own, then does what it does."""
+    """C source: each counted function increments a counter of its own, then calls its PMPI twin."""
     lines, names = ["#include <mpi.h>"], []
     for name, parameters in re.findall(r"\bint\s+MPI_(\w+)\s*\(([^()]*)\)", header):
         lowered = name.lower()

@@ -1,5 +1,5 @@
-"""The same movement, and the same layers, in torch.distributed over gloo: those of its functions
-whose gradients are right (see `layers.py` for those that are not)."""
+"""Data movement and layers in torch.distributed over gloo: those of its functions whose gradients
+are right (`layers.py` lists the others)."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def reduce_scatter(x: Tensor) -> Tensor:
 
 
 def rows_to_columns(x: Tensor, ranks: int) -> Tensor:
-    """Packed by rank, in equal pieces."""
+    """Repartition of a matrix from blocks of rows to blocks of columns, packed by rank."""
     rows, columns = x.shape
     packed = x.view(rows, ranks, columns // ranks).transpose(0, 1).reshape(rows * ranks, -1)
     return functional.all_to_all_single_autograd(packed, None, None, dist.group.WORLD)
@@ -62,7 +62,7 @@ def rows_to_columns(x: Tensor, ranks: int) -> Tensor:
 def waited(x: Tensor) -> Tensor:
     """A functional collective's result, once it is there."""
     if isinstance(x, functional.AsyncCollectiveTensor):
-        x.wait()  # what this returns is not in the graph
+        x.wait()  # the returned tensor is not in the graph
     return x
 
 
@@ -76,7 +76,7 @@ def array(x: Tensor) -> Any:
 def redistributed(
     comm: MPI.Intracomm, x: Tensor, gradient: Tensor, source: str, target: str
 ) -> dict[str, Rival]:
-    """A DTensor from one placement to another, from and to local blocks as all other sides are."""
+    """Redistribution of a DTensor, from and to local blocks as in all other sides, by direction."""
     before, after = [PLACEMENTS[source]], [PLACEMENTS[target]]
     given = DTensor.from_local(x.detach().clone(), mesh(), before, run_check=False)
     given.requires_grad_()
@@ -104,7 +104,7 @@ def _ready(y: Tensor) -> Tensor:
 
 
 def parallel(module: Any, plan: Any) -> Any:
-    """A module, or those in it, tensor-parallel: ``C`` by columns, ``R`` by rows."""
+    """A module made tensor-parallel: ``C`` by columns, ``R`` by rows; or submodules, by name."""
     styles = {"C": ColwiseParallel, "R": RowwiseParallel}
     if isinstance(plan, str):
         return parallelize_module(module, mesh(), styles[plan]())

@@ -1,5 +1,5 @@
-"""Plans on a GPU: what stays on it beside its own copies; ranks that share it, by every way that
-messages travel, beside raw mpi4py; a layer's step beside torch alone.
+"""Plans on a GPU: movement on the device beside copies of as many bytes; ranks that share the
+device, with staged and with CUDA-aware messages, beside raw mpi4py; a layer's step beside torch's.
 
     python benchmarks/gpu.py [--quick] [--only add] [--ranks 2]
 
@@ -24,7 +24,7 @@ from benchmarks.task import MIB, Task  # noqa: E402
 
 BEGIN, END = "<!-- gpu:begin -->", "<!-- gpu:end -->"
 GOAL, FROM = 0.8, 64 * MIB
-"""Of the bandwidth of a copy, what linop's own movement should have, from this size on."""
+"""Fraction of a copy's bandwidth that linop's movement should reach, from this size in bytes on."""
 
 
 def main(
@@ -70,7 +70,7 @@ def main(
 
 
 def tables(found: list[dict[str, Any]]) -> list[str]:
-    """As markdown, one after the other."""
+    """All tables in Markdown."""
     parts: list[str] = []
     for name, title, rows in (
         ("local", "What stays on the GPU (µs by its own clock, medians)", local_rows),
@@ -88,7 +88,7 @@ Cells = tuple[list[str], list[list[str]]]
 
 
 def local_rows(found: list[dict[str, Any]]) -> Cells:
-    """Times, and the share of the bandwidth of a copy of as many bytes."""
+    """Times, and the fraction of the bandwidth of a copy of as many bytes."""
     columns = ["movement", "size", "copy µs", "linop µs", "GB/s", "of the copy's", "goal"]
     cells = []
     for line in found:
@@ -102,7 +102,7 @@ def local_rows(found: list[dict[str, Any]]) -> Cells:
 
 
 def timed_rows(found: list[dict[str, Any]]) -> Cells:
-    """A column for each side; minimum, median and maximum are in what ``--raw`` saves."""
+    """Median times, a column for each side; ``--raw`` saves minimum and maximum too."""
     sides = list(dict.fromkeys(side for line in found for side in line["times"]))
     cells = []
     for line in found:

@@ -1,7 +1,7 @@
-"""What each rank of a GPU job does: ``python -m benchmarks.gpu_rank JSON``, as `benchmarks.rank`.
+"""Program of each rank of a GPU job: ``python -m benchmarks.gpu_rank JSON``, as `benchmarks.rank`.
 
-One rank measures what stays on the GPU, several what they exchange. Rank 0 prints a line of JSON
-for each comparison. Every side ends with the device's work done.
+One rank measures movement on the device, several ranks the messages between them. Rank 0 prints a
+line of JSON for each comparison. Every side ends by synchronising with the device.
 """
 
 from __future__ import annotations
@@ -27,18 +27,19 @@ from linop.backends.device.device_arrays import DeviceArrays
 from linop.backends.execution.arrays import arrays_named
 
 ARRAYS = "LINOP_BENCH_ARRAYS"
-"""An environment variable: "cupy", or ``module:name`` of others, for a run without a GPU."""
+"""Environment variable that names the device arrays: "cupy", or ``module:name`` of simulated
+ones."""
 COPY = "copy"
-"""The side that all that stays on the device is compared with."""
+"""Side with which movement on the device is compared."""
 LOCAL_SIZES = (MIB, 16 * MIB, 64 * MIB, 256 * MIB)
 SIZES = (4 * KIB, 64 * KIB, MIB, 16 * MIB)
 CALLS = 20
-"""Calls between two events."""
+"""Calls between two events, whose time is one sample."""
 FLOAT = np.dtype(np.float32)
 
 Run = Callable[[], Any]
 Timed = Callable[[int], float]
-"""Seconds of a call, of so many, by the device's clock."""
+"""Mean seconds a call, over a number of calls, by the device's clock."""
 
 
 def main(task: Task) -> None:
@@ -57,7 +58,7 @@ def main(task: Task) -> None:
 
 
 def given_arrays() -> DeviceArrays:
-    """Those that the environment names."""
+    """Device arrays that the environment names; CuPy's by default."""
     name = os.environ.get(ARRAYS, "cupy")
     module, _, attribute = name.partition(":")
     found: Any = getattr(import_module(module), attribute) if attribute else arrays_named(name)
@@ -66,7 +67,7 @@ def given_arrays() -> DeviceArrays:
 
 
 def gpu(arrays: DeviceArrays) -> str:
-    """The device's name."""
+    """Name of the device, with driver and runtime."""
     runtime = arrays.module.cuda.runtime
     if not hasattr(runtime, "getDeviceProperties"):
         return "none: simulated"
@@ -74,7 +75,7 @@ def gpu(arrays: DeviceArrays) -> str:
     return f"{name}, driver {runtime.driverGetVersion()}, runtime {runtime.runtimeGetVersion()}"
 
 
-# What stays on the device
+# Movement on the device
 
 
 def local_table(comm: MPI.Intracomm, arrays: DeviceArrays, task: Task) -> None:
@@ -92,7 +93,11 @@ def local_table(comm: MPI.Intracomm, arrays: DeviceArrays, task: Task) -> None:
 
 
 def local_cases(arrays: DeviceArrays, size: int) -> dict[str, tuple[Timed, int]]:
-    """What times each, and the bytes that each reads and writes."""
+    """By name: a timer, and the bytes that a call reads and writes.
+
+    Args:
+        size: bytes of a region.
+    """
     side = int((size // FLOAT.itemsize) ** 0.5)
     n = size // FLOAT.itemsize
     x, y = Region("x", (n,)), Region("y", (n,))
@@ -116,7 +121,7 @@ def local_cases(arrays: DeviceArrays, size: int) -> dict[str, tuple[Timed, int]]
 
 
 def one_worker(arrays: DeviceArrays, op: linop.LinearOperator) -> Timed:
-    """A plan with its argument and its memory, on one worker."""
+    """Timer of a plan on one worker, with its argument and its result buffers."""
     (backend,) = linop.launch(lambda backend: backend, 1, "threads", arrays=arrays)
     plan = op.compile(backend)
 
@@ -128,7 +133,7 @@ def one_worker(arrays: DeviceArrays, op: linop.LinearOperator) -> Timed:
 
 
 def on_threads(arrays: DeviceArrays, op: linop.LinearOperator) -> Timed:
-    """The same on several workers, which queue their work on one stream, from one thread each."""
+    """Timer of a plan on several workers: threads, which queue their work on one stream."""
     workers = op.domain.workers
     cuda = arrays.module.cuda
 
@@ -157,7 +162,7 @@ def on_threads(arrays: DeviceArrays, op: linop.LinearOperator) -> Timed:
 
 
 def by_events(sides: dict[str, Timed], seconds: float) -> dict[str, Any]:
-    """Microseconds a call, in rounds of all sides."""
+    """Minimum, median and maximum microseconds a call, by side, over rounds of all sides."""
     samples: dict[str, list[float]] = {name: [] for name in sides}
     for timed in sides.values():
         timed(2)
@@ -170,7 +175,7 @@ def by_events(sides: dict[str, Timed], seconds: float) -> dict[str, Any]:
 
 
 def repeated(arrays: DeviceArrays, run: Run) -> Timed:
-    """What times calls that this thread makes."""
+    """Timer of a function that this thread calls."""
     cuda = arrays.module.cuda
 
     def timed(calls: int) -> float:
@@ -195,7 +200,7 @@ def between(arrays: DeviceArrays, before: Any, after: Any) -> float:
 
 
 def ranks_table(comm: MPI.Intracomm, arrays: DeviceArrays, backend: Any, task: Task) -> None:
-    """Exchanges of ranks: linop both ways, raw mpi4py both ways."""
+    """Messages between ranks: linop and raw mpi4py, each staged and, if possible, CUDA-aware."""
     staged = linop.backends.get("cupy", comm=comm.Dup(), way="staged", arrays=arrays)
     backends = {"linop staged": staged} | ({"linop aware": backend} if backend.aware.yes else {})
     for size in chosen(SIZES, task):
@@ -216,7 +221,7 @@ def ranks_table(comm: MPI.Intracomm, arrays: DeviceArrays, backend: Any, task: T
 def exchanges(
     comm: MPI.Intracomm, arrays: DeviceArrays, size: int, aware: bool
 ) -> Iterator[tuple[str, linop.LinearOperator, dict[str, Run]]]:
-    """Operators on blocks of so many bytes, with the same by hand."""
+    """Operators on blocks of `size` bytes, with raw mpi4py's sides: (name, operator, sides)."""
     n, ranks = size // FLOAT.itemsize, comm.size
     split = TensorSpace((n * ranks,), Partition((ranks,)), FLOAT)
     right, left = (comm.rank + 1) % ranks, (comm.rank - 1) % ranks
@@ -256,7 +261,7 @@ def exchanges(
 
 
 def finished(arrays: DeviceArrays, run: Run) -> Run:
-    """A side with the wait for the device at its end."""
+    """A side that synchronises with the device at its end."""
 
     def whole() -> Any:
         result = run()
@@ -270,7 +275,7 @@ def finished(arrays: DeviceArrays, run: Run) -> Run:
 
 
 def step_table(comm: MPI.Intracomm, arrays: DeviceArrays, backend: Any, task: Task) -> None:
-    """Forward and backward of a convolution on rows of an image, beside torch on all of it."""
+    """Forward and backward of a convolution on blocks of rows, beside torch on the whole image."""
     import torch
 
     from linop.layers import Conv2d, fixed_shapes

@@ -1,10 +1,10 @@
-"""How proofs and plans grow with the number of workers: CPU seconds, and the peak of memory.
+"""Growth of proofs and plans with the number of workers: CPU seconds, and peak memory.
 
     python benchmarks/growth.py [--repeats N] [--workers P] [--only WORDS]
 
 Every sample is a process of its own; all cases are run in turn, `repeats` times. Prints minimum,
-median and maximum CPU seconds of the question, without the making of operators whose making is not
-in question, and the largest peak of resident memory above that of `import linop`, in Markdown.
+median and maximum CPU seconds of the question, without the construction of its operators unless
+that is the question, and the largest peak of resident memory above `import linop`, in Markdown.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from linop.planning.lowering import lower
 
 WORKERS = (64, 1024, 4096)
 LIMIT = 600
-"""Seconds that a sample may take."""
+"""Seconds after which a sample is abandoned."""
 
 
 def halo(workers: int) -> LinearOperator:
@@ -43,12 +43,12 @@ def copies(workers: int) -> TensorSpace:
 
 
 def sum_and_broadcast(Y: TensorSpace) -> LinearOperator:
-    """B R: what an all-reduce is."""
+    """B R, the broadcast of the sum-reduce: equal to the all-reduce."""
     R = linop.sum_reduce(Y, Partition((1,)))
     return linop.broadcast(R.codomain, Y.partition) @ R
 
 
-# Each makes operators, and gives the question about them; its answer is true.
+# Each case builds operators, and returns the question about them, whose answer is true.
 Question = Callable[[], Any]
 
 
@@ -110,17 +110,17 @@ CASES: dict[str, tuple[int, Callable[[int], Question]]] = {
     "grid broadcast: `verify`": (4096, verified(grid_broadcast)),
     "all-reduce: `verify`": (128, verified(lambda p: linop.all_reduce(copies(p)))),
 }
-"""By name: the most workers that it is asked for, and the question."""
+"""By name: the largest number of workers that is measured, and the case."""
 
 
 def peak() -> float:
-    """The most memory that this process has held so far, in MB."""
+    """Peak resident memory of this process so far, in MB."""
     scale = 1e6 if sys.platform == "darwin" else 1e3
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / scale
 
 
 def sample(name: str, workers: int) -> None:
-    """One question, in this process: prints seconds and MB."""
+    """Answer one question in this process; prints CPU seconds and MB as JSON."""
     _, case = CASES[name]
     before = peak()
     question = case(workers)
@@ -132,7 +132,7 @@ def sample(name: str, workers: int) -> None:
 
 
 def sampled(name: str, workers: int) -> tuple[float, float]:
-    """Seconds and MB of a process of its own; NaN where it takes too long."""
+    """CPU seconds and MB of one sample, in a process of its own; NaN beyond `LIMIT`."""
     command = [sys.executable, __file__, "--sample", name, "--workers", str(workers)]
     try:
         done = subprocess.run(command, check=True, text=True, stdout=subprocess.PIPE, timeout=LIMIT)

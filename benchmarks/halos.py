@@ -1,5 +1,5 @@
-"""Halo exchanges beside hand-written ones: one message a face, a dimension at a time, so that
-corners arrive; packed where a face is not contiguous."""
+"""Cases of halo exchanges beside hand-written ones: one message a face, one dimension after the
+other, which includes corners; packed where a face is not contiguous."""
 
 from __future__ import annotations
 
@@ -18,20 +18,21 @@ from linop.spaces.scalars import Array
 
 
 class Face(NamedTuple):
-    """What is exchanged with one neighbour along one dimension; views of the extended block."""
+    """Exchange with one neighbour along one dimension; `edge` and `halo` are views of the extended
+    block."""
 
     peer: int
     tags: tuple[int, int]
-    """Of messages sent and received."""
+    """Tags of messages sent and received."""
     edge: Array
     """Sent forward, added to by the adjoint."""
     halo: Array
     """Received forward, sent by the adjoint."""
     edge_buffer: Array
     halo_buffer: Array
-    """The view itself where that is contiguous."""
+    """Message buffers for edge and halo; the view itself if it is contiguous."""
     sums: Array
-    """Where the adjoint receives what it adds to the edge."""
+    """Receive buffer of the adjoint, which is added to the edge."""
 
 
 class RawHalo:
@@ -95,7 +96,7 @@ class RawHalo:
         return self.ext
 
     def fold(self, clear: bool = False) -> Array:
-        """Add the halos of `ext` to their owners' edges, and clear them if they are kept."""
+        """Add the halos of `ext` to their owners' edges; with `clear`, zero the halos then."""
         comm = self.comm
         for faces in reversed(self.faces):
             requests = [comm.Irecv(f.sums, f.peer, f.tags[1]) for f in faces]
@@ -111,12 +112,12 @@ class RawHalo:
         return self.ext
 
     def forward(self, x: Array) -> Array:
-        """Out of place, as linop's: from a block to the extended one."""
+        """Exchange out of place, as linop's: from a block to the extended block."""
         np.copyto(self.bulk, x)
         return self.exchange()
 
     def adjoint(self, y: Array) -> Array:
-        """From an extended block, which is kept, to the block."""
+        """Adjoint out of place: from an extended block, which is not changed, to the block."""
         np.copyto(self.ext, y)
         self.fold()
         np.copyto(self.out, self.bulk)
@@ -124,7 +125,7 @@ class RawHalo:
 
 
 def _halo(comm: MPI.Intracomm, size: int, ndim: int) -> Case:
-    """Halos of width 1 around cubic blocks (a side of 2^k, others twice that)."""
+    """Halos of width 1 around blocks of `size` bytes, nearly cubic, with powers of two as sides."""
     grid = tuple(MPI.Compute_dims(comm.size, [0] * ndim))
     block, left = [], size // 4
     for d in range(ndim, 0, -1):
@@ -173,14 +174,14 @@ def halo_3d(comm: MPI.Intracomm, size: int) -> Case:
 
 @case("two-column halo", (16 * MIB,))
 def two_columns(comm: MPI.Intracomm, size: int) -> Case:
-    """2048×2048 blocks side by side, kernel 5 along the rows; the bulk is copied too."""
+    """Blocks of 2048×2048 side by side, kernel 5 along the rows; the bulk is copied too."""
     side = math.isqrt(size // 4)
     return _case(comm, (1, comm.size), (side, side), (0, 2))
 
 
 @case("two-column halo, in place", (16 * MIB,))
 def two_columns_in_place(comm: MPI.Intracomm, size: int) -> Case:
-    """The same from extended blocks to extended blocks: raw copies nothing but halos."""
+    """As `two_columns`, from extended blocks to extended blocks: raw MPI copies the halos alone."""
     side = math.isqrt(size // 4)
     grid, block, widths = (1, comm.size), (side, side), (0, 2)
     op = _operator(grid, block, widths, in_place=True)

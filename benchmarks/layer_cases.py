@@ -1,6 +1,7 @@
-"""What is compared of the layers: each case is a module of linop, and others that do the same.
+"""Cases of torch modules: each builds a linop module that moves data, and other implementations.
 
 A case is one function, registered by `case`. All its sides differentiate with torch's autograd.
+Layers with parameters, and training steps, are in `benchmarks.training`.
 """
 
 from __future__ import annotations
@@ -24,26 +25,27 @@ from linop import Partition, layers
 
 Tensor = Any
 Value = Callable[[Any], Any]
-"""From a result or a gradient, this rank's array."""
+"""Gives this rank's array from a result or a gradient."""
 
 
 def array(x: Tensor) -> Any:
-    """A tensor's memory."""
+    """A view of a tensor's memory, as a NumPy array."""
     return x.detach().numpy()
 
 
 @dataclass
 class Side:
-    """One way to do what the module does, with its gradient.
+    """One implementation of the module, with its gradient.
 
     Args:
-        forward: makes the result, as part of a graph.
+        forward: computes the result, in an autograd graph.
         x: the argument, whose gradient is compared.
-        gradient: of the result; None where the side has no backward that is right.
-        value, slope: of the result and of the argument's gradient, this rank's array.
-        tolerance: by how much both may differ from linop's, relatively; None: no comparison.
+        gradient: of the result; None if the side has no correct backward.
+        value, slope: give this rank's array of the result, and of the argument's gradient.
+        tolerance: relative difference from linop's that is allowed in both; None: no comparison.
         finish: waits for a result.
-        parameters: what gradients are left in; some workers of linop have none.
+        parameters: leaves whose `.grad` is filled too; None: only the argument's is computed. Some
+            workers of linop hold none.
     """
 
     forward: Run
@@ -56,7 +58,7 @@ class Side:
     parameters: Sequence[Tensor] | None = None
 
     def rivals(self, comm: MPI.Intracomm) -> dict[str, Rival]:
-        """By direction."""
+        """The timed functions, by direction."""
         forward = Rival(self._forward, self.tolerance, self.value)
         if self.gradient is None:
             return {"forward": forward}
@@ -83,7 +85,7 @@ class Side:
 
 
 Sides = dict[str, dict[str, Rival]]
-"""By name, linop first; then by direction."""
+"""The timed functions, by name of the side, linop's first; then by direction."""
 Build = Callable[[MPI.Intracomm, int, bool], Sides]
 
 
@@ -107,7 +109,7 @@ def case(
     sizes: tuple[int, ...] = SIZES,
     ranks: tuple[int, ...] = (2, 4),
 ) -> Callable[[Build], Build]:
-    """Register ``build(comm, bytes, peers) -> Sides``. `peers`: torch.distributed is there."""
+    """Register ``build(comm, bytes, peers) -> Sides``. `peers`: torch.distributed is running."""
 
     def register(build: Build) -> Build:
         CASES.append(Entry(name, build, sizes, ranks, kind))
@@ -117,7 +119,7 @@ def case(
 
 
 def drawn(shape: Sequence[int], seed: int) -> Tensor:
-    """Small whole numbers, whose sums are exact; others on every rank, if the seed is."""
+    """A float32 tensor of whole numbers from -9 to 9, whose sums are exact."""
     numbers = np.random.default_rng(seed).integers(-9, 10, tuple(shape))
     return torch.from_numpy(numbers.astype(np.float32))
 
@@ -128,7 +130,7 @@ def leaf(shape: Sequence[int], seed: int) -> Tensor:
 
 @dataclass
 class Movement:
-    """A case of a module that moves data: its sides have one argument, and one gradient."""
+    """Sides of a case of a module that moves data, with one argument and one gradient for all."""
 
     comm: MPI.Intracomm
     module: layers.Movement
@@ -151,7 +153,7 @@ class Movement:
 
 
 def square(size: int) -> tuple[int, int]:
-    """The shape of a block of so many bytes."""
+    """The shape of a square float32 block of about `size` bytes."""
     side = math.isqrt(size // 4)
     return side, side
 
@@ -160,7 +162,7 @@ def square(size: int) -> tuple[int, int]:
 
 
 def _bridge(comm: MPI.Intracomm, op: linop.LinearOperator, shape: Sequence[int]) -> Sides:
-    """An operator in autograd, beside its plan alone, and beside a Function that does nothing."""
+    """An operator in autograd, beside its plan alone, and beside an identity Function."""
     x, g = leaf(shape, comm.rank), drawn(shape, 100 + comm.rank)
     plan = op.compile(linop.backends.current())
     ours = Side(partial(linop.autograd.apply, op, x), x, g).rivals(comm)
@@ -187,7 +189,7 @@ def bridge(comm: MPI.Intracomm, size: int, peers: bool) -> Sides:
 
 @case("bridge: local", BRIDGE, SIZES[:3])
 def local(comm: MPI.Intracomm, size: int, peers: bool) -> Sides:
-    """Nothing is sent: every worker scales its block."""
+    """A local operator, without messages: every worker scales its block."""
     rows, columns = square(size)
     X = linop.TensorSpace((rows * comm.size, columns), Partition((comm.size, 1)), np.float32)
     sides = _bridge(comm, 2 * linop.identity(X), (rows, columns))
@@ -206,7 +208,7 @@ def broadcast(comm: MPI.Intracomm, size: int, peers: bool) -> Sides:
     this.add(BY_HAND, lambda: by_hand.Broadcast.apply(this.x, comm, shape))
     if peers:
         x = leaf(shape, 1)
-        # Its argument is a whole tensor on the other ranks, where the gradient is zero.
+        # torch needs a full argument on the other ranks, where its gradient is zero.
         other = Side(partial(gloo.broadcast, x), x, this.gradient, slope=_only_at_root)
         this.sides[GLOO] = other.rivals(comm)
     return this.sides
@@ -218,7 +220,7 @@ def sum_reduce(comm: MPI.Intracomm, size: int, peers: bool) -> Sides:
     this = Movement(comm, module, leaf(square(size), comm.rank))
     this.add(BY_HAND, lambda: by_hand.SumReduce.apply(this.x, comm))
     if peers:
-        # Its result is wrong on the other ranks, where nobody has asked for one.
+        # torch's result is undefined on the other ranks.
         gradient = this.gradient if comm.rank == 0 else torch.zeros(square(size))
         other = Side(partial(gloo.reduce, this.x), this.x, gradient, value=_only_at_root)
         this.sides[GLOO] = other.rivals(comm)
@@ -257,7 +259,7 @@ def all_gather(comm: MPI.Intracomm, size: int, peers: bool) -> Sides:
 
 @case("AllGather, replicated", MOVEMENT)
 def replicate(comm: MPI.Intracomm, size: int, peers: bool) -> Sides:
-    """All workers do the same with the result, whose gradient is a mere slice."""
+    """All-gather into a replicated tensor: the gradient is a local slice."""
     module = layers.AllGather(Partition((comm.size,)), into=linop.REPLICATED)
     this = Movement(comm, module, leaf(square(size), comm.rank))
     this.gradient.copy_(drawn(this.gradient.shape, 100))  # the same on all
@@ -303,14 +305,14 @@ def repartition(comm: MPI.Intracomm, size: int, peers: bool) -> Sides:
 
 
 def grid_of(ranks: int) -> tuple[int, int]:
-    """Nearly square: 2×1, 2×2."""
+    """A nearly square grid of ranks: 2×1, 2×2."""
     rows, columns = MPI.Compute_dims(ranks, 2)
     return rows, columns
 
 
 @case("HaloExchange 2-D, width 1", MOVEMENT)
 def halo(comm: MPI.Intracomm, size: int, peers: bool) -> Sides:
-    """torch.distributed has none."""
+    """Halo exchange beside one by hand; torch.distributed has none."""
     grid, shape = grid_of(comm.size), square(size)
     module = layers.HaloExchange(Partition(grid), 3, padding=1)
     this = Movement(comm, module, leaf(shape, comm.rank))

@@ -1,4 +1,4 @@
-"""What each rank of a job of layers does: ``python -m benchmarks.layer_rank JSON``, as
+"""Program of each rank of a job on torch modules: ``python -m benchmarks.layer_rank JSON``, as
 `benchmarks.rank`."""
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def main(task: Task) -> None:
     comm = MPI.COMM_WORLD.Dup()
     torch.set_num_threads(1)
     if task.peers:
-        start_torch(comm)  # and ends with the process: destroying it waits for ever after DTensors
+        start_torch(comm)  # never destroyed: after DTensors that waits for ever
     emit(comm, {"machine": software(comm) | {"torch": torch.__version__}})
     for entry in CASES:
         for size in wanted(entry, task, comm.size):
@@ -35,7 +35,7 @@ def main(task: Task) -> None:
 
 
 def wanted(entry: Entry, task: Task, ranks: int) -> list[int]:
-    """The sizes of a case that a task is to run on so many ranks."""
+    """Sizes in bytes at which a task runs a case on a number of ranks."""
     if task.only and not any(part in entry.name for part in task.only):
         return []
     if ranks not in entry.ranks:
@@ -44,7 +44,8 @@ def wanted(entry: Entry, task: Task, ranks: int) -> list[int]:
 
 
 def compare(comm: MPI.Intracomm, entry: Entry, size: int, task: Task) -> dict[str, Any]:
-    """Check and time one case: times, and which sides gave another result than linop."""
+    """Check and time one case: times, and errors of the sides that failed or gave another result
+    than linop."""
     with fixed_shapes():
         return _compare(comm, entry, size, task)
 

@@ -1,12 +1,12 @@
-"""linop's bridge to torch, and its layers, beside the same by hand, by torch.distributed over gloo
-and in one process: one command, tables with their goals.
+"""linop's bridge to torch, and its layers, beside hand-written ones, torch.distributed over gloo
+and sequential torch: one command, tables with their goals.
 
     python benchmarks/layers.py [--quick] [--only Linear] [--ranks 2] [--no-peers]
 
 As `run.py`; it needs torch. Results: ``results/layers-<mpi>.md``.
 
-Not compared, for torch 2.13's are wrong: the gradients of the functional broadcast, DTensor's
-convolutions split over space. torch.distributed has no halo exchange.
+Not compared, because torch 2.13 computes them wrongly: the gradients of the functional broadcast,
+and DTensor's convolutions split over space. torch.distributed has no halo exchange.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ TITLES = {
     "layer": "Layers with parameters",
     "step": "Steps of training",
 }
-"""By the kind of a case."""
+"""Title of the table, by the kind of its cases."""
 
 
 def main(
@@ -133,7 +133,7 @@ def rows(found: dict[str, Any]) -> Iterator[report.Row]:
 def judged(
     kind: str, direction: str, size: int, against: str, theirs: Any, ours: Any
 ) -> tuple[str, bool | None]:
-    """The goal, and whether it is met."""
+    """The goal, and True if it is met; None if there is none."""
     if not theirs or not ours:
         return "", None
     if against == PLAN:
@@ -148,7 +148,7 @@ def judged(
 
 
 def summary(records: list[dict[str, Any]]) -> list[str]:
-    """Tables of ratios: of cases of several sizes, and of those of one."""
+    """Tables of ratios: of cases with several sizes, and of cases with one."""
     by_size = [r | {"peer": True} for r in records if r["size"] in SIZES]
     others = [r for r in records if r["size"] not in SIZES and r["ratio"] is not None]
     return [report.summary(by_size, None), one_size(others)]

@@ -34,12 +34,12 @@ app = typer.Typer(add_completion=False, help=__doc__)
 
 
 def done(record: Path) -> list[dict[str, Any]]:
-    """The runs that there are."""
+    """The recorded runs."""
     return [json.loads(line) for line in record.read_text().splitlines()] if record.exists() else []
 
 
 def one(kind: str, seed: int, epochs: int) -> dict[str, Any]:
-    """Train once."""
+    """Train once, in a new process; the record of the run."""
     with tempfile.TemporaryDirectory() as folder:
         record = Path(folder, "record.json")
         arguments = [sys.executable, str(EXAMPLE), "--data", "mnist", "--seed", str(seed)]
@@ -61,7 +61,7 @@ def run(
     epochs: Annotated[int, typer.Option(min=1)] = 10,
     record: Record = RECORD,
 ) -> None:
-    """Do the runs that are missing, seed by seed."""
+    """Train for all seeds and kinds that are not recorded yet, seed by seed."""
     known = {(r["kind"], r["seed"]) for r in done(record)}
     record.parent.mkdir(parents=True, exist_ok=True)
     for seed in range(seeds):
@@ -75,7 +75,7 @@ def run(
 
 @app.command()
 def table(record: Record = RECORD) -> None:
-    """Print what came out."""
+    """Print the table of accuracies."""
     runs = done(record)
     last = {
         kind: {r["seed"]: r["accuracies"][-1] for r in runs if r["kind"] == kind} for kind in KINDS

@@ -1,4 +1,5 @@
-"""Interleaved timing: all sides of a comparison in one run, in a new random order each round."""
+"""Interleaved timing: all sides of a comparison in one run, in a new random order each round. It
+serves all rank programs."""
 
 from __future__ import annotations
 
@@ -22,8 +23,8 @@ ROUNDS = 5, 300
 
 
 class After(NamedTuple):
-    """A side of which only a part is timed: what `run` does with that which `prepare` gives, once
-    all ranks have it."""
+    """A side of which `run` alone is timed. Its argument is the result of `prepare`, which is not
+    timed, and is followed by a barrier."""
 
     comm: MPI.Intracomm
     prepare: Run
@@ -42,7 +43,7 @@ class After(NamedTuple):
 
 
 class Timing(NamedTuple):
-    """Microseconds a call: over rounds, of the slowest rank in each."""
+    """Microseconds a call, over rounds; in each, the time of the slowest rank."""
 
     min: float
     median: float
@@ -50,7 +51,8 @@ class Timing(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """What one interleaved run found, by side; the same on every rank."""
+    """Results of one interleaved run, equal on every rank: times by side, numbers of rounds, and of
+    calls in a sample."""
 
     times: dict[str, Timing]
     rounds: int
@@ -64,9 +66,9 @@ def interleaved(comm: MPI.Intracomm, sides: Mapping[str, Run], seconds: float) -
     sample is the time of the slowest rank.
 
     Args:
-        comm: for barriers, and to agree.
-        sides: what to time, by name.
-        seconds: about how long to go on, if that gives a number of rounds within `ROUNDS`.
+        comm: for barriers and reductions.
+        sides: functions to time, by name.
+        seconds: approximate duration, if that gives a number of rounds within `ROUNDS`.
     """
     estimates = [_estimate(comm, run) for run in sides.values()]
     batch = min(max(int(SAMPLE / min(estimates)), 1), MOST_CALLS)
@@ -105,7 +107,7 @@ def _sample(run: Run, batch: int) -> float:
 
 
 def _estimate(comm: MPI.Intracomm, run: Run) -> float:
-    """Seconds of a call once it is warm, on the slowest rank."""
+    """Seconds of a call after warm-up, on the slowest rank. Collective."""
     found = []
     for batch in (1, 3, 3):
         comm.Barrier()

@@ -1,5 +1,5 @@
-"""The numbers of `linop.Network` for this machine, fitted to measured runs; and how far its
-predictions are from runs that it was not fitted to.
+"""Fit of `linop.Network` to measured runs on this machine; and the error of its predictions for
+runs that are held out of the fit.
 
     python benchmarks/network.py [--ranks 2] [--seconds 0.2]
 
@@ -29,7 +29,7 @@ from linop.backends import in_mpi_job  # noqa: E402
 from linop.backends.jobs import mpirun  # noqa: E402
 
 Make = Callable[[int, int], LinearOperator]
-"""An operator, of a number of workers and of float32 elements a worker."""
+"""Builds an operator for a number of workers, and of float32 elements a worker."""
 ELEMENTS = (2, 256, 4096, 65536, 1 << 20)
 
 
@@ -95,7 +95,8 @@ def main(
 
 
 def measure(seconds: float) -> None:
-    """On every rank: the median time of the slowest rank, for all operators and sizes."""
+    """Program of a rank: rank 0 prints, as JSON, (operator, elements, median seconds of the slowest
+    rank)."""
     from mpi4py import MPI
 
     from benchmarks.measure import interleaved
@@ -115,7 +116,8 @@ def measure(seconds: float) -> None:
 
 
 def fit(measured: list[tuple[LinearOperator, float]]) -> Network:
-    """The network whose predictions are nearest to the times, by the squares of logarithms."""
+    """The network whose predictions are nearest to the measured times, in seconds: robust least
+    squares (soft L1) of the logarithms."""
     times = np.log([t for _, t in measured])
 
     def misses(logarithms: Any) -> Any:
@@ -128,7 +130,7 @@ def fit(measured: list[tuple[LinearOperator, float]]) -> Network:
 
 
 def found_machine() -> str:
-    """What was measured on, in a line."""
+    """Cores, MPI library and Python version, in a line."""
     import platform
 
     from mpi4py import MPI

@@ -1,6 +1,7 @@
-"""PyLops-MPI and torch.distributed (gloo) where they have the operation of a case.
+"""Rivals by PyLops-MPI and torch.distributed (gloo), for cases whose operation they have.
 
-Each function adds rivals to the case of its name. A peer that is not installed is reported.
+Each function adds rivals to the case that it is registered for. A peer that is not installed is
+reported as missing.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ PEERS: dict[str, list[tuple[str, Add]]] = {}
 
 
 def peer(name: str, case: str) -> Callable[[Add], Add]:
-    """Register what a peer adds to a case."""
+    """Register a function that adds a peer's rivals to a case."""
 
     def register(add: Add) -> Add:
         PEERS.setdefault(case, []).append((name, add))
@@ -33,7 +34,8 @@ def peer(name: str, case: str) -> Callable[[Add], Add]:
 
 
 def available(comm: MPI.Intracomm) -> dict[str, str]:
-    """By peer, its version, or why it is missing. Collective; starts torch's process group."""
+    """Version of each peer, or the reason why it is missing, by name. Collective; initialises
+    torch.distributed."""
     found = {}
     for name, package, load in ((PYLOPS, "pylops-mpi", _pylops), (TORCH, "torch", start_torch)):
         try:
@@ -49,7 +51,8 @@ def _pylops(comm: MPI.Intracomm) -> None:
 
 
 def start_torch(comm: MPI.Intracomm) -> None:
-    """torch.distributed's process group of these ranks, over gloo."""
+    """Initialise torch.distributed on these ranks, over gloo; by default on the loopback interface.
+    Collective."""
     import torch.distributed
 
     torch.set_num_threads(1)
@@ -63,9 +66,12 @@ def start_torch(comm: MPI.Intracomm) -> None:
 
 
 def _in_place(collective: Callable[[Any], Any], given: Any, like: Any, root: bool = False) -> Rival:
-    """A collective on one tensor. Sums grow from call to call, which costs no time.
+    """A collective in place. Sums grow from call to call, which costs no time.
 
-    With `root`, the result is that of rank 0 alone."""
+    Args:
+        given: this rank's argument; None if it has none, and passes a copy of `like`.
+        root: only rank 0 has a result.
+    """
     import torch
 
     tensor = torch.from_numpy(np.array(like if given is None else given))
@@ -130,7 +136,7 @@ def torch_reduce_scatter(comm: MPI.Intracomm, case: Case) -> None:
 
 
 def _distributed(array: Any, **options: Any) -> Any:
-    """PyLops-MPI's array, with this rank's part; flat unless a global shape is given."""
+    """PyLops-MPI's array with this rank's block; flat unless a global shape is given."""
     import pylops_mpi
 
     if "global_shape" not in options:

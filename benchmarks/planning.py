@@ -1,9 +1,9 @@
-"""How long the first step of a network takes to plan: a ResNet-18 cut in space over 2 × 2 workers.
+"""Planning time of the first step of a network: a ResNet-18 split in space over 2 × 2 workers.
 
     python benchmarks/planning.py [--repeats N] [--size PIXELS]
 
-prints minimum, median and maximum CPU seconds a worker, in Markdown: of a step (forward and
-backward) of a kind that was not made before, less the median of the same step made again.
+prints minimum, median and maximum CPU seconds a worker, in Markdown: of the first step (forward and
+backward) of each kind, less the median of the same step repeated.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ AGAIN = 3
 
 
 class Block(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
-    """Two 3 × 3 convolutions and what goes past them."""
+    """Two 3 × 3 convolutions with a residual connection."""
 
     def __init__(self, before: int, after: int, stride: int) -> None:
         super().__init__()
@@ -67,14 +67,14 @@ def resnet18(width: int, classes: int = 10) -> Any:
 
 
 class _Pooled(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
-    """The mean over space, where the tensor is."""
+    """Mean over space on the worker that holds the tensor; the identity on others."""
 
     def forward(self, x: Any) -> Any:
         return x.mean((2, 3)) if x.ndim == 4 else x
 
 
 def step(model: Any, batch: int, size: int, grad: bool) -> None:
-    """One forward, and one backward where gradients are wanted."""
+    """One forward, and with `grad` one backward, on random images."""
     x = torch.randn(batch, 3, size // 2, size // 2)
     with torch.set_grad_enabled(grad):
         y = model(x)
@@ -83,7 +83,7 @@ def step(model: Any, batch: int, size: int, grad: bool) -> None:
 
 
 def kinds() -> Iterator[tuple[str, int, bool, bool]]:
-    """Name, batch, whether with gradients, whether training; in the order they are made."""
+    """Kinds of steps, in order: name, batch size, True with gradients, True in training mode."""
     yield "first step", 4, True, True
     yield "another batch size", 3, True, True
     yield "under no_grad", 4, False, True
@@ -92,7 +92,7 @@ def kinds() -> Iterator[tuple[str, int, bool, bool]]:
 
 
 def planning(backend: Backend, size: int) -> dict[str, float]:
-    """CPU seconds of this worker's thread, by kind of step."""
+    """CPU seconds that planning takes this worker's thread, by kind of step."""
     torch.manual_seed(1)
     model = resnet18(8)
     found = {}

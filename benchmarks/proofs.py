@@ -1,4 +1,4 @@
-"""How long exact proofs take: the normal forms of large operators, built, composed and compared.
+"""Duration of exact proofs: normal forms of large operators, built, composed and compared.
 
     python benchmarks/proofs.py [--repeats N]
 

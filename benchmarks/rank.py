@@ -1,5 +1,5 @@
-"""What each rank of a benchmark job does: ``python -m benchmarks.rank JSON`` with the
-JSON of a `benchmarks.task.Task`.
+"""Program of each rank of a job on operators: ``python -m benchmarks.rank JSON``, with the JSON of
+a `benchmarks.task.Task`.
 
 Rank 0 prints one line of JSON, marked by `MARK`, for each comparison.
 """
@@ -53,7 +53,7 @@ def main(task: Task) -> None:
 
 
 def wanted(entry: Entry, task: Task, ranks: int) -> list[int]:
-    """The sizes of a case that a task is to run on so many ranks."""
+    """Sizes in bytes at which a task runs a case on a number of ranks."""
     if task.only and not any(part in entry.name for part in task.only):
         return []
     if ranks < 2 if entry.ranks is None else ranks not in entry.ranks:
@@ -69,7 +69,8 @@ def wanted(entry: Entry, task: Task, ranks: int) -> list[int]:
 
 
 def compare(comm: MPI.Intracomm, case: Case, backend: Any, seconds: float) -> dict[str, Any]:
-    """Check and time one case: times, rounds, MPI calls, and which peers gave another result."""
+    """Check and time one case: times, rounds, MPI calls, and errors of the sides that failed or
+    gave another result than linop."""
     plan = case.op.compile(backend)
     takes_out = "out" in inspect.signature(type(plan).__call__).parameters
     sides: dict[str, Run] = {}
@@ -101,7 +102,8 @@ def compare(comm: MPI.Intracomm, case: Case, backend: Any, seconds: float) -> di
 
 
 def with_out(bound: Any, given: Any, in_place: bool) -> Rival:
-    """The plan with a result array of ours; in place where the case allows it."""
+    """linop's side with ``out=``: a preallocated result; in place if `in_place`, unless the plan
+    refuses that."""
     if in_place:
         both = np.array(given)
         with contextlib.suppress(LinopError):
@@ -120,13 +122,14 @@ def add_sides(
     sides: dict[str, Run],
     failed: dict[str, str],
 ) -> None:
-    """Add each rival that gives the first one's result, which is linop's."""
+    """Add the rivals whose result equals the first one's, linop's, on all ranks; the others go
+    into `failed`. Collective."""
     expected: Any = None
     for number, (name, rival) in enumerate(rivals.items()):
         try:
             got = rival.value(rival.run())
             said = ""
-        except Exception as error:  # what a peer lacks, it says in many ways
+        except Exception as error:  # peers raise many types for missing features
             got, said = None, f"{type(error).__name__}: {error}"
         if number == 0:
             expected = _copied(got)
@@ -160,13 +163,14 @@ def timed(comm: MPI.Intracomm, sides: dict[str, Run], seconds: float) -> dict[st
 
 
 def total(comm: MPI.Intracomm, calls: Mapping[str, float] | None) -> dict[str, float] | None:
-    """The calls of the rank that makes most."""
+    """MPI calls by name, of the rank that makes most; None if not counted. Collective."""
     every = comm.allgather(calls)
     return None if None in every else max(every, key=lambda c: sum(c.values()))
 
 
 def per_iteration(comm: MPI.Intracomm, ten: Run, twenty: Run) -> dict[str, float] | None:
-    """The calls of an iteration: what ten more of them add."""
+    """MPI calls of one iteration, by name: a tenth of what 20 iterations make beyond 10.
+    Collective."""
     few, many = counted(ten), counted(twenty)
     if few is None or many is None:
         return None
@@ -175,7 +179,7 @@ def per_iteration(comm: MPI.Intracomm, ten: Run, twenty: Run) -> dict[str, float
 
 
 def software(comm: MPI.Intracomm) -> dict[str, str]:
-    """What runs here."""
+    """Names and versions of the software."""
     return {
         "MPI": MPI.Get_library_version().split("\n")[0].split(",")[0].strip("\0 "),
         "mpi4py": mpi4py.__version__,

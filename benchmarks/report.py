@@ -1,4 +1,4 @@
-"""From what the ranks measured to rows with goals, and rows as tables."""
+"""Rows with goals, from measured times, and rows as tables. The goals are here."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ Times = Sequence[float]
 """Minimum, median and maximum."""
 FORWARD = "linop forward"
 BY_HAND = ("first derivative", "CGLS, 10 iterations")
-"""Written by hand too, and in the peers' table only."""
+"""Cases with a hand-written side that are in the peers' table only."""
 REDUCING = ("broadcast", "sum-reduce", "all-reduce")
 
 
 @dataclass(frozen=True)
 class Row:
-    """linop beside something else."""
+    """One comparison of linop with another side, in one direction and at one size."""
 
     operation: str
     direction: str
@@ -32,25 +32,25 @@ class Row:
     theirs: Times | None
     """Microseconds a call: minimum, median, maximum."""
     linop: Times | None
-    """Of ``plan(x)``, which makes a new result; of ``plan(x, out=x)`` on the root of a broadcast
-    beside raw MPI's, which has one buffer."""
+    """Times of ``plan(x)``, with a new result; beside raw MPI with one buffer for argument and
+    result, of ``plan(x, out=x)``."""
     linop_out: Times | None
-    """Of ``plan(x, out=y)``."""
+    """Times of ``plan(x, out=y)``."""
     goal: str = ""
     met: bool | None = None
     note: str = ""
     calls: tuple[float, float] | None = None
-    """MPI calls that start something, of the rank that makes most: theirs and linop's."""
+    """MPI calls, waits excepted, of the rank that makes most: theirs and linop's."""
 
     @property
     def best(self) -> Times | None:
-        """The form that is compared: ``plan(x)``, which keeps memory for its results; with
-        ``out=`` where only that was timed."""
+        """Times that are compared: of ``plan(x)``, which takes its results from a pool of buffers;
+        with ``out=`` if only that was timed."""
         return self.linop or self.linop_out
 
     @property
     def failed(self) -> bool:
-        """Whether the other side could not be timed, or gave another result."""
+        """True if the other side was not timed: it failed, or gave another result."""
         return self.theirs is None and self.calls is None
 
     @property
@@ -98,12 +98,12 @@ def _calls(calls: dict[str, Any], theirs: str, ours: str) -> tuple[float, float]
 
 
 def _number(calls: dict[str, float]) -> float:
-    """How many start something: a wait belongs to the call that it completes."""
+    """Number of calls without waits, each of which belongs to the call that it completes."""
     return sum(n for name, n in calls.items() if not name.startswith("Wait"))
 
 
 def _iteration(found: dict[str, Any]) -> list[Row]:
-    """The MPI calls of a CGLS iteration, from 20 iterations less 10."""
+    """Rows with the MPI calls of one CGLS iteration; at the size of 1 KiB only."""
     calls = found["calls"]
     if not calls.get("linop") or found["size"] != KIB:
         return []
@@ -148,7 +148,7 @@ def _judged(row: Row, note: str = "", calls: tuple[float, float] | None = None) 
 
 
 def _bound(row: Row) -> float | None:
-    """The largest ratio that is a success."""
+    """Largest ratio that meets the goal; None if there is none."""
     large = row.size >= MIB
     if row.against == FORWARD:
         return 1.3
@@ -168,7 +168,7 @@ def _bound(row: Row) -> float | None:
 
 
 def verdict(table: Iterable[Row]) -> str:
-    """How many goals are met, by number of ranks; with a warning where they share cores."""
+    """Number of goals met, by number of ranks; with a warning where ranks share cores."""
     judged: dict[int, list[bool]] = {}
     for row in table:
         if row.met is not None:
@@ -217,7 +217,7 @@ def cells(row: Row) -> list[str]:
 
 
 def bytes_text(size: int) -> str:
-    """With a unit."""
+    """A size in bytes as text, with a binary unit."""
     for unit, name in ((MIB, "MiB"), (KIB, "KiB")):
         if size >= unit:
             return f"{size / unit:g} {name}"
@@ -234,7 +234,7 @@ def _times(times: Times | None) -> str:
 
 
 def rich_table(title: str, table: Iterable[Row]) -> Table:
-    """For the terminal."""
+    """A table for the terminal; goals met are green, goals missed red."""
     shown = Table(title=title, title_justify="left")
     for column in COLUMNS:
         shown.add_column(column)
@@ -251,7 +251,7 @@ def markdown(header: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
 
 
 def summary(records: Iterable[dict[str, Any]], against: str | None) -> str:
-    """The ratios alone, a column for each size; beside raw mpi4py, or beside the peers."""
+    """Table of ratios in Markdown, a column for each size; None for `against`: all peers."""
     chosen = [r for r in records if r["ratio"] is not None and r["size"] >= KIB]
     chosen = [r for r in chosen if (r["against"] == against if against else "peer" in r)]
     sizes = sorted({r["size"] for r in chosen})

@@ -1,4 +1,4 @@
-"""linop beside raw mpi4py, and beside its peers: one command, tables with their goals.
+"""linop's operators beside raw mpi4py and beside peers: one command, tables with their goals.
 
     python benchmarks/run.py [--quick] [--only broadcast] [--ranks 2] [--no-peers]
 
@@ -103,10 +103,13 @@ def main(
 
 
 def run(ranks: int, task: Task, counter: Path | None) -> Iterator[dict[str, Any]]:
-    """What rank 0 of a job reports, as it comes.
+    """Run a job; the rows that its rank 0 prints, as they arrive.
+
+    Args:
+        counter: library of `benchmarks.counting` to preload, or None.
 
     Raises:
-        RuntimeError: the job failed, with what it said.
+        RuntimeError: the job failed; with the end of its stderr.
     """
     env = {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
     env |= {"OMP_NUM_THREADS": "1"} | ({"LD_PRELOAD": str(counter)} if counter else {})
@@ -132,7 +135,7 @@ def run(ranks: int, task: Task, counter: Path | None) -> Iterator[dict[str, Any]
 
 
 def machine(found: list[dict[str, Any]]) -> dict[str, str]:
-    """Where and with what this was measured."""
+    """Date, commit, CPU, and the software that the jobs report."""
     facts = {
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "commit": _commit(),
@@ -181,7 +184,7 @@ def by_title(found: list[dict[str, Any]]) -> dict[str, list[report.Row]]:
 
 
 def library_name(facts: dict[str, str]) -> str:
-    """Of the MPI library, as a name of files."""
+    """Short name of the MPI library, for file names: "openmpi", "mpich"."""
     kind = "".join(c for c in facts.get("MPI", "mpi").split(" v")[0].lower() if c.isalpha())
     return "mpich" if kind.startswith("mpich") else kind
 
@@ -194,7 +197,7 @@ def save(
     verdict: str,
     errors: list[str],
 ) -> None:
-    """The tables, as ``<name>.md``."""
+    """Write the tables to ``<name>.md`` in a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     parts = [f"# {facts.get('MPI', 'MPI')}\n", facts_text(facts), f"{verdict}.\n"]
     parts += [f"Failed: {error}\n" for error in errors]
@@ -214,14 +217,14 @@ def records(tables: dict[str, list[report.Row]]) -> list[dict[str, Any]]:
 
 
 def save_raw(path: Path, saved: dict[str, Any]) -> None:
-    """All numbers, as JSON."""
+    """Write all numbers to a file, as JSON."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(saved, indent=1, ensure_ascii=False) + "\n")
     console.print(f"saved: {path}")
 
 
 def facts_text(facts: dict[str, str]) -> str:
-    """The facts in one line."""
+    """Names and versions in one line."""
     return ", ".join(f"{key} {value}" for key, value in facts.items()) + ".\n"
 
 
@@ -233,7 +236,7 @@ def into_readme(
     verdict: str,
     summary: list[str],
 ) -> None:
-    """Put the ratios of a result into README.md, where those of the same name were."""
+    """Write a summary between two markers of README.md; it replaces the one with the same link."""
     link = f"results/{name}.md"
     head = [f"### {title}\n", facts_text(facts), f"{verdict}. All numbers: [{name}.md]({link}).\n"]
     text = "\n".join([*head, *summary])
@@ -245,7 +248,7 @@ def into_readme(
 
 
 def between(begin: str, end: str, text: str) -> None:
-    """Put a text between two markers of README.md."""
+    """Replace the text between two markers of README.md."""
     whole = README.read_text()
     before, after = whole.split(begin)[0], whole.split(end)[1]
     README.write_text(f"{before}{begin}\n\n{text}\n{end}{after}")

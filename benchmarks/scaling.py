@@ -1,9 +1,9 @@
-"""How long one worker of many takes to bind an operator, and a prediction for all of them.
+"""Time that one worker of many takes to bind an operator; and time to simulate all workers.
 
     python benchmarks/scaling.py [--repeats N] [--largest SIDE]
 
-prints minimum, median and maximum seconds of each, in Markdown. Binding is all that a worker does
-before its first message: spaces, operator, digest, workers, plan; then the same for the adjoint,
+prints minimum, median and maximum seconds of each, in Markdown. Binding is a worker's work before
+its first message: spaces, operator, digest, workers, plan; then the same for the adjoint, derived
 from the operator.
 """
 
@@ -24,25 +24,25 @@ Make = Callable[[int], LinearOperator]
 
 
 def halo(side: int) -> LinearOperator:
-    """A 2-D halo of one element around blocks of 8 x 8."""
+    """Halo exchange of width 1 around blocks of 8 × 8."""
     X = TensorSpace((8 * side, 8 * side), Partition((side, side)))
     return linop.halo_exchange(X, 3, padding=1)
 
 
 def grid_broadcast(side: int) -> LinearOperator:
-    """The blocks of the first row of a grid to all rows."""
+    """Broadcast from the first row of a grid to all rows, in blocks of 8 × 8."""
     X = TensorSpace((8, 8 * side), Partition((1, side)))
     return linop.broadcast(X, Partition((side, side)))
 
 
 def repartition(side: int) -> LinearOperator:
-    """From blocks on a grid to rows."""
+    """Repartition from blocks on a grid to rows."""
     X = TensorSpace((4 * side * side, 8 * side), Partition((side, side)))
     return linop.repartition(X, Partition((side * side, 1)))
 
 
 def all_reduce(side: int) -> LinearOperator:
-    """The sum of all workers' copies."""
+    """All-reduce of 64 elements over all workers."""
     return linop.all_reduce(TensorSpace((64,), Partition((side * side,)), axes=[COPIES]))
 
 
@@ -57,21 +57,22 @@ SIMULATED = (10, 32, 100)
 
 
 def bound(op: LinearOperator, worker: int) -> None:
-    """What compiling does on one worker."""
+    """Bind on one worker: digest, workers and plan, as compiling does."""
     assert op.stages.digest
     assert worker in workers_of(op.stages)
     lower(op.stages, worker)
 
 
 def seconds_of(case: Callable[[], object]) -> float:
-    """How long a call takes."""
+    """Wall-clock seconds of a call."""
     begun = time.perf_counter()
     case()
     return time.perf_counter() - begun
 
 
 def bind(make: Make, side: int, repeats: int) -> list[list[float]]:
-    """Seconds of binding on a worker in the middle, and of binding the adjoint after that."""
+    """Seconds of binding on a worker in the middle of the grid, and of binding the adjoint then:
+    two lists of `repeats` samples."""
     worker = side * side // 2 + side // 2
     runs = [_bind_once(make, side, worker) for _ in range(repeats)]
     return [list(times) for times in zip(*runs, strict=True)]

@@ -1,4 +1,4 @@
-"""PyLops-MPI's examples written with linop and by hand: a first derivative, and CGLS on it."""
+"""Cases of PyLops-MPI's examples, in linop and raw mpi4py: a first derivative, and CGLS on it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def derivative(n: int, workers: int) -> LinearOperator:
 
 
 def stencil(worker: int, workers: int) -> tuple[Any, Any]:
-    """The derivative of an extended block, and its adjoint."""
+    """The derivative of an extended block, and its adjoint, on one worker."""
     left, right = int(worker == 0), int(worker == workers - 1)  # no halo at the ends
 
     def forward(u: Array) -> Array:
@@ -52,7 +52,11 @@ def stencil(worker: int, workers: int) -> tuple[Any, Any]:
 
 
 class RawDerivative:
-    """The same by hand; out of place, buffers made once."""
+    """First derivative in raw mpi4py, out of place; buffers are allocated once.
+
+    Args:
+        block: number of float64 elements of each rank.
+    """
 
     def __init__(self, comm: MPI.Intracomm, block: int) -> None:
         self.halo = RawHalo(comm, (comm.size,), (block,), (1,), np.dtype(np.float64))

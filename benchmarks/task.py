@@ -1,4 +1,5 @@
-"""What a benchmark job is to do. It imports no MPI: the command that starts jobs must not."""
+"""Parameters of a benchmark job, and names of its sides. It imports no MPI: the command that starts
+jobs must not."""
 
 from __future__ import annotations
 
@@ -14,32 +15,32 @@ RAW = "raw mpi4py"
 ROOT_COPIES = "raw, root copies"
 FLOOR = "one strided copy"
 ONE_BUFFER = "linop, one buffer"
-"""Ours where the argument's memory is the result's."""
+"""linop's side with one buffer for argument and result."""
 BY_HAND = "mpi4py Function"
 """An `autograd.Function` of torch's over raw mpi4py."""
 PLAN = "plan(x)"
 AGREEING = "linop, agreeing"
-"""Ours where `linop.layers.fixed_shapes` is not promised."""
+"""linop's side without `linop.layers.fixed_shapes`."""
 GLOO, DTENSOR = "torch gloo", "DTensor"
 SEQUENTIAL = "sequential"
 MARK = "LINOP-BENCH "
-"""Begins the lines that rank 0 prints for the command."""
+"""Prefix of the lines that rank 0 prints for the command."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """The same for all ranks of a job."""
+    """Parameters of a job, equal on all its ranks."""
 
     only: tuple[str, ...] = ()
-    """Parts of names of cases; empty: all."""
+    """Substrings of the names of cases to run; empty: all."""
     sizes: tuple[int, ...] = ()
     """Bytes a worker; empty: those of each case."""
     largest: int = SIZES[-1]
-    """No size above this."""
+    """Largest size in bytes."""
     seconds: float = 1.0
-    """For each comparison, about."""
+    """Approximate duration of each comparison."""
     peers: bool = False
-    """Beside the peers, or beside raw mpi4py alone."""
+    """True: also compare with the peers."""
     program: str = "benchmarks.rank"
     """The module that ranks run."""
 
@@ -49,7 +50,7 @@ class Task:
 
     @staticmethod
     def parse(text: str) -> Task:
-        """From the command line of a rank."""
+        """The task in the JSON of a rank's command line."""
         given: dict[str, Any] = json.loads(text)
         lists: Any = {k: tuple(v) if isinstance(v, list) else v for k, v in given.items()}
         return Task(**lists)

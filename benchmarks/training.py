@@ -1,5 +1,5 @@
-"""Layers with parameters, and steps of training, beside the same by hand, by torch.distributed and
-in one process."""
+"""Cases of layers with parameters, and of training steps, beside hand-written ones,
+torch.distributed and sequential torch."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ from linop import REPLICATED, Partition, layers
 Tensor = Any
 Module = Any
 FLOAT = 1e-4
-"""By how much results may differ that are sums in another order, relatively."""
+"""Relative difference that is allowed between sums in different orders."""
 
 
 def seeded(make: Callable[[], Any]) -> Any:
-    """What `make` makes, with the same parameters every time."""
+    """Result of `make`, with torch's generator at seed 0, so that parameters are equal."""
     torch.manual_seed(0)
     return make()
 
 
 def side(comm: MPI.Intracomm, module: Any, x: Tensor, g: Tensor, **options: Any) -> Any:
-    """A module, differentiated with respect to its argument and its parameters."""
+    """A side: a module, differentiated with respect to its argument and its parameters."""
     parameters = [*module.parameters()]
     forward = partial(module, x)
     return Side(forward, x, g, tolerance=FLOAT, parameters=parameters, **options).rivals(comm)
 
 
 def sequential(comm: MPI.Intracomm, make: Callable[[], Any], x: Tensor, g: Tensor) -> Any:
-    """On rank 0 alone, with the whole tensor. The others wait."""
+    """A side on rank 0 alone, with the whole tensor. The other ranks wait."""
     if comm.rank == 0:
         module, x = seeded(make), x.detach().requires_grad_()
         parameters = [*module.parameters()]
@@ -54,7 +54,7 @@ def sequential(comm: MPI.Intracomm, make: Callable[[], Any], x: Tensor, g: Tenso
 
 
 class Parallel(torch.nn.Module):  # type: ignore[misc]
-    """Megatron's linear layers by hand: ``C`` by columns, ``R`` by rows."""
+    """Megatron's linear layers by hand: kind ``C`` column-parallel, ``R`` row-parallel."""
 
     def __init__(self, comm: MPI.Intracomm, kind: str, whole: Module) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class Parallel(torch.nn.Module):  # type: ignore[misc]
 
 
 class Grid(torch.nn.Module):  # type: ignore[misc]
-    """The paper's linear layer by hand: x along row 0 of the grid, y along column 0."""
+    """The paper's linear layer (section 4) by hand: x in row 0 of the grid, y in column 0."""
 
     def __init__(self, comm: MPI.Intracomm, grid: tuple[int, int], whole: Module) -> None:
         super().__init__()
@@ -98,7 +98,8 @@ def _linear() -> Any:
 
 
 def linear(comm: MPI.Intracomm, kind: str, **options: Any) -> Any:
-    """Tensor-parallel: from and to replicated tensors, and blocks of features."""
+    """linop's tensor-parallel linear layer: ``C`` from a replicated tensor to blocks of features,
+    ``R`` the reverse."""
     P = Partition((comm.size,))
     grid = (comm.size, 1) if kind == "C" else (1, comm.size)
     x_axes, y_axes = ([REPLICATED], [1]) if kind == "C" else ([1], [REPLICATED])
@@ -156,7 +157,8 @@ def square_grid(comm: MPI.Intracomm, size: int, peers: bool) -> Sides:
 
 
 def step(model: Module, x: Tensor, labels: Tensor, adam: bool = False) -> dict[str, Rival]:
-    """Forward, backward and SGD, or Adam. The result is the loss; 0 on workers without output."""
+    """A side: forward, backward and SGD, or Adam. Its result is the loss; 0 on workers without
+    output."""
     kind: Any = torch.optim.Adam if adam else torch.optim.SGD
     optimizer = kind(model.parameters(), lr=0.001 if adam else 0.01)
 
@@ -174,7 +176,7 @@ def step(model: Module, x: Tensor, labels: Tensor, adam: bool = False) -> dict[s
 def step_alone(
     comm: MPI.Intracomm, make: Callable[[], Any], x: Tensor, labels: Tensor, adam: bool = False
 ) -> dict[str, Rival]:
-    """A sequential step on rank 0. The others wait."""
+    """A side: a sequential step on rank 0. The other ranks wait."""
     if comm.rank:
         return {"step": Rival(lambda: None, None)}
     return step(seeded(make), x, labels, adam)
@@ -223,7 +225,8 @@ LENET = Path(__file__).resolve().parents[1] / "examples/lenet5.py"
 
 
 def lenet(comm: MPI.Intracomm, size: int, peers: bool) -> Sides:
-    """The example's network on four workers, with images on worker 0; and its sequential twin."""
+    """The network of examples/lenet5.py on four workers, with images on worker 0; and its
+    sequential twin."""
     spec = importlib.util.spec_from_file_location("lenet5", LENET)
     assert spec is not None and spec.loader is not None
     example: Any = importlib.util.module_from_spec(spec)
@@ -244,7 +247,7 @@ if LENET.exists():
 
 
 class HandConv(torch.nn.Module):  # type: ignore[misc]
-    """A convolution of a block with its halos; its parameters are on all ranks."""
+    """Convolution of a block with its halos by hand; parameters are replicated on all ranks."""
 
     def __init__(self, comm: MPI.Intracomm, near: by_hand.Neighbours, whole: Module) -> None:
         super().__init__()

@@ -1,9 +1,10 @@
-"""The U-Net of examples/ in float64 beside its sequential twin: how far apart they are, and how
-long a step takes.
+"""The U-Net of examples/ in float64 beside its sequential twin: relative differences, and the time
+of a step.
 
     python benchmarks/unet.py            # starts 4 ranks; a table in Markdown
 
-A difference is the largest of any element on any rank, over the largest element of the twin's.
+A difference is the largest of any element on any rank, over the twin's largest element, both in
+absolute value.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from linop.backends.jobs import mpirun  # noqa: E402
 EXAMPLE = ROOT / "examples/unet3d.py"
 CASES = [((2, 2, 1), (16, 16, 20)), ((1, 1, 4), (16, 16, 20)), ((2, 2, 1), (12, 20, 4))]
 CASES += [((1, 1, 4), (8, 4, 12))]
-"""Grids, and shapes of an image. In the last two the halo at the bottom is as long as the
-neighbour's block, or a block there is empty."""
+"""Grids, and shapes of an image. In the last two, at the lowest level, the halo is as wide as the
+neighbour's block, or a block is empty."""
 BATCH = 2
 HEADER = """\
 | grid | image | scores | gradient of the images | of the parameters | after {steps} steps: scores \
@@ -66,7 +67,8 @@ def on_rank(steps: int, rounds: int) -> None:
 
 
 def differences(comm: Any, grid: Any, shape: Any, steps: int) -> Iterator[float]:
-    """Of scores and gradients before training; of scores, parameters and buffers after it."""
+    """Differences of scores, and of gradients of images and parameters, before training; of scores,
+    and of parameters with buffers, after it. Collective."""
     import torch
     from mpi4py import MPI
 
@@ -97,7 +99,8 @@ def differences(comm: Any, grid: Any, shape: Any, steps: int) -> Iterator[float]
 
 
 def step_times(comm: Any, grid: Any, shape: Any, rounds: int) -> list[float]:
-    """Median seconds of a step, alone on rank 0 and on all ranks, in turn."""
+    """Median seconds of a sequential step on rank 0, and of a distributed step; they alternate.
+    Collective."""
     model, twin, (images, inside), here = networks(grid, shape, comm.rank)
     voxels = images.numel()
     sides = [train(twin, images, inside, voxels), train(model, images[here], inside[here], voxels)]
@@ -115,7 +118,8 @@ def step_times(comm: Any, grid: Any, shape: Any, rounds: int) -> list[float]:
 
 
 def networks(grid: Any, shape: Any, worker: int) -> tuple[Any, Any, Any, Any]:
-    """The network, its twin, images with what is inside, and this worker's part of them."""
+    """The network, its twin, (images, masks) as `blobs` gives them, and the slices of this worker's
+    block."""
     import torch
 
     from linop import Partition, TensorSpace
@@ -130,13 +134,18 @@ def networks(grid: Any, shape: Any, worker: int) -> tuple[Any, Any, Any, Any]:
 
 
 def train(model: Any, images: Any, inside: Any, voxels: int) -> Callable[[], Any]:
-    """What trains a model once, on its part of images of so many voxels, and returns scores."""
+    """Function that trains a model for one step on its block of a batch, and returns its scores.
+
+    Args:
+        voxels: number of voxels of the whole batch.
+    """
     optimizer = example().optimizer_of(model)
     return lambda: example().step(model, optimizer, images, inside, voxels)[0]
 
 
 def state(model: Any, twin: Any) -> list[tuple[Any, Any, Any]]:
-    """Parameters and running statistics that are here, the twin's, and where in it ours are."""
+    """Parameters and buffers: this worker's block, the twin's whole tensor, and the slices of the
+    block in it."""
     wholes = dict(twin.named_parameters()) | dict(twin.named_buffers())
     return [
         (getattr(layer, name), wholes[f"{path}.{name}"], space.slices(layer.worker))
@@ -147,7 +156,7 @@ def state(model: Any, twin: Any) -> list[tuple[Any, Any, Any]]:
 
 
 def example() -> Any:
-    """The script as a module."""
+    """The example's script, imported as a module."""
     if "unet3d" not in sys.modules:
         spec = importlib.util.spec_from_file_location("unet3d", EXAMPLE)
         assert spec is not None and spec.loader is not None

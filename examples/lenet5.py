@@ -5,8 +5,8 @@ twin, trained on handwritten digits.
     mpiexec -n 4 python examples/lenet5.py        # four ranks
     python examples/lenet5.py --sequential
 
-The network is told where its parts live, and that is all: there is no communication here, and no
-backward code. It needs the extra `examples`.
+The network is given partitions: there is no communication in this file, and no backward code. It
+needs the extra `examples`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ HASHES = {
     "t10k-images-idx3": "1a1a05eab793c14bb050b398624a11b0ffd1a2953baed553b1b9bd079e2a20be",
     "t10k-labels-idx1": "b91679a0acfe4ba0e50a2437a903084cba1f5f92592b016a25a7dfd00455798b",
 }
-"""SHA-256 of the files of MNIST, whose names go on with -ubyte.gz."""
+"""SHA-256 of MNIST's files, whose names end with -ubyte.gz."""
 
 Data = tuple[torch.Tensor, torch.Tensor]
 """Images of shape (n, 1, 28, 28), and their labels."""
@@ -65,11 +65,12 @@ def sequential() -> nn.Module:
 
 def distributed() -> nn.Module:
     """LeNet-5 on four workers, its parameters named as those of `sequential`. Worker 0 passes the
-    images, and gets the scores; the others pass and get zero-volume tensors."""
+    images, (batch, 1, 28, 28), and gets the scores, (batch, 10); the others pass and get
+    zero-volume tensors."""
     one = Partition((1, 1))
-    image = Partition((1, 1, 2, 2))  # cut in height and width
-    channels = Partition((1, 2, 1, 1))  # cut in channels, and so, flattened, in features
-    x, y = Partition((1, 2), [0, 1]), Partition((1, 2), [0, 2])  # y: where the sums are at home
+    image = Partition((1, 1, 2, 2))  # split in height and width
+    channels = Partition((1, 2, 1, 1))  # split in channels: in features, when flattened
+    x, y = Partition((1, 2), [0, 1]), Partition((1, 2), [0, 2])  # y: the first column of W
     W = Partition((2, 2))
     layers: dict[str, nn.Module] = {
         "scatter": Repartition(Partition((1, 1, 1, 1)), image),
@@ -124,32 +125,32 @@ def mnist() -> tuple[Data, Data]:
 
 
 def _idx(path: Path) -> np.ndarray:
-    """An array of bytes; the fourth byte of the file is its number of dimensions."""
+    """The array of bytes in an IDX file, whose fourth byte is the number of dimensions."""
     raw = gzip.decompress(path.read_bytes())
     start = 4 + 4 * raw[3]
     return np.frombuffer(raw, np.uint8, offset=start).reshape(np.frombuffer(raw[4:start], ">i4"))
 
 
 def held(data: Data, root: bool, dtype: torch.dtype) -> Data:
-    """What a worker has of the data: worker 0 all images, the others as many without content."""
+    """A worker's share of the data: all images on worker 0, zero-volume images (n, 0) on others."""
     images, labels = data
     return (images if root else images.flatten(1)[:, :0]).to(dtype), labels
 
 
 def batches(n: int, batch: int, key: tuple[int, ...] | None = None) -> list[np.ndarray]:
-    """Which samples are in each batch, in an order drawn from the key, the same on all workers. The
-    last ones, too few for a batch, are dropped."""
+    """Indices of the samples of each batch, shuffled by the key, equally on all workers; in order
+    without a key. An incomplete last batch is dropped."""
     order = np.arange(n) if key is None else np.random.default_rng(key).permutation(n)
     return np.split(order[: n - n % batch], n // batch)
 
 
 def steps(model: nn.Module, optimizer: Any, data: Data, order: list[np.ndarray]) -> Iterator[float]:
-    """Train on one batch after the other; the loss of each, on worker 0."""
+    """Train on the batches in order; the loss of each, which is 0 on workers without scores."""
     images, labels = data
     for chosen in order:
         optimizer.zero_grad()
         y = model(images[chosen])
-        # Workers without output run backward too: the others wait for their part of it.
+        # Workers without output run backward too: its data movement is collective.
         loss = nn.functional.cross_entropy(y, labels[chosen]) if y.numel() else y.sum()
         loss.backward()
         optimizer.step()
@@ -158,7 +159,7 @@ def steps(model: nn.Module, optimizer: Any, data: Data, order: list[np.ndarray])
 
 @torch.no_grad()
 def accuracy(model: nn.Module, data: Data, batch: int) -> float:
-    """The part of the images whose label has the highest score, on worker 0."""
+    """Fraction of the images whose label has the highest score; 0 on workers without scores."""
     images, labels = data
     right = []
     for chosen in batches(len(labels), batch):
@@ -173,12 +174,12 @@ History = dict[str, list[float]]
 
 
 def beside(checkpoint: Path) -> Path:
-    """The file for the history up to a checkpoint, which is model and optimizer."""
+    """Path of the history that belongs to a checkpoint of model and optimizer."""
     return checkpoint.with_suffix(".json")
 
 
 def draw(history: History, file: Path) -> None:
-    """A picture of loss and accuracy."""
+    """Plot losses and accuracies to a file."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 3.5), layout="constrained")

@@ -1,14 +1,14 @@
-"""A small 3-D U-Net whose tensors are cut in space over four workers, and its sequential twin. It
-learns to find blobs in noise.
+"""A small 3-D U-Net whose tensors are split in space over four workers, and its sequential twin. It
+learns to segment balls in noise.
 
     python examples/unet3d.py                          # four threads, a grid of 2x2x1
     python examples/unet3d.py --grid 1 1 4
     mpiexec -n 4 python examples/unet3d.py             # four ranks
     python examples/unet3d.py --sequential
 
-Both are one class: the layers of linop.layers are told a partition first, and are those of torch.nn
-otherwise. Halos of odd widths and lengths, blocks that get shorter than a halo or empty, and skip
-connections are no concern of the network.
+Both are one class: layers of linop.layers take a partition as first argument, and are torch.nn's
+otherwise. The network's code need not treat halos of different widths, blocks that are shorter than
+a halo or empty, or skip connections.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class Block(nn.Sequential):
 
 
 class UNet(nn.Module):
-    """Two levels down and up again, from images (batch, 1, space) to scores of each voxel. The
-    extents of space are multiples of 4.
+    """U-Net with two levels of down- and upsampling, from images (batch, 1, *shape) to a score for
+    each voxel, of the same shape. The extents of `shape` are multiples of 4.
 
     Args:
         P_x: the partition of input and output; None makes the sequential network.
@@ -64,14 +64,15 @@ class UNet(nn.Module):
         first = self.first(x)
         second = self.second(self.down(first))
         y = self.bottom(self.down(second))
-        # Balanced blocks of one grid: a worker's parts of both belong together.
+        # Both are in balanced blocks on one grid, so concatenation is local.
         y = self.second_up(torch.cat([second, self.up(y)], dim=1))
         y = self.first_up(torch.cat([first, self.up(y)], dim=1))
         return self.scores(y)
 
 
 def blobs(shape: Shape, batch: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Noisy images with three balls each, and which voxels are in a ball: (batch, 1, *shape)."""
+    """Noisy images with three balls each, and masks of the voxels in balls (1, else 0); both
+    float64, (batch, 1, *shape)."""
     rng = np.random.default_rng(seed)
     at = np.indices(shape)
     inside = np.zeros((batch, 1, *shape))
@@ -83,13 +84,13 @@ def blobs(shape: Shape, batch: int, seed: int) -> tuple[torch.Tensor, torch.Tens
 
 
 def part(whole: torch.Tensor, P_x: Partition | None, worker: int) -> torch.Tensor:
-    """A worker's block of a tensor; all of it without a partition."""
+    """A worker's block of a tensor; the whole tensor without a partition."""
     return whole if P_x is None else whole[TensorSpace(whole.shape, P_x).slices(worker)]
 
 
 def loss_of(scores: torch.Tensor, wanted: torch.Tensor, voxels: int) -> torch.Tensor:
-    """A worker's share of the mean cross entropy over so many voxels. The sum of all shares is the
-    loss; its gradient needs nothing more."""
+    """A worker's term of the mean cross entropy over `voxels` voxels. The loss is the sum of all
+    workers' terms; backward from each term gives its gradient, without an all-reduce."""
     total = nn.functional.binary_cross_entropy_with_logits(scores, wanted, reduction="sum")
     return total / voxels
 
@@ -97,7 +98,7 @@ def loss_of(scores: torch.Tensor, wanted: torch.Tensor, voxels: int) -> torch.Te
 def step(
     model: nn.Module, optimizer: Any, images: torch.Tensor, inside: torch.Tensor, voxels: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Train on one batch: a worker's scores, and its share of the loss."""
+    """Train on one batch: a worker's scores, and its term of the loss."""
     optimizer.zero_grad()
     scores = model(images)
     loss = loss_of(scores, inside, voxels)
@@ -107,8 +108,8 @@ def step(
 
 
 def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
-    """Adam. Worker 0 holds all parameters of convolutions that are cut in space; torch takes an
-    empty list of them on the others, if it is in a group."""
+    """Adam. Worker 0 holds all parameters, because they are split in no dimension; torch accepts an
+    empty list of them on the others if it is in a group."""
     return torch.optim.Adam([{"params": model.parameters()}], lr=0.01)
 
 

@@ -1,4 +1,5 @@
-"""Distributed modules: torch.nn's names and arguments, plus partitions."""
+"""Distributed modules: torch.nn's names and arguments, plus partitions. This file holds the public
+names alone."""
 
 from linop.layers.agreement.meeting import fixed_shapes
 from linop.layers.conv import Conv1d, Conv2d, Conv3d

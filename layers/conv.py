@@ -1,5 +1,5 @@
-"""Distributed convolutions: the paper's general algorithm (section 4), of which splitting over
-space, or over channels, alone are cases."""
+"""Distributed convolutions: the paper's general algorithm (section 4), which includes splitting
+over space alone and over channels alone."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class _Conv(Layer):
 
     Every worker of `P_W` gets the input that its block of the output needs, edges and halos
     included, for its channels; convolves it with its block of the weight; and the results are
-    summed over the input channels. A block of the weight is held by one worker, where the axes of
-    batch and space are at 0, and broadcast from there; so is the bias, where that of the input
-    channels is at 0, too.
+    summed over the input channels. A block of the weight is held by one worker, at coordinate 0 of
+    the axes of batch and space, and broadcast from there; a block of the bias likewise, at
+    coordinate 0 of the axis of input channels too.
 
     Args:
         P_x: the partition of the input: batch, channels, space.
@@ -129,12 +129,17 @@ class _Conv(Layer):
         return P_W
 
     def _pads(self, whole: Any) -> tuple[tuple[int, int], ...]:
-        # torch's own reading of padding: "same", "valid", or numbers; last dimension first.
+        # torch has resolved "same" and "valid" here; last dimension first.
         flat = whole._reversed_padding_repeated_twice
         return tuple((flat[2 * k], flat[2 * k + 1]) for k in reversed(range(self.ndim)))
 
     def _group(self, first: int, last: int) -> tuple[int, tuple[int, int]]:
-        """Of output channels first:last, how many groups they are, and their input channels."""
+        """The number of groups that output channels first:last are in, and the range of their input
+        channels.
+
+        Raises:
+            PartitionError: the range neither consists of whole groups nor lies within one.
+        """
         each_out, each_in = self.out_channels // self.groups, self.in_channels // self.groups
         whole = first % each_out == 0 and last % each_out == 0
         if not whole and first // each_out != (last - 1) // each_out:
@@ -187,7 +192,8 @@ class _Conv(Layer):
         return convolve
 
     def _input(self, X: TensorSpace) -> Function:
-        """What brings every worker its part of the padded input: edges, halos and copies in one."""
+        """Movement from blocks of X to the padded input of each worker: boundary padding, halos and
+        copies in one operator."""
         widths = ((0, 0), (0, 0), *self.window.pads)
         padded = tuple(n + a + b for n, (a, b) in zip(X.global_shape, widths, strict=True))
         grid = self.P_W[0, 0, 0]
@@ -202,7 +208,7 @@ class _Conv(Layer):
         return self.moved(collective, "H", "", X, wanted, segments=segments, of=0)
 
     def _spread(self, name: str, workers: Partition, axes: list[Axis]) -> Function:
-        """What brings the blocks of a parameter to all workers that compute with them."""
+        """Broadcast of a parameter's blocks to all workers that compute with them."""
         if name not in self.spaces:
             return lambda none: none
         held = self.spaces[name]

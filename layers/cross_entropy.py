@@ -1,5 +1,5 @@
-"""Losses of classes, whose dimension may be split too: workers tell each other two numbers for each
-element of the batch, and never the logits."""
+"""Losses over classes, whose dimension may be split too: workers exchange two numbers for each
+element of the batch, never the logits."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class NLLLoss(Loss):
 
     def axes(self, number: int, ndim: int) -> Sequence[Axis]:
         if number == 0:
-            self._ndim = ndim  # the input's comes before the target's
+            self._ndim = ndim  # called for the input before the target
         if number == 0 or ndim == self._ndim:
             return super().axes(number, ndim)
         grid = self.inputs[0]
@@ -106,7 +106,7 @@ class NLLLoss(Loss):
         )
 
     def log_probabilities(self, X: TensorSpace) -> Function:
-        """What makes them of a block of the input."""
+        """Function from a block of the input to its log-probabilities."""
         del X
         return lambda x: x
 
@@ -131,7 +131,7 @@ class NLLLoss(Loss):
                 at = (t - where.start).clamp(0, x.shape[1] - 1)
                 terms = torch.where(mine, -x.gather(1, at.unsqueeze(1)).squeeze(1), 0)
                 weights = torch.where(mine, weight[at], 0)
-            else:  # zeros, of what others wait for in backward
+            else:  # zeros that depend on x, whose backward is collective
                 terms = weights = x.sum(1)
             if smooth:
                 rest = torch.where(counts, -x.sum(1), 0)
@@ -224,7 +224,7 @@ class CrossEntropyLoss(NLLLoss):
                 if x.shape[1]
                 else x.new_full((len(x), 1, *x.shape[2:]), least)
             )
-            # A block may be all -inf: what is subtracted is a number.
+            # A block may be all -inf: the subtrahend stays finite.
             top = top.clamp(min=least)
             blocks = gather(torch.cat([top, (x - top).exp().sum(1, True)], 1))
             tops, sums = blocks[:, ::2].detach(), blocks[:, 1::2]

@@ -1,7 +1,7 @@
-"""Dropout whose mask does not depend on how the tensor is cut.
+"""Dropout with a mask that does not depend on the partition.
 
-Which elements are dropped is said by one seed and an element's index in the global tensor: the
-index-th output of the generator SplitMix64, begun at the seed (Steele, Lea & Flood 2014, "Fast
+An element of the mask is a function of one seed and of the element's index in the global tensor:
+the index-th output of the generator SplitMix64 started at the seed (Steele, Lea & Flood 2014, "Fast
 splittable pseudorandom number generators", figure 16 with the finaliser of Vigna's splitmix64.c).
 """
 
@@ -24,31 +24,32 @@ from linop.spaces.tensor import COPIES, Axis, TensorSpace
 _GAMMA = 0x9E3779B97F4A7C15
 _MIX = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1))
 _BITS = 53
-"""Of a random number, which a float64 holds exactly."""
+"""Bits of a random number; a float64 holds them exactly."""
 
 
 class Dropout(Layer):
     """Zeros with probability `p` when training, and the other elements divided by 1 - p.
 
-    Which elements are zeroed depends on torch's generator of worker 0 and on nothing else: any
-    partition, and one worker alone, drop the same ones after the same `torch.manual_seed`. At every
-    call each process draws one number, so that generators that are in step stay so; threads of one
-    process draw one together.
+    The mask depends on torch's generator of worker 0 alone: after the same `torch.manual_seed` it
+    is the same on any partition, and on one worker. At every call in training mode each process
+    draws one number, so that generators in the same state stay so; the threads of one process draw
+    one together.
 
     Args:
         P_x: the partition of input and output; grid axis k splits dimension k.
         p: the probability.
-        inplace: whether to change the input; the result is that.
-        x_axes: what the grid axes do, where they do something else, as in `linop.TensorSpace`.
+        inplace: write the result into the input.
+        x_axes: roles of the grid axes, where they are others, as in `linop.TensorSpace`.
 
     Raises:
         ArgumentError: p is no probability.
     """
 
     dims: int | None = None
-    """The first dimensions whose elements are zeroed whole; None where all are."""
+    """Number of leading dimensions along which the mask varies; it is constant along the others.
+    None: it varies along all."""
     ndim: int | None = None
-    """Of the input."""
+    """Number of dimensions of the input; None: any."""
 
     def __init__(
         self,
@@ -97,7 +98,8 @@ class Dropout(Layer):
         return dropped
 
     def _seed(self) -> Tensor | None:
-        """The number that worker 0 draws, on all workers of the input."""
+        """Seed that worker 0 draws: an int64 on all workers of the input, None on others.
+        Collective."""
         # All workers have agreed on this call, so none of them seeds the generator meanwhile.
         drawn = torch.empty(1, dtype=torch.int64)
         if self._draws:
@@ -112,13 +114,14 @@ class Dropout(Layer):
 def random_bits(
     seed: Tensor, shape: Sequence[int], where: Sequence[slice], dims: int | None = None
 ) -> Tensor:
-    """For each element of a block a random number of 53 bits, by its index in the global tensor.
+    """Random numbers of 53 bits (int64) for the elements of a block, by index in the global tensor.
 
     Args:
         seed: an int64.
         shape: of the global tensor.
-        where: the block.
-        dims: only the first dimensions count; in the others the result has extent 1.
+        where: slices of the block.
+        dims: number of leading dimensions that the index covers; the result has extent 1 in the
+            others. None: all.
     """
     dims = len(shape) if dims is None else dims
     index = torch.ones((), dtype=torch.int64)
@@ -132,7 +135,7 @@ def random_bits(
 
 
 def _shifted(z: Tensor, bits: int) -> Tensor:
-    """Shifted to the right; the sign is a bit as any other."""
+    """Logical right shift of an int64 (torch's is arithmetic)."""
     return (z >> bits).bitwise_and_((1 << 64 - bits) - 1)
 
 
@@ -141,7 +144,7 @@ def _signed(n: int) -> int:
 
 
 class _Channels(Dropout):
-    """As `Dropout`, but a channel of a sample is zeroed whole, or not at all.
+    """Dropout of whole channels: all elements of a channel of a sample are zeroed, or none.
 
     Args:
         P_x: the partition of input and output: batch, channels, space.

@@ -1,4 +1,4 @@
-"""The distributed embedding: a table of vectors in blocks, looked up where the rows are."""
+"""Distributed embedding: a table of vectors in blocks; each worker looks up the rows it holds."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from linop.spaces.tensor import COPIES, Axis, TensorSpace
 class Embedding(Layer):
     """Rows of a table by their indices, as `torch.nn.Embedding`, with the table in blocks.
 
-    The indices are broadcast to all of `P_W`; every worker looks up the rows that it has, and what
-    they found is summed, along the rows of `P_W`, into the output.
+    The indices are broadcast to all of `P_W`; every worker looks up the rows that it holds, with
+    zeros for all others, and the results are summed over the blocks of rows into the output.
 
     Args:
         P_x: the partition of the indices, an int64 tensor of any shape; grid axis k splits
@@ -34,8 +34,8 @@ class Embedding(Layer):
 
     Raises:
         PartitionError: `P_W` has not two axes. ArgumentError: `max_norm`, where `P_W` splits the
-            rows, whose norms nobody has; `sparse` with `scale_grad_by_freq`, which torch has not;
-            or padding_idx is no row.
+            rows, whose norms no worker knows; `sparse` with `scale_grad_by_freq`, which torch does
+            not support; or padding_idx is no row.
         SubsetError: from a call, an index is out of range; on every worker, before anything is
             sent. It is an IndexError.
     """

@@ -1,8 +1,9 @@
-"""What all distributed layers are: local torch compute between movement operators (paper, section
-4), with no backward code.
+"""Base class of the distributed layers: local torch compute between movement operators (paper,
+section 4), with no backward code.
 
-A layer is told partitions, not shapes. Its operators are built for the tensor that it is given, by
-agreement of all workers (`linop.layers.agreement.meeting`), and kept for later calls.
+Partitions are given at construction, shapes at a call. Operators are built for the input's global
+shape, by agreement of all workers (`linop.layers.agreement.meeting`), and cached. Only code that
+serves every layer belongs here; the computation of each is in its own module.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from functools import partial
 from types import FrameType
 from typing import Any
 
-# First, for it says what to install where there is no torch.
+# First: its error without torch names the extra to install.
 from linop.backends.autograd.functions import apply, tie
 
 # isort: split
@@ -67,16 +68,16 @@ Tensor = Any
 Function = Callable[..., Tensor]
 
 _MOST = 32
-"""Different inputs whose operators a layer keeps."""
+"""Input signatures for which a layer caches bound functions."""
 
 
 class Layer(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
-    """A module of which every worker of the program has a part. Collective: all workers construct
-    it, and call it, in the same order, whether they hold a part of the tensor or not.
+    """Base class of distributed modules. Collective: all workers of the program construct it, and
+    call it, in the same order, whether they hold a block of the tensor or not.
 
     A worker of the input's partition passes its block. All others pass a zero-volume tensor, best
-    of shape (batch, 0), or None. Blocks may be cut anywhere; the global shape is what they make up,
-    and may be another at every call. The result is this worker's block of the output; on workers
+    of shape (batch, 0), or None. Blocks need not be balanced; the global shape follows from theirs,
+    and may differ at every call. The result is this worker's block of the output; on workers
     that hold none, a zero-volume tensor of shape (batch, 0).
 
     Args:
@@ -86,7 +87,7 @@ class Layer(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
 
     Attributes:
         spaces: the global tensor of every distributed parameter and buffer, by name. Its dtype
-            counts for nothing: that of the parameter does.
+            is unused: the parameter's own applies.
 
     Raises:
         LinopError: from a call, a tensor is of the wrong kind, device, layout, dtype or shape on
@@ -94,9 +95,9 @@ class Layer(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
     """
 
     preserve_batch = True
-    """Whether zero-volume results keep the batch size."""
+    """True if zero-volume results keep the batch size."""
     floating = True
-    """Whether inputs have the dtype of the parameters."""
+    """True if inputs have the dtype of the parameters."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -136,13 +137,18 @@ class Layer(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
             )
         return grid
 
-    # What a layer says
+    # To be overridden
 
     def axes(self, number: int, ndim: int) -> Sequence[Axis]:
-        """What the grid axes of an input's partition do, if it has so many dimensions.
+        """Roles of the grid axes of an input's partition, one for each axis: the dimension that it
+        splits, `linop.COPIES` or `linop.REPLICATED`.
+
+        Args:
+            number: of the input.
+            ndim: dimensions of the input.
 
         Raises:
-            LinopError: it cannot have so many; on every worker.
+            LinopError: the input cannot have so many dimensions; on every worker.
         """
         grid = self.inputs[number]
         if grid.ndim > ndim:
@@ -153,22 +159,25 @@ class Layer(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
         return range(grid.ndim)
 
     def wrong(self, tensors: Sequence[Tensor]) -> str:
-        """What is wrong with the values of this worker's tensors, whose kind and shape are not
-        checked yet; empty if nothing. All workers hear of it before anything is sent."""
+        """Description of invalid values in this worker's tensors; empty if there are none.
+
+        It is called before types and shapes are checked. All workers get the text, and raise a
+        SubsetError, before any block is sent.
+        """
         del tensors
         return ""
 
     def bind(self, *inputs: TensorSpace) -> Function:
-        """What computes this worker's block of the output from its blocks of the inputs. Every
-        worker makes the same operators here, or raises the same error.
+        """Function from this worker's blocks of the inputs to its block of the output.
+        Collective: every worker builds the same operators, or raises the same error.
 
         Args:
-            inputs: the global tensors.
+            inputs: spaces of the global input tensors.
         """
         raise NotImplementedError
 
     def dtype_of(self, name: str) -> np.dtype[Any]:
-        """NumPy's dtype of a parameter, which is the same on all workers that hold a block."""
+        """NumPy dtype of a parameter; the same on all workers, also on those without a block."""
         return numpy_dtype(self.dtypes[name])
 
     def moved(
@@ -178,14 +187,15 @@ class Layer(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
         of: int | None = None,
         **options: Any,
     ) -> Function:
-        """Applying an operator that moves tensors; or nothing to do, where it leaves all blocks
-        where they are.
+        """Function that applies a movement operator; the identity if every block stays where it
+        is. Collective.
 
         Args:
-            make, arguments, options: the function that makes it, and what it is given: tensor
-                spaces, numbers and texts, which all that it makes depends on.
-            of: the number of the input that it is applied to. Where no worker wants that one's
-                gradient, as of a network's first layer, nothing is sent back.
+            make, arguments, options: the function that builds the operator, and its arguments:
+                tensor spaces, numbers and strings, which determine the result. Equal calls share
+                one operator and its plans.
+            of: the number of the input that it is applied to. If no worker needs that input's
+                gradient, as in the first layer of a network, backward sends no messages.
         """
         op = self._meeting.known(make, arguments, options, self.__dict__["_where"])
         if op is None:
@@ -194,36 +204,36 @@ class Layer(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
         return function if of is None else partial(self._sent_back, function, of)
 
     def _sent_back(self, function: Function, of: int, x: Tensor) -> Tensor:
-        """Apply a function whose gradient is sent back only where any worker wants it."""
+        """Apply a function; without gradient if no worker needs that of input `of`."""
         if self._wanted[of]:
             return function(x)
         with torch.no_grad():
             return function(x)
 
     def applied(self, op: LinearOperator) -> Function:
-        """Applying an operator, whose errors name this layer."""
-        bridge_of(op, self.backend)  # compiled now, by all: not all may be those that call it
+        """Function that applies an operator in autograd; errors name this layer. Collective."""
+        bridge_of(op, self.backend)  # compiling is collective, and not all workers may call it
         return partial(apply, op, backend=self.backend, where=self.__dict__["_where"])
 
-    # How it is called
+    # Calls
 
     def __setstate__(self, state: Any) -> None:
         super().__setstate__(state)
         enlist(self)
 
     def output_axes(self, grid: Partition, ndim: int) -> Sequence[Axis]:
-        """The roles of the grid axes of the output's partition, if it has so many dimensions."""
+        """Roles of the grid axes of the output's partition, as `axes` gives those of an input."""
         return self.axes(0, ndim) if grid == self.inputs[0] else range(min(grid.ndim, ndim))
 
     def _cut(self, grid: Partition, ndim: int) -> list[int]:
-        """The dimensions in which the output is cut."""
+        """Dimensions of the output that are split; empty on workers without a block."""
         if self.worker not in grid:
             return []
         axes = zip(self.output_axes(grid, ndim), grid.shape, strict=False)
         return [axis for axis, parts in axes if isinstance(axis, int) and parts > 1]
 
     def made(self) -> Made:
-        """This worker's description of the layer, for the others."""
+        """This worker's description of the layer, which is compared with the others'."""
         return Made(self._number, self._name, self._name, arguments_of(self))
 
     def forward(self, *tensors: Tensor) -> Tensor:
@@ -243,7 +253,8 @@ class Layer(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
         return result
 
     def _function(self, tensors: Sequence[Tensor]) -> Function:
-        """What computes the output, as all workers agree."""
+        """Function that computes the output, as all workers agree. Collective, except under
+        `fixed_shapes` for arguments that were passed before."""
         own = tuple(
             (n, p.shape, p.dtype, p.device) for n, p in self._parameters.items() if p is not None
         )
@@ -259,7 +270,8 @@ class Layer(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
         return function
 
     def _digests(self, tensors: Sequence[Tensor]) -> Said:
-        """Of the values of this worker's tensors and parameters, in debug mode."""
+        """Digests of this worker's tensors, parameters and buffers, by name; empty outside of debug
+        mode."""
         if not self._meeting.debug:
             return {}
         given = {_input(k): x for k, x in enumerate(tensors)}
@@ -291,14 +303,16 @@ class Layer(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
         return partial(self._called, known, wanted)
 
     def _called(self, function: Function, wanted: tuple[bool, ...], *tensors: Tensor) -> Tensor:
-        self.__dict__["_wanted"] = wanted  # a module's own way of setting takes 1.2 µs
+        self.__dict__["_wanted"] = wanted  # torch's Module.__setattr__ takes 1.2 µs
         return function(*tensors)
 
     def _check_parameters(self, everybodys: Sequence[Given], X: TensorSpace) -> tuple[Any, ...]:
-        """The dtypes of the parameters, which `dtype_of` says.
+        """Check this call's parameters; their (name, dtype) pairs, which `dtype_of` reads.
 
         Raises:
-            ShapeError, DTypeError: one does not fit; on every worker.
+            ShapeError: a parameter has not the shape of its block. DTypeError: its dtype differs
+                from that of another worker or, where `floating` and without autocast, from the
+                input's. Both on every worker.
         """
         autocast = everybodys[0].modes[2]
         dtypes: dict[str, Any] = {}
@@ -322,22 +336,25 @@ class Layer(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
         return tuple(dtypes.items())
 
     def _check_values(self, inputs: Sequence[TensorSpace], digests: Sequence[Said]) -> None:
-        """See that values that several workers hold are the same, as far as there are digests.
+        """Check by digests, which exist in debug mode, that all copies of replicated blocks, and
+        of tensors without a space, are equal.
 
         Raises:
-            BackendError: they are not; on every worker.
+            BackendError: they differ; on every worker.
         """
         if not any(digests):
             return
         spaces = {_input(k): X for k, X in enumerate(inputs)}
         spaces |= {_own(name): held for name, held in self.spaces.items()}
-        everybody = [range(len(digests))]  # holds the whole of what has no space
+        everybody = [range(len(digests))]  # tensors without a space are whole on all workers
         for name in dict.fromkeys(name for said in digests for name in said):
             holders = holders_of(spaces[name]) if name in spaces else everybody
             compare_values(self._name, name, holders, digests)
 
     def _with_batch(self, function: Function, X: TensorSpace) -> Function:
-        """With zero-volume results as `preserve_batch` says (DistDL's sum-reduce, seed 002)."""
+        """The function with its zero-volume results reshaped, where `preserve_batch` says so, to
+        (batch, 0), or to the shape of the argument on workers without a block on either side; as
+        DistDL's layers do."""
         if self.output is None or self.worker in self.output or not self.preserve_batch:
             return function
         outside = all(self.worker not in partition for partition in self.inputs)
@@ -345,7 +362,7 @@ class Layer(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
         def call(*tensors: Tensor) -> Tensor:
             x = tensors[0]
             result = function(*tensors)
-            if result is None:  # what this worker passes, and nothing moves
+            if result is None:  # this worker passed None, and nothing moves
                 result = elsewhere(X)
             if x is not None and (outside or x.ndim):
                 shape = tuple(x.shape) if outside else (x.shape[0], 0)
@@ -353,7 +370,7 @@ class Layer(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
                 shape = (*X.global_shape[:1], 0)
             result = result.reshape(shape)
             if torch.is_grad_enabled() and result.is_floating_point() and not result.requires_grad:
-                result = result.detach().requires_grad_()  # nothing moved: it is this worker's x
+                result = result.detach().requires_grad_()  # nothing moved: the result is x itself
             return result
 
         return call
@@ -361,12 +378,12 @@ class Layer(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
 
 @torch._disable_dynamo  # type: ignore[untyped-decorator]
 def _uncompiled(layer: Layer, tensors: Sequence[Tensor]) -> Tensor:
-    """A layer in what torch.compile compiles: a graph break, for plans are no torch code."""
+    """Call of a layer inside torch.compile: a graph break, because plans are not torch code."""
     return layer(*tensors)
 
 
 def _in_words(frame: FrameType) -> str:
-    """The layer whose call this is."""
+    """Path of the layer whose `forward` a frame is; empty for other frames."""
     called = frame.f_code is Layer.forward.__code__
     return path_of(frame.f_locals["self"], frame) if called else ""
 
@@ -375,19 +392,20 @@ namers.append(_in_words)
 
 
 def mine(backend: Backend) -> int:
-    """Which worker of a program this is."""
+    """This worker's index in the program of a backend."""
     assert backend.worker is not None
     return backend.worker
 
 
 def nothing(shape: Sequence[int], *tied: Tensor) -> Tensor:
-    """An empty block of an output, whose backward reaches what others compute theirs from."""
+    """Empty block of an output, of a given shape without elements. Its backward runs through the
+    tied tensors, whose own backward passes are collective."""
     return tie(tied[0].new_zeros(tuple(shape)), *tied)
 
 
 def elsewhere(X: TensorSpace, *tensors: Tensor) -> Tensor:
-    """The result of a worker that has no block and takes no part, of an input X: zero-volume, and
-    its backward reaches what others compute theirs from, if it passes that."""
+    """Zero-volume result, of shape (0,) and the dtype of X, for a worker that holds no block. Its
+    backward runs through those of the given tensors that are not None, as in `nothing`."""
     result = torch.zeros(0, dtype=torch_dtype(X.dtype))
     if torch.is_grad_enabled() and (result.is_floating_point() or result.is_complex()):
         result.requires_grad_()
@@ -395,10 +413,10 @@ def elsewhere(X: TensorSpace, *tensors: Tensor) -> Tensor:
 
 
 def zero_volume_tensor(batch: int | None = None, **options: Any) -> Tensor:
-    """What a worker passes that holds no block.
+    """Argument of a layer on a worker that holds no block: shape (batch, 0), or (0,).
 
     Args:
-        batch: its first dimension; zero-volume results keep it.
+        batch: the batch size, which zero-volume results keep.
         options: of ``torch.empty``.
     """
     return torch.empty((0,) if batch is None else (batch, 0), **options)
@@ -421,7 +439,8 @@ def _itself(x: Tensor) -> Tensor:
 
 
 def _keep(functions: dict[Any, Function], key: Any, function: Function) -> None:
-    """Keep a function, in the place of the oldest. All workers have the same ones, in one order."""
+    """Cache a function; the oldest of `_MOST` is evicted. Keys of `_agreed` and `_bound`, and their
+    order, are the same on all workers: a miss is collective."""
     if key not in functions and len(functions) == _MOST:
         functions.pop(next(iter(functions)))
     functions[key] = function

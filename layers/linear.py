@@ -1,4 +1,4 @@
-"""The distributed affine layer (paper, section 4, dense layers; seed of DistDL's linear layer)."""
+"""The distributed affine layer (paper, section 4, dense layers)."""
 
 from __future__ import annotations
 
@@ -29,9 +29,10 @@ class Linear(Layer):
         P_W: the partition of the weight, of shape (out_features, in_features): any grid of two
             axes, of workers of `P_x` and `P_y` or others.
         in_features, out_features, bias, device, dtype: as in torch.nn.
-        x_axes, y_axes: what the grid axes of `P_x` and `P_y` do, where they do something else, as
-            in `linop.TensorSpace`: a dimension, or `linop.REPLICATED`, which makes the identity
-            with an all-reduce as gradient of the broadcast, and the opposite of the sum.
+        x_axes, y_axes: roles of the grid axes of `P_x` and `P_y`, where they are others, as in
+            `linop.TensorSpace`: a dimension, or `linop.REPLICATED`. A replicated x makes the
+            broadcast the identity, with an all-reduce as gradient; a replicated y makes the
+            sum an all-reduce, with the identity as gradient.
 
     Raises:
         PartitionError: `P_W` has not two axes.
@@ -107,12 +108,12 @@ class Linear(Layer):
 def dense_axes(
     name: str, grid: Partition, ndim: int, axes: Sequence[Axis] | None = None
 ) -> Sequence[Axis]:
-    """What the grid axes of a tensor of (batch, …, features) do: if they are two, they split the
-    first and the last dimension; otherwise axis k splits dimension k.
+    """Roles of the grid axes for a tensor of (batch, …, features): two axes split the first and the
+    last dimension; of any other number, axis k splits dimension k.
 
     Args:
         name: of the layer, for errors.
-        axes: where they do something else.
+        axes: roles that replace these, if given; negative dimensions count from the last.
 
     Raises:
         PartitionError: the grid has more axes than the tensor has dimensions.

@@ -1,5 +1,6 @@
-"""Losses of distributed outputs: every worker's terms are torch's, of its blocks, and their sum
-goes to all workers as one number. Those of classes are in `linop.layers.cross_entropy`."""
+"""Elementwise losses, and their base class: each worker's terms are torch's, of its blocks, and an
+all-reduce gives their sum to all workers. Losses over classes are in `linop.layers.cross_entropy`.
+"""
 
 from __future__ import annotations
 
@@ -22,16 +23,17 @@ from linop.spaces.tensor import COPIES, REPLICATED, TensorSpace
 
 Measure = Callable[[Tensor, Tensor], tuple[Tensor, Any, Any]]
 """From this worker's blocks of input and target: the terms of the loss, or their sum; the sum of
-their weights, where the mean divides by that; and how many values are not as expected."""
+their weights, if the mean divides by that, else 0; and 1 if a value is not as `Loss.expected` says,
+else 0."""
 
 
 class Loss(Layer):
-    """A number that says how far an input is from a target. Both are in blocks of `P_x`, cut alike.
+    """Loss between an input and a target, both in the same blocks over `P_x`.
 
-    With reduction "mean" or "sum" every worker of the program gets the number, workers outside of
-    `P_x` too. It is one number that all of them hold (replicated), and counts once: where every
-    worker calls ``loss.backward()``, the gradients are torch's. The mean is over the whole tensor.
-    With "none" the result is this worker's block.
+    With reduction "mean" or "sum" every worker of the program gets the loss, workers outside of
+    `P_x` too. It is replicated, and counts once: every worker calls ``loss.backward()``, and the
+    gradients are those of the sequential loss. The mean is over the global tensor. With "none" the
+    result is this worker's block of the terms.
 
     Args:
         P_x: the partition of input and target; grid axis k splits dimension k.
@@ -57,10 +59,14 @@ class Loss(Layer):
         """The loss. A worker outside of `P_x` passes zero-volume tensors, or None."""
         return super().forward(input, target)
 
-    # What a loss says
+    # To be overridden
 
     def check(self, X: TensorSpace, T: TensorSpace) -> None:
-        """Check that a target T fits an input X."""
+        """Check that a target T fits an input X.
+
+        Raises:
+            ShapeError, DTypeError: it does not; on every worker.
+        """
         if (X.global_shape, X.bounds, X.axes) != (T.global_shape, T.bounds, T.axes):
             raise ShapeError(
                 f"{self._name}: an input of shape {X.global_shape} in blocks {X.bounds}, and a "
@@ -73,25 +79,26 @@ class Loss(Layer):
             )
 
     def expected(self, X: TensorSpace) -> str:
-        """Which values are expected, in words; empty where any will do."""
+        """Description of valid values, for errors; empty if all are valid."""
         del X
         return ""
 
     def count(self, X: TensorSpace, T: TensorSpace) -> int | None:
-        """What the mean divides by; None where it is the sum of the weights."""
+        """Divisor of the mean; None if it is the sum of the weights."""
         del T
         return prod(X.global_shape)
 
     def measure(self, X: TensorSpace, T: TensorSpace) -> Measure:
-        """What measures this worker's blocks, if it has any."""
+        """The `Measure` for this worker's blocks. Collective; its result is called on workers of
+        `P_x` only."""
         raise NotImplementedError
 
     def finish(self, X: TensorSpace, T: TensorSpace) -> Function:
-        """What makes a block of the result of a worker's terms."""
+        """Function from a worker's terms to its block of the result, for reduction "none"."""
         del X, T
         return lambda terms: terms
 
-    # How it comes about
+    # Binding
 
     def bind(self, *inputs: TensorSpace) -> Function:
         X, T = inputs
@@ -138,7 +145,7 @@ def _vector(dtype: Any, *numbers: Any) -> Tensor:
 
 
 def whole_buffer(layer: Layer, name: str, whole: Tensor | None) -> None:
-    """Hold all of a buffer on every worker of the input."""
+    """Register a buffer that every worker of the input's partition holds whole."""
     if whole is None:
         layer.register_buffer(name, None)
         return
@@ -148,11 +155,12 @@ def whole_buffer(layer: Layer, name: str, whole: Tensor | None) -> None:
 
 
 class _Elementwise(Loss):
-    """A loss of torch's that has a term for each element.
+    """Base class of torch's losses with one term for each element.
 
     Args:
         function: its name in torch.nn.functional.
-        options: of that.
+        weights: tensors of weights, by parameter name, which broadcast to the input; None for none.
+        options: its other arguments.
     """
 
     def __init__(

@@ -17,17 +17,17 @@ from linop.spaces.tensor import COPIES, TensorSpace
 
 
 class Moments:
-    """In two passes, so that nothing is lost where the mean is large: first all blocks' sums are
-    added, by an all-reduce, then their squared differences from the mean. Collective among the
-    workers of X; empty blocks add nothing. The gradient comes by the all-reduces.
+    """Mean and variance by two all-reduces: of the sums, then of the squared differences from the
+    mean, which avoids cancellation where the mean is large. Collective among the workers of X;
+    empty blocks add nothing. The gradient is autograd's, through both all-reduces.
 
     Args:
-        layer: on whose workers.
-        X: the tensor.
-        dims: over which of its dimensions, one at least.
+        layer: the layer that applies them.
+        X: the space of the tensor.
+        dims: the dimensions that are averaged over, one at least.
 
     Attributes:
-        count: the elements that each mean is of.
+        count: the number of elements that each mean is over.
     """
 
     def __init__(self, layer: Layer, X: TensorSpace, dims: Collection[int]) -> None:
@@ -44,18 +44,18 @@ class Moments:
         self._total = layer.moved(all_reduce, sums, summed)
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The mean; the differences from it; and the variance, divided by the number of elements.
-        Mean and variance have extent 1 in the dimensions that they are over."""
+        """Mean, differences from it, and biased variance, of this worker's block. Mean and variance
+        have extent 1 in the dimensions that are averaged over."""
         mean = self._total(x.sum(self._dims, keepdim=True)) / self.count
         apart = x - mean
         return mean, apart, self._total(apart.square().sum(self._dims, keepdim=True)) / self.count
 
 
 def wide(layer: Layer, X: TensorSpace) -> np.dtype[Any]:
-    """The dtype in which numbers of X are added: float32 at least.
+    """NumPy dtype in which elements of X are summed: float32 at least.
 
     Raises:
-        DTypeError: X is of whole or complex numbers; on every worker.
+        DTypeError: X is not of a floating-point dtype; on every worker.
     """
     dtype = torch_dtype(X.dtype)
     if not dtype.is_floating_point:

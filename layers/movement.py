@@ -1,4 +1,4 @@
-"""Data movement as modules: each is one operator, built for the tensor that it is given."""
+"""Data movement as modules: each applies one operator, which is built for the input's shape."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from linop.spaces.tensor import COPIES, Axis, Role, TensorSpace
 
 
 class Movement(Layer):
-    """A module that applies one operator, and computes nothing.
+    """Base class of modules that apply one movement operator, without local compute.
 
     The result is new memory, even where nothing moves.
     """
@@ -28,10 +28,10 @@ class Movement(Layer):
         self.preserve_batch = preserve_batch
 
     def operator(self, X: TensorSpace) -> LinearOperator:
-        """The operator for a global input.
+        """The operator on the space of the global input.
 
         Raises:
-            LinopError: there is none; on every worker.
+            LinopError: it is not defined on X; on every worker.
         """
         raise NotImplementedError
 
@@ -43,7 +43,7 @@ class Movement(Layer):
 
 
 class _Matching(Movement):
-    """One operator of two partitions whose grid axes match from the right, as in NumPy."""
+    """Base class of operators between two partitions whose grid axes match from the right."""
 
     matched: Callable[..., LinearOperator]
 
@@ -57,7 +57,7 @@ class _Matching(Movement):
     ) -> None:
         super().__init__(P_x, P_y, preserve_batch)
         self.transpose_src, self.transpose_dest = transpose_src, transpose_dest
-        # What is wrong with the grids is wrong now.
+        # Raises now if the grids do not match.
         self.operator(TensorSpace((), P_x, axes=[COPIES] * P_x.ndim))
 
     def operator(self, X: TensorSpace) -> LinearOperator:
@@ -74,7 +74,7 @@ class Broadcast(_Matching):
         P_y: the partition of the output. Grid axes match from the right, as in NumPy: equal, or 1
             in `P_x`.
         transpose_src, transpose_dest: reverse the grid of `P_x`, or `P_y`, before that.
-        preserve_batch: whether zero-volume results have shape (batch, 0), not (0,).
+        preserve_batch: True: zero-volume results have shape (batch, 0); False: (0,).
     """
 
     matched = staticmethod(collectives.broadcast)
@@ -94,7 +94,7 @@ class SumReduce(_Matching):
             dimension k, or, of tensors with fewer dimensions, holds independent blocks.
         P_y: the partition of the output. Grid axes match from the right, as in NumPy: equal, or 1.
         transpose_src, transpose_dest: reverse the grid of `P_x`, or `P_y`, before that.
-        preserve_batch: whether zero-volume results have shape (batch, 0), not (0,).
+        preserve_batch: True: zero-volume results have shape (batch, 0); False: (0,).
     """
 
     matched = staticmethod(collectives.sum_reduce)
@@ -133,14 +133,14 @@ class AllReduce(Movement):
 
 
 class AllGather(Movement):
-    """Every worker gets the blocks along some grid axes, put together; see `linop.all_gather`.
+    """Every worker gets the concatenated blocks along some grid axes; see `linop.all_gather`.
 
     Args:
         P_x: the partition of input and output; grid axis k splits dimension k.
-        grid_axes: along which blocks are put together; by default all.
-        into: `linop.COPIES`: all workers compute with it, each something of its own, and the
-            gradient is the reduce-scatter; or `linop.REPLICATED`: all compute the same, and it is a
-            mere slice.
+        grid_axes: along which blocks are concatenated; by default all.
+        into: `linop.COPIES`: workers compute different results from their copies, and the gradient
+            is the reduce-scatter; or `linop.REPLICATED`: all compute the same, and the gradient is
+            a local slice.
     """
 
     def __init__(
@@ -188,7 +188,7 @@ class Repartition(Movement):
 
     Args:
         P_x, P_y: the partitions; grid axis k splits dimension k, `P_y` into balanced blocks.
-        preserve_batch: whether zero-volume results have shape (batch, 0), not (0,).
+        preserve_batch: True: zero-volume results have shape (batch, 0); False: (0,).
     """
 
     def __init__(self, P_x: Partition, P_y: Partition, preserve_batch: bool = True) -> None:
@@ -199,8 +199,8 @@ class Repartition(Movement):
 
 
 class HaloExchange(Movement):
-    """Every worker gets what its part of a sliding kernel's output needs, without boundary padding;
-    see `linop.halo_exchange`. The gradient adds the halos back.
+    """Every worker gets the input range of its block of a sliding kernel's output, without boundary
+    padding; see `linop.halo_exchange`. The gradient adds the halos back to their owners.
 
     Args:
         P_x: the partition; grid axis k splits dimension k.

@@ -1,4 +1,5 @@
-"""Normalisation with the statistics of the whole tensor, whatever its blocks."""
+"""Normalisation layers, with the statistics of the global tensor on any partition. The reductions
+are in `linop.layers.moments`."""
 
 from __future__ import annotations
 
@@ -19,10 +20,11 @@ from linop.spaces.tensor import COPIES, REPLICATED, Axis, TensorSpace
 
 
 class _Norm(Layer):
-    """What normalising layers share: a weight and a bias for some dimensions of the input."""
+    """Base class of normalisation layers: a weight and a bias over some dimensions of the input."""
 
     def _hold_affine(self, whole: Any, axes: Sequence[Axis], bias: bool) -> None:
-        """Hold weight and bias, in blocks, where the other grid axes are at 0."""
+        """Register blocks of weight and bias, on the workers at coordinate 0 of the grid axes whose
+        role is `linop.COPIES`."""
         (grid,) = self.inputs
         owners = grid[tuple(slice(0, 1) if axis is COPIES else slice(None) for axis in axes)]
         for name in ("weight", "bias"):
@@ -33,10 +35,11 @@ class _Norm(Layer):
                 hold(self, name, TensorSpace(parameter.shape, owners, axes=axes), parameter)
 
     def _affine(self, X: TensorSpace, first: int, dims: int) -> Function:
-        """What brings weight and bias to the blocks of X, both in one message.
+        """Function without arguments that gives weight and bias, or None for either, as this
+        worker's block of X needs them. Both travel in one message.
 
         Args:
-            first, dims: of the dimensions of X that they are for.
+            first, dims: the parameters' dimensions are first to first + dims - 1 of X.
         """
         names = [name for name in ("weight", "bias") if name in self.spaces]
         if not names:
@@ -65,12 +68,12 @@ class _Norm(Layer):
 
 
 class _BatchNorm(_Norm):
-    """Normalisation of each channel over batch and space, by mean and variance of the whole batch:
-    those of all workers, by two all-reduces.
+    """Normalisation of each channel over batch and space, by mean and variance of the global batch,
+    from two all-reduces.
 
-    Weight and bias are split along the channel axis of `P_x`, and held where its other axes are at
-    0. Every worker of `P_x` has the running statistics of its channels, which are torch's: the
-    running variance is the unbiased one.
+    Weight and bias are split along the channel axis of `P_x`, and held at coordinate 0 of its other
+    axes. Every worker of `P_x` holds the running statistics of its channels, as torch defines them:
+    the running variance is the unbiased one.
 
     Args:
         P_x: the partition of input and output: batch, channels, space. A grid with fewer axes does
@@ -84,7 +87,7 @@ class _BatchNorm(_Norm):
     """
 
     ndims: tuple[int, ...] = ()
-    """Dimensions that an input may have."""
+    """Numbers of dimensions that an input may have."""
 
     def __init__(
         self,
@@ -152,7 +155,8 @@ class _BatchNorm(_Norm):
         return normalise
 
     def _running(self, X: TensorSpace) -> tuple[Function, Function]:
-        """What brings statistics from the cuts of X to those of the buffers, and back."""
+        """Movements of (mean, variance), of shape (2, channels): from the channel blocks of X to
+        the balanced blocks of the buffers, and back."""
         if "running_mean" not in self.spaces:
             return _nothing, _nothing
         axes = [1 if axis == 1 else REPLICATED for axis in X.axes]
@@ -163,13 +167,18 @@ class _BatchNorm(_Norm):
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def _track(self, count: int, mean: Tensor, variance: Tensor, store: Function) -> None:
-        """One more batch in the running statistics."""
+        """Update the running statistics with a batch's mean and biased variance.
+
+        Args:
+            count: elements that each mean is over; mean and variance stay if it is 0.
+            store: movement to the blocks of the buffers.
+        """
         self.num_batches_tracked.add_(1)
         if not count:
             return
         new = store(torch.stack([mean.flatten(), variance.flatten() * (count / (count - 1))]))
         part = self.momentum
-        if part is None:  # the mean of all batches
+        if part is None:  # the average over all batches
             part = 1 / float(self.num_batches_tracked)
         for running, value in zip((self.running_mean, self.running_var), new, strict=True):
             running.mul_(1 - part).add_(value, alpha=part)
@@ -200,14 +209,14 @@ class LayerNorm(_Norm):
     """Normalisation over the last dimensions, which may be split: then sums over them are two
     all-reduces among the workers that share them.
 
-    Weight and bias are split as the last dimensions are, and held where the other grid axes are at
-    0.
+    Weight and bias are split as the last dimensions are, and held at coordinate 0 of the other grid
+    axes.
 
     Args:
         P_x: the partition of input and output. A grid of two axes splits the first and the last
             dimension, as for `Linear`; any other, axis k dimension k.
         normalized_shape, eps, elementwise_affine, bias, device, dtype: as in torch.nn.
-        x_axes: what the grid axes do, where they do something else, as in `linop.TensorSpace`.
+        x_axes: roles of the grid axes, where they are others, as in `linop.TensorSpace`.
 
     Raises:
         ShapeError: from a call, the input has other last dimensions; on every worker.
@@ -230,8 +239,8 @@ class LayerNorm(_Norm):
         whole = torch.nn.LayerNorm(normalized_shape, eps, elementwise_affine, bias, device, dtype)
         self.normalized_shape: tuple[int, ...] = whole.normalized_shape
         dims = len(self.normalized_shape)
-        # Blocks of the parameters are where an input with as many dimensions as the grid has axes
-        # needs them. To any other one they are sent.
+        # Parameters are laid out for an input with as many dimensions as the grid has axes; for
+        # any other they are repartitioned at a call.
         known = [axis for axis in x_axes or () if isinstance(axis, int)]
         ndim = max(P_x.ndim, dims, *(1 + axis for axis in known), *(-axis for axis in known))
         split = [

@@ -1,5 +1,5 @@
-"""Distributed padding: torch.nn's modules. The output is balanced in space, and one movement brings
-every worker its part."""
+"""Distributed padding: torch.nn's modules. The output is in balanced blocks in space, which one
+movement fills; constant edges are added locally."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from linop.spaces.tensor import TensorSpace
 
 
 class _Pad(Layer):
-    """Edges around blocks of (batch, channels, space), as in torch.nn: copies of what is inside.
+    """Padding of (batch, channels, space) in space, as in torch.nn: copies of what is inside.
 
     Args:
         P_x: the partition of input and output.
@@ -60,10 +60,10 @@ class _Pad(Layer):
         return self.padded(X, TensorSpace(shape, X.partition, X.dtype, X.axes, bounds=kept))
 
     def padded(self, X: TensorSpace, Y: TensorSpace) -> Function:
-        """What makes the blocks of Y from those of X."""
+        """Function from this worker's block of X to its block of the padded tensor Y."""
         segments = edges(X.global_shape, self.widths, self.mode)
         op = collective("Pad", self.mode, X, Y, segments=segments)
-        # New memory, as torch gives, where there is no padding, too.
+        # Not `moved`: as in torch, the result is new memory even where the padding is 0.
         return partial(apply, op, backend=self.backend)
 
     def extra_repr(self) -> str:
@@ -71,7 +71,7 @@ class _Pad(Layer):
 
 
 class _ConstantPad(_Pad):
-    """Edges of one value around blocks of (batch, channels, space), as in torch.nn.
+    """Padding of (batch, channels, space) in space with one value, as in torch.nn.
 
     Args:
         P_x: the partition of input and output.
@@ -91,7 +91,7 @@ class _ConstantPad(_Pad):
         self.value = value
 
     def padded(self, X: TensorSpace, Y: TensorSpace) -> Function:
-        # Only what is inside travels, and each worker adds its edges: nothing is added to x itself.
+        # Only elements of x travel; each worker adds the edges of its own block of Y.
         bounds = dict(enumerate(X.bounds))
         for d in range(2, X.ndim):
             n, left = X.global_shape[d], self.widths[d][0]

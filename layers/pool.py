@@ -16,11 +16,11 @@ from linop.spaces.tensor import TensorSpace
 
 
 class _Pool(Layer):
-    """What the pooling layers share: kernels over the last dimensions, without parameters."""
+    """Base class of the pooling layers: kernels over the dimensions of space; no parameters."""
 
     ndim = 0
     fill = 0.0
-    """What is beyond the edge of the tensor."""
+    """Value of the boundary padding."""
 
     def __init__(
         self,
@@ -46,8 +46,8 @@ class _Pool(Layer):
             )
 
     def window(self, shape: tuple[int, ...]) -> Window:
-        """The kernel over a tensor; with `ceil_mode` its last one may begin in the tensor, or in
-        the padding before it, and end anywhere."""
+        """The window over a tensor of a shape in space. With `ceil_mode` its right padding is
+        enlarged, for a last kernel that begins in the tensor or in the left padding."""
         pads = []
         for n, k, s, p, d in zip(
             shape, self.kernel_size, self.stride, self.padding, self.dilation, strict=True
@@ -94,11 +94,11 @@ class _Pool(Layer):
         return pooled
 
     def pooling(self, window: Window, where: Pads, extents: tuple[int, ...]) -> Function:
-        """What pools a padded block.
+        """Function that pools this worker's padded block.
 
         Args:
-            where: (first, last) of its outputs, in each dimension.
-            extents: of the tensor, without padding.
+            where: (start, stop) of the worker's outputs, in each dimension of space.
+            extents: of the global tensor in space, without padding.
         """
         raise NotImplementedError
 
@@ -115,7 +115,7 @@ class _MaxPool(_Pool):
     Args:
         P_x: the partition of input and output.
         kernel_size, stride, padding, dilation, ceil_mode: as in torch.nn.
-        return_indices: not here.
+        return_indices: not supported.
 
     Raises:
         ArgumentError: indices are asked for; or the padding is more than half of the kernel.
@@ -183,8 +183,13 @@ class _AvgPool(_Pool):
         return lambda x: pool(x, window.size, window.stride) * (size / counts).to(x.dtype)
 
     def _counts(self, d: int, outputs: Tensor, n: int) -> Tensor:
-        """How many elements each output of a dimension averages: torch's rule, in which padding
-        counts, but not what `ceil_mode` adds."""
+        """Number of elements that some outputs along dimension d average, by torch's rule: padding
+        counts, with `count_include_pad`; elements beyond it, which `ceil_mode` adds, do not.
+
+        Args:
+            outputs: indices of outputs, int64.
+            n: extent of the tensor in that dimension, without padding.
+        """
         k, s, p = self.kernel_size[d], self.stride[d], self.padding[d]
         first = outputs * s - p
         last = (first + k).clamp(max=n + p)

@@ -1,5 +1,5 @@
 """Distributed up- and down-sampling: each worker gets the range of the input that its block of the
-balanced output needs, and interpolates it one dimension at a time."""
+balanced output needs, and resamples it locally, one dimension at a time."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _MODES = {
     "trilinear": (3,),
     "bicubic": (2,),
 }
-"""In how many dimensions of space torch has them."""
+"""Interpolation modes, and the numbers of dimensions of space for which torch has them."""
 
 
 class Tap(NamedTuple):
-    """One of the elements that each output of a dimension is a sum of: their indices in the input,
-    and their factors, which are 1 if they are None."""
+    """One term of the weighted sum that each output along a dimension is: for all outputs, the
+    index of an input (int64), and its weight. None: all weights are 1."""
 
     index: Tensor
     weight: Tensor | None
@@ -46,7 +46,7 @@ class Upsample(Layer):
 
     Raises:
         PartitionError: `P_x` has no axes of space, or more than 3. ArgumentError: no such mode with
-            so many dimensions, or arguments that do not go together.
+            so many dimensions, or inconsistent arguments.
     """
 
     def __init__(
@@ -70,11 +70,15 @@ class Upsample(Layer):
                 f"{self._name}: mode {mode!r} in {self.ndim} dimensions of space; there are "
                 f"{', '.join(known)}"
             )
-        with suppress(ShapeError):  # which shapes fit is seen at a call
+        with suppress(ShapeError):  # 64 may be a shape that does not fit: a call checks its own
             self._interpolated(torch.empty((1, 1, *[64] * self.ndim), device="meta"))
 
     def _interpolated(self, x: Tensor) -> Tensor:
-        """torch's result, for what it says of shapes and bad arguments."""
+        """torch's result of a meta tensor, for its shape.
+
+        Raises:
+            ShapeError, ArgumentError: torch refuses the shape, or the arguments.
+        """
         try:
             return torch.nn.functional.interpolate(
                 x,
@@ -123,7 +127,7 @@ class Upsample(Layer):
         return upsample
 
     def _taps(self, d: int, n: int, outputs: int, dtype: Any) -> list[Tap]:
-        """What the outputs of a dimension of extent n are made of: ATen's UpSample.h."""
+        """Terms of the outputs along dimension d, of extent n, as in ATen's UpSample.h."""
         scale = self._scale(d)
         if self.mode.startswith("nearest"):
             # torch's own rounding, which depends on the dtype.
@@ -151,7 +155,8 @@ class Upsample(Layer):
         ]
 
     def _scale(self, d: int) -> float | None:
-        """The factor that torch computes coordinates with; None where it is that of the extents."""
+        """Scale factor that torch computes coordinates with; None where it uses the ratio of the
+        extents."""
         if self.scale_factor is None or self.recompute_scale_factor:
             return None
         factors = self.scale_factor
@@ -163,7 +168,8 @@ class Upsample(Layer):
 
 
 def _cubic(t: Tensor) -> list[Tensor]:
-    """The weights of four neighbours, of which the second is at distance t (Keys, a = -0.75)."""
+    """Weights of the four nearest inputs, the second of them at distance t in [0, 1] (Keys 1981,
+    "Cubic convolution interpolation", a = -0.75)."""
     a = -0.75
 
     def near(x: Tensor) -> Tensor:
@@ -176,7 +182,7 @@ def _cubic(t: Tensor) -> list[Tensor]:
 
 
 def _range(taps: Sequence[Tap], first: int, last: int) -> tuple[int, int]:
-    """The inputs that outputs first:last need."""
+    """Index range of the inputs that outputs first:last need; (0, 0) if there are none."""
     if first == last:
         return 0, 0
     indices = torch.stack([tap.index[first:last] for tap in taps])
@@ -220,8 +226,8 @@ class UpsamplingBilinear2d(Upsample):
 
 
 class Downsample(Layer):
-    """Every stride-th element in space: ``x[..., ::s1, ::s2]``, balanced. A sliding kernel of one
-    element.
+    """Every stride-th element in space: ``x[..., ::s1, ::s2]``, in balanced blocks. The geometry is
+    that of a sliding kernel of one element.
 
     Args:
         P_x: the partition of input and output: batch, channels, space.

@@ -1,5 +1,5 @@
-"""What layers with a sliding kernel need of the input, and how it comes to the workers (paper,
-section 4, sparse layers, and appendix B)."""
+"""Geometry of sliding kernels over blocks, for convolution, pooling and resampling (paper, section
+4, sparse layers, and appendix B); and the checks of arguments that these layers share."""
 
 from __future__ import annotations
 
@@ -30,14 +30,15 @@ class Window:
     dilation: tuple[int, ...]
 
     def needed(self, shape: Sequence[int], grid: Partition) -> list[Bounds]:
-        """Which indices of the padded tensor each block of the balanced output needs, by dimension.
+        """Index ranges of the padded tensor that the blocks of the balanced output need: for each
+        dimension, (start, stop) by grid coordinate.
 
         Args:
             shape: of the tensor in these dimensions, without padding.
             grid: the workers in these dimensions.
 
         Raises:
-            ShapeError: there is no output.
+            ShapeError: the output would be empty.
         """
         padded = [n + a + b for n, (a, b) in zip(shape, self.pads, strict=True)]
         geometry = halo_geometry(padded, grid, self.size, self.stride, 0, self.dilation)
@@ -51,13 +52,21 @@ class Window:
         return needed
 
     def output(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """The output's extents."""
+        """Extents of the output for a tensor of a shape, both in the window's dimensions."""
         rows = zip(shape, self.size, self.stride, self.pads, self.dilation, strict=True)
         return tuple((n + a + b - d * (k - 1) - 1) // s + 1 for n, k, s, (a, b), d in rows)
 
 
 def numbers(name: str, what: str, value: Any, ndim: int, least: int) -> tuple[int, ...]:
-    """One number for each dimension, from one for all or from a sequence (of one, as in torch)."""
+    """A tuple of `ndim` whole numbers, at least `least`, from a number or from a sequence of one or
+    `ndim` of them.
+
+    Args:
+        name, what: of layer and argument, for errors.
+
+    Raises:
+        ShapeError, ArgumentError: there are more or fewer, or they are not such numbers.
+    """
     try:
         value = (
             tuple(value) * (ndim if len(value) == 1 else 1) if hasattr(value, "__len__") else value
@@ -68,10 +77,10 @@ def numbers(name: str, what: str, value: Any, ndim: int, least: int) -> tuple[in
 
 
 def check_dimensions(name: str, X: TensorSpace, ndim: int) -> None:
-    """See that an input has a batch, channels, and so many dimensions of space.
+    """Check that an input is of (batch, channels, space), with `ndim` dimensions of space.
 
     Raises:
-        ShapeError: it has not.
+        ShapeError: it is not.
     """
     if X.ndim != ndim + 2:
         raise ShapeError(
@@ -81,7 +90,7 @@ def check_dimensions(name: str, X: TensorSpace, ndim: int) -> None:
 
 
 def spatial(name: str, grid: Partition, ndim: int) -> Partition:
-    """The workers along the last dimensions of a grid of (batch, channels, …).
+    """The sub-grid along the axes of space of a grid over (batch, channels, space).
 
     Raises:
         PartitionError: the grid has another number of axes.

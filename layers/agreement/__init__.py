@@ -1,1 +1,1 @@
-"""How workers agree on a layer's call, and what errors say of it."""
+"""Agreement of workers on a layer's call, and the names of layers in errors."""

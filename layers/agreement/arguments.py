@@ -1,5 +1,5 @@
-"""The arguments that a layer was constructed with, and the values that several workers hold: in
-words and digests that workers compare.
+"""Constructor arguments of layers, and replicated values, as texts and digests for workers to
+compare. Nothing is sent here.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from linop.errors import BackendError
 from linop.spaces.tensor import TensorSpace
 
 Said = Mapping[str, str]
-"""A worker's values, by name."""
+"""A worker's texts or digests, by name."""
 
 
 def recorded(init: Callable[..., None]) -> Callable[..., None]:
-    """A constructor whose arguments the object keeps, by name: those of the outermost of linop's
-    constructors, of a class and its bases."""
+    """Wrap a constructor, so that the object keeps its arguments by name; where constructors call
+    those of base classes, the outermost one's."""
     signature = inspect.signature(init)
 
     @functools.wraps(init)
@@ -40,8 +40,8 @@ def recorded(init: Callable[..., None]) -> Callable[..., None]:
 
 
 def arguments_of(layer: Any) -> Said:
-    """The arguments in words, with the values that attributes of their names have now. Devices are
-    left out, which may be each worker's own."""
+    """A layer's constructor arguments as texts, by name; of an attribute with the same name, its
+    current value. Devices are left out: they may differ between workers."""
     given = layer.__dict__.get("_arguments", {})
     now = {name: layer.__dict__.get(name, value) for name, value in given.items()}
     return {name: _words(value) for name, value in now.items() if name != "device"}
@@ -58,7 +58,8 @@ def _words(value: Any) -> str:
 
 
 def digest(tensor: Any) -> str:
-    """Of the bits of a tensor: NaN is equal to itself. Empty for one that has no values."""
+    """SHA-256 of a tensor's bits, 32 hexadecimal digits; NaN equals itself. Empty for tensors on
+    the meta device, or of a layout other than strided."""
     if tensor.layout is not torch.strided or tensor.device.type == "meta":
         return ""
     plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
@@ -67,7 +68,7 @@ def digest(tensor: Any) -> str:
 
 
 def compare_arguments(where: str, said: Sequence[Said]) -> None:
-    """See that all workers constructed a layer with the same arguments.
+    """Check that all workers constructed a layer with the same arguments.
 
     Raises:
         BackendError: they did not; on every worker.
@@ -87,14 +88,16 @@ def compare_arguments(where: str, said: Sequence[Said]) -> None:
 def compare_values(
     where: str, what: str, holders: Iterable[Sequence[int]], said: Sequence[Said]
 ) -> None:
-    """See that workers that hold the same piece of a tensor have the same values.
+    """Check by digests that workers that hold the same block of a tensor have equal values.
 
     Args:
-        what: the tensor's name in `said`, where its digest is.
-        holders: the workers of each piece.
+        where: name of the layer, for errors.
+        what: the tensor's name in `said`.
+        holders: the workers of each block.
+        said: digests of each worker.
 
     Raises:
-        BackendError: they have not; on every worker.
+        BackendError: they differ; on every worker.
     """
     for group in holders:
         known = [w for w in group if said[w].get(what)]
@@ -107,7 +110,7 @@ def compare_values(
 
 
 def holders_of(space: TensorSpace) -> Iterator[Sequence[int]]:
-    """The workers of each piece that several hold."""
+    """The workers of each region that several of them hold."""
     for region in space.regions:
         if len(region.workers) > 1:
             yield region.workers

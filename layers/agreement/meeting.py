@@ -1,9 +1,9 @@
-"""How workers agree on what a layer is called with.
+"""Agreement of all workers on a layer's call: its arguments, its plans and its global tensors.
 
-Every call sums one number over all workers, a digest of what each of them passes: an all-reduce of
-8 bytes. A sum that was there before means what it meant then. At a new one all tell each other what
-they have; so a tensor of another shape on one worker is seen by all of them, before anything else
-is sent: it makes another global tensor, or is an error.
+Each call sums an 8-byte digest of the arguments' metadata over all workers: one all-reduce. A sum
+seen before hits the layer's cache; a new one triggers an all-gather of the metadata. So a tensor of
+another shape on one worker is known to all before any block is sent: it makes another global
+tensor, or is an error on every worker.
 """
 
 from __future__ import annotations
@@ -33,42 +33,47 @@ from linop.spaces.tensor import COPIES, Axis, TensorSpace
 import torch
 
 _MOST = 4096
-"""Digests that are kept, of calls of all layers."""
+"""Entries of each cache of digests, for all layers together."""
 
 Meta = tuple[Any, ...] | None
-"""Shape, dtype, layout and device of a tensor, and whether it requires a gradient."""
+"""Metadata of an argument: of a tensor, shape, dtype, layout, device and `requires_grad`; of
+another object, the name of its type alone; None for None."""
 
 
 class Given(NamedTuple):
-    """What a worker calls a layer with."""
+    """Metadata of one worker's call of a layer."""
 
     tensors: tuple[Meta, ...]
     modes: tuple[bool, bool, bool]
-    """Whether gradients are enabled, whether the layer trains, whether there is autocasting."""
+    """True if gradients are enabled, the layer is in training mode, autocast (CPU) is enabled."""
     own: tuple[Any, ...]
-    """Name, shape, dtype and device of each of its parameters."""
+    """Name, shape, dtype and device of each of the worker's parameters."""
     wrong: str
-    """What is wrong with the values of its tensors; empty if nothing."""
+    """Description of invalid values in the worker's tensors; empty if there are none."""
 
 
 class Made(NamedTuple):
-    """A layer, as a worker tells others of it."""
+    """A worker's description of a layer, which is compared with the others'."""
 
     number: int
-    """The layer's."""
+    """Position in the order of construction."""
     name: str
-    """Of its class."""
+    """Name of its class."""
     where: str
-    """Its name in the network."""
+    """Path in the network."""
     arguments: Said
     unfit: str = ""
-    """Changes to it that it cannot work with, in words; empty if none."""
+    """Description of a parametrization that fails on blocks; empty if there is none."""
 
 
 def given_of(
     tensors: Sequence[Any], training: bool, own: tuple[Any, ...], wrong: str = ""
 ) -> Given:
-    """What this worker calls a layer with."""
+    """Metadata of this worker's call of a layer.
+
+    Args:
+        own: name, shape, dtype and device of each parameter.
+    """
     modes = torch.is_grad_enabled(), training, torch.is_autocast_enabled("cpu")
     return Given(tuple(map(_meta, tensors)), modes, own, wrong)
 
@@ -80,7 +85,7 @@ def _meta(x: Any) -> Meta:
 
 
 class Meeting:
-    """Where all workers of a backend agree; one for all layers."""
+    """Agreement among all workers of a backend; one object for all layers."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
@@ -99,16 +104,16 @@ class Meeting:
         return self
 
     def new_number(self) -> int:
-        """The number of a layer: the same on all workers, which construct the same layers."""
+        """Number of a new layer; equal on all workers, which construct layers in the same order."""
         self._layers += 1
         return self._layers
 
     def total(self, layer: int, given: Given) -> int:
-        """One number for what all workers call: the same on all of them."""
+        """Sum over all workers of the digests of their calls (int64). Collective."""
         call = layer, given
         code = self._calls.get(call)
         if code is None:
-            # With the worker: two that change places call something else, of the same sum.
+            # The worker is in the digest: two that swap arguments would give the same sum.
             digest = hashlib.sha256(repr((self._backend.worker, call)).encode()).digest()
             code = np.frombuffer(digest[:8], np.int64).copy()
             if len(self._calls) == _MOST:
@@ -119,7 +124,7 @@ class Meeting:
         return self._summed(code)
 
     def sum(self, number: int) -> int:
-        """The sum of a number over all workers."""
+        """Sum of an int64 over all workers. Collective."""
         return number if self._alone else self._summed(np.array([number], np.int64))
 
     def _summed(self, number: Any) -> int:
@@ -129,7 +134,7 @@ class Meeting:
         return int(bridge.plan(arrays.put(number))[0])  # 5 µs less than through tensors
 
     def exchanged(self, layer: Made, given: Given, digests: Said) -> tuple[list[Given], list[Said]]:
-        """Every worker's arguments of a layer, and its digests of values, by worker.
+        """All workers' metadata of a call, and their digests of values, by worker. Collective.
 
         Raises:
             BackendError: they call different layers, layers constructed with different arguments,
@@ -156,14 +161,15 @@ class Meeting:
         options: Mapping[str, Any],
         about: str,
     ) -> LinearOperator | None:
-        """The operator that a function makes of arguments, or an equal one that a layer has, with
-        its plans; None where it leaves all blocks where they are. Collective.
+        """The operator that `make` builds, or an equal one that a layer holds, with its plans; None
+        if it leaves all blocks where they are. Collective.
 
         Args:
-            about: the layer, for a worker that waits in vain.
+            make, arguments, options: the function, and its arguments.
+            about: path of the layer, for the error of a worker that waits in vain.
 
-        It is made if none is there. Layers of one shape share plans: a ResNet-18 has 143 movements,
-        of which 60 leave all where it is, and 33 of the others are different.
+        Operators are equal if the digests of their stages are, so layers of one shape share plans:
+        of the 143 movements of a ResNet-18, 60 move nothing, and 33 of the others are distinct.
         """
         key = make, _key(arguments), _key(options)
         op: LinearOperator | None = None
@@ -177,7 +183,8 @@ class Meeting:
             return None
         known = self._operators.get(digest)
         if not self._alone:
-            # Which ones are gone depends on the garbage collector: one is used if all have it.
+            # References are weak, and collected at other times on other workers: a cached operator
+            # is used if all workers still have it.
             assert isinstance(self._backend, Worker)
             mine = digest + bytes([known is not None])
             gathered = self._backend.transport.gather_all(mine, "plan", about)
@@ -188,7 +195,7 @@ class Meeting:
         return known
 
     def constructed(self, layer: Made, mine: Any) -> list[Any]:
-        """Every worker's message at the construction of a layer, by worker.
+        """All workers' messages at the construction of a layer, by worker. Collective.
 
         Raises:
             BackendError: they construct different layers, or with different arguments; on every
@@ -201,13 +208,13 @@ class Meeting:
     def told(
         self, mine: Any, doing: str = "tell others of its model", about: str = ""
     ) -> list[Any]:
-        """Every worker's message, by worker: anything small that can be pickled.
+        """All workers' messages, by worker: small objects, which are pickled. Collective.
 
         Args:
-            doing, about: what all workers do, and of what this one does it, in words.
+            doing, about: the activity, equal on all workers, and its object, in words.
 
         Raises:
-            BackendError: they do different things; on every worker.
+            BackendError: workers are in different activities; on every worker.
         """
         return [mine] if self._alone else self._told(mine, doing, about)
 
@@ -218,7 +225,7 @@ class Meeting:
 
 
 def _key(value: Any) -> Any:
-    """A key that tells arguments of operators apart."""
+    """Hashable key of an operator's arguments."""
     if isinstance(value, TensorSpace):
         return value.made_from
     if isinstance(value, Mapping):
@@ -247,23 +254,23 @@ _MODES = ("gradients are enabled", "the layer is in training mode", "autocast is
 
 
 def meeting_of(backend: Backend) -> Meeting:
-    """The meeting of a backend's workers."""
+    """The `Meeting` of a backend, which is made at first use."""
     known: Meeting | None = backend.kept.get(Meeting)
     return known or backend.kept.setdefault(Meeting, Meeting(backend))
 
 
 @contextmanager
 def fixed_shapes(fixed: bool = True) -> Iterator[None]:
-    """Inside, a layer does not ask the other workers again where this one passes what it passed
-    before: a promise that then none of them passes anything else than it did.
+    """Context in which a layer's call skips the agreement of all workers if this one passes shapes,
+    dtypes and modes that it passed before: the caller promises that the others then do the same.
 
-    It saves the agreement, an all-reduce of 8 bytes at every call, after which all workers go on at
-    once. A batch that is smaller on all workers is something else on all, and agreed upon as ever,
-    if workers without a block pass zero-volume tensors of its size. Where the promise is not kept,
-    workers wait for each other, to a `DeadlockError`. In debug mode nothing is saved.
+    It saves an all-reduce of 8 bytes at every call, and the synchronisation by it. A batch that is
+    smaller on all workers is new to all, and agreed upon as usual, provided that workers without a
+    block pass zero-volume tensors of its batch size. If the promise is broken, workers wait for
+    each other, to a `DeadlockError`. In debug mode there is no effect.
 
     Args:
-        fixed: False inside of another one takes that back.
+        fixed: False restores the agreement inside of another such context.
     """
     backend = program()
     meeting = meeting_of(backend)
@@ -276,8 +283,8 @@ def fixed_shapes(fixed: bool = True) -> Iterator[None]:
 
 
 def program() -> Backend:
-    """The program that layers made now are part of: of this process alone, where there is neither
-    `launch` nor ``mpiexec``."""
+    """Backend of the program that layers constructed now belong to: that of `launch`, ``mpiexec``
+    or `backends.use`; otherwise this process alone."""
     here = backends.current()
     return backends.alone() if here.worker is None else here
 
@@ -289,17 +296,18 @@ def space_of(
     axes: Callable[[int], Sequence[Axis]],
     arrays: Arrays,
 ) -> TensorSpace:
-    """The global tensor that the blocks of all workers make up.
+    """Space of the global tensor that consists of all workers' blocks, balanced or not.
 
     Args:
         name: of the layer, for errors.
         partition: of the tensor.
-        tensors: by worker.
-        axes: what the grid's axes do, for a number of dimensions.
+        tensors: metadata of the blocks, by worker.
+        axes: gives the roles of the grid axes for a number of dimensions.
         arrays: of the backend.
 
     Raises:
-        ArgumentError, DTypeError, ShapeError: the blocks do not make up a tensor.
+        ArgumentError: a block is missing, superfluous, not dense or on another device.
+        DTypeError, ShapeError: the blocks do not make up a tensor. All on every worker.
     """
     blocks = {}
     for worker, meta in enumerate(tensors):

@@ -1,6 +1,5 @@
-"""The name of a layer in its network, as ``LeNet.features.3 (Conv2d)``, for errors. A module does
-not know it: it is read off the calls of modules on the stack, so that calls that go well pay
-nothing.
+"""The name of a layer in its network, as ``LeNet.features.3 (Conv2d)``, for errors. Modules do not
+store it: it is read from the module calls on the stack when an error or a plan needs it.
 """
 
 from __future__ import annotations
@@ -16,11 +15,11 @@ _CALL = torch.nn.Module._call_impl.__code__
 
 
 def path_of(layer: Any, frame: FrameType | None = None) -> str:
-    """The dotted name of a layer that is being called, from the outermost module whose call this
-    is part of, and its class; its class alone, where no other module calls it.
+    """Dotted path of a layer from the outermost module on the call stack, and its class; the class
+    alone, if no other module calls it.
 
     Args:
-        frame: a call inside of the layer's; by default, this one.
+        frame: a frame inside of the layer's call; by default, the current one.
     """
     path, holder, name = "", None, type(layer).__name__
     calling = _calling(inspect.currentframe() if frame is None else frame)
@@ -34,7 +33,7 @@ def path_of(layer: Any, frame: FrameType | None = None) -> str:
 
 
 def _calling(frame: FrameType | None) -> Iterator[Any]:
-    """The modules that are being called, the innermost first."""
+    """The modules whose calls are on the stack, the innermost first."""
     while frame is not None:
         if frame.f_code is _CALL:
             yield frame.f_locals["self"]

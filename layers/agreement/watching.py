@@ -1,8 +1,8 @@
-"""Plain modules on blocks, in debug mode: a warning where torch computes something else of a block
-than of the whole tensor.
+"""Debug mode's warning where a plain module is applied to a block, and its result differs from the
+block of its result on the global tensor.
 
-The results of layers are plain tensors, known here by identity, as are those of pointwise modules
-on them. What a function makes of one (`torch.relu`, a sum of two) is not known any more.
+Results of layers are plain tensors. They are tracked by identity, through pointwise modules too,
+but not through functions (`torch.relu`, a sum of two).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _hooks: list[Any] = []
 
 
 def watch() -> None:
-    """Look at every module that is called from now on."""
+    """Install hooks on the calls of all modules; once in a process."""
     with _INSTALLING:
         if not _hooks:
             module = torch.nn.modules.module
@@ -43,10 +43,10 @@ def watch() -> None:
 
 
 def note(tensor: Any, cut: Collection[int]) -> None:
-    """Know a tensor as a block.
+    """Record a tensor as a block.
 
     Args:
-        cut: the dimensions in which there are others.
+        cut: the dimensions that are split; if empty, nothing is recorded.
     """
     if cut:
         with _INSTALLING:
@@ -76,7 +76,8 @@ def _after(module: Any, args: Any, result: Any) -> None:
 
 
 def _wrong(module: Any, cut: frozenset[int], ndim: int) -> str:
-    """The results of a module without children that differ on a block; empty if none are known."""
+    """Description of how a childless module's result on a block differs from the block of its
+    result on the global tensor; empty if it does not, as far as is known."""
     kind = type(module)
     if module._parameters and any(p is not None for p in module._parameters.values()):
         return "and its parameters' gradients are of this block alone" if _is_plain(kind) else ""

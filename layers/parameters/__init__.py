@@ -1,1 +1,1 @@
-"""Parameters in blocks, and what is computed from all of them."""
+"""Distributed parameters: their blocks, initialisation, gradient norms, and guards on torch."""

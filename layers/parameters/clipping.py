@@ -1,4 +1,4 @@
-"""The norm of all gradients, each counted once, and gradients clipped by it."""
+"""Gradient clipping by the norm of all gradients of a distributed model, each counted once."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ Key = str | int | None
 
 
 class Norm(NamedTuple):
-    """The norm of some gradients of a worker."""
+    """Norm of some gradients of one worker."""
 
     key: Key
-    """Of a parameter that each worker holds whole; None of blocks."""
+    """Key of a parameter that each worker holds whole; None for the worker's blocks together."""
     value: float
     dtype: Any
     shape: tuple[int, ...] = ()
@@ -37,7 +37,7 @@ def clip_grad_norm_(
     """Clip the norm of the gradients of a distributed model, as `torch.nn.utils.clip_grad_norm_`
     does that of the sequential one. Collective.
 
-    Every element counts once: the blocks of all workers, and what several workers hold whole.
+    Every element counts once, whether split into blocks, replicated or held whole by all workers.
     Gradients are changed in place.
 
     Args:
@@ -83,7 +83,7 @@ def _named(parameters: Any) -> dict[Key, Tensor]:
 
 
 def _norms(named: Mapping[Key, Tensor], kind: float) -> list[Norm]:
-    """This worker's: of its blocks, together, and of each gradient that it holds whole."""
+    """This worker's norms: one of its blocks together, and one of each gradient held whole."""
     known, mine, norms = blocks(), [], []
     for key, p in named.items():
         block, values = known.get(id(p)), _values(p.grad)
@@ -103,16 +103,16 @@ def _values(gradient: Tensor) -> Tensor:
 
 
 def _norm(tensors: Sequence[Tensor], kind: float) -> Tensor:
-    """The norm of the norms, as torch takes it: at least one tensor, or 0."""
+    """Norm of the tensors' norms, on the CPU, in torch's order of operations; 0 without tensors."""
     each = [torch.linalg.vector_norm(tensor.detach(), kind).cpu() for tensor in tensors]
     return torch.linalg.vector_norm(torch.stack(each), kind) if each else torch.zeros(())
 
 
 def _agreed(said: Sequence[Sequence[Norm]]) -> list[Norm]:
-    """The norms that count, by worker.
+    """Norms to be combined: those of all blocks; of each gradient held whole, the first worker's.
 
     Raises:
-        BackendError: workers have different ones of what each holds whole.
+        BackendError: workers have different norms of a gradient that each holds whole.
     """
     counted: list[Norm] = []
     first: dict[Key, tuple[int, Norm]] = {}
@@ -130,7 +130,7 @@ def _agreed(said: Sequence[Sequence[Norm]]) -> list[Norm]:
 
 
 def _same(one: Norm, other: Norm) -> bool:
-    # Workers that compute the same may round otherwise, as by other numbers of threads.
+    # Equal gradients may round differently between workers, as with other numbers of threads.
     close = isclose(one.value, other.value, rel_tol=torch.finfo(one.dtype).eps ** 0.5)
     either = close or not (isfinite(one.value) or isfinite(other.value))
     return either and one.shape == other.shape

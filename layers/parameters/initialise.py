@@ -1,4 +1,4 @@
-"""Parameters drawn anew as those of the sequential layer, and a generator for each worker."""
+"""Initialisation of distributed parameters as of the sequential layer's, and seeds for threads."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ from linop.layers.parameters.weights import drawn, shares_a_process
 def initialize(
     layer: Layer, name: str, init: Callable[..., Any], *args: Any, **kwargs: Any
 ) -> None:
-    """Fill a parameter as an initialiser fills the sequential layer's: it sees the whole tensor,
-    with its fan, and every worker takes its block. Collective: workers without a block take part.
+    """Fill a parameter as an initialiser fills the sequential layer's: it is given the whole
+    tensor, with its fan, and every worker takes its block. Collective, also for workers without a
+    block.
 
-    Every worker draws the whole tensor, so that generators that are in step stay so, and equal
-    seeds give the twin's numbers, on any partition.
+    Every worker draws the whole tensor, so generators in the same state stay so, and equal seeds
+    give the values of the sequential layer, on any partition.
 
     Args:
         layer: a layer of linop.layers.
@@ -45,7 +46,7 @@ def initialize(
         raise ArgumentError(f"initialize: {layer._name} has no parameter {name!r}; it has {there}")
     space, mine = layer.spaces[name], layer._parameters[name]
     kind = None if mine is None else (mine.dtype, mine.device.type)
-    # Numbers drawn depend on both, and not all workers have a block that tells them.
+    # Values drawn depend on dtype and device, which only workers with a block know.
     said = layer._meeting.told(kind, "initialize", layer._name)
     dtype, device = next(one for one in said if one is not None)
 
@@ -61,12 +62,12 @@ def initialize(
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Inside, this worker draws from a generator of its own that begins at a seed, as does every
-    other worker that is given the same one; plain modules constructed inside are the same on all.
+    """Context in which this worker draws from a generator of its own, started at a seed: plain
+    modules constructed inside are equal on all workers with the same seed.
 
-    That is `torch.manual_seed`, but that torch's generator goes on afterwards as it was, and that
-    it holds for threads: those of a process share torch's generator, and plain modules that they
-    construct at the same time get other numbers each time, whatever the seed.
+    Unlike after `torch.manual_seed`, torch's generator is restored at the end; and workers that are
+    threads are independent. They share torch's generator otherwise, and plain modules that they
+    construct at the same time get different values in each run, whatever the seed.
 
     Raises:
         ArgumentError: on threads, a function inside draws from torch's generator, and takes no
@@ -82,7 +83,8 @@ def seeded(seed: int) -> Iterator[None]:
 
 
 class _Own(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
-    """Random functions of this thread get a generator of its own, 0.8 µs a call of any function."""
+    """Mode in which random functions of this thread draw from generators of its own, one for each
+    type of device. It adds 0.8 µs to every call of a torch function."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A gradient scaler whose workers skip a step together."""
+"""Gradient scaler for mixed precision that skips a step on all workers or on none."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Functions of torch that take the blocks of parameters for whole tensors: with linop.layers they
-refuse them, and say what is right. On other tensors they are as they were.
+"""Guards on torch functions that would be wrong on blocks of parameters: given one, they raise an
+error that names the alternative. On other tensors they are unchanged.
 
-Optimizers are asked by torch's own hook, and parametrizations when their layer is called. For the
-others torch has no hook: they are wrapped, which reaches all that look them up from now on, and
-none that a program has imported by name before.
+Optimizers are checked by torch's own hook, parametrizations when their layer is called. For the
+others torch has no hook: they are wrapped, which does not reach names that a program has imported
+before.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ _OPTIMIZERS = tuple(
     for name in ("Adafactor", "LBFGS", "Muon")
     if hasattr(torch.optim, name)
 )
-"""Whose steps are not made element by element; older versions of torch have not all of them."""
+"""Optimizers whose steps are not elementwise; older versions of torch lack some of them."""
 _PARAMETRIZATIONS = ("SpectralNorm", "WeightNorm", "_Orthogonal", "_SpectralNorm", "_WeightNorm")
-"""Torch's classes, of both generations, that take norms or factors of a tensor."""
+"""torch's classes, of the old and the new API, that need norms or factors of a whole tensor."""
 Function = Callable[..., Any]
 
 
 def install() -> None:
-    """Make torch's functions refuse blocks."""
+    """Wrap torch's functions, and register the hook; once in a process."""
     for name in _INITIALISERS:
         _wrap([torch.nn.init], name, _initialiser)
     _wrap([torch.nn.utils, torch.nn.utils.clip_grad], "clip_grad_norm_", _clipping)
@@ -115,10 +115,11 @@ def _of_optimizer(optimizer: Any) -> Iterable[Any]:
 
 
 def unfit_parametrization(layer: Any, cut: Collection[str]) -> str:
-    """The fault of a layer's parametrizations, if one takes norms of blocks; else empty.
+    """Description of a parametrization of a layer that would take norms of blocks; empty if there
+    is none.
 
     Args:
-        cut: the names of the parameters that are in several blocks.
+        cut: names of the parameters that are split into several blocks.
     """
     old = [(getattr(hook, "name", ""), hook) for hook in layer._forward_pre_hooks.values()]
     new = layer._modules.get("parametrizations") or {}

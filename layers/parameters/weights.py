@@ -1,4 +1,5 @@
-"""Parameters of distributed layers: drawn as the sequential layer draws them, held in blocks."""
+"""Parameters and buffers of distributed layers: drawn as by the sequential layer, registered in
+blocks."""
 
 from __future__ import annotations
 
@@ -21,11 +22,11 @@ _ONE_AT_A_TIME = threading.Lock()
 
 
 def drawn(layer: Layer, make: Callable[[], Any]) -> Any:
-    """What `make` draws at random: equal on all workers whose generators are equal, and as it would
-    be drawn in a sequential program. Collective.
+    """Result of `make`, which draws at random, as in a sequential program; equal on all workers
+    whose generators are in the same state. Collective.
 
-    Workers that are threads of one process have one generator; each of them draws from the state
-    that it was in, and it moves on once.
+    Workers that are threads of one process share a generator: each draws from the state at the
+    call, and the generator advances once.
     """
     backend = layer.backend
     processes = _processes(layer)
@@ -33,7 +34,7 @@ def drawn(layer: Layer, make: Callable[[], Any]) -> Any:
         return make()
     _meet(backend)
     state = torch.get_rng_state()
-    _meet(backend)  # nobody draws before all know the state
+    _meet(backend)  # no worker draws before all have read the state
     with _ONE_AT_A_TIME:
         torch.set_rng_state(state)
         made = make()
@@ -42,8 +43,8 @@ def drawn(layer: Layer, make: Callable[[], Any]) -> Any:
 
 
 def first_of_process(layer: Layer) -> bool:
-    """Whether this worker is the first one of its process: where each process has one generator, it
-    is the one that draws. Collective."""
+    """True if this worker is the first of its process: the one that draws from the generator of
+    the process. Collective."""
     return layer.worker == _processes(layer).index(_process())
 
 
@@ -53,7 +54,7 @@ def shares_a_process(backend: Backend) -> bool:
 
 
 def _processes(layer: Layer) -> list[str]:
-    """By worker; agreed upon as part of the layer's construction."""
+    """The process of each worker. Collective: it also compares the layer that is constructed."""
     return meeting_of(layer.backend).constructed(layer.made(), _process())
 
 
@@ -67,15 +68,17 @@ def _meet(backend: Backend) -> None:
 
 
 def hold(layer: Layer, name: str, space: TensorSpace, whole: Any) -> None:
-    """Register this worker's block of a parameter: None on workers that hold none, as torch does.
+    """Register this worker's block of a parameter, a copy; None on workers that hold none, as torch
+    does for absent parameters.
 
     Args:
+        space: of the global parameter.
         whole: the sequential layer's parameter.
     """
     layer.spaces[name] = space
     block = None
     if layer.worker in space.partition:
-        # Memory of its own, so that the whole one can go.
+        # A copy, so that the whole parameter can be freed.
         part = whole.detach()[space.slices(layer.worker)].clone(
             memory_format=torch.contiguous_format
         )
@@ -84,7 +87,7 @@ def hold(layer: Layer, name: str, space: TensorSpace, whole: Any) -> None:
 
 
 def hold_buffer(layer: Layer, name: str, space: TensorSpace, whole: Any) -> None:
-    """Register this worker's block of a buffer: None on workers that hold none."""
+    """Register this worker's block of a buffer, a copy; None on workers that hold none."""
     layer.spaces[name] = space
     block = None
     if layer.worker in space.partition:

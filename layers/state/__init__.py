@@ -1,1 +1,1 @@
-"""States of distributed models: gathered, scattered, on disk."""
+"""State of distributed models and optimizers: gathered, scattered, saved and loaded."""

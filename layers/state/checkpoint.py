@@ -2,8 +2,8 @@
 a folder, as torch's distributed checkpointing does, where each worker writes its own blocks.
 
 Either can be loaded by another number of workers, with other partitions, and by torch alone. A save
-replaces what was there at once, when all of it is on the disk. A load checks everything before it
-changes anything of the model; no file that it reads can run code.
+replaces an earlier state atomically, once the new one is on the disk. A load checks everything
+before it changes anything of the model; no file that it reads can run code.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ def save(
             checkpoint in the folder, is replaced when the new one is written and synced: there has
             to be room for both.
         optimizer: this worker's, over its parameters, to be saved too; None on workers without
-            parameters. What is saved is then a dict of "model" and "optimizer".
+            parameters. The saved state is then a dict of "model" and "optimizer".
         sharded: every worker writes its own blocks, in the format of torch.distributed.checkpoint;
             otherwise worker 0 writes the sequential state with torch.save.
 
     Raises:
         LinopError: the state cannot be gathered (see `gather_state`, `gather_optimizer_state`) or
-            written; on every worker. What was there stays.
+            written; on every worker. An earlier checkpoint at the path stays.
     """
     workers = Workers("save", model)
     workers.need_memory()
@@ -65,8 +65,8 @@ def save(
 
 
 def load(model: Any, path: str | os.PathLike[str], optimizer: Any = None) -> None:
-    """Load what `save` saved, with any number of workers, into a model with any partitions; or what
-    torch saved of the sequential model, in the same form. Collective.
+    """Load a state that `save` has saved on any number of workers, into a model with any
+    partitions; or one that torch has saved of the sequential model, in the same format. Collective.
 
     Everything is read and checked before anything is changed: `save` writes digests, torch CRCs. A
     model on the meta device gets memory of the backend's device. Files are data: an object in them

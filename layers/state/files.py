@@ -1,7 +1,7 @@
-"""Files that are replaced as a whole, and checked before they are believed.
+"""Files that are replaced atomically, and checked by digests before they are read.
 
-What is written gets a name that nobody can guess, beside the file that it replaces; it is synced,
-and renamed at the end. So at every instant the old file or the new one is there, whole.
+A new file is written under an unguessable name beside the one that it replaces, synced, and renamed
+at the end: at every instant the path holds the complete old file or the complete new one.
 """
 
 from __future__ import annotations
@@ -21,30 +21,31 @@ from typing import IO, Any
 from linop.errors import BackendError
 
 _START, _END, _RECORD = b"PK\3\4", b"PK\5\6", 22
-"""How a zip archive starts; signature and length of the record at its end, before its comment."""
+"""Zip archives: signature at the start; signature of the record at the end, and its length in bytes
+without comment."""
 _SEAL = b"linop sha256 "
 _SEALED = len(_SEAL) + 64
 _TOKEN = "[0-9a-f]{16}"
 SHARD = re.compile(rf"__\d+_{_TOKEN}_\d+\.distcp")
-"""Names of the files of linop in a folder."""
+"""Names of linop's files in a checkpoint folder."""
 
 
 def new_token() -> str:
-    """Part of a name that nobody can guess."""
+    """Unguessable component of a file name, 16 hexadecimal digits."""
     return secrets.token_hex(8)
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """A file to write and read, which takes the place of another at the end, if all went well.
+    """A file to write and read, which replaces `path` at the end, unless an exception is raised.
 
     Raises:
-        OSError: it cannot be written. What is there stays.
+        OSError: it cannot be written; a file at `path` stays.
     """
     if not path.parent.is_dir():
         raise NotADirectoryError(f"{str(path.parent)!r} is no folder")
     part = path.with_name(f".{path.name}.{new_token()}.part")
-    # O_EXCL: no link that somebody put there is followed.
+    # O_EXCL: a link at that name is not followed.
     descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666)
     try:
         with os.fdopen(descriptor, "w+b") as file:
@@ -58,13 +59,13 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
 
 
 def clear_parts(path: Path) -> None:
-    """Remove what saves to this path that were killed have left."""
+    """Remove temporary files that killed saves to this path have left."""
     left = re.compile(rf"\.{re.escape(path.name)}\.{_TOKEN}\.part")
     remove(file for file in path.parent.iterdir() if left.fullmatch(file.name))
 
 
 def remove(files: Iterator[Path]) -> None:
-    """Remove files, as far as that is possible."""
+    """Remove files; errors are ignored."""
     with suppress(OSError):
         for file in files:
             with suppress(OSError):
@@ -72,7 +73,7 @@ def remove(files: Iterator[Path]) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Wait until the names in a folder are on the disk."""
+    """Sync a folder's entries to the disk."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -81,7 +82,7 @@ def sync_folder(folder: Path) -> None:
 
 
 class View(io.RawIOBase):
-    """A part of a file, as a stream to read."""
+    """A byte range of a file, as a read-only stream."""
 
     def __init__(self, file: IO[bytes], offset: int, length: int) -> None:
         super().__init__()
@@ -110,7 +111,7 @@ class View(io.RawIOBase):
 
 
 def digest_of(stream: Any) -> str:
-    """Of the rest of a stream."""
+    """SHA-256 of the rest of a stream, in hexadecimal."""
     return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
@@ -150,7 +151,7 @@ def check_sealed(file: IO[bytes], path: Path) -> None:
 
 
 def check_archive(file: IO[bytes], name: str) -> bool:
-    """Check a zip archive by its CRCs; False for what is none.
+    """Check a zip archive by its CRCs; False if the file is no zip archive.
 
     Raises:
         BackendError: it is damaged.
@@ -174,5 +175,5 @@ def check_archive(file: IO[bytes], name: str) -> bool:
 
 
 def damaged(name: Path | str, why: str) -> str:
-    """The words of an error."""
+    """Text of the error for a damaged file."""
     return f"{str(name)!r} is damaged, and nothing was loaded: {why}"

@@ -1,8 +1,8 @@
-"""The index of a folder of torch's distributed checkpointing, read without running what is in it.
+"""Index of a folder of torch's distributed checkpointing, read without running code in its pickle.
 
-Its file `.metadata` is a pickle. Objects in it become inert records here, of which names, numbers
-and dtypes are taken, each checked; a name outside of a list is refused. After the pickle, where
-torch's reader does not look, linop writes digests of all that the folder holds.
+Its file `.metadata` is a pickle. Objects in it become inert records here, from which names, numbers
+and dtypes are read, each checked; classes outside of a list are refused. After the pickle, which
+torch's reader ignores, linop writes digests of all items in the folder.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _ALLOWED = {
 
 
 class _Record:
-    """An object of a pickle, which was never made: its state, whatever its arguments."""
+    """Stand-in for an object of a pickle, which is not constructed: its state alone."""
 
     __slots__ = ("state",)
     state: Any
@@ -64,7 +64,7 @@ class _Unpickler(pickle.Unpickler):
             return dict
         if name not in _ALLOWED.get(module, "").split():
             raise BackendError(f"it refers to {module}.{name}, which is refused: it could be code")
-        # A class of its own, so that nothing in the file can change one of ours.
+        # A new class for each, so that a pickle cannot change a class of linop.
         return type(name, (_Record,), {"__slots__": ()})
 
 
@@ -125,12 +125,12 @@ def sealed(metadata: Any, digests: Mapping[str, str]) -> bytes:
 
 
 def key_of(file: str, offset: int) -> str:
-    """The name of a stored piece among digests."""
+    """Key of a stored item among digests."""
     return f"{file}:{offset}"
 
 
 def index_of(data: bytes, path: Path) -> Index:
-    """The index that is in a `.metadata`.
+    """Read the index from a `.metadata`.
 
     Args:
         data: all of the file.

@@ -1,5 +1,6 @@
-"""The state of torch.optim's optimizers over distributed parameters, as the sequential optimizer
-has it: what has a parameter's shape is cut as the parameter is; numbers are the same on all."""
+"""State of torch.optim's optimizers over distributed parameters, in the form of the sequential
+optimizer's: tensors of a parameter's shape are split as the parameter is; numbers are equal on all
+workers."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from linop.layers.state.parts import Part
 from linop.layers.state.state import Workers, collect, source_of, spread
 
 Names = tuple[str, str]
-"""A parameter's, and of what the optimizer keeps for it."""
+"""Names of a parameter, and of a value that the optimizer keeps for it."""
 
 
 class Optimized:
@@ -24,13 +25,13 @@ class Optimized:
 
     Args:
         workers: those of the model.
-        optimizer: this worker's, over its parameters; None where it has none. A parameter without
-            elements that is not the model's may stand in for none.
+        optimizer: this worker's, over its parameters; None if it has none. A worker without
+            parameters may also pass an optimizer over an empty tensor outside of the model.
 
     Attributes:
         groups: names of the parameters of each parameter group, in the model's order, which is the
             sequential optimizer's.
-        hypers: what else is in each group.
+        hypers: the options of each group, as the learning rate.
 
     Raises:
         ArgumentError, BackendError: no worker has an optimizer; one has other parameters than the
@@ -81,11 +82,11 @@ class Optimized:
         return list(zip(hypers, names, strict=True))
 
     def kept(self) -> dict[Names, Any]:
-        """What the optimizers keep for each parameter: a `Part`, or a number. Collective.
+        """State that the optimizers keep, by names: a `Part`, or a number. Collective.
 
         Raises:
-            ArgumentError: it is neither of the parameter's shape nor a number; or missing on a
-                worker. BackendError: numbers differ. On every worker.
+            ArgumentError: a value is neither of the parameter's shape nor a number, or missing on
+                a worker. BackendError: numbers or dtypes differ. On every worker.
         """
         workers = self.workers
         mine = self._mine()
@@ -124,7 +125,12 @@ class Optimized:
         }
 
     def _kind(self, names: Names, value: Any) -> tuple[bool, Any]:
-        """Whether it is cut as the parameter; its dtype, or itself if it is not."""
+        """(True, dtype) for a tensor that is split as the parameter; (False, value) for a number or
+        a tensor without dimensions.
+
+        Raises:
+            ArgumentError: the tensor has another shape than this worker's block.
+        """
         if not isinstance(value, torch.Tensor) or not value.ndim:
             return False, value
         block = self.workers.parts[names[0]].block
@@ -142,7 +148,7 @@ class Optimized:
                 raise ArgumentError(f"the optimizer keeps no {name!r} for {key!r}, as others do")
 
     def target(self, key: str, name: str, dtype: Any) -> Part:
-        """New memory for a tensor that is cut as a parameter."""
+        """A `Part` that is split as a parameter, with a new block, uninitialised."""
         part = self.workers.parts[key]
         block = None
         if part.block is not None:
@@ -175,10 +181,10 @@ class Optimized:
 
 
 def check_options(optimized: Optimized) -> None:
-    """See that a load will take the options of all groups. Collective.
+    """Check that the options of all groups, which are equal on all workers, can be loaded again.
 
     Raises:
-        ArgumentError: one is an object that a load would refuse, for its pickle could be code.
+        ArgumentError: one is an object that a load would refuse, because its pickle could be code.
     """
     for hyper in optimized.hypers:
         for name, value in hyper.items():
@@ -212,8 +218,9 @@ def gather_optimizer_state(
         None on workers that do not get it.
 
     Raises:
-        ArgumentError: no worker has an optimizer, or what it keeps is neither a number nor of a
-            parameter's shape. BackendError: workers have different optimizers. All on every worker.
+        ArgumentError: no worker has an optimizer, or a value that it keeps is neither a number nor
+            of a parameter's shape. BackendError: workers have different optimizers. All on every
+            worker.
     """
     workers = Workers("gather_optimizer_state", model)
     workers.need_memory()
@@ -221,7 +228,7 @@ def gather_optimizer_state(
 
 
 def collect_optimizer(optimized: Optimized, worker: int | None) -> dict[str, Any] | None:
-    """`gather_optimizer_state`, of optimizers that have met."""
+    """`gather_optimizer_state` for optimizers that are compared already. Collective."""
     kept = optimized.kept()
     parts = [value for value in kept.values() if isinstance(value, Part)]
     wholes = collect(optimized.workers, parts, worker)
@@ -244,7 +251,7 @@ def collect_optimizer(optimized: Optimized, worker: int | None) -> dict[str, Any
 
 
 def scatter_optimizer_state(model: Any, optimizer: Any, state: Mapping[str, Any] | None) -> None:
-    """Load the state of the sequential optimizer into those of the workers. Collective.
+    """Load the state of the sequential optimizer into the workers' optimizers. Collective.
 
     Args:
         model: the module of this worker.
@@ -291,7 +298,7 @@ def staged_optimizer(
 def _named(
     optimized: Optimized, state: Mapping[str, Any]
 ) -> tuple[list[dict[str, Any]], dict[Names, Any]]:
-    """What else is in each group, and what is kept, by names instead of numbers.
+    """Options of each group, and kept values by names instead of parameter numbers.
 
     Raises:
         ArgumentError: other groups than those of the optimizers.

@@ -1,4 +1,4 @@
-"""What a worker has of the tensors that make up the state of a distributed model."""
+"""Tensors of a distributed model's state, each with this worker's block. Nothing is sent here."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from linop.layers.layer import Layer, Tensor
 from linop.spaces.tensor import TensorSpace
 
 MODEL, OPTIMIZER = "model", "optimizer"
-"""Names in a checkpoint that has an optimizer's state, too."""
+"""Top-level keys of a checkpoint that holds an optimizer's state too."""
 
 
 @dataclass
 class Part:
-    """What a worker has of one tensor of the state.
+    """One tensor of the state, with this worker's block.
 
     Args:
         key: the tensor's name in the sequential state.
-        space: of the global tensor; None where all workers hold the whole.
-        block: this worker's, or None.
-        dtype: on all workers; None where it is not known yet.
-        trained: whether it is a parameter.
+        space: of the global tensor; None if every worker holds the whole.
+        block: this worker's; None if it holds none.
+        dtype: the same on all workers; None until they have agreed.
+        trained: True for a parameter, False for a buffer.
     """
 
     key: str
@@ -40,12 +40,12 @@ class Part:
         return tuple(self.block.shape) if self.space is None else self.space.global_shape
 
     def of(self, worker: int) -> tuple[slice, ...]:
-        """Where a worker's block lies in the global tensor."""
+        """Slices of a worker's block in the global tensor."""
         return (slice(None),) * len(self.shape) if self.space is None else self.space.slices(worker)
 
     def materialise(self, device: Any) -> None:
-        """Give a block on the meta device memory elsewhere. It stays the same object, which an
-        optimizer may have, or another module."""
+        """Allocate memory on a device for a block on the meta device. The tensor stays the same
+        object, to which an optimizer or another module may refer."""
         block = self.block
         if block is None or not block.is_meta:
             return
@@ -58,7 +58,7 @@ class Part:
 
 
 def parts_of(model: Any) -> Iterator[Part]:
-    """What this worker has of a model's state, in the order of `state_dict`."""
+    """Tensors of a model's state, with this worker's blocks, in the order of `state_dict`."""
 
     def walk(module: Any, prefix: str) -> Iterator[Part]:
         spaces = module.spaces if isinstance(module, Layer) else {}
@@ -77,7 +77,7 @@ def parts_of(model: Any) -> Iterator[Part]:
 
 
 def lost_on_meta(model: Any) -> list[str]:
-    """Names of buffers on the meta device that no state has."""
+    """Names of non-persistent buffers on the meta device, which no state can fill."""
     return [
         f"{prefix}.{name}".lstrip(".")
         for prefix, module in model.named_modules()
@@ -87,10 +87,15 @@ def lost_on_meta(model: Any) -> list[str]:
 
 
 def fit(what: str, parts: Sequence[Part], shapes: Mapping[str, Any]) -> None:
-    """See that there is a tensor of its shape for every part, and no other.
+    """Check that a state has the names of the parts, no others, and their shapes.
+
+    Args:
+        what: name of the function, for errors.
+        shapes: of the state, by name; the name of its type for a value that is no tensor, which
+            is not checked.
 
     Raises:
-        ArgumentError, ShapeError: not so.
+        ArgumentError: names are missing or unexpected. ShapeError: a shape differs.
     """
     wanted = {part.key: part.shape for part in parts}
     missing = [key for key in wanted if key not in shapes]

@@ -1,11 +1,12 @@
-"""torch's distributed checkpointing, in which each worker writes and reads its own blocks.
+"""Checkpoint folders in the format of torch's distributed checkpointing: each worker writes and
+reads its own blocks.
 
 torch.distributed is not initialised: the planner and the writer of torch.distributed.checkpoint are
-called here, and workers tell each other their plans.
+called here, and workers exchange their plans over linop's control channel.
 
-A save writes files of new names, syncs them, and puts its `.metadata`, which names them, in the
-place of the old one; then it removes those that no longer have a name there. A load reads and
-checks all blocks before it copies the first.
+A save writes files of new names, syncs them, and replaces `.metadata`, which lists them; then it
+removes files that are no longer listed. A load reads and checks all blocks before it copies the
+first.
 """
 
 from __future__ import annotations
@@ -50,20 +51,21 @@ from linop.layers.state.parts import MODEL, OPTIMIZER, Part, fit
 from linop.layers.state.state import Workers
 
 _ANY_SHARD = re.compile(r"__\d+_.*\.distcp")
-"""Names of torch's files, and of ours."""
+"""Names of torch's files, and of linop's."""
 Box = tuple[tuple[int, int], ...]
 """Start and end in each dimension."""
 
 
 class _Shard:
-    """A part, as torch's planner asks of what is to be written."""
+    """A `Part` with the methods that torch's planner calls on an item to be written."""
 
     def __init__(self, workers: Workers, part: Part) -> None:
         self.part, self.worker = part, workers.worker
         self.block = None if part.block is None else part.block.detach()
 
     def chunk(self) -> ChunkStorageMetadata | None:
-        """Where the block lies in the global tensor; None where there is nothing in it."""
+        """Position of the block in the global tensor; None if it has no elements, or there is no
+        block. A global tensor without elements has empty chunks."""
         part = self.part
         if self.block is None or (not self.block.numel() and 0 not in part.shape):
             return None
@@ -74,7 +76,7 @@ class _Shard:
         chunk = self.chunk()
         if chunk is None:
             return []
-        # Those who hold the same block write one item, of which torch keeps one.
+        # Holders of the same block all give an item; torch's global plan keeps one of them.
         properties = TensorProperties.create_from_tensor(self.block)
         data = TensorWriteData(chunk, properties, torch.Size(self.part.shape))
         index = MetadataIndex(name, chunk.offsets)
@@ -104,7 +106,7 @@ def save_parts(workers: Workers, optimized: Optimized | None, path: Path) -> Non
         metadata, written = _write_blocks(workers, state, path, token)
         workers.each(lambda: _publish(path, metadata, written) if first else None)
     except BaseException:
-        # By the one worker that knows whether it was published; the next save removes the rest.
+        # Worker 0 alone knows whether it was published; the next save removes leftover files.
         if first and token.encode() not in _bytes_of(path / NAME):
             remove(path.glob(f"__*_{token}_*"))
             if is_new:
@@ -117,8 +119,11 @@ def save_parts(workers: Workers, optimized: Optimized | None, path: Path) -> Non
 def _write_blocks(
     workers: Workers, state: dict[str, Any], path: Path, token: str
 ) -> tuple[Any, dict[str, tuple[int, str]]]:
-    """Write this worker's blocks. What all have written: torch's metadata; and how long pieces are,
-    with their digests, by `key_of`."""
+    """Write this worker's blocks. Collective.
+
+    Returns:
+        Of all workers' items: torch's metadata; and (length in bytes, digest), by `key_of`.
+    """
     planner, writer = _Writing(), FileSystemWriter(path)
 
     def planned() -> Any:
@@ -146,7 +151,7 @@ def _digest_in(path: Path, info: Any) -> tuple[str, tuple[int, str]]:
 
 
 def _publish(path: Path, metadata: Any, written: Mapping[str, tuple[int, str]]) -> None:
-    """Make it the checkpoint that is in the folder, at once."""
+    """Make the written files the folder's checkpoint, atomically: replace its `.metadata`."""
     for info in metadata.storage_data.values():
         file = path / info.relative_path
         if not file.is_file() or file.stat().st_size < info.offset + info.length:
@@ -160,7 +165,7 @@ def _publish(path: Path, metadata: Any, written: Mapping[str, tuple[int, str]]) 
 
 
 def _settle(path: Path, metadata: Any) -> None:
-    """Keep it, and remove what it has taken the place of."""
+    """Sync the published checkpoint, and remove the files of the one that it replaced."""
     sync_folder(path)
     sync_folder(path.parent)
     kept = {info.relative_path for info in metadata.storage_data.values()}
@@ -177,7 +182,8 @@ def _bytes_of(path: Path) -> bytes:
 
 
 def _optimizer_shards(workers: Workers, optimized: Optimized) -> dict[str, Any]:
-    """As torch's get_optimizer_state_dict has it: by names of parameters."""
+    """Optimizer state by names of parameters, as torch's get_optimizer_state_dict gives it.
+    Collective."""
     state: dict[str, Any] = {}
     kept = optimized.kept()
     workers.same([value for value in kept.values() if isinstance(value, Part)])
@@ -203,7 +209,11 @@ class _Folder:
         self.index: Index = index_of(self._inside(NAME).read_bytes(), path / NAME)
 
     def _inside(self, name: str) -> Path:
-        """A file of the folder, and no other that a name or a link in it points to."""
+        """Resolved path of a file in the folder.
+
+        Raises:
+            BackendError: there is none, or the name or a link leads out of the folder.
+        """
         file = (self.path / name).resolve()
         if not file.is_relative_to(self.path.resolve()):
             raise BackendError(f"{name!r} points to a file outside of {str(self.path)!r}: refused")
@@ -213,7 +223,7 @@ class _Folder:
 
     @contextmanager
     def _opened(self, place: Place) -> Iterator[View]:
-        """Stored bytes, once they are checked."""
+        """Stream of an item's bytes, which are checked first by digest or CRC."""
         with self._inside(place.file).open("rb") as file:
             view = View(file, place.offset, place.length)
             if place.digest is None:
@@ -224,16 +234,20 @@ class _Folder:
             yield view
 
     def object(self, entry: Entry) -> Any:
-        """Values that are no tensors, of the types that torch loads as weights."""
+        """A stored value that is no tensor, of the types that torch loads with `weights_only`."""
         with self._opened(entry.chunks[0].place) as view:
             return torch.load(view, map_location="cpu", weights_only=True)
 
     def read(self, name: str, target: Tensor, offsets: tuple[int, ...]) -> None:
-        """Read a part of a tensor.
+        """Read a box of a stored tensor.
 
         Args:
-            target: of its shape.
-            offsets: where it begins.
+            name: of the tensor.
+            target: filled with the box, whose shape it has.
+            offsets: of the box in the tensor.
+
+        Raises:
+            BackendError: elements are stored twice, or damaged. ArgumentError: some are missing.
         """
         entry = self.index.entries[name]
         boxes = []
@@ -260,14 +274,14 @@ class _Folder:
 
 
 def _overlap(chunk: Chunk, offsets: tuple[int, ...], sizes: tuple[int, ...]) -> Box | None:
-    """The part of a block that a chunk has; None if none."""
+    """Intersection of a chunk with a block of given offsets and sizes; None if it is empty."""
     rows = zip(chunk.offsets, chunk.sizes, offsets, sizes, strict=True)
     box = tuple((max(a, b), min(a + n, b + m)) for a, n, b, m in rows)
     return box if all(start < end for start, end in box) else None
 
 
 def _from(box: Box, offsets: tuple[int, ...]) -> tuple[slice, ...]:
-    """The slices of a box in a block that begins at the offsets."""
+    """Slices of a box in a block that begins at the offsets."""
     return tuple(slice(a - o, b - o) for (a, b), o in zip(box, offsets, strict=True))
 
 
@@ -280,9 +294,9 @@ class _Wanted:
     """Items to read, by their names in the checkpoint.
 
     Args:
-        parts: of which this worker reads its blocks.
-        names: of the parts that the optimizers keep.
-        others: numbers and objects, with the keys that lead to them.
+        parts: tensors, of which this worker reads its blocks.
+        names: of parameter and value, for those of the parts that are optimizer state.
+        others: numbers and objects, with the keys that lead to them in the nested state.
     """
 
     parts: dict[str, Part]
@@ -324,7 +338,7 @@ def _wanted(workers: Workers, optimized: Optimized | None, folder: _Folder) -> _
     prefix = (MODEL,) if both else ()
     names = {path[-1]: name for name, path in paths.items() if path[:-1] == prefix}
     parts = list(workers.parts.values())
-    # What is no tensor has no shape, as a number.
+    # An entry that is no tensor has the shape (), as a number has.
     fit(workers.what, parts, {key: entries[name].shape for key, name in names.items()})
     for part in parts:
         if entries[names[part.key]].dtype is None:
@@ -353,8 +367,8 @@ def _read(worker: int, folder: _Folder, wanted: _Wanted) -> tuple[dict[str, Tens
     blocks: dict[str, Tensor] = {}
     for name, part in wanted.parts.items():
         if part.block is not None:
-            # Of what an optimizer keeps, the block is new; of a model, it stays as it is until all
-            # workers have read theirs.
+            # An optimizer's block is new already; the model's stays unchanged until all workers
+            # have read theirs.
             blocks[name] = (
                 part.block
                 if name in wanted.names
@@ -377,10 +391,10 @@ def _read(worker: int, folder: _Folder, wanted: _Wanted) -> tuple[dict[str, Tens
 def _installer(
     optimized: Optimized, wanted: _Wanted, objects: Mapping[str, Any]
 ) -> Callable[[], None]:
-    """Loading of the optimizer's share, which was read.
+    """Function that loads the state that was read into this worker's optimizer.
 
     Raises:
-        ArgumentError: it is of other groups of parameters; on every worker.
+        ArgumentError: the state has other groups of parameters; on every worker.
     """
     kept: dict[Names, Any] = {names: wanted.parts[name] for name, names in wanted.names.items()}
     hypers: list[dict[str, Any]] = [{} for _ in optimized.groups]

@@ -1,7 +1,7 @@
-"""The state of a distributed model, as the sequential one has it: scattered to the blocks that
-workers hold, and gathered from them, bit for bit.
+"""State of a distributed model in the form of the sequential one's: scattered to the workers'
+blocks and gathered from them, bit for bit.
 
-What is in a parameter moves as whole numbers of its size, so that nothing is ever rounded.
+Elements of every dtype travel as integers of the same size, so that none is rounded.
 """
 
 from __future__ import annotations
@@ -27,11 +27,14 @@ from linop.spaces.partition import Partition
 from linop.spaces.tensor import COPIES, TensorSpace
 
 _CARRIERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""Whole numbers, by their bytes."""
+"""Integer dtypes that elements travel as, by size in bytes."""
 
 
 class Workers:
-    """All workers of a model, and what they have of its state. Collective.
+    """All workers of a model, with this worker's blocks of its state. Collective.
+
+    Args:
+        what: name of the public function that uses it, for errors.
 
     Raises:
         BackendError: they have different models; on every worker.
@@ -49,13 +52,13 @@ class Workers:
 
     def _agree(self, lost: list[str]) -> None:
         rows = [_described(part) for part in self.parts.values()]
-        # In the form of what a layer says at its call: one who is in that hears what this is.
+        # A triple, as a layer's call exchanges: a worker in one gets a message that it can compare.
         everybodys = self.told(("state", self.what, (rows, lost)))
         self._same_call(everybodys)
         said = [rows for *_, (rows, _) in everybodys]
         self._lost = [name for *_, (_, lost) in everybodys for name in lost]
         for worker, theirs in enumerate(said):
-            # What differs is told once, by the first worker that differs from worker 0.
+            # One error, about the first worker that differs from worker 0.
             for first, other in zip(said[0], theirs, strict=False):
                 if first[:2] != other[:2]:
                     self.refuse(
@@ -74,7 +77,7 @@ class Workers:
         ]
 
     def told(self, mine: Any) -> list[Any]:
-        """What every worker has to say, by worker."""
+        """All workers' messages, by worker: small objects, which are pickled. Collective."""
         return self.meeting.told(mine, about=f"in {self.what}")
 
     def _same_call(self, said: Sequence[Any]) -> None:
@@ -87,11 +90,11 @@ class Workers:
                 )
 
     def refuse(self, words: str) -> None:
-        """Raise what all workers find."""
+        """Raise a BackendError; all workers call it."""
         raise BackendError(f"{self.what}: {words}")
 
     def need_memory(self) -> None:
-        """See that there are values to be read.
+        """Check that all blocks have values.
 
         Raises:
             BackendError: a block is on the meta device, which holds none; on every worker.
@@ -100,10 +103,10 @@ class Workers:
             self.refuse(f"{self._on_meta} on the meta device have no values; load a state first")
 
     def materialise(self) -> None:
-        """Make memory for blocks on the meta device.
+        """Allocate memory for blocks on the meta device.
 
         Raises:
-            BackendError: it cannot be made, or a buffer there is of no state; on every worker.
+            BackendError: it cannot be allocated, or a buffer there is in no state; on every worker.
         """
         if self._lost:
             self.refuse(
@@ -118,10 +121,10 @@ class Workers:
             part.materialise(self.device)
 
     def each(self, work: Callable[[], Any]) -> Any:
-        """What a piece of work gives that may fail on one worker.
+        """Result of local work, which may fail on some workers. Collective.
 
         Raises:
-            LinopError: it failed somewhere; on every worker.
+            LinopError: it failed on a worker; on every worker.
         """
         result, problem = None, None
         try:
@@ -136,10 +139,10 @@ class Workers:
         return result
 
     def same(self, parts: Sequence[Part]) -> None:
-        """See that all workers have the same of what each holds whole.
+        """Check that tensors that each worker holds whole are equal on all. Collective.
 
         Raises:
-            BackendError: they have not; on every worker.
+            BackendError: they differ; on every worker.
         """
         whole = [part for part in parts if part.space is None]
         said = self.told([_digest(part.block) for part in whole])
@@ -152,7 +155,7 @@ class Workers:
                 )
 
     def gathered(self, part: Part, worker: int | None) -> Tensor | None:
-        """The whole tensor, on one worker or on all; None on others."""
+        """The global tensor, on one worker or on all; None on others. Collective."""
         mine = worker in (None, self.worker)
         if part.space is None:
             return part.block.detach().clone() if mine else None
@@ -162,10 +165,10 @@ class Workers:
         return moved.view(part.dtype) if mine else None
 
     def scattered(self, part: Part, whole: Tensor | None, dtype: Any, root: int) -> None:
-        """Copy the whole tensor, which the root has, into all blocks.
+        """Copy the global tensor, which the root holds, into all blocks. Collective.
 
         Args:
-            dtype: of the whole tensor.
+            dtype: of the global tensor.
         """
         space = part.space
         if space is None:
@@ -184,7 +187,7 @@ class Workers:
             return apply(repartition(X, Y), x, self.backend)
 
     def _whole(self, X: TensorSpace, worker: int | None) -> TensorSpace:
-        """The whole tensor on one worker, or on each of them."""
+        """Space of the global tensor on one worker, or of copies on all."""
         everyone = range(self.meeting.workers)
         there = Partition((1,), [worker]) if worker is not None else Partition((len(everyone),))
         return X.like(there, [COPIES])
@@ -223,8 +226,8 @@ def gather_state(model: Any, worker: int | None = None) -> OrderedDict[str, Tens
         New tensors by name; None on workers that do not get them.
 
     Raises:
-        BackendError: workers have different models, or different values of what each holds whole;
-            on every worker.
+        BackendError: workers have different models, or different values of tensors that each holds
+            whole; on every worker.
     """
     workers = Workers("gather_state", model)
     workers.need_memory()
@@ -234,7 +237,7 @@ def gather_state(model: Any, worker: int | None = None) -> OrderedDict[str, Tens
 def collect(
     workers: Workers, parts: Sequence[Part], worker: int | None
 ) -> OrderedDict[str, Tensor] | None:
-    """The whole tensors of some parts, by key, on one worker or all."""
+    """Global tensors of some parts, by key, on one worker or on all; None on others. Collective."""
     if worker is not None and worker not in range(workers.meeting.workers):
         there = workers.meeting.workers
         raise ArgumentError(f"{workers.what}: worker {worker!r}; there are {there} workers")
@@ -246,11 +249,11 @@ def collect(
 
 
 class Source(NamedTuple):
-    """The workers that have whole tensors, and which.
+    """Origin of a state that is scattered.
 
     Args:
-        root: the worker that sends; None where all have them.
-        dtypes: by key.
+        root: the worker that sends; None if all hold the state, and each takes its blocks.
+        dtypes: of the state's tensors, by key.
     """
 
     root: int | None
@@ -260,10 +263,15 @@ class Source(NamedTuple):
 def source_of(
     workers: Workers, parts: Sequence[Part], state: Mapping[str, Tensor] | None
 ) -> Source:
-    """Sources of whole tensors that fit the parts. Nothing is moved yet.
+    """Find the workers that hold the state, and check that it fits the parts. Collective; no tensor
+    is sent yet.
+
+    Args:
+        state: this worker's, or None.
 
     Raises:
-        ArgumentError, ShapeError, BackendError: they do not, or there are none; on every worker.
+        ArgumentError, ShapeError: the state does not fit. BackendError: no worker has one. All on
+            every worker.
     """
     said = workers.told(workers.each(lambda: None if state is None else _kinds(state)))
     holders = [w for w, kinds in enumerate(said) if kinds is not None]
@@ -282,7 +290,7 @@ def source_of(
 def spread(
     workers: Workers, parts: Sequence[Part], state: Mapping[str, Tensor] | None, source: Source
 ) -> None:
-    """Copy whole tensors into parts."""
+    """Copy the tensors of a state into the blocks of parts. Collective, if a root sends."""
     if source.root is None:
         for part in parts:
             if part.block is not None and state is not None:
@@ -307,14 +315,14 @@ def _kinds(state: Any) -> dict[str, Any]:
 
 
 def _kind(value: Any) -> tuple[Any, Any]:
-    """Shape and dtype; of what is no tensor, its type."""
+    """Shape and dtype of a tensor; the name of its type and None for another value."""
     if isinstance(value, torch.Tensor):
         return tuple(value.shape), value.dtype
     return type(value).__name__, None
 
 
 def _carried(space: TensorSpace, dtype: Any) -> TensorSpace:
-    """The space with the dtype that tensors of another one travel as."""
+    """The space with the dtype that elements of a given dtype travel as."""
     carrier = numpy_dtype(_CARRIERS.get(dtype.itemsize, dtype))
     bounds = dict(enumerate(space.bounds))
     return TensorSpace(
