@@ -49,7 +49,7 @@ from linop.spaces.scalars import Array, Scalar
 from linop.spaces.space import Space, Total
 
 _GONE = 4096
-"""Number of control channels and released plans whose progress is remembered."""
+"""Number of control exchanges and released plans whose progress is remembered."""
 
 
 class Worker(Backend):
@@ -76,7 +76,7 @@ class Worker(Backend):
         self._plans_of: dict[int, Plans] = {}
         transport.plans = self
         self.meeting = threading.RLock()
-        """Held while a control channel is in use: two threads' messages on one would mix."""
+        """Held during an exchange on the control channel: two threads' messages would mix."""
 
     def compile(self, op: LinearOperator) -> BoundPlan:
         with self.meeting:
