@@ -505,7 +505,8 @@ class Program(ABC):
 
 
 def same_array(one: Array, other: Array) -> bool:
-    """True if two arrays have the same address, shape, strides and dtype."""
+    """True if two NumPy arrays have the same address, shape, strides and dtype; for other arrays,
+    if they are the same object."""
     if one is other or not (isinstance(one, np.ndarray) and isinstance(other, np.ndarray)):
         return one is other
     form = (other.shape, other.strides, other.dtype)
