@@ -1,9 +1,8 @@
-"""The interface of backends and of bound plans, and validation of users' arguments and ``out``
-arrays.
+"""The interface of backends and of bound plans, and validation of arguments and ``out`` arrays.
 
 An SPMD backend (`linop.backends.worker`) is one worker of a program. A single-process backend
-(`linop.backends.whole`) holds all workers; its plans take and return whole vectors. Execution of a
-plan is in `linop.backends.execution`.
+(`linop.backends.whole`) holds all workers; its plans take and return whole vectors. Execution is in
+`linop.backends.execution`.
 """
 
 from __future__ import annotations
@@ -46,10 +45,9 @@ class Backend(Keeper, ABC):
         worker: index of the worker that this process or thread is; None if it holds all of them.
         workers: number of workers; None if there are as many as an operator needs.
         arrays: array module of the plans' arguments and results.
-        debug: True if calls are compared across workers at every call, and plans are proven.
+        debug: True if calls are compared at every call, and plans are proven.
         ended: True if the program is over, and its plans are no longer needed.
-        started: plans with an unfinished run. They are kept alive, since messages still arrive in
-            their memory.
+        started: plans with an unfinished run, kept alive since messages still arrive.
     """
 
     name: str
@@ -74,14 +72,14 @@ class Backend(Keeper, ABC):
         """
 
     def vector(self, space: Space, arrays: Any) -> Vector:
-        """A vector from the arrays of the regions held here, in the form that plans take. Its inner
+        """A vector from the arrays of the regions held here, in the form that plans take. Inner
         products sum over all workers (a collective call if there are several)."""
         given = held_arrays(space, self.worker, arrays, self.arrays)
         return Vector(space, given, self.total(space))
 
     def total(self, space: Space) -> Total | None:
-        """Function that sums inner products of a space over all workers; None if this process holds
-        all of them."""
+        """Sum of a space's inner products over all workers; None if this process holds all of
+        them."""
         del space
         return None
 
@@ -111,8 +109,8 @@ class Backend(Keeper, ABC):
 
     @abstractmethod
     def way(self, program: Program | None = None) -> str:
-        """Transport of a bound program's messages, with the reason for it, as text. None: the
-        transport expected for a plan that is not bound yet."""
+        """Text: transport of a bound program's messages (None: the expected one), with the
+        reason."""
 
     def _meeting(self) -> Transport | None:
         """Transport of the program's workers; None if this process holds all of them."""
@@ -120,8 +118,7 @@ class Backend(Keeper, ABC):
 
 
 NEW, OUT, IN_PLACE = range(3)
-"""Destination of a call's result: new memory, the array passed as ``out``, or the argument itself
-(``out=x``)."""
+"""Destination of a call's result: new memory, the ``out`` array, or the argument (``out=x``)."""
 MISSED: Any = object()
 """Returned by a `Quick` that left the call to the general path."""
 Quick = Callable[[Any, Any], Any]
@@ -221,8 +218,8 @@ class BoundPlan(Keeper, ABC):
 
     def start(self, x: Any = None, *, out: Any = None) -> None:
         """Start a run without waiting: check the argument, then post all messages that do not
-        depend on others. The argument must not change before `finish`. A plan that is never
-        finished keeps its memory as long as the backend lives.
+        depend on others. The argument must not change before `finish`. An unfinished run keeps its
+        memory as long as the backend lives.
 
         Raises:
             ArgumentError, RegionError, ShapeError, DTypeError: the argument does not fit; on every
@@ -255,12 +252,10 @@ class BoundPlan(Keeper, ABC):
             self.lock.release()
 
     def meet(self, call: int) -> None:  # nothing to check in one process
-        """Check collectively that all workers are about to make the same call of this plan,
-        identified by the caller's number. Calls in different orders on different workers would mix
-        up their messages.
+        """Check collectively that all workers are about to make the call of this number.
 
         Raises:
-            BackendError: the numbers differ; on every worker of the operator.
+            BackendError: they are not; on every worker of the operator.
         """
 
     def _applied(self, x: Any, out: Any) -> Any:
@@ -276,8 +271,7 @@ class BoundPlan(Keeper, ABC):
         return tracing.timed(self._here, what + name, "plan", about, partial(work, *arguments))
 
     def _free(self) -> None:  # default: nothing to release
-        """Release resources outside of Python's memory management: requests, communicators, shared
-        memory."""
+        """Release requests, communicators and shared memory."""
 
     def _busy(self, what: str) -> BackendError:
         if self._released:
@@ -312,22 +306,21 @@ class BoundPlan(Keeper, ABC):
         return out_arrays(self.codomain, self._here, out, by_name, in_place, self.backend.arrays)
 
     def _fits(self, x: Any) -> bool:
-        """True if the argument is an array of the only region's shape and dtype, or None without
-        regions: a fast check of the common cases."""
+        """Fast check: True if `x` is an array of the only region's shape and dtype, or None without
+        regions."""
         if type(x) is not self._kind:
             return x is None and not self._regions_in
         return x.shape == self._shape and (x.dtype is self._dtype or x.dtype == self._dtype)
 
     def describe(self) -> str:
-        """Text: messages and steps of this worker's plan, and their transport with the reason for
-        it; of all workers if this process holds them."""
+        """Text: messages, steps and transport of this worker's plan, or of all workers' plans."""
         workers = workers_of(self.op.stages) if self._here is None else (self._here,)
         way = self.backend.way()
         return "\n".join(described(lower(self.op.stages, w), way) for w in workers)
 
     def release(self) -> None:
-        """Release buffers, requests and shared memory, the adjoint's too; the plan cannot be called
-        again. A plan that is garbage-collected is released as well.
+        """Release buffers, requests and shared memory, the adjoint's too, as garbage collection
+        does; the plan cannot be called again.
 
         Raises:
             BackendError: a run is not finished.
@@ -360,16 +353,15 @@ def described(plan: Plan, way: str) -> str:
 
 
 class Unfit:
-    """An argument that could not be converted to arrays. The plan raises its error like one of its
-    own, so that it reaches every worker."""
+    """An argument that could not be converted to arrays: the plan raises its error on every
+    worker."""
 
     def __init__(self, error: LinopError) -> None:
         self.error = error
 
 
 def held(space: Space, worker: int | None) -> Sequence[Region]:
-    """The regions of a space that a worker holds; all regions for None (one process holds all
-    workers)."""
+    """The regions of a space that a worker holds; all regions for None."""
     return space.regions if worker is None else space.on(worker)
 
 
@@ -413,7 +405,7 @@ def held_arrays(
 
 
 def check_here(op: LinearOperator, backend: Backend) -> None:
-    """Check that the backend's array module supports the operator's dtype, and its local maps.
+    """Check that the array module supports the operator's dtype and local maps.
 
     Raises:
         DTypeError, ArgumentError: it does not; on every worker.

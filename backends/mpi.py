@@ -156,7 +156,7 @@ def launch_by(
     results: list[Any] = [None] * size
     if size < world.size:
         limit = settings.WAIT_LIMIT.found(options.get("wait_limit")).value
-        meeting = duplicated(world, limit)  # synchronises all ranks: Split does not wait
+        meeting = duplicated(world, limit)  # all ranks have arrived: Split does not block
         world = meeting.Split(0 if world.rank < size else MPI.UNDEFINED, world.rank)
         meeting.Free()
     if world != MPI.COMM_NULL:

@@ -1,11 +1,9 @@
-"""A worker's plan bound to memory and to a transport, as a generated function that is run many
-times.
+"""Generated function of a worker's plan, bound to memory and to a transport, and run many times.
 
-Binding walks the plan's steps (`linop.planning.plan`) once. Arrays, views, buffers and requests
-that can be known then are created then, and each step is emitted as lines of Python
-(`linop.backends.execution.emitter`). A run allocates its result only, or nothing if the caller
-passes ``out``. Subclasses supply the steps of messages: `linop.backends.transports.point_to_point`,
-`linop.backends.shared_memory.windows`.
+Binding walks the plan's steps (`linop.planning.plan`) once: it creates arrays, views, buffers and
+requests, and emits each step as lines of Python (`linop.backends.execution.emitter`). A run
+allocates its result only, or nothing with ``out``. Subclasses supply the steps of messages:
+`linop.backends.transports.point_to_point`, `linop.backends.shared_memory.windows`.
 """
 
 from __future__ import annotations
@@ -35,12 +33,10 @@ from linop.spaces.region import Region, Subset
 from linop.spaces.scalars import Array
 
 SMALL = 32 * 1024
-"""Largest total of results, in bytes, that are newly allocated at every run: faster than a buffer
-from the pool, and the callback at its end."""
+"""Largest total of results, in bytes, that are allocated at every run: faster than a pool."""
 
 Record = Callable[[str, Callable[[], Any], Mapping[str, Any]], Any]
-"""``record(label, step, about)``: runs a step, records it with its attributes, and returns its
-value."""
+"""``record(label, step, about)``: runs and records a step, and returns its value."""
 
 
 class Form(NamedTuple):
@@ -48,10 +44,8 @@ class Form(NamedTuple):
 
     Attributes:
         out: True: arrays passed by the caller; False: memory of their own.
-        straight: True if the passed arrays are plain (`Arrays.plain`), so that results may be
-            computed in them.
-        in_place: regions whose passed array is the argument's; elements that the operator leaves
-            unchanged are then not copied.
+        straight: True if results may be computed in these arrays (they are `Arrays.plain`).
+        in_place: regions whose passed array is the argument's: unchanged elements are not copied.
     """
 
     out: bool = False
@@ -69,15 +63,14 @@ class Program(ABC):
         about: gives the plan's name for messages to users.
         calls: call counter shared by all plans of the same workers; None if calls are not compared.
 
-    A subclass supplies buffers for incoming messages (`receives`, called before results are
-    placed), and the steps that send (`sends`) and wait (`wait`).
+    A subclass supplies buffers for incoming messages (`receives`, called once results are placed),
+    and the steps that send (`sends`) and wait (`wait`).
 
     Attributes:
         inputs: cells of the arguments in the generated source.
         passed: local variables of the ``out`` arrays.
         open: results computed in a buffer that differs from run to run, each with its index.
-        small: True: results of at most `SMALL` bytes, each allocated by the step that computes it.
-            False: result buffers come from the pool.
+        small: True if results have at most `SMALL` bytes, and are allocated by the run, not pooled.
     """
 
     takes_out = True
@@ -135,7 +128,7 @@ class Program(ABC):
         return [f"{cell.name} = {self.code.name(self._lender(cell))}()" for cell in self.open]
 
     def lent(self, cell: Cell) -> str:
-        """Expression that returns an open result to the caller, if its buffer is from `lending`."""
+        """Expression that returns an open result whose buffer is from `lending`."""
         return cell.name
 
     def _lender(self, cell: Cell) -> Callable[[], Array]:
@@ -146,12 +139,8 @@ class Program(ABC):
 
     @abstractmethod
     def receives(self, stage: Stage, steps: Sequence[Receive]) -> dict[int, View]:
-        """Prepare buffers for a stage's incoming messages.
-
-        Returns:
-            The view that each put of a message reads, by the put's id. A put that is left out is
-                done by the message itself.
-        """
+        """Prepare buffers for a stage's incoming messages: the view that each put of a message
+        reads, by the put's id. A put that is left out is done by the message itself."""
 
     @abstractmethod
     def sends(self, stage: Stage, steps: Sequence[Send]) -> None:
@@ -178,7 +167,7 @@ class Program(ABC):
 
     @abstractmethod
     def release(self) -> None:
-        """Release resources outside of Python's memory management: requests, shared memory."""
+        """Release requests and shared memory."""
 
     # Binding
 
@@ -194,8 +183,8 @@ class Program(ABC):
         return stages
 
     def _place_results(self) -> None:
-        """Allocate fixed memory for every region created by the plan, except for results, which get
-        memory at every run."""
+        """Allocate fixed memory for every created region, except for results, which get it at every
+        run."""
         self._placed = {} if self.small else dict(self._early())
         placed = set(self._placed.values())
         for stage in self._stages:
@@ -207,8 +196,8 @@ class Program(ABC):
         self.open = {cell: k for k, cell in enumerate(made)}
 
     def _early(self) -> Iterator[tuple[int, Cell]]:
-        """Copies of a sum into a result that are elided, because the sum is computed in the
-        result's memory: ids of the puts, with the cells of the sums."""
+        """Elided copies of a sum into a result, in which it is computed: ids of the puts, and
+        cells."""
         for stage, after in pairwise(self._stages):
             summed = {first.target.region.name for first, _ in stage.pairs() if creates(first)}
             for put in after.puts:
@@ -258,8 +247,8 @@ class Program(ABC):
             self.settle()
 
     def _distance(self, send: Send) -> tuple[bool, int]:
-        """Sort key: each worker sends to its successor first, so that not all address the same
-        worker."""
+        """Sort key: send to the successor first, so that workers do not all address the same
+        one."""
         return send.peer < self.plan.worker, send.peer
 
     def settle(self) -> None:
@@ -302,8 +291,8 @@ class Program(ABC):
     def _sums(
         self, stage: Stage, sources: dict[int, View]
     ) -> dict[int, tuple[tuple[Put, Put], tuple[View, View]]]:
-        """Pairs of puts (set, then add) that are fused into one pass, by the id of the second,
-        which fixes the time; both are removed from `sources`."""
+        """Pairs of puts (set, then add) fused into one pass, by the id of the second; removed from
+        `sources`."""
         return {
             id(other): ((put, other), (sources.pop(id(put)), sources.pop(id(other))))
             for put, other in stage.pairs()
@@ -331,13 +320,12 @@ class Program(ABC):
         self.move(Move(str(put), target, source, about, *how, fresh, keeps))
 
     def move(self, move: Move) -> None:
-        """Emit the steps of a move; on a device they may be deferred, but not past any other
-        step."""
+        """Emit the steps of a move; a device may defer them, but not past any other step."""
         self._steps += self._moving.steps(move)
 
     def _apply(self, stage: Stage, step: Apply) -> None:
-        """Emit a local map. Its result is checked to have the shapes and dtype of its codomain, and
-        copied unless the map declares it `fresh`."""
+        """Emit a local map; its result is validated, and copied unless the map declares it
+        `fresh`."""
         call, name = step.call, self.code.name
         read = [stage.current[n] for n in call.inputs]
         made = [stage.new[region.name] for region in step.outputs]
@@ -411,8 +399,7 @@ class Program(ABC):
         return self.lent(cell) if given and cell in self.open else text
 
     def _written(self, k: int, form: Form) -> list[str]:
-        """Lines that copy a result to its ``out`` array, unless it was computed there or is the
-        unchanged argument."""
+        """Lines that copy a result to its ``out`` array, unless it is there already."""
         cell, name = self._results[k], self.plan.outputs[k].name
         if form.straight and self.takes_out and cell in self.open and self._first[cell] == k:
             return []
@@ -422,7 +409,7 @@ class Program(ABC):
 
     def _function(self, form: Form, walk: bool = False) -> Callable[..., Any]:
         """Function of arguments and ``out`` arrays that returns the results; with `walk` a
-        generator function that yields step numbers as `text` does, and the results at the end."""
+        generator function that yields step numbers, and the results at the end."""
         function = self._functions.get((form, walk))
         if function is None:
             lines, results = self.text(form, walk)
@@ -505,8 +492,7 @@ class Program(ABC):
 
 
 def same_array(one: Array, other: Array) -> bool:
-    """True if two NumPy arrays have the same address, shape, strides and dtype; for other arrays,
-    if they are the same object."""
+    """True if two arrays have the same address and form; not NumPy's: are the same object."""
     if one is other or not (isinstance(one, np.ndarray) and isinstance(other, np.ndarray)):
         return one is other
     form = (other.shape, other.strides, other.dtype)
