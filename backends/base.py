@@ -72,8 +72,7 @@ class Backend(Keeper, ABC):
         """
 
     def vector(self, space: Space, arrays: Any) -> Vector:
-        """A vector from the arrays of the regions held here, in the form that plans take. Inner
-        products sum over all workers (a collective call if there are several)."""
+        """A vector of the arrays held here; inner products sum over all workers (collectively)."""
         given = held_arrays(space, self.worker, arrays, self.arrays)
         return Vector(space, given, self.total(space))
 
@@ -88,8 +87,8 @@ class Backend(Keeper, ABC):
         return self
 
     def counters(self) -> CounterTable:
-        """Calls, messages, bytes and seconds of every operator compiled here, released plans
-        included; of this worker alone if there are several. ``print`` shows a table."""
+        """Calls, messages, bytes and seconds by operator, on this worker or on all if they are
+        here."""
         return self.ledger.table()
 
     def trace(self, path: str | PathLike[str]) -> AbstractContextManager[None]:
