@@ -77,8 +77,7 @@ class Backend(Keeper, ABC):
         return Vector(space, given, self.total(space))
 
     def total(self, space: Space) -> Total | None:
-        """Sum of a space's inner products over all workers; None if this process holds all of
-        them."""
+        """Sum of inner products over all workers; None if this process holds all of them."""
         del space
         return None
 
@@ -87,8 +86,8 @@ class Backend(Keeper, ABC):
         return self
 
     def counters(self) -> CounterTable:
-        """Calls, messages, bytes and seconds by operator, on this worker or on all if they are
-        here."""
+        """Calls, messages, bytes and seconds of all operators compiled here, released plans
+        included; of this worker, or of all workers if they are here. ``print`` shows a table."""
         return self.ledger.table()
 
     def trace(self, path: str | PathLike[str]) -> AbstractContextManager[None]:
@@ -108,8 +107,7 @@ class Backend(Keeper, ABC):
 
     @abstractmethod
     def way(self, program: Program | None = None) -> str:
-        """Text: transport of a bound program's messages (None: the expected one), with the
-        reason."""
+        """Transport of a program's messages (None: the expected one) and its reason, as text."""
 
     def _meeting(self) -> Transport | None:
         """Transport of the program's workers; None if this process holds all of them."""
