@@ -1,4 +1,4 @@
-"""Backends by name, and the one way to start an SPMD program on any of them.
+"""Registry of backends by name, `launch` of SPMD programs, and the current backend of a thread.
 
 No framework is imported before one of its backends is asked for.
 """
@@ -24,9 +24,10 @@ BACKENDS = {
     "mpi": "linop.backends.mpi",
     "cupy": "linop.backends.gpu",
 }
-"""Each module has ``get(**options) -> Backend`` and ``launch(main, workers) -> list``."""
+"""Backend name to module. Each module has ``get(**options) -> Backend`` and ``launch(main, workers)
+-> list``."""
 RANKS = ("mpi", "cupy")
-"""Those whose workers are the ranks of a communicator."""
+"""Backends whose workers are the ranks of a communicator."""
 
 __all__ = ["BACKENDS", "Backend", "BoundPlan", "current", "get", "launch", "use"]
 
@@ -39,14 +40,14 @@ _HERE = _Here()
 
 
 def get(name: str, **options: Any) -> Backend:
-    """The backend of that name.
+    """The backend of a given name.
 
     Args:
         name: a key of `BACKENDS`.
-        options: ``workers`` for ``reference`` and ``threads``: how many, by default as many as an
-            operator needs; ``arrays`` for ``threads``: "numpy", or "cupy" for workers that share a
-            GPU; ``comm`` for ``mpi`` and ``cupy``: the communicator, by default COMM_WORLD. The
-            other options of these two are those of ``linop.backends.mpi.get`` and
+        options: ``workers`` for ``reference`` and ``threads``: number of workers, by default as
+            many as an operator needs; ``arrays`` for ``threads``: "numpy", or "cupy" for workers
+            that share a GPU; ``comm`` for ``mpi`` and ``cupy``: the communicator, by default
+            COMM_WORLD. The other options of these two are those of ``linop.backends.mpi.get`` and
             ``linop.backends.gpu.get``.
 
     Raises:
@@ -67,18 +68,19 @@ def launch(
 
     Args:
         main: the SPMD program.
-        workers: how many; by default all ranks, or 1 thread.
-        backend: a name, to choose another than that.
-        options: of that backend, as `get` takes them, but for the number of workers or ranks.
+        workers: number of workers; by default all ranks, or 1 thread.
+        backend: name of the backend; by default "mpi" under ``mpiexec``, else "threads".
+        options: options of that backend's `get`, without ``workers``.
 
     Returns:
         What `main` returned, by worker; None for workers that ran in other processes.
 
     Raises:
-        BackendError: fewer ranks than workers; or this is a process of ``torchrun``, and no rank:
-            every process would run the program alone, but for the backend ``threads`` where it is
-            asked for. And whatever `main` raised. Under ``mpiexec`` an exception or
-            a nonzero status that leaves a process ends the whole job.
+        ArgumentError: `workers` is below 1, or the name is unknown. BackendError: there are fewer
+            ranks than workers; or the process was started by ``torchrun`` (each process would run
+            the whole program), unless ``backend="threads"`` asks for that. Exceptions of `main` are
+            passed on. Under ``mpiexec`` an uncaught exception or a nonzero exit status ends the
+            whole job.
     """
     if workers is not None and (workers := integer(workers, "launch: workers")) < 1:
         raise ArgumentError(f"launch: workers is a whole number from 1; given {workers!r}")
@@ -99,23 +101,23 @@ def launch(
 
 
 def current() -> Backend:
-    """The backend of the program that this thread is a worker of: inside `launch`, the one that
-    `main` was given, and inside `use` that; under ``mpiexec`` that of COMM_WORLD; else
-    ``threads``, which holds all workers in this process."""
+    """The backend that this thread uses: inside `launch` the one passed to `main`; inside `use` its
+    argument; otherwise COMM_WORLD's under ``mpiexec``, else ``threads`` with all workers in this
+    process."""
     return _HERE.backend or _default()
 
 
 @cache
 def alone() -> Backend:
-    """A program of one worker, which is this process: for what has workers, and is used where there
-    is neither `launch` nor ``mpiexec``."""
+    """A backend with this process as its only worker: default for layers outside of `launch` and
+    ``mpiexec``."""
     backend: Backend = _module("threads").alone()
     return backend
 
 
 @contextmanager
 def use(backend: Backend) -> Iterator[None]:
-    """Make a backend the `current` one: layers that are made inside ``with use(backend):`` have its
+    """Make a backend the `current` one inside ``with use(backend):``. Layers built there have its
     workers, such as the ranks of a communicator smaller than COMM_WORLD."""
     before = _HERE.backend
     _HERE.backend = backend
@@ -131,16 +133,16 @@ def _default() -> Backend:
 
 
 def in_mpi_job() -> bool:
-    """Whether this process was started by an ``mpiexec``."""
+    """True if this process was started by an ``mpiexec``, judged by its environment variables."""
     marks = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMI_RANK", "PMIX_RANK", "MPI_LOCALNRANKS")
     return any(mark in os.environ for mark in marks)
 
 
 def _check_launcher() -> None:
-    """Check that what started several processes is an ``mpiexec``, if anything did.
+    """Check that a job of several processes was started by ``mpiexec``.
 
     Raises:
-        BackendError: it is torchrun, or has the same variables.
+        BackendError: ``torchrun``'s variables are set, with a world size above 1.
     """
     marks = [name for name in ("TORCHELASTIC_RUN_ID", "RANK") if name in os.environ]
     workers = os.environ.get("WORLD_SIZE", "")

@@ -1,7 +1,8 @@
-"""What all backends share: the backend's interface, bound plans, and how users' arrays come and go.
+"""The interface of backends and of bound plans, and validation of arguments and ``out`` arrays.
 
-An SPMD backend (`linop.backends.worker`) is one worker of a program. One that holds all workers
-in one process (`linop.backends.whole`) takes and gives whole vectors.
+An SPMD backend (`linop.backends.worker`) is one worker of a program. A single-process backend
+(`linop.backends.whole`) holds all workers; its plans take and return whole vectors. Execution is in
+`linop.backends.execution`.
 """
 
 from __future__ import annotations
@@ -37,16 +38,16 @@ Result = TypeVar("Result")
 
 
 class Backend(Keeper, ABC):
-    """Arrays and transport that run plans.
+    """Arrays and a transport that run plans.
 
     Attributes:
         name: as in ``linop.backends.get(name)``.
-        worker: which worker this process or thread is; None where it holds all of them.
-        workers: how many there are; None where there are as many as an operator needs.
-        arrays: what its plans take and give.
-        debug: whether what workers call is compared at every call, and plans are proven.
-        ended: whether its program is over, so that nobody needs its plans any more.
-        started: plans with a run that is not finished: its messages come, whoever has the plan.
+        worker: index of the worker that this process or thread is; None if it holds all of them.
+        workers: number of workers; None if there are as many as an operator needs.
+        arrays: array module of the plans' arguments and results.
+        debug: True if calls are compared at every call, and plans are proven.
+        ended: True if the program is over, and its plans are no longer needed.
+        started: plans with an unfinished run, kept alive since messages still arrive.
     """
 
     name: str
@@ -66,39 +67,37 @@ class Backend(Keeper, ABC):
         """Bind an operator. Collective: all workers of the backend call it, in the same order.
 
         Raises:
-            BackendError: a worker of the operator is missing here, or workers built different
+            BackendError: the backend lacks a worker of the operator, or workers built different
                 operators; on every worker.
         """
 
     def vector(self, space: Space, arrays: Any) -> Vector:
-        """A vector of the regions held here, from arrays as plans take them; its inner products
-        sum over all workers (a collective call where there are several)."""
+        """A vector of the arrays held here; inner products sum over all workers (collectively)."""
         given = held_arrays(space, self.worker, arrays, self.arrays)
         return Vector(space, given, self.total(space))
 
     def total(self, space: Space) -> Total | None:
-        """What sums the inner products of a space over all workers; None where this process holds
-        all."""
+        """Sum of inner products over all workers; None if this process holds all of them."""
         del space
         return None
 
     def __deepcopy__(self, memo: object) -> Backend:
-        """Itself, for what has a backend and is copied: the workers are the same."""
+        """The backend itself: copies of an object share the backend and its workers."""
         return self
 
     def counters(self) -> CounterTable:
-        """Calls, messages, bytes and seconds of every operator compiled here, plans that are gone
-        included; of this worker alone, where it is one of several. ``print`` shows a table."""
+        """Calls, messages, bytes and seconds of all operators compiled here, released plans
+        included; of this worker, or of all workers if they are here. ``print`` shows a table."""
         return self.ledger.table()
 
     def trace(self, path: str | PathLike[str]) -> AbstractContextManager[None]:
-        """Record what happens inside ``with backend.trace("run.json"):``, and write it as a
-        timeline that Perfetto, chrome://tracing and Speedscope open: a row for every worker, an
-        event for every call of a plan, and in it one for every step, with peers and bytes.
-        Collective, at both ends; worker 0 writes the file. Nothing is written if the block raises.
+        """Record a trace inside ``with backend.trace("run.json"):``, and write it as a timeline
+        that Perfetto, chrome://tracing and Speedscope open: one row per worker, one event per call
+        of a plan, and in it one per step, with peers and bytes. Collective at entry and exit;
+        worker 0 writes the file. Nothing is written if the block raises.
 
-        Workers on one machine share its clock. Those of different machines do not: their rows are
-        shifted so that the trace begins on all machines at once (they meet there).
+        Workers on one machine share its clock. Rows of different machines are shifted so that the
+        trace begins on all of them at once (entry synchronises the workers).
 
         Raises:
             BackendError: a trace is being recorded already. ArgumentError: the file cannot be
@@ -108,31 +107,30 @@ class Backend(Keeper, ABC):
 
     @abstractmethod
     def way(self, program: Program | None = None) -> str:
-        """How messages travel, and why: those of a program, or those of one that is still to be
-        bound."""
+        """Transport of a program's messages (None: the expected one) and its reason, as text."""
 
     def _meeting(self) -> Transport | None:
-        """How the workers of the program meet; None where this process holds all."""
+        """Transport of the program's workers; None if this process holds all of them."""
         return None
 
 
 NEW, OUT, IN_PLACE = range(3)
-"""Where the result of a call goes: to new memory, to what is passed as ``out``, or to ``out=x``."""
+"""Destination of a call's result: new memory, the ``out`` array, or the argument (``out=x``)."""
 MISSED: Any = object()
-"""What a quick call returns where it did nothing."""
+"""Returned by a `Quick` that left the call to the general path."""
 Quick = Callable[[Any, Any], Any]
-"""Takes an argument and ``out``, and gives the result."""
+"""Fast path of a plan's call: ``f(x, out)`` returns the result, or `MISSED`."""
 
 
 class BoundPlan(Keeper, ABC):
     """An operator bound to a backend: ``plan(x)`` applies it, ``plan.H`` is its adjoint's plan.
 
-    A worker with one region on a side passes and gets a bare array; with several, a dict by region
-    name; with none, None. A process that holds all workers does the same with all regions. A
-    `Vector` gives a `Vector`. Results are memory of their own, or are written to ``out`` (arrays
-    like the result, contiguous ones best) and returned.
+    A worker with one region in the domain (codomain) passes (gets) a bare array; with several, a
+    dict by region name; with none, None. A process that holds all workers does the same with all
+    regions. A `Vector` gives a `Vector`. Results have memory of their own, or are written to
+    ``out`` (arrays of the result's shape and dtype, fastest if contiguous) and returned.
 
-    One run at a time: a second one before the first is finished, from whatever thread, is an error;
+    One run at a time: a second call before the first has finished, from any thread, is an error;
     runs of different plans, ``plan.H`` included, may overlap. ``with plan:`` ends in `release`.
     """
 
@@ -155,11 +153,11 @@ class BoundPlan(Keeper, ABC):
         kinds = {backend.arrays.of(region.memory) for region in self._regions_in}
         self._kind: type[Any] = (kinds.pop() if len(kinds) == 1 else backend.arrays).ndarray
 
-    # What a subclass says
+    # Interface for subclasses
 
     @abstractmethod
     def _bind_adjoint(self) -> BoundPlan:
-        """The plan of op.H on the same backend; without communication."""
+        """The plan of ``op.H`` on the same backend; without communication."""
 
     @abstractmethod
     def _begin(self, x: Any, out: Any) -> None:
@@ -167,18 +165,18 @@ class BoundPlan(Keeper, ABC):
 
     @abstractmethod
     def _end(self) -> Sequence[Array]:
-        """The results of the run under way, in the order of the regions held here."""
+        """Complete the run, and return its results in the order of the regions held here."""
 
     def _run(self, x: Any, out: Any) -> Sequence[Array]:
-        """Both at once."""
+        """`_begin` and `_end` in one."""
         self._begin(x, out)
         return self._end()
 
     def _recorded(self, x: Any, out: Any) -> Sequence[Array]:
-        """`_run`, with steps on the timeline, where there are steps."""
+        """`_run` with each step recorded in the trace, for backends whose runs have steps."""
         return self._run(x, out)
 
-    # What users call
+    # Interface for users
 
     @property
     def domain(self) -> Space:
@@ -190,7 +188,7 @@ class BoundPlan(Keeper, ABC):
 
     @property
     def H(self) -> BoundPlan:
-        """The plan of the adjoint; ``plan.H.H is plan``. Needs no communication."""
+        """The plan of the adjoint, bound without communication; ``plan.H.H is plan``."""
         if self._adjoint is None:
             self._adjoint = self._bind_adjoint()
             self._adjoint._adjoint = self
@@ -216,8 +214,9 @@ class BoundPlan(Keeper, ABC):
         return self._wrapped(results, isinstance(x, Vector))
 
     def start(self, x: Any = None, *, out: Any = None) -> None:
-        """Begin to apply the operator: check the argument, then send what can be sent. The argument
-        must not change before `finish`; without that, plan and memory stay as long as the backend.
+        """Start a run without waiting: check the argument, then post all messages that do not
+        depend on others. The argument must not change before `finish`. An unfinished run keeps its
+        memory as long as the backend lives.
 
         Raises:
             ArgumentError, RegionError, ShapeError, DTypeError: the argument does not fit; on every
@@ -235,7 +234,11 @@ class BoundPlan(Keeper, ABC):
         self.backend.started.add(self)
 
     def finish(self) -> Any:
-        """Complete what `start` began, and return the result."""
+        """Complete the run that `start` began, and return its result.
+
+        Raises:
+            BackendError: there is no such run.
+        """
         if not self._started:
             raise BackendError(f"{self!r}: finish without a start")
         self._started = False
@@ -245,10 +248,8 @@ class BoundPlan(Keeper, ABC):
         finally:
             self.lock.release()
 
-    def meet(self, call: int) -> None:  # who is alone meets nobody
-        """Check, together, that all workers are about to make the same call, by a number that
-        the caller gives it. Calls of one plan in another order on another worker would exchange
-        each other's messages.
+    def meet(self, call: int) -> None:  # nothing to check in one process
+        """Check collectively that all workers are about to make the call of this number.
 
         Raises:
             BackendError: they are not; on every worker of the operator.
@@ -258,7 +259,7 @@ class BoundPlan(Keeper, ABC):
         return self._wrapped(self._recorded(x, out), isinstance(x, Vector))
 
     def _traced(self, what: str, work: Callable[..., Result], *arguments: Any) -> Result:
-        """Do something, and put it on the timeline."""
+        """Run a function, and record it as an event if a trace is being recorded."""
         tracing, counters = self.backend.tracing, self.counters
         if tracing is None:
             return work(*arguments)
@@ -266,8 +267,8 @@ class BoundPlan(Keeper, ABC):
         about = {"operator": name, "messages": counters.messages_each, "bytes": sent}
         return tracing.timed(self._here, what + name, "plan", about, partial(work, *arguments))
 
-    def _free(self) -> None:  # nothing to do is what most do
-        """Give back what the plan holds outside of Python."""
+    def _free(self) -> None:  # default: nothing to release
+        """Release requests, communicators and shared memory."""
 
     def _busy(self, what: str) -> BackendError:
         if self._released:
@@ -286,15 +287,15 @@ class BoundPlan(Keeper, ABC):
         return bare_or_dict(self._regions_out, results)
 
     def _arguments(self, x: Any) -> Sequence[Array]:
-        """The argument's arrays, in the order of the regions held here, checked."""
+        """The argument's arrays, validated, in the order of the regions held here."""
         if self._fits(x):
             return () if x is None else (x,)
         arrays = held_arrays(self.domain, self._here, x, self.backend.arrays).values()
-        # One that is mapped from a file is an array like others, and its copies are in memory.
+        # A memory-mapped array is used as a plain one, so that copies of it are in memory.
         return tuple(np.asarray(a) if isinstance(a, np.memmap) else a for a in arrays)
 
     def _outs(self, out: Any, given: Sequence[Array], in_place: bool = False) -> Any:
-        """The arrays to write results to, checked, or None; see `out_arrays`."""
+        """The validated ``out`` arrays, or None; see `out_arrays`."""
         if out is None:
             return None
         names = (region.name for region in self._regions_in)
@@ -302,22 +303,21 @@ class BoundPlan(Keeper, ABC):
         return out_arrays(self.codomain, self._here, out, by_name, in_place, self.backend.arrays)
 
     def _fits(self, x: Any) -> bool:
-        """Whether this is the array of the only region, as it should be, or None where there is no
-        region: the common cases, found fast."""
+        """Fast check: True if `x` is an array of the only region's shape and dtype, or None without
+        regions."""
         if type(x) is not self._kind:
             return x is None and not self._regions_in
         return x.shape == self._shape and (x.dtype is self._dtype or x.dtype == self._dtype)
 
     def describe(self) -> str:
-        """What this worker sends and receives, its steps, and how its messages travel, and why; of
-        all workers, where this process holds all."""
+        """Text: messages, steps and transport of this worker's plan, or of all workers' plans."""
         workers = workers_of(self.op.stages) if self._here is None else (self._here,)
         way = self.backend.way()
         return "\n".join(described(lower(self.op.stages, w), way) for w in workers)
 
     def release(self) -> None:
-        """Give back buffers, requests and shared memory, the adjoint's too; the plan cannot be
-        called again. What nobody refers to any more is released by itself.
+        """Release buffers, requests and shared memory, the adjoint's too, as garbage collection
+        does; the plan cannot be called again.
 
         Raises:
             BackendError: a run is not finished.
@@ -326,7 +326,7 @@ class BoundPlan(Keeper, ABC):
             return
         if not self.lock.acquire(False):
             raise self._busy("release")
-        self._released = True  # the lock is never given back
+        self._released = True  # the lock stays held: no further call
         self._free()
         adjoint, self._adjoint = self._adjoint, None
         if adjoint is not None:
@@ -343,33 +343,33 @@ class BoundPlan(Keeper, ABC):
 
 
 def described(plan: Plan, way: str) -> str:
-    """A plan, and how its messages travel."""
+    """Text of a plan and its transport."""
     if not plan.sends and not plan.receives:
         way = "nothing: this worker exchanges no messages"
     return f"{plan.describe()}\n  by {way}"
 
 
 class Unfit:
-    """What is passed to a plan in place of an argument that no arrays could be made of: the plan
-    raises the error as it raises its own, so that every worker hears of it."""
+    """An argument that could not be converted to arrays: the plan raises its error on every
+    worker."""
 
     def __init__(self, error: LinopError) -> None:
         self.error = error
 
 
 def held(space: Space, worker: int | None) -> Sequence[Region]:
-    """The regions of a space that a worker holds; all of them, where one process holds all."""
+    """The regions of a space that a worker holds; all regions for None."""
     return space.regions if worker is None else space.on(worker)
 
 
 def held_arrays(
     space: Space, worker: int | None, x: Any, arrays: Arrays = NUMPY
 ) -> dict[str, Array]:
-    """The arrays of the regions held here, from what a user passed.
+    """Arrays by region name, for the regions held here, from a user's argument.
 
     Raises:
-        ArgumentError, RegionError, ShapeError, DTypeError: it does not fit; the message says what
-            was expected.
+        ArgumentError, RegionError, ShapeError, DTypeError: the argument does not fit; the message
+            states what was expected.
     """
     if isinstance(x, Unfit):
         raise x.error
@@ -402,11 +402,10 @@ def held_arrays(
 
 
 def check_here(op: LinearOperator, backend: Backend) -> None:
-    """Check that the backend's arrays can be of the operator's dtype, and that its local maps can
-    compute with them.
+    """Check that the array module supports the operator's dtype and local maps.
 
     Raises:
-        DTypeError, ArgumentError: they cannot; on every worker.
+        DTypeError, ArgumentError: it does not; on every worker.
     """
     backend.arrays.check_dtype(op.dtype)
     for call in op.stages.calls:
@@ -417,7 +416,7 @@ def check_workers(op: LinearOperator, backend: Backend) -> None:
     """Check that the backend has every worker that an operator names.
 
     Raises:
-        BackendError: it has not.
+        BackendError: workers are missing.
     """
     needed = workers_of(op.stages)
     if backend.workers is not None and needed and needed[-1] >= backend.workers:
@@ -436,16 +435,16 @@ def out_arrays(
     in_place: bool = False,
     kind: Arrays = NUMPY,
 ) -> list[Array]:
-    """The arrays to write results to, from what a user passed as ``out``.
+    """The arrays passed as ``out``, validated, in the order of the regions held here.
 
     Args:
-        given: the argument's arrays, by region, which `out` must not share memory with.
-        in_place: except that a region's may be the same array.
-        kind: what arrays are.
+        given: the argument's arrays, by region; `out` must not share memory with them.
+        in_place: allow a region's array to be the argument's array of the same region.
+        kind: array module of the backend.
 
     Raises:
-        ArgumentError, RegionError, ShapeError, DTypeError: they do not fit, cannot be written, or
-            share memory with the argument, or elements of one with each other.
+        ArgumentError, RegionError, ShapeError, DTypeError: they do not fit, are read-only, or share
+            memory with the argument, with each other, or among their own elements.
     """
     arrays = list(held_arrays(space, worker, out, kind).values())
     passed = list(out.arrays.values() if isinstance(out, Vector) else _values(out))
@@ -490,7 +489,7 @@ def written(
     outs: Sequence[Array],
     arrays: Arrays = NUMPY,
 ) -> Sequence[Array]:
-    """The arrays that a user passed, with the results in them."""
+    """Copy results to the ``out`` arrays, and return these."""
     for region, result, out in zip(regions, results, outs, strict=True):
         arrays.of(region.memory).copyto(out, result)
     return outs

@@ -1,7 +1,8 @@
-"""The ``cupy`` backend: one rank a worker, arrays on GPUs, messages through mpi4py.
+"""The ``cupy`` backend: one rank per worker, arrays on GPUs, messages through mpi4py.
 
-Where the MPI library takes pointers to a GPU's memory it is given them; else messages are staged
-through main memory. `linop.backends.device.staging` says when the host waits for the device.
+A CUDA-aware MPI library gets pointers to device memory; otherwise messages are staged through host
+memory (`linop.backends.device.staging`, which also states when the host waits for the device). This
+module chooses the device and the way of each rank.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from linop.backends.jobs.lifetime import FREED, end, watch
 from linop.backends.transports.mpi_transport import Ranks
 
 _SAID = 400
-"""Bytes of an error, as a rank tells it the others."""
+"""Bytes of an error message in the exchange between ranks; longer ones are cut."""
 
 
 def get(
@@ -39,23 +40,23 @@ def get(
     debug: bool | None = None,
     arrays: DeviceArrays | None = None,
 ) -> Backend:
-    """The backend of this rank. It makes the rank's GPU the current one of this thread.
+    """The backend of this rank. It makes the rank's GPU the current device of this thread.
 
     Args:
         comm: an intracommunicator, COMM_WORLD by default; worker w is its rank w. The first call
-            for a communicator is collective, for it is duplicated; the options of that call hold
-            for all. `way`, `wait_limit` and `debug` have to be the same on all ranks.
-        way: "aware" to give MPI the device's memory, whatever it says of itself (an MPI that cannot
-            read it ends the process); "staged" to send from main memory; "auto", which is the
-            default unless LINOP_GPU_WAY says otherwise, to find out.
-        device: the number of the GPU; by default the rank's number on its machine, modulo the GPUs
-            that are there, so that ranks share one where there are more of them.
+            for a communicator is collective, since it is duplicated; the options of that call hold
+            for all. `way`, `wait_limit` and `debug` must be the same on all ranks.
+        way: "aware": pass device memory to MPI, whatever it reports (an MPI library that cannot
+            read it ends the process). "staged": send from host memory. "auto", the default unless
+            LINOP_GPU_WAY is set: query and test the library.
+        device: index of the GPU; by default the rank's number on its machine, modulo the number of
+            GPUs, so that ranks share a GPU if there are more of them.
         wait_limit, debug: as of the backend ``mpi``.
-        arrays: others than CuPy's: those of a module that has its names.
+        arrays: another array module with CuPy's names.
 
     Raises:
         BackendError, MissingExtraError: a rank finds no GPU, or no CuPy; on every rank.
-            ArgumentError: a setting is wrong. BackendError: ranks have different ones.
+            ArgumentError: a setting is invalid. BackendError: settings differ between ranks.
     """
     comm = communicator(comm)
     known = comm.Get_attr(_CACHED)
@@ -81,9 +82,14 @@ def launch(main: Callable[[Backend], Any], workers: int | None = None, **options
 
 
 def _found(transport: Ranks, device: int | None, arrays: DeviceArrays | None) -> DeviceArrays:
-    """The arrays, with this rank's GPU the current one; collective, for all ranks need one."""
+    """The array module, with this rank's GPU as the current device; collective, since every rank
+    needs one.
+
+    Raises:
+        The first error of any rank, on every rank.
+    """
     problem: LinopError | None = None
-    transport.gather_all(b"")  # all have come
+    transport.gather_all(b"")  # a barrier with a time limit
     here = transport.comm.Split_type(MPI.COMM_TYPE_SHARED)
     number = here.rank
     here.Free()
@@ -103,7 +109,11 @@ def _found(transport: Ranks, device: int | None, arrays: DeviceArrays | None) ->
 
 
 def _chosen(transport: Ranks, arrays: DeviceArrays, wanted: str) -> Answer:
-    """Whether MPI is given the device's memory, and why: the same on all ranks."""
+    """Decision to pass device memory to MPI, with its reason; collective, the same on all ranks.
+
+    Raises:
+        BackendError: "aware" is asked for, and the test transfer failed.
+    """
     if wanted == "staged":
         return Answer(False, "asked for")
     if wanted == "aware":
@@ -123,7 +133,7 @@ class Gpu(Worker):
     """One rank as a worker, with a GPU.
 
     Attributes:
-        aware: whether MPI is given the device's memory, and why.
+        aware: whether device memory is passed to MPI, and the reason.
     """
 
     def __init__(self, transport: Ranks, arrays: DeviceArrays, aware: Answer, debug: bool) -> None:
@@ -153,4 +163,4 @@ def _free(comm: MPI.Comm, keyval: int, worker: Gpu) -> None:
 
 
 _CACHED = MPI.Comm.Create_keyval(delete_fn=_free)
-"""Attribute under which a communicator keeps this backend, beside that of the name ``mpi``."""
+"""Attribute key of a communicator's ``cupy`` backend; its ``mpi`` backend has another."""

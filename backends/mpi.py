@@ -1,7 +1,10 @@
-"""The ``mpi`` backend: one rank a worker, buffers of bytes through mpi4py.
+"""The ``mpi`` backend: one rank per worker, NumPy arrays, messages as bytes through mpi4py.
 
-An exception, or an exit status, that leaves a process ends the whole job: the other ranks would
-wait for it for ever.
+This module joins the ranks, compares their settings, and chooses a plan's transport: shared-memory
+windows, MPI collectives or point-to-point messages.
+
+An uncaught exception, or a nonzero exit status, of one process ends the whole job: the other ranks
+would wait for it forever.
 """
 
 from __future__ import annotations
@@ -44,7 +47,8 @@ except (ImportError, RuntimeError) as error:
     ) from None
 
 _OFFERED = 3
-"""The stage of binding a plan in which workers have said where things are; voting has two."""
+"""Progress of binding a plan (for `Talk.awaited`) at which workers have sent their offers of shared
+memory; the vote before it counts as 1 and 2."""
 
 
 def get(
@@ -59,23 +63,23 @@ def get(
 
     Args:
         comm: an intracommunicator, COMM_WORLD by default; worker w is its rank w. The first call
-            for a communicator is collective, for it is duplicated to keep messages apart; the
-            options of that call hold for all. They have to be the same on all ranks; one that is
-            None is what its variable says (`linop.backends.settings`).
-        windows: False to use messages between ranks of one machine too, and not shared memory;
-            by default LINOP_WINDOWS, else shared memory where it can be had.
-        wait_limit: seconds after which a wait becomes a `DeadlockError` on every rank; by default
+            for a communicator is collective, since it is duplicated to separate its messages; the
+            options of that call hold for all. They must be the same on all ranks; None takes the
+            value of the option's variable (`linop.backends.settings`).
+        windows: False: messages between ranks of one machine too. Default: LINOP_WINDOWS, else
+            shared memory where it is available.
+        wait_limit: seconds after which a wait becomes a `DeadlockError` on every rank. Default:
             LINOP_WAIT_LIMIT, else 600.
-        debug: compare at every call what all workers call, and with what, and prove plans when they
-            are compiled; by default LINOP_DEBUG, else False.
-        collectives: whether a group of ranks that does not share memory runs what is a collective
-            by MPI's; by default LINOP_COLLECTIVES, else where it is predicted to be faster.
-        sums: "any" to let MPI add in the order it likes, so that results may differ in their last
-            bits; by default LINOP_SUMS, else "fixed".
+        debug: compare all workers' calls and arguments at every call, and prove plans when they are
+            compiled. Default: LINOP_DEBUG, else False.
+        collectives: True: groups of ranks without shared memory run collectives by MPI's. Default:
+            LINOP_COLLECTIVES, else where they are predicted to be faster.
+        sums: "any": MPI chooses the order of summation, so that last bits may differ between runs.
+            Default: LINOP_SUMS, else "fixed".
 
     Raises:
-        ArgumentError: a setting is wrong. BackendError: ranks have different ones. Both on every
-            rank.
+        ArgumentError: an option or its variable is invalid. BackendError: options differ between
+            ranks. Both on every rank.
     """
     comm = communicator(comm)
     known = comm.Get_attr(_CACHED)
@@ -92,10 +96,10 @@ def get(
 
 
 def communicator(comm: Any) -> MPI.Comm:
-    """An intracommunicator that a user passed; COMM_WORLD for None.
+    """A user's intracommunicator, validated; COMM_WORLD for None.
 
     Raises:
-        ArgumentError, BackendError: it is none.
+        ArgumentError: not an mpi4py communicator. BackendError: COMM_NULL, or an intercommunicator.
     """
     comm = MPI.COMM_WORLD if comm is None else comm
     if not isinstance(comm, MPI.Comm):
@@ -106,11 +110,11 @@ def communicator(comm: Any) -> MPI.Comm:
 
 
 def joined_alike(comm: MPI.Comm, mine: settings.Founds) -> tuple[Ranks, dict[str, Any]]:
-    """The transport of this rank, and the settings that all ranks have; collective.
+    """The transport of this rank, and the settings common to all ranks; collective.
 
     Raises:
         ArgumentError, BackendError: as `linop.backends.settings.alike`, on every rank.
-            DeadlockError: a rank does not come.
+            DeadlockError: a rank does not arrive within the wait limit.
     """
     transport = joined(comm, mine["wait_limit"].value)
     said = transport.gather_all(pickle.dumps(mine), "compare settings")
@@ -123,11 +127,11 @@ def joined_alike(comm: MPI.Comm, mine: settings.Founds) -> tuple[Ranks, dict[str
 
 
 def launch(main: Callable[[Backend], Any], workers: int | None = None, **options: Any) -> list[Any]:
-    """Run ``main(backend)`` on the first `workers` ranks (by default all), with the options of
-    `get`; the others return at once.
+    """Run ``main(backend)`` on the first `workers` ranks (default: all), with the options of `get`;
+    the other ranks return at once.
 
     Returns:
-        What `main` returned on this rank, in its place; None elsewhere.
+        A list by worker: the return value of `main` on this rank's entry, None elsewhere.
 
     Raises:
         BackendError: there are fewer ranks than workers; on every rank.
@@ -141,7 +145,7 @@ def launch_by(
     workers: int | None,
     options: dict[str, Any],
 ) -> list[Any]:
-    """`launch`, with the backends that a function gives."""
+    """`launch` with backends from a given ``get`` function."""
     world: MPI.Comm = MPI.COMM_WORLD
     size: int = world.size if workers is None else workers
     if size > world.size:
@@ -152,7 +156,7 @@ def launch_by(
     results: list[Any] = [None] * size
     if size < world.size:
         limit = settings.WAIT_LIMIT.found(options.get("wait_limit")).value
-        meeting = duplicated(world, limit)  # all have come then, and nobody waits below
+        meeting = duplicated(world, limit)  # all ranks have arrived: Split does not block
         world = meeting.Split(0 if world.rank < size else MPI.UNDEFINED, world.rank)
         meeting.Free()
     if world != MPI.COMM_NULL:
@@ -171,10 +175,10 @@ class Rank(Worker):
     """One rank as a worker. Ranks of one machine exchange through shared memory.
 
     Args:
-        transport: its messages.
-        windows: whether shared memory is used, where all ranks are on one machine.
+        transport: transport of its messages and control channels.
+        windows: True: use shared memory if all ranks are on one machine.
         debug: as for `Worker`.
-        choice: whether collectives are used.
+        choice: selection of MPI collectives.
     """
 
     def __init__(self, transport: Ranks, windows: bool, debug: bool, choice: Choice) -> None:
@@ -207,10 +211,11 @@ class Rank(Worker):
         return super()._compile(op)
 
     def prepare(self, plan: Plan) -> None:
-        """Make a new window where a plan and its adjoint do not fit into those there are."""
+        """Allocate a new shared-memory window if a plan and its adjoint do not fit into the
+        existing ones; collective."""
         if self._pool is None:
             return
-        self._pool.reclaim()  # all are here, and call nothing before all have said what they need
+        self._pool.reclaim()  # no worker runs a plan until the exchange below
         room = self._pool.room()
         said = self._ranks.gather_all(struct.pack("=3q", memory_needed(plan), *room))
         needs, *rooms = zip(*(struct.unpack("=3q", one) for one in said), strict=True)
@@ -253,9 +258,10 @@ class Rank(Worker):
     def _shared(
         self, plan: Plan, pool: Pool, group: Sequence[int], tag: int, about: Callable[[], str]
     ) -> Program | None:
-        """The plan over shared memory; None, on every worker of the group, if one lacks room."""
+        """The plan bound to shared-memory windows; None on every worker of the group if one lacks
+        room."""
         calls = self.calls(group)
-        assert calls is not None  # there are several
+        assert calls is not None  # the group has several workers
         try:
             program = Windows(plan, pool, self._ranks.until, self._ranks.spins, about, calls)
         except NoRoomError:
@@ -285,7 +291,7 @@ def _free(comm: MPI.Comm, keyval: int, worker: Rank) -> None:
 
 
 _CACHED = MPI.Comm.Create_keyval(delete_fn=_free)
-"""Attribute under which a communicator keeps its backend, so that it is duplicated once."""
+"""Attribute key of a communicator's backend, so that each communicator is duplicated once."""
 
 
 ending.at_end.append(part)

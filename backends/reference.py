@@ -1,6 +1,6 @@
-"""The ``reference`` backend: the expression, interpreted literally, one primitive at a time.
+"""The ``reference`` backend: literal interpretation of the expression, one primitive at a time.
 
-The truth the other backends are tested against. It never sees a normal form or a plan.
+Other backends are tested against it, so it uses neither normal forms nor plans.
 """
 
 from __future__ import annotations
@@ -28,18 +28,19 @@ _WAY = "nothing: the reference interprets the expression, and takes none of thes
 
 
 def get(workers: int | None = None) -> Backend:
-    """The backend; it holds all workers: so many, or by default as many as an operator needs."""
+    """The backend, with all workers in this process: a given number, or by default as many as an
+    operator needs."""
     return Reference(workers)
 
 
 def launch(main: Callable[[Backend], Any], workers: int | None = None) -> list[Any]:
-    """Run an SPMD program whose plans are interpreted: each worker's arrays are put together, the
-    expression is applied to the whole vector, and each worker gets its part."""
+    """Run an SPMD program on threads, with interpreted plans: the workers' arrays are gathered, the
+    expression is applied to the whole vector, and each worker keeps its regions."""
     return run(workers or 1, lambda mailbox: main(ReferenceWorker(mailbox)))
 
 
 class Reference(Whole):
-    """All workers in this process."""
+    """The reference outside of `launch`: all workers in this process."""
 
     name = "reference"
 
@@ -52,7 +53,7 @@ class Reference(Whole):
 
 
 class ReferenceWorker(Worker):
-    """One worker of an SPMD program over the reference."""
+    """One worker of an SPMD program on the reference backend."""
 
     def __init__(self, mailbox: Mailbox) -> None:
         super().__init__("reference", mailbox)
@@ -69,7 +70,8 @@ class ReferenceWorker(Worker):
 
 
 class ReferenceWorkerPlan(BoundPlan):
-    """Every worker puts the whole argument together and interprets the whole expression."""
+    """A plan that gathers the whole argument on every worker, and interprets the whole expression
+    there."""
 
     def __init__(self, op: LinearOperator, backend: ReferenceWorker) -> None:
         super().__init__(op, backend)

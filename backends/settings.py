@@ -1,5 +1,5 @@
-"""Settings: arguments of `linop.backends.get` and `linop.launch`, each with a variable of the
-environment beside it; their values, checked; and how ranks make sure that all have the same.
+"""Settings: arguments of `linop.backends.get` and `linop.launch`, each with an environment
+variable; validation of their values, and comparison across ranks.
 
 No other module reads a variable LINOP_*. docs/settings.md has `SETTINGS` as a table.
 """
@@ -15,20 +15,20 @@ from linop.planning.patterns import spans
 
 
 class Found(NamedTuple):
-    """A setting on this worker."""
+    """Value of a setting on this worker."""
 
     value: Any
-    """The default where what was given is wrong."""
+    """The value; the default if the given one is invalid."""
     words: str
-    """The value, and where it is from."""
+    """Text: the value and its origin."""
     wrong: str = ""
-    """An error's text; empty if nothing is wrong."""
+    """Text of an error; empty if the value is valid."""
 
     def checked(self) -> Any:
         """The value.
 
         Raises:
-            ArgumentError: what was given is wrong.
+            ArgumentError: the given value is invalid.
         """
         if self.wrong:
             raise ArgumentError(self.wrong)
@@ -36,27 +36,28 @@ class Found(NamedTuple):
 
 
 class Setting(NamedTuple):
-    """An argument, and the variable that holds where it is not given."""
+    """An argument, and the environment variable used if it is not given."""
 
     option: str
     variable: str
     expected: str
-    """Valid values of the variable, in words."""
+    """Valid values, as text."""
     default: Any
     default_words: str
     read: Callable[[Any], Any]
-    """The value that an argument, or a variable's text, is. Raises ValueError, TypeError."""
+    """Converts an argument, or a variable's text, to a value. Raises ValueError or TypeError if it
+    is invalid."""
     about: str
 
     def text(self) -> str | None:
-        """The variable's text; None where it is not set, or empty."""
+        """The variable's text; None if it is unset or empty."""
         return os.environ.get(self.variable) or None
 
     def found(self, given: object = None, default: object = None) -> Found:
-        """The value of an argument; of the variable where that is None; else the default.
+        """Value of the argument; of the variable if that is None; else the default.
 
         Args:
-            default: in place of the setting's own.
+            default: replaces the setting's own default.
         """
         default = self.default if default is None else default
         text = self.text()
@@ -191,7 +192,7 @@ SETTINGS = (
     SPMD_BACKEND,
     SPMD_TIMEOUT,
 )
-"""All of them."""
+"""All settings, in the order of the table."""
 
 
 def table() -> list[str]:
@@ -204,28 +205,28 @@ def table() -> list[str]:
 
 
 Founds = Mapping[str, Found]
-"""Settings of a worker, by option; its backend's name is one."""
+"""Settings of a worker, by option; "backend" is the backend's name."""
 
 
 def found(backend: str, **given: object) -> Founds:
-    """The settings of a backend on this worker.
+    """Settings of a backend on this worker.
 
     Args:
-        given: the arguments, by option; None for those that were not given.
+        given: arguments by option; None for those not given.
     """
     own = {one.option: one.found(given[one.option]) for one in SETTINGS if one.option in given}
     return {"backend": Found(backend, f"backend={backend!r}"), **own}
 
 
 def alike(everyone: Sequence[Founds]) -> dict[str, Any]:
-    """The values that all workers have, by option.
+    """Values common to all workers, by option.
 
     Args:
-        everyone: what each worker found, by worker; the same on all workers.
+        everyone: settings of each worker, by worker; the same on all workers.
 
     Raises:
-        ArgumentError: something is wrong on a worker. BackendError: workers have different values.
-            Either on every worker, in the same words.
+        ArgumentError: a value is invalid on some worker. BackendError: values differ between
+            workers. Either on every worker, with the same text.
     """
     wrong = [[one.wrong for one in founds.values() if one.wrong] for founds in everyone]
     for worker, texts in enumerate(wrong):
@@ -233,7 +234,7 @@ def alike(everyone: Sequence[Founds]) -> dict[str, Any]:
             raise ArgumentError(texts[0] if all(wrong) else f"worker {worker}: {texts[0]}")
     differ = []
     for option in everyone[0]:
-        # Another backend has other settings.
+        # Options differ between backends.
         found = [one[option] for one in everyone if option in one]
         if len({one.value for one in found}) > 1:
             differ.append(_difference([one.words for one in found]))
@@ -247,7 +248,7 @@ def alike(everyone: Sequence[Founds]) -> dict[str, Any]:
 
 
 def _difference(words: Sequence[str]) -> str:
-    """The words of each worker, with the workers that have the same."""
+    """Text: the distinct values, each with its workers."""
     by_words: dict[str, list[int]] = {}
     for worker, one in enumerate(words):
         by_words.setdefault(one, []).append(worker)

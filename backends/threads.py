@@ -1,7 +1,7 @@
-"""The ``threads`` backend: one thread a worker, mailboxes in memory
+"""The ``threads`` backend: one thread per worker, messages through in-process mailboxes
 (`linop.backends.transports.mailboxes`).
 
-SPMD programs, notebooks and debuggers without ``mpiexec``.
+For SPMD programs, notebooks and debuggers without ``mpiexec``.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ _HERE = threading.local()
 
 
 def get(workers: int | None = None, arrays: str | Arrays | None = None) -> Backend:
-    """The backend of the worker whose thread this is; outside of `launch`, one that starts the
-    threads itself, for vectors that hold all regions.
+    """Inside `launch` the backend of this thread's worker; outside, a backend that holds all
+    workers and starts their threads for each run.
 
     Args:
-        workers: how many; by default as many as are there, or as an operator needs.
-        arrays: "numpy", or "cupy" for workers that share a GPU; inside `launch` those of the
-            program.
+        workers: number of workers; by default the program's, or as many as an operator needs.
+        arrays: "numpy", or "cupy" for workers that share a GPU; by default the program's, or
+            "numpy".
 
     Raises:
-        BackendError: inside `launch`, where there are others than `workers` or `arrays`; or there
-            is no GPU. MissingExtraError: CuPy is not installed.
+        BackendError: inside `launch`, `workers` or `arrays` differ from the program's; or there is
+            no GPU. MissingExtraError: CuPy is not installed.
     """
     here: Worker | None = getattr(_HERE, "backend", None)
     if here is None:
@@ -65,16 +65,16 @@ def launch(
     arrays: str | Arrays = NUMPY,
     wait_limit: float | None = None,
 ) -> list[Any]:
-    """Run ``main(backend)`` on so many threads; what each returned.
+    """Run ``main(backend)`` on a number of threads (1 by default); return their results by worker.
 
     Args:
-        arrays: "numpy", or "cupy": then all begin on the GPU and the stream of this thread.
-        wait_limit: seconds after which a wait becomes a `DeadlockError`, though some worker does
-            not wait; by default LINOP_WAIT_LIMIT, else there is no limit, for a worker may be in a
-            debugger.
+        arrays: "numpy", or "cupy": all threads then use the device and the stream of this thread.
+        wait_limit: seconds after which a wait becomes a `DeadlockError`, even if some worker is
+            still computing. Default: LINOP_WAIT_LIMIT, else no limit, since a worker may be stopped
+            in a debugger.
 
     Raises:
-        Whatever `main` raised first, with the worker's number in a note.
+        The first exception of any `main`, with the worker's number in a note.
     """
 
     kind, debug = arrays_named(arrays), DEBUG.found().checked()
@@ -89,7 +89,7 @@ def launch(
 
 
 def alone() -> Backend:
-    """A program of one worker, which this thread is."""
+    """A backend with this thread as its only worker."""
     return Worker("threads", Mailbox(Group(1), 0), DEBUG.found().checked())
 
 
@@ -99,7 +99,11 @@ def run(
     arrays: Arrays = NUMPY,
     wait_limit: float | None = None,
 ) -> list[Any]:
-    """Run a function of a mailbox on so many threads."""
+    """Run a function of a mailbox on a number of threads; return the results by worker.
+
+    Raises:
+        The first exception of any of them.
+    """
     limit = WAIT_LIMIT.found(wait_limit, default=math.inf).checked()
     group = Group(workers, arrays, limit)
     threads = [
@@ -115,7 +119,7 @@ def run(
 
 
 class Thread(Worker):
-    """One worker of a program, in a thread."""
+    """One worker of an SPMD program, in a thread."""
 
     transport: Mailbox
 
@@ -133,14 +137,15 @@ def bound(
     calls: Calls | None,
     arrays: Arrays,
 ) -> Program:
-    """A plan whose messages go through mailboxes."""
+    """A plan bound to a mailbox, for NumPy's or a device's arrays."""
     if isinstance(arrays, DeviceArrays):
         return Handing(plan, mailbox, tag, about, arrays, calls)
     return Messages(plan, mailbox, tag, about, calls, arrays)
 
 
 class Threads(Whole):
-    """The backend outside of `launch`: all workers in this process, a thread each while it runs."""
+    """The backend outside of `launch`: all workers in this process, one thread each during a
+    run."""
 
     name = "threads"
 

@@ -1,4 +1,4 @@
-"""Backends whose one process holds all workers: plans take and give all regions."""
+"""Base of backends that hold all workers in one process: plans take and return all regions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from linop.spaces.space import Vector
 
 
 class Whole(Backend):
-    """A backend that holds every worker: so many, or by default as many as an operator needs."""
+    """A backend with all workers in this process: a given number, or by default as many as an
+    operator needs."""
 
     def __init__(self, workers: int | None = None, arrays: Arrays = NUMPY) -> None:
         super().__init__(arrays)
@@ -28,8 +29,12 @@ class Whole(Backend):
 
     @abstractmethod
     def bind(self, op: LinearOperator) -> tuple[Callable[[Vector], Vector], Sequence[Plan]]:
-        """What applies the operator to a vector with all regions, giving one in new memory; and
-        the plans it runs, for the count of what they send."""
+        """Bind an operator.
+
+        Returns:
+            A function that applies it to a `Vector` with all regions and returns one in new memory;
+                and the plans it runs, from which sent messages and bytes are counted.
+        """
 
     def compile(self, op: LinearOperator) -> BoundPlan:
         check_workers(op, self)
@@ -38,7 +43,7 @@ class Whole(Backend):
 
 
 class WholePlan(BoundPlan):
-    """A plan over all workers, run when it is finished."""
+    """A plan over all workers. `start` checks the argument; the whole run is in `finish`."""
 
     def __init__(self, op: LinearOperator, backend: Whole) -> None:
         super().__init__(op, backend)

@@ -1,8 +1,9 @@
-"""One worker of an SPMD program: its backend, and its bound plans.
+"""One worker of an SPMD program: its backend, its bound plans, and their agreement and failure
+protocol.
 
-A plan's first call is where its workers find each other: they agree that all of them call this
-plan with arguments that fit, and how its messages travel. Later calls do not ask again (unless the
-backend is in debug mode); a worker that fails in one raises an alarm, so that nobody waits for it.
+At a plan's first call its workers agree, over a control channel, that all of them call this plan
+with arguments that fit, and choose its transport. Later calls are not compared (except in debug
+mode); a worker that fails in one raises an alarm, which ends the other workers' waits for it.
 """
 
 from __future__ import annotations
@@ -48,15 +49,15 @@ from linop.spaces.scalars import Array, Scalar
 from linop.spaces.space import Space, Total
 
 _GONE = 4096
-"""Conversations, and plans that are gone, of which it is kept how far they were."""
+"""Number of control exchanges and released plans whose progress is remembered."""
 
 
 class Worker(Backend):
     """One worker of an SPMD program over a transport.
 
     Args:
-        debug: compare what all workers call, and with what, at every call; and prove plans when
-            they are compiled (`linop.backends.proving`).
+        debug: compare all workers' calls and arguments at every call, and verify plans at compile
+            time (`linop.backends.proving`).
     """
 
     def __init__(
@@ -75,15 +76,15 @@ class Worker(Backend):
         self._plans_of: dict[int, Plans] = {}
         transport.plans = self
         self.meeting = threading.RLock()
-        """Held in a conversation with other workers: those of two threads would get mixed up."""
+        """Held during an exchange on the control channel: two threads' messages would mix."""
 
     def compile(self, op: LinearOperator) -> BoundPlan:
         with self.meeting:
             return self._compile(op)
 
     def _compile(self, op: LinearOperator) -> BoundPlan:
-        # Agreement first: it is collective, and who needs a missing worker may not be all.
-        # Here alone may be a coefficient that no number of the dtype is near.
+        # Agreement first: it is collective; errors found below may occur on some workers only,
+        # such as a coefficient that the dtype cannot represent, so lowering errors take part in it.
         lowered: Plan | LinopError
         try:
             lowered = self.planned(op.stages, self.worker)
@@ -99,7 +100,7 @@ class Worker(Backend):
         self.prepare(plan.plan)
         return plan
 
-    # What a transport asks of the plans
+    # Interface for transports (`linop.backends.transports.transport.Plans`)
 
     def hear(self, tag: int, error: LinopError, call: int = 0) -> None:
         plan = self.bound.get(tag)
@@ -107,7 +108,7 @@ class Worker(Backend):
             plan.alarm = plan.alarm or (None if plan.is_broken else (error, call))
             plan.slow_down()
         elif tag // 2 > self._plans or tag ^ 1 in self.bound:
-            self._early[tag] = error, call  # it is not there yet
+            self._early[tag] = error, call  # that plan is not compiled here yet
 
     def alarm(self, tag: int) -> LinopError | None:
         plan = self.bound.get(tag)
@@ -133,40 +134,42 @@ class Worker(Backend):
         return self.transport.recorder.words(self.bound)
 
     def listen(self, tag: int) -> None:
-        """Raise what another worker's alarm said of a plan, if there was one."""
+        """Raise the error of another worker's alarm about a plan, if there is one."""
         self.transport.check(tag)
 
     def interrupted(self) -> None:
-        """Take note that a run ended halfway, here or elsewhere: workers need not agree any more on
-        how many calls there were."""
+        """Record that a run was interrupted, here or elsewhere: numbers of calls may differ from
+        now on, and are no longer compared."""
         for calls in self._calls.values():
             calls.stop()
 
     def planned(self, stages: Stages, worker: int) -> Plan:
-        """A worker's plan: this one's to run, those of others to be proven with it."""
+        """Lowered plan of a worker: this worker's to run; the others' for verification."""
         if worker not in self._plans_of:
             self._plans_of[worker] = Plans(worker)
         return self._plans_of[worker].of(stages)
 
     def rewritten(self, plan: Plan) -> Plan:
-        """A plan as it may run in the place of one that was lowered: with collectives."""
+        """The plan after this backend's passes over plans, such as selection of collectives."""
         return plan
 
     def prepare(self, plan: Plan) -> None:
-        """Make ready what plans share, when one is compiled; collective."""
+        """Prepare resources shared by plans, such as shared-memory windows; collective at compile
+        time."""
 
     def program(
         self, plan: Plan, group: Sequence[int], tag: int, about: Callable[[], str]
     ) -> Program:
-        """A plan, bound to the way in which its messages travel; collective over the group."""
+        """A plan bound to its transport; collective over the group."""
         return Messages(plan, self.transport, tag, about, self.calls(group), self.arrays)
 
     def counts(self) -> dict[tuple[int, ...], int | None]:
-        """How many calls there were of the plans of some workers; None where that is not known."""
+        """Number of calls of each group's plans; None for groups whose count is unknown."""
         return {group: calls.counted for group, calls in self._calls.items()}
 
     def calls(self, group: Sequence[int]) -> Calls | None:
-        """The calls of all plans of some workers; None where this is none of several."""
+        """Call counter shared by all plans of a group of workers; None if this worker is not in it,
+        or alone."""
         if self.worker not in group or len(group) < 2:
             return None
         return self._calls.setdefault(tuple(group), Calls())
@@ -188,8 +191,8 @@ class Worker(Backend):
 
 
 class WorkerPlan(BoundPlan):
-    """One worker's bound plan. One run at a time: another one before `finish`, from another thread,
-    or from a local operator of its own, is an error."""
+    """One worker's bound plan. One run at a time: another one before `finish`, from another thread
+    or from one of the plan's own local operators, is an error."""
 
     def __init__(
         self, op: LinearOperator, backend: Worker, tag: int, plan: Plan | None = None
@@ -210,8 +213,9 @@ class WorkerPlan(BoundPlan):
         self._line = ""
         self._failed = False
         self.alarm = backend._early.pop(tag, None)
-        """The error that broke it on another worker, and in which call, if nobody has been told
-        here. Calls before that one can be completed: the other worker has done its part."""
+        """The error of another worker's alarm and the call it is about, until it is raised here;
+        None if there is none. Calls before that one can be completed: the failed worker has done
+        its share of them."""
         backend.bound[tag] = self
         if self._together:
             gone = weakref.finalize(self, _gone, backend.transport.points, tag, self.counters)
@@ -271,7 +275,8 @@ class WorkerPlan(BoundPlan):
         return self._end()
 
     def _ready(self, x: Any, out: Any) -> tuple[Sequence[Array], Sequence[Array] | None, Program]:
-        """Checked arguments, and the program; by agreement at the first call."""
+        """Validated arguments and ``out`` arrays, and the bound program. The first call binds it,
+        collectively."""
         wrong: LinopError | None = None
         arrays: Sequence[Array] = ()
         outs: Sequence[Array] | None = None
@@ -312,11 +317,12 @@ class WorkerPlan(BoundPlan):
             self._agree(None, call)
 
     def _agree(self, wrong: LinopError | None, call: int = 0) -> None:
-        """Check, together, that all call this plan, with arguments that fit; and that it is the
-        same call of it, where calls have numbers.
+        """Check collectively that all workers call this plan, with valid arguments, and (if `call`
+        is not 0) that it is the same call of it.
 
         Raises:
-            The first worker's error, on every worker. BackendError: they call different plans.
+            The first worker's error, on every worker. BackendError: the workers call different
+                plans.
         """
         transport = self._worker.transport
         if transport.worker not in self.group:
@@ -324,7 +330,7 @@ class WorkerPlan(BoundPlan):
                 raise wrong
             return
         what = f"call {call} of {self._named()}" if call else self._named()
-        # What the plan is, all workers agreed on when they compiled it.
+        # Compiling compared the operators: the tag identifies the plan on all workers.
         verdict = Verdict(calls={(self._tag, call): (transport.worker, what)})
         self._calls += 1
         transport.busy = self._tag
@@ -347,22 +353,22 @@ class WorkerPlan(BoundPlan):
 
     @property
     def is_running(self) -> bool:
-        """True if a call is under way: from `start` on, where that began it."""
+        """True during a call; with `start`, until the end of `finish`."""
         return self.lock.locked() and not self._released
 
     @property
     def is_due(self) -> bool:
-        """True if an alarm is about the call under way, or an earlier one."""
+        """True if there is an alarm about the current call or an earlier one."""
         return self.alarm is not None and self.call >= self.alarm[1]
 
     @property
     def call(self) -> int:
-        """The number of the call under way, or of the last one."""
+        """Number of the current call, or of the last one."""
         return self.counters.calls + self.is_running
 
     @property
     def point(self) -> Point:
-        """How far this worker is in it: how far in a call, its waits say."""
+        """Progress in this plan: the current call. Progress within it is reported by its waits."""
         return PAST if self.is_broken or self.is_due else (self.call, math.inf)
 
     def called(self) -> Called:
@@ -372,7 +378,7 @@ class WorkerPlan(BoundPlan):
         return Called(self._named(), number, counters.begun, runs, *each, self._line)
 
     def slow_down(self) -> None:
-        """Look for alarms in the next call, and whatever else there may be."""
+        """Drop the fast paths, so that the next call checks for alarms."""
         self._quick = [None, None, None]
 
     def _bind_program(self) -> Program:
@@ -380,7 +386,8 @@ class WorkerPlan(BoundPlan):
         return self._program
 
     def broken(self, error: BaseException) -> None:
-        """A run ended halfway, here or on another worker: there can be no other."""
+        """Mark the plan as broken: a run was interrupted here or on another worker, and later calls
+        raise."""
         if self._broken is None:
             self._broken = f"{type(error).__name__}: {error}"
             if self._program is not None:
@@ -391,7 +398,7 @@ class WorkerPlan(BoundPlan):
         self._worker.interrupted()
 
     def end(self, why: str) -> None:
-        """There can be no other run, anywhere: the backend ends."""
+        """End the plan with its backend: later calls raise."""
         self._broken = why
         self._quick = [None, None, None]
         if self._program is not None and self._started:
@@ -400,7 +407,7 @@ class WorkerPlan(BoundPlan):
             self._program.release()
 
     def _fail(self, error: BaseException) -> None:
-        """A run ended halfway: nobody else must wait for it. For one without a part nobody does."""
+        """Handle a failed run: mark the plan as broken, and raise an alarm on the other workers."""
         self._failed = True
         self.broken(error)
         transport = self._worker.transport
@@ -424,7 +431,8 @@ class WorkerPlan(BoundPlan):
 
 
 def _gone(points: dict[Key, Point], tag: int, counters: Counters) -> None:
-    """Keep how far a plan was that is gone, for a worker that may wait for its last messages."""
+    """Remember the progress of a released plan, for workers that may still wait for its last
+    messages."""
     points["plan", tag] = counters.calls, math.inf
     if len(points) > _GONE:
         for key in list(points)[: _GONE // 2]:
@@ -432,11 +440,12 @@ def _gone(points: dict[Key, Point], tag: int, counters: Counters) -> None:
 
 
 def sums_over_workers(values: Sequence[Scalar], space: Space, transport: Transport) -> list[Scalar]:
-    """The sum of each number over all workers, in their order: the same bits everywhere."""
+    """Sum of each number over all workers, in worker order: the same bits on every worker;
+    collective."""
     whole, pairs = space.dtype.kind in "iu", space.dtype.kind == "c"
     form = "=" + ("16s" if whole else "dd" if pairs else "d") * len(values)
     numbers: list[Any] = [x for v in values for x in ((v.real, v.imag) if pairs else (v,))]
-    if whole:  # sums over regions of products that have 64 bits each
+    if whole:  # sums of 64-bit products need more than 64 bits
         numbers = [n.to_bytes(16, "little", signed=True) for n in numbers]
     sums: list[Scalar] = [0] * len(values)
     for data in transport.gather_all(struct.pack(form, *numbers), "take a norm or inner product"):

@@ -1,1 +1,2 @@
-"""Plans in torch's autograd."""
+"""Operators in torch's autograd: conversion of tensors, order of calls, and the differentiable
+function."""

@@ -1,6 +1,6 @@
-"""A plan as tensors meet it: their memory as arrays and back, the order of its calls, and what is
-remembered of them. `linop.autograd` makes it part of torch's graph.
-"""
+"""Bridge from torch to bound plans: zero-copy conversion of tensors, order of calls and their
+backward passes, and recorded results for checkpointing. `linop.backends.autograd.functions` adds it
+to torch's graph."""
 
 from __future__ import annotations
 
@@ -27,14 +27,15 @@ except ImportError as error:
 _SAME = ("float64", "float32", "float16", "complex128", "complex64")
 _WHOLE = ("int64", "int32", "int16", "int8", "uint8")
 _DTYPES = {name: getattr(torch, name) for name in (*_SAME, *_WHOLE, "bfloat16")}
-"""By NumPy's name."""
+"""torch's dtypes, by NumPy's names."""
 
 
 def numpy_dtype(dtype: Any) -> np.dtype[Any]:
-    """The dtype of operators on tensors of a dtype of torch's.
+    """Operator dtype for tensors of a torch dtype.
 
     Raises:
-        DTypeError: there is none. MissingExtraError: bfloat16 is of a package that is not there.
+        DTypeError: there is none. MissingExtraError: bfloat16 needs ml_dtypes, which is not
+            installed.
     """
     names = {known: name for name, known in _DTYPES.items()}
     if dtype not in names:
@@ -54,22 +55,21 @@ def numpy_dtype(dtype: Any) -> np.dtype[Any]:
 
 
 def torch_dtype(dtype: np.dtype[Any]) -> Any:
-    """The dtype of tensors that an operator on a dtype takes."""
+    """torch dtype of the tensors that an operator of a dtype takes."""
     return _DTYPES[dtype.name]
 
 
 def is_of(x: Any, dtype: Any) -> bool:
-    """Whether it is a tensor of that dtype."""
+    """True if `x` is a tensor of a torch dtype."""
     return isinstance(x, torch.Tensor) and x.dtype is dtype
 
 
 class Order:
-    """The calls of a plan and its adjoint through the bridge, by number, on this worker.
+    """Order of the calls of a plan and of their backward passes, on this worker.
 
-    Two backward passes may come in any order, if it is the same everywhere: where it was another on
-    one worker, gradients of one pass would be added to those of the other. So a worker asks all
-    others, but where it takes back the last call that it has not taken back. That two workers take
-    back different calls, and none of them asks, cannot be.
+    Backward passes run in the same order on all workers; otherwise gradients of one pass would be
+    added to those of another. Last-in-first-out needs no check, since every worker then agrees; any
+    other order is compared collectively.
     """
 
     def __init__(self) -> None:
@@ -77,28 +77,28 @@ class Order:
         self.last = 0
 
     def opened(self) -> int:
-        """The number of a new call."""
+        """Number of a new call; 0 during a replay."""
         if _LOCAL.replays:
-            return 0  # the call that it replays has one
+            return 0  # the replayed call has a number
         self._calls += 1
         self.last = self._calls
         return self._calls
 
 
 def _of_bits(array: Array) -> Any:
-    """A tensor with the memory of an array of bfloat16, which torch takes from no array."""
+    """Tensor that shares memory with a bfloat16 array, which ``torch.from_numpy`` does not
+    accept."""
     return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
 
 
 class Bridge:
-    """A plan as the bridge calls it.
+    """A bound plan, called with tensors.
 
     Attributes:
-        anchor: a leaf, and an input of every application, so that its result needs a gradient on
-            every worker: backward runs on all of them or none, whatever the tensors that one of
-            them happens to have. Each worker's is its own: torch's anomaly mode holds the lock of
-            a leaf's node while it waits for the interpreter, so that threads with one leaf in
-            common wait for each other for ever.
+        anchor: a leaf that is an input of every application, so that its result requires a gradient
+            on every worker: backward runs on all of them or none, whichever tensors a worker has.
+            Each bridge has its own: torch's anomaly mode holds the lock of a leaf's node while it
+            waits for the interpreter, so that threads with a common leaf would deadlock.
     """
 
     def __init__(self, plan: BoundPlan, dtype: Any, order: Order) -> None:
@@ -126,20 +126,26 @@ class Bridge:
         return self._adjoint
 
     def closing(self, call: int) -> None:
-        """Before the adjoint of a call of the other plan: see that all do that one."""
+        """Before the backward pass of a call: check, collectively unless it is the last open one,
+        that all workers run that one."""
         if call and (call != self.order.last or self._debug):
             self.plan.meet(call)
         if call:
             self.order.last = call - 1
 
     def zeros(self) -> list[Any]:
-        """A zero argument."""
+        """A zero argument, as tensors."""
         pairs = zip(self._into, self._kinds, strict=True)
         made = [torch.zeros(r.shape, dtype=self.dtype, device=kind.device) for r, kind in pairs]
         return made or [torch.zeros_like(self._nothing)]
 
     def tensors(self, x: Any) -> list[Any]:
-        """What a user passed, in the order of the regions held here; one at least."""
+        """Tensors of a user's argument, in the order of the regions held here; a zero-volume tensor
+        if there are none.
+
+        Raises:
+            Errors of the plan, on every worker, if the argument does not fit.
+        """
         names = [region.name for region in self._into]
         if isinstance(x, Mapping):
             if any(name not in x for name in names) or any(n not in self.plan.domain for n in x):
@@ -159,7 +165,8 @@ class Bridge:
         return [x.reshape(0)]
 
     def _of_dtype(self, tensor: Any) -> Any:
-        """Under autocast: as torch's own functions, and custom_fwd's cast_inputs, see it."""
+        """The tensor, converted under autocast as torch's own functions and
+        ``custom_fwd(cast_inputs=…)`` do."""
         if (
             isinstance(tensor, torch.Tensor)
             and tensor.dtype is not self.dtype
@@ -172,7 +179,7 @@ class Bridge:
         return tensor
 
     def _refuse(self, x: Any) -> None:
-        """The plan finds what is wrong, so that all workers hear of it."""
+        """Call the plan with an invalid argument, so that it raises its error on every worker."""
         self.plan(x)
         raise AssertionError(f"{self.plan!r} took {x!r}")
 
@@ -195,16 +202,16 @@ class Bridge:
         return tuple(map(self._tensor, y.values() if isinstance(y, dict) else [y]))
 
     def _array(self, number: int, tensor: Any) -> Array:
-        """A tensor's memory as an array; its shape is the plan's affair."""
+        """Array that shares memory with a tensor; the plan checks its shape."""
         if is_of(tensor, self.dtype):
             try:
                 array: Array = tensor.numpy()
                 return array
             except (RuntimeError, TypeError):
-                pass  # it is none of the usual ones, which is found out at no cost to those
+                pass  # not a plain tensor: the checks below cost plain ones nothing
         self._check(number, tensor)
         try:
-            if self.dtype is torch.bfloat16:  # NumPy's is another package's
+            if self.dtype is torch.bfloat16:  # NumPy's bfloat16 is that of ml_dtypes
                 bits: Array = tensor.detach().view(torch.int16).numpy(force=True)
                 return bits.view(self.plan.op.dtype)
             array = tensor.numpy(force=True)  # resolves conj and neg views, which are lazy
@@ -213,10 +220,10 @@ class Bridge:
         return array
 
     def _check(self, number: int, tensor: Any) -> None:
-        """Check that it is a tensor of the right kind.
+        """Check type, dtype, layout and device of a tensor.
 
         Raises:
-            ArgumentError, DTypeError: it is not.
+            ArgumentError, DTypeError: they are not those expected.
         """
         if not isinstance(tensor, torch.Tensor):
             raise self._unfit(number, f"{type(tensor).__name__} given, torch.Tensor expected")
@@ -247,15 +254,16 @@ class Bridge:
         return ArgumentError(f"tensor of region {self._into[number].name!r}: {words}")
 
     def wrapped(self, tensors: Sequence[Any]) -> Any:
-        """Tensors in the order of the regions held here, as users meet them."""
+        """Result for the user: a tensor, or a dict by region name, from tensors in the order of the
+        regions held here."""
         if len(self._out_of) < 2:
             return tensors[0]
         return {r.name: t for r, t in zip(self._out_of, tensors, strict=True)}
 
 
 class DeviceBridge(Bridge):
-    """The same on a device: arrays share memory with tensors by DLPack, and a plan's work is queued
-    on torch's current stream, where that of the tensors is."""
+    """Bridge for device arrays: they share memory with tensors by DLPack, and a plan's work is
+    queued on torch's current stream."""
 
     def __init__(self, plan: BoundPlan, dtype: Any, order: Order) -> None:
         super().__init__(plan, dtype, order)
@@ -269,7 +277,7 @@ class DeviceBridge(Bridge):
         with self._arrays.stream_of(torch):
             results = super().run(tensors)
             if self._waits:
-                # With tensors in main memory torch's graph does not order streams.
+                # With tensors in host memory torch's graph does not order streams.
                 self._arrays.mark().synchronize()
             return results
 
@@ -279,7 +287,7 @@ class DeviceBridge(Bridge):
         self._check(number, tensor)
         try:
             plain = tensor.detach().resolve_conj().resolve_neg()
-            if self.dtype is torch.bfloat16:  # the module's is another package's
+            if self.dtype is torch.bfloat16:  # the array module's bfloat16 is that of ml_dtypes
                 return self._arrays.of_tensor(plain.view(torch.int16)).view(self.plan.op.dtype)
             return self._arrays.of_tensor(plain)
         except (RuntimeError, TypeError, BufferError) as error:
@@ -300,13 +308,14 @@ def _bridge(plan: BoundPlan, dtype: Any) -> Bridge:
 
 
 def bridge_of(op: Any, backend: Backend | None) -> Bridge:
-    """The plan of an operator on a backend: compiled at the first call, and kept with the operator.
+    """Bridge of an operator on a backend: compiled at the first call (a collective one), and kept
+    with the operator.
 
-    The operator, and not the backend, keeps it: it goes with the operator, or when the backend's
-    program has ended and the operator is compiled for another one.
+    It is released with the operator, or when the backend's program has ended and the operator is
+    compiled for another backend.
 
     Args:
-        op: a `LinearOperator`, or a `BoundPlan`, which has its backend.
+        op: a `LinearOperator`, or a `BoundPlan`, which has its own backend.
     """
     here = current() if backend is None else backend
     try:
@@ -327,7 +336,7 @@ def _new_bridge(op: Any, backend: Backend) -> Bridge:
     for other in [key for key in list(op.kept) if isinstance(key, Backend) and key.ended]:
         op.kept.pop(other, None)
     there = op.H.kept.get(backend)
-    # Compiling is collective: what is done here depends on what all workers have called, alone.
+    # Compiling is collective: its condition depends only on calls that all workers made.
     op.kept[backend] = there.adjoint if there else _bridge(op.compile(backend), dtype)
     return op.kept[backend]  # type: ignore[no-any-return]
 
@@ -343,30 +352,30 @@ def _torch_dtype(op: LinearOperator) -> Any:
 
 
 class _Local(threading.local):
-    """What a thread's calls are part of."""
+    """Checkpointing state of a thread."""
 
     memory: _Recording | _Replay | None = None
     replays = False
-    """Whether `memory` gives results again."""
+    """True if `memory` replays results."""
 
 
 _LOCAL = _Local()
 
 
 def remembering() -> tuple[Any, Any]:
-    """For ``torch.utils.checkpoint.checkpoint(…, use_reentrant=False,
-    context_fn=linop.autograd.remembering)``: what operators gave is kept, and where the rest is
-    computed again, it is not communicated again. So one worker may checkpoint what others do not.
+    """Context function for ``torch.utils.checkpoint.checkpoint(…, use_reentrant=False,
+    context_fn=linop.autograd.remembering)``: results of operators are kept, and are not
+    communicated again in the recomputation. So one worker may checkpoint layers that others do not.
 
     Returns:
-        The contexts of the first computation, and of those that repeat it.
+        The contexts of the first computation, and of its recomputations.
     """
     recording = _Recording()
     return recording, _Replay(recording)
 
 
 class _Recording:
-    """Keeps the results of all plans called inside."""
+    """Context that records the results of all plans called in it."""
 
     def __init__(self) -> None:
         self.kept: list[tuple[Bridge, Any, int]] = []
@@ -380,14 +389,14 @@ class _Recording:
 
     def run(self, bridge: Bridge, tensors: Sequence[Any]) -> tuple[Any, ...]:
         results = bridge.run(tensors)
-        # A detached tensor sees the changes, and counts them with the one it is from.
+        # A detached tensor shares memory and version counter with the original.
         seen = [result.detach() for result in results]
         self.kept.append((bridge, seen, sum(result._version for result in seen)))
         return results
 
 
 class _Replay:
-    """Gives them again, in their order."""
+    """Context that replays recorded results, in order."""
 
     def __init__(self, recording: _Recording) -> None:
         self._recording = recording
@@ -417,16 +426,16 @@ class _Replay:
 
 
 def is_remembering() -> bool:
-    """Whether results of plans are kept here, or given again: see `remembering`."""
+    """True if results of plans are recorded or replayed in this thread; see `remembering`."""
     return _LOCAL.memory is not None
 
 
 def name_layer(error: LinopError, where: str, kind: str = "") -> None:
-    """Make an error say in which layer of which network it was raised, if it does not.
+    """Prefix an error's text with the layer in which it was raised, unless it has one.
 
     Args:
-        where: the layer.
-        kind: the layer's class, with which the text may begin.
+        where: name of the layer.
+        kind: class of the layer; removed from the start of the text.
     """
     if where and not error.layer:
         text = str(error).removeprefix(f"{kind}: ")
@@ -435,11 +444,11 @@ def name_layer(error: LinopError, where: str, kind: str = "") -> None:
 
 
 def is_replaying() -> bool:
-    """True if results that were kept are given again: see `remembering`."""
+    """True if recorded results are replayed in this thread; see `remembering`."""
     return _LOCAL.replays
 
 
 def run(bridge: Bridge, tensors: Sequence[Any]) -> tuple[Any, ...]:
-    """Call a plan, or remember what it gave."""
+    """Call a plan, recording or replaying its results under `remembering`."""
     memory = _LOCAL.memory
     return bridge.run(tensors) if memory is None else memory.run(bridge, tensors)

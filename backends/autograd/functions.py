@@ -1,10 +1,10 @@
-"""Operators inside torch's autograd: ``linop.autograd``. Forward is the plan, backward the plan of
-``op.H``, which is again applied in this way; so there is no rule here for any derivative.
+"""Operators in torch's autograd: the implementation of ``linop.autograd``. Forward runs the plan,
+backward the plan of ``op.H``, applied in the same way; so no derivative rule is written here.
 
-Nothing is saved for backward. Arrays share memory with tensors. What is wrong with a tensor, its
-plan says, on every worker. Collectives of a backward pass run in the reverse order of the forward
-pass: torch's engine takes, of the nodes that are ready, the one that was made last, so that a
-thread runs its nodes strictly backwards, whatever the branches of its graph.
+Nothing is saved for backward. Arrays share memory with tensors. Invalid tensors are reported by the
+plan, on every worker. Collectives of a backward pass run in the reverse order of the forward pass:
+of the nodes that are ready, torch's engine takes the one created last, so that a thread runs its
+nodes strictly backwards, for any branching of its graph.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import Any
 
-# First, for it says what to install where there is no torch.
+# Imported first: without torch it raises an error that names the package to install.
 from linop.backends.autograd.bridge import Bridge, bridge_of, is_of, name_layer, remembering, run
 
 # isort: split
@@ -32,31 +32,31 @@ def apply(
     op: LinearOperator | BoundPlan, x: Any = None, backend: Backend | None = None, where: str = ""
 ) -> Any:
     """Apply an operator to tensors. Collective: all workers of the backend call it, in the same
-    order, and where gradients are wanted, all run backward.
+    order, and all run backward or none.
 
     The gradient is ``apply(op.H, gradient)``, with torch's convention for complex numbers; double
-    backward and forward mode come with that. With gradients enabled the result requires one,
-    whether `x` does or not, on every worker. The operator is compiled at its first application on a
-    backend, and stays so while the operator lives.
+    backward and forward mode follow from that. With gradients enabled the result requires a
+    gradient on every worker, even if `x` does not. The operator is compiled at its first
+    application on a backend, and stays compiled as long as it lives.
 
     Args:
         op: the operator, or a plan of it. Its dtype is one of torch's, bfloat16 included.
-        x: of a worker with one region a tensor of its shape and the operator's dtype, of any
-            strides; with several a dict by region name; with none a zero-volume tensor, which ties
-            this application to those before it, or None. Under autocast, floating-point tensors of
-            other dtypes are converted. Never changed.
-        backend: by default `linop.backends.current`. One process that holds all workers passes and
+        x: on a worker with one region a tensor of its shape and the operator's dtype, with any
+            strides; with several a dict by region name; with none None, or a zero-volume tensor,
+            which orders this application after those it depends on. Under autocast, floating-point
+            tensors of other dtypes are converted. Never modified.
+        backend: by default `linop.backends.current`. A process that holds all workers passes and
             gets all regions.
-        where: the module that applies it, which errors of backward name.
+        where: name of the calling module, for errors of backward.
 
     Returns:
         A new tensor of the worker's only region; a dict; or a zero-volume tensor, whose backward
-        takes part in that of the other workers.
+            takes part in that of the other workers.
 
     Raises:
         DTypeError: torch has no such dtype. ArgumentError, RegionError, ShapeError, DTypeError: a
-            tensor is of the wrong kind, device, layout, shape or dtype. BackendError: workers are
-            missing, or disagree. All on every worker.
+            tensor has the wrong type, device, layout, shape or dtype. BackendError: workers are
+            missing, or their calls differ. All on every worker.
     """
     if torch.compiler.is_compiling():
         return _uncompiled(op, x, backend, where)
@@ -83,15 +83,15 @@ class Module(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
 
 
 def tie(x: Any, *unused: Any) -> Any:
-    """x itself, in new memory, for a worker that does not use results which others use: backward
-    from it reaches them too, with gradients of zero.
+    """A copy of `x` whose backward also reaches unused tensors, with zero gradients: for a worker
+    that does not use results which others use.
 
     Args:
         x: a tensor, such as the loss of this worker.
         unused: tensors, of any shapes and dtypes.
     """
     for other in unused:
-        # No element of it: nothing that is infinite there can come into x.
+        # A sum of no elements: infinities and NaNs do not reach x.
         x = x + other.real.reshape(-1)[:0].sum().to(x.dtype)
     return x
 
@@ -99,12 +99,12 @@ def tie(x: Any, *unused: Any) -> Any:
 # The graph
 
 Call = tuple[int, str]
-"""Its number, and the module that made it, if one did."""
+"""Number of the call, and the name of the calling module (may be empty)."""
 
 
 class _Rules(torch.autograd.Function):  # type: ignore[misc]
-    """``apply(bridge, call, anchor, *tensors)`` gives a tuple. All that autograd asks for is an
-    application of the operator, or of its adjoint."""
+    """``apply(bridge, call, anchor, *tensors)`` returns a tuple. Each derivative is an application
+    of the operator, or of its adjoint."""
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
@@ -125,7 +125,8 @@ class _Rules(torch.autograd.Function):  # type: ignore[misc]
 
 
 def _in_words(frame: FrameType) -> str:
-    """The backward pass that this is, and of which layer."""
+    """Text for a stack frame of a backward pass: "backward", with its layer; empty for other
+    frames."""
     if frame.f_code is not _Rules.backward.__code__:
         return ""
     where = frame.f_locals["ctx"].call[1]
@@ -136,7 +137,7 @@ namers.append(_in_words)
 
 
 class _Apply(_Rules):
-    """Outside of the transforms of torch.func."""
+    """Function used outside of torch.func's transforms."""
 
     @staticmethod
     def forward(ctx: Any, bridge: Bridge, call: Call, anchor: Any, *tensors: Any) -> Any:
@@ -145,11 +146,12 @@ class _Apply(_Rules):
 
 
 _record = super(torch.autograd.Function, _Apply).apply
-"""``_Apply.apply`` without what torch does before it for transforms, a third of its time."""
+"""``_Apply.apply`` without torch's preparation for transforms, which takes a third of its time."""
 
 
 class _Transformed(_Rules):
-    """Inside of them: they want a context of its own, which takes longer."""
+    """Function used inside torch.func's transforms: they need a separate `setup_context`, which is
+    slower."""
 
     @staticmethod
     def forward(bridge: Bridge, call: Call, anchor: Any, *tensors: Any) -> Any:
@@ -163,7 +165,7 @@ class _Transformed(_Rules):
     def vmap(
         info: Any, dims: Any, bridge: Bridge, call: Call, anchor: Any, *tensors: Any
     ) -> tuple[Any, Any]:
-        """Slice by slice: a plan is bound to one shape."""
+        """Apply the operator slice by slice, since a plan is bound to one shape."""
         if info.batch_size == 0:
             results = [z.new_zeros((0, *z.shape)) for z in bridge.adjoint.zeros()]
             return tuple(results), (0,) * len(results)
@@ -177,13 +179,13 @@ class _Transformed(_Rules):
 
 
 def _through(bridge: Bridge, call: Call, tensors: Sequence[Any]) -> tuple[Any, ...]:
-    """Apply a plan, as part of the graph where there is one."""
+    """Apply a plan; recorded in the graph if gradients, tangents or transforms are active."""
     results: tuple[Any, ...]
     if torch._C._are_functorch_transforms_active():
         results = _Transformed.apply(bridge, call, bridge.anchor, *tensors)
         return results
     if forward_ad._current_level >= 0:
-        # All workers push tangents forward, or none: this one's are zero if it has none.
+        # All workers propagate tangents or none; missing tangents are zero.
         tensors = [_dual(tensor) for tensor in tensors]
     elif not torch.is_grad_enabled():
         return run(bridge, tensors)
@@ -192,7 +194,8 @@ def _through(bridge: Bridge, call: Call, tensors: Sequence[Any]) -> tuple[Any, .
 
 
 def _opened(bridge: Bridge, where: str) -> Call:
-    """A call inside of another; of number 0 where it cannot have a backward pass."""
+    """Call made by a derivative; number 0 if gradients are disabled, so that it has no backward
+    pass."""
     return bridge.order.opened() if torch.is_grad_enabled() else 0, where
 
 
@@ -208,6 +211,6 @@ def _dual(tensor: Any) -> Any:
 
 @torch._disable_dynamo  # type: ignore[untyped-decorator]
 def _uncompiled(op: LinearOperator | BoundPlan, x: Any, backend: Backend | None, where: str) -> Any:
-    """`apply` in what torch.compile compiles: a graph break, for a plan is no torch code."""
+    """`apply` under torch.compile: a graph break, since a plan is not torch code."""
     # torch.compiler.disable does the same, and would import the compiler now, which takes seconds.
     return apply(op, x, backend, where)

@@ -1,8 +1,9 @@
-"""Whether the MPI library takes pointers to memory of a GPU: what it says, and whether it is so.
+"""Detection of a CUDA-aware MPI library, which accepts pointers to device memory: by query, and by
+test messages.
 
-A library that does not would read them as addresses in main memory, and end the process. So it is
-asked first, and tried only where the answer is yes. That is no proof: Open MPI 5 lists whatever
-``mpi_memory_alloc_kinds`` was asked for, so that is looked at only where there is no other query.
+Another library would read them as host addresses, and end the process. So the library is queried
+first, and tested only after a positive answer. The query is no proof: Open MPI 5 lists whatever
+``mpi_memory_alloc_kinds`` was requested, so that is used only without another query.
 """
 
 from __future__ import annotations
@@ -22,25 +23,26 @@ from linop.errors import LinopError
 _CUDA = 0
 """MPICH's number for CUDA (``MPIX_GPU_SUPPORT_CUDA``)."""
 _TAG = 0
-"""Plans have tags from 2 on."""
+"""Tag of the test messages; plans have tags from 2 on."""
 _SIZES = (16, 1 << 20)
-"""Bytes of the messages that are tried: libraries send short and long ones in different ways."""
+"""Bytes of the test messages: libraries send short and long ones in different ways."""
 
 
 class Answer(NamedTuple):
-    """Yes or no, and why."""
+    """An answer, with its reason."""
 
     yes: bool
     why: str
 
 
 def asked() -> Answer:
-    """What the library says of itself, by its own query if it has one; without communication."""
+    """Answer of the library's own query, or of its list of memory kinds; without communication."""
     return _query() or _kinds() or Answer(False, "the MPI library does not say whether it could")
 
 
 def _query() -> Answer | None:
-    """Its own query: Open MPI's and MVAPICH's, or MPICH's."""
+    """Answer of the library's query function: Open MPI's and MVAPICH's, or MPICH's; None if it has
+    none."""
     for library in _libraries():
         if hasattr(library, "MPIX_GPU_query_support"):
             flag = ctypes.c_int(0)
@@ -56,7 +58,8 @@ def _said(query: str, yes: bool) -> Answer:
 
 
 def _kinds() -> Answer | None:
-    """The kinds of memory that it lists (MPI 4.1's side document)."""
+    """Answer from the library's list of memory kinds (MPI 4.1's side document); None if it has
+    none."""
     info = MPI.COMM_WORLD.Get_info()
     if info == MPI.INFO_NULL:
         return None
@@ -68,7 +71,7 @@ def _kinds() -> Answer | None:
 
 
 def _libraries() -> list[ctypes.CDLL]:
-    """The MPI libraries that this process has loaded."""
+    """MPI libraries loaded by this process, from /proc/self/maps."""
     maps = Path("/proc/self/maps")
     lines = maps.read_text().splitlines() if maps.exists() else []
     paths = dict.fromkeys(line.split()[-1] for line in lines if "/" in line)
@@ -77,12 +80,13 @@ def _libraries() -> list[ctypes.CDLL]:
 
 
 def tried(transport: Ranks, arrays: DeviceArrays) -> Answer:
-    """Every rank sends the next one some bytes, from device to device. Collective, and only to be
-    called where the library says that it can."""
+    """Test: every rank sends messages of `_SIZES` bytes to the next one, from device to device.
+    Collective; call it only if the library's query is positive, since a failure may end the
+    process."""
     right, left = ((transport.worker + k) % transport.workers for k in (1, -1))
     why = ""
     try:
-        for size in _SIZES:  # all of them, whatever came: the others count on this rank's
+        for size in _SIZES:  # all sizes, even after a failure: other ranks wait for them
             given = arrays.put(_pattern(transport.worker, size))
             result = arrays.put(np.zeros(size, np.uint8))
             arrays.mark().synchronize()

@@ -1,14 +1,15 @@
-"""Arrays of a device: CuPy's, or those of a module that has the same names.
+"""Array module of a device: CuPy, or a module with the same names; its streams, events and pinned
+host memory.
 
-Work is queued on the stream that is current in the thread that calls (`cupy.cuda.Stream`), and done
-in its order. What leaves that order says so here. The host waits in three places alone: for a mark
-before MPI reads what was packed (`linop.backends.device.staging`), for copies from and to regions
-in main memory (`linop.backends.device.host_transfer`), and for what other threads send to those
-(`arrived`).
+Operations are queued on the stream that is current in the calling thread (`cupy.cuda.Stream`), and
+run in its order; exceptions are documented here. The host waits in three cases only: for an event
+before MPI reads a packed message (`linop.backends.device.staging`), for copies from and to regions
+in host memory (`linop.backends.device.host_transfer`), and for messages of other threads to such
+regions (`arrived`).
 
-- A run follows the last one of the same plan, whatever their streams (`following`).
-- A message between threads is an array that the sender's stream makes and the receiver's stream
-  waits for; the receiver keeps it until its own stream has read it (`Message`).
+- A run follows the last run of the same plan, even on another stream (`following`).
+- A message between threads is an array computed on the sender's stream, for which the receiver's
+stream waits; the receiver keeps it alive until its own stream has read it (`Message`).
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ from linop.spaces.scalars import Array, Scalar
 
 
 class DeviceArrays(Arrays):
-    """Arrays of a module like CuPy.
+    """Array module of a device.
 
     Args:
-        module: has CuPy's names.
-        scipy: gives the module of SciPy's functions for these arrays, by its name.
-        device: the type of the device of tensors that share memory with them.
+        module: CuPy, or a module with its names.
+        scipy: ``scipy(name)``: the counterpart of a SciPy submodule for these arrays.
+        device: torch's device type of tensors that share memory with these arrays.
     """
 
     asynchronous = True
@@ -105,14 +106,14 @@ class DeviceArrays(Arrays):
     def multiple_added(self, dtype: np.dtype[Any], scale: Scalar) -> Callable[..., Any] | None:
         if not self.has_kernels(dtype):
             return None
-        # Two roundings, as everywhere else: the compiler would make one of them.
+        # Two roundings, as on the host: the compiler would fuse multiply and add.
         kernel = self._kernel("multiple_added", "T x, T a", "T y", "y += a * x", ("--fmad=false",))
         factor = dtype.type(scale)
         return lambda target, source: kernel(source, factor, target)
 
     def boxes(self, accumulate: bool) -> Callable[..., Any]:
-        """What copies elements of an array to another, or adds them, by indices into both as if
-        they were flat: ``f(source, of, to, target)``."""
+        """Kernel ``f(source, of, to, target)`` that copies, or adds, elements ``source[of]`` to
+        ``target[to]``, with flat indices."""
         kind, value = ("boxes_added", "y[to] + x[of]") if accumulate else ("boxes", "x[of]")
         kernel: Callable[..., Any] = self._kernel(
             kind, "raw T x, I of, I to", "raw T y", f"y[to] = {value}"
@@ -120,7 +121,7 @@ class DeviceArrays(Arrays):
         return kernel
 
     def has_kernels(self, dtype: np.dtype[Any]) -> bool:
-        """Whether there are such functions for a dtype."""
+        """True if kernels can be compiled for a dtype."""
         return dtype.kind != "V"
 
     def _kernel(self, name: str, reads: str, writes: str, text: str, options: Any = ()) -> Any:
@@ -131,10 +132,12 @@ class DeviceArrays(Arrays):
         return self._kernels[name]
 
     def use(self, local: int, number: int | None = None) -> None:
-        """Make a device the current one of this thread.
+        """Set the current device of this thread.
 
         Args:
-            local: this rank's number on its machine, which chooses one where none is given.
+            local: this rank's number on its machine; the default device is this modulo the number
+                of devices.
+            number: index of the device.
 
         Raises:
             BackendError: there is no such device.
@@ -147,16 +150,16 @@ class DeviceArrays(Arrays):
     # Tensors
 
     def of_tensor(self, tensor: Any) -> Array:
-        """A tensor's memory as an array."""
+        """Array that shares memory with a tensor."""
         array: Array = self.module.from_dlpack(tensor)
         return array
 
     def to_tensor(self, torch: Any, array: Array) -> Any:
-        """An array's memory as a tensor."""
+        """Tensor that shares memory with an array."""
         return torch.from_dlpack(array)
 
     def stream_of(self, torch: Any) -> AbstractContextManager[Any]:
-        """Inside, work is queued on torch's current stream."""
+        """Context in which operations are queued on torch's current stream."""
         cuda = self.module.cuda
         stream = torch.cuda.current_stream(cuda.Device().id)
         if hasattr(cuda.Stream, "from_external") and hasattr(stream, "__cuda_stream__"):
@@ -165,15 +168,15 @@ class DeviceArrays(Arrays):
             entered = cuda.ExternalStream(stream.cuda_stream)
         return entered
 
-    # Order
+    # Streams and events
 
     @property
     def stream(self) -> Any:
-        """The stream of this thread."""
+        """Current stream of this thread."""
         return self.module.cuda.get_current_stream()
 
     def mark(self) -> Any:
-        """What the stream has to do until now: ``.done``, ``.synchronize()``."""
+        """Event after all operations queued so far: ``.done``, ``.synchronize()``."""
         event = self.module.cuda.Event(disable_timing=True)
         event.record(self.stream)
         return event
@@ -201,15 +204,15 @@ class DeviceArrays(Arrays):
     def surroundings(self) -> AbstractContextManager[Any]:
         return self._entered(self.module.cuda.Device(), self.stream)
 
-    # Messages of threads
+    # Messages between threads
 
     def message(self, array: Array) -> Any:
-        """An array, of the device or in main memory, for another thread."""
+        """A message for another thread, from an array in device or host memory."""
         return array if isinstance(array, np.ndarray) else Message(array, self.stream, self.mark())
 
     def arrived(self, message: Any, here: bool) -> Array:
-        """A message's array, in main memory or on the device; where that is another memory than it
-        came in, a copy, which is waited for on the way to main memory."""
+        """Array of a message, in host memory (`here`) or on the device; a copy if it is in the
+        other memory. A copy to host memory is waited for."""
         if isinstance(message, np.ndarray):
             return message if here else self.put(message)
         if self.stream != message.stream:
@@ -217,8 +220,8 @@ class DeviceArrays(Arrays):
         return self.fetched(message.array) if here else message.array
 
     def keep(self, messages: Iterable[Any]) -> None:
-        """Messages that this stream reads stay until it has: the pool would give their memory to
-        the next that asks for some on the sender's stream."""
+        """Keep messages alive until this stream has read them: the sender's memory pool would reuse
+        their memory on its own stream."""
         stream = self.stream
         read = [m for m in messages if isinstance(m, Message) and m.stream != stream]
         if not read:
@@ -227,8 +230,8 @@ class DeviceArrays(Arrays):
         self._let_go()
 
     def hold(self, read: Iterable[tuple[Any, Any]]) -> None:
-        """Memory stays until a mark is done. It may be called when an object goes away, which is at
-        any moment: it waits for nothing, and takes no lock."""
+        """Keep objects alive until an event is done; takes pairs of event and object. Safe in
+        finalizers: it neither waits nor takes a lock."""
         self._kept.extend(read)
 
     def _let_go(self) -> None:
@@ -236,27 +239,28 @@ class DeviceArrays(Arrays):
             while self._kept and self._kept[0][0].done:
                 self._kept.popleft()
 
-    # Copies from and to main memory
+    # Copies from and to host memory
 
     def pinned(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-        """An array in pinned main memory: what is copied from and to it is not waited for."""
+        """New array in pinned host memory, from and to which copies are asynchronous."""
         self._let_go()
         size = int(np.prod(shape, dtype=np.int64))
         memory = self.module.cuda.alloc_pinned_memory(max(1, size * dtype.itemsize))
         return np.frombuffer(memory, dtype, size).reshape(shape)
 
     def down(self, source: Array, target: Array) -> Any:
-        """Begin to copy a contiguous array to a pinned one; the mark of its end."""
+        """Queue a copy of a contiguous device array to a pinned one; returns the event of its
+        end."""
         source.get(stream=self.stream, out=target, blocking=False)  # type: ignore[attr-defined]
         return self.mark()
 
     def up(self, source: Array, target: Array) -> None:
-        """Begin to copy a pinned array to a contiguous one."""
+        """Queue a copy of a pinned array to a contiguous device array."""
         target.set(source, stream=self.stream)  # type: ignore[attr-defined]
 
 
 class Pinned(Arrays):
-    """NumPy's arrays for the regions in main memory of plans on a device: new ones are pinned."""
+    """Array module of the host regions of plans on a device: new arrays are pinned."""
 
     def __init__(self, device: DeviceArrays) -> None:
         self._device = device
@@ -271,12 +275,12 @@ class Pinned(Arrays):
 
 
 class Message(NamedTuple):
-    """An array on its way from one thread to another."""
+    """A device array sent from one thread to another."""
 
     array: Array
     stream: Any
     ready: Any
-    """The mark after which it is there."""
+    """Event after which the array has its contents."""
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -289,7 +293,7 @@ class Message(NamedTuple):
 
 @cache
 def cupy_arrays() -> DeviceArrays:
-    """CuPy's arrays.
+    """Array module of CuPy.
 
     Raises:
         MissingExtraError: CuPy is not installed. BackendError: it finds no GPU.
@@ -309,7 +313,7 @@ def cupy_arrays() -> DeviceArrays:
 
 
 def no_device(cupy: Any) -> str:
-    """Why there is no GPU; empty if there is one."""
+    """Reason for which CuPy finds no GPU; empty if it finds one."""
     try:
         return "" if cupy.cuda.runtime.getDeviceCount() else "the driver knows none"
     except cupy.cuda.runtime.CUDARuntimeError as error:

@@ -1,9 +1,8 @@
-"""How boxes are copied and added on a device: small ones together, by one kernel.
+"""Copies and sums of boxes on a device: small boxes are fused into one kernel.
 
-A kernel takes some microseconds to be started, in which the device moves hundreds of kilobytes. So
-small boxes that are moved one after the other, between the same two memories, and do not meet, are
-moved together: by indices, made when the plan is bound, of where each element is read and written.
-Larger ones have a kernel each, which reads no indices.
+Launching a kernel takes some microseconds, in which a device moves hundreds of kilobytes. So
+consecutive moves of small, disjoint boxes between the same two buffers are fused: one kernel moves
+them by index arrays, made at binding. Larger boxes have a kernel each, without index arrays.
 """
 
 from __future__ import annotations
@@ -22,15 +21,15 @@ from linop.backends.execution.views import Cell, View
 from linop.spaces.scalars import Array
 
 Key = tuple[Cell, Cell, bool]
-"""The memories that a kernel writes and reads, and whether it adds."""
+"""Cells that a kernel writes and reads, and True if it adds."""
 
 
 class Fusing(Moving):
-    """Copies and sums of boxes on a device, and between it and main memory.
+    """Copies and sums of boxes on a device, and between device and host memory.
 
     Args:
-        crossing: does the latter.
-        arrays: the device's.
+        crossing: emits copies between device and host memory.
+        arrays: array module of the device.
     """
 
     def __init__(
@@ -57,7 +56,7 @@ class Fusing(Moving):
         return []
 
     def _fits(self, move: Move) -> bool:
-        """Whether a kernel of several moves could do it."""
+        """True if a move may be fused with others."""
         if (
             _apart(move)
             or move.coefficient != 1
@@ -74,7 +73,7 @@ class Fusing(Moving):
         return done
 
     def _close(self) -> None:
-        """What comes next is done after what was gathered."""
+        """Emit the gathered moves, so that later steps follow them."""
         for (to, of, accumulate), moves in self._groups.items():
             if len(moves) == 1:
                 self._done += super().steps(moves[0])
@@ -85,7 +84,7 @@ class Fusing(Moving):
         self._groups = {}
 
     def _at_once(self, to: Cell, of: Cell, accumulate: bool, moves: list[Move]) -> str:
-        """The call of the kernel that does several moves."""
+        """Call of the kernel that does several moves."""
         code, name = self._code, self._code.name
         written = self._indices([_places(move.target) for move in moves])
         read = self._indices([_places(move.source) for move in moves])
@@ -94,19 +93,19 @@ class Fusing(Moving):
         return f"{kernel}({source}, {name(read)}, {name(written)}, {target})"
 
     def _indices(self, places: list[Array]) -> Array:
-        """On the device, as narrow as they can be."""
+        """Concatenated indices as one array on the device, of int32 if they fit, else int64."""
         flat = np.concatenate(places)
         narrow = flat.max() <= np.iinfo(np.int32).max
         return self._arrays.put(flat.astype(np.int32 if narrow else np.int64))
 
 
 def _apart(move: Move) -> bool:
-    """Whether a box of it is in main memory."""
+    """True if the source or the target of a move is in host memory."""
     return move.target.cell.apart or move.source.cell.apart
 
 
 def _slices(view: View) -> tuple[slice, ...]:
-    """Where it is in its memory."""
+    """Slices of a view in the array of its `memory`."""
     if view.cell.within:
         begin = view.cell.within[1]
         return (slice(begin, begin + view.size),)
@@ -115,7 +114,7 @@ def _slices(view: View) -> tuple[slice, ...]:
 
 
 def _places(view: View) -> Array:
-    """Where its elements are in its memory, as if that were flat."""
+    """Flat indices of a view's elements in the array of its `memory`."""
     shape, places = view.memory.shape, np.zeros((), np.int64)
     for axis, part in enumerate(_slices(view)):
         step = math.prod(shape[axis + 1 :])
@@ -124,7 +123,7 @@ def _places(view: View) -> Array:
 
 
 def _meet(one: View, other: View) -> bool:
-    """Whether two boxes have an element in common."""
+    """True if two boxes have an element in common."""
     if one.memory is not other.memory:
         return False
     pairs = zip(_slices(one), _slices(other), strict=True)

@@ -1,13 +1,13 @@
-"""Copies between main memory and a device's, and work in main memory beside a device's queue.
+"""Copies between host and device memory in plans on a device, and local maps in host memory.
 
-Copies are queued on the current stream, as all work of the device is, and wait for nothing. The
-host waits for the last of them (`settle`) where it reads or writes main memory itself: before NumPy
-computes there, and when a run ends, for then results are read and arguments are changed. What it
-waits for is the copies, not what the device was given to do after them.
+Copies are queued on the current stream, like all operations of the device, without a wait. The host
+waits for the last of them (`settle`) before it reads or writes host memory itself: before NumPy
+computes there, and at the end of a run, when results are read and arguments may change. It waits
+for the copies only, not for later operations of the stream.
 
-What a plan makes in main memory is pinned, so that the device copies while the host goes on. Of a
-user's array, which may not be, CUDA knows other rules: a copy to it is over when the call that
-queues it returns, and one from it when it was read; so the host waits there, and nothing is wrong.
+Host buffers of a plan are pinned, so that copies are asynchronous. For a user's array that is not
+pinned, CUDA's rules differ: a copy to it has completed when the queueing call returns, and a copy
+from it has been read by then; so the host waits in that call, and the result is still correct.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from linop.spaces.scalars import Array, Scalar
 
 
 class Crossing:
-    """What a plan on a device does with regions in main memory.
+    """Emission of the steps of a device plan that involve host regions.
 
     Args:
-        arrays: the device's.
-        code: of the run that the lines are part of.
+        arrays: array module of the device.
+        code: source of the run that the lines belong to.
 
     Attributes:
-        used: whether a run has any of its lines.
+        used: True if the run has any of these steps.
     """
 
     def __init__(self, arrays: DeviceArrays, code: Code) -> None:
@@ -46,11 +46,11 @@ class Crossing:
         weakref.finalize(self, arrays.hold, self._queued).atexit = False
 
     def over(self) -> bool:
-        """Whether all copies are done."""
+        """True if all queued copies are complete."""
         return not self._queued or self._queued[-1][0].done
 
     def settle(self) -> None:
-        """Wait until they are."""
+        """Wait until all queued copies are complete."""
         if self._queued:
             self._queued[-1][0].synchronize()
         self._queued.clear()
@@ -58,13 +58,13 @@ class Crossing:
     # Copies of arrays
 
     def down(self, target: Array, source: Array) -> None:
-        """Queue a copy to a contiguous array in main memory."""
+        """Queue a copy from the device to a contiguous array in host memory."""
         if source.size:
             whole = self._device.module.ascontiguousarray(source)
             self._queued.append((self._device.down(whole, target), target))
 
     def up(self, target: Array, source: Array) -> None:
-        """Queue a copy to a contiguous array of the device."""
+        """Queue a copy from host memory to a contiguous array of the device."""
         if not source.size:
             return
         if not source.flags.c_contiguous:
@@ -76,13 +76,13 @@ class Crossing:
         self._queued.append((self._device.mark(), source))
 
     def here(self, source: Array) -> Array:
-        """A copy in main memory, once it is settled."""
+        """Queue a copy to new host memory; valid after `settle`."""
         target = self._device.host.empty(source.shape, source.dtype)
         self.down(target, source)
         return target
 
     def there(self, source: Array) -> Array:
-        """A copy on the device."""
+        """Queue a copy to new device memory."""
         target = self._device.empty(source.shape, source.dtype)
         self.up(target, source)
         return target
@@ -90,13 +90,13 @@ class Crossing:
     # Lines of a run
 
     def settling(self) -> str:
-        """The line that waits."""
+        """Line that waits for the queued copies."""
         self.used = True
         return f"{self._code.name(self.settle)}()"
 
     def putting(self, move: Move, dtype: np.dtype[Any]) -> list[Piece]:
-        """What sets a box to a multiple of another, or adds that to it, where one of them or both
-        are in main memory."""
+        """Lines that set a box to a multiple of another, or add it, if at least one of them is in
+        host memory."""
         target, source, coefficient = move.target, move.source, move.coefficient
         self.used = True
         code, name = self._code, self._code.name
@@ -121,8 +121,8 @@ class Crossing:
         return [*pieces, ([self.settling(), f"{work}({to}, {of})"], self.over)]
 
     def applying(self, local: LocalMap, read: Sequence[Cell], made: Sequence[Cell]) -> Piece:
-        """A local map of which a region is in main memory. It computes there if all are; else on
-        the device, and what is in main memory is brought there and back."""
+        """Lines of a local map with at least one host region. If all its regions are in host
+        memory, it runs there; else on the device, with its host regions copied to and from it."""
         self.used = True
         name, arrays = self._code.name, arrays_of_map(local, self._device)
         given = [View(cell, cell.shape).text(self._code) for cell in read]
@@ -143,7 +143,8 @@ def _in_main_memory(
     dtype: np.dtype[Any],
     coefficient: Scalar,
 ) -> Callable[[Array, Array], None]:
-    """A copy or a sum as a function of two boxes: texts of a device's runs have other names."""
+    """Function of two NumPy arrays that copies or adds; compiled separately, since the run's source
+    has the device's functions."""
     code = Code(NUMPY)
     target, source = (View(Cell(shape, name), shape) for name in ("target", "source"))
     return code.function(["target", "source"], do(code, target, source, dtype, coefficient))

@@ -1,7 +1,7 @@
-"""Programs of workers that share a device: messages are arrays, which are handed over.
+"""Programs of threads that share a device: messages are device arrays, passed by reference.
 
-A message is packed into memory of its own at every run, and the receiver reads it there: what is
-sent is moved twice, and the host waits for the device only where that leads to main memory.
+A message is packed into new memory at every run, and the receiver reads it there: each element is
+moved twice. The host waits for the device only if the target is in host memory.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from linop.spaces.scalars import Array
 
 
 class Handover(Transport, Protocol):
-    """What of a transport is needed here, beside the rest."""
+    """Transport that also passes objects by reference."""
 
     def hand(self, peer: int, tag: int, message: Any) -> None:
-        """Give a message away."""
+        """Send an object without a copy."""
 
     def has(self, peer: int, tag: int) -> bool:
-        """Whether one has come."""
+        """True if a message has arrived."""
 
     def take(self, peer: int, tag: int, size: int, dtype: Any) -> Any:
-        """The next one; waits for it."""
+        """Next message; wait for it."""
 
 
 class Handing(Messages):
-    """A plan over mailboxes, on arrays of a device."""
+    """A plan bound to mailboxes, with device arrays."""
 
     def __init__(
         self,
@@ -62,16 +62,16 @@ class Handing(Messages):
         return inbox
 
     def begin(self) -> None:
-        """A message is taken when it is there."""
+        """Receives need no posting: messages are taken on arrival."""
         self.count()
 
     def as_it_is(self, step: Send, first: View, *others: View) -> View | None:
-        """Nothing is: what it lies in may be changed before it was read."""
+        """Always None: the source may change before the receiver has read it."""
         del step, first, others
         return None
 
     def buffer(self, size: int, apart: bool = False) -> View:
-        """A flat array that the next one who has it gives back."""
+        """Flat buffer, newly allocated at every run; the receiver releases it."""
         cell = Cell((size,), self.code.local(), apart=apart)
         arrays, name = self.arrays.of("host") if apart else self.arrays, self.code.name
         made = f"{name(arrays.empty)}({name(cell.shape)}, {name(self.plan.dtype)})"
@@ -101,13 +101,13 @@ class Handing(Messages):
         )
 
     def _taking(self, step: Receive) -> str:
-        """The line that takes the number before a message."""
+        """Line that takes the call number that precedes a message."""
         number, name = self._numbers.theirs(step), self.code.name
         take = f"{name(self._mailbox.take)}({step.peer}, {self._tag}, 1, {name(number.dtype)})"
         return f"{name(number)}[...] = {take}"
 
     def _take(self, peer: int, size: int, here: bool) -> Array:
-        """A message's array, on the device or in main memory."""
+        """Array of a message, in device or host memory."""
         message = self._mailbox.take(peer, self._tag, size, self.plan.dtype)
         self._taken.append(message)
         return self._device.arrived(message, here)

@@ -1,20 +1,21 @@
-"""Programs whose arrays are a device's, and whose messages go over MPI.
+"""Programs with device arrays and messages over MPI: CUDA-aware, or staged through host memory.
 
-``aware``: MPI is given the device's memory. Else messages are *staged*: copied to pinned buffers in
-main memory, sent from there, and copied up again as each one comes. What leads from or to regions
-in main memory alone is sent from there, and received there, either way.
+``aware``: MPI gets device memory. Else messages are *staged*: copied to pinned host buffers, sent
+from there, and copied to the device as each one arrives. Messages between host regions only are
+sent and received in host memory in either case.
 
-Work is queued on the current stream, and the host waits for it only here, once a stage at most:
+Operations are queued on the current stream, and the host waits for it at most once per stage:
 
-- aware: before MPI reads what was packed, or writes where earlier work may still read or write.
-  Both kinds of requests start after that.
-- staged: for each message, until it is copied down; the next ones are copied meanwhile. And before
-  a buffer is received into, until the last run has copied it up, which it has long done. Small
-  messages are packed together (`linop.backends.device.fused_copies`), and copied together.
+- aware: before MPI reads packed messages, or writes to memory that earlier operations may still
+use. Sends and receives start after that.
+- staged: for each message, until its copy to the host is complete, while the next ones are copied.
+And before a buffer is received into, until the last run's copy from it is complete, usually long
+before. Small messages are packed together (`linop.backends.device.fused_copies`), and copied
+together.
 
-Local copies are queued before the host waits, so that the device has something to do; kernels that
-read messages, after these have come. A result is there when the stream gets to it, as with all of
-CuPy: nothing waits for that.
+Local copies are queued before the host waits, to keep the device busy; kernels that read messages
+are queued after their arrival. A result is valid in stream order, as always in CuPy: the host does
+not wait for it.
 """
 
 from __future__ import annotations
@@ -34,19 +35,19 @@ from linop.spaces.scalars import Array
 
 
 class Staged(NamedTuple):
-    """Memory of some messages, and pinned memory that it is copied to or from at once."""
+    """Device buffer of some messages, and the pinned buffer for one copy of all of them."""
 
     where: View
     pinned: View
     messages: list[tuple[Send | Receive, View]]
-    """Each with its part of the pinned memory."""
+    """Messages, each with its view of the pinned buffer."""
 
 
 class DeviceMessages(Messages):
-    """A plan over MPI, on arrays of a device.
+    """A plan bound to messages over MPI, with device arrays.
 
     Args:
-        aware: whether MPI is given the device's memory.
+        aware: True: MPI gets device memory.
     """
 
     def __init__(
@@ -66,29 +67,29 @@ class DeviceMessages(Messages):
         self._landing: dict[int, tuple[list[Staged], list[Any]]] = {}
         self._pinned: list[tuple[list[Any], list[Array]]] = []
         super().__init__(plan, transport, tag, about, calls, arrays)
-        # What is copied up after the plan is gone is copied from memory that nobody else has.
+        # Pinned buffers outlive the plan until pending copies to the device are complete.
         weakref.finalize(self, _held, arrays, self._pinned).atexit = False
 
     def begin(self) -> None:
-        """Messages are awaited once it is known that their memory is free."""
+        """Receives are posted later, in `depart`, once their memory is free."""
         self.count()
 
     def sends(self, stage: Stage, steps: Sequence[Send]) -> None:
-        """Queue what makes each message one contiguous array, in main memory if it is staged."""
+        """Emit the packing of messages, and their copies to host memory if staged."""
         packed = self.packed(stage, steps)
         below: dict[int, tuple[View, list[str]]] = {}
         for staged in self._pinned_for(packed):
             awaiting = self._copy_down(staged)
             for step, part in staged.messages:
                 below[step.peer] = part, awaiting
-                awaiting = []  # once for all that is copied together
+                awaiting = []  # one wait for all messages copied together
         leaving = self._leaving[stage.number] = []
         for step, view in packed:
             where, awaiting = below.get(step.peer, (view, []))
             leaving.append((step, view, [*awaiting, *self.leaving(step, where)]))
 
     def _pinned_for(self, messages: Iterable[tuple[Send | Receive, View]]) -> list[Staged]:
-        """Pinned memory for those messages that need it."""
+        """Pinned buffers of the messages that are staged."""
         found: dict[int, Staged] = {}
         for step, view in messages:
             if self._aware or view.cell.apart:
@@ -105,7 +106,7 @@ class DeviceMessages(Messages):
         return list(found.values())
 
     def _copy_down(self, staged: Staged) -> list[str]:
-        """Queue a copy; the line that waits for it."""
+        """Emit a copy to host memory; returns the lines that wait for it."""
         name, marks = self.code.name, [None]
         call = f"{name(self._device.down)}({staged.where.text(self.code)}, "
         line = f"{name(marks)}[0] = {call}{name(staged.pinned.get())})"
@@ -141,8 +142,9 @@ class DeviceMessages(Messages):
         super().wait(stage, step)
 
     def _land(self, number: int, staged: Sequence[Staged], read: list[Any]) -> None:
-        """Copy up what was received, each when all of it is there."""
-        # The last one from a peer: a number may have come before.
+        """Emit the copies of received messages to the device, each once all its messages have
+        arrived."""
+        # The last request of each peer: one for a call number may precede it.
         requests = dict(zip(self._peers[number], self._receiving[number], strict=True))
         parts = [[requests[step.peer] for step, _ in one.messages] for one in staged]
         buffers = [one.pinned.get() for one in staged]
@@ -173,19 +175,19 @@ class DeviceMessages(Messages):
 
 
 def _done(marks: list[Any]) -> None:
-    """Wait for what was queued before some marks, and forget them."""
+    """Wait for events, and remove them."""
     while marks:
         marks.pop().synchronize()
 
 
 def _held(device: DeviceArrays, pinned: Sequence[tuple[list[Any], list[Array]]]) -> None:
-    """Buffers stay until they were copied up."""
+    """Finalizer: keep pinned buffers alive until they have been copied to the device."""
     for marks, buffers in pinned:
         device.hold((mark, buffers) for mark in marks)
 
 
 def way(aware: bool) -> str:
-    """How messages travel."""
+    """Transport of the messages, as text."""
     if aware:
         return "messages over MPI, which is given the device's memory"
     return "messages over MPI, staged through pinned main memory"

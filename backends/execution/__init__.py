@@ -1,1 +1,2 @@
-"""A plan as a function: steps, text, arrays, results' memory, counters, traces."""
+"""Execution of plans: binding to memory, generated source, array modules, result buffers, counters,
+traces."""

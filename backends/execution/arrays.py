@@ -1,8 +1,8 @@
-"""What the executor needs of arrays: NumPy's, in main memory. Those of a device are in
-`linop.backends.device.device_arrays`, by the same names.
+"""Array modules: the operations on arrays that the executor uses, for NumPy in host memory.
+`linop.backends.device.device_arrays` has the same for a device.
 
-A plan is bound with one of these, and everything that differs between kinds of memory is asked of
-it then: a run asks nothing.
+A plan is bound with one of these; differences between kinds of memory are resolved then, not during
+a run.
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ _FEW = 12
 
 
 class Arrays(Namespace):
-    """NumPy's arrays.
+    """Array module of NumPy.
 
     Attributes:
-        asynchronous: whether work is queued, on a stream, and done after the call that asks for it.
-        device: the type of the device of tensors that share memory with them, as torch names it.
-        plain: the flag of an array that results can be written to as it is.
-        wide_items: whether short runs of elements are copied faster as one item each
+        asynchronous: True if operations are queued on a stream, and may complete after the call
+            returns.
+        device: torch's device type of tensors that share memory with these arrays.
+        plain: name of the flag that a result buffer must have to be written to directly.
+        wide_items: True if short contiguous runs are copied faster as one item each
             (`linop.backends.execution.views`).
-        memory: where they are, in words.
+        memory: kind of memory, in words.
     """
 
     asynchronous = False
@@ -43,7 +44,8 @@ class Arrays(Namespace):
 
     @property
     def functions(self) -> Mapping[str, Any]:
-        """What every text of a run may name (`linop.backends.execution.emitter`)."""
+        """Functions that every generated source may call, by name
+        (`linop.backends.execution.emitter`)."""
         module = self.module
         return {
             "add": module.add,
@@ -55,60 +57,60 @@ class Arrays(Namespace):
         }
 
     def of(self, memory: str) -> Arrays:
-        """Those of the regions in a kind of memory (`linop.spaces.region.MEMORIES`)."""
+        """Array module of the regions in a kind of memory (`linop.spaces.region.MEMORIES`)."""
         del memory
         return self
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-        """New memory."""
+        """New, uninitialised array."""
         return alignment.empty(shape, dtype)
 
     def zeros(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-        """The same, of zeros."""
+        """New array of zeros."""
         array: Array = self.module.zeros(shape, dtype)
         return array
 
     def fetched(self, array: Array) -> Array:
-        """An array of these as one of NumPy's, when all is done that was queued before; a copy only
-        where it has to be."""
+        """A NumPy array with the contents, after all operations queued before; a copy only if
+        necessary."""
         return array
 
     def copyto(self, target: Array, source: Array) -> None:
-        """Set all of an array."""
+        """Copy all elements of `source` to `target`."""
         self.module.copyto(target, source)
 
     def may_share_memory(self, one: Array, other: Array) -> bool:
-        """True if two arrays may have an element in common; exactly, in main memory."""
+        """True if two arrays may have an element in common; exact in host memory."""
         return np.may_share_memory(one, other) and np.shares_memory(one, other)
 
     def near(self, arrays: Sequence[Array]) -> Iterable[tuple[int, int]]:
-        """Pairs of arrays, by number, of which `may_share_memory` need be asked."""
+        """Pairs of indices of arrays that may overlap, as candidates for `may_share_memory`."""
         return _near(arrays)
 
     def writeable(self, array: Array) -> bool:
-        """Whether an array may be written to."""
+        """True if an array is writeable."""
         return array.flags.writeable
 
     def check_dtype(self, dtype: np.dtype[Any]) -> None:
-        """Check that there are arrays of a dtype.
+        """Check that arrays can have a dtype.
 
         Raises:
-            DTypeError: there are none.
+            DTypeError: they cannot.
         """
 
     def multiple_added(self, dtype: np.dtype[Any], scale: Scalar) -> Callable[..., Any] | None:
-        """What adds a multiple of an array to another in one pass: ``f(target, source)``; None
-        where that takes two."""
+        """Function ``f(target, source)`` that adds ``scale * source`` in one pass over memory; None
+        if that takes two."""
         del dtype, scale
         return None
 
     def following(self) -> Callable[[], None] | None:
-        """For plans that have memory of their own: what is called when a run begins, so that it
-        comes after the last one, whatever the streams of both; None where that is no question."""
+        """Function called at the start of a run, which orders it after the plan's previous run even
+        if their streams differ; None where no streams exist."""
         return None
 
     def surroundings(self) -> AbstractContextManager[Any]:
-        """The device and the stream of this thread, to be entered by another that works for it."""
+        """Context that sets this thread's device and stream in another thread that works for it."""
         return nullcontext()
 
 
@@ -116,17 +118,18 @@ NUMPY = Arrays()
 
 
 def arrays_of_map(local: LocalMap, arrays: Arrays) -> Arrays:
-    """What a local map computes with: a plan's arrays, or those of all its regions."""
+    """Array module of a local map: that of its regions if all have the same kind of memory, else
+    the plan's."""
     kinds = {arrays.of(region.memory) for s in (local.domain, local.codomain) for region in s}
     return kinds.pop() if len(kinds) == 1 else arrays
 
 
 def arrays_named(given: str | Arrays) -> Arrays:
-    """Arrays by the name of their package, or as they are.
+    """Array module by package name; an `Arrays` is returned as it is.
 
     Raises:
-        ArgumentError: there are none of that name. MissingExtraError, BackendError: CuPy is not
-            installed, or finds no GPU.
+        ArgumentError: unknown name. MissingExtraError, BackendError: CuPy is not installed, or
+            finds no GPU.
     """
     if isinstance(given, Arrays):
         return given
@@ -140,8 +143,8 @@ def arrays_named(given: str | Arrays) -> Arrays:
 
 
 def _near(arrays: Sequence[Array]) -> Iterator[tuple[int, int]]:
-    """Pairs of arrays of NumPy's, by number, that may share memory: all that lies between the first
-    and the last byte of one meets that of the other. Of few arrays all pairs: asking is sooner."""
+    """Pairs of indices of NumPy arrays whose address ranges overlap. For at most `_FEW` arrays all
+    pairs, since the exact check is faster then."""
     if len(arrays) <= _FEW:
         yield from combinations(range(len(arrays)), 2)
         return
@@ -154,7 +157,7 @@ def _near(arrays: Sequence[Array]) -> Iterator[tuple[int, int]]:
 
 
 def _span(array: Array) -> tuple[int, int]:
-    """The address of an array's first byte, and that after its last."""
+    """Addresses of an array's first byte, and after its last one."""
     start: int = array.__array_interface__["data"][0]
     if array.flags.forc:
         return start, start + array.nbytes

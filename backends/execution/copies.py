@@ -1,5 +1,5 @@
-"""How boxes are copied and added, as steps of a run: in main memory, each at once; on a device see
-`linop.backends.device.fused_copies`."""
+"""Emission of copies and sums of boxes in host memory, one step each.
+`linop.backends.device.fused_copies` does the same on a device."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from linop.backends.execution.views import View, adding, copying
 from linop.spaces.scalars import Scalar
 
 SMALL = 256 * 1024
-"""Bytes of a box up to which a device moves it with others."""
+"""Largest box, in bytes, that a device fuses with others into one kernel."""
 
 Piece = tuple[list[str], Ready | None]
-"""The lines of a step, and for one that waits, whether it would not have to."""
+"""Source lines of a step, and its `Ready` test if it waits."""
 
 
 class Move(NamedTuple):
-    """A box that is set to a multiple of another, or increased by that; the rest as in `Lines`."""
+    """Assignment of a multiple of a box to another, or addition of it; `label`, `about`, `fresh`
+    and `keeps` as in `Lines`."""
 
     label: str
     target: View
@@ -34,11 +35,11 @@ class Move(NamedTuple):
 
 
 class Moving:
-    """Copies and sums of boxes in main memory.
+    """Copies and sums of boxes in host memory.
 
     Args:
-        code: of the run that the lines are part of.
-        dtype: of the plan.
+        code: source of the run that the lines belong to.
+        dtype: dtype of the plan.
     """
 
     def __init__(self, code: Code, dtype: np.dtype[Any]) -> None:
@@ -46,15 +47,15 @@ class Moving:
         self._dtype = dtype
 
     def steps(self, move: Move) -> list[Lines]:
-        """Those of a move, unless they come later."""
+        """Steps of a move; empty if the move is deferred to `gathered`."""
         pieces = self.pieces(move)
         return [Lines(move.label, t, move.about, r, move.fresh, move.keeps) for t, r in pieces]
 
     def pieces(self, move: Move) -> list[Piece]:
-        """What does a move."""
+        """Source lines of a move, as pieces."""
         do = adding if move.accumulate else copying
         return [(do(self._code, move.target, move.source, self._dtype, move.coefficient), None)]
 
     def gathered(self) -> list[Lines]:
-        """The steps that come later, and before any other."""
+        """Steps of deferred moves, to be emitted before any other step."""
         return []

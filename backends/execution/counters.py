@@ -1,7 +1,7 @@
 """Counters of plans: calls, messages, bytes and seconds, by operator.
 
-Each plan counts for itself; a backend's ledger knows the counters of its plans, not the plans, and
-keeps the sums of those that are gone.
+Each plan has its own counters. A backend's ledger refers to the counters of its plans, not to the
+plans, and adds up those of released plans.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from linop.planning.plan import Plan
 from linop.text import aligned
 
 _SHOWN = 60
-"""Characters of an operator in a printed table."""
+"""Longest text of an operator in a printed table, in characters."""
 
 
 class Counters:
-    """The work of one plan so far: on this worker, or on all where this process holds all.
+    """Counters of one plan: of this worker, or of all workers if this process holds them.
 
     Attributes:
-        number: how many plans its backend had before it.
-        calls: runs that were finished.
-        seconds: inside them, from the first message to the result; for ``start`` and ``finish``,
-            in both, and not in between.
-        begun: when the last run began.
+        number: number of plans that its backend compiled before it.
+        calls: finished runs.
+        seconds: time inside runs, from the first message to the result; for ``start`` and
+            ``finish``, time inside both, not between them.
+        begun: start of the last run, by ``time.perf_counter``.
     """
 
     def __init__(self, op: LinearOperator, number: int) -> None:
@@ -52,18 +52,18 @@ class Counters:
         return self.calls * self.bytes_each
 
     def sends(self, plans: Iterable[Plan]) -> None:
-        """Say what one run sends: what these plans send together."""
+        """Set messages and bytes per run to the sums over these plans."""
         for plan in plans:
             self.messages_each += len(plan.sends)
             self.bytes_each += plan.bytes_sent
 
     def is_adjoint_of(self, op: LinearOperator) -> None:
-        """Say that the plan is ``plan.H`` of the plan of an operator."""
+        """Label the plan as ``plan.H`` of an operator's plan."""
         self._op, self._direction = op, "adjoint"
 
     def forget(self) -> None:
-        """Keep the operator's text alone, for an operator that keeps its plan: else each would keep
-        the other for as long as there is a backend."""
+        """Replace the operator by its text. For an operator that keeps its plan: otherwise each
+        would keep the other alive as long as the backend."""
         self._op = str(self._op)
 
     @property
@@ -74,7 +74,7 @@ class Counters:
 
 @dataclass(frozen=True)
 class CounterRow:
-    """The sums over all plans of one operator, in one direction."""
+    """Sums over all plans of one operator, in one direction."""
 
     operator: str
     direction: str
@@ -96,7 +96,7 @@ class CounterRow:
 
 
 class CounterTable(list[CounterRow]):
-    """Rows by operator and direction, in the order of their compilation; prints as a table."""
+    """Rows by operator and direction, in order of first compilation; prints as a table."""
 
     def __str__(self) -> str:
         head = tuple(field.name for field in fields(CounterRow))
@@ -112,7 +112,7 @@ Sums = dict[tuple[str, str], tuple[int, CounterRow]]
 
 
 class Ledger:
-    """The counters of one backend's plans."""
+    """Counters of one backend's plans."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -122,23 +122,23 @@ class Ledger:
         self._sums: Sums = {}
 
     def open(self, plan: object, op: LinearOperator) -> Counters:
-        """The counters of a new plan; once it is gone, they are added up."""
+        """Counters of a new plan; they are added to the sums once the plan is garbage-collected."""
         with self._lock:
             self._settle()
             counters = self._plans[self._opened] = Counters(op, self._opened)
             self._opened += 1
-        # Garbage is collected anywhere, with the lock held too: so this does no more than append.
+        # Finalizers run anywhere, even while the lock is held: so this one only appends.
         weakref.finalize(plan, self._gone.append, counters).atexit = False
         return counters
 
     def table(self) -> CounterTable:
-        """The counters now, by operator; operators that were never called are left out."""
+        """Current counters by operator, without operators that were never called."""
         with self._lock:
             self._settle()
             sums = dict(self._sums)
             for counters in self._plans.values():
                 _enter(sums, counters)
-        # Plans are gone in any order; the rows come in that of the first plan of each.
+        # Plans are released in any order; rows are sorted by the first plan of each operator.
         return CounterTable(row for _, row in sorted(sums.values(), key=lambda found: found[0]))
 
     def _settle(self) -> None:

@@ -1,7 +1,7 @@
-"""The text of a run: Python made from a plan's steps, compiled once and run many times.
+"""Source of a run: Python text made of a plan's steps, compiled once and run many times.
 
-A call of a Python function costs about as much as a message of a few bytes in shared memory; so a
-run is one function, in which steps are lines.
+A Python function call costs about as much as a message of a few bytes in shared memory; so a run is
+one function, whose steps are inlined as lines.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from linop.backends.execution.arrays import NUMPY, Arrays
 
 
 class Code:
-    """The names that a text uses, and functions made of text.
+    """Namespace of a generated source, and compilation of its functions.
 
     Args:
-        arrays: what it computes with, whose functions every text may name.
+        arrays: array module, whose `Arrays.functions` every source may call.
     """
 
     def __init__(self, arrays: Arrays = NUMPY) -> None:
@@ -27,18 +27,18 @@ class Code:
         self._locals = 0
 
     def name(self, thing: Any) -> str:
-        """A name for an object that stays."""
+        """New name for an object, bound for all runs."""
         name = f"v{len(self._names)}"
         self._names[name] = thing
         return name
 
     def local(self) -> str:
-        """A new local variable."""
+        """New name of a local variable."""
         self._locals += 1
         return f"c{self._locals}"
 
     def function(self, parameters: Iterable[str], lines: Iterable[str]) -> Callable[..., Any]:
-        """What runs some lines; a generator, if one of them yields."""
+        """Function with these parameters and body lines; a generator function if a line yields."""
         body = "".join(f"\n    {line}" for line in lines)
         made: dict[str, Any] = {}
         text = f"def run({', '.join(parameters)}):{body}"
@@ -49,5 +49,6 @@ class Code:
 
 @lru_cache(maxsize=256)
 def _compiled(text: str) -> CodeType:
-    """The text, compiled: plans of one structure have the same, whatever their names stand for."""
+    """Compiled source, cached: plans of equal structure have equal sources, with different objects
+    for the names."""
     return compile(text, "<a plan of linop>", "exec")

@@ -1,11 +1,12 @@
-"""Memory of results: lent at every call, and told by a weak reference when nobody sees it any more.
+"""Pool of result buffers: a buffer is lent at every call, and returns to the pool when a weak
+reference reports that no array over it is left.
 
-What a user gets is a new array over an object that is no array. Views, buffers and tensors of it,
-whatever they are made of, end at that object, which so lives as long as anybody can see the memory.
-No references are counted: what a count means is one interpreter's affair.
+A result is a new array over an owner object that is not an array. All views, buffers and tensors
+made of it refer to that owner, which thus lives as long as the memory is visible to anyone.
+Reference counts are not read, since their meaning differs between interpreters.
 
-The end may be told in any thread, and while garbage is collected: what hears of it does one atomic
-thing.
+The weak reference's callback may run in any thread, and during garbage collection; so it does one
+atomic operation.
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ from linop.backends.execution import alignment
 from linop.spaces.scalars import Array
 
 KEPT = 3
-"""Free buffers that a plan keeps for a large result."""
+"""Free buffers kept for each large result of a plan."""
 
 
 class Buffer:
-    """Memory that arrays of one form are made over.
+    """Memory for arrays of one shape and dtype.
 
     Args:
-        raw: bytes, contiguous and writeable.
-        start: where in them an array begins.
+        raw: contiguous, writeable array of uint8.
+        start: offset of the array in `raw`, in bytes.
     """
 
     def __init__(
@@ -42,10 +43,10 @@ class Buffer:
         self._owner: Callable[[Any, int], Any] = (ctypes.c_char * (raw.nbytes - start)).from_buffer
 
     def array(self, over: Callable[[], object] | None = None) -> Array:
-        """A new array.
+        """A new array over this memory.
 
         Args:
-            over: is called when nobody sees the memory by way of this array any more.
+            over: called once nothing refers to the memory through this array any more.
         """
         owner = self._owner(self._raw, self._start)
         if over is not None:
@@ -56,7 +57,8 @@ class Buffer:
 
 
 class Lender:
-    """New arrays of one form, in memory that an earlier one had if nobody sees that any more."""
+    """Allocator of arrays of one shape and dtype, which reuses the buffers of earlier arrays that
+    are no longer referenced."""
 
     def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
         self._form = shape, dtype
@@ -67,7 +69,7 @@ class Lender:
             buffer = self._free.pop()
         except IndexError:
             buffer = Buffer(*alignment.memory(*self._form), *self._form)
-        # Weakly: buffers are not kept for a plan that is gone.
+        # Weakly: buffers are not kept for a released plan.
         free = weakref.ref(self._free)
 
         def over() -> None:
@@ -79,14 +81,14 @@ class Lender:
 
 
 class _Loan(weakref.ref[Any]):
-    """A weak reference to the owner of an array's memory, with what is done when it is gone."""
+    """Weak reference to the owner of an array's memory, with the callback for its end."""
 
     __slots__ = ("over",)
     over: Callable[[], object]
 
 
 _LOANS: dict[int, _Loan] = {}
-"""All loans under way, by identity: a weak reference that is gone tells nothing."""
+"""Current loans, by identity: a weak reference that is itself collected calls nothing."""
 
 
 def _end(loan: _Loan) -> None:

@@ -1,10 +1,9 @@
-"""A worker's plan bound to memory and to a transport: the text of a function, run many times.
+"""Generated function of a worker's plan, bound to memory and to a transport, and run many times.
 
-Binding walks the steps of `linop.planning.plan` once. Every array, view, buffer and request that
-can be known then is made then, and each step becomes lines of Python
-(`linop.backends.execution.emitter`); a run allocates nothing but its result, and nothing at all
-where the caller passes ``out``. How messages travel is a subclass's affair:
-`linop.backends.transports.point_to_point` or `linop.backends.shared_memory.windows`.
+Binding walks the plan's steps (`linop.planning.plan`) once: it creates arrays, views, buffers and
+requests, and emits each step as lines of Python (`linop.backends.execution.emitter`). A run
+allocates its result only, or nothing with ``out``. Subclasses supply the steps of messages:
+`linop.backends.transports.point_to_point`, `linop.backends.shared_memory.windows`.
 """
 
 from __future__ import annotations
@@ -34,21 +33,19 @@ from linop.spaces.region import Region, Subset
 from linop.spaces.scalars import Array
 
 SMALL = 32 * 1024
-"""Bytes of results up to which new memory is made at every run: that takes less than to lend some,
-and hear of its end."""
+"""Largest total of results, in bytes, that are allocated at every run: faster than a pool."""
 
 Record = Callable[[str, Callable[[], Any], Mapping[str, Any]], Any]
-"""Does a step, given its label and what is to be said about it, and takes note."""
+"""``record(label, step, about)``: runs and records a step, and returns its value."""
 
 
 class Form(NamedTuple):
-    """The memory that results of a run are written to.
+    """Destination of a run's results: one function is generated for each.
 
     Attributes:
-        out: whether to arrays that are passed; else they are memory of their own.
-        straight: whether those are plain, so that results may be made there.
-        in_place: the regions whose array is the argument's: where the result is made there, what
-            stays is not copied.
+        out: True: arrays passed by the caller; False: memory of their own.
+        straight: True if results may be computed in these arrays (they are `Arrays.plain`).
+        in_place: regions whose passed array is the argument's: unchanged elements are not copied.
     """
 
     out: bool = False
@@ -60,25 +57,26 @@ NEW = Form()
 
 
 class Program(ABC):
-    """A bound plan. `run` does it all; `start` and `finish` are its two halves.
+    """A bound plan: `run` executes it; `start` and `finish` are its two halves.
 
-    `about` says whose plan this is, when somebody asks; `calls` are those of all plans of the same
-    workers, None where they are not compared.
+    Args:
+        about: gives the plan's name for messages to users.
+        calls: call counter shared by all plans of the same workers; None if calls are not compared.
 
-    A subclass says where messages arrive (`receive`, before anything is placed or sent), how they
-    leave (`send`), and how to wait for them (`wait`).
+    A subclass supplies buffers for incoming messages (`receives`, called once results are placed),
+    and the steps that send (`sends`) and wait (`wait`).
 
     Attributes:
-        inputs: where the text has the arguments.
-        passed: where it has the arrays that results are to be written to.
-        open: results that are made in memory of another array at every run.
-        small: whether that is made where the result is, if none is passed; else it is lent.
+        inputs: cells of the arguments in the generated source.
+        passed: local variables of the ``out`` arrays.
+        open: results computed in a buffer that differs from run to run, each with its index.
+        small: True if results have at most `SMALL` bytes, and are allocated by the run, not pooled.
     """
 
     takes_out = True
-    """Whether results can be written to memory that a caller passes."""
+    """True if results can be computed in arrays that a caller passes."""
     small_stay = False
-    """Whether small results have memory that stays, and are copied out of it."""
+    """True if small results are computed in fixed memory, and copied from it."""
 
     def __init__(
         self,
@@ -119,57 +117,57 @@ class Program(ABC):
         self._place_results()
         self._inbox = [self.receives(stage, stage.receives) for stage in self._stages]
 
-    # What a subclass says
+    # Interface for subclasses
 
     @abstractmethod
     def memory(self, region: Region) -> Array:
-        """Memory of a region for all runs."""
+        """Fixed memory of a region, used by all runs."""
 
     def lending(self) -> list[str]:
-        """The lines that find memory for the results that are open."""
+        """Lines that take buffers for the open results."""
         return [f"{cell.name} = {self.code.name(self._lender(cell))}()" for cell in self.open]
 
     def lent(self, cell: Cell) -> str:
-        """An open result that is made in such memory, as it leaves."""
+        """Expression that returns an open result whose buffer is from `lending`."""
         return cell.name
 
     def _lender(self, cell: Cell) -> Callable[[], Array]:
-        if self.arrays.asynchronous:  # whose pool gives memory as fast
+        if self.arrays.asynchronous:  # its memory pool is as fast
             arrays = self.arrays.of("host") if cell.apart else self.arrays
             return partial(arrays.empty, cell.shape, self.plan.dtype)
         return Lender(cell.shape, self.plan.dtype)
 
     @abstractmethod
     def receives(self, stage: Stage, steps: Sequence[Receive]) -> dict[int, View]:
-        """Get ready for messages at every run. Where the puts that read them (by id) find what they
-        read; a put that is left out has been done by a message itself."""
+        """Prepare buffers for a stage's incoming messages: the view that each put of a message
+        reads, by the put's id. A put that is left out is done by the message itself."""
 
     @abstractmethod
     def sends(self, stage: Stage, steps: Sequence[Send]) -> None:
-        """Add the steps that send messages."""
+        """Emit the steps that send messages."""
 
-    def depart(self, stage: Stage) -> None:  # noqa: B027  # what is sent has left
-        """Add the steps that are left to do for what a stage sends, once its local copies are."""
+    def depart(self, stage: Stage) -> None:  # noqa: B027  # a hook with an empty default
+        """Hook after the local copies of a stage: emit what its messages still need."""
 
     @abstractmethod
     def wait(self, stage: Stage, step: Wait) -> None:
-        """Add the steps that wait for a stage's messages."""
+        """Emit the steps that wait for a stage's messages."""
 
     @abstractmethod
     def begin(self) -> None:
-        """Add the steps that begin a run, once memory is filled."""
+        """Emit the first steps of a run, after zeroed memory is filled."""
 
     @abstractmethod
     def end(self) -> None:
-        """Add the steps that end a run."""
+        """Emit the last steps of a run."""
 
     @abstractmethod
     def describe(self) -> str:
-        """How messages travel, in a line."""
+        """Transport of the messages, as one line of text."""
 
     @abstractmethod
     def release(self) -> None:
-        """Give back what the plan holds outside of Python."""
+        """Release requests and shared memory."""
 
     # Binding
 
@@ -185,7 +183,8 @@ class Program(ABC):
         return stages
 
     def _place_results(self) -> None:
-        """Give memory to every region that is made. A result gets another one at every run."""
+        """Allocate fixed memory for every created region, except for results, which get it at every
+        run."""
         self._placed = {} if self.small else dict(self._early())
         placed = set(self._placed.values())
         for stage in self._stages:
@@ -197,8 +196,8 @@ class Program(ABC):
         self.open = {cell: k for k, cell in enumerate(made)}
 
     def _early(self) -> Iterator[tuple[int, Cell]]:
-        """Puts of a sum into a result (by id) that need not be done, for it is summed there; and
-        the cells of these sums."""
+        """Elided copies of a sum into a result, in which it is computed: ids of the puts, and
+        cells."""
         for stage, after in pairwise(self._stages):
             summed = {first.target.region.name for first, _ in stage.pairs() if creates(first)}
             for put in after.puts:
@@ -214,7 +213,7 @@ class Program(ABC):
                     yield id(put), cell
 
     def bind(self) -> None:
-        """Make the steps, once it is known where everything is."""
+        """Emit the steps, once all buffers are known."""
         if self._follow is not None:
             self.step("come after the last run", f"{self.code.name(self._follow)}()")
         for stage in self._stages:
@@ -248,11 +247,12 @@ class Program(ABC):
             self.settle()
 
     def _distance(self, send: Send) -> tuple[bool, int]:
-        """Every worker begins with the one after it, so that not all address the same one."""
+        """Sort key: send to the successor first, so that workers do not all address the same
+        one."""
         return send.peer < self.plan.worker, send.peer
 
     def settle(self) -> None:
-        """Add the step that waits for copies from and to main memory."""
+        """Emit the step that waits for copies between device and host memory."""
         assert self._crossing is not None
         self.step("wait for copies", self._crossing.settling(), ready=self._crossing.over)
 
@@ -265,16 +265,16 @@ class Program(ABC):
         keeps: str | None = None,
         **about: Any,
     ) -> None:
-        """Add a step; see `Lines`."""
+        """Emit a step; see `Lines`."""
         self._steps += self._moving.gathered()
         self._steps.append(Lines(label, text, about, ready, fresh, keeps))
 
     def bytes_of(self, size: int) -> int:
-        """Bytes of so many elements."""
+        """Bytes of a number of elements."""
         return int(size) * self.plan.dtype.itemsize
 
     def _make(self, stage: Stage, make: Make, cell: Cell) -> None:
-        """Memory as the steps expect it."""
+        """Emit the step that zeroes or allocates a region's memory, if needed."""
         text = [f"{View(cell, cell.shape).text(self.code)}.fill(0)"] if make.zeroed else []
         fresh = None
         if cell.array is None:
@@ -285,14 +285,14 @@ class Program(ABC):
             self.step(f"clear {make.region}", *text, fresh=fresh, bytes=size)
 
     def _new(self, cell: Cell, how: str = "empty") -> str:
-        """New memory for a result."""
+        """Expression that allocates memory for a result."""
         return f"{how}({self.code.name(cell.shape)}, {self.code.name(self.plan.dtype)})"
 
     def _sums(
         self, stage: Stage, sources: dict[int, View]
     ) -> dict[int, tuple[tuple[Put, Put], tuple[View, View]]]:
-        """The pairs of puts that are done in one pass, when the latter is: by its id, and both
-        taken out of the sources."""
+        """Pairs of puts (set, then add) fused into one pass, by the id of the second; removed from
+        `sources`."""
         return {
             id(other): ((put, other), (sources.pop(id(put)), sources.pop(id(other))))
             for put, other in stage.pairs()
@@ -300,7 +300,7 @@ class Program(ABC):
         }
 
     def sum(self, stage: Stage, puts: tuple[Put, Put], sources: tuple[View, View]) -> None:
-        """Add the step that sets a box to the sum of two; it runs once messages were waited for."""
+        """Emit the step that sets a box to the sum of two others, after the wait for messages."""
         target = stage.target(puts[0])
         text = summing(self.code, target.text(self.code), *sources)
         fresh = None
@@ -320,11 +320,12 @@ class Program(ABC):
         self.move(Move(str(put), target, source, about, *how, fresh, keeps))
 
     def move(self, move: Move) -> None:
-        """Add the steps of a move; on a device they may come later, but before any other."""
+        """Emit the steps of a move; a device may defer them, but not past any other step."""
         self._steps += self._moving.steps(move)
 
     def _apply(self, stage: Stage, step: Apply) -> None:
-        """A local map, checked: its result has the shapes and dtype of its codomain."""
+        """Emit a local map; its result is validated, and copied unless the map declares it
+        `fresh`."""
         call, name = step.call, self.code.name
         read = [stage.current[n] for n in call.inputs]
         made = [stage.new[region.name] for region in step.outputs]
@@ -355,14 +356,14 @@ class Program(ABC):
         lines = [*before, f"{y} = {name(local.forward)}({x})"]
         self.step(str(step), *lines, f"{y} = {checked}({y})[0] if {wrong} else {y}.copy()")
 
-    # Text
+    # Generated source
 
     def text(self, form: Form, walk: bool = False) -> tuple[list[str], list[str]]:
-        """The lines of a run, and the results; arguments, and arrays that are passed, are where
-        `inputs` and `passed` say.
+        """Lines of a run, and the expressions of its results. Variables of arguments and ``out``
+        arrays are `inputs` and `passed`.
 
         Args:
-            walk: yield the number of each step before that is done.
+            walk: yield each step's number before the step.
         """
         straight = form.straight and self.takes_out
         given = straight or not self.small
@@ -385,11 +386,11 @@ class Program(ABC):
 
     @cached_property
     def _first(self) -> dict[Cell, int]:
-        """The first result that is in each cell."""
+        """Index of the first result in each cell."""
         return {cell: k for k, cell in reversed(list(enumerate(self._results)))}
 
     def _result(self, k: int, given: bool) -> str:
-        """A result as memory of its own."""
+        """Expression of a result in memory of its own."""
         cell = self._results[k]
         stays = cell.array is not None or cell in self._given or self._first[cell] != k
         text = View(cell, cell.shape).text(self.code)
@@ -398,8 +399,7 @@ class Program(ABC):
         return self.lent(cell) if given and cell in self.open else text
 
     def _written(self, k: int, form: Form) -> list[str]:
-        """Lines that set a passed array to a result, where that is not made there, and was not
-        there."""
+        """Lines that copy a result to its ``out`` array, unless it is there already."""
         cell, name = self._results[k], self.plan.outputs[k].name
         if form.straight and self.takes_out and cell in self.open and self._first[cell] == k:
             return []
@@ -408,8 +408,8 @@ class Program(ABC):
         return [f"{self.passed[k]}[...] = {View(cell, cell.shape).text(self.code)}"]
 
     def _function(self, form: Form, walk: bool = False) -> Callable[..., Any]:
-        """Function of the steps, given arguments and the arrays that are passed, and returns the
-        results; or a generator, as `text` says, that ends in them."""
+        """Function of arguments and ``out`` arrays that returns the results; with `walk` a
+        generator function that yields step numbers, and the results at the end."""
         function = self._functions.get((form, walk))
         if function is None:
             lines, results = self.text(form, walk)
@@ -422,7 +422,7 @@ class Program(ABC):
     # Running
 
     def run(self, arrays: Sequence[Array], out: Sequence[Array] | None = None) -> Sequence[Array]:
-        """Results for arguments, both in the order of the plan's regions."""
+        """Execute the plan: results for arguments, both in the order of the plan's regions."""
         if self._record is not None:
             self.start(arrays, out)
             return self.finish()
@@ -430,7 +430,7 @@ class Program(ABC):
         return results
 
     def start(self, arrays: Sequence[Array], out: Sequence[Array] | None = None) -> None:
-        """Begin a run: as far as it goes without waiting."""
+        """Begin a run, up to the first step that would have to wait."""
         if self._follow is not None:
             self._where = self.arrays.surroundings()
         function = self._function(self._form(arrays, out), walk=True)
@@ -440,8 +440,8 @@ class Program(ABC):
             self._go(waiting=False)
 
     def finish(self) -> Sequence[Array]:
-        """The results of the run that `start` began."""
-        with self._where:  # its memory belongs to the stream that it began on
+        """Complete the run that `start` began, and return its results."""
+        with self._where:  # the stream on which `start` allocated memory
             self._go(waiting=True)
             results: Sequence[Array] = self._at
             self._at = ()
@@ -451,7 +451,7 @@ class Program(ABC):
         return results
 
     def _go(self, waiting: bool) -> None:
-        """Walk on: to the end, or to a step that would have to wait."""
+        """Execute steps: to the end, or (not `waiting`) up to a step that would have to wait."""
         while isinstance(self._at, int):
             step = self._steps[self._at]
             if not waiting and step.ready is not None and not step.ready():
@@ -462,7 +462,7 @@ class Program(ABC):
 
     @contextmanager
     def watched(self, record: Record) -> Iterator[None]:
-        """Inside, a recorder does the steps of runs that begin."""
+        """Context in which the steps of new runs are executed by a recorder."""
         self._record = record
         try:
             yield
@@ -470,7 +470,7 @@ class Program(ABC):
             self._record = None
 
     def _form(self, arrays: Sequence[Array], out: Sequence[Array] | None) -> Form:
-        """The form of a run with these arguments."""
+        """The `Form` of a run with these arguments and ``out`` arrays."""
         if out is None:
             return NEW
         kinds = [self.arrays.of(region.memory) for region in self.plan.outputs]
@@ -481,18 +481,18 @@ class Program(ABC):
         return Form(out=True, straight=straight, in_place=frozenset(same))
 
     def abandon(self) -> None:
-        """Give up a run halfway; there can be no other."""
+        """Abandon an unfinished run; no other can follow."""
         if self._crossing is not None:
-            self._crossing.settle()  # nobody else is given memory that is still written to
+            self._crossing.settle()  # device copies must not write to memory that is reused
         self.forget()
 
     def forget(self) -> None:
-        """Let go of a run's arrays."""
+        """Drop references to a run's arrays."""
         self._walk = iter(())
 
 
 def same_array(one: Array, other: Array) -> bool:
-    """True if two arrays are the same elements of the same memory."""
+    """True if two arrays have the same address and form; not NumPy's: are the same object."""
     if one is other or not (isinstance(one, np.ndarray) and isinstance(other, np.ndarray)):
         return one is other
     form = (other.shape, other.strides, other.dtype)

@@ -1,7 +1,7 @@
-"""The call of a plan that nearly every call is, as one function: one array that fits, one result,
-nobody who records or interrupts.
+"""Fast path of a plan's call, as one generated function: one input array that fits, one output
+array, no tracing.
 
-Everything else it leaves to `linop.backends.base.BoundPlan`, by returning `MISSED`.
+Any other call is left to `linop.backends.base.BoundPlan`, by returning `MISSED`.
 """
 
 from __future__ import annotations
@@ -24,13 +24,16 @@ def quick_call(
     listen: Callable[[], None] | None,
     fail: Callable[[BaseException], None],
 ) -> Quick:
-    """What calls a bound plan.
+    """Generate the fast path of a bound plan.
 
     Args:
         how: `NEW`, `OUT` or `IN_PLACE`.
-        tag: what the transport is told to be busy with.
-        listen: is called where there may be an alarm; None where there are no others.
-        fail: is called where a run ends halfway.
+        tag: the plan's tag, set as the transport's `busy`.
+        listen: called if an alarm may be pending; None if the plan has no other workers.
+        fail: called with the exception if a run fails.
+
+    Returns:
+        ``f(x, out)``, which always returns `MISSED` if the plan does not qualify.
     """
     inputs, outputs = program.plan.inputs, program.plan.outputs
     if len(inputs) > 1 or len(outputs) > 1 or (how != NEW and not outputs):
@@ -77,7 +80,7 @@ def quick_call(
 
 
 def _run(program: Program, how: int) -> tuple[list[str], str]:
-    """The lines of a run, and its result."""
+    """Lines of a run, and the expression of its result."""
     out = how != NEW
     outputs = program.plan.outputs if how == IN_PLACE else ()
     names = frozenset(region.name for region in outputs)
@@ -88,6 +91,6 @@ def _run(program: Program, how: int) -> tuple[list[str], str]:
 
 
 def _miss(x: Any, out: Any) -> Any:
-    """For plans whose calls are never so simple."""
+    """Fast path of plans that do not qualify."""
     del x, out
     return MISSED

@@ -1,5 +1,5 @@
-"""One stage of a worker's plan, sorted by kind of step, with the memory before and after it; and
-what its steps become."""
+"""One stage of a worker's plan: its steps by kind, and the memory cells of the regions before and
+after it; and `Lines`, the emitted form of a step."""
 
 from __future__ import annotations
 
@@ -16,22 +16,23 @@ Ready = Callable[[], bool]
 
 
 class Lines(NamedTuple):
-    """The lines of a step, and what a trace says about it."""
+    """Emitted lines of a step, with its attributes for traces."""
 
     label: str
     text: Sequence[str]
     about: Mapping[str, Any]
-    """Peers, bytes."""
+    """Attributes in a trace: peers, bytes."""
     ready: Ready | None = None
-    """For a step that waits: whether it would not have to."""
+    """For a step that waits: returns True if it would not have to."""
     fresh: Sequence[str] | None = None
-    """The lines where results are made by the run, if these are others."""
+    """Variant used when the run allocates its result; None if it does not differ."""
     keeps: str | None = None
-    """The region that the step leaves as it is, if its memory is the argument's."""
+    """Region that the step only copies: the step is omitted if the region's memory is the
+    argument's."""
 
 
 class Stage:
-    """The steps of one stage, with the cells of the regions before and after it."""
+    """Steps of one stage, with the cells of the regions before (`current`) and after it (`new`)."""
 
     def __init__(
         self, number: int, steps: Sequence[Step], current: dict[str, Cell], code: Code
@@ -65,12 +66,13 @@ class Stage:
                     self.waits = step
 
     def incoming(self, peer: int) -> list[Put]:
-        """The puts that read a message from a peer, in its order."""
+        """Puts that read a message from a peer, by offset in the message."""
         found = [p for p in self.puts if isinstance(p.source, Message) and p.source.peer == peer]
         return sorted(found, key=lambda put: put.source.offset)  # type: ignore[union-attr]
 
     def addend(self, put: Put) -> Put | None:
-        """The first put that adds to what this one sets, if it adds to all of it."""
+        """The first accumulation into the target of this put, if it covers all of it, no more; else
+        None."""
         for other in self._adding.get(put.target.region.name, ()):
             if other.target.overlaps(put.target):
                 return other if other.target == put.target else None
@@ -78,7 +80,7 @@ class Stage:
 
     @cached_property
     def _adding(self) -> dict[str, list[Put]]:
-        """The puts that add to each region, in order."""
+        """Accumulating puts of each region, in order."""
         found: dict[str, list[Put]] = {}
         for put in self.puts:
             if put.accumulate:
@@ -87,12 +89,12 @@ class Stage:
 
     @cached_property
     def created(self) -> frozenset[str]:
-        """The regions that are set as a whole; see `creates`."""
+        """Regions that one put sets as a whole; see `creates`."""
         return frozenset(put.target.region.name for put in self.puts if creates(put))
 
     def pairs(self) -> list[tuple[Put, Put]]:
-        """Puts that set what the next one adds to: each pair can be done in one pass, inside one
-        memory, if that is where all messages are."""
+        """Puts that set a box, each with the accumulation that follows: one pass can do both,
+        within the memory in which messages arrive."""
         firsts = [p for p in self.puts if not p.accumulate and _plain(p)]
         firsts = [p for p in firsts if not self.new[p.target.region.name].apart]
         found = [(put, self.addend(put)) for put in firsts]
@@ -106,13 +108,14 @@ class Stage:
 
 
 def cell_of(region: Region, code: Code) -> Cell:
-    """The memory of a region in a run."""
+    """New cell for a region."""
     apart = code.arrays.of(region.memory) is not code.arrays
     return Cell(region.shape, code.local(), apart=apart)
 
 
 def creates(put: Put) -> bool:
-    """Whether this sets all of a region to what is in its own memory already, or has come."""
+    """True if a put sets a whole region, without scaling or a copy between host and device
+    memory."""
     return put.target.whole and not put.accumulate and _plain(put)
 
 

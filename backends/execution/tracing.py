@@ -1,6 +1,5 @@
-"""What every worker did when, as one file for a timeline viewer: Perfetto, chrome://tracing or
-Speedscope open it (Chrome's trace-event format).
-"""
+"""Traces of all workers, as one file in Chrome's trace-event format, for Perfetto, chrome://tracing
+or Speedscope."""
 
 from __future__ import annotations
 
@@ -21,11 +20,11 @@ from linop.errors import ArgumentError, BackendError
 Result = TypeVar("Result")
 
 _NAME = 80
-"""Characters of an event's name; its arguments have an operator's whole text."""
+"""Longest name of an event, in characters; its arguments contain the operator's whole text."""
 
 
 class Event(NamedTuple):
-    """Something that took time; `begun` by the machine's clock."""
+    """A timed event; `begun` is the machine's ``time.perf_counter``, in seconds."""
 
     name: str
     category: str
@@ -36,7 +35,7 @@ class Event(NamedTuple):
 
 
 class Recording:
-    """The events of one process while it traces: by worker, None for all workers together."""
+    """Events of one process during a trace, by worker; None for events of all workers together."""
 
     def __init__(self) -> None:
         self.begun = time.perf_counter()
@@ -50,7 +49,7 @@ class Recording:
         about: Mapping[str, Any],
         work: Callable[[], Result],
     ) -> Result:
-        """Do something, and record it, whether it fails or not."""
+        """Run a function and record an event, even if it raises."""
         events = self.rows.setdefault(worker, [])
         begun = time.perf_counter()
         try:
@@ -60,7 +59,7 @@ class Recording:
             events.append(Event(name, category, threading.get_ident(), begun, seconds, about))
 
     def steps(self, program: Program, operator: str) -> AbstractContextManager[None]:
-        """Inside, every step of an operator's program is recorded."""
+        """Context in which every step of a program is recorded, with the operator's text."""
 
         def record(label: str, work: Callable[[], Any], about: Mapping[str, Any]) -> Any:
             about = {"operator": operator, **about}
@@ -70,7 +69,7 @@ class Recording:
 
 
 class Part(NamedTuple):
-    """What one process has to say in the end."""
+    """Events of one process, as sent to worker 0."""
 
     machine: str
     begun: float
@@ -78,7 +77,7 @@ class Part(NamedTuple):
 
 
 class Traced(Protocol):
-    """What can be traced: every backend."""
+    """Interface of backends that the recorder uses."""
 
     worker: int | None
     tracing: Recording | None
@@ -86,7 +85,8 @@ class Traced(Protocol):
 
 @contextmanager
 def traced(backend: Traced, path: Path, transport: Transport | None) -> Iterator[None]:
-    """Record what happens inside; then one process writes what all have recorded.
+    """Context that records a trace; at its end worker 0 gathers and writes all workers' events.
+    Collective at entry and exit.
 
     Raises:
         BackendError: a trace is being recorded already. ArgumentError: the file cannot be written.
@@ -95,7 +95,7 @@ def traced(backend: Traced, path: Path, transport: Transport | None) -> Iterator
     if backend.tracing is not None:
         raise BackendError(f"trace {path}: another trace is being recorded; end it first")
     writes = backend.worker in (None, 0)
-    # Also where all begin together.
+    # Also synchronises the workers at the start of the trace.
     _first_does(transport, path, (lambda: path.open("a").close()) if writes else None)
     recording = backend.tracing = Recording()
     try:
@@ -108,7 +108,7 @@ def traced(backend: Traced, path: Path, transport: Transport | None) -> Iterator
 
 
 def _gathered(transport: Transport, mine: Part) -> list[Part]:
-    """All parts, on worker 0; elsewhere none."""
+    """Events of all processes on worker 0; an empty list elsewhere."""
 
     def waits(peer: int) -> Awaited:
         return talk.awaited(f"worker {peer} to end its trace", peer, 1, 1)
@@ -122,7 +122,11 @@ def _gathered(transport: Transport, mine: Part) -> list[Part]:
 
 
 def _first_does(transport: Transport | None, path: Path, work: Callable[[], Any] | None) -> None:
-    """Worker 0 works with a file, while the others wait; all hear if it fails."""
+    """File operation on worker 0; a failure is raised on every worker.
+
+    Raises:
+        ArgumentError: the operation failed.
+    """
     problem = ""
     if work is not None:
         try:
@@ -140,9 +144,10 @@ def _write(path: Path, parts: Sequence[Part]) -> None:
 
 
 def events(parts: Sequence[Part]) -> list[dict[str, Any]]:
-    """The events of all processes in Chrome's format: times in microseconds since the trace began.
+    """Events of all processes in Chrome's format: times in microseconds since the trace began.
 
-    One clock is right for all processes of a machine; the machines are shifted to begin together.
+    Processes of one machine share a clock; machines are shifted so that the trace begins at 0 on
+    each.
     """
     start: dict[str, float] = {}
     for part in parts:
@@ -178,7 +183,7 @@ def _about(process: int, what: str, **arguments: Any) -> dict[str, Any]:
 
 
 def _machine() -> str:
-    """What tells machines, and thus clocks, apart."""
+    """Identifier of this machine, and thus of its clock."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text()
     except OSError:

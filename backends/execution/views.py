@@ -1,8 +1,7 @@
-"""Copies and sums of boxes in strided arrays, as lines of a run
-(`linop.backends.execution.emitter`).
+"""Copies and sums of boxes in strided arrays, as emitted lines
+(`linop.backends.execution.emitter`), and overlap of an array with itself.
 
-A `View` says where: a box of the array that a `Cell` stands for. Views of arrays that stay are made
-when the text is.
+A `View` is a box of the array in a `Cell`. Views of fixed arrays are created when the source is.
 """
 
 from __future__ import annotations
@@ -19,13 +18,13 @@ from linop.spaces.region import Subset
 from linop.spaces.scalars import Array, Scalar
 
 _NARROW = 512
-"""Bytes of a contiguous run up to which NumPy copies runs faster as one wide item each: two columns
-of float32 and 2,050 rows took 21 µs as they are, 7.6 as eight-byte items; 64 columns and 128 rows
-2.7 and 1.3."""
+"""Largest contiguous run, in bytes, that NumPy copies faster as one wide item: a copy of 2,050 rows
+of two float32 took 21 µs as it is, 7.6 µs as eight-byte items; one of 128 rows of 64 took 2.7 and
+1.3 µs."""
 _TALL = 16
-"""Rows from which wide items are worth their overhead where both views are made beforehand."""
+"""Smallest number of rows for wide items if both views are created at binding."""
 _TALLER = 256
-"""The same where they are made at every run."""
+"""Smallest number of rows for wide items if a view is created at every run."""
 _WIDE: dict[int, np.dtype[Any]] = {
     2: np.dtype("u2"),
     4: np.dtype("u4"),
@@ -35,9 +34,9 @@ _WIDE: dict[int, np.dtype[Any]] = {
 
 
 class Cell:
-    """The memory of one region during a run: an array that stays, or another one every run, which
-    the text names; `apart` in main memory, where the plan's arrays are a device's; `within` a flat
-    array that stays, at an offset, of which it is a piece."""
+    """Memory of one region during a run: a fixed `array`, or one that differs from run to run, in
+    the local variable `name`. `apart`: in host memory, while the plan's arrays are on a device.
+    `within`: the flat cell that this one is a piece of, and its offset in elements."""
 
     __slots__ = ("apart", "array", "name", "shape", "within")
 
@@ -58,7 +57,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class View:
-    """A box of a cell's array, or all of it (None)."""
+    """A box of a cell's array; all of it if `index` is None."""
 
     cell: Cell
     shape: tuple[int, ...]
@@ -74,49 +73,50 @@ class View:
 
     @property
     def fixed(self) -> bool:
-        """Whether the array stays."""
+        """True if the cell's array is fixed."""
         return self.cell.array is not None
 
     @property
     def memory(self) -> Cell:
-        """What it is a part of: its cell, or what that is a piece of."""
+        """Cell that owns the memory: the view's own, or the one that this is a piece of."""
         return self.cell.within[0] if self.cell.within else self.cell
 
     def part(self, axis: int, start: int, stop: int) -> tuple[Any, ...]:
-        """The index, in the whole array, of what is between two indices of the box on an axis."""
+        """Index, in the cell's array, of the box's elements from `start` to `stop` on an axis."""
         slices = list(self.index or (*(slice(0, n) for n in self.shape), ...))
         first = slices[axis].start
         slices[axis] = slice(first + start, first + stop)
         return tuple(slices)
 
     def of_array(self, array: Array) -> Array:
-        """The box of an array."""
+        """The box of a given array."""
         return array if self.index is None else array[self.index]
 
     def get(self) -> Array:
-        """The box of the array that stays."""
+        """The box of the fixed array."""
         assert self.cell.array is not None
         return self.of_array(self.cell.array)
 
     def array(self, code: Code) -> str:
-        """The cell's array."""
+        """Expression of the cell's array."""
         return code.name(self.cell.array) if self.fixed else self.cell.name
 
     def text(self, code: Code) -> str:
-        """The view."""
+        """Expression of the view."""
         if self.fixed:
             return code.name(self.get())
         return self.cell.name + ("" if self.index is None else f"[{code.name(self.index)}]")
 
     def place(self, code: Code) -> str:
-        """The view as what is assigned to: half as dear as ``numpy.copyto``."""
+        """Expression of the view as the target of an assignment, which costs half of
+        ``numpy.copyto``."""
         if self.fixed:
             return f"{code.name(self.get())}[...]"
         return f"{self.cell.name}[{'...' if self.index is None else code.name(self.index)}]"
 
     @property
     def run(self) -> int:
-        """Elements of each of the contiguous runs that the box is, in a C-contiguous array."""
+        """Elements in each contiguous run of the box, in a C-contiguous array."""
         size = 1
         for n, whole in zip(reversed(self.shape), reversed(self.cell.shape), strict=True):
             size *= n
@@ -126,17 +126,17 @@ class View:
 
     @property
     def contiguous(self) -> bool:
-        """Whether the box is one contiguous run of a C-contiguous array."""
+        """True if the box is one contiguous run of a C-contiguous array."""
         return self.run == self.size
 
 
 def fixed(array: Array, apart: bool = False) -> View:
-    """The view of an array that stays."""
+    """View of a whole fixed array."""
     return View(Cell(array.shape, array=array, apart=apart), array.shape)
 
 
 def cut(buffer: View, offset: int, shape: tuple[int, ...]) -> View:
-    """A piece of a flat array, in a shape."""
+    """View of a piece of a flat buffer, reshaped; `offset` in elements."""
     end, flat = offset + math.prod(shape), buffer.cell
     memory, begin = flat.within or (flat, 0)
     array = None if flat.array is None else flat.array[offset:end].reshape(shape)
@@ -147,7 +147,7 @@ def cut(buffer: View, offset: int, shape: tuple[int, ...]) -> View:
 def copying(
     code: Code, target: View, source: View, dtype: np.dtype[Any], coefficient: Scalar = 1
 ) -> list[str]:
-    """What sets a box to a multiple of another."""
+    """Lines that set a box to a multiple of another."""
     if coefficient != 1:
         scale = code.name(dtype.type(coefficient))
         return [f"multiply({source.text(code)}, {scale}, {target.text(code)})"]
@@ -164,8 +164,9 @@ def copying(
 def adding(
     code: Code, target: View, source: View, dtype: np.dtype[Any], coefficient: Scalar = 1
 ) -> list[str]:
-    """What adds a multiple of a box to another. Narrow runs are summed in a contiguous array: with
-    two columns of 2,048 rows NumPy's loop over both took 42 µs, the way there and back 18."""
+    """Lines that add a multiple of a box to another. Narrow runs are summed in a contiguous array:
+    with 2,048 rows of two columns NumPy's strided sum took 42 µs, the copies there and back with a
+    contiguous sum 18 µs."""
     if coefficient != 1:
         at_once = code.arrays.multiple_added(dtype, coefficient)
         if at_once is not None:
@@ -185,12 +186,12 @@ def adding(
 
 
 def summing(code: Code, target: str, first: View, second: View) -> list[str]:
-    """What sets a box to the sum of two others, in one pass."""
+    """Lines that set a box to the sum of two others, in one pass."""
     return [f"add({first.text(code)}, {second.text(code)}, {target})"]
 
 
 def _is_narrow(code: Code, view: View, dtype: np.dtype[Any], rows: int) -> bool:
-    """Whether a box has so many short runs of several elements, which are better copied as one item
+    """True if a box has many short runs of several elements, which are copied faster as one item
     each."""
     if not code.arrays.wide_items:
         return False
@@ -205,7 +206,8 @@ def _copy_narrow(target: Array, source: Array) -> None:
 
 
 def _widened(target: Array, source: Array) -> tuple[Array, Array]:
-    """Both views with each short contiguous run as one item, where they have such runs."""
+    """Both views with each short contiguous run as one wide item; unchanged if rows are not
+    contiguous in both."""
     runs = target.strides[-1] == source.strides[-1] == target.itemsize
     if not runs:
         return target, source
@@ -215,7 +217,7 @@ def _widened(target: Array, source: Array) -> tuple[Array, Array]:
 
 
 def overlaps_itself(array: Array) -> bool:
-    """True if two elements of an array have a byte in common, exactly. Its memory is not read."""
+    """True if two elements of an array share a byte; exact. Only shape and strides are used."""
     if array.flags.c_contiguous or array.flags.f_contiguous or not array.size:
         return False
     axes = [(abs(s), n) for s, n in zip(array.strides, array.shape, strict=True) if n > 1]
@@ -223,7 +225,7 @@ def overlaps_itself(array: Array) -> bool:
 
 
 def _nested(axes: Sequence[tuple[int, int]], itemsize: int) -> bool:
-    """True if a step on each axis is longer than all that the axes of shorter steps reach."""
+    """True if the stride of each axis exceeds the extent of all axes of smaller strides."""
     reach = itemsize
     for step, many in sorted(axes):
         if step < reach:
@@ -233,9 +235,9 @@ def _nested(axes: Sequence[tuple[int, int]], itemsize: int) -> bool:
 
 
 def _meets_itself(axes: Sequence[tuple[int, int]], itemsize: int) -> bool:
-    """True if two elements meet: an axis is the first on which they differ, by 1 to n - 1, and on
-    each axis after it they differ by -(n - 1) to n - 1. NumPy solves whether a box of such
-    differences has one that is nothing."""
+    """True if two elements overlap. Let an axis be the first on which they differ, by 1 to n - 1;
+    on later axes they differ by -(n - 1) to n - 1. For each axis, ``numpy.shares_memory`` decides
+    if such a difference of addresses is less than an item."""
     middle = sum(step * many for step, many in axes)
     for k, (step, many) in enumerate(axes):
         others = axes[k + 1 :]
@@ -249,7 +251,7 @@ def _meets_itself(axes: Sequence[tuple[int, int]], itemsize: int) -> bool:
 
 
 class _Somewhere:
-    """An array at an address, of which nobody reads a byte."""
+    """Array interface of an address, which is never read."""
 
     def __init__(
         self, start: int, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int

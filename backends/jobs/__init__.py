@@ -1,1 +1,1 @@
-"""MPI jobs: how they start, meet and end."""
+"""MPI jobs: starting them, joining ranks, ending ranks and backends."""

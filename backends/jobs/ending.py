@@ -1,8 +1,8 @@
-"""The end of a rank: with an error or a nonzero status it takes the whole MPI job along; without,
-it says to the others that it has ended.
+"""Hooks for the end of a rank: after an error or a nonzero status it aborts the whole MPI job;
+otherwise it announces its end to the other ranks.
 
-Installed when linop is imported in a job. It imports no MPI: a rank that ends before its program
-has started MPI is left to mpiexec, and Open MPI's ends the job.
+Installed when linop is imported in a job. This module does not import MPI: a rank that ends before
+its program has started MPI is left to mpiexec, and Open MPI's ends the job.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from types import TracebackType
 from typing import Any, NoReturn
 
 _PASSING_ON = 0.5
-"""Seconds that mpiexec has to pass on the last words of a rank: MPICH's may lose, once a rank
-aborts, what it has not read by then."""
+"""Seconds for mpiexec to forward the last output of a rank: MPICH's may lose unread output when a
+rank aborts."""
 
 
 def _mpi() -> Any:
-    """MPI, if it is running, with other ranks."""
+    """The MPI module, if MPI is running with more than one rank; else None."""
     MPI = getattr(sys.modules.get("mpi4py"), "MPI", None)
     if MPI is None or not MPI.Is_initialized() or MPI.Is_finalized():
         return None
@@ -50,10 +50,10 @@ def _abort_for(error: BaseException, trace: TracebackType | None) -> None:
 
 
 class EndsJob:
-    """Hooks by which a rank that ends with an exception, or a status that is not 0, takes the whole
-    job with it: the others would wait for it for ever. An exception that ends another thread than
-    the main one does so at once if it came through linop, for then others may wait for that thread,
-    and else when the rank ends."""
+    """Hooks that abort the whole job when a rank ends with an exception or a nonzero status, since
+    other ranks would wait for it forever. An exception that ends another thread than the main one
+    aborts at once if it passed through linop, since others may then wait for that thread; otherwise
+    when the rank ends."""
 
     def __init__(self) -> None:
         self.status = 0
@@ -75,7 +75,7 @@ class EndsJob:
     ) -> None:
         if self._matters:
             _abort_for(error, trace)
-        self.status = 1  # of a fork
+        self.status = 1  # used by `at_exit` in a fork
         self._before[0](kind, error, trace)
 
     def thread_hook(self, arguments: threading.ExceptHookArgs) -> None:
@@ -87,13 +87,14 @@ class EndsJob:
         self._before[1](arguments)
 
     def exits(self, code: object) -> None:
-        """Keep the status that the process will have, until MPI is about to be finalized."""
+        """Record the exit status of the process, for `at_exit`."""
         self.status = int(code is not None)
         if isinstance(code, int):
             self.status = code & 0xFF if abs(code) < 2**63 else 0xFF  # as the interpreter has it
 
     def at_exit(self) -> None:
-        """Before MPI is finalized, which waits for the other ranks."""
+        """Exit hook before MPI is finalized (which waits for other ranks): abort after a failure,
+        else `end_well`."""
         if _mpi() is None:
             return
         if self._process != os.getpid():
@@ -109,11 +110,12 @@ class EndsJob:
 
 
 def _watch_exits(hear: Callable[[object], None]) -> None:
-    """Have a function hear the code of the `sys.exit` that ends this process.
+    """Call a function with the code of the `sys.exit` that ends this process.
 
-    The interpreter reads the attribute `code` of the exception then, with no call of Python on the
-    stack, and nobody else does so; there is no hook for it. Where a SystemExit is raised otherwise,
-    the status is known only after MPI's end, and the others hear no more than that this rank ended.
+    The interpreter reads the attribute `code` of the exception at exit, with no Python call on the
+    stack; no other access looks like this, and there is no hook for it. For a SystemExit raised
+    otherwise the status is known only after MPI's end, and other ranks learn only that this rank
+    ended.
     """
 
     known: Any = SystemExit.__dict__["code"]
@@ -142,8 +144,8 @@ def _watch_exits(hear: Callable[[object], None]) -> None:
 
 
 def _watch_mpi() -> None:
-    """Learn of MPI's end, which a program may bring about by itself: at once if MPI is imported
-    already, else once it is."""
+    """Watch for MPI's end, which a program may cause itself: at once if MPI is imported already,
+    else after its import."""
     MPI = getattr(sys.modules.get("mpi4py"), "MPI", None)
     if MPI is None:
         sys.meta_path.insert(0, _Finder())
@@ -152,7 +154,7 @@ def _watch_mpi() -> None:
 
 
 class _Finder:
-    """Find the module of MPI as others do, once, and have its end watched when it is imported."""
+    """Import hook, used once, that watches for MPI's end after mpi4py.MPI is imported."""
 
     def find_spec(self, name: str, path: object, target: object = None) -> ModuleSpec | None:
         if name != "mpi4py.MPI":
@@ -172,31 +174,30 @@ class _Finder:
 
 
 def _watch_finalize(MPI: Any) -> None:
-    """Say that this rank ends when MPI is finalized: attributes of COMM_SELF are deleted first."""
+    """Announce this rank's end when MPI is finalized: attributes of COMM_SELF are deleted first."""
     if MPI.Is_initialized() and not MPI.Is_finalized():
         MPI.COMM_SELF.Set_attr(MPI.Comm.Create_keyval(delete_fn=lambda *_: end_well()), True)
 
 
 at_end: list[Callable[[], None]] = []
-"""The last actions of a rank that ends with status 0."""
+"""Final actions of a rank that ends with status 0."""
 
 
 def end_well() -> None:
-    """Say that this rank ends, and do what is to be done then; once, before MPI is finalized."""
+    """Announce this rank's end and run the final actions; once, before MPI is finalized."""
     MPI = _mpi()
     if MPI is None or _ended:
         return
     _ended.append(True)
-    with _told(MPI):  # where names cannot be published, others wait to the limit
+    with _told(MPI):  # if names cannot be published, others wait until their limit
         MPI.Publish_name(_name(MPI.COMM_WORLD.rank), "ended")
     for end in at_end:
         end()
 
 
 def has_ended(rank: int) -> bool:
-    """True if a rank of COMM_WORLD has said that it ends: by a name that it has published, not by a
-    message, for MPICH fails where one is never received, and who did not import linop receives
-    none."""
+    """True if a rank of COMM_WORLD has announced its end, by a published name. A message would not
+    do: MPICH fails if one is never received, and a rank that did not import linop receives none."""
     MPI = _mpi()
     with _told(MPI):
         return bool(MPI.Lookup_name(_name(rank)) == "ended")
@@ -205,8 +206,8 @@ def has_ended(rank: int) -> bool:
 
 @contextmanager
 def _told(MPI: Any) -> Iterator[None]:
-    """Inside, an error of MPI ends the block, and not the job, as users may have wanted of errors:
-    a name that is not there is one."""
+    """Context in which an MPI error ends the block instead of the job; the absence of a name is
+    such an error."""
     comms = MPI.COMM_WORLD, MPI.COMM_SELF
     before = [comm.Get_errhandler() for comm in comms]
     for comm in comms:

@@ -1,8 +1,8 @@
-"""The first and the last meeting of ranks: waits that end where a rank never comes.
+"""Joining and parting of ranks: collective waits that end even if a rank never arrives.
 
-A rank that ends says so (`linop.backends.jobs.ending`), and those that wait for it to come ask. One
-that has come waits at its end for the others, and tells those that wait for it in a plan that it
-has ended (`linop.backends.transports.waiting`).
+A rank announces its end (`linop.backends.jobs.ending`), and ranks that wait for it to join check
+for that. A rank that has joined waits for the others at its end, and tells those that wait for it
+in a plan that it has ended (`linop.backends.transports.waiting`).
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from linop.errors import DeadlockError, communication
 _NAP = 1e-3
 """Seconds between polls."""
 _ASKED = 1.0
-"""Seconds after which a rank asks whether others have ended, again and again."""
+"""Seconds between checks for ranks that have ended."""
 _MINUTE = 60.0
 _LIVE: weakref.WeakSet[Ranks] = weakref.WeakSet()
 _EXIT = "exit", 0
 
 
 def joined(comm: MPI.Comm, limit: float) -> Ranks:
-    """The transport of this rank, over a communicator of its own; collective.
+    """The transport of this rank, over a private communicator; collective.
 
     Raises:
         DeadlockError: a rank has ended, or the limit is reached.
@@ -45,10 +45,10 @@ def joined(comm: MPI.Comm, limit: float) -> Ranks:
 
 @communication()
 def duplicated(comm: MPI.Comm, limit: float) -> MPI.Comm:
-    """A duplicate; collective, but a rank waits no longer than there is hope.
+    """Duplicate of a communicator; collective, with a bounded wait.
 
     Raises:
-        DeadlockError: a rank has ended, or the limit is reached.
+        DeadlockError: a rank has ended, or the limit (in seconds) is reached.
     """
     twin, request = comm.Idup()
     begun, asking, words = time.monotonic(), _ASKED, _MINUTE
@@ -73,11 +73,11 @@ def duplicated(comm: MPI.Comm, limit: float) -> MPI.Comm:
 
 
 _lost: list[tuple[MPI.Comm, MPI.Request]] = []
-"""Duplicates that are never completed: MPI may still write to them."""
+"""Incomplete duplicates, kept alive: MPI may still write to them."""
 
 
 def _ended(comm: MPI.Comm) -> list[int]:
-    """The ranks of a communicator that have ended, by COMM_WORLD's numbers."""
+    """Ranks of a communicator that have ended, as ranks of COMM_WORLD."""
     mine, everybody = comm.Get_group(), MPI.COMM_WORLD.Get_group()
     ranks = mine.Translate_ranks([*range(mine.size)], everybody)
     mine.Free()
@@ -86,7 +86,7 @@ def _ended(comm: MPI.Comm) -> list[int]:
 
 
 def part() -> None:
-    """The end of a rank: wait for the others of each of its communicators."""
+    """Final action of a rank: wait for the other ranks of each of its communicators."""
     live = [ranks for ranks in list(_LIVE) if ranks.usable]
     polls = [_parting(ranks) for ranks in live]
     count = 0

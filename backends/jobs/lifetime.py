@@ -1,5 +1,5 @@
-"""How a backend over MPI ends before its process does: its communicator is freed, MPI is finalized,
-or this is a fork of the process that it belongs to. Its plans then raise, and touch nothing."""
+"""End of an MPI backend before its process ends: its communicator is freed, MPI is finalized, or
+the process is a fork. Its plans then raise, without using MPI or shared memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LIVE: weakref.WeakSet[Worker] = weakref.WeakSet()
 
 
 def watch(worker: Worker) -> None:
-    """End a backend when MPI ends, and in forks."""
+    """Register a backend to be ended with MPI, and in forks."""
     _LIVE.add(worker)
 
 
@@ -28,7 +28,8 @@ def end(worker: Worker, why: str, last: Callable[[], None] | None = None) -> Non
     """End a backend's plans, and then its transport; once.
 
     Args:
-        last: what is to be done in between, while MPI can be called.
+        why: text of the error that later calls raise.
+        last: action between the two, run only if MPI can still be called.
     """
     assert isinstance(worker.transport, Ranks)
     if worker.ended:
@@ -43,7 +44,7 @@ def end(worker: Worker, why: str, last: Callable[[], None] | None = None) -> Non
 
 
 def _finalized(comm: MPI.Comm, keyval: int, value: Any) -> None:
-    """MPI is about to be finalized: it deletes this attribute of COMM_SELF first."""
+    """Callback before MPI is finalized, which deletes this attribute of COMM_SELF first."""
     del comm, keyval, value
     ending.end_well()
     for worker in list(_LIVE):
@@ -51,7 +52,8 @@ def _finalized(comm: MPI.Comm, keyval: int, value: Any) -> None:
 
 
 def _forked() -> None:
-    """This is the child: the parent's memory, requests and communicators are not touched."""
+    """Callback in a forked child: end the backends without use of the parent's memory, requests and
+    communicators."""
     for worker in list(_LIVE):
         why = (
             f"this process {os.getpid()} is a fork of worker {worker.worker}, which alone may call "

@@ -1,7 +1,7 @@
-"""Start MPI jobs on this machine, and end them with everything they started.
+"""Start MPI jobs on this machine, and end them with all processes they started.
 
-For ``linop verify --backend mpi``, ``linop demo`` and the tests. It imports no MPI: what runs
-inside a job is `linop.backends.mpi`.
+For ``linop verify --backend mpi``, ``linop demo`` and the tests. This module does not import MPI;
+`linop.backends.mpi` runs inside a job.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ _RANK = {b"PMIX_RANK", b"PMI_RANK"}
 
 
 def command(workers: int, arguments: Sequence[str]) -> list[str]:
-    """The command line that runs a program on so many ranks: by the ``mpiexec`` beside this Python,
-    which fits the mpi4py there, else by the one on the PATH.
+    """Command line that runs a program on a number of ranks, with the ``mpiexec`` beside this
+    Python, which fits its mpi4py, else the one on the PATH.
 
     Raises:
         MissingExtraError: there is none.
@@ -56,8 +56,8 @@ def command(workers: int, arguments: Sequence[str]) -> list[str]:
 
 
 class Job(subprocess.Popen[str]):
-    """A program on so many ranks, just started; options as for `subprocess.Popen`, but `env` only
-    adds to this process's environment."""
+    """A running MPI job; options as for `subprocess.Popen`, but `env` is added to this process's
+    environment."""
 
     def __init__(
         self,
@@ -75,14 +75,14 @@ class Job(subprocess.Popen[str]):
             command(workers, arguments),
             env=DEFAULTS | os.environ | dict(env or {}) | mark,
             stdin=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C is for us, who then end the job
+            start_new_session=True,  # Ctrl-C reaches this process only, which then ends the job
             text=True,
             **options,
         )
 
     def end(self, grace: float = 5) -> None:
-        """Kill everything the job started and has left. Ranks that still run are aborted, so that
-        their stacks go to stderr; mpiexec has `grace` seconds to pass that on."""
+        """Kill all processes of the job. Ranks that still run are aborted, so that their stacks are
+        written to stderr; mpiexec has `grace` seconds to forward these."""
         if self.poll() is None:
             ranks = [process for process, is_rank in self._processes() if is_rank]
             for process in ranks:
@@ -99,8 +99,8 @@ class Job(subprocess.Popen[str]):
         self.wait()
 
     def _processes(self) -> list[tuple[int, bool]]:
-        """The processes that still run, mpiexec included, each with True if it is a rank; none
-        where there is no /proc."""
+        """Running processes of the job, mpiexec included, each with True if it is a rank; empty
+        without /proc."""
         found = []
         for folder in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):  # another user's, or just ended
@@ -118,18 +118,18 @@ def mpiexec(
     timeout: float,
     env: Mapping[str, str] | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program on so many ranks to its end: status and output.
+    """Run a program on a number of ranks to its end; returns status and output.
 
     Args:
-        workers: how many ranks.
+        workers: number of ranks.
         arguments: the program and its arguments.
         timeout: in seconds.
-        env: what to add to this process's environment.
+        env: variables added to this process's environment.
 
     Raises:
         MissingExtraError: there is no ``mpiexec``.
-        BackendError: the time is up. The job is killed; the message has its output so far and the
-            stacks of its ranks.
+        BackendError: the timeout expired. The job is killed; the message has its output so far and
+            the stacks of its ranks.
     """
     pipe = subprocess.PIPE
     with Job(workers, arguments, env=env, stdout=pipe, stderr=pipe) as job:

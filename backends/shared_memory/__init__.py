@@ -1,1 +1,1 @@
-"""Messages through memory that the ranks of one machine share."""
+"""Messages through shared-memory windows of the ranks of one machine."""

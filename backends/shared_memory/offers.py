@@ -1,5 +1,5 @@
-"""The words in which workers that share memory tell each other, before a plan's first run, where
-messages go; and how a long message is cut."""
+"""Offers: the exchange of buffer locations between workers with shared memory, when a plan is
+bound; and the division of long messages into pieces."""
 
 from __future__ import annotations
 
@@ -11,37 +11,41 @@ from linop.backends.shared_memory.pool import Place
 from linop.backends.shared_memory.runs import Word
 
 _PIECE = 256 * 1024
-"""Bytes of a piece of a long message: it stays in the cache of a core until it is summed."""
+"""Bytes of a piece of a long message, small enough to stay in a core's cache until it is summed."""
 MOST = 1024
-"""Pieces of a message at most, and a few: what a run's number is multiplied by."""
+"""Bound on the number of pieces of a message, and the factor of the run's number in their
+signals."""
 
 Piece = tuple[int, int, int]
-"""An axis, and two indices along it: a part of a message that is one box."""
+"""A box of a message: an axis, and start and stop along it."""
 Line = tuple[int, int]
-"""The place of a number in a worker's shared memory: the window, and the index there."""
+"""Location of a signal in a worker's shared memory: the window, and the index in units of eight
+bytes."""
 
 
 @dataclass
 class Offer:
-    """One worker's message to another before a plan's first run. As the receiver of its messages:
-    where to say that a stage is sent, and where the parts of each stage's message go. As the
-    sender: where to say that memory is ready."""
+    """One worker's locations for another, sent when a plan is bound. From the receiver of messages:
+    `done`, the signal of each stage's message, and `places`, the buffers of its boxes. From the
+    sender: `ready`, the signal that the receiver's memory is ready."""
 
     done: dict[int, Line] = field(default_factory=dict)
     places: dict[int, list[Place]] = field(default_factory=dict)
     pieces: dict[int, list[Piece]] = field(default_factory=dict)
-    """How each stage's message is cut, if it is: for a receiver that sums it piece by piece."""
+    """Division of each stage's message, for a receiver that sums it piece by piece; empty for
+    undivided messages."""
     turns: int = 0
-    """How many buffers there are for messages, used in turn; 0 where they go into the result."""
+    """Number of buffers used in turn for messages; 0 if messages go directly into the result."""
     ready: Line | None = None
 
 
 Said = tuple[Offer | None, Offer | None, Word]
-"""As the receiver of a peer's messages, as the sender to it, and where to say that one is gone."""
+"""Offers as the receiver from a peer and as the sender to it, and the location of the peer's
+release signal."""
 
 
 def pieces_of(shape: tuple[int, ...], itemsize: int) -> list[Piece]:
-    """How a box is cut; not at all if it is short."""
+    """Pieces of a box, all along one axis; empty if the box is short."""
     axis = next((k for k, n in enumerate(shape) if n == max(shape) or n >= MOST // 2), 0)
     count = min(math.prod(shape) * itemsize // _PIECE, shape[axis] if shape else 1, MOST - 1)
     if count < 2:

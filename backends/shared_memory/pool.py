@@ -1,14 +1,14 @@
-"""Memory that the ranks of one machine share: windows, and blocks of them.
+"""Shared-memory windows of the ranks of one machine, and allocation of blocks in them.
 
-A window is a file in memory that all ranks map and nobody names any more: it is unlinked once all
-have it, so that nothing is left of a job that is killed, and its memory lives until the last array
-in it is gone, after MPI too. Its pages are there from the start: memory that runs out later breaks
-nothing. Windows are dear to make (up to 37 ms) and live as long as the process, since results that
-users hold lie in them; plans take blocks, and give them back.
+A window is a file in memory that all ranks map. It is unlinked once all have mapped it, so that a
+killed job leaves nothing, and its memory lives until the last array in it is gone, even after MPI
+ends. Its pages are allocated at creation: memory that runs out later breaks nothing. Creating a
+window is slow (up to 37 ms), and windows live as long as the process, since results that users hold
+lie in them; plans take blocks, and return them.
 
-Another rank may still write to a block that is given back. It is used again from the next time on
-that all ranks compile: nobody is in a call then, and who calls a plan of before, or gives it up,
-finds out that it is gone (`linop.backends.shared_memory.runs`).
+Other ranks may still write to a returned block. It is reused after the next collective compile: no
+rank is in a call then, and a rank that calls or abandons an earlier plan finds that it is released
+(`linop.backends.shared_memory.runs`).
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from linop.backends.execution.lending import Buffer
 from linop.spaces.scalars import Array
 
 ALIGNED = 64
-"""Bytes that blocks are multiples of, and start at: a cache line."""
+"""Alignment and granularity of blocks, in bytes: a cache line."""
 _LEAST = 16 << 20
-"""Bytes a rank that a window has at least, if there is room."""
+"""Smallest size of a window, in bytes per rank, if there is room."""
 _SHARE = 2
-"""At most one part in so many of the free shared memory becomes a window."""
+"""Largest share of the free shared memory for one window, as a divisor."""
 WHERE = Path("/dev/shm")
-"""A file system in memory; it may be small, in containers 64 MB."""
+"""File system in memory; it may be small (64 MB in containers)."""
 PREFIX = f"linop-{os.getuid()}-"
 _ABANDONED = 60.0
-"""Seconds after which a file that still has a name is one of a job that was killed: a window has
+"""Age in seconds from which a file that still has a name is left from a killed job: a window has
 one for milliseconds."""
 
 GatherAll = Callable[[bytes], list[bytes]]
@@ -51,7 +51,7 @@ GatherAll = Callable[[bytes], list[bytes]]
 
 @dataclass(frozen=True)
 class Block:
-    """A piece of this rank's part of a window."""
+    """A block of this rank's memory in a window; `offset` and `size` in bytes."""
 
     segment: int
     offset: int
@@ -60,8 +60,8 @@ class Block:
 
 @dataclass(frozen=True)
 class Place:
-    """Where another rank is to write: a box of an array, or of one of several arrays of the same
-    form."""
+    """Location of a box for a remote writer, in one array or in each of several arrays of the same
+    shape; offsets and strides in bytes."""
 
     segments: tuple[int, ...]
     offsets: tuple[int, ...]
@@ -70,15 +70,16 @@ class Place:
 
 
 class NoWindowError(Exception):
-    """A rank could not make or map a window: none has it. The text is the first such rank's."""
+    """Raised on every rank if some rank could not create or map a window, with the first such
+    rank's text."""
 
 
 class Segment:
-    """One window: this rank's memory in it, which parts are free, and everybody's memory.
+    """One window: this rank's memory with its free blocks, and views of all ranks' memory.
 
     Args:
-        gather_all: everybody's data, by rank: the ranks make a window together.
-        size: bytes of each rank.
+        gather_all: all-gather of bytes by rank; creating a window is collective.
+        size: bytes per rank.
 
     Raises:
         NoWindowError: on every rank.
@@ -95,7 +96,7 @@ class Segment:
                 shared = _mapped(path, self.size * rank, self.size, self.size * ranks)
             except OSError as error:
                 wrong = f"{error.strerror} on worker {rank}"
-            except ValueError as error:  # the file is short: others have no room for their parts
+            except ValueError as error:  # the file is short: other ranks' allocations failed
                 wrong = f"{error} on worker {rank}"
             said = [text.decode() for text in gather_all(wrong.encode()) if text]
         finally:
@@ -110,7 +111,7 @@ class Segment:
         self._free: list[tuple[int, int]] = [(0, self.size)]
 
     def take(self, size: int) -> int | None:
-        """The start of a free piece; None if there is none so long."""
+        """Take a free block: its start; None if no free block is long enough."""
         for k, (begin, stop) in enumerate(self._free):
             start = placed(self._at + begin, size) - self._at
             if stop - start >= size:
@@ -120,7 +121,7 @@ class Segment:
         return None
 
     def give(self, start: int, size: int) -> None:
-        """Make a piece free again."""
+        """Return a block, and merge it with its free neighbours."""
         k = bisect.bisect(self._free, (start, start))
         stop = start + size
         before, after = self._free[max(k - 1, 0) : k], self._free[k : k + 1]
@@ -140,10 +141,10 @@ class Segment:
 
 
 class Pool:
-    """The windows of the ranks of a communicator, all on one machine. `of` makes them.
+    """Windows of the ranks of a communicator, all on one machine. Use `of` to create them.
 
     Raises:
-        NoWindowError: there is no room for the first; on every rank.
+        NoWindowError: the first window could not be created; on every rank.
     """
 
     def __init__(self, gather_all: GatherAll, rank: int, ranks: int) -> None:
@@ -152,8 +153,7 @@ class Pool:
             _sweep()
         bells = Segment(gather_all, rank, ranks, ALIGNED)
         self.bells = [memory.data.cast("q") for memory in bells.memory]
-        """A number of each rank's that is not zero when there is an alarm for it: cheaper to look
-        at than to ask MPI."""
+        """Numbers of each rank that change at an alarm for it: cheaper to poll than MPI."""
         self.segments: list[Segment] = []
         self._retired: deque[Block] = deque()
         self._idle: list[Block] = []
@@ -161,7 +161,8 @@ class Pool:
 
     @staticmethod
     def of(comm: MPI.Intracomm, gather_all: GatherAll) -> Pool:
-        """The pool of these ranks, whatever their communicator: collective."""
+        """The pool of a communicator's ranks, shared by all communicators of the same ranks;
+        collective."""
         group, world = comm.Get_group(), MPI.COMM_WORLD.Get_group()
         ranks = tuple(group.Translate_ranks(None, world))
         if ranks not in _POOLS:
@@ -169,7 +170,8 @@ class Pool:
         return _POOLS[ranks]
 
     def room(self) -> tuple[int, int]:
-        """The longest free piece here, and how much a new window could have a rank, in bytes."""
+        """Longest free block of this rank, and the largest possible new window per rank, in
+        bytes."""
         longest = max((s.longest for s in self.segments), default=0)
         try:
             free = shutil.disk_usage(WHERE).free
@@ -178,12 +180,12 @@ class Pool:
         return longest, free // _SHARE // self._ranks
 
     def grow(self, gather_all: GatherAll, size: int) -> None:
-        """A new window with at least so many bytes a rank, if all can have it: collective."""
+        """Add a window of at least `size` bytes per rank, if all ranks can map it; collective."""
         with contextlib.suppress(NoWindowError):
             self.segments.append(Segment(gather_all, self._rank, self._ranks, aligned(size)))
 
     def take(self, size: int) -> Block | None:
-        """A free block of this rank's memory."""
+        """Take a free block of this rank's memory; None if there is none."""
         size = max(aligned(size), ALIGNED)
         for number, segment in enumerate(self.segments):
             start = segment.take(size)
@@ -192,27 +194,27 @@ class Pool:
         return None
 
     def give(self, block: Block) -> None:
-        """Give a block back, at any time: garbage may be collected in the middle of a call."""
+        """Return a block; safe at any time, since a finalizer may run in the middle of a call."""
         self._retired.append(block)
 
     def retire(self) -> None:
-        """Before all ranks meet: what was given back is to be free after it."""
+        """Before a collective compile: mark the returned blocks for `reclaim`."""
         self._idle += [self._retired.popleft() for _ in range(len(self._retired))]
 
     def reclaim(self) -> None:
-        """Make free what was given back before all ranks met: they know that it is gone. No other
-        rank may be in a call between this and the next `take`."""
+        """Free the marked blocks, after all ranks have met: they know of the release. No other rank
+        may be in a call between this and the next `take`."""
         idle, self._idle = self._idle, []
         for block in idle:
             self.segments[block.segment].give(block.offset, block.size)
 
     def own(self, block: Block) -> Array:
-        """A block's memory, as bytes."""
+        """Memory of a block, as an array of uint8."""
         memory = self.segments[block.segment].memory[self._rank]
         return memory[block.offset : block.offset + block.size]
 
     def place(self, views: Sequence[Array]) -> Place:
-        """Where views of this rank's blocks are, for other ranks."""
+        """Location of views of this rank's blocks, for other ranks."""
         starts = [_address(segment.memory[self._rank]) for segment in self.segments]
         segments, offsets = [], []
         for view in views:
@@ -225,19 +227,19 @@ class Pool:
         return Place(tuple(segments), tuple(offsets), views[0].shape, views[0].strides)
 
     def views(self, place: Place, rank: int, dtype: np.dtype[Any]) -> list[Array]:
-        """The arrays that another rank's place stands for."""
+        """Arrays at another rank's location."""
         return [
             np.ndarray(place.shape, dtype, self.segments[s].memory[rank], offset, place.strides)
             for s, offset in zip(place.segments, place.offsets, strict=True)
         ]
 
     def numbers(self, segment: int, rank: int) -> memoryview:
-        """A rank's memory in a window, as whole numbers of eight bytes."""
+        """A rank's memory in a window, as 64-bit integers."""
         return self.segments[segment].memory[rank].data.cast("q")
 
     def sync(self) -> None:
-        """Make what was written before seen before what is written after: a barrier of the
-        processor, which MPI offers for windows, whichever."""
+        """Memory barrier: writes before it become visible before those after it. MPI provides one
+        for windows, and any window will do."""
         if self._fence is None:
             self._fence = MPI.Win.Allocate_shared(ALIGNED, 1, comm=MPI.COMM_SELF)
             self._fence.Lock_all()
@@ -245,12 +247,12 @@ class Pool:
 
 
 class Slots:
-    """Memory of a plan's large results, so many times over: each is lent to a user, and comes back
-    once nobody sees any array of it.
+    """Pool of shared-memory buffers for a plan's large results. A slot has one buffer for each
+    result; it is lent to a user, and returns once no array over it is left.
 
     Attributes:
-        buffers: of each slot, one for each result.
-        free: the numbers of those that nobody has.
+        buffers: the buffers of each slot, one for each result.
+        free: numbers of the free slots.
     """
 
     def __init__(self, pool: Pool) -> None:
@@ -261,13 +263,13 @@ class Slots:
         self.free: deque[int] = deque()
 
     def add(self, blocks: list[Block], buffers: list[Buffer]) -> None:
-        """One more of them."""
+        """Add a slot."""
         self.free.append(len(self._blocks))
         self._blocks.append(blocks)
         self.buffers.append(buffers)
 
     def take(self) -> tuple[int, list[Array]]:
-        """The number of a slot, and its arrays."""
+        """Take a free slot: its number, and its arrays."""
         number = self.free.popleft()
         left = deque(range(len(self.buffers[number])))
 
@@ -283,7 +285,8 @@ class Slots:
             self.end()
 
     def end(self) -> None:
-        """Give the blocks back: those that users still see, when they let go."""
+        """Return the blocks to the pool; those still referenced by users, once these are
+        released."""
         self._over = True
         while self.free:
             try:
@@ -295,12 +298,14 @@ class Slots:
 
 
 _POOLS: dict[tuple[int, ...], Pool] = {}
-"""By the ranks in COMM_WORLD. They are kept: making windows is slow, and results lie in them."""
+"""Pools by ranks in COMM_WORLD, kept for the process: creating windows is slow, and results lie in
+them."""
 
 
 def wanted(need: int, room: Sequence[tuple[int, int]]) -> int | None:
-    """How long a new window must be for so many bytes a rank: 0 if all have room, None if there is
-    not enough shared memory. The same on every rank, for the same `room` of all."""
+    """Bytes per rank of a new window such that every rank has room for `need` bytes; 0 if all have
+    room already, None if there is not enough shared memory. The same on every rank, for the same
+    `room` (see `Pool.room`) of all ranks."""
     if all(longest >= need for longest, _ in room):
         return 0
     most = min(limit for _, limit in room)
@@ -313,7 +318,7 @@ def aligned(size: int) -> int:
 
 
 def _made(size: int) -> str:
-    """A new file of so many bytes, still without pages; an error shows when it is mapped."""
+    """Create a file of a given size, without pages; errors appear when it is mapped."""
     path = WHERE / f"{PREFIX}{uuid.uuid4()}"
     with contextlib.suppress(OSError):
         made = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
@@ -325,7 +330,7 @@ def _made(size: int) -> str:
 
 
 def _mapped(path: str, offset: int, length: int, size: int) -> mmap.mmap:
-    """A file's memory. This rank's part gets its pages here, near the core that will use them."""
+    """Map a file, and allocate the pages of this rank's range, near the core that will use them."""
     file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
         os.posix_fallocate(file, offset, length)
@@ -335,7 +340,7 @@ def _mapped(path: str, offset: int, length: int, size: int) -> mmap.mmap:
 
 
 def _sweep() -> None:
-    """Remove what killed jobs of this user left: see `_ABANDONED`."""
+    """Remove files left by killed jobs of this user; see `_ABANDONED`."""
     with contextlib.suppress(OSError):
         for path in WHERE.glob(f"{PREFIX}*"):
             if time.time() - path.stat().st_mtime > _ABANDONED:

@@ -1,9 +1,8 @@
-"""The runs of a plan over shared memory, as its workers count them and tell each other.
+"""Run numbers of a plan over shared memory, and the protocol of its release.
 
-A worker that has released a plan, or lost it to the garbage collector, has told its peers from
-which run on they are without it, before its memory goes to another plan. That shows for nothing but
-a comparison in the call that goes well; so do calls that a worker left out
-(`linop.backends.transports.call_numbers`).
+A worker that releases a plan, or whose plan is garbage-collected, writes to its peers the first run
+without it, before its memory is reused. A successful call pays one comparison for that; the same
+holds for detection of missing calls (`linop.backends.transports.call_numbers`).
 """
 
 from __future__ import annotations
@@ -18,15 +17,15 @@ from linop.backends.transports.transport import Who
 from linop.errors import BackendError
 
 Until = Callable[[Callable[[], bool], Who], None]
-"""Waits until something is so; raises where it takes too long."""
+"""``until(done, who)``: wait until `done`; raises after the wait limit."""
 _ALARM = 5.0
-"""Seconds in which the alarm of a worker that failed comes."""
+"""Longest wait, in seconds, for the alarm of a failed worker."""
 
 
 class Word(NamedTuple):
-    """The way to tell a peer of one's end: two numbers in its shared memory. The first is of all
-    its peers, the second holds the first run that this one is not part of: negative, where it
-    failed."""
+    """Location of a worker's release signals in a peer's shared memory, as indices in a window.
+    `any`: a flag shared by all of the peer's peers. `own`: the first run that the worker takes no
+    part in; negative if it failed."""
 
     segment: int
     any: int
@@ -34,8 +33,8 @@ class Word(NamedTuple):
 
 
 class Runs:
-    """How many runs of a plan there were, which array the last had for its result, and where its
-    peers hear that there will be no more. It refers to no plan, and so lives a little longer."""
+    """Run counter of a plan, the slot of its last result, and the peers to notify of its release.
+    It has no reference to the plan, so that it outlives the plan's finalizer."""
 
     def __init__(self) -> None:
         self.number = 0
@@ -44,16 +43,17 @@ class Runs:
         self._words: list[tuple[memoryview, Word, Callable[[], int]]] = []
 
     def tell(self, words: Sequence[tuple[memoryview, Word, Callable[[], int]]]) -> None:
-        """Places where peers hear that this worker is gone, and what each has said of itself."""
+        """Set the release signals in the peers' memory, each with a function that reads the peer's
+        own signal."""
         self._words = list(words)
 
     def leave(self, failed: bool = False) -> None:
-        """Tell the peers, once, that there will be no more runs: those that have not left before.
-        The memory of one that has may be another plan's since the workers last compiled, and by
-        then its own words are here."""
+        """Notify the peers, once, of the release: those that have not left before. The memory of
+        one that has may be reused since the last collective compile, and by then its signal has
+        arrived here."""
         words, self._words = self._words, []
         if self._process != os.getpid():
-            return  # a fork has the same shared memory, and no part in it
+            return  # a fork maps the same shared memory, but is not a worker
         for numbers, word, said in words:
             if not said():
                 numbers[word.own] = -(self.number + 1) if failed else self.number + 1
@@ -61,11 +61,11 @@ class Runs:
 
 
 class Peers:
-    """State of a plan's peers, as they say it.
+    """Release state of a plan's peers, as read from their signals.
 
     Args:
-        words: where each one's is in `flags`; `gone` is that of all.
-        about: says whose plan this is.
+        words: index in `flags` of each peer's signal; `gone` is that of the shared flag.
+        about: gives the plan's name.
     """
 
     def __init__(
@@ -83,10 +83,11 @@ class Peers:
         self._until, self._about = until, about
 
     def begin(self) -> None:
-        """Raise where a peer is gone that this run needs.
+        """Check that all peers take part in this run.
 
         Raises:
-            BackendError: it released the plan. LinopError: it failed, and this is its alarm.
+            BackendError: a peer released the plan. LinopError: a peer failed, and this is its
+                alarm.
         """
         self._check()
         number = self._runs.number
@@ -107,16 +108,17 @@ class Peers:
                 )
 
     def gone(self) -> bool:
-        """False, while there is hope for what this run waits for; see `begin`."""
+        """Always False; raises BackendError if a peer has released the plan. Added to wait
+        conditions."""
         if self._flags[self._gone]:
             self._check()
         return False
 
     def come(self, peer: int, at: int, said: int) -> bool:
-        """True if a peer's message has come: a number that should be `said` tells.
+        """True if a peer's message has arrived: its signal equals `said`, modulo `TURNS`.
 
         Raises:
-            BackendError: it is that of another call; or it will never come.
+            BackendError: it belongs to another call; or it will never arrive.
         """
         heard = self._flags[at]
         if (heard ^ said) % TURNS:

@@ -1,16 +1,16 @@
-"""Programs whose workers share a machine: every transfer is one copy into the receiver's memory.
+"""Programs with messages through shared-memory windows: every transfer is one copy into the
+receiver's memory.
 
-What a worker receives into lives in a window that all ranks of the machine map. A receiver says up
-to which run its memory may be written, and which of its arrays for results it is going to use; a
-sender writes the elements where they belong, strided to strided, and says that it is done.
-Messages that are small, or a small part of the result, or to be summed, go to buffers beside it: a
-sender may then be several runs ahead of its receiver.
+Receive buffers lie in a window that all ranks of the machine map. A receiver signals up to which
+run its memory may be written, and which result array it will use; a sender writes the elements to
+their target, strided to strided, and signals completion. Messages that are small, or a small share
+of the result, or to be summed, go to separate buffers, so that a sender may be several runs ahead
+of its receiver.
 
-One number each says so: the run's, which only grows. Its writer is one worker, its reader one
-other, and it has a cache line of its own. Stores are seen in order on x86; elsewhere the window is
-synchronised before a number is written and after it is read. What a sender says of a message holds
-the number of its call, too (`linop.backends.shared_memory.runs`): a call that a worker left out is
-noticed.
+Each signal is one increasing number, the run's, with one writer and one reader, in a cache line of
+its own. Stores are seen in order on x86; elsewhere the window is synchronised before a signal is
+written and after it is read. The signal of a message also holds the call number
+(`linop.backends.shared_memory.runs`), so that a missing call is detected.
 """
 
 from __future__ import annotations
@@ -38,30 +38,32 @@ from linop.spaces.region import Region
 from linop.spaces.scalars import Array
 
 SLOTS = 3
-"""Arrays for each large result; the last one that is free is not handed out, but copied."""
+"""Buffers for each large result; the last free one is not lent, but copied."""
 _MANY, _FEW = 8, 2
-"""Buffers for each message that is not written into the result: for all of them small, or not."""
+"""Buffers for each message that is not written into the result: if all messages are at most `SMALL`
+bytes, and otherwise."""
 _LONG = 512 * 1024
-"""Bytes of messages from which there is one: two would drive each other out of the cache."""
+"""Total bytes of messages from which each has one buffer: two would evict each other from the
+cache."""
 _PART = 8
-"""Messages are written into a result if they are more than one part in so many of it."""
+"""Messages are written into the result if they are more than one `_PART`-th of it."""
 _RUN = 1024
-"""Bytes of contiguous runs from which it is worth it to write them into a result: two workers that
-write short ones in turn take each other's cache lines."""
+"""Smallest contiguous run, in bytes, that is written into the result: two workers that alternately
+write shorter ones contend for cache lines."""
 _LEAST = 16 * 1024
-"""Bytes of messages up to which they are not: it is faster not to wait for the receiver."""
+"""Total bytes of messages up to which they go to buffers: faster than a wait for the receiver."""
 _LINE = 64
-"""Bytes of a cache line."""
+"""Bytes of a cache line, and the distance of signals."""
 _ORDERED = platform.machine() in ("x86_64", "AMD64", "i686")
-"""Whether stores are seen in the order in which they were made."""
+"""True if other cores see stores in program order."""
 
 
 class Windows(Program):
-    """A plan over shared memory. Workers have to tell each other where things are before they can
-    be bound: `offers` says what to tell whom, and `connect` takes what they said.
+    """A plan bound to shared-memory windows. Binding takes two steps: `offers` gives the locations
+    for each peer, and `connect` takes those of the peers.
 
     Raises:
-        NoRoomError: there is too little shared memory left.
+        NoRoomError: there is too little shared memory.
     """
 
     def __init__(
@@ -119,7 +121,7 @@ class Windows(Program):
         return block
 
     def _line(self) -> tuple[int, int]:
-        """Where the next number of this worker's is: the window, and the number's index in it."""
+        """Location of a new signal of this worker: the window, and the index in it."""
         self._lines += 1
         start = self._flags_block.offset + (self._lines - 1) * _LINE
         return self._flags_block.segment, start // 8
@@ -136,8 +138,8 @@ class Windows(Program):
         return int(np.prod(shape, dtype=np.int64)) * self.plan.dtype.itemsize
 
     def _place_results(self) -> None:
-        """Decide whether peers write into results, which then lie in shared memory, or beside them:
-        into a few buffers in turn, so that they need not wait for this worker's call."""
+        """Decide if peers write into results, which then lie in shared memory, or into separate
+        buffers used in turn, so that they need not wait for this worker's call."""
         itemsize = self.plan.dtype.itemsize
         moved = [p for s in self._stages for p in s.puts if isinstance(p.source, Message)]
         straight = {id(p) for s in self._stages for p in s.puts if self._straight(s, p)}
@@ -163,7 +165,8 @@ class Windows(Program):
                 self._slots.add(blocks, [self._buffer(b, cell.shape) for b, cell in pairs])
 
     def _straight(self, stage: Stage, put: Put) -> bool:
-        """Whether a message is all that a part of the result is."""
+        """True if a message alone determines a box of the result, with contiguous runs that are
+        long enough."""
         plain = isinstance(put.source, Message) and not put.accumulate and put.coefficient == 1
         runs = self.bytes_of(stage.target(put).run)
         return plain and runs >= min(_RUN, self.bytes_of(put.target.size)) and not stage.addend(put)
@@ -176,7 +179,7 @@ class Windows(Program):
     def lending(self) -> list[str]:
         if self._slots is None:
             return super().lending()
-        # No other worker can reach what the caller passed; the result is copied there.
+        # Other workers cannot write to the caller's ``out``; the result is copied there.
         results, take = ", ".join(cell.name for cell in self.open), self.code.name(self._slots.take)
         return [f"{self.code.name(self._runs)}.slot, [{results}] = {take}()"]
 
@@ -185,7 +188,7 @@ class Windows(Program):
             return super().lent(cell)
         return f"{cell.name} if {self.code.name(self._slots.free)} else {cell.name}.copy()"
 
-    # What workers tell each other
+    # Exchange of locations
 
     def receives(self, stage: Stage, steps: Sequence[Receive]) -> dict[int, View]:
         return {k: view for step in steps for k, view in self._receive(stage, step).items()}
@@ -212,7 +215,7 @@ class Windows(Program):
         return inbox
 
     def _views(self, target: View) -> list[Array]:
-        """A box of a result, in each of the arrays that this may be in."""
+        """A box of a result, in each of the arrays that the result may be in."""
         if target.fixed:
             return [target.get()]
         assert self._slots is not None
@@ -220,7 +223,7 @@ class Windows(Program):
         return [target.of_array(buffers[k].array()) for buffers in self._slots.buffers]
 
     def offers(self) -> dict[int, Said]:
-        """The messages to each peer before the first run."""
+        """Offers to each peer, to be exchanged before the first run."""
         segment, first = self._flags_block.segment, self._flags_block.offset // 8
         return {
             p: (
@@ -232,7 +235,7 @@ class Windows(Program):
         }
 
     def connect(self, said: dict[int, Said]) -> None:
-        """Bind the plan to what the peers' `offers` said."""
+        """Complete the binding with the peers' `offers`."""
         heard = {p: partial(self._flags.__getitem__, k) for p, k in self._peers.words.items()}
         self._runs.tell(
             [(self._pool.numbers(w.segment, p), w, heard[p]) for p, (_, _, w) in said.items()]
@@ -243,12 +246,12 @@ class Windows(Program):
             (self._pool.numbers(line[0], peer), line[1]) for peer, line in told if line is not None
         ]
         for peer, offer in self._asked.items():
-            if offer.turns:  # else the receiver says when, and may have said so already
+            if offer.turns:  # else the receiver signals it, and may have done so already
                 self._flags[self._index(self._receivers[peer].ready)] = offer.turns
         self.bind()
 
     def _index(self, line: Line | None) -> int:
-        """Where a number of this worker's own is in `_flags`."""
+        """Index in `_flags` of one of this worker's own signals."""
         assert line is not None
         return line[1] - self._flags_block.offset // 8
 
@@ -281,7 +284,7 @@ class Windows(Program):
 
     @property
     def _sync(self) -> list[str]:
-        """What is between writing memory and saying so, and between hearing and reading."""
+        """Lines between a write of data and its signal, and between a signal and a read of data."""
         return [] if _ORDERED else [f"{self.code.name(self._pool.sync)}()"]
 
     def sends(self, stage: Stage, steps: Sequence[Send]) -> None:
@@ -321,14 +324,15 @@ class Windows(Program):
         self.step(f"tell {peer}", *self._sync, f"{said}[{turn}] = e", peer=peer)
 
     def _box(self, place: Place, peer: int) -> View:
-        """Where a peer wants a part of a message in this run."""
+        """View of a peer's target of a box, in this run."""
         arrays = self._pool.views(place, peer, self.plan.dtype)
         if len(arrays) == 1:
             return fixed(arrays[0])
         return View(Cell(place.shape, f"{self.code.name(arrays)}[s{peer}]"), place.shape)
 
     def sum(self, stage: Stage, puts: tuple[Put, Put], sources: tuple[View, View]) -> None:
-        """Of a long message each piece is added once it has come, while the next is written."""
+        """Sum of two boxes. Each piece of a long message is added once it has arrived, while the
+        next one is written."""
         pieces = self._cuts(stage, puts[0])
         if not pieces:
             super().sum(stage, puts, sources)
@@ -351,7 +355,7 @@ class Windows(Program):
         )
 
     def _cuts(self, stage: Stage, put: Put) -> list[Piece]:
-        """How a message is cut, if it is: where it is one long box, to be summed."""
+        """Pieces of a message, if it is one long box that is summed; else empty."""
         for pair in stage.pairs():
             if any(put is one for one in pair):
                 peers = [one.source.peer for one in pair if isinstance(one.source, Message)]
@@ -360,8 +364,8 @@ class Windows(Program):
         return []
 
     def _wait_ready(self, peer: int, stage: int) -> None:
-        """Until a peer's memory is ready for this run. Which of its arrays to write to, it says; or
-        it is the next in turn."""
+        """Emit the wait until a peer's memory is ready for this run, and the choice of its array:
+        the one it signals, or the next in turn."""
         flags, k = self._flags, self._index(self._receivers[peer].ready)
         turns, runs, peers = self._asked[peer].turns, self._runs, self._peers
 
@@ -380,7 +384,8 @@ class Windows(Program):
         self.step(label, *text, f"s{peer} = {slot}", ready=ready, peer=peer)
 
     def _spinning(self, come: str, ready: str, who: Who) -> list[str]:
-        """Until something is so: looked at here for a while first, for others take microseconds."""
+        """Lines that wait for a condition: they spin for a while first, since other workers take
+        microseconds."""
         until = f"{self.code.name(self._until)}({ready}, {self.code.name(who)})"
         spin = f"for _ in {self.code.name(range(self._spins))}:"
         return [spin, f"    if {come}: break", f"else: {until}", *self._sync]
@@ -394,8 +399,8 @@ class Windows(Program):
             self.step(str(step), *text, ready=ready, peers=peers, bytes=size)
 
     def _until_come(self, stage: int, peers: Sequence[int], at: int = 0) -> tuple[list[str], Ready]:
-        """Lines that wait until peers have said of their messages, so many numbers on in theirs,
-        that they have written them; and, in a run that is not counted, whether they have."""
+        """Lines that wait for peers' completion signals of a stage (`at` indices further on); and a
+        test that they have arrived, for `start`."""
         lines = {p: self._index(self._senders[p].done[stage]) + at for p in peers}
         runs, turns = self._runs, 1 if at else self._turns or 1
 
@@ -419,7 +424,8 @@ class Windows(Program):
     def _until_pieces(
         self, stage: int, peers: Sequence[int]
     ) -> tuple[list[str], Callable[[int], bool]]:
-        """What waits for so many pieces of some messages; and whether they have come."""
+        """Lines that wait for piece `k` of some messages; and a test that `count` pieces have
+        arrived."""
         lines = {p: self._index(self._senders[p].done[stage]) for p in peers}
         flags, runs = self._flags, self._runs
 
@@ -430,7 +436,7 @@ class Windows(Program):
             return not late(count) or self._peers.gone()
 
         def who() -> Awaited:
-            # All pieces, for a peer that is late with one is named, whichever that is.
+            # Checks all pieces: a peer is named if any of its pieces is missing.
             named = late(1) or late(MOST) or peers
             words = f"a message from {peers_named(named)} in stage {stage} of {self.about()}"
             return Awaited(words, named, stage)
@@ -463,17 +469,17 @@ def memory_needed(plan: Plan) -> int:
     ends = sum(region.size for region in (*plan.inputs, *plan.outputs))
     elements = 2 * (made + _FEW * moved) + SLOTS * ends
     blocks = 2 * len(plan.steps) + SLOTS * (len(plan.inputs) + len(plan.outputs))
-    elements += min(elements, blocks * PAGE // plan.dtype.itemsize)  # what placing them costs
+    elements += min(elements, blocks * PAGE // plan.dtype.itemsize)  # padding for alignment
     return elements * plan.dtype.itemsize + 2 * _MANY * (SMALL + ALIGNED * len(plan.steps))
 
 
 class NoRoomError(Exception):
-    """There is too little shared memory for a plan."""
+    """Raised if there is too little shared memory for a plan."""
 
 
 def _give_back(pool: Pool, runs: Runs, blocks: list[Block], slots: Slots | None) -> None:
-    """Tell the peers, and give a plan's blocks back: those of results that users still hold, when
-    they let go."""
+    """Finalizer: notify the peers, and return a plan's blocks; those of results still referenced by
+    users, once these are released."""
     runs.leave()
     for block in blocks:
         pool.give(block)

@@ -1,1 +1,2 @@
-"""How workers reach each other, wait, and agree."""
+"""Transports: messages between workers, agreement over the control channel, waits, deadlock
+detection."""

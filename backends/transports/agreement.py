@@ -1,5 +1,5 @@
-"""Agreement of all workers on an operator when they compile it: all built the same, could lower it,
-and made the same calls before."""
+"""Collective checks when all workers compile an operator: all built the same one, all could lower
+it, and all made the same calls before."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from linop.errors import BackendError, LinopError
 from linop.operators.operator import LinearOperator
 
 _SHOWN = 160
-"""Bytes of an operator's text in an error."""
+"""Longest text of an operator in an error, in bytes."""
 
 
 class Said(NamedTuple):
-    """What a worker says of itself where all compile an operator."""
+    """Contribution of one worker to the check."""
 
     digest: bytes
-    """Of how it made the operator."""
+    """Digest of the operator's construction."""
     plans: int
-    """How many it has compiled."""
+    """Number of plans compiled so far."""
     wrong: tuple[str, str] | None
-    """The class and the text of the error that lowering it raised."""
+    """Class name and text of the error raised by lowering; None if there was none."""
     calls: dict[tuple[int, ...], int | None]
-    """How many it has made of the plans of some workers since all compiled last, where that is to
-    be the same for all of these."""
+    """Calls since the last collective compile, by group of workers; None where they need not be
+    equal in the group."""
 
 
 def check_agreement(
@@ -37,23 +37,24 @@ def check_agreement(
     lowered: object = None,
     calls: Mapping[tuple[int, ...], int | None] | None = None,
 ) -> int:
-    """Check, together, that all workers built the same operator, could lower it, and have made the
-    same calls before.
+    """Check collectively that all workers built the same operator, could lower it, and have made
+    the same calls before.
 
     Args:
-        plans: how many plans this worker has compiled.
-        lowered: what came of lowering it here: an error, or something else.
-        calls: how many it has made of the plans of some workers; None where that is not compared.
+        plans: number of plans that this worker has compiled.
+        lowered: result of lowering the operator on this worker; an error if it failed.
+        calls: calls made on this worker, by group of workers; None where they are not compared.
 
     Returns:
-        The most that one of them has: an error may have left some behind.
+        The largest number of plans of any worker: numbers differ if an error interrupted some
+            workers.
 
     Raises:
-        BackendError: they did not; or the first worker's error in lowering it. Either on every
-            worker, in the same words.
+        BackendError: operators or numbers of calls differ; or the first worker's error in lowering.
+            Either on every worker, with the same text.
     """
     meet = partial(transport.gather_all, doing="compile", about=op)
-    # First a cheap digest of how it was made; the same operator may have been made in two ways.
+    # First a cheap digest of the construction; equal operators may be constructed in two ways.
     wrong = (type(lowered).__name__, str(lowered)) if isinstance(lowered, LinopError) else None
     mine = Said(op.stages.digest, plans, wrong, dict(calls or {}))
     said = [Said(*pickle.loads(one)) for one in meet(pickle.dumps(tuple(mine)))]
@@ -80,10 +81,10 @@ def check_agreement(
 
 
 def check_calls(said: Sequence[Mapping[tuple[int, ...], int | None]]) -> None:
-    """Check that workers made the same calls of the plans that they have together.
+    """Check that all workers of each group made the same number of calls of its plans.
 
     Raises:
-        BackendError: one left out a call, or made one more; on every worker.
+        BackendError: a worker left out a call, or made an additional one; on every worker.
     """
     for group in sorted({group for one in said for group in one}):
         made = [(w, many) for w in group if (many := said[w].get(group)) is not None]

@@ -1,12 +1,12 @@
-"""Numbers of calls: which call of a group's plans this is, said with the first message to each
-peer.
+"""Call numbers: each call of a group's plans has a number, sent to each peer with the first message
+of the call.
 
-Who receives it compares it with its own, so that a message of another call is never taken for one
-of this: where a worker leaves a call out, or makes one more, the numbers of the next plan's calls
-differ. Over shared memory the number is in the word that says that a message is there
-(`linop.backends.shared_memory.runs`). Else it is the end of a message that is packed in main
-memory, which costs next to nothing, or a message of its own, sent first. MPI's collectives carry
-none.
+The receiver compares it with its own, so that a message is never attributed to another call: if a
+worker leaves out a call, or makes an additional one, the numbers of the next plan's calls differ.
+In shared memory the number is in the word that signals a message
+(`linop.backends.shared_memory.runs`). In other transports it is appended to a message packed in
+host memory, at negligible cost, or is a message of its own, sent first. MPI collectives carry no
+number.
 """
 
 from __future__ import annotations
@@ -23,27 +23,28 @@ from linop.planning.plan import GROUP, Plan, Receive, Send
 from linop.spaces.scalars import Array
 
 PACKED = 8 * 1024
-"""Bytes of a contiguous part up to which it is packed all the same: a copy and a persistent request
-cost less than a request for memory that is new at every run. On a device they cost more."""
+"""Largest contiguous box, in bytes, that is packed nevertheless: a copy and a persistent request
+cost less than a request for memory that differs from run to run. On a device they cost more."""
 _NUMBER = np.dtype(np.int64)
 _BYTES = _NUMBER.itemsize
 
 
 TURNS = 16
-"""A run's number in what is said of a message in shared memory is modulo this: more than twice the
-most buffers."""
+"""Modulus of a run's number in the signal of a message in shared memory: more than twice the
+largest number of buffers."""
 _NOBODY = -1
 
 
 class Calls:
-    """The plans' calls by one group of workers, since all workers compiled together last. Counted
-    are plain calls by one thread, whose order is the same on all workers; where one failed, the
-    workers need not agree any more on how many there were, and nothing is counted. Nor is it from
-    the first call or compile by another thread on: another worker may have made that in this one.
+    """Call counter of all plans of one group of workers, reset at each collective compile.
+
+    Only calls by one thread that are not split by `start` are counted, since their order is the
+    same on all workers. Counting stops when a call fails, as numbers may differ from then on, and
+    at the first call or compile by another thread, which other workers may have made in this one.
 
     Attributes:
-        number: of calls, times `TURNS`.
-        thread: whose calls are counted.
+        number: number of calls, times `TURNS`.
+        thread: identifier of the thread whose calls are counted.
     """
 
     __slots__ = ("_overlap", "_several", "_stopped", "_thread", "number", "thread")
@@ -54,24 +55,24 @@ class Calls:
         self._stopped = self._overlap = self._several = False
 
     def stop(self) -> None:
-        """Count no more."""
+        """Stop counting."""
         self.thread, self._stopped = _NOBODY, True
 
     def again(self) -> None:
-        """Count from the start; all workers do, when they compile."""
+        """Restart from 0, as all workers do when they compile."""
         self.uncounted()
         if not self._several:
             self.number, self.thread = 0, self._thread
             self._stopped = self._overlap = False
 
     def uncounted(self) -> None:
-        """Take note of a call that is not counted."""
+        """Record an uncounted call: if another thread makes it, counting stops."""
         if self._thread != threading.get_ident():
             self.stop()
             self._several = True
 
     def __enter__(self) -> None:
-        """Inside, a call has no number: one that may overlap others, in any order."""
+        """Context of a call without a number, which may overlap others in any order."""
         self.uncounted()
         if self.thread == threading.get_ident():
             self.number += TURNS
@@ -83,14 +84,13 @@ class Calls:
 
     @property
     def counted(self) -> int | None:
-        """How many there were; None where workers need not agree on that now."""
+        """Number of calls since the last compile; None if workers may differ in it."""
         self.uncounted()
         return None if self._stopped or self._overlap else self.number // TURNS
 
 
 def counting(code: Code, calls: Calls | None) -> list[str]:
-    """Lines that count a call, and say in `c` which one it is, times `TURNS`: 0 where it is not
-    counted."""
+    """Lines that count a call, and set `c` to its number times `TURNS`; 0 for an uncounted call."""
     if calls is None:
         return ["c = 0"]
     name = code.name(calls)
@@ -104,14 +104,14 @@ def counting(code: Code, calls: Calls | None) -> list[str]:
 
 
 def check_step(peer: int, theirs: int, mine: int, about: Callable[[], str]) -> None:
-    """Check that a message is of the call that it is taken for.
+    """Check that a message belongs to the current call.
 
     Args:
-        theirs: the number of the sender's call, as in `Calls.number`; 0 where it is not known.
-        mine: that of the call here.
+        theirs: number of the sender's call, as in `Calls.number`; 0 if unknown.
+        mine: number of this worker's call.
 
     Raises:
-        BackendError: it is another one.
+        BackendError: the numbers differ.
     """
     theirs, mine = theirs // TURNS, mine // TURNS
     if theirs != mine and theirs and mine:
@@ -124,10 +124,10 @@ def check_step(peer: int, theirs: int, mine: int, about: Callable[[], str]) -> N
 
 
 class Room(NamedTuple):
-    """Memory of a message, and of the number that is its end."""
+    """Buffer of a message with a call number at its end."""
 
     whole: Array
-    """Bytes of both."""
+    """Message, padding and number, as bytes."""
     message: Array
     number: memoryview
 
@@ -139,15 +139,16 @@ class Room(NamedTuple):
 
 
 class Numbers:
-    """Numbers that come and go with a plan's messages.
+    """Call numbers in the messages of one plan.
 
     Args:
-        calls: of the plan's workers; None where there is nobody else, or nothing to compare.
-        inside: True if messages up to `PACKED` bytes have the number at their end.
-        about: says whose plan this is.
+        calls: call counter of the plan's workers; None if there are no other workers, or calls are
+            not compared.
+        inside: True if messages of at most `PACKED` bytes have the number appended.
+        about: gives the plan's name.
 
     Attributes:
-        mine: the number of this call, as a message of its own.
+        mine: buffer of the current call's number, for a message of its own.
     """
 
     def __init__(
@@ -166,7 +167,7 @@ class Numbers:
         self._rooms: dict[tuple[bool, int], Room] = {}
 
     def counting(self, code: Code) -> list[str]:
-        """Lines that count a call when it begins."""
+        """Lines that count a call at its start, and store its number."""
         if self._calls is None:
             return []
         alone = any(isinstance(step, Send) and self.before(step) for step in self._first.values())
@@ -174,18 +175,18 @@ class Numbers:
         return [*counting(code, self._calls), *said]
 
     def inside(self, step: Send | Receive) -> bool:
-        """True if the number is the end of this message."""
+        """True if the number is appended to this message."""
         return self._is_first(step) and step.size * self._dtype.itemsize <= self._most
 
     def before(self, step: Send | Receive) -> bool:
-        """True if the number is a message before this one."""
+        """True if the number is a message of its own before this one."""
         return self._is_first(step) and not self.inside(step)
 
     def _is_first(self, step: Send | Receive) -> bool:
         return self._first.get((isinstance(step, Send), step.peer)) == step
 
     def room(self, step: Send | Receive) -> Room:
-        """Memory for a message that a number is the end of."""
+        """Buffer of a message that has the number appended."""
         key = isinstance(step, Send), step.peer
         if key not in self._rooms:
             room = self._rooms[key] = Room.of(step.size, self._dtype)
@@ -194,13 +195,13 @@ class Numbers:
         return self._rooms[key]
 
     def theirs(self, step: Receive) -> Array:
-        """Memory for a number that comes before a message."""
+        """Buffer of a number that arrives before a message."""
         number = np.zeros(1, _NUMBER)
         self._theirs.setdefault(step.stage, []).append((step.peer, number.data))
         return number
 
     def checking(self, code: Code, stage: int) -> list[str]:
-        """Lines that compare what came with the messages of a stage."""
+        """Lines that compare the numbers received in a stage with the current call's."""
         theirs = self._theirs.get(stage, [])
 
         def check(mine: int) -> None:

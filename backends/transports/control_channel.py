@@ -1,7 +1,8 @@
-"""The control channel of one rank: small things that ranks tell each other, apart from messages.
+"""The control channel of one rank: pickled control messages, with tags that plans' messages never
+have.
 
-Between two ranks they arrive in the order sent for a kind. What was said before an error that ended
-the waits of all ranks is dropped: each rank counts these, and says how many it has seen.
+Between two ranks they arrive in the order sent, for each kind. An error that ends the waits of all
+ranks begins a new epoch; control messages of earlier epochs are dropped.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from mpi4py import MPI
 from linop.errors import LinopError
 
 CALL, ALARM, NOTE, ALL, ASK = range(5)
-"""Kinds of what is said, which are tags; plans have the tags from `OWN` on."""
+"""Kinds of control messages, as MPI tags; plans have tags from `OWN` on."""
 OWN = 5
 
 Box = deque[tuple[int, Any]]
@@ -24,8 +25,7 @@ Until = Callable[[Callable[[], bool]], None]
 
 
 class Ended:
-    """In the place of a communicator that cannot be used any more: asked for anything, it raises
-    the reason."""
+    """Replacement of an unusable communicator: any attribute access raises the reason."""
 
     def __init__(self, error: LinopError) -> None:
         self._error = error
@@ -35,14 +35,14 @@ class Ended:
 
 
 _kept: list[list[MPI.Request]] = []
-"""Sends not yet done when a channel ended: MPI may read the buffers of requests until then."""
+"""Unfinished sends of ended channels: MPI may still read their buffers."""
 
 
 class Channel:
-    """A rank's messages to others, and theirs to it.
+    """Control messages between this rank and others.
 
     Attributes:
-        epoch: how many errors have ended the waits of all ranks.
+        epoch: number of errors so far that ended the waits of all ranks.
     """
 
     def __init__(self, comm: MPI.Intracomm) -> None:
@@ -52,21 +52,20 @@ class Channel:
         self._boxes: dict[tuple[int, int], Box] = {}
 
     def say(self, peer: int, kind: int, item: Any) -> None:
-        """Say something; it leaves when it can."""
+        """Send a picklable item; returns at once."""
         self._said = [request for request in self._said if not request.Test()]
         data = pickle.dumps((self.epoch, item))
         self._said.append(self.comm.Isend([data, MPI.BYTE], peer, kind))
 
     def end(self, error: LinopError) -> Any:
-        """Raise an error in place of whatever is tried from here on. What there is in place of the
-        communicator."""
+        """Make every later use raise an error. Returns the replacement of the communicator."""
         _kept.append(self._said)
         self._said = []
         self.comm = Ended(error)  # type: ignore[assignment]
         return self.comm
 
     def heard(self, peer: int, kind: int) -> bool:
-        """True if a rank has said something more, after the errors that this one knows of."""
+        """True if a control message of the current epoch has arrived from a rank."""
         box = self._boxes.setdefault((peer, kind), deque())
         while not box or box[0][0] < self.epoch:
             if box:
@@ -78,11 +77,12 @@ class Channel:
         return box[0][0] == self.epoch
 
     def next(self, peer: int, kind: int) -> Any:
-        """The next thing that it said, once it is `heard`."""
+        """The next control message from a rank, once `heard` is true."""
         return self._boxes[peer, kind].popleft()[1]
 
     def anyone(self, kind: int) -> tuple[int, int, Any] | None:
-        """The next thing that somebody said: who, in which epoch, and what; None if nobody did."""
+        """The next control message from any rank, as (rank, epoch, item); None if none has
+        arrived."""
         if not self.comm.Iprobe(MPI.ANY_SOURCE, kind):
             return None
         peer, (epoch, item) = self._received(MPI.ANY_SOURCE, kind)
@@ -90,7 +90,7 @@ class Channel:
 
     def _received(self, peer: int, kind: int) -> tuple[int, tuple[int, Any]]:
         status = MPI.Status()
-        self.comm.Probe(peer, kind, status)  # does not wait: it is there
+        self.comm.Probe(peer, kind, status)  # does not wait: a message has arrived
         data = bytearray(status.Get_count(MPI.BYTE))
         self.comm.Recv([data, MPI.BYTE], status.Get_source(), kind)
         return status.Get_source(), pickle.loads(data)

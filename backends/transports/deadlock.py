@@ -1,12 +1,13 @@
-"""Deadlocks between processes: when nobody can go on, and how all are told. No messages in here.
+"""Deadlock detection between processes, as a protocol without communication: notes in, notes out.
 
-Workers that have waited long say so to a coordinator, worker 0, and say when they go on. Once all
-of them wait, the coordinator asks each to hold still. Who holds does not leave its wait before it
-is told, so the answers are one state of the whole program: nobody runs, and each says how far it
-has come. A message that has not come is on its way if its sender has passed the point where it
-sends it, and is never sent else, for its sender waits. So it is a deadlock if, and only if, every
-worker waits for one that has not come that far: latency, sizes and the way of messages count for
-nothing. A worker that goes on after all, or is not done asking itself, ends the round.
+A worker that has waited for long sends a note to the coordinator, worker 0, and another when it
+continues. Once all workers wait, the coordinator asks each to hold. A worker that holds does not
+leave its wait until told, so the answers are one consistent state of the program: no worker runs,
+and each reports its progress. A missing message is in flight if its sender's progress is past the
+point of sending it; otherwise it is never sent, since the sender waits. So there is a deadlock if
+and only if every worker waits for one whose progress is short of that point: latency, message sizes
+and transports do not matter. A worker that continues after all, or has not answered yet, ends the
+round.
 """
 
 from __future__ import annotations
@@ -19,34 +20,35 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 Key = tuple[str, int]
-"""A plan, or a conversation: its kind, and its number."""
+"""A plan or a kind of control exchange: its name, and its number."""
 Point = tuple[int, float]
-"""A worker's progress in one: the run, and the last stage whose messages it has sent."""
+"""Progress of a worker in a plan or exchange: the run, and the last stage whose messages it has
+sent."""
 NOWHERE: Point = (0, math.inf)
 PAST: Point = (2**62, math.inf)
-"""Of a plan that is broken: an alarm is on its way to who waits in it."""
+"""Progress in a broken plan: an alarm is in flight to the workers that wait in it."""
 
 COORDINATOR = 0
 _AGAIN = 0.25, 8.0
-"""Seconds between two rounds, at first and at most."""
+"""Seconds between two rounds: initially, and at most."""
 
 
 class Wait(NamedTuple):
-    """A worker's wait: for some others to come to a point."""
+    """A worker's wait for others to reach a point."""
 
     words: str
     key: Key
     at: Point
-    """The progress of the worker itself."""
+    """Progress of the waiting worker itself."""
     needs: Point
     peers: tuple[int, ...]
-    """The workers that are late, as it seems here; empty where that is not known."""
+    """Workers whose messages are missing; empty if unknown."""
     ended: bool = False
-    """True if it has left its program, and waits for nothing but the end of the others'."""
+    """True if the worker has left its program, and only waits for the others' end."""
 
 
 class State(NamedTuple):
-    """A worker that waits, and how far it is elsewhere."""
+    """State of a waiting worker: its wait, and its progress in all plans and exchanges."""
 
     wait: Wait
     points: Mapping[Key, Point]
@@ -56,7 +58,7 @@ class State(NamedTuple):
 
 
 def is_deadlock(states: Mapping[int, State]) -> bool:
-    """True if none of these workers, all that there are, can go on; and one would have to."""
+    """True if no worker can continue, and not all have ended. `states` has every worker."""
 
     def goes_on(wait: Wait) -> bool:
         return all(states[peer].reached(wait.key) >= wait.needs for peer in wait.peers)
@@ -66,14 +68,15 @@ def is_deadlock(states: Mapping[int, State]) -> bool:
 
 
 def is_of_python(thread: threading.Thread) -> bool:
-    """True if `threading` started it, or it is the main one. A thread that something else started,
-    as torch does for backward passes, works for one that waits for it, and counts as that one."""
+    """True if `threading` started the thread, or it is the main thread. A thread started otherwise,
+    as by torch for backward passes, works for a thread that waits for it, and counts as that
+    one."""
     return not isinstance(thread, threading._DummyThread)
 
 
 def joins(thread: threading.Thread, idents: Collection[int]) -> bool:
-    """True if a thread waits without a limit for one of these to end (`Thread.join`), or for one
-    that does."""
+    """True if a thread waits, without a timeout, for one of these to end (`Thread.join`), directly
+    or through others."""
     frames, seen = sys._current_frames(), set[int]()
     while thread.ident is not None and thread.ident not in seen and thread.is_alive():
         if thread.ident in idents:
@@ -99,7 +102,7 @@ def described(states: Mapping[int, State]) -> str:
 def who_waits(
     waits: Mapping[int, str], ended: Collection[int], others: Mapping[int, str] | None = None
 ) -> str:
-    """The waits of workers, the workers that have left, and what others do, in words."""
+    """Text: the workers that wait, those that have ended, and the activity of others."""
     said = {worker: f"worker {worker} waits for {words}" for worker, words in waits.items()}
     said |= {worker: f"worker {worker} has ended" for worker in ended}
     said |= {worker: f"worker {worker} {words}" for worker, words in (others or {}).items()}
@@ -107,26 +110,28 @@ def who_waits(
 
 
 class Note(NamedTuple):
-    """A message between coordinator and workers. Between two of them, in the order sent."""
+    """A note between coordinator and workers; notes between two of them arrive in the order
+    sent."""
 
     kind: str
     """To the coordinator: "waits", "left", "held". From it: "hold", "go on", "deadlock"."""
     number: int
-    """Of the worker's wait; of the round, in answers and decisions."""
+    """Number of the worker's wait. `round` is that of the coordinator's round, in answers and
+    decisions."""
     round: int = 0
     state: State | None = None
     text: str = ""
     broken: tuple[Key, ...] = ()
-    """The plans and conversations that workers waited in."""
+    """Plans and exchanges in which workers waited."""
 
 
 Mail = list[tuple[int, Note]]
-"""Notes to send, with whom to."""
+"""Notes to send, each with its receiver."""
 
 
 @dataclass
 class Coordinator:
-    """Worker 0's part: whether all wait, and what comes of asking them."""
+    """State machine of the coordinator (worker 0): who waits, and rounds of questions."""
 
     workers: int
     _waits: dict[int, int] = field(default_factory=dict)
@@ -137,7 +142,7 @@ class Coordinator:
     _patience: float = _AGAIN[0]
 
     def take(self, worker: int, note: Note, now: float) -> Mail:
-        """The answer to a worker's note."""
+        """Process a worker's note; return the notes that answer it."""
         if note.kind == "waits":
             self._waits[worker] = note.number
             self._patience = _AGAIN[0]
@@ -151,7 +156,7 @@ class Coordinator:
         return []
 
     def tick(self, now: float) -> Mail:
-        """Ask all to hold still, if all wait."""
+        """Begin a round if all workers wait: ask each to hold."""
         if self._asking or len(self._waits) < self.workers or now < self._next:
             return []
         self._round += 1
@@ -169,7 +174,7 @@ class Coordinator:
         return told
 
     def _over(self, now: float) -> Mail:
-        """End the round: all go on, or on with waiting."""
+        """End the round: all workers continue, or continue to wait."""
         if not self._asking:
             return []
         self._asking, self._next = False, now + self._patience
@@ -178,16 +183,16 @@ class Coordinator:
 
 @dataclass
 class Member:
-    """Every worker's part: what it says of its waits."""
+    """State machine of every worker: the notes about its waits."""
 
     worker: int
     workers: int
     told: bool = False
-    """True if the coordinator knows that this worker waits."""
+    """True if the coordinator has been told that this worker waits."""
     held: int = 0
-    """The round for which it holds still; 0 if for none."""
+    """Round for which the worker holds; 0 for none."""
     verdict: Note | None = None
-    """The coordinator's note that it is a deadlock."""
+    """The coordinator's note of a deadlock; None without one."""
     _number: int = 0
     _coordinator: Coordinator | None = None
 
@@ -196,30 +201,30 @@ class Member:
             self._coordinator = Coordinator(self.workers)
 
     def waits(self, now: float) -> Mail:
-        """Say that this worker waits, if it has not said so."""
+        """Report that this worker waits, unless reported already."""
         if self.told:
             return []
         self.told, self._number = True, self._number + 1
         return self._sent([(COORDINATOR, Note("waits", self._number))], now)
 
     def leaves(self, now: float) -> Mail:
-        """Say that it goes on."""
+        """Report that this worker continues."""
         if not self.told:
             return []
         self.told, self.held = False, 0
         return self._sent([(COORDINATOR, Note("left", self._number))], now)
 
     def hears(self, peer: int, note: Note, state: State | None, now: float) -> Mail:
-        """The answer to a note.
+        """Process a note; return the notes that answer it.
 
         Args:
-            state: this worker's now; None if it need not wait any more.
+            state: current state of this worker; None if its wait is over.
         """
         if note.kind in ("waits", "left", "held"):
             assert self._coordinator is not None
             return self._sent(self._coordinator.take(peer, note, now), now, state)
         if not self.told or note.number != self._number:
-            return []  # it has gone on, and has said so
+            return []  # about an earlier wait, which this worker has reported over
         if note.kind == "hold" and state is not None:
             self.held = note.round
             return self._sent([(COORDINATOR, Note("held", note.number, note.round, state))], now)
@@ -230,13 +235,13 @@ class Member:
         return []
 
     def tick(self, now: float, state: State | None) -> Mail:
-        """Notes that the coordinator sends by itself."""
+        """Notes that the coordinator sends unprompted."""
         if self._coordinator is None:
             return []
         return self._sent(self._coordinator.tick(now), now, state)
 
     def _sent(self, mail: Mail, now: float, state: State | None = None) -> Mail:
-        """The notes for others. What worker 0 tells itself, it has heard."""
+        """Notes for other workers; worker 0 processes notes to itself at once."""
         out: Mail = []
         for peer, note in mail:
             if peer == self.worker:

@@ -1,8 +1,9 @@
-"""Mailboxes in memory: how workers that are threads of one process reach each other.
+"""Mailboxes in memory: the transport between workers that are threads of one process, with
+immediate deadlock detection.
 
-A deadlock is seen at once: it is there when every worker that still runs waits for a message that
-nobody has sent. A worker whose program has started threads waits when all of those wait that have
-called linop, and the first; one that waits for another of these to end does.
+There is a deadlock when every running worker waits for a message that no worker has sent. A worker
+whose program starts threads waits when its first thread and all others that have called linop wait,
+or join a waiting one.
 """
 
 from __future__ import annotations
@@ -38,11 +39,12 @@ from linop.errors import BackendError, DeadlockError, LinopError
 from linop.spaces.scalars import Array
 
 _AGREE, _CALL = -1, -2
-"""The tags of `gather_all` and `post`; plans have tags from 2 on."""
+"""Tags of `gather_all` and `post`; plans have tags from 2 on."""
 _AGAIN = 0.25
-"""Seconds after which a thread looks again for a deadlock, where a worker has several."""
+"""Seconds between checks for a deadlock if a worker has several threads."""
 _LIMIT = 600.0
-"""Seconds that a wait may take there: a thread may wait for another in ways that nobody sees."""
+"""Longest wait in seconds if a worker has several threads, which may wait for each other
+unobserved."""
 
 
 Key = tuple[int, int, int]
@@ -50,7 +52,7 @@ Key = tuple[int, int, int]
 
 
 class Group:
-    """The workers of one program: their mailboxes, and who waits for whom."""
+    """The workers of one program: mailboxes, threads, waits, alarms."""
 
     def __init__(self, workers: int, arrays: Arrays = NUMPY, limit: float = math.inf) -> None:
         self.workers = workers
@@ -63,14 +65,14 @@ class Group:
         self._changed = threading.Condition()
         self._boxes: dict[Key, deque[Any]] = {}
         self._waiting: dict[tuple[int, int], tuple[Key, Who]] = {}
-        """By worker and thread: the mailbox, and what it waits for."""
+        """Waits by worker and thread: the mailbox, and a description."""
         self._threads: list[set[threading.Thread]] = [set() for _ in range(workers)]
-        """The threads that have waited for a worker, and the one that runs its program."""
+        """By worker: the threads that have waited in linop, and the one that runs its program."""
         self._ended: set[int] = set()
         self._alarms: dict[int, list[tuple[int, LinopError, int]]] = {}
 
     def work(self, worker: int, main: Callable[[Mailbox], Any]) -> None:
-        """The life of one worker's thread."""
+        """Body of a worker's thread: run the program, and record its result or failure."""
         mailbox = Mailbox(self, worker)
         self._running[worker] = threading.get_ident(), mailbox
         self._threads[worker].add(threading.current_thread())
@@ -90,7 +92,8 @@ class Group:
                 self._changed.notify_all()
 
     def join(self, threads: Sequence[threading.Thread]) -> None:
-        """Wait for the workers' threads, but not for those that made others reach the limit."""
+        """Join the workers' threads, except those that were still busy when a wait reached its
+        limit."""
         if self._limit < math.inf:
             with self._changed:
                 self._changed.wait_for(lambda: len(self._ended | self._late) == self.workers)
@@ -99,28 +102,29 @@ class Group:
                 thread.join()
 
     def put(self, key: Key, item: Any) -> None:
-        """Leave an item in a mailbox."""
+        """Append an item to a mailbox."""
         with self._changed:
             self._boxes.setdefault(key, deque()).append(item)
             self._changed.notify_all()
 
     def has(self, key: Key) -> bool:
-        """True if there is an item in a mailbox."""
+        """True if a mailbox is not empty."""
         return bool(self._boxes.get(key))
 
     def take(
         self, key: Key, plans: Plans, busy: int, who: Who, patience: float | None = None
     ) -> Any:
-        """The next item of a mailbox; waits for it, or for so many seconds: then None.
+        """Remove and return the next item of a mailbox; wait for it, at most `patience` seconds
+        (then None).
 
         Args:
-            plans: the receiver's, which hear alarms.
-            busy: the tag of the plan that is being called.
-            who: what it waits for.
+            plans: the receiver's plans, which take alarms.
+            busy: tag of the plan that is being called.
+            who: describes the wait.
 
         Raises:
-            DeadlockError: nobody is going to send it. LinopError: another worker raised an alarm
-                about the plan that is being called.
+            DeadlockError: no worker will send it. LinopError: another worker's alarm about the plan
+                that is being called.
         """
         receiver, here = key[1], threading.get_ident()
         with self._changed:
@@ -142,13 +146,13 @@ class Group:
                 if self.failure is None:
                     begun = begun or time.monotonic()
                     self._pause(begun)
-                del self._waiting[receiver, here]  # it may refer to a plan
+                del self._waiting[receiver, here]  # its description may refer to a plan
 
     def message(self, key: Key, plans: Plans, size: int, dtype: np.dtype[Any], who: Who) -> Any:
-        """The next message of a mailbox; waits for it.
+        """Remove and return the next message of a mailbox; wait for it.
 
         Raises:
-            BackendError: it is another than was expected. And as `take`.
+            BackendError: its size or dtype is not the expected one. Others as `take`.
         """
         message = self.take(key, plans, key[2], who)
         if message.dtype != dtype or message.size != size:
@@ -159,8 +163,8 @@ class Group:
         return message
 
     def alarm(self, worker: int, error: LinopError, tag: int, call: int) -> None:
-        """Make every other worker raise an error: one that waits in this call of a plan, at once;
-        others when they make it."""
+        """Raise an error on every other worker: at once if it waits in this call of the plan, else
+        when it makes the call."""
         with self._changed:
             for other in range(self.workers):
                 if other != worker:
@@ -168,11 +172,12 @@ class Group:
             self._changed.notify_all()
 
     def alarmed(self, worker: int) -> bool:
-        """True if there is an alarm for a worker."""
+        """True if a worker has a pending alarm."""
         return bool(self._alarms.get(worker))
 
     def check(self, worker: int, plans: Plans, tag: int) -> None:
-        """Raise what another worker's alarm said of this plan, if there was one."""
+        """Deliver pending alarms to the plans, and raise the error of one about this plan, if there
+        is one."""
         for plan, error, call in self._alarms.pop(worker, ()):
             plans.hear(plan, error, call)
         mine = plans.alarm(tag)
@@ -180,23 +185,24 @@ class Group:
             raise heard(mine, tag)
 
     def _aborted(self, worker: int) -> type[SystemExit]:
-        """The end of this thread. Python is silent about no other class in a thread of a user."""
+        """Exception that ends this thread: in a user's own thread, Python prints no traceback for
+        SystemExit only."""
         own = self._running.get(worker, (0,))[0] == threading.get_ident()
         return AbortedError if own or not is_of_python(threading.current_thread()) else SystemExit
 
     def _register(self, worker: int) -> None:
-        """Take note of the thread that this is."""
+        """Register this thread with its worker."""
         mine, thread = self._threads[worker], threading.current_thread()
         if thread not in mine and is_of_python(thread):
             mine.add(thread)
             self._changed.notify_all()
 
     def _has_several(self) -> bool:
-        """True if some worker has several threads, or had: then a deadlock may not be known."""
+        """True if some worker has, or had, several threads: a deadlock may then go undetected."""
         return any(len(threads) > 1 for threads in self._threads)
 
     def _detect_deadlock(self) -> None:
-        """All threads of all workers wait that are known, or have ended: it is a deadlock."""
+        """Record a deadlock if all known threads of all workers wait or have ended."""
         if self.failure is not None or not self._waiting:
             return
         if any(self._boxes.get(key) for key, _ in self._waiting.values()):
@@ -210,7 +216,7 @@ class Group:
             if len(alive) > waiting[worker] or not (threads or worker in self._ended):
                 return
         if any(self._alarms.get(worker) for worker in waiting):
-            return  # they are about to hear of it
+            return  # a waiting worker has an alarm to raise
         self.failure = DeadlockError(f"deadlock: {self._who_waits()}")
         self._changed.notify_all()
 
@@ -224,12 +230,12 @@ class Group:
         return who_waits(waits, self._ended.difference(waits), busy)
 
     def _pause(self, begun: float) -> None:
-        """Wait for something to change; no longer than to the limit, where all stop waiting."""
+        """Wait for a change, at most until the limit; at the limit, end all waits with a report."""
         several = self._has_several()
         limit = min(self._limit, _LIMIT) if several else self._limit
         left = begun + limit - time.monotonic()
         if left > 0:
-            # Nobody says that another thread of a worker has ended.
+            # No notification comes when another thread of a worker ends.
             pause = min(left, _AGAIN) if several else left
             self._changed.wait(None if pause == math.inf else pause)
             return
@@ -251,7 +257,7 @@ class Group:
 
 
 class AbortedError(SystemExit):
-    """The end of a worker whose group has failed; not to be caught by its program."""
+    """Ends a worker whose group has failed; not to be caught by its program."""
 
 
 class Mailbox:
@@ -289,15 +295,15 @@ class Mailbox:
         return request
 
     def hand(self, peer: int, tag: int, message: Any) -> None:
-        """Give a message away."""
+        """Send an object without a copy."""
         self._group.put((self.worker, peer, tag), message)
 
     def has(self, peer: int, tag: int) -> bool:
-        """True if one has come."""
+        """True if a message has arrived."""
         return self._group.has((peer, self.worker, tag))
 
     def take(self, peer: int, tag: int, size: int, dtype: np.dtype[Any]) -> Any:
-        """The next one; waits for it."""
+        """Next message; wait for it."""
         who = f"a message from worker {peer} of plan {tag // 2}"
         return self.message(peer, tag, size, dtype, lambda: who)
 
@@ -312,10 +318,10 @@ class Mailbox:
             request.wait(who)
 
     def free(self, requests: Sequence[_Receive | _Send]) -> None:
-        """Nothing is held."""
+        """Nothing to release."""
 
     def abandon(self, receives: Sequence[_Receive | _Send], sends: Sequence[_Send]) -> None:
-        """Nothing is written to a buffer but by `wait`."""
+        """Nothing to do: only `wait` writes to buffers."""
 
     def gather_all(self, data: Any, doing: str = MEET, about: object = "") -> list[Any]:
         if doing != MEET:
@@ -357,7 +363,7 @@ class Mailbox:
 
 
 class _Send:
-    """A message that is handed over when it is started."""
+    """Send request: `start` puts a copy of the buffer into the receiver's mailbox."""
 
     def __init__(self, group: Group, key: Key, buffer: Array) -> None:
         self._group, self._key = group, key
@@ -370,11 +376,11 @@ class _Send:
         return True
 
     def wait(self, who: Who) -> None:
-        """Nothing: it is gone."""
+        """Nothing to wait for: `start` copied the buffer."""
 
 
 class _Receive:
-    """A message that is awaited once it is started."""
+    """Receive request: `wait` takes the message from the mailbox and copies it to the buffer."""
 
     def __init__(self, mailbox: Mailbox, peer: int, tag: int, buffer: Array) -> None:
         self._mailbox, self._peer, self._tag, self._buffer = mailbox, peer, tag, buffer

@@ -1,8 +1,8 @@
-"""Stages run by MPI's nonblocking collectives, where workers do not share memory.
+"""Stages of a plan as MPI's nonblocking collectives, between workers without shared memory.
 
-`linop.planning.collective_selection` chooses them and rewrites the plan; here is the call for each
-kind, and the communicators of groups. A program has those it uses for itself while it lives: plans
-may be under way at the same time, and begun in another order on another rank.
+`linop.planning.collective_selection` selects them and rewrites the plan; this module has the MPI
+call of each kind, and the communicators of groups. Each program has communicators of its own: plans
+may overlap, and start in different orders on different ranks.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from linop.planning.plan import GROUP, Collective, Plan, Receive, Send
 from linop.spaces.scalars import Array
 
 _PLANS = 63
-"""Programs of one group that may live at the same time; the next ones use messages."""
+"""Programs with collectives per group at the same time; further ones use messages."""
 
 Taken = tuple[tuple[int, ...], int]
-"""A group, and which of its communicators."""
+"""A group of workers, and the index of one of its communicators."""
 
 
 class Waiting(Protocol):
-    """What of a transport is needed here."""
+    """Interface of the transport that `Groups` uses."""
 
     comm: MPI.Intracomm
 
@@ -43,8 +43,8 @@ class Waiting(Protocol):
 
 
 class Groups:
-    """The communicators of groups of ranks. They are made once, used by a program at a time, and
-    freed with those they were made from."""
+    """Pool of communicators by group of ranks. Each is used by one program at a time, and freed
+    with the backend's communicator."""
 
     def __init__(self, ranks: Waiting) -> None:
         self._ranks = ranks
@@ -52,8 +52,8 @@ class Groups:
         self._free: dict[tuple[int, ...], int] = {}
 
     def take(self, group: tuple[int, ...]) -> int | None:
-        """The number of a communicator that no program of any member uses; None if there are too
-        many of them. Collective over the group."""
+        """Index of a communicator that no member's program uses; None if all `_PLANS` are in use.
+        Collective over the group."""
         if group not in self._comms:
             every = self._ranks.comm.Get_group()
             members = every.Incl(list(group))
@@ -84,12 +84,12 @@ class Groups:
         return self._comms[taken[0]][taken[1]]
 
     def give(self, taken: Taken) -> None:
-        """A program that used a communicator is gone."""
+        """Return a released program's communicator to the pool."""
         if taken[0] in self._free:
             self._free[taken[0]] |= 1 << taken[1]
 
     def close(self) -> None:
-        """Free all of them; collective, and in one order everywhere."""
+        """Free all communicators; collective, in the same order on every rank."""
         for _, comms in sorted(self._comms.items()):
             for comm in comms:
                 comm.Free()
@@ -97,7 +97,8 @@ class Groups:
 
 
 class Collectives(Messages):
-    """A plan some of whose stages are run by collectives of MPI. `with_collectives` makes them."""
+    """A plan bound to messages and to MPI collectives for some stages; built by
+    `with_collectives`."""
 
     def __init__(
         self,
@@ -152,12 +153,12 @@ class Collectives(Messages):
             step.received,
         )
         name, gives = self.code.name, self._contribution(stage, step)
-        # Some member may get nothing.
+        # This worker may receive nothing.
         gets = (arrivals or fixed(np.zeros(0, self.plan.dtype))).text(self.code)
         sending, pending = self._sending, self._receiving.get(stage.number, [None])
         begun = f"{name(sending)}[{len(sending)}] = {name(pending)}[0]"
         sending.append(None)
-        self._receivers.append(self.plan.worker)  # not known
+        self._receivers.append(self.plan.worker)  # no single receiver
         self._begun.append(begun)
         begin = name(partial(_begun, _CALLS[found.kind][1](exchange)))
         self.step(f"begin the {found}", f"{begun} = {begin}({gives}, {gets})")
@@ -168,7 +169,8 @@ class Collectives(Messages):
             self.step("let go of what was sent", *(f"{begun} = None" for begun in self._begun))
 
     def _contribution(self, stage: Stage, step: Send) -> str:
-        """Where all that this worker sends lies, one after the other."""
+        """Expression of a contiguous array with all that this worker sends; packed first if
+        necessary."""
         sources = [stage.source(part) for part in step.parts]
         if len(sources) == 1 and sources[0].contiguous:
             return f"{self.code.name(_readable)}({sources[0].text(self.code)})"
@@ -193,7 +195,7 @@ class Collectives(Messages):
 
     def abandon(self) -> None:
         # A collective cannot be cancelled; and others may have begun one that was not begun here:
-        # its communicator is lost. MPI may use the buffers of what has begun.
+        # its communicator is lost. MPI may still use the buffers of started collectives.
         for stage in self._together:
             for request in self._receiving.pop(stage, ()):
                 if request:
@@ -215,7 +217,7 @@ def with_collectives(
     groups: Groups,
     choice: Choice,
 ) -> Messages:
-    """A plan over messages, and over collectives where they are chosen; collective over its
+    """Bind a plan to messages, and to collectives where selected; collective over the plan's
     workers."""
     stages: dict[int, tuple[Pattern, int]] = {}
     numbers: dict[tuple[int, ...], int | None] = {}
@@ -236,17 +238,17 @@ def with_collectives(
 
 @dataclass(frozen=True)
 class Exchange:
-    """What one worker brings to one collective, and where it gets its own."""
+    """One worker's arguments of one collective."""
 
     found: Pattern
     comm: MPI.Comm
     dtype: np.dtype[Any]
     parts: bool
-    """Whether it brings anything."""
+    """True if this worker contributes elements."""
     gets: bool
-    """Whether it gets anything."""
+    """True if this worker receives elements."""
     sent: tuple[int, ...]
-    """Elements for each member, and below from each, of an all-to-all."""
+    """Elements sent to each member in an all-to-all; `received` is the number from each."""
     received: tuple[int, ...]
 
     @property
@@ -254,12 +256,13 @@ class Exchange:
         return self.found.group.index(self.found.root or 0)
 
     def sizes(self, elements: Sequence[int]) -> list[int]:
-        """Bytes of each member, in the order of the group."""
+        """Bytes by member, in group order."""
         return [many * self.dtype.itemsize for many in elements]
 
 
 Begin = Callable[[Array, Array], MPI.Request]
-"""Begins a collective, given what a worker brings, and where it gets its own."""
+"""``begin(mine, theirs)``: start a collective with this worker's contribution and its receive
+buffer."""
 
 
 def _broadcast(x: Exchange) -> Begin:
@@ -271,7 +274,7 @@ def _reduce(x: Exchange) -> Begin:
     comm, root = x.comm, x.root
     if not x.gets:
         return lambda mine, theirs: comm.Ireduce(_flat(mine), None, MPI.SUM, root)
-    if not x.parts:  # the root has the sum of the others
+    if not x.parts:  # a root that contributes nothing of its own
         zeros = np.zeros(x.found.counts[0], x.dtype)
         return lambda mine, theirs: comm.Ireduce(zeros, _flat(theirs), MPI.SUM, root)
     return lambda mine, theirs: comm.Ireduce(_flat(mine), _flat(theirs), MPI.SUM, root)
@@ -315,21 +318,20 @@ _CALLS = {
 
 
 class Holding(MPI.Request):
-    """A request that refers to the buffers that MPI reads and writes as long as it lives: those of
-    some collectives of mpi4py do not."""
+    """A request that keeps the buffers of MPI alive; mpi4py does not for some collectives."""
 
     buffers: tuple[Any, ...] = ()
 
 
 def _begun(begin: Begin, mine: Array, theirs: Array) -> MPI.Request:
-    """A collective that has begun, with its buffers."""
+    """Start a collective; return its request, which keeps the buffers alive."""
     request = Holding(begin(mine, theirs))
-    request.buffers = begin, mine, theirs  # it may have one of its own
+    request.buffers = begin, mine, theirs  # `begin` may own a buffer, too
     return request
 
 
 def _readable(array: Array) -> Array:
-    """An array as MPI can add its numbers: contiguous, and aligned."""
+    """The array, or a copy that MPI can reduce: contiguous and aligned."""
     flags = array.flags
     return array if flags.c_contiguous and flags.aligned else array.copy()
 
@@ -343,6 +345,6 @@ def _flat(array: Array) -> Array:
 
 
 def _give_back(groups: Groups, taken: Sequence[Taken]) -> None:
-    """A program is gone, with no run under way."""
+    """Finalizer of a program without an unfinished run: return its communicators."""
     for one in taken:
         groups.give(one)

@@ -1,6 +1,7 @@
-"""One rank's transport: buffers of bytes through mpi4py, alarms, and waits that end.
+"""Transport over MPI: buffers as bytes through mpi4py, and collective gathering over the control
+channel.
 
-Whatever buffer mpi4py takes will do, an array of a device too, where the MPI library does.
+Device arrays are accepted if mpi4py and the MPI library accept them.
 """
 
 from __future__ import annotations
@@ -25,20 +26,20 @@ from linop.planning import collective_selection
 from linop.spaces.scalars import Array
 
 _QUIET = 3
-"""Looks in a row that find no message, where none is on its way any more."""
+"""Consecutive probes without a message after which none is in flight."""
 _NAP = 50e-6
-"""Seconds of a sleep between looks."""
+"""Seconds of a sleep between polls."""
 _BITS = 40
 _ALL: Key = "all", 0
-"""The conversations of all ranks."""
+"""Key of gatherings of all ranks, for deadlock detection."""
 
 
 class Ranks(Waits):
-    """One rank's transport (`linop.backends.transports.transport.Transport`) over a communicator of
-    our own.
+    """One rank's transport (`linop.backends.transports.transport.Transport`) over a private
+    communicator.
 
     Args:
-        limit: seconds that a wait may take.
+        limit: longest wait, in seconds.
     """
 
     name = "MPI"
@@ -87,27 +88,27 @@ class Ranks(Waits):
         for request in receives if self.usable else ():
             if not request.Test():
                 request.Cancel()
-                request.Wait()  # does not wait: a receive that is cancelled is over
+                request.Wait()  # does not wait: the receive is cancelled
         for request in sends if self.usable else ():
             if not request.Test():
                 keep(request)
 
     @property
     def usable(self) -> bool:
-        """True if MPI may be called for requests."""
+        """True if requests may be passed to MPI."""
         return not (self._over or MPI.Is_finalized())
 
     def end(self, error: LinopError) -> None:
-        """Raise an error in place of whatever is tried from here on; what is pending is left."""
+        """Make every later use raise an error; pending requests are left."""
         WATCHDOG.forget(self)
         self._over = True
         self.comm = self.channel.end(error)
 
     def leave(self) -> None:
-        """Free the communicator: collective. What was sent in calls that failed is received first,
-        for MPI may give the same context to another communicator, whose plans have the same tags.
-        """
-        WATCHDOG.forget(self)  # its thread must not receive what is received here
+        """Free the communicator; collective. Unreceived messages of failed calls are received
+        first: MPI may reuse the context for another communicator, whose plans have the same
+        tags."""
+        WATCHDOG.forget(self)  # its thread must not receive messages drained below
         status = MPI.Status()
         quiet = 0
         while quiet < _QUIET:
@@ -128,10 +129,11 @@ class Ranks(Waits):
 
     @communication()
     def _gathered(self, mine: Any, doing: str, about: object) -> list[Any]:
-        """Everybody's item, by worker: the algorithm of Bruck et al. (1997), in ⌈log₂ n⌉ rounds."""
+        """Items of all workers, by worker: the all-gather of Bruck et al. (1997), in ⌈log₂ n⌉
+        rounds."""
         n, me, say = self.workers, self.worker, self.channel.say
         self.busy = ANY
-        # Errors that ended the waits of all may have ended them in different gatherings.
+        # An error that ended all waits may have interrupted different gatherings.
         number = max(self._gatherings, self.channel.epoch << _BITS) + 1
         items, step = [mine], 1
         while step < n:
@@ -168,12 +170,12 @@ def _waits(peer: int, doing: str, about: object, at: int, number: int) -> Awaite
 
 
 def keep(request: MPI.Request) -> None:
-    """Keep a request, which keeps its buffer: MPI may use it as long as there is MPI."""
+    """Keep a request and its buffer alive until the process ends: MPI may still use them."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(request))
 
 
 def _message(buffer: Array) -> list[Any]:
-    """A contiguous array's memory, as mpi4py takes it."""
+    """Buffer specification of a contiguous array for mpi4py."""
     data = _bytes(buffer)
     return (
         [data, MPI.BYTE]
@@ -184,8 +186,7 @@ def _message(buffer: Array) -> list[Any]:
 
 @cache
 def _large(size: int) -> MPI.Datatype:
-    """A datatype of so many bytes, too many to be counted. It is kept, as messages of a size come
-    again."""
+    """Derived MPI datatype of a number of bytes beyond the range of a count; cached by size."""
     piece = collective_selection.LARGE // 2 + 1
     whole = MPI.BYTE.Create_contiguous(piece)
     count, rest = divmod(size, piece)
@@ -195,5 +196,5 @@ def _large(size: int) -> MPI.Datatype:
 
 
 def _bytes(buffer: Array) -> Array:
-    """A contiguous array's memory, whatever its dtype: a movement does not look at values."""
+    """Bytes of a contiguous array: a movement does not depend on values."""
     return buffer.reshape(-1).view(np.uint8)

@@ -1,8 +1,8 @@
-"""Programs whose messages go through a transport: one packed message per peer and stage.
+"""Programs with point-to-point messages over a `Transport`: one packed message per peer and stage.
 
-Receives are posted when a run begins, into the result itself where that is one contiguous box;
-sends start as soon as they are packed, the farthest peer first, so that not all workers address the
-same one. Requests are made once and started at every run.
+Receives are posted at the start of a run, directly into the result where its target is one
+contiguous box. Each send starts as soon as it is packed; a worker's successor is first, so that not
+all address the same worker. Requests are created once and started at every run.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from linop.spaces.region import Region
 from linop.spaces.scalars import Array
 
 _APART = 256
-"""Bytes of which the distance of two messages in one array is a multiple."""
+"""Alignment in bytes of messages that share one device buffer."""
 
 
 class Messages(Program):
-    """A plan over a transport's messages, all with one tag: between two workers they keep their
-    order.
+    """A plan bound to point-to-point messages, all with one tag: between two workers they keep
+    their order.
 
     Args:
-        calls: those of all plans of the same workers; None where they are not compared.
+        calls: call counter of all plans of the same workers; None if calls are not compared.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Messages(Program):
         return {id(put): piece(b, put) for peer, b in buffers.items() for put in puts[peer]}
 
     def count(self) -> None:
-        """Add the step that counts a call."""
+        """Emit the step that counts a call."""
         lines = self._numbers.counting(self.code)
         if lines:
             self.step("count the call", *lines)
@@ -88,7 +88,7 @@ class Messages(Program):
         self.post(self._posts)
 
     def post(self, posts: Sequence[tuple[int, Receive, View]]) -> None:
-        """Add the steps that begin to receive, in some stages."""
+        """Emit the steps that post receives of some stages."""
         numbers: list[Any] = []
         started: list[Any] = []
         new: list[tuple[int, str]] = []
@@ -109,7 +109,7 @@ class Messages(Program):
                 new.append((step.peer, f"{name(pending)}[{len(pending)}] = {call}"))
                 pending.append(None)
         self._requests += numbers + started
-        for some in numbers, started:  # those that are started together may match in any order
+        for some in numbers, started:  # requests started together may match in any order
             if some:
                 self.step(f"post {len(some)} receives", self._starting(some))
         for peer, post in new:
@@ -119,15 +119,19 @@ class Messages(Program):
         return f"{self.code.name(self._transport.start)}({self.code.name(requests)})"
 
     def sends(self, stage: Stage, steps: Sequence[Send]) -> None:
-        # A device packs all of them first, by few kernels; else each leaves when it is packed.
+        # A device packs all messages first, by few kernels; else each is sent once packed.
         for some in [steps] if self.arrays.asynchronous else [[step] for step in steps]:
             for step, where in self.packed(stage, some):
                 size = self.bytes_of(step.size)
                 self.step(str(step), *self.leaving(step, where), peer=step.peer, bytes=size)
 
     def packed(self, stage: Stage, steps: Sequence[Send]) -> list[tuple[Send, View]]:
-        """Add the steps that make each message one contiguous array, and say where that is: where
-        it lies as it is, or in a buffer that stays."""
+        """Emit the steps that pack each message into a contiguous array.
+
+        Returns:
+            Each send with the view to be sent: the source itself if it is contiguous, or a fixed
+                buffer.
+        """
         sources = {step.peer: [stage.source(part) for part in step.parts] for step in steps}
         where = {step.peer: self.as_it_is(step, *sources[step.peer]) for step in steps}
         packing = [step for step in steps if where[step.peer] is None]
@@ -142,11 +146,12 @@ class Messages(Program):
         return [(step, view) for step in steps if (view := where[step.peer]) is not None]
 
     def _whole(self, step: Send | Receive, where: View) -> View:
-        """A message, with the number that is its end."""
+        """View of a message, with the call number if that is appended."""
         return fixed(self._numbers.room(step).whole) if self._numbers.inside(step) else where
 
     def as_it_is(self, step: Send, first: View, *others: View) -> View | None:
-        """A message that is one contiguous box already."""
+        """View of a message whose source is one contiguous box, to be sent unpacked; None if it
+        must be packed."""
         if others or not first.contiguous or self._numbers.inside(step):
             return None
         if first.cell.apart:
@@ -155,7 +160,7 @@ class Messages(Program):
             return fixed(first.get(), first.cell.apart)
         if not self.arrays.asynchronous and self.bytes_of(step.size) <= PACKED:
             return None
-        # Memory that is another one at every run.
+        # Memory that differs from run to run.
         flat = Cell(first.shape, self.code.local(), apart=first.cell.apart)
         how = self.code.name(np.ascontiguousarray) if flat.apart else "contiguous"
         text = f"{flat.name} = {how}({first.text(self.code)})"
@@ -163,7 +168,7 @@ class Messages(Program):
         return View(flat, flat.shape)
 
     def leaving(self, step: Send, where: View) -> list[str]:
-        """The lines that send a contiguous array."""
+        """Lines that send a contiguous array."""
         name, sending, lines = self.code.name, self._sending, list[str]()
         if self._numbers.inside(step):
             lines.append(f"{name(self._numbers.room(step).number)}[0] = c")
@@ -178,7 +183,7 @@ class Messages(Program):
         return [*lines, f"{name(sending)}[{len(sending) - 1}] = {call}"]
 
     def _sent(self, peer: int, array: Array) -> str:
-        """The line that sends an array that stays."""
+        """Line that sends a fixed array, by a persistent request."""
         request = self._transport.sender(peer, self._tag, array)
         self._receivers.append(peer)
         self._sending.append(request)
@@ -202,7 +207,7 @@ class Messages(Program):
         return Awaited(f"{what} in stage {stage} of {self.about()}", late, stage)
 
     def awaited(self, stage: int) -> tuple[str, Sequence[int]]:
-        """The messages that have not come yet, in words, and from whom."""
+        """Missing messages of a stage as text, and their senders."""
         pending = zip(self._peers[stage], self._receiving[stage], strict=True)
         late = {peer: 0 for peer, request in pending if not self._transport.test([request])}
         return f"a message from {peers_named(list(late))}", list(late)
@@ -218,7 +223,7 @@ class Messages(Program):
                 ]
 
             def who() -> Awaited:
-                # Who has begun the call receives them, or has not come so far, and waits itself.
+                # A peer in this call receives them, or is at an earlier stage and waits itself.
                 words = f"its own messages of {self.about()} to leave"
                 return Awaited(words, late(), math.inf, needs=-1)
 
@@ -230,13 +235,13 @@ class Messages(Program):
         return f"{name(self._transport.wait)}({name(pending)}, {name(who)})"
 
     def buffer(self, size: int, apart: bool = False) -> View:
-        """A flat array that stays."""
+        """New fixed flat buffer of a number of elements; `apart`: in host memory."""
         arrays = self.arrays.of("host") if apart else self.arrays
         return fixed(arrays.empty((size,), self.plan.dtype), apart)
 
     def _buffers(self, steps: Sequence[Send | Receive], apart: Sequence[bool]) -> list[View]:
-        """Flat arrays for messages, some of them in main memory. On a device small ones are pieces
-        of one, so that a kernel reads or writes them all."""
+        """Flat buffers of messages, in host memory where `apart` says so. On a device, small ones
+        are pieces of one buffer, so that one kernel reads or writes all of them."""
         pairs = list(zip(steps, apart, strict=True))
         if not self.arrays.asynchronous:
             inside, room = self._numbers.inside, self._numbers.room
@@ -270,7 +275,8 @@ class Messages(Program):
 
 
 def straight(stage: Stage, puts: Sequence[Put], step: Receive) -> bool:
-    """Whether a message, which some puts read, can be received where it belongs."""
+    """True if a message can be received directly into its target: one unscaled assignment to a
+    contiguous box."""
     if len(puts) != 1 or puts[0].coefficient != 1 or puts[0].accumulate:
         return False
     target = stage.target(puts[0])
@@ -278,5 +284,5 @@ def straight(stage: Stage, puts: Sequence[Put], step: Receive) -> bool:
 
 
 def piece(buffer: View, put: Put) -> View:
-    """Where in a message a put finds what it reads."""
+    """View of the piece of a message that a put reads."""
     return cut(buffer, put.source.offset, put.target.shape)  # type: ignore[union-attr]

@@ -1,8 +1,8 @@
-"""The flight recorder of one worker: its last calls, and where in the user's program it is.
+"""Flight recorder of one worker: its last calls, and the user's source line that a thread is in.
 
-A call notes one number, its plan's tag; what else is said of it is known already, and is put into
-words when somebody asks. The line of each call is not kept, for to find it takes longer than small
-calls do: a plan keeps that of its first call, and where a worker is now, its stack says.
+A call records its plan's tag only; texts are composed when a report is written. The source line of
+each call is not recorded, since finding it takes longer than a small call: a plan keeps that of its
+first call, and the current line is read from the stack.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ from types import FrameType
 from typing import Any, Protocol
 
 _KEPT = 32
-"""Calls, and meetings of all workers, that are remembered."""
+"""Number of calls and collective operations that are remembered."""
 _SHOWN = 160
-"""Characters of what they are about."""
+"""Longest text of an operation's subject, in characters."""
 _OURS = "linop", "torch", "functools", "contextlib", "threading"
-"""Modules between a wait and the user's line."""
+"""Packages whose frames are skipped in the search for the user's line."""
 
 
 class Recorded(Protocol):
-    """A plan, as it is asked about its calls."""
+    """Interface of plans that the recorder uses."""
 
     def called(self) -> Called:
-        """Its calls so far."""
+        """Summary of the plan's calls so far."""
 
 
 @dataclass(frozen=True)
 class Called:
-    """A plan's calls.
+    """Summary of a plan's calls.
 
     Args:
-        plan: in words.
-        number: of the last one, and when it began (`time.perf_counter`).
-        runs: whether it is under way.
-        messages, bytes: that this worker sends in each.
-        line: where the first was made.
+        plan: name of the plan.
+        number: number of the last call; `begun` is its start, by ``time.perf_counter``.
+        runs: True if it is still running.
+        messages, bytes: sent by this worker in each call.
+        line: source line of the first call.
     """
 
     plan: str
@@ -61,7 +61,8 @@ class Called:
 
 @dataclass(frozen=True)
 class Met:
-    """A meeting of all workers: what for, of what, at which line, and when it began."""
+    """A collective operation of all workers: its name, its subject, the user's source line, and its
+    start."""
 
     doing: str
     about: Callable[[], object]
@@ -76,10 +77,10 @@ class Met:
 
 
 class Recorder:
-    """The last calls of one worker.
+    """Last calls of one worker.
 
     Attributes:
-        note: takes the tag of a plan when a call of it begins.
+        note: records the tag of a plan at the start of a call.
     """
 
     def __init__(self) -> None:
@@ -87,16 +88,16 @@ class Recorder:
         self.note: Callable[[int | Met], None] = self._last.append
 
     def meets(self, doing: str, about: object) -> None:
-        """Note a meeting of all workers."""
-        # An operator may keep a plan, whose memory is the user's to give back.
+        """Record a collective operation of all workers."""
+        # Weakly: an operator may keep a plan, whose memory the user may release.
         said = (lambda: about) if isinstance(about, str) else weakref.ref(about)
         self.note(Met(doing, said, users_line(), time.perf_counter()))
 
     def words(self, bound: Mapping[int, Recorded]) -> str:
-        """The last calls, the oldest first, and the plans that they were of, in lines.
+        """Report in lines: the last calls, oldest first, and summaries of their plans.
 
         Args:
-            bound: the plans that there are, by their tags.
+            bound: existing plans by tag.
         """
         last = [*self._last]
         tags = Counter(one for one in last if isinstance(one, int))
@@ -108,10 +109,10 @@ class Recorder:
 def _in_order(
     last: list[int | Met], plans: Mapping[int, Called], left: Counter[int]
 ) -> Iterator[str]:
-    """Lines for the last calls; for those of plans, no more than numbers.
+    """Lines for the last calls; consecutive calls of plans are given by numbers.
 
     Args:
-        left: how many of each plan there are.
+        left: number of recorded calls of each plan; decreased as they are listed.
     """
     for kind, ones in groupby(last, type):
         if kind is Met:
@@ -136,23 +137,24 @@ def _ago(begun: float) -> str:
     return f"{time.perf_counter() - begun:.3g} s ago"
 
 
-# Where a worker is
+# The user's source line
 
 namers: list[Callable[[FrameType], str]] = []
-"""Functions that give a call on the stack in the user's words, such as the layer; empty if unknown
-to them."""
+"""Functions that describe a stack frame in the user's terms, such as the layer; empty if
+unknown."""
 
 
 def users_line() -> str:
-    """The line where this thread's program has called linop, or torch that does; empty if none."""
+    """Source line at which the user's program called linop (or torch, which called linop) in this
+    thread; empty if there is none."""
     return _line(_outside(sys._getframe(1)))
 
 
 def at_place(words: str, thread: int | None = None) -> str:
-    """Words about what a thread does, with its line, and the layer that it is in.
+    """A text about a thread's activity, extended by its source line and its layer.
 
     Args:
-        thread: another one than this.
+        thread: identifier of another thread than the current one.
     """
     place = _place(sys._getframe(1) if thread is None else sys._current_frames().get(thread))
     return f"{words} ({place})" if place else words
@@ -168,7 +170,7 @@ def _place(top: FrameType | None) -> str:
 
 
 def _outside(frame: FrameType | None) -> FrameType | None:
-    """The innermost call that is the user's."""
+    """Innermost frame of the user's own code."""
     while frame is not None and _is_ours(frame.f_globals):
         frame = frame.f_back
     return frame

@@ -1,7 +1,7 @@
-"""The interface through which one worker reaches the others, and how workers agree through it.
+"""The `Transport` interface between workers, and agreement of workers over its control channel.
 
-A `Transport` moves buffers. `agree` is the one collective conversation about a call: everybody's
-verdict, merged along a tree, so that what one worker sees wrong every worker hears of.
+A `Transport` moves buffers and control messages. `agree` merges the workers' verdicts about a call
+along a tree, so that an error found by one worker is raised by all.
 """
 
 from __future__ import annotations
@@ -19,33 +19,33 @@ from linop.errors import BackendError, LinopError, interrupt
 from linop.spaces.scalars import Array
 
 ANY = -2
-"""No plan's tag."""
+"""Tag that stands for no plan."""
 MEET = "meet"
-"""Any part of what else workers do together."""
+"""Default name of a collective operation in `Transport.gather_all`."""
 
 
 class Awaited(NamedTuple):
-    """A worker's wait, in words, and as a point of `linop.backends.transports.deadlock` that others
-    have to come to."""
+    """Description of a worker's wait: as text, and as the point that others must reach
+    (`linop.backends.transports.deadlock`)."""
 
     words: str
     peers: Sequence[int] = ()
-    """The workers that are late; empty where that is not known."""
+    """Workers whose messages are missing; empty if unknown."""
     at: float = 0
-    """The last stage whose messages this worker has sent."""
+    """Last stage whose messages this worker has sent."""
     needs: float | None = None
-    """The stage that the others have to come to; None for the same one."""
+    """Stage that the others must reach; None for the same one."""
     back: int = 0
-    """The number of runs that the others may be behind this one."""
+    """Number of runs by which the others may be behind."""
     key: Key | None = None
-    """The conversation; None for the plan that runs."""
+    """Key of the control exchange; None for the running plan."""
     number: int = 0
-    """The number of the conversation among those of its key."""
+    """Number of the control exchange among those of its key."""
     ended: bool = False
 
 
 Who = Callable[[], Awaited | str]
-"""A function that gives the object of a wait, called when somebody asks."""
+"""Function that describes a wait, called only when a report is needed."""
 
 
 def awaited(said: Awaited | str) -> Awaited:
@@ -53,30 +53,30 @@ def awaited(said: Awaited | str) -> Awaited:
 
 
 class Plans(Protocol):
-    """The questions of a transport to the plans whose messages it carries."""
+    """Interface of a worker's plans that transports use."""
 
     def hear(self, tag: int, error: LinopError, call: int = 0) -> None:
-        """Break the plan of a tag, if it is whole: another worker's run of it ended halfway, the
-        one of this number."""
+        """Break the plan of a tag, unless it is broken already: another worker failed in the call
+        of this number."""
 
     def alarm(self, tag: int) -> LinopError | None:
-        """The error that broke this plan, if nobody has been told here."""
+        """Error of an alarm about this plan that has not been raised here yet, or None."""
 
     def running(self, tag: int) -> int:
-        """The number of the call of this plan that is under way; 0 if none is."""
+        """Number of the plan's current call; 0 if it is not running."""
 
     def points(self) -> Mapping[Key, Point]:
-        """This worker's progress in all plans and conversations."""
+        """This worker's progress in all plans and control exchanges."""
 
     def last_calls(self) -> str:
-        """The last calls here, the oldest first, a line each."""
+        """Last calls of this worker, oldest first, one per line."""
 
 
 class Alone:
-    """No plans."""
+    """A `Plans` without plans."""
 
     def hear(self, tag: int, error: LinopError, call: int = 0) -> None:
-        """Nothing is broken."""
+        """Ignore the alarm."""
 
     def alarm(self, tag: int) -> None:
         return None
@@ -92,92 +92,91 @@ class Alone:
 
 
 class Transport(Protocol):
-    """One worker's exchange of buffers with the others. Messages between two workers arrive in the
-    order sent for a tag. What `receiver`, `sender`, `receive` and `send` return is pending: `test`
-    and `wait` take it.
-    """
+    """One worker's messages to and from the others. Messages between two workers arrive in the
+    order sent, for each tag. `receiver`, `sender`, `receive` and `send` return requests, which
+    `test` and `wait` take."""
 
     name: str
     worker: int
     workers: int
     busy: int
-    """The tag of the plan that runs, whose alarms are raised at once; `ANY` where none does."""
+    """Tag of the running plan, whose alarms are raised at once; `ANY` if none is running."""
     plans: Plans
     points: dict[Key, Point]
-    """This worker's progress in conversations."""
+    """This worker's progress in control exchanges."""
     recorder: Recorder
-    """Its last calls."""
+    """Recorder of the worker's last calls."""
 
     def receiver(self, peer: int, tag: int, buffer: Array) -> Any:
-        """A receive of exactly the buffer's size, to be started any number of times."""
+        """Persistent receive of exactly the buffer's size; `start` it for each message."""
 
     def sender(self, peer: int, tag: int, buffer: Array) -> Any:
-        """A send of the buffer, to be started any number of times."""
+        """Persistent send of the buffer; `start` it for each message."""
 
     def start(self, requests: list[Any]) -> None:
-        """Start what `receiver` and `sender` made."""
+        """Start persistent requests."""
 
     def receive(self, peer: int, tag: int, buffer: Array) -> Any:
-        """A receive, once and at once."""
+        """Post one receive."""
 
     def send(self, peer: int, tag: int, buffer: Array) -> Any:
-        """A send, once and at once; the buffer must not change before it is done."""
+        """Start one send; the buffer must not change before it completes."""
 
     def test(self, pending: Sequence[Any]) -> bool:
-        """True if all of these are done."""
+        """True if all requests are complete."""
 
     def wait(self, pending: Sequence[Any], who: Who) -> None:
-        """Wait until all of these are done.
+        """Wait until all requests are complete.
 
         Raises:
-            LinopError: another worker raised an alarm. DeadlockError: it takes too long.
+            LinopError: another worker raised an alarm. DeadlockError: a deadlock was detected, or
+                the limit is reached.
         """
 
     def free(self, requests: Sequence[Any]) -> None:
-        """Give up what `receiver` and `sender` made."""
+        """Free persistent requests."""
 
     def abandon(self, receives: Sequence[Any], sends: Sequence[Any]) -> None:
-        """Give up what is pending and may never be done: no buffer of a receive is written to any
-        more."""
+        """Abandon requests that may never complete; afterwards no receive buffer is written to."""
 
     def gather_all(self, data: bytes, doing: str = MEET, about: object = "") -> list[bytes]:
-        """Everybody's data, of any lengths, by worker: collective.
+        """All-gather of byte strings of any lengths, by worker; collective over all workers.
 
         Args:
-            doing: what for, in a word or two, which has to be the same on all workers.
-            about: of what, for a worker that waits in vain.
+            doing: name of the operation; must be the same on all workers.
+            about: its subject, for a report of a wait.
 
         Raises:
-            BackendError: they do different things; on every worker.
+            BackendError: workers call different operations; on every worker.
         """
 
     def post(self, peer: int, data: bytes) -> None:
-        """Say something to a worker, apart from all messages."""
+        """Send a control message to a worker."""
 
     def fetch(self, peer: int, who: Who, patience: float | None = None) -> bytes | None:
-        """The next thing that a worker said; None if it says nothing for so many seconds."""
+        """Next control message of a worker; None if none arrives for `patience` seconds."""
 
     def alarm(self, error: LinopError, tag: int, call: int) -> None:
-        """Make every other worker raise this error: one that waits in that call of the plan of this
-        tag, or in a later one, at once; others when they make it, if they do."""
+        """Raise an error on every other worker: at once if it waits in that call, or a later one,
+        of the tag's plan; else when it makes the call."""
 
     def alarmed(self) -> bool:
-        """True if there may have been an alarm; takes next to no time."""
+        """True if there may be an alarm; costs almost nothing."""
 
     def check(self, tag: int) -> None:
-        """Raise what another worker's alarm said of this plan, if there was one."""
+        """Raise the error of another worker's alarm about this plan, if there is one."""
 
 
 @dataclass
 class Verdict:
-    """The statements of workers before a call: errors that they see, and calls that they make."""
+    """Merged statements of workers before a call: errors found, calls made, votes."""
 
     wrong: dict[int, tuple[str, str]] = field(default_factory=dict)
-    """By worker: the class of an error, and its text."""
+    """Errors by worker: class name and text."""
     calls: dict[tuple[int, int], tuple[int, str]] = field(default_factory=dict)
-    """By the numbers of plan and call: the first worker that makes it, and what it is in words."""
+    """Calls by (tag, call number): the first worker that makes it, and its name."""
     votes: bool = True
-    """True if all are for it."""
+    """True if all workers vote yes."""
 
     def merged(self, other: Verdict) -> Verdict:
         calls = dict(self.calls)
@@ -186,7 +185,7 @@ class Verdict:
         return Verdict(self.wrong | other.wrong, calls, self.votes and other.votes)
 
     def error(self) -> LinopError | None:
-        """The error that this is for everybody: the first worker's."""
+        """The first worker's error, to be raised on every worker; None if all agree."""
         if self.wrong:
             kind, text = self.wrong[min(self.wrong)]
             return rebuilt(kind, text)
@@ -200,18 +199,18 @@ class Verdict:
 
 
 def peers_named(peers: Sequence[int]) -> str:
-    """Some workers, in words."""
+    """Workers as text."""
     return f"worker{'s' if len(peers) > 1 else ''} {', '.join(map(str, peers))}"
 
 
 def check_doing(said: Sequence[tuple[str, object]]) -> None:
-    """Check that all workers do the same.
+    """Check that all workers call the same operation.
 
     Args:
-        said: what each does, and of what.
+        said: operation and subject of each worker.
 
     Raises:
-        BackendError: they do not.
+        BackendError: the operations differ.
     """
     if len({doing for doing, _ in said}) > 1:
         each = (f"worker {w}: {in_words(*one)}" for w, one in enumerate(said))
@@ -226,13 +225,13 @@ def in_words(doing: str, about: object) -> str:
 
 
 def gathering(peer: int, doing: str, about: object) -> str:
-    """The wait in `Transport.gather_all`, in words."""
+    """Description of the wait for a worker in `Transport.gather_all`."""
     return f"worker {peer} to {in_words(doing, about)}"
 
 
 def heard(error: LinopError, tag: int) -> LinopError:
-    """An alarm's error, as the worker that hears it raises it: one of its own, and no new alarm,
-    but with the tag of the plan that it is about."""
+    """New instance of an alarm's error for the receiving worker, marked with the plan's tag so that
+    it raises no further alarm."""
     mine = rebuilt(type(error).__name__, str(error))
     mine.alarm = tag
     interrupt(mine)
@@ -240,7 +239,8 @@ def heard(error: LinopError, tag: int) -> LinopError:
 
 
 def rebuilt(kind: str, text: str) -> LinopError:
-    """An error of another worker, of the same class if it is one of ours."""
+    """Instance of another worker's error: of the same class if it is one of linop's, else a
+    `BackendError`."""
     known = getattr(errors, kind, None)
     ours = isinstance(known, type) and issubclass(known, LinopError)
     error: LinopError = known(text) if ours else BackendError(f"{kind}: {text}")  # type: ignore[misc]
@@ -248,11 +248,11 @@ def rebuilt(kind: str, text: str) -> LinopError:
 
 
 class Talk:
-    """One conversation of workers, apart from all messages. What a worker said in one that it was
-    called away from, it takes back, so that nobody takes it for part of the next.
+    """A tagged exchange over the control channel; on abort, unconsumed messages are revoked, so
+    that the next exchange does not take them for its own.
 
     Args:
-        topic: what it is about: equal for all that take part, and new every time.
+        topic: tag of the exchange: equal on all participants, and different for each exchange.
     """
 
     def __init__(self, transport: Transport, topic: tuple[object, ...]) -> None:
@@ -274,31 +274,32 @@ class Talk:
 
     @property
     def key(self) -> Key:
-        """The topic of the conversation, but for its number."""
+        """Kind and tag of the exchange, without its number."""
         about = self._topic[1] if len(self._topic) > 1 else 0
         assert isinstance(about, int)
         return str(self._topic[0]), about
 
     @property
     def number(self) -> int:
-        """The number of the conversation among those of its key."""
+        """Number of the control exchange among those of its key."""
         number = self._topic[2] if len(self._topic) > 2 else 1
         assert isinstance(number, int)
         return number
 
     def awaited(self, words: str, peer: int, at: int, needs: int) -> Awaited:
-        """A worker's wait in it, at a stage of it."""
+        """Description of a wait in this exchange, at a stage of it."""
         return Awaited(words, (peer,), at, needs, key=self.key, number=self.number)
 
     def say(self, peer: int, item: Any) -> None:
-        """Say something to a worker: in the conversation that it is in, as far as it was heard."""
+        """Send an item to a worker, with the tag of the exchange that it was last heard in
+        (default: this one)."""
         self._told.append(peer)
         topic = self._topics.get(peer, self._topic)
         self._transport.post(peer, pickle.dumps((topic, item)))
 
     def hear(self, peer: int, who: Who) -> Any:
-        """The next item that a worker sends in this conversation; or, if it is in another one, in
-        that."""
+        """Next item from a worker in this exchange. An item of another exchange is returned if it
+        is not revoked within `_PATIENCE`."""
         other: Any = None
         while True:
             data = self._transport.fetch(peer, who, None if other is None else _PATIENCE)
@@ -316,17 +317,16 @@ class Talk:
 
 _TAKEN_BACK = "taken back"
 _PATIENCE = 0.1
-"""Seconds in which a worker takes back what it said in a conversation that it was called away
-from."""
+"""Seconds to wait for a revocation of an aborted exchange's message."""
 
 
 def agree(talk: Talk, me: int, group: Sequence[int], mine: Verdict, what: str) -> Verdict:
-    """Everybody's verdict, on every worker of a group: merged up a binomial tree over the group,
-    and handed down again. Each worker speaks to at most ⌈log₂ n⌉ others.
+    """All-reduce of verdicts over a group: merged up a binomial tree, and sent down again. Each
+    worker communicates with at most ⌈log₂ n⌉ others.
 
     Args:
-        me: which of the group this worker is.
-        what: they are about to do, for a worker that waits in vain.
+        me: index of this worker in the group.
+        what: the operation that follows, for a report of a wait.
     """
     n = len(group)
 

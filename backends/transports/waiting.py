@@ -1,5 +1,5 @@
-"""Waits of one rank that end: when what they wait for is there, at an alarm of another rank, at a
-deadlock, or at the limit."""
+"""Bounded waits of one rank: they end when the awaited event occurs, at another rank's alarm, at a
+deadlock, or at the time limit."""
 
 from __future__ import annotations
 
@@ -29,35 +29,37 @@ from linop.backends.transports.watchdog import WATCHDOG
 from linop.errors import DeadlockError, LinopError
 
 _SPINS = 50
-"""Polls before a rank that waits yields its core between them, if every rank has one: a yield costs
-little where nobody else wants it, and two ranks that share one wait for each other."""
+"""Polls before a waiting rank yields its core between them, if each rank has a core of its own: a
+yield costs little if no other process wants the core, and ranks that share one wait for each
+other."""
 _YIELDS = 20000
-"""Polls after which it sleeps between them."""
+"""Polls after which a waiting rank sleeps between them."""
 _NAP = 50e-6
-"""Seconds of such a sleep."""
+"""Seconds of each sleep."""
 _OFTEN, _LOOKS = 512, 20
-"""Yields, and naps, after which it looks for alarms, and at the clock."""
+"""Number of yields, and of sleeps, between checks for alarms and of the time."""
 _LONG = 1.0
-"""Seconds after which a rank says that it waits."""
+"""Seconds after which a wait is reported to the coordinator."""
 _MINUTE = 60.0
-"""Seconds between words on stderr about a wait."""
+"""Seconds between remarks on stderr about a wait."""
 _PATIENCE = 1.0
-"""Seconds to wait for what others wait for."""
+"""Seconds to collect the descriptions of other ranks' waits."""
 _COMING = 2e-3
-"""Seconds that an alarm may come later than its bell."""
+"""Longest delay of an alarm after its bell, in seconds."""
 _ALIVE = 0.3
-"""Seconds within which a rank looks again that waits in linop."""
+"""Longest time between checks of a rank that waits in linop, in seconds."""
 _APART = 5.0
-"""Seconds between two times that a rank is asked where it is: ranks reach their limits together."""
+"""Shortest time between reports of a rank's position, in seconds: ranks reach their limits
+together."""
 _ALARMED, _ASKED, _ANSWERED = range(3)
-"""Meanings of a rank's numbers in shared memory: when an alarm came, when another rank reached its
-limit, and which time of these was answered."""
+"""Indices of a rank's bells (times in shared memory): last alarm; last time another rank reached
+its limit; the latter time that was answered last."""
 
 
 @dataclass(frozen=True)
 class Alarm:
-    """An error for all ranks: from which it is, the plan and the call that it is about, and what
-    that rank waits for, if it is stuck."""
+    """An error sent to all ranks: its origin, the plan's tag and the call, and the origin's wait if
+    it reached its limit."""
 
     error: LinopError
     worker: int
@@ -67,10 +69,10 @@ class Alarm:
 
 
 class Waits:
-    """The waits of one rank.
+    """Waits of one rank.
 
     Args:
-        limit: seconds that a wait may take.
+        limit: longest wait, in seconds.
     """
 
     def __init__(self, channel: Channel, limit: float) -> None:
@@ -86,7 +88,7 @@ class Waits:
         self._threads = {threading.current_thread()}
         self._rung = 0
         self._asked = self._answered = 0
-        # Another thread may call MPI only if MPI was told so when it started.
+        # Other threads may call MPI only at this thread level.
         self._multiple = MPI.Query_thread() == MPI.THREAD_MULTIPLE
         self.points: dict[Key, Point] = {}
         self._stuck: list[Alarm] = []
@@ -94,18 +96,18 @@ class Waits:
         self.spins = 0 if self.workers > (os.cpu_count() or 1) else _SPINS
 
     def listen_to(self, bells: list[memoryview]) -> None:
-        """Learn of alarms by numbers in shared memory."""
+        """Use bells (numbers in shared memory) to detect alarms without probing."""
         self.bells = bells
         self._bell = bells[self.worker]
         self._rung = bells[self.worker][_ALARMED]
 
     def until(self, done: Callable[[], bool], who: Who) -> None:
-        """Poll until something is done. MPI's own wait may spin; ranks that share a core, or wait
-        long, must let others run.
+        """Poll until a condition holds. MPI's own wait may spin; ranks that share a core, or wait
+        for long, must yield it.
 
         Raises:
             LinopError: another rank raised an alarm about the plan that is being called.
-                DeadlockError: it will never be done, or the limit is reached.
+                DeadlockError: there is a deadlock, or the limit is reached.
         """
         for _ in range(self.spins):
             if done():
@@ -130,7 +132,7 @@ class Waits:
                 self._send(self._member.leaves(time.monotonic()))
 
     def _look(self, wait: _Long) -> None:
-        """Raise what makes it useless to wait on."""
+        """Check for alarms, deadlock and the limit, and raise their errors."""
         WATCHDOG.looked = now = time.monotonic()
         self._hear_alarms()
         error = self.plans.alarm(wait.busy)
@@ -154,8 +156,8 @@ class Waits:
     # Deadlocks
 
     def _has_one_thread(self) -> bool:
-        """True if no other thread of this rank may be about to do what others wait for: a rank of
-        several is not guessed about, but where they wait for this one to end."""
+        """True if no other thread of this rank may do what others wait for. Deadlocks are not
+        judged on a rank with several active threads, unless these join this one."""
         self._threads = {thread for thread in list(self._threads) if thread.is_alive()}
         here = [threading.get_ident()]
         alone = sum(not joins(thread, here) for thread in self._threads) <= 1
@@ -164,7 +166,7 @@ class Waits:
         return alone
 
     def _tell(self, wait: _Long) -> None:
-        """Say that this rank waits; answer, and hold still while others are asked."""
+        """Report this rank's wait, answer notes, and hold while the coordinator asks the others."""
         while True:
             now = time.monotonic()
             state = (
@@ -197,18 +199,19 @@ class Waits:
             self.channel.say(peer, NOTE, note)
 
     def _wait(self, wait: _Long) -> Wait:
-        """This rank's wait, to be judged."""
+        """This rank's wait, in the form of the deadlock protocol."""
         said = awaited(wait.who())
         key, number, peers = said.key, said.number, said.peers
         if key is None:
             key, number = ("plan", wait.busy), self.plans.running(wait.busy)
             if not number:
-                peers = ()  # a plan that a local map called has been another since
+                peers = ()  # a local map has called another plan since
         needs = number - said.back, said.at if said.needs is None else said.needs
         return Wait(wait.words(), key, (number, said.at), needs, tuple(peers), said.ended)
 
     def leaving(self, done: Callable[[], bool], who: Who) -> Callable[[], bool]:
-        """A poll for the end of the program, which tells the others that this rank has ended."""
+        """Polling function for the end of the program, which reports to others that this rank has
+        ended."""
         wait = _Long(done, who, self.busy)
 
         def poll() -> bool:
@@ -223,7 +226,7 @@ class Waits:
                 if self._member.verdict is not None:
                     self._member.verdict = None
                     self.channel.epoch += 1
-            # Those that began to wait when this rank ended ask it at their limit.
+            # Ranks whose wait began when this one ended ask it at their limit.
             return waited > self._limit + 2 * _PATIENCE
 
         return poll
@@ -231,7 +234,7 @@ class Waits:
     # Alarms
 
     def alarm(self, error: LinopError, tag: int, call: int) -> None:
-        """Tell all ranks of an error in a call of a plan."""
+        """Send the error of a plan's call to all ranks."""
         self._tell_all(Alarm(error, self.worker, tag, call=call))
 
     def _tell_all(self, alarm: Alarm) -> None:
@@ -242,7 +245,8 @@ class Waits:
                     self.bells[peer][_ALARMED] = time.monotonic_ns()
 
     def _hear_alarms(self) -> bool:
-        """Take the alarms that have come: each breaks its plan, if that is whole, and no other."""
+        """Process arrived alarms: each breaks its plan, unless broken already, and no other. True
+        if any arrived."""
         any_came = False
         while (said := self.channel.anyone(ALARM)) is not None:
             any_came = True
@@ -259,7 +263,7 @@ class Waits:
 
     def check(self, tag: int) -> None:
         if self._bell is None:
-            for _ in range(2):  # a look may only bring what the next finds
+            for _ in range(2):  # a probe may only progress what the next one finds
                 self._hear_alarms()
         elif self._bell[_ALARMED] != self._rung:
             self._rung = self._bell[_ALARMED]
@@ -274,7 +278,8 @@ class Waits:
     # The limit
 
     def _limit_error(self, wait: _Long) -> DeadlockError:
-        """Tell the others what this rank waits for, and hear what they wait for."""
+        """Error for a wait beyond the limit: exchange descriptions of waits with all ranks, and
+        report them."""
         mine = f"worker {self.worker} waits for {wait.words()}"
         text = f"a wait took longer than {self._limit:g} s"
         waits = {self.worker: mine}
@@ -295,7 +300,7 @@ class Waits:
         return DeadlockError(f"{text}: {'; '.join(waits[peer] for peer in sorted(waits))}")
 
     def _say_ended(self) -> None:
-        """Answer those that have reached their limit, once this rank has ended."""
+        """Answer ranks that reached their limit, after this rank has ended."""
         self._hear_alarms()
         if self._stuck:
             words = f"worker {self.worker} has ended"
@@ -303,7 +308,7 @@ class Waits:
             self._answer()
 
     def _answer(self) -> None:
-        """The limit is dealt with, here."""
+        """Mark the limit as handled on this rank."""
         self._stuck = []
         self.channel.epoch += 1
         if self._bell is not None:
@@ -311,7 +316,7 @@ class Waits:
         self._answered = time.monotonic_ns()
 
     def _ask(self) -> None:
-        """Have those that do not wait in linop say where they are: their watchdogs do."""
+        """Ask ranks that do not wait in linop for their position; their watchdogs report it."""
         for peer in range(self.workers):
             if peer == self.worker:
                 continue
@@ -321,8 +326,8 @@ class Waits:
                 self.channel.say(peer, ASK, None)
 
     def stuck(self) -> str | None:
-        """In the watchdog's thread: what is to be said of this rank, if others asked for it, and it
-        does not wait in linop, and answers itself."""
+        """Report about this rank, or None. Called in the watchdog's thread; a report is due if
+        others have asked, and the rank does not wait in linop, where it would answer itself."""
         bell = self._bell
         if bell is not None:
             self._asked, self._answered = bell[_ASKED], bell[_ANSWERED]
@@ -344,15 +349,15 @@ _LAST = "its last calls, the oldest first"
 
 
 class _Long:
-    """A wait, which may become a long one."""
+    """State of one wait."""
 
     def __init__(self, done: Callable[[], bool], who: Who, busy: int) -> None:
         self.done = done
         self.who = who
-        self.busy = busy  # as it was then: other threads may call other plans
+        self.busy = busy  # at the start of the wait: other threads may call other plans
         self.begun = time.monotonic()
         self.next_words = _MINUTE
 
     def words(self) -> str:
-        """The object of the wait, and the user's line that began it."""
+        """Description of the wait, with the user's source line."""
         return at_place(awaited(self.who()).words)

@@ -1,9 +1,9 @@
-"""The watchdog of a process: a thread that speaks for a worker that others wait for in vain, while
-the worker is in its own code, or stuck.
+"""Watchdog thread of a process: it reports for a worker that others wait for in vain, while the
+worker is in user code, or stuck.
 
-It looks a few times a second whether another worker has reached its limit, and then writes to
-stderr where all threads of this process are, and what the worker called last. C code that never
-gives back Python's lock keeps it from that, as it keeps every thread.
+Several times a second it checks for workers that others have reached their limit for, and then
+writes the stacks of all threads of this process and the worker's last calls to stderr. C code that
+never releases the interpreter lock blocks it, like every thread.
 """
 
 from __future__ import annotations
@@ -17,23 +17,24 @@ from textwrap import indent
 from typing import Protocol
 
 _EVERY = 0.25
-"""Seconds between looks; who has reached the limit waits longer than that for others' words."""
+"""Seconds between checks; a rank at its limit waits longer than that for others' reports."""
 _STOPS = 1.0
-"""Seconds to wait for the thread to stop."""
+"""Longest wait for the thread to stop, in seconds."""
 
 
 class Watched(Protocol):
-    """One worker."""
+    """Interface of workers that the watchdog uses."""
 
     def stuck(self) -> str | None:
-        """Words about it, if it was asked for, and does not say so itself."""
+        """Report about the worker, if others asked for one and it does not answer itself; else
+        None."""
 
 
 class Watchdog:
-    """The thread of this process. It holds a lock while it looks, in which it never waits.
+    """The watchdog of this process. It holds a lock during a check, which never waits.
 
     Attributes:
-        looked: when a wait in linop last looked for alarms (`time.monotonic`).
+        looked: last check for alarms by a wait in linop (`time.monotonic`).
     """
 
     def __init__(self) -> None:
@@ -44,33 +45,33 @@ class Watchdog:
         self._thread: threading.Thread | None = None
 
     def watch(self, one: Watched) -> None:
-        """Speak for a worker from here on, until it is forgotten, or gone."""
+        """Watch a worker until it is forgotten or garbage-collected."""
         with self._looking:
             alive = [ref for ref in self._watched if ref() is not None]
             self._watched = [*alive, weakref.ref(one)]
         self.start()
 
     def forget(self, one: Watched) -> None:
-        """Look no more after a worker, whose communicator is about to end."""
+        """Stop watching a worker, whose communicator is about to end."""
         with self._looking:
             self._watched = [ref for ref in self._watched if ref() not in (one, None)]
 
     def start(self) -> None:
-        """Start the thread, where there is somebody to watch."""
+        """Start the thread, if there are workers to watch."""
         if self._watched and self._thread is None:
             self._over.clear()
             self._thread = threading.Thread(target=self._work, name="linop-watchdog", daemon=True)
             self._thread.start()
 
     def stop(self) -> None:
-        """Stop it: MPI ends, or the process is about to fork, which only one thread survives."""
+        """Stop the thread, before MPI ends or the process forks."""
         thread, self._thread = self._thread, None
         if thread is not None:
             self._over.set()
             thread.join(_STOPS)
 
     def forked(self) -> None:
-        """This is the child, whose workers are its parent's."""
+        """Reset in a forked child, which has none of its parent's workers."""
         self.__init__()  # type: ignore[misc]
 
     def _work(self) -> None:
@@ -83,7 +84,7 @@ class Watchdog:
 
 
 def stacks() -> str:
-    """The stacks of all threads of this process but this one."""
+    """Stacks of all threads of this process except the current one."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     lines = []
     for ident, frame in sys._current_frames().items():
