@@ -504,7 +504,7 @@ def _copied_axes(what: str, Y: TensorSpace, axes: Any) -> tuple[int, ...]:
 
 
 def _chunks(block: Region, count: int) -> list[Any]:
-    """A block cut into `count` balanced subsets along its longest dimension; None for empty ones."""
+    """A block cut into `count` balanced subsets along its longest dimension; None if empty."""
     if block.size == 0 or block.ndim == 0:
         return [as_subset(block) if block.size else None, *[None] * (count - 1)]
     axis = max(range(block.ndim), key=lambda d: block.shape[d])

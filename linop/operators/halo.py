@@ -183,8 +183,8 @@ class _Exchange:
 
     def phases(self, dim: int) -> Iterator[LinearOperator]:
         """The operators A, K_S, C_P, C_E, C_U, K_T, D of a dimension, the first applied first:
-        allocate the buffers, clear, pack, exchange, unpack, clear, deallocate. None if the
-        dimension needs no message."""
+        allocate the buffers, clear, pack, exchange, unpack, clear, deallocate. Yields nothing if
+        the dimension needs no message."""
         messages = list(self._messages(dim))
         if not messages:
             return

@@ -340,11 +340,11 @@ def _sides(
 
 
 def checked_dtype(given: np.dtype, wanted: np.dtype) -> np.dtype:
-    """The dtype `wanted`, checked: values of dtype `given` can be cast to it within one kind, or to
-    a wider kind.
+    """The dtype `wanted`, checked: values of dtype `given` are of the same kind or of a narrower
+    one (integer, floating, complex).
 
     Raises:
-        DTypeError: `given` is complex or floating, and `wanted` is not.
+        DTypeError: `given` is of a wider kind.
     """
     if not np.can_cast(given, wanted, "same_kind"):
         raise DTypeError(f"values of dtype {given} on a space of dtype {wanted}")
