@@ -1,1 +1,2 @@
-"""The algebra: the operator class, memory operators, collectives, halos, local operators."""
+"""Linear operators: base class and algebra, memory operators, collectives, halo exchange, padding,
+offloading and local operators. Operators are built here, not run on workers: that is `backends`."""

@@ -1,7 +1,7 @@
-"""Operators that hold others or a local map, and the functions that build them.
+"""Direct sums, stacks, named compositions and local maps as operators, and their constructors.
 
-The closure of the algebra (identity, zero, composition, sum, multiple) is in
-`linop.operators.operator`.
+Identity, zero, composition, sum and scalar multiple, which the methods of `LinearOperator` return,
+are in `linop.operators.operator`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from linop.spaces.space import Space
 
 
 class Local(LinearOperator):
-    """A linear map inside one worker's memory; `linop.local` makes them."""
+    """A linear map inside one worker's memory: a `LocalMap` as an operator. The public functions
+    that build one are in `linop.operators.local` and `linop.operators.sliding`."""
 
     def __init__(self, local: LocalMap) -> None:
         super().__init__(local.domain, local.codomain)
@@ -53,7 +54,8 @@ class Local(LinearOperator):
 
 
 class DirectSum(LinearOperator):
-    """diag(A, B, …) over regions that are all different."""
+    """The block-diagonal operator diag(A, B, …), from the direct sum of the domains to the direct
+    sum of the codomains, whose regions' names must differ."""
 
     loose = True
 
@@ -90,7 +92,13 @@ class DirectSum(LinearOperator):
 
 
 class Named(LinearOperator):
-    """A composition under a name, such as a collective; it is its body, and only prints shorter."""
+    """An operator printed under a name, such as a collective. It equals `body`.
+
+    Args:
+        name, subscript: the symbol.
+        body: the operator that runs, and whose domain and codomain it has.
+        starred: True if the symbol gets a star: it is the adjoint of the operator of that name.
+    """
 
     def __init__(
         self, name: str, subscript: str, body: LinearOperator, starred: bool = False
@@ -128,14 +136,13 @@ class Named(LinearOperator):
 
 
 class Known(Named):
-    """A name whose movement is known without its body: what it is composed of is built when
-    somebody looks at it (printing, simplifying, interpreting). That both are the same operator, the
-    tests hold for every one.
+    """A named operator whose movement is given, and whose body is built lazily: when it is
+    expanded, simplified or interpreted. Tests compare the two for every collective.
 
     Args:
-        name, subscript: as it prints.
-        known: its movement.
-        build: makes the body.
+        name, subscript, starred: the symbol, as for `Named`.
+        known: the normal form.
+        build: returns the body, an operator with this normal form.
     """
 
     def __init__(
@@ -175,28 +182,30 @@ class Known(Named):
 
 
 def expanded(op: LinearOperator) -> LinearOperator:
-    """The composition that a name stands for; other operators as they are."""
+    """The body of a `Named` operator; any other operator unchanged."""
     return op.body if isinstance(op, Named) else op
 
 
 @remembered
 def identity(space: Space) -> LinearOperator:
-    """I: space -> space."""
+    """The identity operator I: space -> space."""
     return Identity(space)
 
 
 @remembered
 def zero(domain: Space, codomain: Space) -> LinearOperator:
-    """O: domain -> codomain."""
+    """The zero operator O: domain -> codomain."""
     return Zero(domain, codomain)
 
 
 @remembered
 def direct_sum(*ops: LinearOperator) -> LinearOperator:
-    """diag(A, B, …): the operators side by side, on regions that are all different.
+    """The block-diagonal operator diag(A, B, …), from the direct sum of the domains to the direct
+    sum of the codomains.
 
     Raises:
         RegionError: two domains or two codomains share the name of a region.
+        SpaceError: dtypes differ. ArgumentError: an argument is no operator, or there is none.
     """
     _check_operators("direct_sum", ops)
     return ops[0] if len(ops) == 1 else DirectSum(ops)
@@ -206,7 +215,7 @@ def joined_space(spaces: Sequence[Space]) -> Space:
     """The direct sum of spaces.
 
     Raises:
-        SpaceError: their dtypes differ. RegionError: they share the name of a region.
+        SpaceError: dtypes differ. RegionError: two spaces share the name of a region.
     """
     if len({space.dtype for space in spaces}) > 1:
         raise SpaceError(f"a direct sum keeps the dtype; given {[s.dtype.name for s in spaces]}")
@@ -215,7 +224,8 @@ def joined_space(spaces: Sequence[Space]) -> Space:
 
 @remembered
 def hstack(*ops: LinearOperator) -> LinearOperator:
-    """[A B …]: from the direct sum of the domains to the common codomain, ΣA_i D_i.
+    """The block row [A B …] = Σ A_i D_i, from the direct sum of the domains to the common codomain.
+    D_i deallocates the regions of all domains but the i-th.
 
     Raises:
         RegionError: two domains share the name of a region. SpaceError: codomains differ.
@@ -227,7 +237,8 @@ def hstack(*ops: LinearOperator) -> LinearOperator:
 
 @remembered
 def vstack(*ops: LinearOperator) -> LinearOperator:
-    """[A; B; …]: from the common domain to the direct sum of the codomains, ΣA_i* A_i.
+    """The block column [A; B; …] = Σ D_i* A_i, from the common domain to the direct sum of the
+    codomains. D_i* allocates the regions of all codomains but the i-th.
 
     Raises:
         RegionError: two codomains share the name of a region. SpaceError: domains differ.
@@ -238,7 +249,7 @@ def vstack(*ops: LinearOperator) -> LinearOperator:
 
 
 def _restriction(space: Space, part: Space) -> LinearOperator:
-    """D of every region of a space that a part of it lacks."""
+    """The restriction from a space to some of its regions: deallocates the others."""
     rest = [region for region in space.regions if region.name not in part]
     return deallocate(space, *rest) if rest else Identity(space)
 

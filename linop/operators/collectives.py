@@ -1,8 +1,9 @@
-"""Collectives, composed from the memory operators and nothing else (paper, section 3).
+"""Collectives, composed of memory operators alone (paper, section 3).
 
-Each says which blocks are linked, from which `linop.normal_form.matching` knows which subset is
-added to which; `out_of_place` composes that; adjoints are derived. Where the paper writes a copy
-C_{a→b} = S_{a→b} A_b, all A_b are done at once here.
+Each function states which blocks of two tensor spaces are linked. From the links,
+`linop.normal_form.matching` derives the transfers, and `out_of_place` the composition of memory
+operators; no adjoint is written by hand. Where the paper writes copies C_{a→b} = S_{a→b} A_b, all
+regions b are allocated by one A. Halo exchange and padding have modules of their own.
 """
 
 from __future__ import annotations
@@ -29,9 +30,12 @@ Pair = tuple[Part, Part]
 
 
 def out_of_place(domain: Space, codomain: Space, pairs: Iterable[Pair]) -> LinearOperator:
-    """D_domain ΣS_{a→b} A_codomain: zeros, plus every subset a of the domain added to its subset b
-    of the codomain. Where names are in both spaces, the new regions are made under primed names and
-    moved to their own once the old ones are gone."""
+    """D_domain ΠS_{a→b} A_codomain: allocates the codomain's regions, adds each subset a of the
+    domain to its subset b of the codomain, and deallocates the domain's regions.
+
+    If the two spaces share a region's name, the new regions get primed names first, and are renamed
+    by a move after the old ones are deallocated.
+    """
     clash = any(region.name in domain for region in codomain.regions)
     fresh = {r.name: _primed(r, domain) if clash else r for r in codomain.regions}
     bring = allocate(domain, *fresh.values())
@@ -53,8 +57,11 @@ def out_of_place(domain: Space, codomain: Space, pairs: Iterable[Pair]) -> Linea
 
 @remembered
 def send_recv(space: Space, a: Part, b: Part) -> LinearOperator:
-    """The copy C_{a→b}, where a and b are on different workers: in place where the space has b's
-    region, out of place where it has not."""
+    """The copy C_{a→b} between regions or subsets of equal shape, usually on two workers.
+
+    In place if the space has b's region; out of place, with b's region allocated, if it has not.
+    Errors are those of `copy`.
+    """
     return copy(space, a, b)
 
 
@@ -65,11 +72,11 @@ def broadcast(
     transpose_src: bool = False,
     transpose_dest: bool = False,
 ) -> LinearOperator:
-    """B: every block of X copied to all workers of the new grid that it matches (equation 8).
+    """B: each block of X copied to all workers of the new grid that it matches (paper, equation 8).
 
-    Grid axes match as in NumPy's broadcasting, one way: X's grid is extended with ones on the left;
-    then each of its axes is as long as the new grid's, or 1. Transposition reverses a grid before
-    that: the worker at (i, j) stands at (j, i).
+    Grid axes match as in NumPy's broadcasting, but one way only: X's grid is extended with ones on
+    the left, and each of its axes must then have the new grid's extent, or 1. A transposed grid is
+    reversed before it is matched: its worker at (i, j) is taken to be at (j, i).
 
     Args:
         X: the blocks to send.
@@ -77,8 +84,8 @@ def broadcast(
         transpose_src, transpose_dest: reverse X's grid, or the new one.
 
     Returns:
-        The operator from X to its blocks on the new grid, with `COPIES` where it broadcast. Its
-        adjoint is the sum-reduction (equation 9).
+        The operator from X to its blocks on the new grid, with `COPIES` along the grid axes that
+        were added or extended. Its adjoint is the sum-reduction (paper, equation 9).
 
     Raises:
         PartitionError: the grids do not match; the message names the axis.
@@ -105,11 +112,12 @@ def sum_reduce(
     transpose_src: bool = False,
     transpose_dest: bool = False,
 ) -> LinearOperator:
-    """R: the independent copies in Y summed to the blocks of a smaller grid; the adjoint of a
-    broadcast (paper, section 3, and DistDL's reduction rules).
+    """R: independent copies in Y summed to the blocks of a smaller grid; the adjoint of a broadcast
+    (paper, section 3, with the rules of DistDL's sum-reduce for matching grids).
 
-    The new grid is extended with ones on the left; then each of its axes is as long as that of Y's
-    grid, or 1: there the copies are summed. Transposition reverses a grid before that.
+    The new grid is extended with ones on the left; each of its axes must then have the extent of
+    Y's, or 1, and copies are summed along the latter. A transposed grid is reversed before it is
+    matched.
 
     Args:
         Y: blocks, with `COPIES` along the grid axes that are summed.
@@ -143,11 +151,15 @@ def sum_reduce(
 
 @remembered
 def all_reduce(Y: TensorSpace, grid_axes: int | Sequence[int] | None = None) -> LinearOperator:
-    """B R: every copy along the grid axes becomes the sum of the copies; self-adjoint (section 3).
+    """B R: every copy along the grid axes becomes the sum of these copies. Self-adjoint (paper,
+    section 3).
 
     Args:
         Y: blocks, with `COPIES` along the grid axes.
-        grid_axes: which; by default all that hold several copies.
+        grid_axes: axes to sum along; by default all that hold several copies.
+
+    Raises:
+        PartitionError: a grid axis does not exist, is named twice, or does not hold copies.
     """
     Y = expect("all_reduce", Y, TensorSpace)
     axes = _copied_axes("all_reduce", Y, grid_axes)
@@ -159,12 +171,19 @@ def all_reduce(Y: TensorSpace, grid_axes: int | Sequence[int] | None = None) -> 
 
 @remembered
 def ring_all_reduce(Y: TensorSpace, grid_axes: int | Sequence[int] | None = None) -> LinearOperator:
-    """The all-reduce as two rounds around a ring of P workers, a P-th of the data a message: adds
-    until each worker has one chunk summed, then copies. Equal to `all_reduce`, and in place.
+    """Ring all-reduce, in place: the same matrix as `all_reduce`, composed of 2 (P - 1) steps
+    around a ring of P workers (Patarasuk and Yuan, 2009).
+
+    Each block is cut into P chunks, and each message is one chunk. In the first P - 1 steps chunks
+    are added (reduce-scatter), after which each worker has the sum of one chunk; in the others
+    these sums are copied (all-gather).
 
     Args:
         Y: blocks, with `COPIES` along the grid axes.
-        grid_axes: the axes that make up the ring; by default all that hold several copies.
+        grid_axes: axes whose workers form a ring; by default all that hold several copies.
+
+    Raises:
+        PartitionError: a grid axis does not exist, is named twice, or does not hold copies.
     """
     Y = expect("ring_all_reduce", Y, TensorSpace)
     rings = Y.lines(_copied_axes("ring_all_reduce", Y, grid_axes))
@@ -188,13 +207,18 @@ def ring_all_reduce(Y: TensorSpace, grid_axes: int | Sequence[int] | None = None
 def all_gather(
     X: TensorSpace, grid_axes: int | Sequence[int] | None = None, into: Axis = COPIES
 ) -> LinearOperator:
-    """Every worker along the grid axes gets the concatenation of their blocks.
+    """G: every worker along the grid axes gets the concatenation of the blocks along them.
 
     Args:
-        X: blocks that the grid axes split.
-        grid_axes: which; by default all that split a dimension.
-        into: `COPIES`, independent ones, with the reduce-scatter as adjoint; or `REPLICATED`, one
-            tensor held by all, with a mere slice as adjoint.
+        X: blocks.
+        grid_axes: axes to gather along, each of which splits a dimension; by default all that do.
+        into: `COPIES` for independent copies, where the adjoint is a reduce-scatter; or
+            `REPLICATED` for one tensor that all workers hold, where the adjoint is a slice without
+            messages.
+
+    Raises:
+        PartitionError: a grid axis does not exist, is named twice, or splits no dimension.
+        ArgumentError: `into` is neither of the two.
     """
     X = expect("all_gather", X, TensorSpace)
     split = [k for k, axis in enumerate(X.axes) if isinstance(axis, int)]
@@ -218,13 +242,18 @@ def reduce_scatter(
     grid_axes: int | Sequence[int] | None = None,
     dims: int | Sequence[int] | None = None,
 ) -> LinearOperator:
-    """The copies along the grid axes summed, and the sum cut into blocks along these same axes: the
-    adjoint of `all_gather`.
+    """RS: the copies along the grid axes summed, and the sum cut into blocks along the same axes;
+    the adjoint of `all_gather` into `COPIES`.
 
     Args:
         Y: blocks, with `COPIES` along the grid axes.
-        grid_axes: which; by default all that hold several copies.
-        dims: the tensor dimension that each splits afterwards; by default grid axis k splits k.
+        grid_axes: axes to sum along; by default all that hold several copies.
+        dims: the tensor dimension that each of these axes splits in the codomain; by default grid
+            axis k splits dimension k.
+
+    Raises:
+        PartitionError: a grid axis does not exist, is named twice, or does not hold copies.
+        ArgumentError: the number of `dims` is not that of the grid axes.
     """
     Y = expect("reduce_scatter", Y, TensorSpace)
     axes = _copied_axes("reduce_scatter", Y, grid_axes)
@@ -241,11 +270,17 @@ def reduce_scatter(
 
 @remembered
 def all_to_all(X: TensorSpace, grid_axis: int, dim: int) -> LinearOperator:
-    """The tensor dimension that a grid axis splits is put together, and `dim` is split instead: a
-    block permutation within each line of workers along the axis (paper, section 3).
+    """T: a global transpose. The tensor dimension that a grid axis splits becomes whole, and `dim`
+    is split instead: a block permutation within each line of workers along the axis (paper,
+    section 3).
 
     Args:
-        X: blocks; `grid_axis` splits one dimension, and no axis splits `dim`.
+        X: blocks, where no grid axis splits `dim`.
+        grid_axis: the axis, which splits a dimension.
+        dim: the tensor dimension that it splits in the codomain.
+
+    Raises:
+        PartitionError: the grid axis does not exist, or splits no dimension.
     """
     X = expect("all_to_all", X, TensorSpace)
     (axis,), dim = _grid_axes("all_to_all", X, grid_axis), integer(dim, "all_to_all: dim")
@@ -262,16 +297,16 @@ def all_to_all(X: TensorSpace, grid_axis: int, dim: int) -> LinearOperator:
 
 @remembered
 def repartition(X: TensorSpace, partition: Partition | TensorSpace) -> LinearOperator:
-    """The same global tensor in other blocks, on the same workers, others, or both.
+    """P: redistributes a global tensor to another block decomposition, on any workers.
 
     Args:
-        X: blocks, each element in one of them.
-        partition: the new grid, whose axis k splits dimension k; or the tensor space itself, with
-            any decomposition, copies and replicated axes included.
+        X: blocks that do not overlap.
+        partition: the new grid, whose axis k splits dimension k; or the codomain itself, a
+            `TensorSpace` with any decomposition, copies and replicated axes included.
 
     Raises:
-        PartitionError: global shape or dtype differ, or X holds copies, so that it is not said
-            which one to take.
+        PartitionError: the global shape or dtype differ, or an element of X is in several blocks,
+            so that the one to send is ambiguous.
     """
     X = expect("repartition", X, TensorSpace)
     Y = _target("repartition", X, partition)
@@ -280,10 +315,14 @@ def repartition(X: TensorSpace, partition: Partition | TensorSpace) -> LinearOpe
 
 @remembered
 def scatter(X: TensorSpace, partition: Partition | TensorSpace) -> LinearOperator:
-    """From one worker that holds the whole tensor to blocks on many (paper, section 3).
+    """Sc: from one worker that holds the whole tensor to blocks on many (paper, section 3).
+
+    Args:
+        X: the tensor, in one region on one worker.
+        partition: the new grid, or the codomain, as for `repartition`.
 
     Raises:
-        PartitionError: X is not on one worker.
+        PartitionError: X is not on one worker, or the global shape or dtype differ.
     """
     X = expect("scatter", X, TensorSpace)
     if len(X.regions) != 1 or X.regions[0].replicated:
@@ -294,7 +333,15 @@ def scatter(X: TensorSpace, partition: Partition | TensorSpace) -> LinearOperato
 
 @remembered
 def gather(X: TensorSpace, worker: int = 0) -> LinearOperator:
-    """From blocks on many workers to the whole tensor on one."""
+    """Ga: from blocks on many workers to the whole tensor on one; the adjoint of `scatter`.
+
+    Args:
+        X: blocks that do not overlap.
+        worker: the worker that gets the tensor.
+
+    Raises:
+        PartitionError: an element of X is in several blocks.
+    """
     X = expect("gather", X, TensorSpace)
     Y = _target("gather", X, Partition((1,) * X.ndim, [worker]))
     return _regrouped("Ga", f"→{worker}", X, Y)
@@ -302,14 +349,17 @@ def gather(X: TensorSpace, worker: int = 0) -> LinearOperator:
 
 @remembered
 def shift(X: TensorSpace, steps: int, grid_axis: int = 0, periodic: bool = True) -> LinearOperator:
-    """Every block moved some steps along a grid axis.
+    """Moves every block by some steps along a grid axis; a permutation of blocks if periodic.
 
     Args:
         X: blocks.
-        steps: how far; negative goes to lower coordinates.
-        grid_axis: along which axis.
-        periodic: whether the grid closes to a ring; if not, blocks that leave are dropped, and
-            zeros, of the shape of the block there before, come in.
+        steps: the distance in grid coordinates; blocks go to lower ones if it is negative.
+        grid_axis: the grid axis, one that splits a dimension or holds copies.
+        periodic: True if the axis closes to a ring. Otherwise blocks that leave the grid are
+            dropped, and workers that receive none get zeros, in the shape of their own block.
+
+    Raises:
+        PartitionError: the grid axis does not exist, or is replicated.
     """
     X = expect("shift", X, TensorSpace)
     steps = integer(steps, "shift: steps")
@@ -338,8 +388,8 @@ def collective(
     links: Sequence[Link] = (),
     segments: Mapping[int, Sequence[Segment]] | None = None,
 ) -> LinearOperator:
-    """What `matching` says, as an operator: the additions, between allocating Y and deallocating X,
-    are written when somebody looks at them."""
+    """The operator whose movement is ``matching(X, Y, links, segments)``, under a name. Its
+    composition of memory operators (`out_of_place`) is built lazily."""
     known = matching(X, Y, links, segments)
     return Known(
         name, subscript, known, lambda: out_of_place(X, Y, [(t.source, t.target) for t in known])
@@ -347,7 +397,11 @@ def collective(
 
 
 def _regrouped(name: str, subscript: str, X: TensorSpace, Y: TensorSpace) -> LinearOperator:
-    """Every block of Y from all blocks of X that hold some of the same elements."""
+    """Each block of Y assembled from all blocks of X that intersect it.
+
+    Raises:
+        PartitionError: an element of X is in several blocks.
+    """
     if not X.disjoint:
         raise PartitionError(
             f"{X!r} holds elements more than once, so which to take is not said; sum_reduce copies "
@@ -371,7 +425,8 @@ def _matched(
     """The smaller grid (and its roles) extended on the left to match the larger one.
 
     Raises:
-        PartitionError: it has more axes, or an axis neither matches nor is 1.
+        PartitionError: the smaller grid has more axes, or an extent that is neither the larger
+            grid's nor 1.
     """
     if small.ndim > large.ndim:
         raise PartitionError(
@@ -390,7 +445,7 @@ def _matched(
 
 
 def _roles(small: Partition, large: Partition, roles: Sequence[Axis]) -> tuple[Axis, ...]:
-    """The roles of the larger grid's axes: copies where the smaller one is extended."""
+    """The roles of the larger grid's axes: `COPIES` where extents differ, else the given ones."""
     return tuple(
         role if m == n else COPIES
         for m, n, role in zip(small.shape, large.shape, roles, strict=True)
@@ -400,13 +455,14 @@ def _roles(small: Partition, large: Partition, roles: Sequence[Axis]) -> tuple[A
 def _on_grid(
     X: TensorSpace, partition: Partition, roles: Sequence[Axis], transposed: bool
 ) -> TensorSpace:
-    """The blocks of X on another grid, whose axes have these roles once it is transposed."""
+    """The tensor of X on another grid. If `transposed`, the roles are those of the axes of the
+    transposed grid, and are reversed."""
     axes = tuple(reversed(roles)) if transposed else tuple(roles)
     return X.like(partition, axes, {d: X.bounds[d] for d in range(X.ndim)})
 
 
 def _grid_axis(X: TensorSpace, k: int, transposed: bool) -> int:
-    """The axis of a space's grid that is axis k of the grid as it was oriented."""
+    """The axis of X's grid that is axis k of that grid, or of its transpose if `transposed`."""
     ndim = X.partition.ndim
     return ndim - 1 - k % ndim if transposed else k % ndim
 
@@ -448,7 +504,7 @@ def _copied_axes(what: str, Y: TensorSpace, axes: Any) -> tuple[int, ...]:
 
 
 def _chunks(block: Region, count: int) -> list[Any]:
-    """A block cut into so many subsets along its longest dimension; None for empty ones."""
+    """A block cut into `count` balanced subsets along its longest dimension; None if empty."""
     if block.size == 0 or block.ndim == 0:
         return [as_subset(block) if block.size else None, *[None] * (count - 1)]
     axis = max(range(block.ndim), key=lambda d: block.shape[d])

@@ -1,7 +1,9 @@
 """Generalized, unbalanced halo exchange (paper, section 3, equations 10 to 12, and appendix B).
 
-The output of a sliding kernel is balanced over the workers; `halo_geometry` derives which input
-each of them needs for its part, and `halo_exchange` moves it there, one dimension at a time.
+The output of a sliding kernel is balanced over the workers. `halo_geometry` derives which input
+each worker needs for its block of the output, and `halo_exchange` is the operator that moves it
+there. Geometry and data movement only: the kernel itself is a local operator, such as
+`linop.convolution`.
 """
 
 from __future__ import annotations
@@ -24,16 +26,19 @@ from linop.spaces.region import Region, Subset, as_subset, naturals
 from linop.spaces.tensor import Bounds, TensorSpace, common_parts
 
 PerDim = int | Sequence[int]
-"""One number for all dimensions, or one for each."""
+"""One number for all tensor dimensions, or one per dimension."""
 
 
 class HaloDim(NamedTuple):
-    """What a worker needs in one dimension. All lengths are in elements.
+    """Halo geometry of one worker in one dimension (paper, appendix B). Lengths are in elements.
 
-    ``start:stop`` is the range of global input indices that its outputs need, without boundary
-    padding. Of these it lacks `left_halo` before and `right_halo` after its own block; of its own
-    block it does not need `left_unused` at the start and `right_unused` at the end; and its kernel
-    reaches `left_padding` and `right_padding` beyond the tensor.
+    Attributes:
+        start, stop: the range of global input indices that the worker's outputs need, without
+            boundary padding.
+        left_halo, right_halo: how many of these are before and after its own block.
+        left_padding, right_padding: how far its kernel reaches beyond the tensor.
+        left_unused, right_unused: how many elements at the start and the end of its own block it
+            does not need.
     """
 
     start: int
@@ -48,7 +53,7 @@ class HaloDim(NamedTuple):
 
 @dataclass(frozen=True)
 class Kernel:
-    """A sliding window along one dimension."""
+    """A sliding kernel along one dimension; all values are in elements, as in torch.nn."""
 
     size: int
     stride: int
@@ -56,11 +61,12 @@ class Kernel:
     dilation: int
 
     def outputs(self, n: int) -> int:
-        """Output length for n inputs."""
+        """Number of outputs for n inputs; below 1 if the kernel does not fit."""
         return (n + 2 * self.padding - self.dilation * (self.size - 1) - 1) // self.stride + 1
 
     def reach(self, first: int, last: int) -> tuple[int, int]:
-        """Inputs that outputs first:last need, boundary padding included as indices outside."""
+        """Range (start, stop) of input indices that outputs first:last read. Indices outside of the
+        input are boundary padding."""
         start = first * self.stride - self.padding
         return start, start + (last - 1 - first) * self.stride + self.dilation * (self.size - 1) + 1
 
@@ -73,13 +79,17 @@ def halo_geometry(
     padding: PerDim = 0,
     dilation: PerDim = 1,
 ) -> dict[int, tuple[HaloDim, ...]]:
-    """What every worker needs of a tensor cut over a partition, by worker and dimension.
+    """Input ranges, halos, boundary padding and unused input of every worker (paper, appendix B).
 
     Args:
         shape: of the global input.
-        partition: grid axis k splits dimension k, input and output both balanced.
+        partition: grid axis k splits dimension k, of the input and of the output, into balanced
+            blocks.
         kernel_size, stride, padding, dilation: of the sliding kernel, as in torch.nn: one number,
             or one per dimension.
+
+    Returns:
+        By worker, a `HaloDim` for each dimension.
 
     Raises:
         PartitionError: more grid axes than dimensions. ShapeError: the parameters do not fit the
@@ -101,25 +111,27 @@ def halo_exchange(
     *,
     in_place: bool = False,
 ) -> LinearOperator:
-    """H: every worker gets what its part of a sliding kernel's output needs (equation 11).
+    """H: the halo exchange. Every worker gets the input that its block of a sliding kernel's output
+    needs (paper, equation 11).
 
-    One dimension at a time, so that corners arrive. Boundary padding is not communicated, and not
-    part of the result: it is the local kernel's affair (`halo_geometry` says how much). A halo that
-    reaches beyond the adjacent workers is served by further ones.
+    Dimensions are exchanged one after the other, so that corners arrive. Boundary padding is not
+    communicated and is not in the result: the local kernel adds it, by the widths that
+    `halo_geometry` gives. If a halo is wider than the neighbouring block, more distant workers send
+    the rest.
 
     Args:
-        X: the blocks of the input, copies along some grid axes allowed.
+        X: the blocks of the input; grid axes may also hold copies.
         kernel_size, stride, padding, dilation: of the sliding kernel, as in torch.nn: one number,
             or one per dimension of the tensor.
-        in_place: exchange on extended blocks that hold the bulk already.
+        in_place: map extended blocks, which hold the bulk already, to themselves.
 
     Returns:
-        The operator from X to the ranges ``start:stop`` of `halo_geometry`, unneeded input trimmed;
-        or, in place, from extended blocks (bulk and halo, a `TensorSpace` itself) to the same.
+        The operator from X to the ranges ``start:stop`` of `halo_geometry`, without unused input.
+        If in place, from the `TensorSpace` of extended blocks (bulk and halo) to itself.
 
     Raises:
         ShapeError: the parameters do not fit the shape, or leave no output. PartitionError: the
-            blocks of X overlap, or leave gaps.
+            blocks of X overlap, leave gaps, or are not in order.
     """
     X = expect("halo_exchange", X, TensorSpace)
     if not X.tiled:
@@ -142,7 +154,7 @@ def halo_exchange(
 
 
 def _in_place(X: TensorSpace, needed: Mapping[int, Bounds]) -> LinearOperator:
-    """The exchange on extended blocks, dimension after dimension."""
+    """The exchange on extended blocks, one dimension after the other (paper, equation 11)."""
     extended = {
         d: tuple(_hull(*pair) for pair in zip(X.bounds[d], needed[d], strict=True)) for d in needed
     }
@@ -156,14 +168,23 @@ def _in_place(X: TensorSpace, needed: Mapping[int, Bounds]) -> LinearOperator:
 
 
 class _Exchange:
-    """The five stages of equation 10 on extended blocks E, for one dimension at a time."""
+    """The five factors of the paper's equation 10, on extended blocks E, for one dimension at a
+    time.
+
+    Args:
+        X: the blocks of the input (the bulk).
+        E: the same tensor in blocks extended by their halos.
+        needed: for each dimension, the input range (start, stop) of each grid coordinate.
+    """
 
     def __init__(self, X: TensorSpace, E: TensorSpace, needed: tuple[Bounds, ...]) -> None:
         self.X, self.E, self.needed = X, E, needed
         self.base = dict(zip(E.index, E.starts[:, : E.ndim].tolist(), strict=True))
 
     def phases(self, dim: int) -> Iterator[LinearOperator]:
-        """A, K_S, C_P, C_E, C_U, K_T, D of a dimension, first applied first."""
+        """The operators A, K_S, C_P, C_E, C_U, K_T, D of a dimension, the first applied first:
+        allocate the buffers, clear, pack, exchange, unpack, clear, deallocate. Yields nothing if
+        the dimension needs no message."""
         messages = list(self._messages(dim))
         if not messages:
             return
@@ -181,8 +202,9 @@ class _Exchange:
         yield bring.H
 
     def _messages(self, dim: int) -> Iterator[tuple[Subset, Subset, int, int]]:
-        """(part of the sender's bulk, part of the receiver's halo, sender, receiver): in the
-        dimensions before `dim` all that is needed, in those after it the bulk."""
+        """The messages along a dimension: (subset of the sender's bulk, subset of the receiver's
+        halo, sender, receiver). They span the needed range in the dimensions before `dim`, which
+        were exchanged already, and the bulk in those after it."""
         if dim not in self.X.axes:
             return
         axis = self.X.axes.index(dim)
@@ -196,11 +218,12 @@ class _Exchange:
                     yield self._part(source, box), self._part(target, box), *ends
 
     def _overlaps(self, dim: int) -> Iterator[tuple[int, int, int, int]]:
-        """(sender, receiver, start, stop): what a block needs of the bulk of another one."""
+        """(sender, receiver, start, stop) for each pair of grid coordinates along a dimension: the
+        range of global indices that one needs of the other's bulk."""
         bulk = self.X.bounds[dim]
         stops = [stop for _, stop in bulk]
         for k, (start, stop) in enumerate(self.needed[dim]):
-            # Blocks follow one another: those that meet the range are neighbours.
+            # Blocks are in order and without gaps, so those that intersect the range are a run.
             for j in range(bisect_right(stops, start), bisect_left(stops, stop) + 1):
                 low, high = max(start, bulk[j][0]), min(stop, stops[j])
                 if j != k and low < high:
@@ -226,7 +249,7 @@ def _buffer(name: str, part: Subset) -> Subset:
 
 
 def _geometry(X: TensorSpace, kernels: Sequence[Kernel]) -> list[list[HaloDim]]:
-    """By dimension and block."""
+    """The geometry of X, indexed by dimension, then by grid coordinate along it."""
     return [
         [
             _halo_dim(kernel, n, bulk, outputs)
@@ -262,7 +285,7 @@ def _of_worker(X: TensorSpace, geometry: list[list[HaloDim]], worker: int) -> tu
 
 
 def _hull(bulk: tuple[int, int], need: tuple[int, int]) -> tuple[int, int]:
-    """The smallest range that holds both; an empty one does not count."""
+    """The smallest range that contains both; empty ranges are ignored, unless both are empty."""
     ranges = [r for r in (bulk, need) if r[0] < r[1]] or [bulk]
     return min(a for a, _ in ranges), max(b for _, b in ranges)
 
@@ -275,10 +298,10 @@ def _blocks(n: int, parts: int) -> list[tuple[int, int]]:
 def _kernels(
     shape: tuple[int, ...], size: Any, stride: Any, padding: Any, dilation: Any
 ) -> list[Kernel]:
-    """One kernel a dimension.
+    """The sliding kernel along each dimension of an input of this shape.
 
     Raises:
-        ShapeError: a parameter has the wrong length or value, or there is no output.
+        ShapeError: a parameter has the wrong length or value, or the output is empty.
     """
     ndim = len(shape)
     columns = [
@@ -298,10 +321,16 @@ def _kernels(
 
 
 def per_dim(what: str, value: Any, ndim: int, least: int) -> tuple[int, ...]:
-    """One number for each dimension, from one for all or from a sequence.
+    """A parameter as one number per dimension.
+
+    Args:
+        what: its name, for messages.
+        value: one number for all dimensions, or a sequence.
+        ndim: the number of dimensions.
+        least: the smallest valid value.
 
     Raises:
-        ShapeError: the wrong number of them, or one below `least`.
+        ShapeError: the sequence has another length, or a number is below `least`.
     """
     values = naturals(value, what, ShapeError)
     values = values * ndim if not hasattr(value, "__len__") else values

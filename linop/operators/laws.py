@@ -1,8 +1,9 @@
-"""The laws of the memory primitives, and one pass that applies them.
+"""Algebraic laws of the memory primitives (paper, section 2), and the rewrite that applies them.
 
-A program is a list of actions, first applied first, each on one region or pair of subsets; anything
-else in it is opaque and touches everything. Actions that touch different regions commute, so a law
-for neighbours holds for an action and the last one before it that touches any of its regions.
+A program is a list of steps, the first applied first. A step is an `Action` on a region or a pair
+of subsets, or an opaque object, which no law moves an action across. Actions on different regions
+commute, so a law for two neighbours also holds for an action and the last one before it that shares
+a region with it. A law is one row of `LAWS`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ Step = Any
 
 
 def _clear_clear(after: Clear, before: Clear) -> list[Action] | None:
-    """K_b K_c = K_b where c is part of b, and the other way round."""
+    """K_b K_c = K_b and K_c K_b = K_b if b contains c."""
     if before.part.contains(after.part):
         return [before]
     return [after] if after.part.contains(before.part) else None
@@ -38,17 +39,18 @@ def _allocate_deallocate(after: Allocate, before: Deallocate) -> list[Action] | 
 
 
 def _lost(after: Action, before: Action) -> list[Action] | None:
-    """D_b K_b = D_b, D_b S_{a→b} = D_b and K_b S_{a→b} = K_b: what was written is not kept."""
+    """D_b K_b = D_b, D_b S_{a→b} = D_b and K_b S_{a→b} = K_b: a dead write is dropped."""
     return [after] if _holds(after.parts[0], before.parts[-1]) else None
 
 
 def _of_zero(after: Action, before: Action) -> list[Action] | None:
-    """K_b A_b = A_b, S_{b→a} A_b = A_b and S_{b→a} K_b = K_b: what is read is zero."""
+    """K_b A_b = A_b, S_{b→a} A_b = A_b and S_{b→a} K_b = K_b: clearing or adding zeros is
+    dropped."""
     return [before] if _holds(before.parts[0], after.parts[0]) else None
 
 
 def _holds(whole: Part, part: Part) -> bool:
-    """True if every element of a part is in another one."""
+    """True if `whole` contains every element of `part`."""
     if whole is part or (type(part) is Subset and part.region is whole):
         return True
     return as_subset(whole).contains(as_subset(part))
@@ -67,14 +69,17 @@ LAWS: dict[tuple[type[Any], type[Any]], Law] = {
     (Add, Allocate): _of_zero,
     (Add, Clear): _of_zero,
 }
-"""The product of two neighbours, by the kinds of the later and the earlier; None: they stay."""
+"""By the classes of the later and the earlier of two actions, the law for their product: it returns
+the shorter program, or None if it does not apply."""
 
 
 def _copied_back(after: Add, history: Iterator[Step]) -> bool:
-    """S_{b→a} K_a S_{a→b} Z_b = S_{a→b} Z_b where Z_b allocates or clears b: a copy that returns.
+    """True if the law S_{b→a} K_a S_{a→b} Z_b = S_{a→b} Z_b applies, where Z_b allocates or clears
+    b: a copy from a to b and back to a.
 
     Args:
-        history: the steps that touch a or b, latest first: from K_a on.
+        after: the action S_{b→a}.
+        history: the steps before it that share a region with it, latest first, K_a included.
     """
     _, copied, zeroed = (next(history, None) for _ in range(3))
     return (
@@ -85,25 +90,30 @@ def _copied_back(after: Add, history: Iterator[Step]) -> bool:
 
 
 def reduce_program(steps: Sequence[Step]) -> list[Step]:
-    """The program after all laws; as short as these laws make it, and equal as an operator."""
+    """The program after all laws, applied until none shortens it; equal to `steps` as an operator.
+    If it is not shorter than `steps`, a copy of `steps`."""
     current = [piece for step in steps for piece in _split(step)]
     exposed = True
     while exposed:
         current, exposed = _reduce_once(current)
     joined = _joined(current)
-    # Allocations of several regions were split, and what stands between them may keep them apart.
+    # Allocations of several regions were split; if other steps are between them, they stay split.
     return joined if len(joined) < len(steps) else list(steps)
 
 
 def _reduce_once(steps: Sequence[Step]) -> tuple[list[Step], bool]:
-    """The program after a law for each step and the last one before it that touches its regions;
-    and whether a step went that stood between two others, which now may have a law."""
+    """One sweep: each step against the last one before it that shares a region with it.
+
+    Returns:
+        The program, and True if a step was removed between two others to which a law may now apply,
+        so that another sweep is needed.
+    """
     done: list[Step | None] = []
     touching: defaultdict[str, list[int]] = defaultdict(list)
     exposed = False
     for step in steps:
         if not isinstance(step, Action):
-            touching.clear()  # nothing looks past a barrier
+            touching.clear()  # no law applies across a barrier
             done.append(step)
             continue
         reduced: Action | None = step
@@ -123,8 +133,8 @@ def _reduce_once(steps: Sequence[Step]) -> tuple[list[Step], bool]:
                 break
             if result and result[0] is before:
                 break
-            # Nothing after it touches what the result touches: it can move to the end, and meet
-            # what stood before the action it replaces.
+            # No later step shares a region with the result, so it commutes to the end, and is
+            # reduced against the steps before the action that it replaces.
             done[last] = None
             exposed = exposed or any(touching[name][-1] > last for name in before.names)
             reduced = result[0] if result else None
@@ -132,12 +142,12 @@ def _reduce_once(steps: Sequence[Step]) -> tuple[list[Step], bool]:
 
 
 def _last(done: Sequence[Step], touching: dict[str, list[int]], step: Action) -> int:
-    """The position of the last step that touches a region of this one; -1 if none does."""
+    """The index of the last step in `done` that shares a region with this one; -1 if none does."""
     last = -1
     for name in step.names:
         live = touching.get(name)
         if live:
-            # Steps that are gone are at the end: what replaces one comes after it.
+            # Removed steps are at the end: the replacement of one is appended after it.
             while live and done[live[-1]] is None:
                 live.pop()
             if live and live[-1] > last:
@@ -146,20 +156,20 @@ def _last(done: Sequence[Step], touching: dict[str, list[int]], step: Action) ->
 
 
 def _history(done: Sequence[Step], touching: dict[str, list[int]], step: Action) -> Iterator[Step]:
-    """The steps that touch a region of this one, latest first."""
+    """The steps in `done` that share a region with this one, latest first."""
     every = merge(*(reversed(touching.get(name, ())) for name in step.names), reverse=True)
     return (done[k] for k, _ in groupby(every) if done[k] is not None)
 
 
 def _split(step: Step) -> list[Step]:
-    """One region an allocation, so that laws see one part at a time."""
+    """An allocation or deallocation as one per region, since laws compare single regions."""
     if type(step) in (Allocate, Deallocate):
         return [type(step)((region,)) for region in step.regions]
     return [step]
 
 
 def _joined(steps: Sequence[Step]) -> list[Step]:
-    """Neighbouring allocations, and neighbouring deallocations, as one again."""
+    """Runs of consecutive allocations, or of deallocations, merged into one action each."""
     joined: list[Step] = []
     for kind, run in groupby(steps, type):
         if kind in (Allocate, Deallocate):

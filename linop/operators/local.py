@@ -1,8 +1,8 @@
-"""Local operators: linear maps inside one worker's memory.
+"""Local operators: linear maps inside one worker's memory, without messages.
 
-All of them are a pair of functions that are each other's adjoint, with the matrix where it is
-known. Domain and codomain may be given as a `Region` or a `Space`, on one worker (or replicated
-over the same workers, which then all compute).
+Each is a pair of functions, the forward one and its adjoint, and the matrix if it is known. Domain
+and codomain are given as a `Region` or a `Space`, on one worker; or replicated over the same
+workers, all of which then compute. Convolution is in `linop.operators.sliding`.
 """
 
 from __future__ import annotations
@@ -36,17 +36,22 @@ def local(
     name: str = "L",
     dtype: npt.DTypeLike = np.float64,
 ) -> LinearOperator:
-    """A linear map given by a function and its adjoint; `linop.testing` tells whether they are.
+    """A linear map given as a function and its adjoint. Neither is checked here:
+    `linop.testing.check_adjoint` tests that they are linear and adjoint.
 
     Args:
-        domain, codomain: regions, or spaces, of one worker.
-        forward, adjoint: get and return the bare array of a side with one region, a dict by region
-            name otherwise. Arguments are read-only (on a device they cannot be, and must not be
-            changed); what is returned is copied, so it may be a view, or memory that is used again.
-        name: in prints.
-        dtype: of the spaces, where a `Region` is given.
+        domain, codomain: regions or spaces, all on one worker.
+        forward, adjoint: functions of a bare array if a side has one region, otherwise of a dict of
+            arrays by region name; results likewise. They must not change their argument, which is
+            read-only in host memory. Results are copied, so they may be views or reused buffers. On
+            a device backend, arrays are device arrays; NumPy arrays if all regions are in host
+            memory.
+        name: the symbol.
+        dtype: of the space, if a `Region` is given.
 
-    On a device the functions get and return its arrays; NumPy's, if all regions are in host memory.
+    Raises:
+        ArgumentError: a side is neither a `Region` nor a `Space`.
+        SpaceError: regions are on different workers, or the sides' dtypes differ.
     """
     source, target = place_space(domain, dtype), place_space(codomain, dtype)
     return local_operator(source, target, lambda namespace: (forward, adjoint), name, fresh=False)
@@ -60,15 +65,16 @@ def matrix(
     *,
     name: str = "A",
 ) -> LinearOperator:
-    """A dense or sparse matrix, acting on regions flattened in C order.
+    """A dense or sparse matrix, applied to regions flattened in C order.
 
     Args:
         A: of shape (codomain size, domain size).
         domain, codomain: by default regions ``x`` and ``y`` of worker 0.
+        name: the symbol.
 
     Raises:
-        ShapeError: the matrix does not fit the spaces. DTypeError: the spaces' dtype lacks one of
-            its numbers (see `check_values`).
+        ShapeError: the matrix is not 2-d, or does not fit the spaces.
+        DTypeError: the spaces' dtype cannot represent one of its numbers (see `check_values`).
     """
     A = scipy.sparse.csr_array(A) if scipy.sparse.issparse(A) else _values("matrix", A)
     if A.ndim != 2:
@@ -103,11 +109,12 @@ def matrix(
 def diagonal(
     d: npt.ArrayLike, domain: Place | None = None, *, name: str = "diag"
 ) -> LinearOperator:
-    """Multiplication by an array of the shape of the only region of the domain.
+    """Elementwise multiplication by an array; maps a space of one region to itself.
 
     Args:
-        d: the diagonal.
+        d: the diagonal, of the region's shape.
         domain: by default a region ``x`` of worker 0.
+        name: the symbol.
 
     Raises:
         ShapeError: the shapes differ. DTypeError: as for `matrix`.
@@ -136,12 +143,19 @@ def diagonal(
 def restriction(
     domain: Place, keep: Part | npt.ArrayLike, codomain: Place | None = None, *, name: str = "R"
 ) -> LinearOperator:
-    """The elements of a region that a part or flat indices select; its adjoint puts them back.
+    """Selection of elements of one region. The adjoint writes them to their positions in zeros, and
+    sums those selected twice.
 
     Args:
         domain: one region.
-        keep: it, a subset of it, or whole numbers that index it flattened.
-        codomain: by default a region ``<name>'`` beside it, of the part's shape.
+        keep: the region, a subset of it, or integer indices into the region flattened in C order.
+        codomain: by default a region ``<name>'`` on the same workers and in the same memory, of the
+            shape of the selection.
+        name: the symbol.
+
+    Raises:
+        SpaceError: the domain has not one region, or lacks the subset's.
+        ArgumentError: indices are no integers. ShapeError: an index is out of range.
     """
     space = place_space(domain, np.float64)
     region = single_region("restriction", space)
@@ -162,10 +176,16 @@ def restriction(
 
 @remembered
 def fft(domain: Place, codomain: Place | None = None, *, name: str = "F") -> LinearOperator:
-    """The orthonormal n-d discrete Fourier transform of one region; its adjoint is its inverse.
+    """The orthonormal n-d discrete Fourier transform of one region. Unitary: its adjoint is its
+    inverse.
+
+    Args:
+        domain: one region, of a complex dtype; complex128 if a `Region` is given.
+        codomain: by default a region ``<name>^`` of the same shape.
+        name: the symbol.
 
     Raises:
-        DTypeError: the space is not complex.
+        DTypeError: the space is not complex. ShapeError: domain and codomain differ in shape.
     """
     space = place_space(domain, np.complex128)
     region = single_region("fft", space)
@@ -179,7 +199,7 @@ def fft(domain: Place, codomain: Place | None = None, *, name: str = "F") -> Lin
         raise ShapeError(f"fft: domain {space} and codomain {target} differ in shape")
 
     def port(namespace: Namespace) -> tuple[Function, Function]:
-        # Loaded where it is used: half of the time of `import linop` otherwise.
+        # Imported on use: it would be half of the time of `import linop`.
         transforms = namespace.scipy("fft")
 
         def forward(x: Array) -> Any:
@@ -207,12 +227,18 @@ def from_scipy(
     *,
     name: str | None = None,
 ) -> LinearOperator:
-    """Any SciPy or PyLops operator (whatever `scipy.sparse.linalg.aslinearoperator` takes), acting
-    on regions flattened in C order. Matrices are better given to `matrix`, which knows them.
+    """A SciPy or PyLops operator (anything that `scipy.sparse.linalg.aslinearoperator` accepts),
+    applied to regions flattened in C order. It runs on host memory. Matrices are passed on to
+    `matrix`, so that they stay known.
 
     Args:
         A: of shape (codomain size, domain size).
         domain, codomain: by default regions ``x`` and ``y`` of worker 0.
+        name: the symbol; by default the name of A's class.
+
+    Raises:
+        ArgumentError: A is neither an operator nor a matrix.
+        ShapeError: A does not fit the spaces. DTypeError: the spaces' dtype cannot hold A's.
     """
     if isinstance(A, np.ndarray) or scipy.sparse.issparse(A):
         return matrix(A, domain, codomain, name=name or "A")
@@ -243,15 +269,19 @@ def local_operator(
     portable: bool = True,
     fresh: bool = True,
 ) -> LinearOperator:
-    """A pair of functions as an operator, with what builds its matrix, if that is known.
+    """A pair of functions as an operator.
 
     Args:
-        port: makes the functions, for the arrays that it is told of.
-        portable: whether it can for others than NumPy's.
-        fresh: whether these return new memory, and write to nothing else; see `LocalMap`.
+        domain, codomain: spaces, all regions of which are on the same workers.
+        port: returns (forward, adjoint) for an array module, such as NumPy's or CuPy's.
+        name: the symbol.
+        known: returns the sparse matrix; None if it is unknown.
+        portable: True if `port` accepts other array modules than NumPy's.
+        fresh: True if both functions return newly allocated memory, and write to nothing else; see
+            `LocalMap`.
 
     Raises:
-        SpaceError: the regions are on different workers.
+        SpaceError: the regions are on different workers, or dtypes differ.
     """
     holders = {r.workers for space in (domain, codomain) for r in space.regions}
     if len(holders) > 1:
@@ -265,7 +295,11 @@ def local_operator(
 
 
 def place_space(place: Place, dtype: npt.DTypeLike) -> Space:
-    """The space that a place stands for; of the dtype, where it is a region."""
+    """A `Space` as it is; a `Region` as the space of that region alone, with the given dtype.
+
+    Raises:
+        ArgumentError: it is neither.
+    """
     if isinstance(place, Space):
         return place
     if isinstance(place, Region):
@@ -285,7 +319,7 @@ def single_region(what: str, space: Space) -> Region:
 
 
 def _values(what: str, values: npt.ArrayLike) -> Array:
-    """An operator's argument, as an array."""
+    """Numbers given to the constructor `what`, as an array."""
     return np.asarray(values if isinstance(values, np.matrix) else plain(values, what))
 
 
@@ -306,10 +340,11 @@ def _sides(
 
 
 def checked_dtype(given: np.dtype, wanted: np.dtype) -> np.dtype:
-    """The space's dtype, if values of the given one can be converted to it.
+    """The dtype `wanted`, checked: values of dtype `given` are of the same kind or of a narrower
+    one (integer, floating, complex).
 
     Raises:
-        DTypeError: they are complex or fractional, and the space is not.
+        DTypeError: `given` is of a wider kind.
     """
     if not np.can_cast(given, wanted, "same_kind"):
         raise DTypeError(f"values of dtype {given} on a space of dtype {wanted}")
@@ -317,20 +352,26 @@ def checked_dtype(given: np.dtype, wanted: np.dtype) -> np.dtype:
 
 
 def check_values(what: str, values: Any, dtype: np.dtype) -> None:
-    """Check that numbers may become those of a space: whole ones as they are, others rounded.
+    """Check that numbers can be cast to a dtype: integers exactly, others with rounding.
 
     Raises:
-        DTypeError: they are complex or fractions, and the dtype is not; or one is out of range, or
-            a whole one that the dtype lacks.
+        DTypeError: a number is complex or fractional, and the dtype is not; it is out of range; or
+            it is an integer that the dtype does not represent exactly.
     """
     if values.dtype != dtype:
         of_dtype(values, dtype, what)
 
 
 def product(namespace: Namespace, A: Any) -> Function:
-    """Multiplication of flat vectors by a matrix, dense or sparse, of NumPy's or SciPy's. On other
-    arrays sparse matrices hold no whole numbers: there, sums are differences of running totals,
-    which is exact, since whole numbers wrap around."""
+    """The function x -> A @ x on flat vectors of an array module.
+
+    CuPy's sparse matrices have no integer dtypes. There, row sums are differences of a cumulative
+    sum, which is exact, since integers wrap modulo 2^bits.
+
+    Args:
+        namespace: the array module, to which A is copied.
+        A: a NumPy array or a SciPy sparse matrix.
+    """
     if not scipy.sparse.issparse(A):
         dense = namespace.put(A)
         return lambda x: dense @ x
@@ -351,7 +392,7 @@ def product(namespace: Namespace, A: Any) -> Function:
 
 
 def _flatly(f: Function, source: Space, target: Space, namespace: Namespace = HOST) -> Function:
-    """A function of flat vectors as one of bare arrays or dicts."""
+    """A function of flat vectors as one of the bare array or dict of arrays of two spaces."""
     if namespace.ndarray is not np.ndarray:
         return _flatly_there(f, source, target, namespace)
 
@@ -374,7 +415,7 @@ def _flatly(f: Function, source: Space, target: Space, namespace: Namespace = HO
 
 
 def _flatly_there(f: Function, source: Space, target: Space, namespace: Namespace) -> Function:
-    """The same for arrays of a device, which are the plan's, and thus checked."""
+    """`_flatly` for device arrays. They come from a plan, which has checked them."""
     starts = [(r, target.offsets[r.name]) for r in target.regions]
 
     def apply(x: Any) -> Any:
@@ -393,6 +434,6 @@ def _flatly_there(f: Function, source: Space, target: Space, namespace: Namespac
 
 
 def _selection(index: Array, columns: int, values: Array) -> scipy.sparse.csr_array:
-    """The matrix with one value a row, in the column of the index."""
+    """The sparse matrix with ``values[k]`` in row k, column ``index[k]``, and `columns` columns."""
     entries = (values, (np.arange(index.size), index))
     return scipy.sparse.csr_array(entries, shape=(index.size, columns))

@@ -1,7 +1,8 @@
 """The five memory operators as linear operators on spaces (paper, section 2).
 
-Allocate, clear and add are placed here; copy and move are compositions of them, and so is
-everything built on top.
+Allocate (with its adjoint deallocate), clear and add are primitive; copy and move are compositions
+of them. All other data movement is composed of these, in `linop.operators.collectives` and other
+modules.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from linop.spaces.space import Space
 
 @remembered
 def allocate(space: Space, *regions: Region) -> LinearOperator:
-    """A_b: space -> space ⊕ b, new regions filled with zeros (equation 3). Adjoint: `deallocate`.
+    """A_b: space -> space ⊕ b, allocates regions filled with zeros (paper, equation 3). Its adjoint
+    is `deallocate`.
 
     Raises:
         RegionError: the space has a region of that name already.
@@ -28,7 +30,8 @@ def allocate(space: Space, *regions: Region) -> LinearOperator:
 
 @remembered
 def deallocate(space: Space, *regions: Region) -> LinearOperator:
-    """D_b = A_b*: space ⊕ b -> space, regions taken out (equation 4). Adjoint: `allocate`.
+    """D_b = A_b*: space ⊕ b -> space, removes regions (paper, equation 4). Its adjoint is
+    `allocate`.
 
     Raises:
         RegionError: the space has no such region.
@@ -38,13 +41,17 @@ def deallocate(space: Space, *regions: Region) -> LinearOperator:
 
 @remembered
 def clear(space: Space, part: Part) -> LinearOperator:
-    """K_b: sets a region or a subset of one to zero (equation 5). Self-adjoint."""
+    """K_b: sets a region, or a subset of one, to zero (paper, equation 5). Self-adjoint."""
     return _place(space, Clear(expect("clear", space, Space).require(part)))
 
 
 @remembered
 def add(space: Space, a: Part, b: Part) -> LinearOperator:
-    """S_{a→b}: adds a to b, in place (equation 6). Adjoint: S_{b→a}.
+    """S_{a→b}: adds a to b in place, b += a (paper, equation 6). Its adjoint is S_{b→a}.
+
+    Args:
+        space: domain and codomain.
+        a, b: regions of the space, or subsets of them, of equal shape.
 
     Raises:
         ShapeError: a and b differ in shape. SpaceError: they share elements.
@@ -63,8 +70,12 @@ def add(space: Space, a: Part, b: Part) -> LinearOperator:
 
 @remembered
 def copy(space: Space, a: Part, b: Part) -> LinearOperator:
-    """C_{a→b}: in place S_{a→b} K_b where the space has b's region; out of place S_{a→b} A_b, with
-    b's region allocated, where it has not (paper, section 2 and appendix A.2)."""
+    """C_{a→b}: in place, S_{a→b} K_b, if the space has b's region; else out of place, S_{a→b} A_b,
+    with b's region allocated (paper, section 2 and appendix A.2).
+
+    Raises:
+        ShapeError: a and b differ in shape. SpaceError: they share elements.
+    """
     target = as_subset(b)
     bring = _allocate_or_clear(expect("copy", space, Space), target)
     return compose(add(bring.codomain, a, target), bring)
@@ -72,11 +83,13 @@ def copy(space: Space, a: Part, b: Part) -> LinearOperator:
 
 @remembered
 def move(space: Space, a: Part, b: Part) -> LinearOperator:
-    """M_{a→b}: in place K_a S_{a→b} K_b; out of place D_a S_{a→b} A_b, where the space lacks b's
-    region: then a is a whole region, and leaves the space (paper, section 2 and appendix A.3).
+    """M_{a→b}: in place, K_a S_{a→b} K_b, if the space has b's region; else out of place,
+    D_a S_{a→b} A_b, where a must be a whole region, which is deallocated (paper, section 2 and
+    appendix A.3).
 
     Raises:
-        SpaceError: b's region is new and a is a subset, which cannot leave alone.
+        ShapeError: a and b differ in shape.
+        SpaceError: they share elements; or b's region is new, and a is not a whole region.
     """
     source, target = as_subset(a), as_subset(b)
     copied = copy(space, source, target)
@@ -91,17 +104,19 @@ def move(space: Space, a: Part, b: Part) -> LinearOperator:
 
 
 def clears(space: Space, parts: Sequence[Subset]) -> LinearOperator:
-    """The composition of `clear` of parts of a space, one at least, the first applied first."""
+    """The composition of `clear` for each of one or more subsets, the first applied first."""
     return Primitives(space, InPlace(parts, parts), space)
 
 
 def adds(space: Space, sources: Sequence[Subset], targets: Sequence[Subset]) -> LinearOperator:
-    """The composition of `add` between parts of a space, one at least, the first applied first."""
+    """The composition of `add` for one or more pairs of subsets, the first applied first. The pairs
+    are not checked."""
     return Primitives(space, InPlace(targets, sources), space)
 
 
 def copies(space: Space, sources: Sequence[Subset], targets: Sequence[Subset]) -> LinearOperator:
-    """The composition of `copy` between parts of a space, one at least, the first applied first."""
+    """The composition of in-place `copy` for one or more pairs of subsets, the first applied first.
+    The pairs are not checked."""
     twice = [target for target in targets for _ in range(2)]
     each = [part for pair in zip(targets, sources, strict=True) for part in pair]
     return Primitives(space, InPlace(twice, each), space)

@@ -1,4 +1,8 @@
-"""How operators are written: the paper's notation as text and as LaTeX."""
+"""Helpers that format operators in the paper's notation, as Unicode text or as LaTeX.
+
+The symbol of each class of operators is its own method `symbol`; what several classes need for it
+(subscripts, parentheses, juxtaposed factors) is here.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,11 @@ _LATEX = str.maketrans(
 
 
 class Symbolic(Protocol):
-    """What has a symbol: every operator."""
+    """Interface of an object with a symbol, such as a `LinearOperator`.
+
+    Attributes:
+        loose: True if the symbol needs parentheses inside a product.
+    """
 
     loose: bool
 
@@ -20,7 +28,7 @@ class Symbolic(Protocol):
 
 
 def joined_symbols(items: Sequence[Symbolic], separator: str, latex: bool) -> str:
-    """The symbols of operators in a row; both ends of a long one."""
+    """The symbols of operators, joined by a separator; of more than 16, the first and last six."""
     shown = items if len(items) <= 16 else [*items[:6], *items[-6:]]
     parts = [parenthesised(item, latex) for item in shown]
     if len(shown) < len(items):
@@ -29,7 +37,7 @@ def joined_symbols(items: Sequence[Symbolic], separator: str, latex: bool) -> st
 
 
 def parenthesised(op: Symbolic, latex: bool) -> str:
-    """The symbol of an operator inside a product."""
+    """The symbol of an operator as a factor of a product, in parentheses if it is `loose`."""
     text = op.symbol(latex)
     if not op.loose:
         return text
@@ -37,7 +45,7 @@ def parenthesised(op: Symbolic, latex: bool) -> str:
 
 
 def subscripted(letter: str, text: str, latex: bool = False) -> str:
-    """A letter with a subscript, braced where it is longer than one character."""
+    """A letter with a subscript, in braces if the subscript is longer than one character."""
     if latex:
         text = text.translate(_LATEX)
     return f"{letter}_{text}" if len(text) == 1 else f"{letter}_{{{text}}}"

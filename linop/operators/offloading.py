@@ -1,7 +1,7 @@
-"""From one kind of memory to another: what is kept in host memory until the device needs it again.
+"""Offloading: moves between the kinds of memory of a worker, such as device and host memory.
 
-The paper's model of memory includes auxiliary memories (section 2); a copy between two of them is a
-copy like any other. So this is a composition of the memory operators, and its adjoint is derived.
+The paper's model of memory includes auxiliary memories (section 2), so a move between two of them
+is a composition of memory operators like any other, and its adjoint, the prefetch, is derived.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ from linop.spaces.space import Space
 
 @remembered
 def offload(space: Space, memory: str = "host") -> LinearOperator:
-    """M_memory: space -> space.in_memory(memory), every region moved to another memory of the
-    workers that hold it. Its adjoint, ``.H``, brings all of it back: the prefetch. No messages.
+    """M_memory: space -> space.in_memory(memory), moves every region to another kind of memory of
+    the workers that hold it. Its adjoint, ``.H``, moves all of them back: the prefetch. It sends no
+    messages.
 
     Args:
-        space: of any regions, replicated ones included; those in that memory already stay.
+        space: the domain; regions may be replicated. The identity on regions in that memory.
         memory: one of `linop.spaces.region.MEMORIES`.
 
     Raises:
-        ArgumentError: this is no space, or there is no such memory.
+        ArgumentError: `space` is no space, or the memory is unknown.
     """
     target = expect("offload", space, Space).in_memory(memory)
     if target == space:

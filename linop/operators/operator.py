@@ -1,8 +1,10 @@
-"""Linear operators: the algebra, and what every operator can be asked.
+"""Base class of linear operators, and the closure of the algebra: identity, zero, memory
+primitives, composition, sum, scalar multiple.
 
-An operator is frozen data with a domain and a codomain, one adjoint rule (`_adjoint`), one
-reference rule on real arrays (`_run`), one normal form (`_stages`) and one notation (`symbol`). A
-composed operator checks once, when it is built, that its parts fit; a malformed one cannot exist.
+An operator is immutable data with a domain and a codomain. A class defines the adjoint rule
+(`_adjoint`), the reference interpretation on NumPy arrays (`_run`), the normal form (`_stages`) and
+the notation (`symbol`). Spaces are checked once, when an operator is built, so that a malformed one
+cannot exist. Operators that need nothing new of these rules are composed in other modules.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from itertools import groupby
 from typing import Any, overload
 
 import numpy as np
-import scipy  # its parts, when they are used: they take as long as all of linop
+import scipy  # submodules load on first use: importing them takes as long as all of linop
 
 from linop.errors import ArgumentError, SpaceError, UndecidableError
 from linop.normal_form.maps import bare_or_dict
@@ -37,14 +39,21 @@ Arrays = dict[str, Array]
 class LinearOperator(Remembering, ABC):
     """A linear map ``domain -> codomain``.
 
-    ``a @ b`` composes, ``a + b``, ``2 * a``, ``a / 2``, ``a ** 3`` are what they say, ``op.H`` is
-    the adjoint (symbolic: building it runs nothing, and ``A.H.H is A``), ``op(x)`` and ``op @ x``
-    apply it here, one primitive at a time; `compile` gives the plan that runs it on workers.
+    ``a @ b``, ``a + b``, ``a - b``, ``2 * a``, ``a / 2`` and ``a ** 3`` are composition, sum,
+    difference, scalar multiples and power. ``op.H`` is the adjoint: symbolic, so that building it
+    runs nothing, and ``A.H.H is A``. ``op(x)`` and ``op @ x`` interpret it in this process, one
+    primitive at a time; `compile` returns the plan that runs it on workers.
+
+    Args:
+        domain, codomain: spaces of one dtype.
+
+    Raises:
+        ArgumentError: one of them is no `Space`. SpaceError: their dtypes differ.
     """
 
     __array_ufunc__ = None  # numpy_scalar * op is ours
     _h: LinearOperator | None = None
-    loose = False  # whether its symbol wants parentheses inside a product
+    loose = False  # True if the symbol needs parentheses inside a product
 
     def __init__(self, domain: Space, codomain: Space) -> None:
         for space in (domain, codomain):
@@ -57,37 +66,41 @@ class LinearOperator(Remembering, ABC):
         self.domain = domain
         self.codomain = codomain
 
-    # What a class of operators says of itself
+    # Rules that each class of operators defines
 
     @abstractmethod
     def _adjoint(self) -> LinearOperator:
-        """The adjoint, from the adjoints of its parts: the adjoint rule."""
+        """The adjoint rule: the adjoint, built from those of the operands. Called once, by `H`."""
 
     def _conj(self) -> LinearOperator:
-        """The operator with the complex conjugate matrix."""
+        """The operator with the complex conjugate matrix; called for complex dtypes alone."""
         return self
 
     @abstractmethod
     def _run(self, arrays: Arrays) -> Arrays:
-        """Apply to arrays that the callee may change: the reference rule."""
+        """The reference rule: apply the operator to the arrays of all regions of the domain, by
+        name, which the callee may overwrite and return."""
 
     @abstractmethod
     def _stages(self) -> Stages:
-        """The normal form, from those of its parts."""
+        """The normal form, computed from those of the operands."""
 
     def _simplified(self) -> LinearOperator:
         return self
 
     def _program(self, known: bool = False) -> Iterator[LinearOperator]:
-        """The factors in the order in which they are applied. Names are looked through; those of
-        operators whose movement is known need not be."""
+        """The factors in the order of application, with named operators expanded.
+
+        Args:
+            known: keep named operators whose movement is given (`Known`) as one factor.
+        """
         yield self
 
     @abstractmethod
     def symbol(self, latex: bool = False) -> str:
         """The operator in the paper's notation, as text or as LaTeX."""
 
-    # What every operator can be asked
+    # Public properties and methods
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -126,7 +139,7 @@ class LinearOperator(Remembering, ABC):
         return self._stages()
 
     def movement(self) -> Movement:
-        """The normal form of an operator that only moves data.
+        """The normal form of an operator composed of memory operators alone: its transfers.
 
         Raises:
             UndecidableError: it contains local operators.
@@ -140,17 +153,21 @@ class LinearOperator(Remembering, ABC):
         return self.stages.movements[0]
 
     def to_matrix(self) -> scipy.sparse.csr_array:
-        """The matrix as scipy.sparse, of `shape`; rows and columns in the order of the spaces'
-        regions, each in C order. A local operator of unknown matrix is applied to unit vectors."""
+        """The matrix as a sparse array of `shape`. Rows and columns follow the spaces' regions,
+        each flattened in C order. A local operator of unknown matrix is applied to unit vectors.
+        Values of float16 and bfloat16, which scipy.sparse lacks, become float64."""
         return scipy.sparse.csr_array(self.stages.to_matrix().astype(sparse_dtype(self.dtype)))
 
     def equals(self, other: LinearOperator) -> bool:
-        """Whether both are the same map, proven for all vectors.
+        """True if both operators are the same map: a proof for all vectors, not a sample.
 
-        Nothing is rounded: coefficients are rationals, or integers modulo 2^bits of the dtype.
+        Coefficients are compared exactly, as rationals, or as integers modulo 2^bits of the dtype.
+        Spaces must be equal, too.
 
         Raises:
-            UndecidableError: it depends on local operators of unknown matrix, or known to rounding.
+            ArgumentError: `other` is no operator.
+            UndecidableError: the answer depends on local operators whose matrix is unknown, or
+                known up to rounding only.
         """
         if not isinstance(other, LinearOperator):
             raise ArgumentError(f"equals: expected an operator, given {other!r}")
@@ -160,24 +177,34 @@ class LinearOperator(Remembering, ABC):
         return alike and self.stages.equals(other.stages)
 
     def simplify(self) -> LinearOperator:
-        """An equal operator after the laws ``K K = K``, ``A* A = I``, ``M* M``, …
-        (`linop.operators.laws`); the operator itself where none applies."""
+        """An equal operator, reduced by the laws ``K K = K``, ``A* A = I``, … of
+        `linop.operators.laws`; the operator itself if none applies."""
         return _ordered(self._simplified(), self.domain, self.codomain)
 
     def cost(self, network: Network | None = None) -> Cost:
-        """Messages and bytes of every worker, without running anything; and the seconds that it
-        takes on a network, if one is given (`linop.simulate` says more)."""
+        """Messages and bytes that every worker sends and receives, predicted without running
+        anything.
+
+        Args:
+            network: if given, the time in seconds on this network is predicted, too;
+                `linop.simulate` reports it in more detail.
+        """
         return cost(self, network)
 
     def compile(self, backend: Any) -> Any:
-        """The plan that runs this operator on a backend: ``plan(x)``, ``plan.H(y)``."""
+        """The plan that runs this operator on a backend: ``plan(x)``, ``plan.H(y)``.
+
+        Raises:
+            ArgumentError: `backend` is no backend.
+        """
         if not hasattr(backend, "compile"):
             mend = "make one with linop.backends.get(name)"
             raise ArgumentError(f"compile: expected a backend, given {backend!r}; {mend}")
         return backend.compile(self)
 
     def to_scipy(self) -> scipy.sparse.linalg.LinearOperator:
-        """As a SciPy LinearOperator on flat vectors (all regions in order, each in C order)."""
+        """A SciPy `LinearOperator` of `shape` on flat vectors: all regions in order, each in C
+        order. It runs in this process."""
         return scipy.sparse.linalg.LinearOperator(
             self.shape, matvec=self._on_flat, rmatvec=self.H._on_flat, dtype=self.dtype
         )
@@ -186,8 +213,15 @@ class LinearOperator(Remembering, ABC):
         return self.codomain.flatten(self(self.domain.unflatten(x)))
 
     def __call__(self, x: Any) -> Any:
-        """Apply to a `Vector` (giving one), or to arrays: the bare array of the only region, or a
-        dict by region name (giving what a worker with all regions would get).
+        """Apply the operator in this process, which must hold all regions.
+
+        Args:
+            x: a `Vector` of the domain; or the bare array of its only region, a dict of arrays by
+                region name, or None if it has no region. It is not changed.
+
+        Returns:
+            A `Vector` of the codomain if `x` is one; otherwise a bare array, a dict or None, as the
+            codomain has one region, several or none.
 
         Raises:
             RegionError, ShapeError, DTypeError: the argument is not in the domain.
@@ -250,7 +284,7 @@ class LinearOperator(Remembering, ABC):
 
 
 class Identity(LinearOperator):
-    """I on a space; its regions may come out in another order."""
+    """The identity I; the codomain may list the regions of the domain in another order."""
 
     def __init__(self, space: Space, codomain: Space | None = None) -> None:
         super().__init__(space, codomain or space)
@@ -269,7 +303,7 @@ class Identity(LinearOperator):
 
 
 class Zero(LinearOperator):
-    """O between two spaces."""
+    """The zero operator O between two spaces."""
 
     def _adjoint(self) -> LinearOperator:
         return Zero(self.codomain, self.domain)
@@ -285,8 +319,9 @@ class Zero(LinearOperator):
 
 
 class Primitives(LinearOperator):
-    """Memory primitives placed in a space, the first applied first: one; or many that all leave the
-    space as it is (clear, add), for a halo of thousands of workers has a hundred thousand."""
+    """Memory primitives between two spaces, the first applied first: one of any kind, or many that
+    keep the space (clear, add). These are one operator and not a composition, because the halo
+    exchange of thousands of workers has about a hundred thousand of them."""
 
     def __init__(self, domain: Space, actions: Iterable[Action], codomain: Space) -> None:
         super().__init__(domain, codomain)
@@ -313,7 +348,8 @@ class Primitives(LinearOperator):
 
 
 class Composition(LinearOperator):
-    """The product of factors, the last one applied first. Make it with ``@`` or `compose`."""
+    """The product of operators, the last one applied first. Built by ``@`` or `compose`, which
+    check the spaces."""
 
     def __init__(self, factors: Sequence[LinearOperator]) -> None:
         super().__init__(factors[-1].domain, factors[0].codomain)
@@ -368,7 +404,11 @@ class Composition(LinearOperator):
 
 
 class Sum(LinearOperator):
-    """The sum of terms over the same spaces."""
+    """The sum of operators with equal domains and codomains; a sum among the terms is flattened.
+
+    Raises:
+        SpaceError: domains or codomains differ.
+    """
 
     loose = True
 
@@ -413,8 +453,8 @@ class Sum(LinearOperator):
 
 
 class Scaled(LinearOperator):
-    """A scalar times an operator. The scalar is exact, and modulo 2^bits on integers; where arrays
-    are multiplied by it, it is rounded to the dtype."""
+    """A scalar times an operator. The scalar is stored exactly (modulo 2^bits in integer dtypes),
+    and rounded to the dtype when arrays are multiplied by it."""
 
     def __init__(self, scalar: Exact, operand: LinearOperator) -> None:
         super().__init__(operand.domain, operand.codomain)
@@ -456,7 +496,8 @@ def compose(*factors: LinearOperator) -> LinearOperator:
     """The product of operators, the last one applied first.
 
     Raises:
-        SpaceError: the codomain of a factor is not the domain of the one before it.
+        SpaceError: the codomain of a factor is not the domain of the factor to its left.
+        ArgumentError: a factor is no operator.
     """
     if len(factors) == 1:
         return factors[0]
@@ -475,7 +516,8 @@ def compose(*factors: LinearOperator) -> LinearOperator:
 
 
 def _placed(steps: Sequence[Any], domain: Space, codomain: Space) -> LinearOperator:
-    """Actions (and opaque operators), first applied first, as a composition between two spaces."""
+    """A program (actions and opaque operators, the first applied first) as a composition; the
+    identity from domain to codomain if it is empty."""
     space = domain
     factors: list[LinearOperator] = []
     for here, some in groupby(steps, lambda step: isinstance(step, Add | Clear)):
@@ -490,7 +532,7 @@ def _placed(steps: Sequence[Any], domain: Space, codomain: Space) -> LinearOpera
 
 
 def _ordered(op: LinearOperator, domain: Space, codomain: Space) -> LinearOperator:
-    """The operator between equal spaces, with their regions in the order wanted."""
+    """The operator composed with identities that put the regions in the order of these spaces."""
     factors = [op]
     if op.domain.regions != domain.regions:
         factors.append(Identity(domain, op.domain))

@@ -1,7 +1,8 @@
-"""Padding as data movement: beyond the edge of a tensor is zero, or a copy of what is in it.
+"""Padding of distributed tensors as data movement, and cropping, by negative widths.
 
-With reflected and circular edges the copies come from other workers, so that the gradient of a
-padded tensor is, like that of every movement, the adjoint of an operator.
+Reflected and circular edges are copies of elements that may be on other workers. As an operator,
+padding has a derived adjoint, which is the gradient of a padded tensor. Padding inside one worker's
+memory is an argument of `linop.convolution`.
 """
 
 from __future__ import annotations
@@ -19,27 +20,28 @@ from linop.spaces.tensor import TensorSpace
 
 PaddingMode = Literal["zeros", "reflect", "replicate", "circular"]
 Widths = Sequence[tuple[int, int]]
-"""(left, right) of each dimension, in elements. Negative ones cut off."""
+"""(left, right) of each dimension, in elements; a negative width crops."""
 
 
 @remembered
 def pad(X: TensorSpace, widths: Widths, mode: PaddingMode = "zeros") -> LinearOperator:
-    """The tensor with edges: ``numpy.pad``, and the padding of torch.nn, on blocks.
+    """Padding of a distributed tensor, as by ``numpy.pad`` and by torch.nn's padding layers.
 
     Args:
-        X: the blocks, copies along some grid axes allowed.
-        widths: (left, right) of each dimension.
-        mode: the edges are ``zeros``; ``reflect``, mirrored without the outermost element;
-            ``replicate``, that element again; or ``circular``, the other end of the tensor.
+        X: the blocks; grid axes may also hold copies.
+        widths: (left, right) of each dimension, in elements; a negative width crops.
+        mode: the edges are ``zeros``; ``reflect``: mirrored at the outermost element, which is not
+            repeated; ``replicate``: copies of the outermost element; or ``circular``: copies from
+            the other end of the tensor.
 
     Returns:
-        The operator from X to the padded tensor on the same grid, where the first and the last
-        block of a dimension are longer by its edges. Its adjoint adds what came from the edges to
-        where they came from.
+        The operator from X to the padded tensor on the same grid. The first and the last block of a
+        dimension are longer by its edges. Its adjoint adds each edge to the elements of which it is
+        a copy.
 
     Raises:
         ShapeError: the widths do not fit the shape. ArgumentError: unknown mode. PartitionError:
-            the blocks of X overlap, or leave gaps.
+            the blocks of X overlap, leave gaps, or are not in order.
     """
     X = expect("pad", X, TensorSpace)
     if not X.tiled:
@@ -58,7 +60,8 @@ def padded_shape(X: TensorSpace, widths: Widths) -> tuple[int, ...]:
     """The global shape of a padded tensor.
 
     Raises:
-        ShapeError: not a pair of whole numbers for each dimension, or nothing is left.
+        ShapeError: `widths` is not a pair of integers for each dimension, or crops more than the
+            tensor's extent.
     """
     try:
         lengths = [len([index(width) for width in pair]) for pair in widths]
@@ -78,10 +81,11 @@ def padded_shape(X: TensorSpace, widths: Widths) -> tuple[int, ...]:
 def edges(
     shape: Sequence[int], widths: Widths, mode: PaddingMode
 ) -> dict[int, tuple[Segment, ...]]:
-    """Which index of a tensor each index of the padded one is, by dimension.
+    """Source index of each index of the padded tensor, by dimension, as runs of consecutive
+    indices. Indices in no run are zero.
 
     Raises:
-        ArgumentError: unknown mode. ShapeError: the edges are wider than what they are copies of.
+        ArgumentError: unknown mode. ShapeError: an edge is wider than the range that it copies.
     """
     if mode not in get_args(PaddingMode):
         known = ", ".join(get_args(PaddingMode))
@@ -91,7 +95,7 @@ def edges(
 
 def _edges(d: int, n: int, left: int, right: int, mode: PaddingMode) -> tuple[Segment, ...]:
     before, after = max(left, 0), max(right, 0)
-    # What is left of the tensor: first:last. Circular edges are copies of that.
+    # The cropped tensor is first:last; circular edges are copies of it.
     first, last = max(-left, 0), n - max(-right, 0)
     if first > last:
         raise ShapeError(
@@ -108,7 +112,7 @@ def _edges(d: int, n: int, left: int, right: int, mode: PaddingMode) -> tuple[Se
             f"pad: dimension {d} of extent {n} with {mode} edges of width {left} and {right}; at "
             f"most {most[mode]} each"
         )
-    # In indices of the tensor first, where the edges are -before:0 and n:n+after.
+    # Target indices relative to the unpadded tensor: the edges are -before:0 and n:n+after.
     whole = [Segment(first, first, last - first)]
     if mode == "circular":
         whole += [Segment(-before, last - before, before), Segment(n, first, after)]

@@ -1,5 +1,5 @@
-"""Convolution inside one worker's memory; `linop.operators.halo` gets it what it needs of
-others."""
+"""Convolution as a local operator, inside one worker's memory. The input that it needs from other
+workers is moved by `linop.operators.halo`."""
 
 from __future__ import annotations
 
@@ -34,18 +34,19 @@ def convolution(
     dilation: PerDim = 1,
     name: str = "C",
 ) -> LinearOperator:
-    """The sliding product of a kernel with one region, as torch.nn means it: not flipped, the
-    region padded with zeros.
+    """Convolution as in torch.nn: cross-correlation of one region, padded with zeros, with a kernel
+    that is not flipped.
 
     Args:
-        kernel: n-d, as many dimensions as the region.
+        kernel: an array of as many dimensions as the region.
         domain, codomain: one region each; the codomain's shape is that of the output.
         stride, dilation: one number, or one per dimension.
         padding: one number, or per dimension a number or (left, right).
+        name: the symbol.
 
     Raises:
-        ShapeError: shapes or parameters do not fit; the message gives the output's shape.
-            DTypeError: the kernel's numbers are none of the space's dtype.
+        ShapeError: shapes or parameters do not fit; the message has the output's shape.
+        DTypeError: the space's dtype cannot represent one of the kernel's numbers.
     """
     source, target = place_space(domain, np.float64), place_space(codomain, np.float64)
     region, result = single_region("convolution", source), single_region("convolution", target)
@@ -59,7 +60,7 @@ def convolution(
     spread = _spread(weights, per_dim("dilation", dilation, region.ndim, 1))
     steps = per_dim("stride", stride, region.ndim, 1)
     window = _Window(region.shape, spread, steps, _pads(padding, region.ndim))
-    nothing = result.size == 0 and region.size == 0  # a worker without a part in it
+    nothing = result.size == 0 and region.size == 0  # a worker without a block
     if result.shape != window.output and not nothing:
         raise ShapeError(f"convolution: output of shape {window.output}; {result.shape} given")
     if not result.size:
@@ -83,7 +84,14 @@ def convolution(
 
 @dataclass(frozen=True)
 class _Window:
-    """A kernel (dilated already) that slides over a padded region."""
+    """A kernel that slides over a padded region.
+
+    Attributes:
+        shape: of the region.
+        kernel: with the zeros of dilation.
+        steps: the stride of each dimension.
+        pads: (left, right) of each dimension.
+    """
 
     shape: tuple[int, ...]
     kernel: Array
@@ -96,7 +104,7 @@ class _Window:
 
     @property
     def full(self) -> tuple[int, ...]:
-        """The output's shape before striding."""
+        """The shape of the output at stride 1."""
         columns = zip(self.padded, self.kernel.shape, strict=True)
         return tuple(max(0, n - k + 1) for n, k in columns)
 
@@ -106,18 +114,18 @@ class _Window:
 
     @property
     def every(self) -> tuple[Any, ...]:
-        """What selects the output from the full one."""
+        """The index of the output in the output at stride 1."""
         return (*(slice(None, None, s) for s in self.steps), ...)
 
     @property
     def inside(self) -> tuple[Any, ...]:
-        """What selects the region from the padded one."""
+        """The index of the region in the padded region."""
         bounds = zip(self.shape, self.pads, strict=True)
         return (*(slice(a, a + n) for n, (a, _) in bounds), ...)
 
     def port(self, namespace: Namespace) -> tuple[Function, Function]:
-        """The product and its adjoint: SciPy's, or elsewhere element by element of the kernel, in
-        any number of dimensions and exactly for whole numbers."""
+        """(forward, adjoint) for an array module. On NumPy arrays they are `scipy.signal`'s; on
+        others a sum over the kernel's elements, in any number of dimensions, exact for integers."""
         if namespace.ndarray is np.ndarray:
             return self.forward, self.backward
         zeros = namespace.module.zeros
@@ -140,7 +148,8 @@ class _Window:
         return forward, backward
 
     def read_by(self, offset: tuple[int, ...]) -> tuple[Any, ...]:
-        """What selects, from the padded region, what an element of the kernel is multiplied by."""
+        """The index of the elements of the padded region that are multiplied by the kernel element
+        at `offset`."""
         bounds = zip(offset, self.full, self.steps, strict=True)
         return (*(slice(o, o + n, s) for o, n, s in bounds), ...)
 
@@ -161,7 +170,8 @@ class _Window:
         return result
 
     def matrix(self) -> scipy.sparse.csr_array:
-        """One entry a kernel element and output: output i reads padded input i + offset."""
+        """The sparse matrix: one entry for each pair of kernel element and output, whose column is
+        the padded input at (output index * stride + offset), unless that is padding."""
         number: Array = np.full(self.padded, -1)
         number[self.inside] = np.arange(math.prod(self.shape)).reshape(self.shape)
         rows, columns, values = [], [], []
@@ -176,12 +186,12 @@ class _Window:
         data = np.concatenate(values).astype(sparse_dtype(self.kernel.dtype))
         shape = (math.prod(self.output), math.prod(self.shape))
         matrix = scipy.sparse.csr_array((data, index), shape=shape)
-        matrix.eliminate_zeros()  # those of dilation
+        matrix.eliminate_zeros()  # from dilation
         return matrix
 
 
 def _spread(kernel: Array, dilation: tuple[int, ...]) -> Array:
-    """The kernel with zeros between its elements."""
+    """The dilated kernel: zeros between its elements."""
     shape = tuple(d * (n - 1) + 1 for d, n in zip(dilation, kernel.shape, strict=True))
     wide: Array = np.zeros(shape, kernel.dtype)
     every: list[Any] = [slice(None, None, d) for d in dilation]
@@ -193,7 +203,7 @@ def _pads(padding: Any, ndim: int) -> tuple[tuple[int, int], ...]:
     """(left, right) of each dimension.
 
     Raises:
-        ShapeError: the wrong number of them, or a negative one.
+        ShapeError: another number of dimensions, or a negative width.
     """
     items = [padding] * ndim if isinstance(padding, Integral) else list(padding)
     pairs = [(p, p) if isinstance(p, Integral) else tuple(p) for p in items]

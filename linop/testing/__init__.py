@@ -1,4 +1,5 @@
-"""Is the adjoint right? Checks of operators, yours and linop's, on any backend."""
+"""Tests of operators and their adjoints, linop's and others', on any backend: checks, Hypothesis
+strategies, and tests on several workers (`spmd`)."""
 
 from importlib import import_module
 from typing import Any
@@ -63,7 +64,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """What needs Hypothesis, when it is asked for."""
+    """Lazy import of `linop.testing.strategies`, which needs Hypothesis."""
     if name == "strategies":
         return import_module("linop.testing.strategies")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,10 +1,11 @@
-"""Checks of linear maps and their adjoints, on any backend.
+"""Public checks of linear maps and their adjoints, on any backend.
 
-Each takes whatever `linop.testing.subjects.foreign` makes a `Subject` of: linop's operators and
-plans, pairs of functions, matrices, operators of SciPy and PyLops. It returns a `Report`, true if
-it passed; where a backend is one worker's, every worker makes the same call and gets the same
-report. What is not a finite number fails, wherever it is. Each ``assert_`` form raises with the
-report's text.
+A check takes anything that `linop.testing.subjects.foreign` turns into a `Subject`: linop's
+operators and plans, pairs of functions, matrices, operators of SciPy and PyLops. It returns a
+`Report`, true if the check passed. On a backend of one worker a check is collective: every worker
+makes the same call and gets the same report. A result with NaN or infinity fails every check. Each
+``assert_`` form raises an AssertionError with the report's text. How errors are measured is in
+`linop.testing.trials` and `linop.testing.matrices`.
 """
 
 from __future__ import annotations
@@ -46,25 +47,29 @@ def check_adjoint(
     trials: int = 3,
     tolerance: float | None = None,
 ) -> Report:
-    """The dot-product test (paper, equation 13), for random x and y:
-    ``abs(<F x, y> - <x, F* y>) / max(‖F x‖ ‖y‖, ‖x‖ ‖F* y‖)`` is below rounding (`dot_tolerance`).
-    In integer dtypes the two are equal modulo 2**bits (of the narrower dtype): arithmetic wraps
-    there, and maps are linear over that ring. If it fails, the report names a wrong entry. Each
-    trial calls F and F* twice, and fails where a call overwrites the result of the one before.
+    """The dot-product test (paper, equation 13), for random x and y: the relative error
+    ``abs(<F x, y> - <x, F* y>) / max(‖F x‖ ‖y‖, ‖x‖ ‖F* y‖)`` must not exceed the tolerance.
+
+    In integer dtypes the two inner products must be equal modulo 2**bits of the narrower dtype:
+    arithmetic wraps there, and maps are linear over that ring. The report of a failed test names a
+    wrong entry of the matrix. Each trial calls F and F* twice, and fails if a call overwrites the
+    result of the call before it.
 
     Args:
         op: the operator F.
-        backend: a backend or its name. On one worker's backend every worker makes the same call.
-        adjoint: what to test as F*; by default that of `op`.
-        seed, trials: the random vectors; the same on every worker.
-        tolerance: the relative error that passes; by default what rounding explains. Give a larger
-            one for an ill-conditioned operator, such as the inverse of a matrix.
+        backend: a backend or its name. The check is collective on a backend of one worker.
+        adjoint: the map to test as F*; by default the adjoint of `op`.
+        seed, trials: first seed and number of random pairs x, y; the same on every worker.
+        tolerance: the largest relative error that passes; by default `dot_tolerance`, a bound of
+            rounding errors. An ill-conditioned operator, such as the inverse of a matrix, needs a
+            larger one.
 
     Returns:
         The report, the same on every worker.
 
     Raises:
-        ArgumentError: the tolerance is no relative error; on every worker.
+        ArgumentError: `op` cannot be checked, or the tolerance, seed or number of trials is
+            invalid; on every worker.
     """
     F = subject("check_adjoint", op, backend)
     call = "check_adjoint(op, {})" if adjoint is None else "check_adjoint(op, {}, adjoint=adjoint)"
@@ -86,15 +91,15 @@ def check_dot_exact(
     seed: int = 0,
     trials: int = 3,
 ) -> Report:
-    """The dot-product test on whole numbers, without tolerance; in integer dtypes modulo 2**bits,
-    as `check_adjoint`.
+    """The dot-product test on vectors of whole numbers, without tolerance; modulo 2**bits in
+    integer dtypes, as in `check_adjoint`.
 
     Args:
-        op, backend, adjoint, seed, trials: as for `check_adjoint`; there is no tolerance.
+        op, backend, adjoint, seed, trials: as for `check_adjoint`.
 
     Raises:
-        UndecidableError: in floating point, of whole numbers the operator makes others, or larger
-            ones than its dtype holds exactly: its arithmetic may round. On every worker.
+        UndecidableError: in floating point, a result is fractional, or larger than the integers
+            that its dtype represents exactly, so that its arithmetic may round; on every worker.
     """
     F = subject("check_dot_exact", op, backend)
     extra = "" if adjoint is None else ", adjoint=adjoint"
@@ -117,8 +122,8 @@ def check_self_adjoint(
     trials: int = 3,
     tolerance: float | None = None,
 ) -> Report:
-    """Whether F is its own adjoint: the dot-product test with F in both places; in integer dtypes
-    modulo 2**bits, as `check_adjoint`.
+    """Self-adjointness, ``<F x, y> = <x, F y>``: the dot-product test with F as its own adjoint;
+    modulo 2**bits in integer dtypes, as in `check_adjoint`.
 
     Args:
         op, backend, seed, trials, tolerance: as for `check_adjoint`.
@@ -141,17 +146,17 @@ def check_exact(
     backend: Backend | str = "reference",
     tolerance: float | None = None,
 ) -> Report:
-    """Whether the matrix of the adjoint is the conjugate transpose of that of the operator, entry
-    by entry; and whether both are linear, without which a matrix says nothing.
+    """The matrix of the adjoint against the conjugate transpose of the operator's, entry by entry;
+    and linearity of both, without which a matrix does not determine a map.
 
-    Both matrices are found independently, by applying both to all unit vectors. Where nothing
-    rounds (data movement, integers) entries must be equal; else they may differ by rounding,
-    relative to the largest entry of their row and column. Linearity is tried at random vectors, as
-    `check_linear` does it.
+    The two dense matrices are built independently, by applying each map to all unit vectors. If no
+    arithmetic rounds (data movement, integers) entries must be equal; otherwise they may differ by
+    the tolerance, relative to the largest entry of their row and column. Linearity is tested on
+    random vectors, as in `check_linear`.
 
     Args:
-        op: the operator; small, since its matrix is built.
-        adjoint: what to test as its adjoint; by default that of `op`.
+        op: the operator; small, since dense matrices are built.
+        adjoint: the map to test as its adjoint; by default the adjoint of `op`.
         backend, tolerance: as for `check_adjoint`.
     """
     F = subject("check_exact", op, backend)
@@ -183,10 +188,10 @@ def check_linear(
     trials: int = 3,
     tolerance: float | None = None,
 ) -> Report:
-    """Whether ``F(a x + y) = a F x + F y``, ``F(-x) = -F x`` (in unsigned dtypes this is not asked)
-    and ``F 0 = 0``, the same twice, leaving its argument as it was; and whether F scales by powers
-    of two far apart, which rounding does not change. Its adjoint is not called. Errors are relative
-    to the largest element.
+    """Linearity on random vectors: ``F(a x + y) = a F x + F y``, ``F 0 = 0``, ``F(-x) = -F x``
+    (except in unsigned dtypes) and ``F(2**k x) = 2**k F x`` for a large and a small power, which
+    rounding does not affect. F must also be repeatable, and not change its argument. The adjoint is
+    not called. Errors are relative to the largest element.
 
     Args:
         op, backend, seed, trials, tolerance: as for `check_adjoint`.
@@ -209,12 +214,12 @@ def check_equal(
     trials: int = 3,
     tolerance: float | None = None,
 ) -> Report:
-    """Whether two operators are the same map, on random vectors, but for rounding; in the dtypes of
-    integers, exactly. (`LinearOperator.equals` proves it for all vectors.)
+    """Equality of two operators on random vectors: up to rounding, and exactly in integer dtypes.
+    (`LinearOperator.equals` is a proof for all vectors.)
 
     Args:
-        op, other: what is compared. If one of them has no regions (SciPy's, PyLops'), elements
-            correspond in their order.
+        op, other: the two maps. If the spaces of one have no region names of their own (SciPy,
+            PyLops), elements correspond by their position in flattened vectors.
         backend, seed, trials, tolerance: as for `check_adjoint`.
     """
     F, second = subject("check_equal", op, backend), subject("check_equal", other, backend)
@@ -239,12 +244,13 @@ def check_inverse(
     trials: int = 3,
     tolerance: float | None = None,
 ) -> Report:
-    """Whether ``inverse(F x) = x`` and ``F(inverse(y)) = y``. Errors are relative to the largest
-    element, and to how much the two amplify random vectors, as those of rounding are.
+    """Two-sided inverse on random vectors: ``inverse(F x) = x`` and ``F(inverse(y)) = y``. Errors
+    are relative to the largest element, and divided by the product of the two maps' gains on the
+    random vectors if that is above 1, since rounding errors grow with it.
 
     Args:
         op, inverse: the two maps.
-        backend, seed, trials: as for `check_adjoint`.
+        backend, seed, trials, tolerance: as for `check_adjoint`.
     """
     F, G = subject("check_inverse", op, backend), subject("check_inverse", inverse, backend)
     compared = "inverse(F x) with x, F(inverse(y)) with y"
@@ -266,8 +272,8 @@ def check_unitary(
     trials: int = 3,
     tolerance: float | None = None,
 ) -> Report:
-    """Whether the adjoint is the inverse: ``F* F x = x`` and ``F F* y = y``. That it is
-    the adjoint, `check_adjoint` tells.
+    """Unitarity on random vectors: ``F* F x = x`` and ``F F* y = y``. The adjoint itself is not
+    tested here, but by `check_adjoint`.
 
     Args:
         op, backend, seed, trials, tolerance: as for `check_adjoint`.
@@ -279,7 +285,7 @@ def check_unitary(
 
 
 def _asserting(check: Callable[Parameters, Report]) -> Callable[Parameters, None]:
-    """A check as an assertion."""
+    """The ``assert_`` form of a check, which raises AssertionError if the check fails."""
 
     @wraps(check)
     def assertion(*arguments: Parameters.args, **options: Parameters.kwargs) -> None:

@@ -1,8 +1,8 @@
-"""Operators as code that makes them again: what a failing example prints, to be pasted.
+"""Python expressions that rebuild operators, spaces and regions: the text of a failing example.
 
-Text is read after ``import linop`` and ``import numpy``. What a public function has made prints as
-that call; sums, products and adjoints of such print as the algebra; a product whose factors were
-taken apart, as these.
+The expressions need ``import linop`` and ``import numpy`` (and `scipy` or `functools` for objects
+of theirs). An operator built by a public function prints as that call; sums, products, multiples
+and adjoints print in the notation of the algebra, and other products as their factors.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from linop.spaces.tensor import Bounds, Role, TensorSpace
 
 @singledispatch
 def code(what: Any) -> str:
-    """The expression that makes an operator, a space, a region, a vector … again.
+    """The expression that rebuilds an operator, space, region, vector, ….
 
-    Functions that local operators were given print by name, whether or not it can be imported.
+    Functions given to local operators print by name, even if the name cannot be imported.
     """
-    # Not registered, for SciPy's parts are loaded where they are used.
+    # Not registered, since SciPy's submodules are imported on first use.
     if scipy.sparse.issparse(what):
         return f"scipy.sparse.csr_array({code(what.toarray())})"
     if isinstance(what, scipy.sparse.linalg.LinearOperator) and hasattr(what, "A"):
@@ -48,7 +48,7 @@ def code(what: Any) -> str:
     return repr(what)
 
 
-# Spaces, and what is in them
+# Spaces, regions, vectors
 
 
 @code.register
@@ -134,7 +134,7 @@ def _call(call: Call) -> str:
 
 @singledispatch
 def _composed(op: LinearOperator) -> str:
-    """An operator that no public function has made."""
+    """The expression of an operator that was not built by a public function."""
     return repr(op)
 
 
@@ -154,7 +154,7 @@ def _scaled(op: Scaled) -> str:
 
 
 def _exactly(number: Exact) -> str:
-    """A number as an expression whose value it is, to the last digit."""
+    """A number as an expression with exactly its value."""
     if isinstance(number, Gaussian):
         near: complex = complex(number)
         parts = f"{_quotient(number.real)}, {_quotient(number.imag)}"
@@ -210,7 +210,7 @@ _PRIMITIVES: dict[type[Action], str] = {
 
 
 def _bracketed(op: LinearOperator) -> str:
-    """As a factor of a product."""
+    """The expression of an operator as a factor of a product, in parentheses if needed."""
     text = code(op)
     calls = op.call is not None or (op._h is not None and op._h.call is not None)
     several = isinstance(op, Composition | Sum | Scaled)
@@ -223,7 +223,7 @@ def _bracketed(op: LinearOperator) -> str:
 
 @code.register
 def _array(array: np.ndarray) -> str:
-    if not array.size:  # its list would not tell the shape
+    if not array.size:  # an empty list has no shape
         return f"numpy.zeros({array.shape}, {array.dtype.name!r})"
     return f"numpy.array({array.tolist()}, dtype={array.dtype.name!r})"
 

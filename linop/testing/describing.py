@@ -1,7 +1,8 @@
-"""Small descriptions of spaces, parts and tensors, and what is built from them.
+"""Descriptions of spaces, subsets and tensors: strategies that draw them, and builders from them.
 
-A description is plain data (dicts, tuples, strings and numbers) that Hypothesis draws and shrinks,
-a failing test prints, and another process builds the same operator from.
+A description is plain data (dicts, tuples, strings and numbers), which Hypothesis draws and
+shrinks, a failing test prints, and another process rebuilds the same object from. Descriptions of
+operators are drawn in the modules of factories.
 """
 
 from __future__ import annotations
@@ -30,27 +31,27 @@ Description = dict[str, Any]
 Box = tuple[tuple[int, int], ...]
 """(start, stop) in each dimension."""
 PartOf = tuple[str, Box]
-"""The name of a region, and a box in it."""
+"""A subset: the name of a region, and a box in it."""
 
 Place = tuple[tuple[int, ...]] | tuple[tuple[int, ...], str]
-"""The workers that hold a region, and its memory, where that is not the default."""
+"""The workers that hold a region, and its kind of memory, if that is not the default."""
 RegionDescription = tuple[Any, ...]
-"""Name, shape, and what a `Place` has."""
+"""Name, shape, and the items of a `Place`."""
 
 MOST = 9
 """Vectors hold whole numbers from -9 to 9."""
 
 COMPUTED = ("float64", "float32", "complex128", "complex64", "int64", "int32")
-"""In these, products and sums of small whole numbers are exact."""
+"""Dtypes in which products and sums of small whole numbers are exact."""
 MOVED = COMPUTED + HALVES
-"""In these, moving is exact, and so are sums of eight numbers from -9 to 9."""
+"""Dtypes in which sums of eight numbers from -9 to 9 are exact, as data movement is in any."""
 COMPLEX = ("complex128", "complex64")
 
-# What is built from descriptions
+# Builders
 
 
 def dtype_of(name: str) -> np.dtype[Any]:
-    """The dtype of that name, bfloat16 included."""
+    """The dtype of a name, bfloat16 included."""
     return np.dtype(name)
 
 
@@ -65,13 +66,13 @@ def space_of(described: Description) -> Space:
 
 
 def part_of(space: Space, described: PartOf) -> Subset:
-    """A subset of a region of a space."""
+    """A subset of a region of a space, from its description."""
     name, box = described
     return space[name][tuple(slice(a, b) for a, b in box)]
 
 
 def box_in(region: Region, box: Box) -> Subset:
-    """A subset of a region."""
+    """The subset of a region that a box spans."""
     return region[tuple(slice(a, b) for a, b in box)]
 
 
@@ -84,7 +85,7 @@ ROLES: dict[str, Role] = {"copies": linop.COPIES, "replicated": linop.REPLICATED
 
 
 def tensor_of(described: Description) -> TensorSpace:
-    """A tensor space from its global shape, grid, workers, axes, uneven blocks and memory."""
+    """A tensor space from its global shape, grid, workers, axes, dtype, name, blocks and memory."""
     axes = [ROLES[a] if isinstance(a, str) else a for a in described["axes"]]
     return TensorSpace(
         described["shape"],
@@ -99,7 +100,7 @@ def tensor_of(described: Description) -> TensorSpace:
 
 
 def whole_numbers(shape: Sequence[int], dtype: Any, seed: int, most: int = 2) -> np.ndarray:
-    """An array of whole numbers from -most to most, complex ones for a complex dtype."""
+    """A random array of whole numbers from -most to most; in both parts for a complex dtype."""
     rng = np.random.default_rng(seed)
     values = rng.integers(-most, most, shape, endpoint=True)
     if np.dtype(dtype).kind == "c":
@@ -107,41 +108,41 @@ def whole_numbers(shape: Sequence[int], dtype: Any, seed: int, most: int = 2) ->
     return values.astype(dtype)
 
 
-# How descriptions are drawn
+# Strategies
 
 seeds = st.integers(0, 2**16)
 
 
 rarely = st.integers(0, 9).map(lambda k: k == 9)
-"""True one time in ten, and never in a small example."""
+"""Booleans, True one time in ten; they shrink to False."""
 
 
 def extents(most: int) -> st.SearchStrategy[int]:
-    """Extents of a dimension up to `most`; 1 is simplest. 0 is seldom, since one such dimension
+    """Extents of a dimension up to `most`; they shrink to 1. 0 is rare, since one such dimension
     makes a tensor empty."""
     return st.sampled_from((*range(1, most + 1),) * 3 + (0,))
 
 
 def shapes(ndim: int, most: int = 4) -> st.SearchStrategy[tuple[int, ...]]:
-    """Shapes of so many dimensions; extents may be 0."""
+    """Shapes of `ndim` dimensions, with extents from 0 to `most`."""
     return st.tuples(*[extents(most)] * ndim)
 
 
 def holders(workers: int) -> st.SearchStrategy[tuple[int, ...]]:
-    """One worker, or less often several that hold identical copies."""
+    """Workers of a region: one, or less often up to three, on which it is replicated."""
     one = st.integers(0, workers - 1).map(lambda w: (w,))
     several = st.sets(st.integers(0, workers - 1), min_size=1, max_size=3)
     return st.one_of(one, one, several.map(lambda held: tuple(sorted(held))))
 
 
 def places(workers: int, memories: Sequence[str] = MEMORIES) -> st.SearchStrategy[Place]:
-    """Workers that hold a region, and one of some memories."""
+    """Workers of a region, and one of some kinds of memory."""
     memory = st.sampled_from(memories).map(lambda m: () if m == "default" else (m,))
     return st.tuples(holders(workers), memory).map(lambda drawn: (drawn[0], *drawn[1]))
 
 
 def orders(workers: int, count: int) -> st.SearchStrategy[tuple[int, ...]]:
-    """So many different workers, in any order; simplest is 0, 1, 2, …"""
+    """`count` different workers of `workers`, in any order; they shrink to 0, 1, 2, …"""
     return st.permutations(range(workers)).map(lambda order: tuple(order[:count]))
 
 
@@ -156,7 +157,7 @@ def spaces(
     prefix: str = "x",
     memories: Sequence[str] = MEMORIES,
 ) -> Description:
-    """A space of a few regions, of one number of dimensions."""
+    """A space of `least` to `most` regions, with equal numbers of dimensions."""
     rank = draw(st.integers(0, 3)) if ndim is None else ndim
     count = draw(st.integers(least, most))
     extent = (0, 6, 4, 3)[rank]
@@ -169,7 +170,7 @@ def spaces(
 
 @st.composite
 def boxes(draw: st.DrawFn, shape: Sequence[int]) -> Box:
-    """A box in a region of this shape, seldom empty; the whole of it is simplest."""
+    """A box in a region of this shape, rarely empty; it shrinks to the whole region."""
     box = []
     for n in shape:
         least = 1 if n and not draw(rarely) else 0
@@ -187,13 +188,13 @@ def parts(draw: st.DrawFn, space: Description) -> PartOf:
 
 @st.composite
 def pairs(draw: st.DrawFn, space: Description) -> tuple[PartOf, PartOf]:
-    """Two subsets of equal shape that share no element; of a region each, or of the same one."""
+    """Two disjoint subsets of equal shape, of two regions or of one."""
     a, of_a, *_ = draw(st.sampled_from(space["regions"]))
-    # A scalar has no two different parts.
+    # A 0-d region has no two disjoint subsets.
     alike = [r for r in space["regions"] if len(r[1]) == len(of_a) and (of_a or r[0] != a)]
     if not alike:
         reject()
-    others = [r for r in alike if r[0] != a]  # which may be on another worker
+    others = [r for r in alike if r[0] != a]  # preferred: they may be on another worker
     b, of_b, *_ = draw(st.sampled_from(others * 3 + alike))
     apart = draw(st.integers(0, len(of_a) - 1)) if a == b else None
     box_a, box_b = [], []
@@ -212,13 +213,13 @@ def pairs(draw: st.DrawFn, space: Description) -> tuple[PartOf, PartOf]:
 
 
 def whole(shape: Sequence[int]) -> Box:
-    """All of a region of this shape."""
+    """The box of a whole region of this shape."""
     return tuple((0, n) for n in shape)
 
 
 @st.composite
 def grids(draw: st.DrawFn, workers: int, least: int = 1, most: int = 3) -> tuple[int, ...]:
-    """The shape of a grid of at most so many workers."""
+    """The shape of a grid of at most `workers` workers, with `least` to `most` axes."""
     grid: list[int] = []
     for _ in range(draw(st.integers(least, most))):
         grid.append(draw(st.integers(1, workers // math.prod(grid))))
@@ -227,7 +228,7 @@ def grids(draw: st.DrawFn, workers: int, least: int = 1, most: int = 3) -> tuple
 
 @st.composite
 def lengths(draw: st.DrawFn, n: int, parts: int) -> tuple[int, ...]:
-    """Lengths of so many blocks, some empty, that make up n elements."""
+    """Lengths of `parts` blocks, some possibly empty, with sum n."""
     cuts = sorted(draw(st.lists(st.integers(0, n), min_size=parts - 1, max_size=parts - 1)))
     return tuple(b - a for a, b in zip([0, *cuts], [*cuts, n], strict=True))
 
@@ -251,16 +252,19 @@ def tensors(
     """A tensor space.
 
     Args:
-        workers: there are so many.
-        dtypes, grid, ndim, shape, name, memories: to choose from, or given.
-        roles: what grid axes may do, but for those that `fixed` gives by axis.
-        uneven: whether blocks may be of lengths of their own.
-        overlapping: whether blocks may overlap and leave gaps.
+        workers: number of workers to choose from.
+        dtypes, memories: to choose from.
+        grid, ndim, shape: of the partition and the tensor; drawn if None.
+        roles: roles of grid axes to choose from: "split", "copies", "replicated".
+        fixed: roles of some grid axes, by axis.
+        uneven: True if blocks may be unbalanced.
+        overlapping: True if blocks may overlap and leave gaps.
+        name: of the tensor.
     """
     grid = draw(grids(workers)) if grid is None else grid
     if shape is None:
         rank = draw(st.integers(0, 3)) if ndim is None else ndim
-        # More workers than elements now and then, and no elements at all.
+        # Some tensors have fewer elements than workers, or none.
         shape = draw(shapes(rank, (6, 6, 5, 4)[rank]))
     free = list(draw(st.permutations(range(len(shape)))))
     axes: list[Any] = []

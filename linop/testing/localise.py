@@ -1,9 +1,10 @@
-"""Where two things differ that should be the same: found by halving, without a matrix.
+"""Localisation of errors by bisection: the entry at which two maps differ, without their matrices.
 
-The difference of two inner products, ``d(x, y) = <F x, y> - <x, G y>``, is linear in y and, but for
-conjugation, in x (of integers, modulo 2**bits). So a half of x shows it, and a half of that, until
-one element is left; then the same with y. Inner products are sums over all workers, so all decide
-alike.
+The difference of two inner products, ``d(x, y) = <F x, y> - <x, G y>``, is linear in y and, up to
+conjugation, in x (modulo 2**bits in integer dtypes). If it is not zero, it is not zero for one of
+the two halves of x, and so on, until one element is left; then y is bisected. Inner products are
+sums over all workers, so all workers take the same decisions. Measuring and reporting errors is in
+`linop.testing.trials` and `linop.testing.report`.
 """
 
 from __future__ import annotations
@@ -23,20 +24,21 @@ Map = Callable[[Vector], Vector]
 
 
 def part_held(vector: Vector, backend: Backend) -> Vector:
-    """The part of a whole vector that a backend holds, with its inner product."""
+    """The regions of a complete vector that the backend's worker holds, as a vector whose inner
+    products sum over all workers."""
     return host_vector(vector.space, vector, backend)
 
 
 def inner(subject: Subject, v: Vector, w: Vector) -> Scalar:
-    """<v, w>; the real part of it, where a map is linear over real numbers only."""
+    """<v, w>; its real part, if the map is linear over the real numbers only."""
     value = v.inner(w)
     return value.real if subject.real else value
 
 
 def apart(F: Subject, a: Scalar, b: Scalar) -> Scalar:
-    """The difference of two numbers that F and its adjoint lead to; in integers modulo 2**bits, of
-    the narrower dtype, the representative next to zero: products wrap, so that maps are linear over
-    that ring, but inner products are sums of 64 bits."""
+    """The difference of two inner products. In integer dtypes it is reduced modulo 2**bits of the
+    narrower dtype, to the representative nearest to zero: products wrap, so that maps are linear
+    over that ring, but inner products are accumulated in 64 bits."""
     dtypes = F.domain.dtype, F.codomain.dtype
     if any(dtype.kind not in "iu" for dtype in dtypes):
         return a - b
@@ -45,11 +47,12 @@ def apart(F: Subject, a: Scalar, b: Scalar) -> Scalar:
 
 
 def wrong_entry(F: Subject, G: Subject, x: Vector, y: Vector, other: str) -> Worst:
-    """An entry of F that is not that of the conjugate transpose of G, for x and y whose inner
-    products differ; found by applying each about ``2 log2(size)`` times. Collective.
+    """An entry at which F differs from the conjugate transpose of G. Each map is applied about
+    ``2 log2(size)`` times. Collective.
 
     Args:
-        other: what to call the conjugate transpose of G.
+        x, y: vectors for which <F x, y> and <x, G y> differ.
+        other: the name of the conjugate transpose of G, for the report.
     """
     for subject in (F, G):
         if moved := not_zero(subject):
@@ -76,27 +79,30 @@ def wrong_entry(F: Subject, G: Subject, x: Vector, y: Vector, other: str) -> Wor
 
 
 def _entries(F: Subject, G: Subject, j: int, i: int) -> Iterator[tuple[Scalar, Scalar, str]]:
-    """Entry i, j of F and of the conjugate transpose of G, and which part of them it is. Over real
-    numbers these are up to four: of real and imaginary parts."""
+    """Entry (i, j) of F, that of the conjugate transpose of G, and a label. For a map that is
+    linear over the real numbers only, up to four entries: between real and imaginary parts."""
     for u, v in product(_units(F, F.domain), _units(F, F.codomain)):
         e, d = unit(F.domain, j, F.backend, u), unit(F.codomain, i, F.backend, v)
         names = {1: "real", 1j: "imaginary"}
         part = f"({names[u]} to {names[v]}) " if F.real else ""
-        # The second is <G d, e>: conjugate-linear in what G gives.
+        # The second is <G d, e>, which is conjugate-linear in G d.
         yield inner(F, d, F(e)), inner(F, G(d), e), part
 
 
 def _units(F: Subject, space: Space) -> tuple[Scalar, ...]:
-    """What an element of a unit vector may be: over real numbers, a complex one is two."""
+    """The values of the nonzero element of a unit vector: 1, and also 1j for complex spaces of a
+    map that is linear over the real numbers only."""
     return (1, 1j) if F.real and space.dtype.kind == "c" else (1,)
 
 
 def wrong_column(F: Subject, A: Map, B: Map, x: Vector, names: tuple[str, str]) -> Worst:
-    """An entry in which two linear maps differ that differ at x. Collective.
+    """An entry at which two linear maps differ. Collective.
 
     Args:
-        F: whose backend, and whose kind of numbers.
-        names: of the two maps.
+        F: gives the backend, and the scalars over which the maps are linear.
+        A, B: the two maps.
+        x: a vector for which A x and B x differ.
+        names: of the two maps, for the report.
     """
     backend = F.backend
 
@@ -118,7 +124,7 @@ def wrong_column(F: Subject, A: Map, B: Map, x: Vector, names: tuple[str, str]) 
 def wrong_value(
     found: Vector, wanted: Vector, flat: int, names: tuple[str, str], backend: Backend
 ) -> Worst:
-    """Two vectors at a position. Collective."""
+    """The worst case that two vectors differ at position `flat`. Collective."""
     target = element(found.space, flat)
     a, b = at(found, flat, backend), at(wanted, flat, backend)
     words = f"at {target}: {names[0]} has {shown(a)}, {names[1]} has {shown(b)}"
@@ -126,8 +132,13 @@ def wrong_value(
 
 
 def whole_numbers(F: Subject, result: Vector, scale: float) -> str:
-    """Why inner products of a map's result, all below `scale`, are not exact; empty if they are.
-    Collective."""
+    """The reason why inner products with a map's result may not be exact; empty if they are exact.
+    Collective.
+
+    Args:
+        result: must hold whole numbers that its dtype represents exactly.
+        scale: a bound of the inner products, which must not be above 2**53.
+    """
     eps, said = epsilon(F.codomain.dtype), ""
     most = 2.0 / eps if eps else float("inf")
     for region in held(F.codomain, F.backend.worker):
@@ -144,7 +155,7 @@ def whole_numbers(F: Subject, result: Vector, scale: float) -> str:
 
 
 def not_zero(F: Subject) -> Worst | None:
-    """What F makes of zero, if that is not zero."""
+    """The largest element of F 0 as a worst case; None if F 0 is zero. Collective."""
     result = F(part_held(F.domain.zeros(), F.backend))
     i, most = largest(result, F.backend)
     if not most:
@@ -155,8 +166,8 @@ def not_zero(F: Subject) -> Worst | None:
 
 
 def largest(vector: Vector, backend: Backend) -> tuple[int, float]:
-    """The position of the largest element in the order of `Space.flatten`, and its size: 0 and 0 of
-    a vector without elements. Collective."""
+    """The position of the element of largest modulus, in the order of `Space.flatten`, and its
+    modulus; (0, 0.0) if there are no elements. Collective."""
     best = (0.0, 0)
     for region in held(vector.space, backend.worker):
         sizes = np.abs(_wide(vector[region.name])).ravel()
@@ -168,12 +179,12 @@ def largest(vector: Vector, backend: Backend) -> tuple[int, float]:
 
 
 def at(vector: Vector, flat: int, backend: Backend) -> Scalar:
-    """The element at a position, on every worker. Collective."""
+    """The value of the element at a position, returned on every worker. Collective."""
     return unit(vector.space, flat, backend).inner(vector)
 
 
 def unit(space: Space, flat: int, backend: Backend, value: Scalar = 1) -> Vector:
-    """The vector with one element that is not zero."""
+    """The multiple `value` of a unit vector: zeros, but for the element at position `flat`."""
     vector = host_vector(space, _held_zeros(space, backend), backend)
     for region in held(space, backend.worker):
         k = flat - space.offsets[region.name]
@@ -183,8 +194,8 @@ def unit(space: Space, flat: int, backend: Backend, value: Scalar = 1) -> Vector
 
 
 def _narrowed(vector: Vector, gap: Callable[[Vector], Scalar], backend: Backend) -> int:
-    """The position of an element that alone has a gap: of every two halves the one with the larger
-    gap."""
+    """Bisection: the position reached by always keeping the half of `vector` with the larger
+    absolute value of `gap`."""
     a, b = 0, vector.space.size
     while b - a > 1:
         middle = (a + b) // 2
@@ -199,7 +210,7 @@ def _only(vector: Vector, flat: int, backend: Backend) -> Vector:
 
 
 def _between(vector: Vector, start: int, stop: int, backend: Backend) -> Vector:
-    """A vector with zeros outside of a range of positions."""
+    """The vector with zeros outside of positions start:stop."""
     space = vector.space
     arrays = _held_zeros(space, backend)
     for region in held(space, backend.worker):

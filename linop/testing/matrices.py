@@ -1,4 +1,4 @@
-"""The matrices of a map and its adjoint, by unit vectors, compared entry by entry."""
+"""Dense matrices of a map and its adjoint, built by unit vectors and compared entry by entry."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from linop.testing.subjects.whole import everything
 
 def worst_of_matrices(F: Subject, G: Subject, relative: bool) -> tuple[float, Worst]:
     """The largest difference between the matrix of G and the conjugate transpose of that of F, and
-    where it is. Collective.
+    its entry. Collective.
 
     Args:
-        relative: whether differences are relative to the largest entry of their row and column.
+        relative: True if differences are relative to the largest entry of their row and column.
     """
     forward, backward = _matrix(F), _matrix(G)
     wanted = forward.conj().T
     if not wanted.size:
         return 0.0, Worst("there is no entry")
     difference = np.abs(_wide(backward) - _wide(wanted))
-    difference[(difference == 0) & (backward != wanted)] = 1.0  # integers that no float tells apart
+    difference[(difference == 0) & (backward != wanted)] = 1.0  # integers that are equal as floats
     if relative:
         size = np.maximum(np.abs(_wide(backward)), np.abs(_wide(wanted)))
         scale = np.maximum(size.max(axis=0), size.max(axis=1, keepdims=True))
@@ -43,7 +43,8 @@ def worst_of_matrices(F: Subject, G: Subject, relative: bool) -> tuple[float, Wo
 
 
 def _matrix(F: Subject) -> Array:
-    """The dense matrix. Over real numbers, a complex element is two: first all real parts."""
+    """The dense matrix, of `F.shape`. If F is linear over the real numbers only, a complex side has
+    twice as many rows or columns: first all real parts, then all imaginary parts."""
     columns = [
         everything(F(unit(F.domain, k, F.backend, value)), F)
         for value in ((1, 1j) if _doubled(F, F.domain) else (1,))

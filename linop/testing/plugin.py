@@ -1,7 +1,8 @@
-"""pytest's plugin for ``@linop.testing.spmd``: a marker, options, and what ran on how many workers.
+"""pytest plugin for ``@linop.testing.spmd``: a marker, options, and a summary of the examples run.
 
-Installed with linop; from a checkout, ``pytest -p linop.testing.plugin``. It starts no MPI, except
-under ``mpiexec``, where the ranks run the tests together (`linop.testing.workers.leading`).
+Active once linop is installed; from a checkout, ``pytest -p linop.testing.plugin``. MPI is started
+under ``mpiexec`` only, where the ranks run the tests together (`linop.testing.workers.leading`).
+Hooks of pytest belong here; running examples is in `linop.testing.workers`.
 """
 
 from __future__ import annotations
@@ -44,16 +45,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", f"{MARK}: runs on several workers (set by itself)")
     take_options(config)
-    stacks.OUTPUT.descriptor = os.dup(2)  # what is 2 now, is captured while a test runs
+    stacks.OUTPUT.descriptor = os.dup(2)  # pytest redirects descriptor 2 while a test runs
     if in_mpi_job():
         config.pluginmanager.register(Together(config), "linop-together")
 
 
 def take_options(config: pytest.Config) -> None:
-    """Make pytest's options hold for all tests.
+    """Read the options (or their environment variables) into `OPTIONS`.
 
     Raises:
-        pytest.UsageError: one has a wrong value.
+        pytest.UsageError: an option has an invalid value.
     """
 
     def taken(setting: Setting) -> Any:
@@ -83,7 +84,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """The report of the ranks has all their stacks; that of this process says nothing."""
+    """Show the ranks' report of a failed example, without the traceback of this process."""
     report = yield
     if call.excinfo is not None and isinstance(call.excinfo.value, FailedExampleError):
         shown = call.excinfo.getrepr(style="value")
@@ -99,7 +100,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """A process of pytest-xdist's tells the one that reports what has run in it."""
+    """In a worker process of pytest-xdist: send the tally to the controller."""
     output = getattr(session.config, "workeroutput", None)
     if output is not None:
         ran = [(backend, n, count) for (backend, n), count in TALLY.ran.items()]
@@ -108,7 +109,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    """The process that reports adds it up."""
+    """In the controller of pytest-xdist: add the tally of a worker process."""
     ran, skipped, left_out = getattr(node, "workeroutput", {}).get("linop", ((), {}, ()))
     for backend, n, count in ran:
         TALLY.ran[backend, n] += count
@@ -117,13 +118,13 @@ def pytest_testnodedown(node: Any) -> None:
 
 
 def property_of(item: pytest.Item) -> Property | None:
-    """What `spmd` has made of a test; None if it is another."""
+    """The `Property` of a test decorated by `spmd`; None for any other test."""
     prop = getattr(getattr(item, "obj", None), MARK, None)
     return prop if isinstance(prop, Property) else None
 
 
 def summary() -> list[str]:
-    """How many examples ran on how many workers, and what did not run."""
+    """Lines with the number of examples by backend and number of workers, and skipped tests."""
     lines = []
     for backend in sorted({backend for backend, _ in TALLY.ran}):
         ran = {n: count for (name, n), count in sorted(TALLY.ran.items()) if name == backend}
@@ -138,7 +139,7 @@ def summary() -> list[str]:
 
 
 class Together:
-    """Under ``mpiexec``: rank 0 leads, and alone reports."""
+    """Hooks under ``mpiexec``: rank 0 draws examples and reports, the other ranks follow."""
 
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
@@ -150,7 +151,7 @@ class Together:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> bool | None:
-        """The others run what rank 0 says, in the place of a test."""
+        """On ranks above 0: run the examples that rank 0 sends, instead of the test."""
         team, prop = leading.TEAM, property_of(pyfuncitem)
         if team is None or team.rank == 0 or prop is None or prop.backend != "mpi":
             return None
@@ -159,7 +160,7 @@ class Together:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, Any, Any]:
-        """Rank 0 says how a test begins and ends."""
+        """On rank 0: announce the begin of a test, and send its outcome to the other ranks."""
         team, prop = leading.TEAM, property_of(item)
         if team is None or team.rank > 0 or prop is None or prop.backend != "mpi":
             return (yield)
@@ -176,7 +177,7 @@ class Together:
         return result
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """What fails on another rank alone, is said there."""
+        """On ranks above 0: print a failure outside of `spmd` tests, which rank 0 may not have."""
         team = leading.TEAM
         if team is None or team.rank == 0 or not report.failed or MARK in report.keywords:
             return

@@ -1,4 +1,5 @@
-"""What a check found: a verdict, the worst case with its place, and how to see it again."""
+"""Reports of checks: the verdict, the worst case with the elements concerned, and the call that
+reproduces it. Data and their text and JSON forms; nothing is checked here."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from linop.spaces.space import Space
 
 @dataclass(frozen=True)
 class Element:
-    """One element of a vector: its region, its index there, and who holds it."""
+    """One element of a vector: its region, its index there, and the workers that hold it."""
 
     region: str
     index: tuple[int, ...]
@@ -27,7 +28,11 @@ class Element:
 
 
 def element(space: Space, flat: int) -> Element:
-    """The element at a position in the order of `Space.flatten`."""
+    """The element at a position in the order of `Space.flatten`.
+
+    Raises:
+        IndexError: the space has fewer elements.
+    """
     for region in space.regions:
         if flat < region.size:
             return element_in(space, region.name, flat)
@@ -36,7 +41,7 @@ def element(space: Space, flat: int) -> Element:
 
 
 def element_in(space: Space, name: str, flat: int) -> Element:
-    """The element at a position in a region, in C order."""
+    """The element at a position in the region called `name`, flattened in C order."""
     region, index = space[name], []
     for extent in reversed(region.shape):
         flat, at = divmod(flat, extent)
@@ -51,13 +56,13 @@ def workers_text(workers: tuple[int, ...]) -> str:
 
 @dataclass(frozen=True)
 class Worst:
-    """The worst case: where it is, and the two numbers that should be the same.
+    """The worst case: two numbers that should be equal, and the elements that they belong to.
 
     Attributes:
-        text: all of it in words.
-        source: the element of the argument that it comes from, if it is one.
-        target: the element of the result that it shows in, if it is one.
-        found, wanted: what is there, and what should be.
+        text: the message, which has all of the other attributes.
+        source: the element of the argument (the matrix's column); None if it is not a single one.
+        target: the element of the result (the matrix's row); None if it is not a single one.
+        found, wanted: the actual value and the expected one; None if they are no numbers.
     """
 
     text: str
@@ -78,17 +83,18 @@ class Worst:
 
 @dataclass(frozen=True)
 class Report:
-    """What a check found. True if it passed; ``print`` shows all of it.
+    """The result of a check. True if the check passed; ``print`` shows all of it.
 
     Attributes:
-        check: which check, on which backend.
-        operator: what was checked.
-        error: the largest error found: relative where numbers round, else absolute; infinite
-            where there is nothing to compare.
+        check: the name of the check, and of the backend.
+        operator: the name of the checked operator.
+        passed: the verdict.
+        error: the largest error: relative if arithmetic rounds, otherwise absolute; infinite if no
+            numbers could be compared.
         tolerance: the largest error that passes.
-        compared: what was compared.
-        worst: the worst case of a check that failed.
-        reproduce: a call that does it again; ``op`` is what was checked.
+        compared: the two expressions that were compared.
+        worst: the worst case; None if the check passed.
+        reproduce: a call that repeats the failure, in which ``op`` is the checked operator.
     """
 
     check: str
@@ -105,7 +111,7 @@ class Report:
 
     @property
     def details(self) -> str:
-        """The worst case of a check that failed, else what was compared."""
+        """The text of the worst case; if the check passed, the expressions compared."""
         return self.compared if self.worst is None else self.worst.text
 
     def __str__(self) -> str:
@@ -120,7 +126,7 @@ class Report:
         return "\n".join([*lines, f"  reproduce: {self.reproduce}"])
 
     def as_dict(self) -> dict[str, Any]:
-        """The same as plain data, fit for JSON: complex numbers are text, infinity is None."""
+        """The report as data for JSON: complex numbers become text, NaN and infinity None."""
         return {
             "check": self.check,
             "operator": self.operator,
@@ -134,14 +140,14 @@ class Report:
 
 
 def plain(number: Scalar | None) -> int | float | str | None:
-    """A number as JSON can hold it."""
+    """A number as JSON can represent it: complex ones as text, NaN and infinity as None."""
     if isinstance(number, complex):
         return str(number)
     return None if number is None or not math.isfinite(number) else number
 
 
 def shown(number: Scalar) -> str:
-    """A number as a report shows it: with what tells two numbers apart, and no more."""
+    """A number as text, floating ones with 12 significant digits."""
     if isinstance(number, complex):
         return f"{number.real:.12g}{number.imag:+.12g}j"
     return f"{number + 0.0:.12g}" if isinstance(number, float) else str(number)  # -0 is 0

@@ -1,15 +1,16 @@
-"""Hypothesis strategies of all that linop computes with, for property tests of your own operators.
+"""Hypothesis strategies of regions, spaces, tensors, vectors and operators, for property tests.
 
     @given(op=strategies.operators(workers=4))
     def test_mine(op): ...
 
-Everything is drawn from small descriptions, so that it shrinks to what a person can read; extents
-may be 0, workers hold several regions, or none. Values are whole numbers, so that sums of products
-are exact and can be compared with ``==``. A failing example prints as code that makes it again
-(`linop.testing.code`): paste it into `hypothesis.example`.
+Objects are built from small drawn descriptions, so that they shrink well. Extents may be 0, and
+workers may hold several regions or none. Values are whole numbers, so that sums of products are
+exact and can be compared with ``==``. A failing example prints as code that rebuilds it
+(`linop.testing.code`), which can be pasted into `hypothesis.example`.
 
 Workers are numbered from 0 to ``workers - 1``. All strategies combine with Hypothesis's own
-(``.filter``, ``.map``, ``.flatmap``, ``st.composite``).
+(``.filter``, ``.map``, ``.flatmap``, ``st.composite``). This module is the public interface; the
+drawing of descriptions is in `linop.testing.factories`.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def _prints_as_code(given: Any, printer: Any, cycle: bool) -> None:
 
 _KINDS: tuple[Any, ...] = (LinearOperator, Partition, Region, Space, Subset, Vector)
 for _kind in _KINDS:
-    # Hypothesis, like IPython, asks for this before anything else.
+    # Hypothesis, like IPython, prefers this method to ``__repr__``.
     _kind._repr_pretty_ = _prints_as_code
 
 
@@ -69,8 +70,8 @@ def shapes(
     """Shapes of arrays.
 
     Args:
-        ndim: how many dimensions; by default 0 to 3.
-        least, most: of each extent.
+        ndim: number of dimensions; by default 0 to 3.
+        least, most: bounds of each extent.
     """
     extents = st.integers(least, most)
     if ndim is not None:
@@ -79,11 +80,11 @@ def shapes(
 
 
 def partitions(workers: int = 4, ndim: int | None = None) -> st.SearchStrategy[Partition]:
-    """Grids of at most so many workers, which stand in any order.
+    """Partitions: grids of at most `workers` workers, in any order.
 
     Args:
-        workers: how many there are.
-        ndim: how many axes; by default 1 to 3.
+        workers: number of workers to choose from.
+        ndim: number of grid axes; by default 1 to 3.
     """
     least, most = (1, 3) if ndim is None else (ndim, ndim)
 
@@ -100,13 +101,13 @@ def regions(
     ndim: int | None = None,
     memories: Sequence[str] = ("default",),
 ) -> st.SearchStrategy[Region]:
-    """Regions on one worker, or with identical copies on several.
+    """Regions on one worker, or replicated on several.
 
     Args:
-        workers: how many there are.
+        workers: number of workers to choose from.
         name: of the region.
-        ndim: how many dimensions; by default 0 to 3.
-        memories: to choose from; `linop.spaces.region.MEMORIES` are all.
+        ndim: number of dimensions; by default 0 to 3.
+        memories: kinds of memory to choose from, of `linop.spaces.region.MEMORIES`.
     """
     place = describing.places(workers, memories)
     return st.tuples(shapes(ndim), place).map(lambda drawn: Region(name, drawn[0], *drawn[1]))
@@ -122,22 +123,22 @@ def spaces(
     prefix: str = "x",
     memories: Sequence[str] = ("default",),
 ) -> st.SearchStrategy[Space]:
-    """Spaces of a few regions of one number of dimensions, called x0, x1, ….
+    """Spaces of a few regions, x0, x1, …, with equal numbers of dimensions.
 
     Args:
-        workers: how many there are.
-        dtypes: names to choose from.
-        ndim: dimensions of the regions; by default 0 to 3.
-        least, most: how many regions.
-        prefix: of their names.
-        memories: to choose from, for each region; `linop.spaces.region.MEMORIES` are all.
+        workers: number of workers to choose from.
+        dtypes: names of dtypes to choose from.
+        ndim: number of dimensions of every region; by default 0 to 3.
+        least, most: bounds of the number of regions.
+        prefix: of the regions' names.
+        memories: kinds of memory to choose from for each region, of `linop.spaces.region.MEMORIES`.
     """
     drawn = describing.spaces(workers, dtypes, ndim, least, most, prefix, memories)
     return drawn.map(describing.space_of)
 
 
 def parts(space: Space) -> st.SearchStrategy[Subset]:
-    """Subsets of the regions of a space; whole regions are simplest."""
+    """Subsets of the regions of a space; they shrink to whole regions."""
     return st.sampled_from(space.regions).flatmap(
         lambda region: describing.boxes(region.shape).map(
             lambda box: describing.box_in(region, box)
@@ -146,7 +147,7 @@ def parts(space: Space) -> st.SearchStrategy[Subset]:
 
 
 def pairs(space: Space) -> st.SearchStrategy[tuple[Subset, Subset]]:
-    """Two subsets of a space that have one shape and share no element: for add, copy and move."""
+    """Pairs of disjoint subsets of a space with equal shapes: arguments of add, copy and move."""
     drawn = describing.pairs(_described(space))
     return drawn.map(
         lambda two: (describing.part_of(space, two[0]), describing.part_of(space, two[1]))
@@ -165,17 +166,19 @@ def tensors(
     name: str = "x",
     memories: Sequence[str] = ("default",),
 ) -> st.SearchStrategy[TensorSpace]:
-    """Global tensors cut into blocks.
+    """Tensor spaces: global tensors in blocks.
 
     Args:
-        workers: how many there are.
-        dtypes: names to choose from.
-        roles: what grid axes may do: "split", "copies", "replicated".
-        ndim: dimensions of the tensor, by default 0 to 3.
-        shape, grid: of the tensor, and of the partition, where they are given.
-        uneven: whether blocks may have lengths of their own.
+        workers: number of workers to choose from.
+        dtypes: names of dtypes to choose from.
+        roles: roles of grid axes to choose from: "split", "copies", "replicated".
+        ndim: number of dimensions of the tensor; by default 0 to 3.
+        shape: of the tensor; drawn by default.
+        grid: shape of the partition; drawn by default.
+        uneven: True if blocks may be unbalanced.
         name: of the tensor.
-        memories: to choose from, for all blocks; `linop.spaces.region.MEMORIES` are all.
+        memories: kinds of memory to choose from, one for all blocks, of
+            `linop.spaces.region.MEMORIES`.
     """
     drawn = describing.tensors(
         workers,
@@ -192,10 +195,11 @@ def tensors(
 
 
 def vectors(space: Space, most: int = describing.MOST) -> st.SearchStrategy[Vector]:
-    """Vectors of whole numbers from -most to most (both parts of complex ones); zeros are simplest.
+    """Vectors of whole numbers from -most to most, from 0 in unsigned dtypes, in real and imaginary
+    parts alike; they shrink to zeros.
 
     Args:
-        space: of a few dozen elements: each is drawn by itself.
+        space: of at most a few dozen elements, since each is drawn separately.
         most: the largest number.
     """
     number: st.SearchStrategy[Any] = st.integers(-most, most)
@@ -208,8 +212,8 @@ def vectors(space: Space, most: int = describing.MOST) -> st.SearchStrategy[Vect
 
 
 def kernels(ndim: int) -> st.SearchStrategy[dict[str, tuple[int, ...]]]:
-    """Sliding kernels, as the keyword arguments of `linop.halo_exchange`: kernel_size, stride,
-    padding and dilation, for each dimension."""
+    """Sliding kernels, as keyword arguments of `linop.halo_exchange`: kernel_size, stride, padding
+    and dilation, each a tuple of one number per dimension."""
     return factories.collectives.kernels(ndim)
 
 
@@ -217,13 +221,13 @@ def operators(
     workers: int = 4, kinds: Sequence[str] | None = None
 ) -> st.SearchStrategy[LinearOperator]:
     """Operators: random programs of memory operators and local maps, their sums, products and
-    adjoints, collectives, halo exchanges, padding; on regions in any memory. Of those on several
-    workers more than half send messages, and a quarter in two stages or more.
+    adjoints, collectives, halo exchanges, padding; on regions in any kind of memory. With several
+    workers, more than half of the operators send messages, and a quarter in two stages or more.
 
     Args:
-        workers: how many there are; an operator uses some of them.
-        kinds: names of `linop.testing.factories.FACTORIES` to choose from, which has also those
-            that you registered; by default all.
+        workers: number of workers to choose from.
+        kinds: keys of `linop.testing.factories.FACTORIES` to choose from, including factories that
+            you registered; by default all.
     """
 
     def drawn(names: Iterable[str]) -> st.SearchStrategy[LinearOperator]:
@@ -231,17 +235,17 @@ def operators(
 
     if kinds is not None:
         return drawn(kinds)
-    # Most kinds are of one worker's memory: drawn evenly, few operators would send anything.
+    # Most kinds stay in one worker's memory: if drawn evenly, few operators would send messages.
     return st.one_of(*map(drawn, (factories.FACTORIES, _COLLECTIVE, _STAGED, _STAGED)))
 
 
 def operators_on(space: Space, most: int = 4) -> st.SearchStrategy[LinearOperator]:
-    """Programs of a few memory operators and local maps that lead from a space to itself, to be
-    composed with your operators on it.
+    """Programs of a few memory operators and local maps from a space to itself, to be composed with
+    your operators on that space.
 
     Args:
         space: the domain and codomain.
-        most: how many steps; none, the identity, is simplest.
+        most: largest number of steps; programs shrink to the identity.
     """
     return factories.memory.steps_in_place(_described(space), most, 1).map(
         lambda steps: factories.memory.program(space, steps)
@@ -252,9 +256,9 @@ _COLLECTIVE = (
     *("all_reduce", "broadcast", "gather", "halo_exchange", "repartition", "send_recv"),
     *("all_to_all", "reduce_scatter", "ring_all_reduce", "scatter", "sum_reduce"),
 )
-"""Factories that mostly send."""
+"""Factories of operators that mostly send messages."""
 _STAGED = ("pipeline", "there_and_back", "fft_after_gather")
-"""Operators that mostly send in several stages."""
+"""Factories of operators that mostly send messages in several stages."""
 
 
 def _described(space: Space) -> Description:

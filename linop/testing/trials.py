@@ -1,4 +1,5 @@
-"""How a check is tried: with random vectors, several times, until the worst case is known."""
+"""Random trials: test vectors, error measures and tolerances of the checks, and the loop that runs
+several trials and reports the worst case."""
 
 from __future__ import annotations
 
@@ -32,12 +33,22 @@ from linop.testing.subjects.subject import Fault, Subject, epsilon, exponents, r
 from linop.testing.subjects.whole import seen_as
 
 Where = Callable[[], Worst]
-"""Finds the worst case; collective."""
+"""Locates the worst case; collective."""
 
 
 @dataclass
 class Check:
-    """A check of a map: what its reports say, and how it is tried."""
+    """A check of a map: the texts of its reports, its tolerance, and the loop over trials.
+
+    Attributes:
+        title, compared: see `Report.check` and `Report.compared`.
+        call: the call that reproduces it, a format string with the backend as its field.
+        F: the map.
+        tolerance: the default one.
+
+    Raises:
+        ArgumentError: the given tolerance is no finite number from 0.
+    """
 
     title: str
     compared: str
@@ -45,7 +56,7 @@ class Check:
     F: Subject
     tolerance: float
     given: float | None = None
-    """The tolerance that the caller gave in its place."""
+    """The caller's tolerance, which replaces the default one; None if there is none."""
 
     def __post_init__(self) -> None:
         if self.given is None:
@@ -58,10 +69,15 @@ class Check:
         self.tolerance = float(self.given)
 
     def tried(self, trial: Callable[[int], tuple[float, Where]], seed: int, trials: int) -> Report:
-        """The worst of several trials, each with a seed.
+        """Run trials, and report the one with the largest error.
+
+        Args:
+            trial: returns the error for a seed, and a function that locates it.
+            seed: of the first trial, from 0; each trial uses two consecutive seeds.
+            trials: how many, at least 1.
 
         Raises:
-            ArgumentError: these are no whole numbers, or there is no trial.
+            ArgumentError: seed or trials is no integer, or too small.
         """
         seed, trials = integer(seed, "seed"), integer(trials, "trials")
         if trials < 1 or seed < 0:
@@ -89,22 +105,28 @@ class Check:
 
 
 def dot_tolerance(op: LinearOperator | Subject) -> float:
-    """The relative error of the dot-product test that rounding may cause: 16 times the distance of
-    1 from the next number, of the coarser of the two dtypes; 0 of integers. It does not grow with
-    the size: errors of random sign do not, relative to the norms. It is large for half precision,
-    where `check_dot_exact` sees more."""
+    """Default tolerance of the dot-product test: 16 machine epsilons of the coarser of the two
+    dtypes; 0 for integers. It does not grow with the size, since rounding errors of random sign do
+    not, relative to the norms. In half precision it is large, and `check_dot_exact` is sharper."""
     return 16 * max(epsilon(space.dtype) for space in (op.domain, op.codomain))
 
 
 def element_tolerance(F: Subject) -> float:
-    """The error of a single element that rounding may cause, relative to the largest one: an
-    element may be a sum of as many terms as there are elements."""
+    """Default tolerance of a single element, relative to the largest one: a bound of the rounding
+    errors of a sum of as many terms as the larger space has elements."""
     size = max(F.domain.size, F.codomain.size)
     return max(rounding(space.dtype, size) for space in (F.domain, F.codomain))
 
 
 def adjoint_of(what: str, F: Subject, given: Any) -> Subject:
-    """The adjoint that a check tests: another map, or that of F."""
+    """The map that a check tests as the adjoint of F: the given one, or by default ``F.H``.
+
+    Args:
+        what: the name of the check, for messages.
+
+    Raises:
+        ArgumentError: F has no adjoint, or `given` cannot be checked. Fault: its spaces differ.
+    """
     if given is None:
         return F.H
     G = subject(what, given, F.backend)
@@ -112,15 +134,19 @@ def adjoint_of(what: str, F: Subject, given: Any) -> Subject:
 
 
 def random_vector(F: Subject, space: Space, seed: int, nth: int = 0, whole: bool = False) -> Vector:
-    """The nth random vector of a trial, without zeros: an element that is zero tests nothing.
+    """The nth random vector of a trial, without zeros, which would test nothing: normally
+    distributed, or whole numbers from -9 to 9 (from 0 if unsigned) in integer dtypes.
 
     Whole numbers are odd: units modulo 2**bits, so that no single wrong entry vanishes. But in one
-    trial of three the first vector has even ones, too, and in another the second: else two entries
-    of a row or column, both wrong by 2**(bits - 1), would always cancel.
+    trial of three the first vector also has even ones, and in another the second: otherwise two
+    entries of a row or column, both wrong by 2**(bits - 1), would always cancel.
 
     Args:
+        F: the map, whose backend's worker holds the vector.
+        space: of the vector.
         seed: of the trial.
-        whole: draw whole numbers for floating point, too.
+        nth: 0 for the vector x of the trial, 1 for y.
+        whole: draw whole numbers in floating point, too.
     """
     if space.dtype.kind in "iu" or whole:
         least = 0 if space.dtype.kind == "u" else -9
@@ -133,7 +159,7 @@ def random_vector(F: Subject, space: Space, seed: int, nth: int = 0, whole: bool
 
 
 def random_scalar(F: Subject, seed: int) -> Scalar:
-    """A random factor of the maps' kind; a whole number for integers."""
+    """A random scalar over which F is linear: complex, real, or 3 in integer dtypes."""
     rng = np.random.default_rng(seed)
     kinds = {F.domain.dtype.kind, F.codomain.dtype.kind}
     if not kinds.isdisjoint("iu"):
@@ -149,15 +175,22 @@ def dot_products(
     exact: bool = False,
     other: str = "the conjugate transpose of the adjoint",
 ) -> tuple[float, Where]:
-    """How far <F x, y> is from <x, G y>: relative where numbers round, modulo 2**bits in integers.
-    Each map is called twice, so that one that overwrites its last result, or does not give the same
-    again, is found.
+    """Error of the dot-product test, <F x, y> against <x, G y>, for one pair of random vectors:
+    relative in floating point, modulo 2**bits in integer dtypes.
+
+    If it passes, each map is also applied to the negated vector; this finds odd-symmetry errors,
+    and maps that overwrite their last result.
 
     Args:
-        exact: draw whole numbers, and compare without tolerance.
+        exact: draw whole numbers, and return the absolute error.
+        other: the name of G's conjugate transpose, for the report.
+
+    Returns:
+        The error, and a function that locates a wrong entry.
 
     Raises:
-        Fault: of -x a map does not make the opposite of what it makes of x.
+        Fault: F(-x) is not -F x, or G(-y) is not -G y.
+        UndecidableError: `exact`, and a result is not exact (`whole_numbers`).
     """
     x = random_vector(F, F.domain, seed, whole=exact)
     y = random_vector(F, F.codomain, seed, 1, whole=exact)
@@ -178,7 +211,7 @@ def dot_products(
 
 
 def _look_at_opposite(F: Subject, x: Vector, result: Vector) -> None:
-    """That F(-x) is -F x.
+    """Check that F(-x) is -F x, except in unsigned dtypes.
 
     Raises:
         Fault: it is not.
@@ -191,7 +224,7 @@ def _look_at_opposite(F: Subject, x: Vector, result: Vector) -> None:
 
 
 def _opposite(F: Subject, x: Vector, result: Vector) -> tuple[float, Where]:
-    """How far F(-x) is from -F x, which rounding does not change."""
+    """Error of F(-x) against -F x, which rounding does not affect."""
     names = f"the {F.role} function of -x", "the opposite of that of x"
     return difference(F, F(-x), -result, names, [])
 
@@ -199,8 +232,8 @@ def _opposite(F: Subject, x: Vector, result: Vector) -> tuple[float, Where]:
 def _in_range(
     F: Subject, G: Subject, given: tuple[Vector, Vector], found: tuple[Vector, Vector]
 ) -> tuple[Vector, Vector]:
-    """F x and G y; of x and y scaled by one power of two, where these are too small or too large to
-    be squared."""
+    """F x and G y; if their elements are too small or too large to be squared, those of x and y
+    scaled by a power of two."""
     most = max(largest(v, F.backend)[1] for v in found)
     low, high = _range(F)
     if not most or low / 2 < math.log2(most) < high / 2:
@@ -211,18 +244,18 @@ def _in_range(
 
 
 _MARGIN = 6
-"""Powers of two between the numbers that are drawn and the end of a dtype's range."""
+"""Distance, in powers of two, of scaled numbers from the ends of a dtype's range."""
 
 
 def _range(F: Subject) -> tuple[int, int]:
-    """The powers of two that both dtypes of a map hold with full precision."""
+    """(lowest, highest) exponent of two at which both dtypes of a map have full precision."""
     lows, highs = zip(*(exponents(space.dtype) for space in (F.domain, F.codomain)), strict=True)
     return max(lows), min(highs)
 
 
 def linear(F: Subject, seed: int) -> tuple[float, Where]:
-    """How far F is from linear at random vectors, and at one of them negated, and scaled far up and
-    down; relative to the largest element."""
+    """Error of linearity at two random vectors, and at one of them negated and scaled by large and
+    small powers of two; relative to the largest element. Infinite if F 0 is not 0."""
     if worst := not_zero(F):
         return math.inf, lambda: worst
     x, y = random_vector(F, F.domain, seed), random_vector(F, F.domain, seed, 1)
@@ -242,8 +275,8 @@ def linear(F: Subject, seed: int) -> tuple[float, Where]:
 
 
 def _far(F: Subject, most: float) -> list[int]:
-    """Powers of two, far apart, by which x and F x, whose largest element is given, can be scaled
-    without leaving the range of their dtypes."""
+    """A small and a large exponent of two by which x and F x can be scaled without leaving the
+    range of their dtypes; `most` is the largest element of F x."""
     low, high = _range(F)
     here = math.log2(most) if most else 0.0
     powers = -(high // 8), high // 8
@@ -251,10 +284,10 @@ def _far(F: Subject, most: float) -> list[int]:
 
 
 def _finite(*sizes: float) -> float:
-    """The largest of sizes that errors are divided by.
+    """The largest of several norms, by which errors are divided.
 
     Raises:
-        Fault: one is not finite: divided by it, every error would pass.
+        Fault: one is not finite; divided by it, every error would pass.
     """
     if not all(map(math.isfinite, sizes)):
         raise Fault(Worst("norms are beyond what floating point holds: scale the operator"))
@@ -264,8 +297,12 @@ def _finite(*sizes: float) -> float:
 def difference(
     F: Subject, found: Vector, wanted: Vector, names: tuple[str, str], terms: list[Vector]
 ) -> tuple[float, Where]:
-    """The largest difference of two vectors, relative to the largest element of both, and of terms
-    that they are sums of."""
+    """The largest difference between two vectors, and a function that locates it. In floating point
+    it is relative to the largest element of both, and of the terms that they are sums of.
+
+    Args:
+        names: of the two vectors, for the report.
+    """
     where, most = largest(found - wanted, F.backend)
     scale = max(largest(v, F.backend)[1] for v in (found, wanted, *terms))
     if not dot_tolerance(F):
@@ -274,7 +311,12 @@ def difference(
 
 
 def there_and_back(F: Subject, G: Subject, seed: int, name: str) -> tuple[float, Where]:
-    """How far G F x is from x, and F G y from y."""
+    """Error of G F x against x, and of F G y against y, the larger one; divided in floating point
+    by the product of the gains of F and G, if that is above 1.
+
+    Args:
+        name: of G, for the report.
+    """
     x, y = random_vector(F, F.domain, seed), random_vector(F, F.codomain, seed, 1)
     forward, backward = F(x), G(y)
     gain = _finite(forward.norm() / (x.norm() or 1.0) * backward.norm() / (y.norm() or 1.0))

@@ -1,6 +1,6 @@
-"""What ``linop verify`` does: finds operators by name, and checks every property of each.
+"""The work of ``linop verify``: imports operators by name, and runs every check on each of them.
 
-Nothing is printed here; `linop.tools.cli` shows tables.
+Nothing is printed here: `linop.tools.cli` parses options, `linop.tools.reporting` prints tables.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from linop.testing.subjects.foreign import checkable
 from linop.testing.subjects.pairs import Pair
 
 Check = Callable[[Any, Backend | str, int, int], Report]
-"""Of an operator, on a backend, from a seed, with so many random vectors."""
+"""Called with an operator, a backend, a seed and a number of trials."""
 Finding = Callable[[Any, int], Report]
-"""Of an operator, with so many random vectors."""
+"""Called with an operator and a number of trials; backend and seed are bound."""
 
 PROPERTIES: dict[str, Check] = {
     "dot product": lambda op, on, seed, n: check_adjoint(op, on, seed=seed, trials=n),
@@ -40,15 +40,16 @@ PROPERTIES: dict[str, Check] = {
     "linearity": lambda op, on, seed, n: check_linear(op, on, seed=seed, trials=n),
     "matrix": lambda op, on, seed, n: check_exact(op, backend=on),
 }
-"""By name; the last one is for small operators."""
+"""The checks by name; ``matrix`` builds dense matrices, and is for small operators."""
 
 MATRIX = 600
-"""Rows or columns up to which a matrix is built."""
+"""Largest number of rows or columns of which the matrix is checked."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """What is verified: an operator, whosever it is, or a Hypothesis strategy of them."""
+    """A subject of verification: an operator (linop's, SciPy's, PyLops', a `Pair`), or a Hypothesis
+    strategy of operators."""
 
     name: str
     what: Any
@@ -62,22 +63,23 @@ class Case:
         return "×".join(map(str, getattr(self.what, "shape", ())))
 
     def properties(self, matrix: bool) -> list[str]:
-        """The names of those that are checked; the matrix, of small operators, if it is wanted."""
+        """The names of the checks that apply; the matrix only if requested and small enough."""
         small = self.drawn or max(getattr(self.what, "shape", (0,))) <= MATRIX
         return [name for name in PROPERTIES if name != "matrix" or (matrix and small)]
 
 
 @dataclass(frozen=True)
 class Result:
-    """What one check of a case has found.
+    """The result of one check of one case.
 
     Attributes:
-        case, backend, checked: names, the last of a property.
-        size: rows × columns, where they are known.
-        report: None where the check came to no end.
-        seconds: that it took.
-        error: what was raised instead.
-        skipped: why it could not be decided.
+        case, backend: names.
+        checked: the name of the check, a key of `PROPERTIES`.
+        size: rows × columns; empty if unknown.
+        seconds: duration of the check.
+        report: None if the check did not complete.
+        error: the exception raised instead, as text.
+        skipped: the reason why the check could not be decided.
     """
 
     case: str
@@ -94,27 +96,27 @@ class Result:
         return bool(self.error) or (self.report is not None and not self.report)
 
     def as_dict(self) -> dict[str, Any]:
-        """As plain data, fit for JSON."""
+        """The result as data for JSON."""
         report = self.report.as_dict() if self.report is not None else None
         seconds = round(self.seconds, 6)
         return {**vars(self), "failed": self.failed, "seconds": seconds, "report": report}
 
 
-# What is verified
+# Targets
 
 
 def cases(target: str, workers: int) -> list[Case]:
-    """What a target names.
+    """Import the operators that a target names.
 
     Args:
         target: ``module:name`` of an operator (linop's, SciPy's, PyLops', a `pair`), of a function
-            that returns one (given the number of workers if it takes an argument called workers),
-            or of a Hypothesis strategy of them; or ``module``, for all operators in it, and its
-            functions that are annotated to return a `LinearOperator` or a `Pair`.
-        workers: how many.
+            that returns one (called with the number of workers, if it has a parameter ``workers``),
+            or of a Hypothesis strategy of operators; or ``module``, for all public operators in it,
+            and its functions annotated to return a `LinearOperator` or a `Pair`.
+        workers: the number of workers.
 
     Raises:
-        ArgumentError: there is no such thing, or it is no operator.
+        ArgumentError: the target cannot be imported, or is no operator.
     """
     module_name, _, attribute = target.partition(":")
     sys.path.insert(0, "")
@@ -151,7 +153,11 @@ def _is_factory(found: Any) -> bool:
 
 
 def _made(target: str, found: Any, workers: int) -> Any:
-    """The operator or strategy that a target names, made if need be."""
+    """An imported object, or the result of calling it, as an operator or a strategy.
+
+    Raises:
+        ArgumentError: it is neither, or cannot be called.
+    """
     if not checkable(found) and not _is_strategy(found) and callable(found):
         wants_workers = "workers" in inspect.signature(found).parameters
         try:
@@ -173,14 +179,18 @@ def _is_strategy(found: Any) -> bool:
 
 
 def verified(case: Case, backend: Backend | str, name: str, seed: int, examples: int) -> Result:
-    """One property of a case.
+    """Run one check of a case in this process.
 
     Args:
-        case: if it is a strategy, so many operators are drawn, and the report is of the simplest
-            one that fails.
-        backend: one that holds all workers, or its name; or one worker's: all make the same call.
-        name: of `PROPERTIES`.
-        seed, examples: of random vectors, or of operators.
+        case: an operator; or a strategy, from which operators are drawn, and the report is of the
+            simplest one that fails.
+        backend: a backend or its name. The call is collective on a backend of one worker.
+        name: of the check, a key of `PROPERTIES`.
+        seed: of the random vectors, or of the drawn operators.
+        examples: the number of trials, or of drawn operators.
+
+    Raises:
+        ArgumentError: a strategy on a backend of one worker, since ranks cannot draw alike.
     """
     if case.drawn and not isinstance(backend, str):
         raise ArgumentError(f"{case.name}: ranks cannot draw operators alike; run it without them")
@@ -192,11 +202,14 @@ def verified(case: Case, backend: Backend | str, name: str, seed: int, examples:
 def verified_by_ranks(
     case: Case, target: str | None, on: str, workers: int, name: str, seed: int, examples: int
 ) -> Result:
-    """The same on the ranks of an MPI job, which is started if need be, and kept.
+    """Run one check of a case on the ranks of an MPI job, which is started on first use, and shared
+    by later calls.
 
     Args:
-        target: by which the ranks find what is no operator of linop's.
-        on: the backend, one of `linop.backends.RANKS`.
+        case, name, seed, examples: as for `verified`.
+        target: from which the ranks import an operator that is not linop's.
+        on: the name of the backend, one of `linop.backends.RANKS`.
+        workers: the number of ranks.
     """
     from linop.testing.workers.jobs import job
 
@@ -220,7 +233,12 @@ def verified_by_ranks(
 def check_on_rank(
     comm: Any, what: Any, on: str, name: str, seed: int, examples: int, path: Path
 ) -> None:
-    """Check an operator together with the other ranks; the first writes the report to a file."""
+    """Run a check on this rank; collective. Rank 0 pickles the report, or the `UndecidableError`,
+    to a file.
+
+    Args:
+        what: an operator of linop's, or a pair (target, name of the case).
+    """
     if not isinstance(what, LinearOperator):
         target, wanted = what
         (what,) = [case.what for case in cases(target, comm.size) if case.name == wanted]
@@ -234,7 +252,7 @@ def check_on_rank(
 
 
 def _found(case: Case, backend: str, name: str, find: Finding, seed: int, examples: int) -> Result:
-    """What is found, or raised: the other cases are verified all the same."""
+    """Run a check, and catch what it raises, so that the other cases are checked, too."""
     start = time.perf_counter()
     found: dict[str, Any] = {}
     try:
@@ -250,7 +268,12 @@ def _found(case: Case, backend: str, name: str, find: Finding, seed: int, exampl
 
 
 def _drawn(case: Case, find: Finding, seed: int, examples: int) -> Report:
-    """The report of the simplest operator of a strategy that fails, else of the last one drawn."""
+    """The report of the simplest failing operator that a strategy draws; if none fails, of the last
+    one.
+
+    Raises:
+        UndecidableError: the check can decide none of them.
+    """
     import hypothesis
 
     last: list[Report] = []

@@ -1,1 +1,1 @@
-"""The programs that users run: the command line and its commands."""
+"""The command line ``linop``, and the work of its commands that no other package needs."""

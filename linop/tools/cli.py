@@ -1,4 +1,5 @@
-"""The command line: ``linop doctor``, ``verify``, ``show`` and ``demo``."""
+"""The command line: ``linop doctor``, ``verify``, ``show`` and ``demo``. Options, tables and exit
+status are here; the work of a command is in a module of its own."""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ app = typer.Typer(
 )
 console = Console(emoji=False)
 _MATRIX = 16
-"""Workers up to which `show` prints bytes rank by rank."""
+"""Largest number of workers for which `show` prints the traffic matrix."""
 
 Target = Annotated[
     str | None,
@@ -110,7 +111,7 @@ def show(
 
 
 def _show_plans(name: str, op: LinearOperator, worker: int | None) -> None:
-    """Print the plans of all workers, or of one, and how long they are likely to take."""
+    """Print the plans of all workers, or of one, and their predicted time."""
     workers = _chosen(op, worker)
     console.print(Text(f"\n{name}", "bold"))
     for one in workers:
@@ -119,8 +120,8 @@ def _show_plans(name: str, op: LinearOperator, worker: int | None) -> None:
 
 
 def _show_passes(name: str, op: LinearOperator, worker: int | None) -> None:
-    """Print the plans of all workers, or of one, before any pass and after each: those of stages,
-    then the one that puts collectives in, where ranks share no memory."""
+    """Print the plans of all workers, or of one, before any pass and after each: the passes on
+    stages, then `with_all`, which selects collectives for ranks without shared memory."""
     for one in _chosen(op, worker):
         plans = [("before any pass", as_it_is(op.stages, one))]
         changed = dict(passed(op.stages))
@@ -136,7 +137,11 @@ def _show_passes(name: str, op: LinearOperator, worker: int | None) -> None:
 
 
 def _chosen(op: LinearOperator, worker: int | None) -> Sequence[int]:
-    """The workers whose plans are printed."""
+    """The workers whose plans are printed: all, or the given one.
+
+    Raises:
+        typer.BadParameter: the operator has no such worker.
+    """
     workers = workers_of(op.stages)
     if worker is not None and worker not in workers:
         raise typer.BadParameter(f"{worker}; there are {_few(workers)}", param_hint="--worker")
@@ -144,10 +149,11 @@ def _chosen(op: LinearOperator, worker: int | None) -> Sequence[int]:
 
 
 def _draw_traffic(path: Path, op: LinearOperator) -> None:
-    """Draw the traffic matrix.
+    """Draw the traffic matrix to a file.
 
     Raises:
         MissingExtraError: Matplotlib is not installed.
+        typer.BadParameter: the file cannot be written, or is of an unknown format.
     """
     if importlib.util.find_spec("matplotlib") is None:
         raise MissingExtraError("show --traffic draws: pip install 'linop-algebra[plot]'")
@@ -155,7 +161,7 @@ def _draw_traffic(path: Path, op: LinearOperator) -> None:
 
     try:
         drawing.traffic(path, op)
-    except (OSError, ValueError) as error:  # ValueError: a kind of file that nobody draws
+    except (OSError, ValueError) as error:  # ValueError: an unknown file format
         raise typer.BadParameter(f"{path}: {error}", param_hint="--traffic") from None
     _print_as_it_is(f"picture: {path}")
 
@@ -219,7 +225,7 @@ def verify(
 def _verified_here(
     target: str | None, names: list[str], workers: int, seed: int, examples: int
 ) -> list[Result]:
-    """Check in this process, and on ranks that it starts."""
+    """Run all checks from this process, on MPI jobs that it starts where the backend needs one."""
     every = _cases(target, workers)
     todo = [
         (case, on, checked)
@@ -241,7 +247,8 @@ def _verified_here(
 def _verified_by_rank(
     target: str | None, workers: int, seed: int, examples: int, backend: Backend
 ) -> list[Result]:
-    """Check on one rank, together with the others; all find the same."""
+    """Run all checks but that of matrices on this rank. Collective; the results are the same on
+    every rank, except for the seconds."""
     return [
         verified(case, backend, checked, seed, examples)
         for case in _cases(target, workers)
@@ -321,7 +328,8 @@ def demo(
 
 
 def _difference(answer: Any, other: Any, adjoint_passed: bool) -> tuple[str, bool]:
-    """How far an answer is from that of one worker: rounding, grown over the iterations."""
+    """The largest difference from the solution on one worker, as text, and True if it is below 1e-9
+    (rounding errors, amplified by the iterations) and the adjoint passed its test."""
     worst = float(abs(answer - other).max())
     return f"differs from one worker's by {worst:.1e}", adjoint_passed and worst < 1e-9
 
@@ -331,7 +339,11 @@ def _error(image: Any, photo: Any) -> float:
 
 
 def _operators(target: str | None, workers: int) -> Iterator[tuple[str, LinearOperator]]:
-    """The operators of linop's that a target names."""
+    """The names and operators of a target, which must be linop's.
+
+    Raises:
+        typer.BadParameter: one is not.
+    """
     for case in _cases(target, workers):
         if not isinstance(case.what, LinearOperator):
             raise typer.BadParameter(f"{case.name!r} is {type(case.what).__name__}, not linop's")
@@ -339,7 +351,7 @@ def _operators(target: str | None, workers: int) -> Iterator[tuple[str, LinearOp
 
 
 def main() -> None:
-    """Run the command line; an error of linop's is one line, not a traceback."""
+    """Run the command line. A `LinopError` prints as one line, with exit status 1."""
     try:
         app()
     except LinopError as error:

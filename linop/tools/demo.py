@@ -1,8 +1,10 @@
-"""The main job: a photograph blurred and restored over a 2x2 grid of workers, on every backend.
+"""The work of ``linop demo``: a photograph, blurred and restored on a 2x2 grid of workers, on the
+backends reference, threads and mpi.
 
-The blur is ``A = local convolution ∘ halo exchange``. Its adjoint is derived, proven against the
-one-worker blur, and used to invert it by least squares. `linop demo` prints what these functions
-find; ``python -m linop.tools.demo FOLDER`` is what each rank of the MPI part runs.
+The blur is ``A = local convolution ∘ halo exchange``. It is proven equal to the blur on one worker,
+and its derived adjoint is used to invert it by damped least squares. `linop.tools.cli` prints the
+results, and `linop.tools.drawing` draws them. ``python -m linop.tools.demo FOLDER`` is the program
+of each rank of the MPI run.
 """
 
 from __future__ import annotations
@@ -26,18 +28,19 @@ from linop.spaces.scalars import Array
 
 GRID = (2, 2)
 WIDTH = 13
-"""Extent of the blur's kernel."""
+"""Width of the blur's kernel, in pixels."""
 ITERATIONS = 30
 DAMP = 0.01
-"""Damping of the least squares."""
+"""Damping factor of the least-squares problem."""
 NOISE = 0.002
-"""Standard deviation of the noise; white is 1."""
+"""Standard deviation of the noise, in units of white."""
 MPI_SECONDS = 100.0
-"""How long the MPI part may take before it is stopped."""
+"""Timeout of the MPI run, in seconds."""
 
 
 def photograph() -> Array:
-    """A grey photograph as float64 from 0 to 1: Grace Hopper, which ships with Matplotlib.
+    """A grey photograph, a 2-d float64 array of values from 0 to 1: Grace Hopper, from Matplotlib's
+    sample data.
 
     Raises:
         MissingExtraError: Matplotlib is not installed.
@@ -54,7 +57,7 @@ def photograph() -> Array:
 
 
 def gaussian(width: int = WIDTH, sigma: float = 3.0) -> Array:
-    """A 2-d Gaussian kernel that sums to 1."""
+    """A 2-d Gaussian kernel of shape (width, width) with sum 1; `sigma` is in pixels."""
     t = np.arange(width) - (width - 1) / 2
     bell = np.exp(-(t**2) / (2 * sigma**2))
     bell /= bell.sum()
@@ -63,7 +66,13 @@ def gaussian(width: int = WIDTH, sigma: float = 3.0) -> Array:
 
 @dataclass(frozen=True)
 class Blur:
-    """A = C H: a halo exchange, then a convolution on every worker."""
+    """A distributed blur A = C H.
+
+    Attributes:
+        X, Y: domain and codomain of A, images in blocks on one grid.
+        exchange: H, the halo exchange.
+        op: A; C is a direct sum of local convolutions.
+    """
 
     X: TensorSpace
     Y: TensorSpace
@@ -72,7 +81,7 @@ class Blur:
 
 
 def blur(shape: tuple[int, ...], partition: Partition, kernel: Array) -> Blur:
-    """The distributed blur of an image, zeros beyond its edge."""
+    """The distributed blur of an image of this shape, padded with zeros to keep the shape."""
     half = tuple(n // 2 for n in kernel.shape)
     X = TensorSpace(shape, partition, name="x")
     Y = TensorSpace(shape, partition, name="y")
@@ -92,7 +101,14 @@ def blur(shape: tuple[int, ...], partition: Partition, kernel: Array) -> Blur:
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the demo's table."""
+    """One row of the demo's table.
+
+    Attributes:
+        what, backend, workers: the task, and on what it ran.
+        seconds: duration.
+        found: the result as text.
+        good: True if the result is as expected.
+    """
 
     what: str
     backend: str
@@ -103,21 +119,30 @@ class Row:
 
 
 def timed(what: str, backend: str, workers: int, job: Callable[[], tuple[str, bool]]) -> Row:
-    """Do a job, which says what it found and whether that is good."""
+    """Run and time a task.
+
+    Args:
+        job: returns `Row.found` and `Row.good`.
+    """
     begun = time.perf_counter()
     found, good = job()
     return Row(what, backend, workers, time.perf_counter() - begun, found, good)
 
 
 def degraded(photo: Array) -> Array:
-    """The photograph as the camera saw it: blurred by one worker, with noise."""
+    """The photograph blurred on one worker, with noise added: the data of the inverse problem."""
     one = blur(photo.shape, Partition((1, 1)), gaussian())
     blurred = one.Y.gather(one.op(one.X.scatter(photo)))
     return blurred + NOISE * np.random.default_rng(0).standard_normal(photo.shape)
 
 
 def proofs(shape: tuple[int, ...]) -> Iterator[Row]:
-    """What is certain before anything runs."""
+    """Rows of the properties proven or checked before the restoration: adjoint, plans, matrix of
+    the adjoint, equality with the blur on one worker.
+
+    Args:
+        shape: of the photograph; matrices are built for a smaller image.
+    """
     A = blur(shape, Partition(GRID), gaussian())
     H = A.exchange
 
@@ -154,8 +179,12 @@ def proofs(shape: tuple[int, ...]) -> Iterator[Row]:
 
 
 def restore(op: Blur, data: Array, backend: Backend) -> tuple[Any, bool]:
-    """The SPMD program: restore the image by least squares; the result of this worker (or of all)
-    as a vector, and whether the adjoint passed its test here."""
+    """The SPMD program: restore the image by damped least squares (CGLS).
+
+    Returns:
+        The image as a vector, of this worker or of all; and True if the adjoint passed the
+        dot-product test on the backend.
+    """
     good = bool(linop.testing.check_adjoint(op.op, backend))
     plan = op.op.compile(backend)
     y = backend.vector(op.Y, op.Y.scatter(data))
@@ -163,13 +192,14 @@ def restore(op: Blur, data: Array, backend: Backend) -> tuple[Any, bool]:
 
 
 def restored_here(name: str, op: Blur, data: Array) -> tuple[Array, bool]:
-    """The image restored in this process, on a backend that holds all workers."""
+    """The image restored in this process, on a backend that holds all workers; and True if the
+    adjoint passed its test."""
     x, good = restore(op, data, linop.backends.get(name))
     return op.X.gather(x), good
 
 
 def restored_by_scipy(op: Blur, data: Array) -> Array:
-    """The image restored by SciPy's LSQR, which sees a linear operator on flat vectors."""
+    """The image restored by SciPy's LSQR, on flat vectors (`LinearOperator.to_scipy`)."""
     flat = op.Y.flatten(op.Y.scatter(data))
     solution = scipy.sparse.linalg.lsqr(
         op.op.to_scipy(), flat, damp=DAMP, iter_lim=ITERATIONS, atol=0, btol=0, conlim=0
@@ -178,7 +208,14 @@ def restored_by_scipy(op: Blur, data: Array) -> Array:
 
 
 def restored_by_mpi(data: Array, folder: Path) -> tuple[Array, bool]:
-    """The image restored by four ranks under ``mpiexec``."""
+    """The image restored by four ranks under ``mpiexec``; and True if the adjoint passed its test.
+
+    Args:
+        folder: an empty folder for the files of the run.
+
+    Raises:
+        BackendError: the run fails or exceeds `MPI_SECONDS`.
+    """
     np.save(folder / "data.npy", data)
     arguments = [sys.executable, "-m", "linop.tools.demo", str(folder)]
     job = mpirun.mpiexec(4, arguments, timeout=MPI_SECONDS)
@@ -188,7 +225,8 @@ def restored_by_mpi(data: Array, folder: Path) -> tuple[Array, bool]:
 
 
 def rank_main(backend: Backend, folder: Path) -> None:
-    """What each rank does for `restored_by_mpi`: restore its part, and send it to worker 0."""
+    """The program of each rank for `restored_by_mpi`: restore its block, gather the image on worker
+    0, and save it in the folder."""
     data = np.load(folder / "data.npy")
     op = blur(data.shape, Partition(GRID), gaussian())
     x, good = restore(op, data, backend)

@@ -1,4 +1,5 @@
-"""What is installed here, and what each missing extra would enable: ``linop doctor``."""
+"""The work of ``linop doctor``: finds the packages, programs and GPUs that linop can use. Tables
+are printed by `linop.tools.cli`."""
 
 from __future__ import annotations
 
@@ -15,7 +16,14 @@ from linop.errors import LinopError, MissingExtraError
 
 @dataclass(frozen=True)
 class Part:
-    """A package or a program, found or not."""
+    """A package, program or device that linop can use.
+
+    Attributes:
+        name: as printed.
+        present: True if it was found.
+        found: its version, or the reason why it is missing.
+        purpose: the features of linop that need it.
+    """
 
     name: str
     present: bool
@@ -24,7 +32,8 @@ class Part:
 
 
 def examine() -> list[Part]:
-    """Every part that linop can use, in the order in which one would install them."""
+    """Everything that linop can use, found or missing, in the usual order of installation. Packages
+    are imported."""
     parts = [
         Part(
             "linop", True, f"{linop.__version__}, Python {platform.python_version()}", "the algebra"
@@ -54,7 +63,11 @@ def _package(name: str, extra: str, purpose: str) -> Part:
 
 
 def _asked(name: str, question: Callable[[Any], str], purpose: str) -> Part:
-    """An answer of the MPI library."""
+    """The part whose text the MPI library gives, which is imported and started.
+
+    Args:
+        question: maps the module `MPI` to the text found.
+    """
     try:
         from mpi4py import MPI
 
@@ -75,7 +88,7 @@ def _cuda_aware() -> Part:
     def said(MPI: Any) -> str:
         from linop.backends.device.cuda_aware import asked
 
-        # What the library says of itself; the backend tries a transfer, too.
+        # The library's own statement; the backend also tests it by a transfer.
         answer = asked()
         return f"{'yes' if answer.yes else 'no: messages are staged'} ({answer.why})"
 
@@ -83,7 +96,7 @@ def _cuda_aware() -> Part:
 
 
 def _gpus() -> Part:
-    """The GPUs that CuPy finds."""
+    """The names of the GPUs that CuPy finds."""
     from linop.backends.device.device_arrays import cupy_arrays
 
     purpose = "where plans of backend cupy run"

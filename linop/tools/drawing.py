@@ -1,4 +1,4 @@
-"""Pictures; the only module that draws (needs the extra ``plot``)."""
+"""All pictures that linop draws, with Matplotlib (the extra ``plot``): traffic, and the demo."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from linop.spaces.scalars import Array
 from linop.tools.demo import Blur
 
 _CELLS = 256
-"""Rows of a picture of traffic up to which each is one worker; more are binned."""
+"""Largest number of workers drawn one per row of a traffic picture; more are binned."""
 _NUMBERS = 16
-"""Rows up to which every cell says its number."""
+"""Largest number of rows of which every cell has its number printed."""
 _SPREAD = 100
-"""Ratio of the largest number to the smallest from which colours are logarithmic."""
+"""Ratio of the largest to the smallest number above which the colour scale is logarithmic."""
 
 
 def restoration(path: Path, photo: Array, data: Array, restored: Array, op: Blur) -> None:
-    """Write one picture: photograph, partition with halos, data, and restoration."""
+    """Draw the demo's picture to a file: photograph, blocks with halos, data, and restoration."""
     from matplotlib.figure import Figure
     from matplotlib.patches import Rectangle
 
@@ -58,8 +58,8 @@ def restoration(path: Path, photo: Array, data: Array, restored: Array, op: Blur
 
 
 def traffic(path: str | Path, what: LinearOperator | TrafficMatrix) -> None:
-    """Write one picture of who sends how much to whom: bytes from row to column, of one application
-    of an operator. Where there are many workers, a row is several neighbours."""
+    """Draw a traffic matrix to a file: bytes sent from the row's worker to the column's, for one
+    application of an operator. Of more than 256 workers, a row is several consecutive ones."""
     from matplotlib.colors import LogNorm, Normalize
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator

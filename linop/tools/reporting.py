@@ -1,4 +1,5 @@
-"""How ``linop verify`` shows what it found: a table for every property, and files for programs."""
+"""Output of ``linop verify``: a table for every check, and JSON and JUnit files for other programs.
+Results are computed in `linop.testing.verification`."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from linop.testing.verification import PROPERTIES, Result
 
 
 def show(results: Sequence[Result], console: Console) -> None:
-    """Print a table of each property, and then all about what failed."""
+    """Print a table of each check, then the full report of each failure."""
     for name in PROPERTIES:
         found = [result for result in results if result.checked == name]
         if found:
@@ -53,7 +54,7 @@ def _verdict(result: Result) -> Text:
 
 
 def write(results: Sequence[Result], as_json: Path | None, as_junit: Path | None) -> None:
-    """Write what was found, in the forms that are wanted.
+    """Write the results as JSON and as JUnit's XML, each if its path is given.
 
     Raises:
         ArgumentError: a file cannot be written.
@@ -69,7 +70,7 @@ def write(results: Sequence[Result], as_json: Path | None, as_junit: Path | None
 
 
 def need_junit() -> None:
-    """See that JUnit's form can be written.
+    """Check that JUnit's XML can be written.
 
     Raises:
         MissingExtraError: junitparser is not installed.
@@ -79,7 +80,7 @@ def need_junit() -> None:
 
 
 def _junit(results: Sequence[Result]) -> Any:
-    """A suite for every property."""
+    """The results as a JUnit document, with a suite for every check."""
     from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite
 
     document = JUnitXml("linop verify")

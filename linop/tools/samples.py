@@ -1,4 +1,4 @@
-"""One small operator of each of linop's own kinds, for ``linop verify`` to check."""
+"""Small sample operators of every kind in linop, which ``linop verify`` checks without a target."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from linop.spaces.tensor import COPIES, REPLICATED, TensorSpace
 
 
 def samples(workers: int) -> Iterator[tuple[str, LinearOperator]]:
-    """Operators over so many workers, by name."""
+    """(name, operator) pairs over the given number of workers."""
     yield from _memory(workers)
     line, one = Partition((workers,)), Partition((1,))
     split = TensorSpace((2 * workers + 1, 5), line)

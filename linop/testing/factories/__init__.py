@@ -1,8 +1,7 @@
-"""Every operator of linop, as factories that generic tests run over.
+"""Factories of all operators of linop, over which generic tests run.
 
 A factory is registered by `operator_factory`, with the strategy of its descriptions. A new operator
-is tested in every way the moment a factory for it stands in one of the modules named here, and
-nobody has to remember.
+is covered by all generic tests as soon as a factory for it is in one of the modules imported here.
 
     describe(name, workers)     a Hypothesis strategy of descriptions: small, plain, picklable data
     build(name, description)    the operator, the same in every process

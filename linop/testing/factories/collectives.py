@@ -1,4 +1,4 @@
-"""Factories of collectives (paper, section 3), on tensors cut in every way."""
+"""Factories of collectives and halo exchanges (paper, section 3), on any block decompositions."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from linop.testing.factories.registry import operator_factory
 
 @st.composite
 def _tensor_and_target(draw: st.DrawFn, workers: int, source: Description) -> Description:
-    """The same global tensor in any other blocks."""
+    """A tensor space with the global shape and dtype of `source`, in any blocks."""
     return draw(
         tensors(
             workers,
@@ -38,7 +38,7 @@ def _tensor_and_target(draw: st.DrawFn, workers: int, source: Description) -> De
 
 
 def disjoint(workers: int, **kwargs: Any) -> st.SearchStrategy[Description]:
-    """A tensor each element of which is in one block."""
+    """A tensor whose blocks do not overlap: no grid axis holds several copies."""
     return tensors(workers, roles=("split", "replicated"), **kwargs).filter(_no_copies)
 
 
@@ -51,7 +51,11 @@ def _no_copies(described: Description) -> bool:
 def acting(
     draw: st.DrawFn, /, workers: int, role: str, most: int = 3, **kwargs: Any
 ) -> Description:
-    """A tensor whose longest grid axis, of at most so many, has a role, but for one time in ten."""
+    """A tensor whose longest grid axis has the given role, nine times in ten.
+
+    Args:
+        most: largest number of grid axes.
+    """
     grid = draw(grids(workers, most=most))
     fixed = {} if kwargs.get("shape") == () or draw(rarely) else {grid.index(max(grid)): role}
     return draw(tensors(workers, grid=grid, fixed=fixed, **kwargs))
@@ -70,7 +74,8 @@ def repartition(source: Any, target: Any) -> LinearOperator:
 
 @st.composite
 def _apart(draw: st.DrawFn, workers: int) -> Description:
-    """From the lower half of the workers to the upper half; more workers than elements likely."""
+    """A repartition from the lower half of the workers to the upper half, often with fewer elements
+    than workers."""
     if workers < 2:
         reject()
     half = workers // 2
@@ -113,7 +118,8 @@ def gather(source: Any, worker: Any) -> LinearOperator:
 
 @st.composite
 def _folded(draw: st.DrawFn, workers: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """A grid, and a smaller one that it folds to: an axis less on the left, or of extent 1."""
+    """A grid, and a smaller one that matches it for a broadcast: axes of extent 1, and axes
+    missing on the left."""
     large = draw(grids(workers))
     small = tuple(n if draw(st.booleans()) else 1 for n in large)
     ones = next((k for k, n in enumerate(small) if n > 1), len(small) - 1)
@@ -175,7 +181,7 @@ def sum_reduce(
 
 @st.composite
 def _copies(draw: st.DrawFn, workers: int) -> Description:
-    """A tensor with independent copies, and some of the grid axes that hold them."""
+    """A tensor with copies, and some of the grid axes that hold them; None for all."""
     source = draw(acting(workers, "copies"))
     held = [k for k, role in enumerate(source["axes"]) if role == "copies"]
     chosen = draw(st.none() | st.just(tuple(k for k in held if draw(st.booleans()))))
@@ -194,7 +200,7 @@ def ring_all_reduce(source: Any, grid_axes: Any) -> LinearOperator:
 
 @st.composite
 def _splits(draw: st.DrawFn, workers: int) -> Description:
-    """A tensor, and some of the grid axes that split it."""
+    """A tensor, and some of the grid axes that split it; None for all."""
     source = draw(acting(workers, "split", ndim=draw(st.sampled_from([1, 2, 3, 0]))))
     split = [k for k, role in enumerate(source["axes"]) if isinstance(role, int)]
     chosen = draw(st.none() | st.just(tuple(k for k in split if draw(st.booleans()))))
@@ -265,7 +271,7 @@ def shift(source: Any, steps: Any, grid_axis: Any, periodic: Any) -> LinearOpera
 
 @st.composite
 def kernels(draw: st.DrawFn, ndim: int) -> Description:
-    """A sliding kernel: size, stride, padding and dilation of each dimension."""
+    """A sliding kernel: kernel_size, stride, padding, dilation, each one number per dimension."""
 
     def numbers(least: int, most: int) -> tuple[int, ...]:
         return tuple(draw(st.integers(least, most)) for _ in range(ndim))
@@ -279,7 +285,7 @@ def kernels(draw: st.DrawFn, ndim: int) -> Description:
 
 
 def fits(n: int, size: int, padding: int, dilation: int) -> bool:
-    """Whether a sliding kernel has an output."""
+    """True if a sliding kernel has an output on n inputs."""
     return n + 2 * padding >= dilation * (size - 1) + 1
 
 
@@ -291,7 +297,7 @@ def halos(
     roles: Sequence[str] = ("split", "copies", "replicated"),
     uneven: bool = True,
 ) -> Description:
-    """A tensor, and a kernel that slides over it."""
+    """A tensor, and a sliding kernel that has an output on it."""
     ndim = draw(st.integers(1, 3))
     kernel = draw(kernels(ndim))
     columns = zip(*(kernel[k] for k in ("kernel_size", "padding", "dilation")), strict=True)

@@ -1,4 +1,4 @@
-"""Factories of local operators, and of compositions with communication."""
+"""Factories of local operators, and of their compositions with collectives."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from linop.testing.factories.registry import operator_factory
 
 @st.composite
 def _matrices(draw: st.DrawFn, workers: int) -> Description:
-    """Two spaces on the same workers, and a seed for the values between them."""
+    """Two spaces on the same workers, and a seed for the matrix between them."""
     held = draw(holders(workers))
     dtype = draw(st.sampled_from(COMPUTED))
 
@@ -74,7 +74,8 @@ def pair_of_functions(domain: Any, codomain: Any, seed: Any) -> LinearOperator:
 
 
 def _applied(A: np.ndarray, before: Space, after: Space, x: Any) -> Any:
-    """A matrix times what comes: a bare array for one region, a dict for several, None for none."""
+    """A times the flattened argument: a bare array if the side has one region, otherwise a dict by
+    region name; None for no region."""
     given = before.vector({} if x is None else x)
     result = after.unflatten(A @ before.flatten(given)).arrays
     return next(iter(result.values())) if len(result) == 1 else result
@@ -170,7 +171,7 @@ def convolution(
     exact=False,
 )
 def blur(source: Any, kernel_size: Any, stride: Any, padding: Any, dilation: Any) -> LinearOperator:
-    """A convolution of the whole tensor: local convolutions after a halo exchange."""
+    """A distributed convolution: local convolutions after a halo exchange."""
     X = tensor_of(source)
     H = linop.halo_exchange(X, kernel_size, stride, padding, dilation)
     geometry = {w: _halo_of(X, w, kernel_size, stride, padding, dilation) for w in X.workers}
@@ -190,8 +191,8 @@ def blur(source: Any, kernel_size: Any, stride: Any, padding: Any, dilation: Any
 
 
 def _halo_of(X: linop.TensorSpace, worker: int, *kernel: Any) -> tuple[linop.HaloDim, ...]:
-    """What a worker needs: halo_geometry's answer for the grid axes that split, laid out by
-    dimension, since it knows no copies."""
+    """The halo geometry of a worker. `linop.halo_geometry` takes no grid axes with copies, so it is
+    called for the grid of those that split, in the order of dimensions."""
     at = X.partition.coordinates(worker)
     grid = [X.partition.shape[X.axes.index(d)] if d in X.axes else 1 for d in range(X.ndim)]
     here = [at[X.axes.index(d)] if d in X.axes else 0 for d in range(X.ndim)]
@@ -211,7 +212,7 @@ def _mixed_with_fft(draw: st.DrawFn, workers: int) -> Description:
 
 @operator_factory(_mixed_with_fft, pure=False, exact=False)
 def fft_after_gather(source: Any) -> LinearOperator:
-    """A global transform in the middle of communication: gathered, transformed, and back."""
+    """G* F G for a gather G and a Fourier transform F of the whole tensor on one worker."""
     X = tensor_of(source)
     G = linop.gather(X)
     F = linop.fft(G.codomain, G.codomain)

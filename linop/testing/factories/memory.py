@@ -1,4 +1,5 @@
-"""Factories of memory operators, of programs of them, and of the algebra's forms."""
+"""Factories of memory operators, of random programs of them, and of the algebra: sums, powers,
+stacks, …"""
 
 from __future__ import annotations
 
@@ -166,14 +167,19 @@ def offload(space: Any, memory: Any) -> LinearOperator:
     return linop.offload(space_of(space), memory)
 
 
-# Programs of these, and of local operators
+# Programs of memory and local operators
 
 Step = tuple[Any, ...]
 
 
 @st.composite
 def steps_in_place(draw: st.DrawFn, space: Description, most: int, depth: int) -> tuple[Step, ...]:
-    """Steps that lead from a space to itself."""
+    """Steps of a program from a space to itself.
+
+    Args:
+        most: largest number of steps.
+        depth: 0 for no sums, adjoints or conjugates of programs.
+    """
     kinds = ["add", "copy", "move", "clear", "scale", "diagonal", "power"]
     kinds += ["sum", "adjoint", "conj"] if depth else []
     steps: list[Step] = []
@@ -203,14 +209,15 @@ def steps_in_place(draw: st.DrawFn, space: Description, most: int, depth: int) -
 
 
 def _alike(space: Description) -> list[int]:
-    """How many different parts there are for each region to pair with: with itself one counts."""
+    """For each region, the number of regions with as many dimensions, itself included, plus one if
+    it can be paired with itself; [0] for no region. `pairs` needs one that is 2 or more."""
     ranks = [len(shape) for _, shape, *_ in space["regions"]]
     return [ranks.count(rank) + (rank > 0) for rank in ranks] or [0]
 
 
 @st.composite
 def _programs(draw: st.DrawFn, workers: int) -> Description:
-    """A space, and steps that may bring regions into it and take them out."""
+    """A space, and steps of a program that may allocate and deallocate regions."""
     rank = draw(st.integers(0, 2))
     space = draw(spaces(workers, COMPUTED, ndim=rank, least=0, most=3))
     regions = {region[0]: region for region in space["regions"]}
@@ -249,13 +256,13 @@ def _programs(draw: st.DrawFn, workers: int) -> Description:
 
 
 def _beside(op: LinearOperator, space: Space) -> LinearOperator:
-    """An operator on some regions of a space, the rest passing by."""
+    """The direct sum of an operator on some regions of a space and the identity on the others."""
     rest = [region for region in space if region not in op.domain]
     return linop.direct_sum(op, linop.identity(Space(rest, space.dtype))) if rest else op
 
 
 def _step(space: Space, kind: str, *rest: Any) -> LinearOperator:
-    """One step of a program."""
+    """The operator of one step of a program, on a space."""
     match kind, rest:
         case (("add" | "copy" | "move"), (a, b)):
             return getattr(linop, kind)(space, part_of(space, a), part_of(space, b))
@@ -306,7 +313,7 @@ def random_composition(space: Any, steps: Any) -> LinearOperator:
 
 @st.composite
 def _movement_programs(draw: st.DrawFn, workers: int) -> Description:
-    """Longer programs of adds, copies, moves and clears, on subsets of a few regions."""
+    """Programs of up to 8 adds, copies, moves and clears, on subsets of a few regions."""
     space = draw(spaces(workers, COMPUTED, least=2))
     steps: list[Step] = []
     for _ in range(draw(st.integers(0, 8))):
@@ -387,7 +394,7 @@ def sum_of_operators(space: Any, terms: Any, minus: Any) -> LinearOperator:
 
 @st.composite
 def _blocks(draw: st.DrawFn, workers: int) -> Description:
-    """Matrices or programs on spaces that share no names."""
+    """Programs on spaces whose regions' names differ."""
     dtype = draw(st.sampled_from(COMPUTED))
     blocks = []
     for k in range(draw(st.integers(1, 3))):
@@ -403,7 +410,7 @@ def direct_sum(blocks: Any) -> LinearOperator:
 
 @st.composite
 def _blocks_to_one(draw: st.DrawFn, workers: int) -> Description:
-    """Regions of one size each, and one region that all of them are mapped to."""
+    """Several 1-d regions, and one region to which each of them is mapped."""
     dtype = draw(st.sampled_from(COMPUTED))
     to = draw(holders(workers))
     sizes = tuple(draw(st.integers(0, 4)) for _ in range(draw(st.integers(1, 3))))
@@ -417,7 +424,7 @@ def _blocks_to_one(draw: st.DrawFn, workers: int) -> Description:
 
 
 def _fan(dtype: str, sizes: Any, common: Any, seed: int, fans: Any) -> list[LinearOperator]:
-    """From a region of each size, moved to the workers of the common one, by a matrix to it."""
+    """For each size, a move of a region to the workers of the common one, then a matrix to it."""
     target = Space(region_of(common), dtype_of(dtype))
     ops = []
     for k, (size, held) in enumerate(zip(sizes, fans, strict=True)):

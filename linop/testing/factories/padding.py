@@ -1,4 +1,4 @@
-"""The factory of padding, with widths that cut off, too."""
+"""The factory of padding, including cropping by negative widths."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _pads(draw: st.DrawFn, workers: int) -> Description:
 
 @st.composite
 def widths(draw: st.DrawFn, n: int, mode: str) -> tuple[int, int]:
-    """(left, right) of a dimension of extent n, as wide as they may be in a mode."""
+    """(left, right) widths of a dimension of extent n, valid in the mode: up to 3, or negative."""
     cut = draw(st.integers(0, n)), draw(st.integers(0, n))
     left = -cut[0] if draw(st.booleans()) else 0
     right = -min(cut[1], n + left) if draw(st.booleans()) else 0

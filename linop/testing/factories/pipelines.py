@@ -1,4 +1,4 @@
-"""Factories of operators whose messages are separated by local maps: several stages that send."""
+"""Factories of operators with several stages that send messages, separated by local maps."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from linop.testing.factories.registry import build, describe, operator_factory
 
 @st.composite
 def _pipelines(draw: st.DrawFn, workers: int) -> Description:
-    """One global tensor, cut in three or four ways."""
+    """Three or four block decompositions of one global tensor, a seed, and a direction."""
     shape = draw(shapes(draw(st.integers(1, 3)), 4))
     dtype = draw(st.sampled_from(COMPUTED))
     options: dict[str, Any] = {"shape": shape, "dtypes": (dtype,), "roles": ("split",)}
@@ -37,7 +37,11 @@ _names = st.sampled_from(["xyz", "wxyz"])
 
 @operator_factory(_pipelines, pure=False)
 def pipeline(cuts: Any, seed: Any, back: Any) -> LinearOperator:
-    """Repartitions with a diagonal between every two; there, or there and back."""
+    """Repartitions from each decomposition to the next, with a diagonal before each.
+
+    Args:
+        back: compose with the adjoint, too.
+    """
     first, *others = map(tensor_of, cuts)
     op, now = linop.identity(first), first
     for k, cut in enumerate(others):
@@ -51,7 +55,7 @@ _FRAMES = ("broadcast", "halo_exchange", "all_gather", "ring_all_reduce", "scatt
 
 @st.composite
 def _framed(draw: st.DrawFn, workers: int) -> Description:
-    """A collective, and a seed."""
+    """A collective's name and description, and a seed."""
     name = draw(st.sampled_from(_FRAMES))
     described = describe(name, workers).filter(lambda d: d["source"]["dtype"] in COMPUTED)
     return {"name": name, "described": draw(described), "seed": draw(seeds)}
@@ -59,13 +63,13 @@ def _framed(draw: st.DrawFn, workers: int) -> Description:
 
 @operator_factory(_framed, pure=False)
 def there_and_back(name: Any, described: Any, seed: Any) -> LinearOperator:
-    """A collective, a diagonal, and the collective's adjoint."""
+    """C* D C for a collective C and a diagonal D."""
     op = build(name, described)
     return op.H @ _scaled(op.codomain, seed) @ op
 
 
 def _scaled(space: Space, seed: int) -> LinearOperator:
-    """A diagonal on every region."""
+    """The direct sum of a diagonal on each region."""
     blocks = (
         linop.diagonal(whole_numbers(region.shape, space.dtype, seed), Space(region, space.dtype))
         for region in space.regions

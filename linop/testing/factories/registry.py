@@ -1,4 +1,5 @@
-"""The list of operator factories, and the decorator that enters one; see `catalogue`."""
+"""The registry of operator factories, its decorator, and access by name. The factories themselves
+are in the other modules of this package."""
 
 from __future__ import annotations
 
@@ -13,17 +14,18 @@ from linop.testing.describing import Description
 
 @dataclass(frozen=True)
 class Factory:
-    """How operators of one kind are described and built."""
+    """A factory of operators of one kind: the strategy of their descriptions, and the function that
+    builds one."""
 
     name: str
     describe: Callable[[int], st.SearchStrategy[Description]]
     """The strategy of descriptions for a number of workers."""
     build: Callable[..., LinearOperator]
-    """The operator, from a description's items."""
+    """Builds the operator, from a description's items as keyword arguments."""
     pure: bool
-    """Whether it is movement alone."""
+    """True if the operators are data movement alone, without local operators."""
     exact: bool
-    """Whether all of its arithmetic on whole numbers is exact."""
+    """True if the operators' arithmetic on small whole numbers does not round."""
 
 
 FACTORIES: dict[str, Factory] = {}
@@ -35,7 +37,15 @@ def operator_factory(
     pure: bool = True,
     exact: bool = True,
 ) -> Callable[[Callable[..., LinearOperator]], Callable[..., LinearOperator]]:
-    """Register a function as the factory of the operators it builds, under its own name."""
+    """Decorator that registers a function as a factory, under its own name.
+
+    Args:
+        describe: returns the strategy of descriptions for a number of workers.
+        pure, exact: see `Factory`.
+
+    Raises:
+        ValueError: the name is taken.
+    """
 
     def register(build: Callable[..., LinearOperator]) -> Callable[..., LinearOperator]:
         name = build.__name__
@@ -48,15 +58,15 @@ def operator_factory(
 
 
 def describe(name: str, workers: int = 8) -> st.SearchStrategy[Description]:
-    """Descriptions of operators of this kind, on workers 0 to workers - 1."""
+    """The strategy of descriptions of a factory, on workers 0 to ``workers - 1``."""
     return FACTORIES[name].describe(workers)
 
 
 def build(name: str, description: Description) -> LinearOperator:
-    """The operator of a description."""
+    """The operator of a description, built by the factory of that name."""
     return FACTORIES[name].build(**description)
 
 
 def operators(name: str, workers: int = 8) -> st.SearchStrategy[LinearOperator]:
-    """Operators of this kind."""
+    """The strategy of operators of a factory, on workers 0 to ``workers - 1``."""
     return describe(name, workers).map(lambda description: build(name, description))

@@ -1,1 +1,1 @@
-"""Linear maps of every kind, as checks take them."""
+"""Subjects of checks: conversion of operators, pairs of functions and matrices to `Subject`."""

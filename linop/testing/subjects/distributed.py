@@ -1,4 +1,4 @@
-"""Operators of PyLops-MPI as pairs for checks."""
+"""Conversion of PyLops-MPI operators to a `Pair`, for checks."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from linop.testing.subjects.pairs import Pair
 
 
 def pylops_mpi_operator(op: Any, model: Any = None) -> Pair:
-    """An operator of PyLops-MPI, for all checks, on ``linop.backends.get("mpi", comm=…)`` with its
-    communicator. Collective: it is applied to zeros, to find out how its results are distributed.
+    """A PyLops-MPI operator as a pair for all checks, on ``linop.backends.get("mpi", comm=…)`` with
+    the operator's communicator. Collective: the operator is applied to zeros, to find the
+    distribution of its results.
 
     Args:
         op: an `MPILinearOperator`.
-        model: a `DistributedArray` that is distributed as its arguments are; by default, as the
-            results of its adjoint are. One that is
-            broadcast becomes a replicated region.
+        model: a `DistributedArray` distributed like the operator's arguments; by default, like the
+            results of its adjoint. A broadcast one becomes a replicated region.
 
     Raises:
         MissingExtraError: PyLops-MPI is not installed.
@@ -37,7 +37,7 @@ def pylops_mpi_operator(op: Any, model: Any = None) -> Pair:
     if model is None:
         shapes = getattr(op, "local_shapes_m", None)
         model = DistributedArray(op.shape[1], op.base_comm, local_shapes=shapes, dtype=dtype)
-        # Where an operator moves its argument to whole rows first, its results lie like that too.
+        # Operators that redistribute their argument to whole rows return results distributed so.
         model = op.rmatvec(_filled(op.matvec(_filled(model, 0)), 0))
     model = _filled(model, 0)
     data = _filled(op.matvec(model), 0)
@@ -57,14 +57,15 @@ def _applied(function: Any, like: Any, x: Array) -> Any:
 
 
 def _filled(like: Any, values: Any) -> Any:
-    """An array that is distributed as another."""
+    """A new array with these values, distributed like another one."""
     filled = like.zeros_like()
     filled[:] = values
     return filled
 
 
 def _space(letter: str, array: Any, dtype: np.dtype[Any]) -> Space:
-    """Blocks on their workers, or what all of them have as one replicated region."""
+    """The space of a distributed array: a region per worker, or one replicated region if it is
+    broadcast."""
     workers = range(array.size)
     if "BROADCAST" in array.partition.name:
         return Space(Region(letter, array.global_shape, workers), dtype)

@@ -1,7 +1,7 @@
-"""Everything that people have as what checks take: linop's operators and plans, pairs of functions,
-matrices, operators of SciPy and PyLops.
+"""Conversion to `Subject` of everything that checks accept: operators and plans of linop, pairs of
+functions, matrices, operators of SciPy, PyLops and PyLops-MPI.
 
-None of the foreign packages is imported before one of its operators is there.
+No package is imported here to recognise its operators.
 """
 
 from __future__ import annotations
@@ -24,15 +24,20 @@ from linop.testing.subjects.subject import Function, Subject
 
 
 def checkable(op: Any) -> bool:
-    """Whether `subject` takes it."""
+    """True if `subject` accepts the object."""
     return isinstance(op, Subject | BoundPlan | LinearOperator | Pair) or _adapted(op) is not None
 
 
 def subject(what: str, op: Any, backend: Backend | str = "reference") -> Subject:
-    """Anything that can be checked, on a backend. Collective where the backend is one worker's.
+    """An operator bound to a backend, as a `Subject`. Collective on a backend of one worker.
+
+    Args:
+        what: the name of the caller, for messages.
+        op: an operator; a plan or subject keeps its own backend.
+        backend: a backend or its name.
 
     Raises:
-        ArgumentError: it is nothing that can be checked.
+        ArgumentError: `op` is of no supported class.
     """
     if isinstance(op, Subject):
         return op
@@ -50,7 +55,7 @@ def subject(what: str, op: Any, backend: Backend | str = "reference") -> Subject
 
 def _of_plan(plan: BoundPlan) -> Subject:
     def adjoint(y: Any) -> Any:
-        return plan.H(y)  # which is made when it is first wanted
+        return plan.H(y)  # built on first use
 
     return Subject(
         repr(plan.op),
@@ -63,11 +68,11 @@ def _of_plan(plan: BoundPlan) -> Subject:
     )
 
 
-# Matrices, and what has matvec and rmatvec
+# Matrices, and objects with matvec and rmatvec
 
 
 def _adapted(op: Any) -> Pair | None:
-    """A matrix, or an operator of SciPy or PyLops, as a pair; None if it is none."""
+    """A matrix, or an operator of SciPy, PyLops or PyLops-MPI, as a pair; otherwise None."""
     if any(cls.__module__.startswith("pylops_mpi") for cls in type(op).__mro__):
         return pylops_mpi_operator(op)
     if (isinstance(op, np.ndarray) and op.ndim == 2) or scipy.sparse.issparse(op):
@@ -80,7 +85,8 @@ def _adapted(op: Any) -> Pair | None:
 
 
 def _flat(op: Any, forward: Function, adjoint: Function) -> Pair:
-    """A pair of functions of flat arrays; PyLops' operators say which shapes these have."""
+    """A pair from two functions of flat arrays. The shapes of the spaces are those that a PyLops
+    operator declares (``dims``, ``dimsd``); otherwise 1-d."""
     dtype = np.dtype(op.dtype if op.dtype is not None else np.float64)
     dims, dimsd = getattr(op, "dims", op.shape[1]), getattr(op, "dimsd", op.shape[0])
     kind, (m, n) = type(op).__name__, op.shape
@@ -92,9 +98,9 @@ def _flat(op: Any, forward: Function, adjoint: Function) -> Pair:
         dimsd,
         (dtype, dtype),
         name.removeprefix("<").partition(" ")[2].removesuffix(">"),
-        real=not getattr(op, "clinear", True),  # PyLops: such as a Fourier transform of real arrays
+        real=not getattr(op, "clinear", True),  # PyLops' flag, as for an FFT of real arrays
         flat=True,
-        memory="host",  # it computes there, wherever the backend's arrays are
+        memory="host",  # it computes on NumPy arrays, also on a device backend
     )
 
 

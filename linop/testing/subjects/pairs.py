@@ -1,4 +1,5 @@
-"""A forward function and its adjoint, hand-written, as what checks take."""
+"""Pairs of a forward function and its adjoint, written by hand, for checks: the public `pair`, and
+the class that binds one to a backend."""
 
 from __future__ import annotations
 
@@ -17,12 +18,14 @@ from linop.spaces.space import Space
 from linop.testing.subjects.subject import Function, Subject, gathered
 
 Place = Space | Region | Sequence[int] | int | None
-"""Where a side lives: a space, a region, or the shape of the array that this worker holds."""
+"""Domain or codomain of a pair: a space, a region, or the shape of the array that this worker holds
+(None if it holds none)."""
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A forward function and its adjoint, for checks. Made by `pair` and `torch_function`."""
+    """A forward function and its adjoint, for checks. Built by `pair`, `torch_function` and
+    `pylops_mpi_operator`; the attributes are those of `Subject`."""
 
     forward: Function
     adjoint: Function | None
@@ -33,11 +36,15 @@ class Pair:
     real: bool = False
     flat: bool = False
     memory: str = "default"
-    """Where the arrays are that the functions compute with, if shapes alone are given."""
+    """The kind of memory of the functions' arrays, if only shapes are given."""
 
     @property
     def H(self) -> Pair:
-        """The same pair, the other way round."""
+        """The pair with forward and adjoint exchanged.
+
+        Raises:
+            ArgumentError: there is no adjoint.
+        """
         if self.adjoint is None:
             raise ArgumentError(f"{self.name} has no adjoint")
         return replace(
@@ -51,7 +58,11 @@ class Pair:
         )
 
     def bound(self, backend: Backend) -> Subject:
-        """On a backend; collective, since workers tell each other the shapes that they hold."""
+        """The pair bound to a backend, as a `Subject`. Collective: workers gather their shapes.
+
+        Raises:
+            BackendError: the backend has too few workers for the spaces.
+        """
         domain = self._space("x", self.domain, self.dtypes[0], backend)
         codomain = self._space("y", self.codomain, self.dtypes[1], backend)
         _check_workers(self.name, (domain, codomain), backend)
@@ -74,7 +85,7 @@ class Pair:
         )
 
     def _space(self, letter: str, place: Place, dtype: np.dtype[Any], backend: Backend) -> Space:
-        """The space that a place stands for."""
+        """The space of a side; from shapes, one region per worker that holds an array."""
         if isinstance(place, Space):
             return place
         if isinstance(place, Region):
@@ -98,23 +109,28 @@ def pair(
     dtype: npt.DTypeLike = np.float64,
     name: str | None = None,
 ) -> Pair:
-    """A hand-written forward and adjoint, for all checks.
+    """A forward function and its adjoint, written by hand, as a pair for all checks.
 
-    On a backend that holds all workers (``"reference"``) the functions get whole vectors. On one
-    worker's (``"mpi"``, or inside `linop.launch`) every worker calls its own, at the same time,
-    with what it holds; so they may communicate, by raw mpi4py for instance. They get and return
-    the backend's arrays: on a device its own, but for regions in host memory.
+    On a backend that holds all workers (``"reference"``) the functions get complete vectors. On a
+    backend of one worker (``"mpi"``, or inside `linop.launch`) all workers call their functions at
+    the same time, with the arrays that they hold, so the functions may communicate, by raw mpi4py
+    for instance. Arrays are those of the backend: on a device backend device arrays, except for
+    regions in host memory.
 
     Args:
-        forward, adjoint: get and return the bare array of a side with one region, a dict by region
-            name where it holds several, None where it holds none. They must not change their
-            argument, nor return its memory. The adjoint may be None where a check needs none.
-        domain, codomain: `Space` or `TensorSpace`; or the shape of the array that *this* worker
-            holds (None: it holds none), which may differ between workers: the regions are then
-            ``x`` and ``y``, or ``x0``, ``x1``, … and ``y0``, ``y1``, … by worker.
-        dtype: of the arrays, where a shape or a `Region` is given. If one side is real and the
-            other complex, inner products are compared in their real parts.
-        name: in reports.
+        forward, adjoint: functions of a bare array if the worker holds one region of the side, of a
+            dict by region name if it holds several, of None if it holds none; results likewise.
+            They must not change their argument, nor return its memory. `adjoint` may be None for
+            checks that do not call it.
+        domain, codomain: a `Space`, `TensorSpace` or `Region`; or the shape of the array that
+            *this* worker holds (None if it holds none), which may differ between workers. Regions
+            are then called ``x`` and ``y``, or ``x0``, ``x1``, … and ``y0``, ``y1``, … by worker.
+        dtype: of the arrays, if a shape or a `Region` is given. If the dtypes of the two spaces are
+            real and complex, inner products are compared in their real parts.
+        name: in reports; by default the names of the functions.
+
+    Raises:
+        ArgumentError: `forward` or `adjoint` cannot be called.
     """
     for what, function in (("forward", forward), ("adjoint", adjoint)):
         if not callable(function) and not (function is None and what == "adjoint"):
@@ -124,10 +140,10 @@ def pair(
 
 
 def _check_workers(name: str, spaces: Sequence[Space], backend: Backend) -> None:
-    """Check that there is somebody for every region: else nobody would look at it.
+    """Check that the backend has every worker of the spaces; other regions would not be checked.
 
     Raises:
-        BackendError: there is not.
+        BackendError: a worker is missing.
     """
     missing = {w for s in spaces for w in s.workers if w >= (backend.workers or w + 1)}
     if missing:

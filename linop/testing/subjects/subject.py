@@ -1,10 +1,10 @@
-"""What a check applies: a linear map between spaces and its adjoint, where they run.
+"""The subject of a check: a linear map between spaces, with its adjoint, bound to a backend.
 
-A `Subject` is called with a `Vector` and gives one. Where it runs is a backend: one process that
-holds all regions, or one worker of a program, in which every worker makes the same calls. The
-vectors are NumPy's, in main memory; the function is given the backend's arrays, and gives them.
-What a foreign function returns is looked at before it is used: a `Fault` says what is wrong with
-it, on every worker in the same words.
+A `Subject` maps a `Vector` to a `Vector`. Its backend is either one process that holds all regions,
+or one worker of an SPMD program, where calls are collective. Vectors are NumPy arrays in host
+memory; the functions take and return arrays of the backend. Results of user functions are validated
+before use, and a violation is raised as a `Fault`, with the same text on every worker. Conversion
+of operators, pairs and matrices to subjects is in the other modules of this package.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ from linop.spaces.space import Space, Vector
 from linop.testing.report import Worst, element_in, shown, workers_text
 
 Function = Callable[[Any], Any]
-"""Gets and returns what a worker holds: None, the bare array of its region, or a dict by name."""
+"""Maps the arrays that a worker holds of one space to those of another: None if it holds no region,
+a bare array for one, a dict by region name for several."""
 
 
-class Fault(Exception):  # a finding, which never leaves a check
-    """What is wrong with a result or an argument; the same on every worker."""
+class Fault(Exception):  # a failed check, caught within it
+    """An invalid result or a changed argument, found by a check; the same on every worker."""
 
     def __init__(self, worst: Worst) -> None:
         super().__init__(worst.text)
@@ -40,20 +41,21 @@ class Fault(Exception):  # a finding, which never leaves a check
 
 @dataclass(frozen=True)
 class Subject:
-    """A linear map and its adjoint; `subject.H` is the same the other way round.
+    """A linear map and its adjoint; `subject.H` is the same pair with the roles exchanged.
 
     Attributes:
         name: in reports.
-        domain, codomain: their dtypes may differ.
-        forward, adjoint: the two functions.
-        backend: where they run.
-        real: whether it is linear over real numbers only: then the inner product is the real part.
-        exact: whether nothing in it rounds.
-        foreign: whether the functions are not linop's, and may do anything.
-        flat: whether they are those of a matrix-like object of one process, which promises neither
-            memory of its own nor a dtype as narrow as it says.
-        anonymous: whether its regions' names are only made up, since shapes alone were given.
-        role: which of the two `forward` is.
+        domain, codomain: spaces, whose dtypes may differ.
+        forward, adjoint: the two functions; `adjoint` may be None.
+        backend: on which they run.
+        real: True if the map is linear over the real numbers only; inner products are then compared
+            in their real parts.
+        exact: True if it does no arithmetic that rounds.
+        foreign: True if the functions are not linop's, so that their results are validated.
+        flat: True if they are methods of a matrix-like object (matvec, rmatvec), which need not
+            return new memory, and may return a wider dtype than declared.
+        anonymous: True if region names are generated, since only shapes were given.
+        role: "forward" or "adjoint": the role of `forward` in the original pair.
     """
 
     name: str
@@ -69,7 +71,7 @@ class Subject:
     anonymous: bool = False
     role: str = "forward"
     _last: dict[str, tuple[Array, bytes]] = field(default_factory=dict, repr=False, compare=False)
-    """By region: the result of the call before, and the bytes that were in it."""
+    """By region, the result of the previous call, and a copy of its bytes."""
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -78,10 +80,10 @@ class Subject:
 
     @property
     def H(self) -> Subject:
-        """The adjoint.
+        """The adjoint subject.
 
         Raises:
-            ArgumentError: none was given.
+            ArgumentError: the subject has no adjoint function.
         """
         if self.adjoint is None:
             raise ArgumentError(f"{self.name} has no adjoint to check; give one")
@@ -96,10 +98,13 @@ class Subject:
         )
 
     def __call__(self, x: Vector) -> Vector:
-        """The map applied to a vector. Collective where the backend is one worker's.
+        """Apply the map to a vector. Collective on a backend of one worker.
 
         Raises:
-            Fault: the function changed its argument, or its result does not fit.
+            Fault: the function changed its argument or its previous result, or its result has the
+                wrong regions, array class, shape or dtype, is not finite, shares memory with the
+                argument, or differs between the holders of a replicated region.
+            BackendError: the function raised on another worker.
         """
         regions = held(self.domain, self.backend.worker)
         kinds = {region.name: self.backend.arrays.of(region.memory) for region in regions}
@@ -135,7 +140,11 @@ class Subject:
         return self.forward(given) if mine or not self.flat else None
 
     def _arrays(self, result: Any) -> dict[str, Array]:
-        """What the function returned, by region, where it is."""
+        """A function's result as arrays of the backend, by region.
+
+        Raises:
+            Fault: regions, array classes, shapes or dtypes are wrong.
+        """
         regions = held(self.codomain, self.backend.worker)
         if len(regions) == 1 and not isinstance(result, Mapping):
             result = {regions[0].name: result}
@@ -148,7 +157,11 @@ class Subject:
         return {region.name: self._array(region, result[region.name]) for region in regions}
 
     def _array(self, region: Region, array: Any) -> Array:
-        """The array of a region, of the right kind, shape and dtype."""
+        """The array of a region, with its class, shape and dtype validated.
+
+        Raises:
+            Fault: one of them is wrong.
+        """
         dtype, where = self.codomain.dtype, f"for {region.name} ({workers_text(region.workers)})"
         kind = self.backend.arrays.of(region.memory)
         if isinstance(array, np.generic):
@@ -168,12 +181,12 @@ class Subject:
         return fits
 
     def _fetched(self, space: Space, arrays: Mapping[str, Array]) -> dict[str, Array]:
-        """Arrays of regions, in main memory."""
+        """Arrays of the backend, by region name, copied to host memory if they are elsewhere."""
         kinds = {name: self.backend.arrays.of(space[name].memory) for name in arrays}
         return {name: kinds[name].fetched(array) for name, array in arrays.items()}
 
     def _look_at_argument(self, given: Mapping[str, Array], x: Vector) -> None:
-        """That it is as it was."""
+        """Check that the function did not change its argument."""
         for name, array in given.items():
             changed = np.flatnonzero(array != x[name])
             if changed.size:
@@ -185,7 +198,7 @@ class Subject:
                 )
 
     def _look_at_memory(self, returned: Mapping[str, Array], given: Mapping[str, Array]) -> None:
-        """That results are their own."""
+        """Check that a user function's results share no memory with its argument."""
         if not self.foreign or self.flat:
             return
         arrays = self.backend.arrays
@@ -198,7 +211,7 @@ class Subject:
                 )
 
     def _look_at_last(self, returned: Mapping[str, Array]) -> None:
-        """That the result of the call before is as it was: it is its caller's."""
+        """Check that the call did not change the result of the previous one, and keep this one."""
         if self.flat:
             return
         last = {name: array for name, (array, _) in self._last.items()}
@@ -212,7 +225,7 @@ class Subject:
         self._last.update({name: (a, now[name].tobytes()) for name, a in returned.items()})
 
     def _look_at_numbers(self, arrays: Mapping[str, Array]) -> None:
-        """That results are finite."""
+        """Check that all elements of the results are finite."""
         for name, array in arrays.items():
             unfit = np.flatnonzero(~np.isfinite(array))
             if unfit.size:
@@ -226,7 +239,13 @@ class Subject:
         )
 
     def _agree(self, raised: Exception | None, fault: Fault | None) -> None:
-        """Raise on all workers what any of them found, the first one's; collective."""
+        """Raise on all workers if one of them found a fault or caught an exception; collective.
+
+        Raises:
+            Fault: the fault of the first worker that found one.
+            BackendError: the function raised on another worker. On the worker itself the original
+                exception is raised.
+        """
         target = fault and fault.worst.target
         words = repr(raised) if raised else fault.worst.text if fault else ""
         said = (bool(raised), words, target) if words else None
@@ -242,7 +261,7 @@ class Subject:
             raise Fault(Worst(text, target=there))
 
     def _compare_copies(self, arrays: Mapping[str, Array]) -> None:
-        """That all holders of a replicated region have the same in it, but for rounding."""
+        """Check that the workers of a replicated region hold the same values, up to rounding."""
         if not isinstance(self.backend, Worker):
             return
         if not any(region.replicated for region in self.codomain.regions):
@@ -262,42 +281,44 @@ class Subject:
 
 
 def host_vector(space: Space, arrays: Any, backend: Backend) -> Vector:
-    """A vector of the regions that a backend's worker holds, in main memory, whatever the backend's
-    own arrays are; its inner products sum over all workers."""
+    """A vector of the regions that a backend's worker holds, in host memory also on a device
+    backend; its inner products sum over all workers."""
     return Vector(space, held_arrays(space, backend.worker, arrays), backend.total(space))
 
 
 def gathered(backend: Backend, item: Any) -> list[Any]:
-    """Everybody's item, by worker; collective. Of one process, its own."""
+    """All-gather of a picklable item, as a list by worker; collective. On a backend that holds all
+    workers, a list of the item alone."""
     if not isinstance(backend, Worker):
         return [item]
     return [pickle.loads(data) for data in backend.transport.gather_all(pickle.dumps(item))]
 
 
 def epsilon(dtype: np.dtype[Any]) -> float:
-    """The distance of 1 from the next number: 0 where numbers are whole."""
+    """The machine epsilon of a dtype; 0 for integers."""
     if dtype.kind in "iu":
         return 0.0
-    return float(np.finfo(dtype).eps) if dtype.kind in "fc" else 2.0**-7  # V is bfloat16
+    return float(np.finfo(dtype).eps) if dtype.kind in "fc" else 2.0**-7  # kind V is bfloat16
 
 
 def exponents(dtype: np.dtype[Any]) -> tuple[int, int]:
-    """The powers of two at the ends of the range in which numbers have full precision; (0, 0) where
-    they are whole."""
+    """(lowest, highest) exponent of two of the range in which numbers have full precision; (0, 0)
+    for integers."""
     if dtype.kind in "iu":
         return 0, 0
-    info = np.finfo(dtype if dtype.kind in "fc" else np.float32)  # bfloat16 has its range
+    info = np.finfo(dtype if dtype.kind in "fc" else np.float32)  # bfloat16 has float32's range
     return int(info.minexp), int(info.maxexp)
 
 
 def rounding(dtype: np.dtype[Any], terms: int) -> float:
-    """The relative error of a sum of so many terms of random sign, each rounded: about their
-    root in units of the last place; sixteen times that is allowed."""
+    """A bound of the relative error of a sum of `terms` rounded terms of random sign: 16 machine
+    epsilons times the square root of their number."""
     return 16 * epsilon(dtype) * math.sqrt(max(1, terms))
 
 
 def _checksum(array: Array) -> list[float]:
-    """A bound for its size, then a random projection, as real numbers."""
+    """[bound of the projection's modulus, real part, imaginary part] of a random projection of an
+    array; the same projection on every worker."""
     weights = np.random.default_rng(0).standard_normal(array.shape)
     wide = array.astype(np.complex128 if array.dtype.kind == "c" else np.float64)
     total = complex(np.vdot(weights, wide))

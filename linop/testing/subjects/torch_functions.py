@@ -1,4 +1,4 @@
-"""A function of a tensor as a pair for checks: the function, and torch's backward of it."""
+"""Conversion of torch functions to a `Pair`, whose adjoint is the backward pass, for checks."""
 
 from __future__ import annotations
 
@@ -22,17 +22,18 @@ def torch_function(
     *,
     name: str | None = None,
 ) -> Pair:
-    """A linear function of one tensor, for all checks: its adjoint is its backward, by torch's
-    convention for complex numbers, at a random point.
+    """A linear function of one torch tensor as a pair for all checks. Its adjoint is its backward
+    pass at a random point, in torch's convention for complex gradients.
 
     Args:
-        function: of one tensor on the CPU, giving one; or a `torch.autograd.Function`. Where
-            workers are several it may communicate: every worker calls it with its own tensor.
-        shape, dtype: of the tensor that this worker holds; a dtype of NumPy's, or its name.
+        function: maps one CPU tensor to one tensor; or a `torch.autograd.Function`. On several
+            workers it may communicate: all workers call it at the same time, each with its own
+            tensor. It is called once here, to find the result's shape.
+        shape, dtype: of the tensor that this worker holds; a NumPy dtype, or its name.
         name: in reports.
 
     Raises:
-        MissingExtraError: torch is not installed. ArgumentError: it gives no tensor.
+        MissingExtraError: torch is not installed. ArgumentError: the result is no tensor.
     """
     try:
         import torch
@@ -67,6 +68,6 @@ def torch_function(
 
 
 def _array(tensor: Any) -> Array:
-    """A copy of a tensor."""
+    """A copy of a tensor as a NumPy array."""
     array: Array = tensor.detach().resolve_conj().resolve_neg().numpy().copy()
     return array

@@ -1,4 +1,5 @@
-"""Vectors of all workers in one array, on every worker; and maps seen between other spaces."""
+"""Gathering of distributed vectors on every worker, and maps reinterpreted between other spaces of
+the same size."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from linop.testing.subjects.subject import Fault, Subject, gathered, host_vector
 
 
 def everything(vector: Vector, subject: Subject) -> Array:
-    """All elements, in the order of `Space.flatten`, on every worker. Collective."""
+    """All elements of a vector, in the order of `Space.flatten`, on every worker. Collective."""
     space, backend = vector.space, subject.backend
     if not isinstance(backend, Worker):
         return space.flatten(vector)
@@ -29,11 +30,14 @@ def everything(vector: Vector, subject: Subject) -> Array:
 
 
 def seen_as(subject: Subject, domain: Space, codomain: Space, named: bool) -> Subject:
-    """A map between these spaces: itself; or where it, or what they belong to, has made-up names
-    (so `named` is false), the same map of elements in their order.
+    """The map itself, if it is between these spaces; otherwise, if region names of either side are
+    generated, a map between these spaces in which elements correspond by position.
+
+    Args:
+        named: True if the spaces' region names were given by the user.
 
     Raises:
-        Fault: the spaces are others.
+        Fault: sizes or dtypes differ; or the spaces differ, and all names were given by users.
     """
     if subject.domain == domain and subject.codomain == codomain:
         return subject
@@ -60,8 +64,8 @@ def seen_as(subject: Subject, domain: Space, codomain: Space, named: bool) -> Su
 
 
 class Seen(Subject):
-    """A map between other spaces than its own. Its functions are of vectors: where these are, and
-    what came of them, the map itself sees to."""
+    """A map reinterpreted between other spaces. Its functions map vectors to vectors; the original
+    subject, which they call, validates arrays."""
 
     def __call__(self, x: Vector) -> Vector:
         result: Vector = self.forward(x)

@@ -1,9 +1,9 @@
-"""Property tests across ranks, the parent's side: jobs that take one example after the other.
+"""Persistent MPI jobs for property tests: the parent's side, in pytest's process.
 
-Hypothesis runs in pytest's own process. A `Job` is an ``mpiexec`` of ranks
-(`linop.testing.workers.rank`) that lives on between examples. Every rank has a socket to the
-parent: so a rank can report while others are stuck, nothing of MPI is needed between examples, and
-an idle rank sleeps.
+Hypothesis runs in pytest's process. A `Job` is an ``mpiexec`` of ranks
+(`linop.testing.workers.rank`) that runs one example after the other. Each rank has a socket to the
+parent: it can report while others are stuck, no MPI call is needed between examples, and an idle
+rank sleeps.
 """
 
 from __future__ import annotations
@@ -32,30 +32,30 @@ from linop.testing.workers.rank import FINISH, OUTPUT, Answer, socket_in
 __all__ = ["FailedExampleError", "Job", "job", "missing_mpi"]
 
 WATCH = 30.0
-"""Seconds in which an example has to end, where nobody says otherwise."""
+"""Default timeout of an example, in seconds."""
 HURRY = 5.0
-"""The same, once an example was stuck for all of that: it is yet to be shrunk."""
+"""Timeout in seconds after a first timeout, since the example is going to be shrunk."""
 GRACE = 1.0
-"""Seconds left to the others once a rank has failed: they may wait for it for ever."""
+"""Seconds that the other ranks have left once one has failed, since they may wait for it."""
 START = 60.0
-"""Seconds in which a job has to start, and to import the module of a check."""
+"""Timeout in seconds of the start of a job, and of the import of a check's module."""
 ENDING = 3.0
-"""Seconds in which the ranks of a lost job may print their stacks, before they are killed."""
+"""Seconds that the ranks of an unusable job have to print their stacks before they are killed."""
 SPENT = 200
-"""Failed examples after which a job is started anew: their communicators are never freed."""
+"""Failed examples after which a job is restarted: their communicators are never freed."""
 
 MPIEXEC = "mpiexec"
-"""File in a job's folder: what is printed there before the ranks have their own."""
+"""File in a job's folder with the output of mpiexec, and of ranks before they open their own."""
 _HEAD, _TAIL = 4_000, 12_000
-"""Bytes from the begin and the end of what a rank has printed that a report shows."""
+"""Bytes of a rank's output that a report shows, from its begin and from its end."""
 
 Check = Callable[..., None]
-"""Called on every rank as ``check(comm, *arguments)``; a function of a module."""
+"""Called on every rank as ``check(comm, *arguments)``; picklable."""
 
 
 @cache
 def missing_mpi() -> str:
-    """Why there is no MPI here; empty if there is. It is not started to find out."""
+    """The reason why MPI is unavailable; empty if it is available. MPI is not started."""
     if importlib.util.find_spec("mpi4py") is None:
         return "mpi4py is not installed: pip install 'linop-algebra[mpi]'"
     try:
@@ -67,20 +67,20 @@ def missing_mpi() -> str:
 
 @cache
 def job(ranks: int) -> Job:
-    """The one job of so many ranks, which lives until this process ends."""
+    """The job of so many ranks that this process shares; it is closed when the process exits."""
     shared = Job(ranks)
     atexit.register(shared.close)
     return shared
 
 
 class Job:
-    """An MPI job that runs examples. The first one starts it, and the next after one that left it
-    unusable.
+    """A persistent MPI job that runs examples. It starts with the first example, and again after an
+    example that left it unusable.
 
     Args:
-        ranks: how many.
-        watch: seconds in which an example has to end.
-        grace: seconds left to the others once a rank has failed.
+        ranks: the number of ranks.
+        watch: timeout of an example, in seconds.
+        grace: seconds that the other ranks have left once one has failed.
     """
 
     def __init__(self, ranks: int, watch: float = WATCH, grace: float = GRACE) -> None:
@@ -88,16 +88,16 @@ class Job:
         self.watch = watch
         self.grace = grace
         self.starts = 0
-        """How often it was started."""
+        """Number of starts."""
         self._ranks: Ranks | None = None
         self._spare: Ranks | None = None
         self._failed = 0
 
     def run(self, check: Check, *arguments: Any) -> None:
-        """Run ``check(comm, *arguments)`` on every rank, on a communicator of its own.
+        """Run ``check(comm, *arguments)`` on every rank, on a new communicator.
 
         Raises:
-            FailedExampleError: not every rank returned from it in time.
+            FailedExampleError: a rank failed, died, or did not return in time.
         """
         __tracebackhide__ = True
         outcome = self.ask(getattr(check, "__name__", str(check)), check, arguments)
@@ -108,13 +108,13 @@ class Job:
     def ask(
         self, example: str, check: Check, arguments: tuple[Any, ...], watch: float | None = None
     ) -> Outcome:
-        """What every rank says of ``check(comm, *arguments)``.
+        """The outcome of ``check(comm, *arguments)`` on every rank.
 
         Args:
             example: its name, for reports.
-            check: is imported on the ranks before the watch begins.
+            check: picklable; its module is imported on the ranks before the timeout begins.
             arguments: picklable.
-            watch: seconds in which it has to end; by default the job's.
+            watch: timeout in seconds; by default the job's.
         """
         data = pickle.dumps((check, arguments))
         watch = self.watch if watch is None else watch
@@ -122,7 +122,7 @@ class Job:
         begin = time.monotonic()
         try:
             answers = ranks.ask(data, watch, min(self.grace, watch / 3))
-        except BaseException:  # pytest's own timeout, say: answers to this would come later
+        except BaseException:  # such as pytest's own timeout: answers would arrive later
             self.close()
             raise
         outcome = Outcome(example, self.ranks, answers)
@@ -140,8 +140,8 @@ class Job:
         return outcome
 
     def _running(self) -> Ranks:
-        """The ranks, started if need be. Where some were lost, the next are started ahead: more
-        will be, until the example is shrunk."""
+        """The running ranks, started on first use. After a restart, spare ranks are started ahead,
+        since shrinking is likely to need them."""
         if self._ranks is None:
             self.starts += 1
             self._failed = 0
@@ -154,19 +154,24 @@ class Job:
 
     @property
     def folder(self) -> Path:
-        """Of the running job; every rank has it in its command line."""
+        """The folder of the running job, which is in the command line of every rank."""
         assert self._ranks is not None, "not running"
         return self._ranks.folder
 
     def close(self) -> None:
-        """End the job and all its processes."""
+        """End the job, and all processes of it."""
         for ranks in filter(None, [self._ranks, self._spare]):
             ranks.close()
         self._ranks = self._spare = None
 
 
 class Ranks:
-    """The ranks of a job that is just starting."""
+    """The ranks of one ``mpiexec``, and the connections to them. It is started when this is built;
+    `meet` waits for it.
+
+    Args:
+        count: the number of ranks.
+    """
 
     def __init__(self, count: int) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="linop-")
@@ -176,9 +181,9 @@ class Ranks:
         self._count = count
         self._read: dict[str, int] = {}
         script = str(Path(__file__).with_name("rank.py"))
-        # -P: the script's folder is not on the path, whose modules are no standard library.
+        # -P: keeps the script's folder, whose modules would shadow others, off the path.
         arguments = [sys.executable, "-P", script, str(self.folder)]
-        # Only this user can enter the folder, and so send a rank what it is going to unpickle.
+        # Only this user can enter the folder, so nobody else can send a rank data to unpickle.
         self._server = socket.socket(socket.AF_UNIX)
         with socket_in(self.folder) as address:
             self._server.bind(address)
@@ -187,10 +192,10 @@ class Ranks:
             self.job = mpirun.Job(count, arguments, stdout=output, stderr=subprocess.STDOUT)
 
     def meet(self) -> None:
-        """Wait until all have started.
+        """Wait until all ranks have started and connected.
 
         Raises:
-            RuntimeError: they do not; the message has their output.
+            RuntimeError: they do not within `START` seconds; the message has their output.
         """
         try:
             links = [self._accept() for _ in range(self._count)]
@@ -212,7 +217,16 @@ class Ranks:
         raise OSError("a rank is missing")
 
     def ask(self, data: bytes, watch: float, grace: float) -> Answers:
-        """What every rank says of a pickled check and its arguments."""
+        """Run a pickled (check, arguments) on every rank: import, run, and, if no rank failed, look
+        for messages and threads that it left behind.
+
+        Args:
+            watch: timeout of the run, in seconds.
+            grace: seconds that the other ranks have left once one has failed.
+
+        Returns:
+            The answers of the first of these three phases that failed, or of the run.
+        """
         self._tell((sys.path, data))
         imported = self._answers(START, grace)
         if not self._all(imported, {"passed"}):
@@ -226,7 +240,7 @@ class Ranks:
 
     def _tell(self, order: Any) -> None:
         for link in self.links.values():
-            with contextlib.suppress(OSError):  # it died after its last example: `recv` will tell
+            with contextlib.suppress(OSError):  # the rank is dead: `recv` will report it
                 link.send(order)
 
     def _all(self, answers: Answers, kinds: set[str]) -> bool:
@@ -234,7 +248,7 @@ class Ranks:
         return all(answer is not None and answer.kind in kinds for answer in given)
 
     def _answers(self, seconds: float, grace: float) -> Answers:
-        """One answer of every rank, as far as they come in time."""
+        """One answer of every rank, as far as they arrive in time."""
         answers: Answers = {}
         end = time.monotonic() + seconds
         waiting = {link: rank for rank, link in self.links.items()}
@@ -247,17 +261,18 @@ class Ranks:
         return answers
 
     def said(self, answers: Answers) -> tuple[dict[int, str], str]:
-        """What every rank has printed, which has its stack where it was stuck; and mpiexec."""
+        """The output of every rank, with its stack if it was stuck, and the output of mpiexec."""
         printed = {}
         for rank in sorted(self.links):
             printed[rank] = self.printed(OUTPUT.format(rank))
-            if answers.get(rank) is not None:  # idle when the job was ended: where, says nothing
+            if answers.get(rank) is not None:  # idle when the job was ended: drop its stack
                 printed[rank] = printed[rank].partition("Fatal Python error: Aborted")[0]
         words = self.printed(MPIEXEC)
         return printed, f"mpiexec said:\n{words}" if words.strip() else ""
 
     def printed(self, name: str) -> str:
-        """What has come into a file since it was asked for last; of much, its begin and end."""
+        """The text added to a file of the job's folder since the last call; if it is long, its
+        begin and end."""
         with (self.folder / name).open("rb") as file:
             begin = self._read.get(name, 0)
             self._read[name] = end = file.seek(0, 2)
@@ -270,7 +285,7 @@ class Ranks:
         return re.sub(r"\nExtension modules: .*", "", data.decode(errors="replace"))
 
     def close(self) -> None:
-        """End the job: politely, if it still runs."""
+        """Ask the ranks to exit, and end the job if they do not within 5 seconds."""
         self._tell(None)
         self._server.close()
         if self.links and self.job.poll() is None:

@@ -1,11 +1,12 @@
-"""Property tests under ``mpiexec -n N pytest``: rank 0 leads, the others follow.
+"""Property tests under ``mpiexec -n N pytest``: rank 0 leads, the other ranks follow.
 
-Every rank runs pytest over the same tests. Rank 0 alone runs Hypothesis. It sends every example to
-the others, all of the first n run it on a communicator of their own, and rank 0 settles what came
-of it. The ranks talk over a communicator that no test sees; one that waits sleeps in between.
+Every rank runs pytest over the same tests, but only rank 0 runs Hypothesis. It sends each example
+to the other ranks; the first n ranks run it on a new communicator and answer, and rank 0 reports
+the outcome. Orders and answers travel on a control channel, a communicator that no test uses; a
+waiting rank polls it, and sleeps in between.
 
-Ranks that are stuck cannot be started anew here: rank 0 reports, and ends the whole job. Stacks are
-printed by C code, so that a loop in C which holds the interpreter cannot prevent it.
+Stuck ranks cannot be restarted here: rank 0 reports, and aborts the job. Stacks are printed by
+faulthandler's C code, also if a loop in C holds the interpreter.
 """
 
 from __future__ import annotations
@@ -23,19 +24,22 @@ from linop.testing.workers.rank import Answer, finish, play, quiet_assume
 from linop.testing.workers.stacks import OUTPUT, labelled, last_resort
 
 TEAM: Team | None = None
-"""Of this process, under ``mpiexec``; the plugin makes it."""
+"""The team of this process; None unless the plugin has made one, under ``mpiexec``."""
 
 _TAG = 1
 _START = 120.0
-"""Seconds in which all ranks have collected their tests."""
+"""Timeout in seconds of the collection of tests on all ranks."""
 _DUMP, _END = 0.3, 1.8
-"""Seconds after the watch at which ranks print their stacks, and at which rank 0 ends the job."""
+"""Seconds after the timeout at which ranks print their stacks, and at which rank 0 ends the job."""
 _NAPS = 1e-4, 5e-3
-"""The first and the longest sleep between looks for a message."""
+"""The first and the longest sleep between polls for a message, in seconds."""
 
 
 class Team:
-    """All ranks of the job. Collective.
+    """All ranks of the job, and their control channel. Collective.
+
+    Args:
+        tests: the node ids of this rank's tests, in order.
 
     Raises:
         BackendError: the ranks have collected different tests; on every rank.
@@ -60,19 +64,19 @@ class Team:
                 "rank): all of them run pytest with the same arguments and in the same order"
             )
 
-    # Rank 0.
+    # Rank 0
 
     def begin(self, test: str) -> None:
-        """A test begins."""
+        """Note the test that begins, whose examples are sent from now on."""
         self._test = test
 
     def end(self, answer: Answer) -> None:
-        """A test has ended: the others end it likewise."""
+        """Send the outcome of a test, with which the other ranks end it, too."""
         self._tell(range(1, self.size), ("end", self._test, answer))
 
     def leave(self) -> None:
-        """All tests have ended, on this rank: it waits for the others, since the end of a process
-        may end the job."""
+        """Wait, after the last test, until all ranks are here, since the exit of one process may
+        end the job. On every rank."""
         if self.rank == 0:
             self._tell(range(1, self.size), ("leave", ""))
         everybody = self._control.Ibarrier()
@@ -82,11 +86,19 @@ class Team:
     def ask(
         self, example: str, located: Located, data: bytes, workers: int, watch: float
     ) -> Outcome:
-        """What every rank says of a function, called with pickled arguments."""
+        """The outcome of a function on every rank.
+
+        Args:
+            example: its name, for reports.
+            located: the function.
+            data: its arguments, pickled.
+            workers: the number of ranks.
+            watch: timeout in seconds, after which the job is aborted.
+        """
         try:
             with last_resort(watch + _END, end=True):
                 return self._ask(example, located, data, workers, watch)
-        except BaseException as error:  # pytest's own timeout, say: the others are in the example
+        except BaseException as error:  # such as pytest's own timeout: others run the example
             self._end_job(f"{example} was interrupted by {type(error).__name__}: {error}")
             raise
 
@@ -118,18 +130,18 @@ class Team:
         return answers
 
     def _end_job(self, why: str) -> None:
-        """Ranks cannot be started anew here. The others have a moment to print their stacks."""
+        """Print the reason, leave the other ranks a moment to print their stacks, and abort."""
         _print(f"\n{self._test}: the job is ended: {why}\n")
         time.sleep(_END)
         self._world.Abort(1)
 
-    # The others.
+    # Ranks above 0
 
     def follow(self, test: str) -> None:
-        """Run all examples of a test, and end as it does on rank 0.
+        """Run all examples of a test that rank 0 sends, and end the test as on rank 0.
 
         Raises:
-            FailedExampleError: it failed there, or is not run there.
+            FailedExampleError: the test failed on rank 0, or does not run there.
         """
         while True:
             order = self._early or self._hear(0)
@@ -149,14 +161,14 @@ class Team:
             assert answer is not None
             self._control.send(answer, 0, _TAG)
             alike = self._hear(0, watch + 2 * _DUMP)
-            if alike is None and not answer.passed:  # rank 0 is stuck, and cannot say this
+            if alike is None and not answer.passed:  # rank 0 is stuck, and cannot report this
                 _print(f"\nrank {self.rank} {answer.kind}: {example}\n{answer.text}\n")
             if alike is None:
                 alike = self._hear(0)
             if alike:
                 self._control.send(finish(comm, before), 0, _TAG)
 
-    # All of them.
+    # All ranks
 
     def _play(
         self, example: str, located: Located, data: bytes, workers: int
@@ -170,7 +182,7 @@ class Team:
         return comm, before, {self.rank: answer}
 
     def _group(self, workers: int) -> Any:
-        """The communicator of the first ranks."""
+        """The communicator of the first `workers` ranks. Collective among them."""
         if workers not in self._groups:
             group = self._world.Get_group().Incl(range(workers))
             self._groups[workers] = self._world.Create_group(group, _TAG)
@@ -181,7 +193,7 @@ class Team:
             self._control.send(order, rank, _TAG)
 
     def _hear(self, source: int, seconds: float | None = None) -> Any:
-        """The next message of a rank; None if there is none in so many seconds."""
+        """The next message of a rank on the control channel; None after a timeout in seconds."""
         end = None if seconds is None else time.monotonic() + seconds
         nap, longest = _NAPS
         while not self._control.Iprobe(source, _TAG):
@@ -202,5 +214,5 @@ def _end_like(answer: Answer) -> None:
 
 
 def _print(text: str) -> None:
-    """At once, and past pytest's capture."""
+    """Print unbuffered, and not captured by pytest."""
     os.write(OUTPUT.descriptor, text.encode(errors="replace"))

@@ -1,4 +1,4 @@
-"""Test functions that other processes find by file and name, and what they are called with."""
+"""Pickling of test functions (by file and name) and of their arguments, for other processes."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ from linop.backends.base import Backend
 from linop.errors import ArgumentError
 
 OWN = ("backend", "comm")
-"""Parameters that every rank fills with its own."""
+"""Parameters of a test whose arguments each rank supplies itself."""
 MARK = "linop_spmd"
-"""Attribute of a decorated function: its `linop.testing.spmd.Property`."""
+"""Attribute of a decorated function with its `linop.testing.workers.spmd.Property`; also the name
+of pytest's marker."""
 
 
 class Located:
-    """A function of a module's top level.
+    """A picklable reference to a function at the top level of a module.
 
-    pytest's import mode `importlib` gives modules names by which nobody else can import them, and
-    the module's attribute is the decorated function. So this pickles as file and names, and is
-    looked for as soon as it is unpickled.
+    pytest's import mode `importlib` gives modules names by which other processes cannot import
+    them, and the module's attribute is the decorated function. So this pickles as file, module and
+    name, and unpickling imports the module.
 
     Raises:
         ArgumentError: the function is local, a lambda, or a method.
@@ -49,11 +50,15 @@ class Located:
         return _located, (sys.modules[module].__file__, module, self.name)
 
     def __call__(self, comm: Any, arguments: Mapping[str, Any]) -> None:
-        """Run on this rank of a communicator."""
+        """Run the function on the backend "mpi" of a communicator."""
         self.on(backends.get("mpi", comm=comm), comm, arguments)
 
     def on(self, backend: Backend, comm: Any, arguments: Mapping[str, Any]) -> None:
-        """Run on a backend, which is the current one meanwhile."""
+        """Run the function with a backend, which is the current one meanwhile.
+
+        Args:
+            comm: the communicator; None on threads.
+        """
         own = {"backend": backend, "comm": comm}
         with backends.use(backend):
             self.function(**arguments, **{name: own[name] for name in self.own})
@@ -65,7 +70,7 @@ def _located(file: str, module: str, name: str) -> Located:
 
 
 def _module(file: str, name: str) -> ModuleType:
-    """The module of that name which was made from that file."""
+    """The module of that name: already loaded, imported, or loaded from the file under the name."""
     loaded = sys.modules.get(name)
     if loaded is None:
         try:
@@ -94,7 +99,7 @@ def _from_file(file: str, name: str) -> ModuleType:
 
 
 def pickled(test: str, arguments: Mapping[str, Any]) -> bytes:
-    """Arguments as other processes get them.
+    """Arguments of a test, pickled for other processes.
 
     Raises:
         ArgumentError: one cannot be pickled; the message names it.

@@ -1,7 +1,8 @@
-"""What came of one example on several ranks, and the one place where that is raised.
+"""Outcome of one example on several ranks, its report, and the exception for a failure.
 
-A rank that fails, dies, or does not answer in time: all are the one `FailedExampleError`. To
-Hypothesis, a fault that shows now as this and now as that would be several.
+A rank that fails, dies, or does not answer in time raises the same `FailedExampleError`, since
+Hypothesis would take different exception types for different bugs. Running an example, on ranks or
+on threads, is left to the other modules of this package.
 """
 
 from __future__ import annotations
@@ -13,15 +14,15 @@ from dataclasses import dataclass, field
 from linop.testing.workers.rank import Answer
 
 Answers = dict[int, Answer | None]
-"""By rank, in the order in which they came; None is a rank that died, and one that is missing was
+"""Answers by rank, in the order of arrival; None for a rank that died. A rank without an entry is
 stuck."""
 
 _ENDED = "ended after it"
-"""The state of a rank that died after another: mpiexec ends all of them."""
+"""State of a rank that died after another one, whose death made mpiexec end the job."""
 _BLAMED = re.compile(r"process rank (\d+)")
-"""In the words of Open MPI's mpiexec: whose end was the end of the job."""
+"""The rank blamed for the end of the job, in the output of Open MPI's mpiexec."""
 _ABORTED = "called MPI_Abort"
-"""MPICH has the rank itself say so."""
+"""Under MPICH, the output of the rank that ended the job."""
 _STATES = {
     "rejected": "rejected the example",
     "skipped": "skipped the test",
@@ -30,25 +31,25 @@ _STATES = {
 
 
 class FailedExampleError(AssertionError):
-    """Some rank failed, died, or was stuck; the message has the words or the stack of each."""
+    """A rank failed, died, or was stuck; the message has each rank's traceback or stack."""
 
     def __init__(self, message: str, outcome: Outcome | None = None) -> None:
         super().__init__(message)
         self.outcome = outcome
-        """What every rank said; None where another process has it."""
+        """The outcome; None on ranks that follow rank 0, which has it."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The answers of all ranks.
+    """The answers of all ranks to one example.
 
     Attributes:
-        example: what was run.
-        ranks: on how many.
-        answers: of each rank.
-        printed: what a rank printed, its stack included where it was stuck.
-        note: what else is to be said, such as mpiexec's words.
-        kind: what ranks are.
+        example: its name, for reports.
+        ranks: the number of ranks.
+        answers: by rank.
+        printed: the output of ranks, with the stack of those that were stuck.
+        note: further text for the report, such as mpiexec's output.
+        kind: "ranks" or "threads".
         seconds: from the begin of the example until its ranks were ready for the next, or ended.
     """
 
@@ -62,31 +63,33 @@ class Outcome:
 
     @property
     def alike(self) -> str:
-        """The kind of answer that all ranks gave, where nothing went wrong; else empty."""
+        """The common kind of all ranks' answers ("passed", "rejected" or "skipped"); empty if they
+        differ or a rank failed."""
         kinds = {self._kind(rank) for rank in range(self.ranks)}
         return kinds.pop() if kinds in ({"passed"}, {"rejected"}, {"skipped"}) else ""
 
     @property
     def complete(self) -> bool:
-        """Whether every rank has answered."""
+        """True if every rank has answered."""
         return len(self.answers) == self.ranks and None not in self.answers.values()
 
     @property
     def timed_out(self) -> bool:
-        """Whether ranks were stuck for all of the watch, and not because another had failed."""
+        """True if ranks were stuck until the timeout, and no rank failed or died."""
         given = [answer for answer in self.answers.values() if answer is None or not answer.passed]
         return not given and not self.complete
 
     @property
     def usable(self) -> bool:
-        """Whether every rank can take another example."""
+        """True if every rank can run another example."""
         return self.complete and all(a is not None and a.usable for a in self.answers.values())
 
     def settle(self) -> None:
-        """Pass on what all ranks say alike: nothing, a rejected example, or a skipped test.
+        """Raise the common outcome of all ranks: return if all passed, reject the example in
+        Hypothesis, or skip the test.
 
         Raises:
-            FailedExampleError: some rank failed, died, or was stuck; or only some skipped.
+            FailedExampleError: a rank failed, died or was stuck; or the ranks' outcomes differ.
         """
         __tracebackhide__ = True
         if self.alike == "rejected":
@@ -102,7 +105,8 @@ class Outcome:
             raise FailedExampleError(self.report(), self)
 
     def report(self) -> str:
-        """How each rank fared, then the words of those that did not pass, each once."""
+        """The state of each rank, then tracebacks and output, those of ranks that agree only
+        once."""
         states = {rank: self.state(rank) for rank in range(self.ranks)}
         lines = [f"{self.example} failed on {self.ranks} {self.kind}: {_listed(states)}"]
         sections: dict[tuple[str, str], list[int]] = {}
@@ -116,7 +120,7 @@ class Outcome:
         return "\n".join(line.rstrip() for line in lines)
 
     def state(self, rank: int) -> str:
-        """How a rank fared, in words."""
+        """The state of a rank as text: "passed", "failed", "was stuck", "died", …"""
         kind = self._kind(rank)
         if kind == "died":
             fatal = "Fatal Python error: " in self.printed.get(rank, "")
@@ -125,8 +129,8 @@ class Outcome:
 
     @property
     def _first_dead(self) -> int:
-        """The rank because of which mpiexec ended the job, where that was said; else the first that
-        was gone, though two may be gone at once."""
+        """The rank that mpiexec, or the rank's own output, blames for the end of the job; otherwise
+        the first rank found dead, which may be the wrong one if two died at once."""
         dead = [rank for rank, answer in self.answers.items() if answer is None]
         blamed = [rank for rank in dead if _ABORTED in self.printed.get(rank, "")]
         blamed += map(int, _BLAMED.findall(self.note))

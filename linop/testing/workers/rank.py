@@ -1,8 +1,8 @@
-"""Property tests across ranks, one rank of a job: it takes examples from its parent until the end.
+"""One rank of a persistent MPI job for property tests: runs examples that its parent sends.
 
-`linop.testing.workers.jobs` starts this file as a script. It imports nothing but the standard
-library until the parent has told it the path on which modules are found, so linop need not be
-installed.
+`linop.testing.workers.jobs` starts this file as a script. It imports only the standard library
+until the parent has sent its `sys.path`, so linop need not be installed. Threads and the ranks of
+``mpiexec pytest`` use its functions, too.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from typing import Any
 
 SOCKET = "parent"
 OUTPUT = "rank-{}"
-"""Files of a job's folder: the parent's socket, and what each rank prints."""
+"""Files of a job's folder: the parent's socket, and the output of each rank."""
 
 FINISH = "finish"
-"""What a parent asks once no rank has failed: whether the example has left something behind."""
+"""Order of the parent once no rank has failed: look for messages and threads left behind."""
 
 _LINGER = 0.5
 """Seconds that a thread may outlive its example."""
@@ -35,23 +35,23 @@ _OURS = (
     "linop.testing.workers.located",
     "linop.testing.workers.threaded",
 )
-"""Modules whose frames say nothing about a failure."""
+"""Modules whose frames are left out of tracebacks."""
 _LONGEST = 20_000
-"""Characters of an exception's words."""
+"""Largest number of characters of a traceback."""
 _PROBES = 5
-"""Looks for a message: the first ones may only make MPI fetch it."""
+"""Number of probes for a message; the first ones may only progress its arrival in MPI."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a rank says of an example."""
+    """A rank's answer to an example."""
 
     kind: str = "passed"
     """"passed", "failed", "rejected" (by `assume`), "skipped" (by `pytest.skip`), or "stuck"."""
     text: str = ""
     """The traceback, or the reason."""
     usable: bool = True
-    """Whether the rank can take another example."""
+    """True if the rank can run another example."""
 
     @property
     def passed(self) -> bool:
@@ -60,8 +60,8 @@ class Answer:
 
 @contextmanager
 def socket_in(folder: Path) -> Iterator[str]:
-    """The address of the parent's socket, by an open folder: a socket's path may have 107 bytes,
-    and that of a temporary folder may be longer."""
+    """The address of the parent's socket, through the folder's file descriptor, since a socket's
+    path is limited to 107 bytes, and a temporary folder's may be longer."""
     opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         yield f"/proc/self/fd/{opened}/{SOCKET}"
@@ -70,7 +70,7 @@ def socket_in(folder: Path) -> Iterator[str]:
 
 
 def connect(folder: Path) -> Connection:
-    """The connection to the parent, once the parent has said where modules are found."""
+    """Connect to the parent, and set `sys.path` to the one that it sends."""
     with socket_in(folder) as address:
         parent = Client(address, "AF_UNIX")
     sys.path[:] = parent.recv()
@@ -78,11 +78,11 @@ def connect(folder: Path) -> Connection:
 
 
 def live(parent: Connection, folder: Path) -> None:
-    """The life of a rank."""
+    """Main function of a rank: redirect output to a file, report the rank, and serve examples."""
     from mpi4py import MPI
 
     rank = MPI.COMM_WORLD.rank
-    # A file of its own: through mpiexec, output comes late, and the stacks of all are mixed.
+    # One file per rank: mpiexec forwards output late, and mixes the stacks of all ranks.
     with (folder / OUTPUT.format(rank)).open("wb") as output:
         os.dup2(output.fileno(), sys.stdout.fileno())
         os.dup2(output.fileno(), sys.stderr.fileno())
@@ -93,7 +93,7 @@ def live(parent: Connection, folder: Path) -> None:
 
 
 def serve(parent: Connection, world: Any) -> None:
-    """Run examples until there is None."""
+    """Run the examples that the parent sends, until it sends None."""
     comm: Any = None
     before: set[threading.Thread] = set()
     while True:
@@ -112,7 +112,7 @@ def serve(parent: Connection, world: Any) -> None:
             except BaseException as error:
                 parent.send(Answer("failed", words(error), usable=False))
                 continue
-            # The check's module is imported now, which may take longer than an example is given.
+            # The check's module is imported by now, which may take longer than the timeout.
             parent.send(Answer())
             before = set(threading.enumerate())
             comm, said = play(world, check, arguments)
@@ -121,7 +121,7 @@ def serve(parent: Connection, world: Any) -> None:
 
 
 def flush() -> None:
-    """Let what was printed stand before what comes next; a check may have closed its output."""
+    """Flush stdout and stderr, which a check may have closed."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
@@ -130,7 +130,11 @@ def flush() -> None:
 
 
 def play(world: Any, check: Any, arguments: tuple[Any, ...]) -> tuple[Any, Answer]:
-    """Run one example, on a communicator that no example before it has used."""
+    """Run one example on a new communicator. Collective.
+
+    Returns:
+        The communicator (None if it could not be made), and the answer.
+    """
     comm = None
     try:
         comm = world.Dup()
@@ -141,7 +145,7 @@ def play(world: Any, check: Any, arguments: tuple[Any, ...]) -> tuple[Any, Answe
 
 
 def verdict(error: BaseException) -> Answer:
-    """What an exception that left an example says of it."""
+    """The answer for an exception raised by an example: rejected, skipped or failed."""
     from linop.errors import has_interrupted
 
     if isinstance(error, _loaded("hypothesis.errors", "UnsatisfiedAssumption")):
@@ -150,17 +154,17 @@ def verdict(error: BaseException) -> Answer:
         error, _loaded("unittest", "SkipTest")
     ):
         return Answer("skipped", str(error))
-    # A receive may be left, into a buffer that is gone.
+    # After an interrupt, a receive may be pending into a buffer that was freed.
     return Answer("failed", words(error), usable=not has_interrupted(error))
 
 
 def _loaded(module: str, name: str) -> Any:
-    """A class, if its module was imported: else there are no objects of it."""
+    """A class of a module that was imported; otherwise (), of which nothing is an instance."""
     return getattr(sys.modules.get(module), name, ())
 
 
 def words(error: BaseException) -> str:
-    """The traceback of an exception, from the first frame on that is not of this package."""
+    """The traceback of an exception as text, from the first frame that is not in `_OURS`."""
     try:
         trace = error.__traceback__
         while trace is not None and _ours(trace.tb_frame.f_globals):
@@ -177,8 +181,12 @@ def _ours(names: dict[str, Any]) -> bool:
 
 
 def finish(comm: Any, before: Collection[threading.Thread]) -> Answer:
-    """After an example that failed nowhere: it has left nothing behind, and its communicator is
-    freed. Collective."""
+    """After an example that failed on no rank: check that it left no message and no thread behind,
+    and free its communicator. Collective.
+
+    Args:
+        before: the threads that were running before the example.
+    """
     left = stray_message(comm) or lingering_thread(before)
     if left:
         return Answer("failed", left, usable=False)
@@ -188,8 +196,8 @@ def finish(comm: Any, before: Collection[threading.Thread]) -> Answer:
 
 
 def stray_message(comm: Any) -> str:
-    """What message was sent on a communicator to this rank, and never received; empty if none."""
-    if not comm:  # it was freed, or was never made
+    """Description of a message to this rank that was never received; empty if there is none."""
+    if not comm:  # freed by the example, or never made
         return ""
     from mpi4py import MPI
 
@@ -204,8 +212,8 @@ def stray_message(comm: Any) -> str:
 
 
 def lingering_thread(before: Collection[threading.Thread]) -> str:
-    """Which thread an example has left, that the process would wait for at its end; empty if none.
-    Idle threads of executors end by themselves then."""
+    """Description of a non-daemon thread that an example left running; empty if there is none.
+    Threads of executors are ignored, since idle ones end when the process exits."""
     for thread in threading.enumerate():
         if thread in before or thread.daemon or thread.name.startswith("ThreadPoolExecutor"):
             continue
@@ -216,14 +224,15 @@ def lingering_thread(before: Collection[threading.Thread]) -> str:
 
 
 def quiet_assume() -> None:
-    """`assume` is meant for ranks, too: no warning that Hypothesis itself runs elsewhere."""
+    """Suppress Hypothesis's warning about `assume` outside of a property test, since Hypothesis
+    runs in another process."""
     warnings.filterwarnings("ignore", message="Using `assume` outside")
 
 
 if __name__ == "__main__":
     HERE = Path(sys.argv[1])
     PARENT = connect(HERE)
-    # By its name, so that the parent unpickles the same classes.
+    # Imported by name, so that the parent unpickles the same classes.
     from linop.testing.workers.rank import live as _live
 
     _live(PARENT, HERE)

@@ -1,4 +1,5 @@
-"""What pytest's options say of tests across workers, and what ran, for this process's tests."""
+"""State of this process's test session: pytest's options for `spmd` tests, and the tally of
+examples for the summary."""
 
 from __future__ import annotations
 
@@ -8,24 +9,29 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Options:
-    """What holds for all tests, whatever they say; None where nothing does."""
+    """Options that override those of every `spmd` test; None where a test's own holds.
+
+    Attributes:
+        backend: "mpi" or "threads".
+        timeout: of an example, in seconds.
+    """
 
     workers: int | None = None
-    """No test runs on more."""
+    """Largest number of workers of a test."""
     backend: str | None = None
     timeout: float | None = None
 
 
 @dataclass
 class Tally:
-    """What ran, for pytest's summary."""
+    """Counts of examples and skipped tests, for pytest's summary."""
 
     ran: Counter[tuple[str, int]] = field(default_factory=Counter)
-    """Examples, by backend and number of workers."""
+    """Number of examples, by backend and number of workers."""
     skipped: Counter[str] = field(default_factory=Counter)
-    """Tests that ran no example, by reason."""
+    """Number of tests that ran no example, by reason."""
     left_out: set[str] = field(default_factory=set)
-    """Tests, and numbers of workers on which they were to run, which are not there."""
+    """Texts "test on n", for tests that were to run on more workers than there are."""
 
 
 OPTIONS = Options()
@@ -33,7 +39,7 @@ TALLY = Tally()
 
 
 def skip(reason: str) -> None:
-    """Skip the running test, which the summary counts."""
+    """Skip the running test, and count it in the tally."""
     import pytest
 
     TALLY.skipped[reason] += 1

@@ -1,11 +1,11 @@
-"""Properties that hold on several workers: ``@linop.testing.spmd(workers=…)``, from plain pytest.
+"""The decorator ``@linop.testing.spmd(workers=…)``: tests on several workers, from plain pytest.
 
-The function runs on every rank of an MPI job, which lives on between examples
-(`linop.testing.workers.jobs`); without MPI, on threads (`linop.testing.workers.threaded`); and
-under ``mpiexec -n N pytest``, on the ranks that are there (`linop.testing.workers.leading`).
-Hypothesis runs in one process.
+The test runs on every rank of a persistent MPI job (`linop.testing.workers.jobs`); without MPI, on
+threads (`linop.testing.workers.threaded`); and under ``mpiexec -n N pytest``, on the ranks of that
+job (`linop.testing.workers.leading`). Hypothesis runs in one process. Here is the interface to
+Hypothesis and pytest, and the choice of backend and number of workers.
 
-Neither Hypothesis nor pytest nor MPI is imported here before it is needed: ranks import this, too.
+Hypothesis, pytest and MPI are imported on first use, since ranks import this module, too.
 """
 
 from __future__ import annotations
@@ -34,31 +34,32 @@ _REPR.maxstring = _REPR.maxother = 80
 def spmd(
     workers: Any, *, timeout: float | None = None, backend: str | None = None
 ) -> Callable[[Test], Test]:
-    """Run a test on every one of so many workers.
+    """Decorator that runs a test on several workers, as an SPMD program.
 
-    The test is a function of a module's top level. A parameter ``backend`` gets the worker's
-    backend, which is also `linop.backends.current`; ``comm`` the mpi4py communicator, a fresh one
-    for every example. All others, be they drawn by Hypothesis, pytest's fixtures or parameters, are
-    the same everywhere; they travel to the ranks, so they can be pickled. ``@given`` may stand
-    above or below.
+    The test is a function at the top level of a module. Its parameter ``backend`` is the worker's
+    backend, which is also `linop.backends.current`; its parameter ``comm`` is an mpi4py
+    communicator, a new one for every example. All other arguments (drawn by Hypothesis, or pytest's
+    fixtures and parameters) are the same on all workers; they are sent to the ranks, and must be
+    picklable. ``@given`` may be above or below this decorator.
 
-    The test fails if it fails on some worker, if a worker dies, does not end in time, or leaves a
-    message or a thread behind; and if only some workers call `hypothesis.assume` or `pytest.skip`.
+    The test fails if it fails on any worker; if a worker dies, exceeds the timeout, or leaves a
+    message unreceived or a thread running; and if some workers, but not all, call
+    `hypothesis.assume` or `pytest.skip`.
 
     Args:
-        workers: a number, a collection of numbers, or a strategy of them. Of several, Hypothesis
-            draws and shrinks the number with the rest of the example; a test without Hypothesis
+        workers: a number, a collection of numbers, or a Hypothesis strategy of numbers. Hypothesis
+            draws the number, and shrinks it with the rest of the example; a test without Hypothesis
             runs on each number of a collection.
-        timeout: seconds that an example may take: the watch. 30 by default, and 5 for more
-            examples of a test of which one was stuck for all of that.
-        backend: "mpi" or "threads"; by default MPI's if mpi4py and an ``mpiexec`` are there.
+        timeout: of an example, in seconds; 30 by default. After a first timeout, further examples
+            of the test get at most 5 seconds.
+        backend: "mpi" or "threads"; by default "mpi" if mpi4py and ``mpiexec`` are available.
 
     Returns:
-        The test; what it is called with is Hypothesis's and pytest's affair, without ``backend``
-        and ``comm``.
+        The test for pytest and Hypothesis, without the parameters ``backend`` and ``comm``.
 
     Raises:
-        ArgumentError: the test is no function of a module's top level, or `workers` no numbers.
+        ArgumentError: the test is not at the top level of a module, or `workers` or `backend` is
+            invalid.
     """
     if backend not in (None, "mpi", "threads"):
         raise ArgumentError(f"spmd: backend is 'mpi' or 'threads'; given {backend!r}")
@@ -78,7 +79,11 @@ def spmd(
 
 
 def _numbers(workers: Any) -> Any:
-    """A strategy, or a sorted tuple of numbers."""
+    """The argument `workers` as a strategy, or as a sorted tuple of numbers.
+
+    Raises:
+        ArgumentError: it is neither.
+    """
     if hasattr(workers, "filter") and hasattr(workers, "map"):
         return workers
     several = [workers] if isinstance(workers, int) else workers
@@ -94,7 +99,14 @@ def _numbers(workers: Any) -> Any:
 
 
 class Property:
-    """A function that runs on so many workers, one example after the other."""
+    """A test function with its numbers of workers, timeout and backend; runs one example a call.
+
+    Args:
+        located: the function.
+        workers: a sorted tuple of numbers, or a strategy.
+        timeout: in seconds; None for the default.
+        backend: "mpi" or "threads"; None for the default.
+    """
 
     def __init__(
         self, located: Located, workers: Any, timeout: float | None, backend: str | None
@@ -107,19 +119,19 @@ class Property:
 
     @property
     def backend(self) -> str:
-        """The name of the backend that it runs on."""
+        """The name of the backend: pytest's option, the test's own, or the default."""
         wanted = OPTIONS.backend or self._backend
         return wanted or ("threads" if jobs.missing_mpi() else "mpi")
 
     @property
     def watch(self) -> float:
-        """Seconds that an example may take."""
+        """The timeout of an example in seconds, reduced once an example has timed out."""
         watch = OPTIONS.timeout or self._timeout or jobs.WATCH
         return min(watch, jobs.HURRY) if self._hurry else watch
 
     def __call__(self, arguments: Mapping[str, Any]) -> None:
-        """Run an example, on a number of workers that Hypothesis draws where it runs; on all of a
-        collection where it does not."""
+        """Run an example: within Hypothesis on a drawn number of workers, otherwise on each number
+        of the collection."""
         __tracebackhide__ = True
         self._check()
         context = _hypothesis_context()
@@ -130,10 +142,11 @@ class Property:
             self.run(workers, arguments)
 
     def run(self, workers: int, arguments: Mapping[str, Any]) -> None:
-        """Run an example on so many workers.
+        """Run an example on a number of workers.
 
         Raises:
-            FailedExampleError: it failed, on some worker.
+            FailedExampleError: it failed on a worker.
+            ArgumentError: an argument cannot be pickled.
         """
         __tracebackhide__ = True
         name = self.located.name
@@ -154,7 +167,11 @@ class Property:
         return jobs.job(workers).ask(example, self.located, (arguments,), self.watch)
 
     def _check(self) -> None:
-        """Skip the test where it cannot run."""
+        """Skip the test if it cannot run: no MPI, no communicator on threads, too few workers.
+
+        Raises:
+            ArgumentError: under ``mpiexec`` without the pytest plugin.
+        """
         if self.backend == "threads" and "comm" in self.located.own:
             skip("it wants an MPI communicator, and runs on threads")
         if self.backend == "mpi" and (why := jobs.missing_mpi()):
@@ -167,21 +184,21 @@ class Property:
             skip(f"it runs on {self.workers[0]} workers, and there are {self._most()}")
 
     def _most(self) -> float:
-        """The largest number of workers that it may run on."""
+        """The largest number of workers available to the test."""
         ranks = leading.TEAM.size if leading.TEAM and self.backend == "mpi" else sys.maxsize
         return min(OPTIONS.workers or sys.maxsize, ranks)
 
     def _allowed(self) -> list[int]:
-        """Which of the numbers of a collection it may run on."""
+        """The numbers of the collection that are available; the others are tallied as left out."""
         allowed = [n for n in self.workers if n <= self._most()]
         for n in self.workers[len(allowed) :]:
             TALLY.left_out.add(f"{self.located.name} on {n}")
         return allowed
 
     def _drawn(self, context: Any) -> list[int]:
-        """The number of workers of the example that Hypothesis is running. What `@example` gives
-        has no choices to draw from: it runs on all of a collection, or the simplest of a strategy.
-        """
+        """The numbers of workers of the example that Hypothesis is running: one that is drawn. An
+        explicit `@example` has no choices to draw from: it runs on all numbers of a collection, or
+        on the simplest one of a strategy."""
         import hypothesis
         from hypothesis import strategies as st
 
@@ -203,7 +220,7 @@ class Property:
         return workers <= self._most()
 
     def _draw(self, arguments: Mapping[str, Any]) -> None:
-        """Run a test without Hypothesis on numbers of a strategy."""
+        """Run a test that does not use Hypothesis on numbers drawn from a strategy."""
         import hypothesis
         from hypothesis import strategies as st
 
@@ -217,7 +234,7 @@ class Property:
 
 
 def _hypothesis_context() -> Any:
-    """Hypothesis's running example; None if it runs none."""
+    """The build context of the example that Hypothesis is running; None if there is none."""
     if "hypothesis" not in sys.modules:
         return None
     import hypothesis
@@ -227,7 +244,8 @@ def _hypothesis_context() -> Any:
 
 
 def _simplest(numbers: Any) -> int:
-    """Of a strategy; in another thread, where Hypothesis runs no test."""
+    """The simplest number of a strategy. Found in another thread, since Hypothesis does not nest in
+    a running test."""
     import hypothesis
 
     settings = hypothesis.settings(database=None, derandomize=True)
@@ -239,7 +257,8 @@ def _simplest(numbers: Any) -> int:
 
 
 def _example(prop: Property) -> Any:
-    """The function that pytest or Hypothesis calls for one example."""
+    """The function that pytest or Hypothesis calls for an example: the test's signature without the
+    parameters in `OWN`."""
     signature = inspect.signature(prop.located.function)
 
     @functools.wraps(prop.located.function)
@@ -257,9 +276,9 @@ def _example(prop: Property) -> Any:
 
 
 def _given_again(test: Any, example: Any) -> Any:
-    """What `given` made of a test, made of an example of it: pytest would look for fixtures of the
-    names that ranks fill. All that Hypothesis's other decorators have left on the test comes along.
-    """
+    """`given` applied again, with the strategies that it had for `test`, to `example`, which lacks
+    the parameters in `OWN`: pytest would look for fixtures of these names. Attributes that other
+    decorators of Hypothesis have set on the test are copied."""
     import hypothesis
 
     again = hypothesis.given(**test.hypothesis._given_kwargs)(example)
@@ -269,10 +288,12 @@ def _given_again(test: Any, example: Any) -> Any:
 
 
 def relax(test: Any) -> None:
-    """No deadline: an example may have to start ranks first; and no phase `explain`, which runs a
-    failing example many times more. Where `@settings` stands above `@spmd`, the plugin does it.
+    """Adjust Hypothesis's settings of a test: no deadline, since an example may have to start
+    ranks; no phase `explain`, which reruns a failing example many times. If `@settings` is above
+    `@spmd`, the plugin calls this again.
 
-    The attribute is Hypothesis's own. By its decorator, `@settings` could not be used any more.
+    This sets Hypothesis's internal attribute: after its decorator, a user's `@settings` would be an
+    error.
     """
     if "hypothesis" not in sys.modules:
         return

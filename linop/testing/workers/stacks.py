@@ -1,4 +1,4 @@
-"""Stacks of a process that does not come back to Python: what C code can print by itself."""
+"""Stacks of a process that does not return to Python, printed by faulthandler's C code."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from dataclasses import dataclass
 from typing import Any
 
 _LONGEST = 400
-"""Characters of a name that faulthandler prints, about."""
+"""Approximate number of characters of a function's name that faulthandler prints."""
 
 
 @dataclass
 class Output:
-    """Where stacks are printed."""
+    """The file to which stacks are printed."""
 
     descriptor: int = 2
-    """That of stderr. pytest captures it while a test runs, so its plugin keeps another one."""
+    """File descriptor, by default stderr's. Since pytest captures that while a test runs, the
+    plugin sets a duplicate made before."""
 
 
 OUTPUT = Output()
@@ -25,8 +26,13 @@ OUTPUT = Output()
 
 @contextmanager
 def last_resort(seconds: float, end: bool) -> Iterator[None]:
-    """If this block takes longer, the stacks of all threads are printed, whatever they do; and the
-    process is ended, if wanted. A process has one such alarm: pytest's own is off afterwards."""
+    """Watchdog of a block: after a timeout, print the stacks of all threads, even if a thread holds
+    the interpreter. A process has one such watchdog, so pytest's own is off afterwards.
+
+    Args:
+        seconds: the timeout.
+        end: end the process, too.
+    """
     faulthandler.dump_traceback_later(seconds, exit=end, file=OUTPUT.descriptor)
     try:
         yield
@@ -35,8 +41,8 @@ def last_resort(seconds: float, end: bool) -> Iterator[None]:
 
 
 def labelled(label: str, call: Callable[..., Any]) -> Callable[..., Any]:
-    """The call, with a label in its stack: faulthandler prints the names of functions, and nothing
-    else could say then which example it was."""
+    """A wrapper of `call` whose function name is a label. faulthandler prints function names alone,
+    so this is how its output names the example."""
 
     def frame(*arguments: Any) -> Any:
         return call(*arguments)

@@ -1,7 +1,7 @@
-"""Property tests on threads: one example on `linop.launch`, with a watch.
+"""Property tests on threads: one example by `linop.launch`, with a timeout.
 
-A thread cannot be ended. One that is stuck stays until the process ends; and where it also holds
-the interpreter, as an endless loop in C does, the watch ends the process.
+A thread cannot be ended: a stuck one stays until the process ends. If it also holds the
+interpreter, as an endless loop in C does, the watchdog ends the process.
 """
 
 from __future__ import annotations
@@ -25,11 +25,19 @@ from linop.testing.workers.stacks import labelled, last_resort
 
 _LEFT = "A thread cannot be ended: those that are stuck stay until this process ends."
 _MORE = 2.0
-"""Seconds after the watch at which the process is ended if it has not come back to Python."""
+"""Seconds after the timeout at which the process is ended if it has not returned to Python."""
 
 
 def ask(example: str, located: Located, data: bytes, workers: int, watch: float) -> Outcome:
-    """What every thread says of a function, called with pickled arguments: each has its own."""
+    """The outcome of a function on one thread per worker.
+
+    Args:
+        example: its name, for reports.
+        located: the function.
+        data: its arguments, pickled; each thread unpickles its own.
+        workers: the number of threads.
+        watch: timeout in seconds.
+    """
     threads: dict[int, threading.Thread] = {}
     answers: dict[int, Answer | None] = {}
     notes: list[str] = []
@@ -70,7 +78,7 @@ def _played(located: Located, backend: Backend, data: bytes) -> Answer:
 
 
 def _stack(thread: threading.Thread) -> str:
-    """Where a thread is, from the test on."""
+    """The stack of a thread as text, from the test's frame on; empty if the thread has ended."""
     frame: Any = sys._current_frames().get(thread.ident or 0)
     if frame is None:
         return ""
