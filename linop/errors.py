@@ -16,16 +16,12 @@ _INTERRUPTED = "linop_interrupted"
 
 
 class LinopError(Exception):
-    """Base class of all errors that linop raises.
-
-    Attributes:
-        alarm: the plan's tag if the error was raised on another worker and signalled to this one;
-            else None.
-        layer: the name, in its network, of the layer that raised it; empty if none did.
-    """
+    """Base class of all errors that linop raises."""
 
     alarm: int | None = None
+    """The plan's tag if the error was raised on another worker and signalled to this one."""
     layer: str = ""
+    """The name, in its network, of the layer that raised it; empty if none did."""
 
     # KeyError prints the repr of its message; these print the text.
     __str__ = Exception.__str__
