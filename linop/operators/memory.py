@@ -73,6 +73,11 @@ def copy(space: Space, a: Part, b: Part) -> LinearOperator:
     """C_{a→b}: in place, S_{a→b} K_b, if the space has b's region; else out of place, S_{a→b} A_b,
     with b's region allocated (paper, section 2 and appendix A.2).
 
+    Args:
+        space: the domain.
+        a: a region of the space, or a subset of one.
+        b: a region, of the space or new, or a subset of one; of a's shape.
+
     Raises:
         ShapeError: a and b differ in shape. SpaceError: they share elements.
     """
@@ -86,6 +91,9 @@ def move(space: Space, a: Part, b: Part) -> LinearOperator:
     """M_{a→b}: in place, K_a S_{a→b} K_b, if the space has b's region; else out of place,
     D_a S_{a→b} A_b, where a must be a whole region, which is deallocated (paper, section 2 and
     appendix A.3).
+
+    Args:
+        space, a, b: as for `copy`.
 
     Raises:
         ShapeError: a and b differ in shape.

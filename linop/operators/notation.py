@@ -1,7 +1,7 @@
 """Helpers that format operators in the paper's notation, as Unicode text or as LaTeX.
 
-The symbol of each class of operators is its own method `symbol`; what several classes need for it
-(subscripts, parentheses, juxtaposed factors) is here.
+Each class of operators has a method `symbol`; helpers that several of these share (subscripts,
+parentheses, joined factors) are here.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ class LinearOperator(Remembering, ABC):
         ArgumentError: one of them is no `Space`. SpaceError: their dtypes differ.
     """
 
-    __array_ufunc__ = None  # numpy_scalar * op is ours
+    __array_ufunc__ = None  # so that numpy_scalar * op calls __rmul__
     _h: LinearOperator | None = None
     loose = False  # True if the symbol needs parentheses inside a product
 

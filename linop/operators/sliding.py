@@ -124,8 +124,8 @@ class _Window:
         return (*(slice(a, a + n) for n, (a, _) in bounds), ...)
 
     def port(self, namespace: Namespace) -> tuple[Function, Function]:
-        """(forward, adjoint) for an array module. On NumPy arrays they are `scipy.signal`'s; on
-        others a sum over the kernel's elements, in any number of dimensions, exact for integers."""
+        """(forward, adjoint) for an array module. On NumPy arrays they call `scipy.signal`; on
+        others they sum over the kernel's elements, which is exact for integers."""
         if namespace.ndarray is np.ndarray:
             return self.forward, self.backward
         zeros = namespace.module.zeros

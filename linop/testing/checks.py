@@ -289,7 +289,7 @@ def _asserting(check: Callable[Parameters, Report]) -> Callable[Parameters, None
 
     @wraps(check)
     def assertion(*arguments: Parameters.args, **options: Parameters.kwargs) -> None:
-        __tracebackhide__ = True  # by pytest
+        __tracebackhide__ = True  # hides this frame in pytest's tracebacks
         report = check(*arguments, **options)
         if not report:
             raise AssertionError(str(report))

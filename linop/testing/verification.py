@@ -300,7 +300,7 @@ def _drawn(case: Case, find: Finding, seed: int, examples: int) -> Report:
         holds()
     except AssertionError:
         if not last or last[0]:
-            raise  # it is not from here
+            raise  # not the assertion above
     except hypothesis.errors.Unsatisfiable:
         raise UndecidableError(f"{case.name}: nothing that it draws can be decided") from None
     return last[0]

@@ -54,7 +54,7 @@ Target = Annotated[
 
 @app.command("doctor")
 def doctor_command() -> None:
-    """Say what is installed, and what each missing extra would enable."""
+    """Report which packages are installed, and what each missing extra would enable."""
     table = Table("part", "found", "what it gives")
     for part in doctor.examine():
         found = Text(part.found, style="green" if part.present else "yellow")
@@ -78,8 +78,8 @@ def show(
         Path | None, typer.Option(metavar="FILE.png", help="draw who sends how much to whom")
     ] = None,
 ) -> None:
-    """Print an operator and its adjoint as mathematics, and the traffic of every worker; of up to
-    16, rank by rank."""
+    """Print an operator and its adjoint in mathematical notation, and the messages and bytes of
+    every worker; for up to 16 workers, also bytes between each two of them."""
     for name, op in _operators(target, workers=4):
         console.print(Text.assemble((name, "bold"), f": {op.domain} -> {op.codomain}"))
         table = Table("", "operator", "adjoint", title=None)
@@ -201,8 +201,8 @@ def verify(
         Path | None, typer.Option(metavar="FILE.xml", help="write it as JUnit's XML, for CI")
     ] = None,
 ) -> None:
-    """Check that operators are linear, and their adjoints adjoint: those of a target, or samples of
-    all of linop's own. The exit status is 1 if a check failed."""
+    """Check that operators are linear, and that their adjoints are correct: operators of a target,
+    or samples of every kind in linop. The exit status is 1 if a check failed."""
     chosen = backend or ["reference", "threads"]
     for name in chosen:
         if name not in backends.BACKENDS:

@@ -122,7 +122,7 @@ class Subject:
         except Exception as error:
             error.add_note(f"raised by the {self.role} function of {self.name}{self._here}")
             if not self.foreign:
-                raise  # a plan tells the others itself
+                raise  # a plan notifies the other workers itself
             raised = error
         self._agree(raised, fault)
         if self.foreign:

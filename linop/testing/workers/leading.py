@@ -67,7 +67,7 @@ class Team:
     # Rank 0
 
     def begin(self, test: str) -> None:
-        """Note the test that begins, whose examples are sent from now on."""
+        """Set the test to which the examples sent from now on belong."""
         self._test = test
 
     def end(self, answer: Answer) -> None:
@@ -75,8 +75,8 @@ class Team:
         self._tell(range(1, self.size), ("end", self._test, answer))
 
     def leave(self) -> None:
-        """Wait, after the last test, until all ranks are here, since the exit of one process may
-        end the job. On every rank."""
+        """Barrier of all ranks after the last test, since the exit of one process may end the job.
+        Collective."""
         if self.rank == 0:
             self._tell(range(1, self.size), ("leave", ""))
         everybody = self._control.Ibarrier()

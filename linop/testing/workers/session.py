@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Options:
-    """Options that override those of every `spmd` test; None where a test's own holds.
+    """Options that override those of every `spmd` test; None for no override.
 
     Attributes:
         backend: "mpi" or "threads".
