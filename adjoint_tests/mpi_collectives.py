@@ -113,7 +113,7 @@ def too_many_plans(comm: MPI.Comm) -> None:
 
 
 def choices(comm: MPI.Comm) -> None:
-    """What is refused is not done; what nobody says is predicted."""
+    """A refused collective is not run; by default the cost model decides."""
     Y = linop.TensorSpace((5,), linop.Partition((comm.size,)), np.int64, axes=[linop.COPIES])
     refused = linop.backends.get("mpi", comm=comm, windows=False, collectives=False)
     plan = linop.all_reduce(Y).compile(refused)

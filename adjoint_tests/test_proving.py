@@ -80,7 +80,7 @@ def test_plans_of_many_workers_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_plan_made_from_one_for_another_batch_size_is_proven(
     debug: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What runs is what is proven, on every worker alike: not a plan lowered for the proof."""
+    """The plan that runs is the one proven, on every worker, not one lowered for the proof."""
 
     def doubled(plan: Plan, *others: Any) -> Plan:
         """A plan whose last put writes twice what came, but on the first worker."""

@@ -45,7 +45,7 @@ class Fault:
 
     name: str
     says: str
-    """What is wrong, in words."""
+    """The fault, in words."""
     kind: str
     """One of `KINDS`."""
     place: str
