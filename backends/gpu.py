@@ -145,8 +145,9 @@ class Gpu(Worker):
     def program(
         self, plan: Plan, group: Sequence[int], tag: int, about: Callable[[], str]
     ) -> Program:
-        yes, calls = self.aware.yes, self.calls(group)
-        return DeviceMessages(plan, self._ranks, tag, about, self._device, yes, calls)
+        layout, calls, aware = self.layout(plan), self.calls(group), self.aware.yes
+        how = DeviceMessages(layout, self._ranks, tag, about, self._device, aware, calls)
+        return Program(layout, how, calls)
 
     def leave(self) -> None:
         """Free the communicator of this backend; collective."""

@@ -13,6 +13,8 @@ import os
 import pickle
 import struct
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -25,7 +27,8 @@ from linop.backends.transports.transport import Awaited, Talk, Verdict, agree
 from linop.backends.worker import Worker
 from linop.errors import ArgumentError, BackendError, LinopError, MissingExtraError
 from linop.operators.operator import LinearOperator
-from linop.planning.collective_selection import Choice, with_all
+from linop.planning.collective_selection import Choice, selected
+from linop.planning.pipeline import Options
 from linop.planning.plan import Plan
 
 # Open MPI's component for one-sided traffic over UCX prints an error on every rank when a window is
@@ -37,9 +40,10 @@ try:
 
     from linop.backends.jobs.joining import duplicated, joined, part
     from linop.backends.jobs.lifetime import FREED, end, watch
+    from linop.backends.shared_memory.plan_memory import NoRoomError, memory_needed
     from linop.backends.shared_memory.pool import NoWindowError, Pool, wanted
-    from linop.backends.shared_memory.windows import NoRoomError, Windows, memory_needed
-    from linop.backends.transports.mpi_collectives import Groups, with_collectives
+    from linop.backends.shared_memory.windows import Windows
+    from linop.backends.transports.mpi_collectives import Collectives, Groups, taken_stages
     from linop.backends.transports.mpi_transport import Ranks
 except (ImportError, RuntimeError) as error:
     raise MissingExtraError(
@@ -223,8 +227,9 @@ class Rank(Worker):
         if size:
             self._pool.grow(self._ranks.gather_all, size)
 
-    def rewritten(self, plan: Plan) -> Plan:
-        return with_all(plan, self._choice)
+    @property
+    def options(self) -> Options:
+        return replace(super().options, collectives=lambda plan: selected(plan, self._choice))
 
     def program(
         self, plan: Plan, group: Sequence[int], tag: int, about: Callable[[], str]
@@ -237,8 +242,12 @@ class Rank(Worker):
     def _messages(
         self, plan: Plan, group: Sequence[int], tag: int, about: Callable[[], str]
     ) -> Program:
+        stages, reasons = taken_stages(plan, self.groups, self._choice)
+        patterns = {stage: found for stage, (found, _) in stages.items()}
+        layout = self.layout(plan, replace(self.options, collectives=lambda plan: patterns))
         calls = self.calls(group)
-        return with_collectives(plan, self._ranks, tag, about, calls, self.groups, self._choice)
+        how = Collectives(layout, self._ranks, tag, about, calls, self.groups, stages, reasons)
+        return Program(layout, how, calls)
 
     def leave(self) -> None:
         """Free the communicators of this backend; collective."""
@@ -246,7 +255,7 @@ class Rank(Worker):
         self._ranks.leave()
 
     def way(self, program: Program | None = None) -> str:
-        if isinstance(program, Windows):
+        if program is not None and isinstance(program.messages, Windows):
             return program.describe()
         if program is not None:
             why = self._why or "a worker lacked room in shared memory"
@@ -262,18 +271,18 @@ class Rank(Worker):
         room."""
         calls = self.calls(group)
         assert calls is not None  # the group has several workers
-        try:
-            program = Windows(plan, pool, self._ranks.until, self._ranks.spins, about, calls)
-        except NoRoomError:
-            program = None
-        verdict = Verdict(votes=program is not None)
+        layout = self.layout(plan, super().options)
+        windows: Windows | None = None
+        with suppress(NoRoomError):
+            windows = Windows(layout, pool, self._ranks.until, self._ranks.spins, about, calls)
+        verdict = Verdict(votes=windows is not None)
         with Talk(self._ranks, ("bind", tag)) as talk:
             me = group.index(self.worker)
-            if not agree(talk, me, group, verdict, f"bind {about()}").votes or program is None:
-                if program is not None:
-                    program.release()
+            if not agree(talk, me, group, verdict, f"bind {about()}").votes or windows is None:
+                if windows is not None:
+                    windows.release()
                 return None
-            offers = program.offers()
+            offers = windows.offers()
             for peer, offer in offers.items():
                 talk.say(peer, offer)
 
@@ -281,8 +290,8 @@ class Rank(Worker):
                 return talk.awaited(f"worker {peer} to bind {about()}", peer, _OFFERED, _OFFERED)
 
             said = {peer: talk.hear(peer, partial(who, peer)) for peer in offers}
-        program.connect(said)
-        return program
+        windows.connect(said)
+        return Program(layout, windows, calls)
 
 
 def _free(comm: MPI.Comm, keyval: int, worker: Rank) -> None:

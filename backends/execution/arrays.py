@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from linop.backends.execution import alignment
+from linop.backends.execution.instructions import Instruction
 from linop.errors import ArgumentError
 from linop.normal_form.maps import LocalMap
 from linop.spaces.array_modules import Namespace
@@ -103,6 +104,14 @@ class Arrays(Namespace):
         if that takes two."""
         del dtype, scale
         return None
+
+    def adapted(
+        self, instructions: Iterable[Instruction], dtype: np.dtype[Any]
+    ) -> tuple[Sequence[Instruction], Callable[[], None] | None]:
+        """A run's instructions with copies as these arrays need them; and a function that waits for
+        copies that may be under way when an instruction ends, or None."""
+        del dtype
+        return list(instructions), None
 
     def following(self) -> Callable[[], None] | None:
         """Function called at the start of a run, which orders it after the plan's previous run even

@@ -30,7 +30,7 @@ import numpy as np
 from mpi4py import MPI
 
 from linop.backends.execution.alignment import PAGE, placed
-from linop.backends.execution.lending import Buffer
+from linop.backends.execution.lending import PooledBuffer
 from linop.spaces.scalars import Array
 
 ALIGNED = 64
@@ -253,31 +253,33 @@ class Slots:
     Attributes:
         buffers: the buffers of each slot, one for each result.
         free: numbers of the free slots.
+        number: number of the slot taken last.
     """
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
         self._blocks: list[list[Block]] = []
         self._over = False
-        self.buffers: list[list[Buffer]] = []
+        self.buffers: list[list[PooledBuffer]] = []
         self.free: deque[int] = deque()
+        self.number = 0
 
-    def add(self, blocks: list[Block], buffers: list[Buffer]) -> None:
+    def add(self, blocks: list[Block], buffers: list[PooledBuffer]) -> None:
         """Add a slot."""
         self.free.append(len(self._blocks))
         self._blocks.append(blocks)
         self.buffers.append(buffers)
 
-    def take(self) -> tuple[int, list[Array]]:
-        """Take a free slot: its number, and its arrays."""
-        number = self.free.popleft()
+    def take(self) -> list[Array]:
+        """Take a free slot, `number`: its arrays."""
+        number = self.number = self.free.popleft()
         left = deque(range(len(self.buffers[number])))
 
         def over() -> None:
             if left.pop() == 0:  # the last one of all
                 self._back(number)
 
-        return number, [buffer.array(over) for buffer in self.buffers[number]]
+        return [buffer.array(over) for buffer in self.buffers[number]]
 
     def _back(self, number: int) -> None:
         self.free.append(number)
