@@ -151,8 +151,11 @@ class Emitter:
                 return f"{self.name(number.of)}.{number.name}"
             case Returned():
                 return f"{self.name(number.function)}()"
-            case Arithmetic():
-                return f"{self.number(number.left)} {number.sign} {self.number(number.right)}"
+            case Arithmetic(left=left, sign=sign, right=right):
+                first, second = self.number(left), self.number(right)
+                first = f"({first})" if isinstance(left, Arithmetic) and sign != "+" else first
+                second = f"({second})" if isinstance(right, Arithmetic) else second
+                return f"{first} {sign} {second}"
         return str(number)
 
     def condition(self, condition: Condition | Joined | Number) -> str:

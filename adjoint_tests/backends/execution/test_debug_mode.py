@@ -14,6 +14,7 @@ from linop import COPIES, LinearOperator, Partition, TensorSpace
 from linop.backends import Backend, proving
 from linop.normal_form.stages import Stages
 from linop.planning.lowering import lower
+from linop.planning.pipeline import Options
 from linop.planning.plan import Plan, Put
 from linop.planning.stretching import stretched
 from linop.planning.verification.plan_errors import UnfinishedError, WrongTransferError
@@ -71,9 +72,9 @@ def test_the_adjoint_is_proven_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_plans_of_many_workers_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(proving, "MOST", 2)
-    proving.prove(total(3), unfinished, lambda plan: plan)
+    proving.prove(total(3), unfinished, Options())
     with pytest.raises(UnfinishedError):
-        proving.prove(total(2), unfinished, lambda plan: plan)
+        proving.prove(total(2), unfinished, Options())
 
 
 @pytest.mark.parametrize("debug", ["0", "1"])

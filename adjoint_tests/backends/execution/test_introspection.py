@@ -200,7 +200,7 @@ def test_a_trace_changes_no_result_and_no_plan(tmp_path: Path) -> None:
         plan = linop.halo_exchange(X, 3).compile(backend)
         x = np.arange(15_000.0)
         plain = plan(x)
-        steps = plan._program._steps  # type: ignore[attr-defined]
+        steps = plan._program.instructions  # type: ignore[attr-defined]
         before = list(steps)
         with backend.trace(tmp_path / "run.json"):
             same = np.array_equal(plan(x), plain)
