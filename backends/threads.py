@@ -28,7 +28,7 @@ from linop.backends.worker import Worker
 from linop.errors import BackendError
 from linop.operators.operator import LinearOperator
 from linop.planning.lowering import lower, workers_of
-from linop.planning.pipeline import SMALL, Options, bound_plan
+from linop.planning.pipeline import Options, bound_plan
 from linop.planning.plan import Plan
 from linop.spaces.scalars import Array
 from linop.spaces.space import Vector
@@ -158,7 +158,7 @@ class Threads(Whole):
 
     @property
     def _options(self) -> Options:
-        return Options(small=0 if self.arrays.asynchronous else SMALL)
+        return Options(small=self.arrays.small)
 
     def bind(self, op: LinearOperator) -> tuple[Callable[[Vector], Vector], Sequence[Plan]]:
         if DEBUG.found().checked():
@@ -171,7 +171,7 @@ class Threads(Whole):
 
             def main(mailbox: Mailbox) -> Sequence[Array]:
                 plan = plans[mailbox.worker]
-                layout = Layout(bound_plan(plan, self._options), self.arrays, self._options.small)
+                layout = Layout(bound_plan(plan, self._options), self.arrays)
                 program = bound(layout, mailbox, 0, op.__repr__, None)
                 arrays = [x[r.name] for r in plan.inputs]
                 if tracing is None:

@@ -37,7 +37,7 @@ from linop.errors import BackendError, LinopError, interrupt
 from linop.normal_form.stages import Stages
 from linop.operators.operator import LinearOperator
 from linop.planning.lowering import workers_of
-from linop.planning.pipeline import SMALL, Options, bound_plan
+from linop.planning.pipeline import Options, bound_plan
 from linop.planning.plan import Plan
 from linop.planning.stretching import Plans
 from linop.spaces.scalars import Array, Scalar
@@ -147,12 +147,11 @@ class Worker(Backend):
     @property
     def options(self) -> Options:
         """Options of the passes over plans that run here."""
-        return Options(small=0 if self.arrays.asynchronous else SMALL)
+        return Options(small=self.arrays.small)
 
     def layout(self, plan: Plan, options: Options | None = None) -> Layout:
         """Memory of a lowered plan, after the passes over plans."""
-        options = options or self.options
-        return Layout(bound_plan(plan, options), self.arrays, options.small)
+        return Layout(bound_plan(plan, options or self.options), self.arrays)
 
     def prepare(self, plan: Plan) -> None:
         """Prepare resources shared by plans, such as shared-memory windows; collective at compile

@@ -21,6 +21,7 @@ from linop.normal_form.maps import LocalMap
 from linop.spaces.array_modules import Namespace
 from linop.spaces.scalars import Array, Scalar
 
+SMALL = 32 * 1024
 _FEW = 12
 
 
@@ -35,6 +36,7 @@ class Arrays(Namespace):
         wide_items: True if short contiguous runs are copied faster as one item each
             (`linop.backends.execution.views`).
         memory: kind of memory, in words.
+        small: bytes of results up to which a run allocates them, which is faster than a pool.
     """
 
     asynchronous = False
@@ -42,6 +44,7 @@ class Arrays(Namespace):
     plain = "carray"
     wide_items = True
     memory = "main memory"
+    small = SMALL
 
     @property
     def functions(self) -> Mapping[str, Any]:

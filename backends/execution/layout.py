@@ -23,7 +23,6 @@ class Layout:
 
     Args:
         plan: after all passes (`linop.planning.pipeline`).
-        small: bytes of results up to which they are allocated by the run.
 
     Attributes:
         inputs: buffers of the arguments.
@@ -32,7 +31,7 @@ class Layout:
         open: results whose buffer differs from run to run, each with its index.
     """
 
-    def __init__(self, plan: Plan, arrays: Arrays, small: int) -> None:
+    def __init__(self, plan: Plan, arrays: Arrays) -> None:
         self.plan = plan
         self.arrays = arrays
         self.inputs = tuple(buffer_of(region, arrays) for region in plan.inputs)
@@ -45,7 +44,7 @@ class Layout:
         made = {buffer: make.region for stage in self.stages for make, buffer in stage.made}
         self._own = {buffer: made[buffer] for buffer in self.results if buffer in made}
         size = sum(self.bytes_of(region.size) for region in self._own.values())
-        self.small = size <= small and not any(buffer.on_host for buffer in self._own)
+        self.small = size <= arrays.small and not any(buffer.on_host for buffer in self._own)
         self.open: dict[Buffer, int] = {}
 
     @property

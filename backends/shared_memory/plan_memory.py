@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from linop.backends.execution.alignment import PAGE
+from linop.backends.execution.arrays import SMALL
 from linop.backends.execution.lending import PooledBuffer
 from linop.backends.shared_memory.pool import ALIGNED, Block, Pool, Slots
-from linop.planning.pipeline import SMALL
 from linop.planning.plan import Make, Plan, Receive, Send
 from linop.spaces.scalars import Array
 

@@ -14,6 +14,7 @@ import math
 import weakref
 from collections.abc import Callable, Sequence
 
+from linop.backends.execution.arrays import SMALL
 from linop.backends.execution.communication import Communication, Instructions
 from linop.backends.execution.instructions import (
     Add,
@@ -37,7 +38,6 @@ from linop.backends.shared_memory.runs import Runs, Until
 from linop.backends.shared_memory.signals import MARK, PIECE, PIECES_BASE, RUN, TURN, Signals
 from linop.backends.transports.call_numbers import CALL, TURNS, Calls, counting
 from linop.backends.transports.transport import Awaited
-from linop.planning.pipeline import SMALL
 from linop.planning.plan import Message, Put, Receive, Send, Sum
 from linop.spaces.region import Region
 from linop.spaces.scalars import Array

@@ -21,9 +21,6 @@ from linop.planning.passes import PASSES, passed
 from linop.planning.patterns import Pattern
 from linop.planning.plan import Plan
 
-SMALL = 32 * 1024
-"""Bytes of results up to which they are allocated in every run, which is faster than a pool."""
-
 
 def _no_collectives(plan: Plan) -> Mapping[int, Pattern]:
     del plan
@@ -36,7 +33,7 @@ class Options:
 
     collectives: Callable[[Plan], Mapping[int, Pattern]] = _no_collectives
     """The patterns, by stage, that run as collectives of the message-passing library."""
-    small: int = SMALL
+    small: int = 0
     """Bytes of results up to which they are allocated in every run."""
 
 

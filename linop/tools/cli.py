@@ -20,6 +20,7 @@ from rich.text import Text
 import linop
 from linop import LinearOperator, backends
 from linop.backends import Backend, in_mpi_job
+from linop.backends.execution.arrays import NUMPY
 from linop.errors import ArgumentError, LinopError, MissingExtraError
 from linop.operators.algebra import expanded
 from linop.planning.collective_selection import Choice, selected
@@ -122,7 +123,7 @@ def _show_plans(name: str, op: LinearOperator, worker: int | None) -> None:
 def _show_passes(name: str, op: LinearOperator, worker: int | None) -> None:
     """Print the plans of all workers, or of one, after each step of the pipeline, with collectives
     as they are selected for ranks without shared memory."""
-    options = Options(lambda plan: selected(plan, Choice()))
+    options = Options(lambda plan: selected(plan, Choice()), NUMPY.small)
     for one in _chosen(op, worker):
         before: Plan | None = None
         for what, plan in shown(op.stages, one, options):

@@ -17,7 +17,7 @@ import numpy as np
 import linop
 from linop import COPIES, LinearOperator, Partition, Region, TensorSpace
 from linop.backends import Backend, BoundPlan
-from linop.backends.execution import program
+from linop.backends.execution.arrays import Arrays
 from linop.backends.worker import Worker
 from linop.errors import LinopError
 from linop.testing.describing import Description
@@ -199,7 +199,7 @@ def a_halo_in_place(backend: Backend) -> None:
 @contextmanager
 def all_large(yes: bool) -> Iterator[None]:
     """Inside, plans treat results of any size as large ones."""
-    names = [(program, "SMALL")]
+    names = [(Arrays, "small")]
     try:
         from linop.backends.shared_memory import windows
     except ImportError:
