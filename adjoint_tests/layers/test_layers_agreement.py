@@ -15,10 +15,9 @@ if importlib.util.find_spec("torch") is None:
 import torch
 
 import linop
-from linop.testing.workers.jobs import job
 from support.layers import agreement
-from support.layers import contracts as layer_contracts
 from support.requirements import needs_mpi
+from support.workers import on_ranks
 
 facts = pytest.mark.parametrize("fact", agreement.FACTS, ids=lambda fact: fact.__name__)
 
@@ -35,4 +34,4 @@ def test_on_threads(fact: Callable[..., None], workers: int) -> None:
 @pytest.mark.timeout(300)
 @facts
 def test_on_ranks(fact: Callable[..., None]) -> None:
-    job(2).run(layer_contracts.on_rank, fact)
+    on_ranks(2, fact, wait_limit=10)

@@ -22,10 +22,10 @@ from linop import Partition
 from linop.backends import Backend
 from linop.errors import ArgumentError, DTypeError, ShapeError
 from linop.layers.dropout import random_bits
-from linop.testing.workers.jobs import job
 from support.layers.cases import WIDE, Case, same
-from support.layers.dropout import dropouts, drops_the_same, on_rank, two_masks
+from support.layers.dropout import dropouts, drops_the_same, leaves_the_generator, two_masks
 from support.requirements import needs_mpi
+from support.workers import on_ranks
 
 
 @settings(max_examples=20)
@@ -42,7 +42,7 @@ def test_masks_on_threads(case: Case) -> None:
 @settings(max_examples=12)
 @given(dropouts(4))
 def test_masks_on_ranks(case: Case) -> None:
-    job(case.workers).run(on_rank, case, *two_masks(case))
+    on_ranks(case.workers, leaves_the_generator, case, *two_masks(case))
 
 
 def test_the_mask_is_that_of_worker_0() -> None:

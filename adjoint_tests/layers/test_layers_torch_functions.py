@@ -18,10 +18,9 @@ import torch
 import linop
 from linop import Partition, layers
 from linop.backends import Backend
-from linop.testing.workers.jobs import job
-from support.layers import contracts as layer_contracts
 from support.layers import torch_functions
 from support.requirements import needs_mpi
+from support.workers import on_ranks
 
 facts = pytest.mark.parametrize("fact", torch_functions.FACTS, ids=lambda fact: fact.__name__)
 
@@ -40,7 +39,7 @@ def test_on_threads(fact: Callable[..., None], workers: int) -> None:
     ids=lambda fact: fact.__name__,
 )
 def test_on_ranks(fact: Callable[..., None]) -> None:
-    job(2).run(layer_contracts.on_rank, fact)
+    on_ranks(2, fact, wait_limit=10)
 
 
 def test_threads_warn_of_plain_modules() -> None:

@@ -37,6 +37,7 @@ from support.contracts.autograd import apply, tensor
 from support.operators.catalogue import FACTORIES, build, describe
 from support.operators.properties import rounding
 from support.requirements import needs_mpi
+from support.workers import on_ranks
 
 FACTS = autograd_contracts.FACTS + autograd_errors.FACTS
 names = ["-".join([fact.__name__, *map(str, rest)]) for fact, rest in FACTS]
@@ -66,7 +67,7 @@ def test_passes_that_cross_do_not_end_well() -> None:
 
 @needs_mpi
 def test_forward_mode_on_ranks() -> None:
-    job(2).run(mpi_plans.fact, {}, autograd_contracts.forward_mode)
+    on_ranks(2, autograd_contracts.forward_mode)
 
 
 @needs_mpi
@@ -78,14 +79,14 @@ def test_no_new_communicators() -> None:
 @pytest.mark.timeout(300)
 @facts
 def test_on_ranks(fact: Callable[..., None], arguments: tuple[Any, ...]) -> None:
-    job(2).run(mpi_plans.fact, {"wait_limit": 10}, fact, *arguments)
+    on_ranks(2, fact, *arguments, wait_limit=10)
 
 
 @needs_mpi
 @bad
 def test_bad_tensors_on_ranks(what: str, later: bool) -> None:
     fact = autograd_errors.bad_tensors_fail_everywhere
-    job(2).run(mpi_plans.fact, {"wait_limit": 10}, fact, what, 1, later)
+    on_ranks(2, fact, what, 1, later, wait_limit=10)
 
 
 def test_the_backend_is_that_of_the_program() -> None:

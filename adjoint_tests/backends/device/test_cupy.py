@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from linop.planning.lowering import workers_of
 from linop.testing.describing import seeds
-from linop.testing.workers.jobs import job
 from support.device import checks as device_checks
 from support.device import plans as device_plans
 from support.device.plans import FACTS, NAMES, on_ranks, on_threads
@@ -93,7 +92,7 @@ def test_operators_under_mpi(
 ) -> None:
     description = data.draw(describe(name, ranks), label=name)
     assume(stays_exact(build(name, description)))
-    job(ranks).run(on_ranks, KIND, way, device_plans.operator_agrees, name, description, seed)
+    on_ranks(ranks, KIND, way, device_plans.operator_agrees, name, description, seed)
 
 
 @needs_mpi
@@ -101,7 +100,7 @@ def test_operators_under_mpi(
 @each_fact
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_facts_under_mpi(ranks: int, fact: str, way: str) -> None:
-    job(ranks).run(on_ranks, KIND, way, device_plans.facts, fact)
+    on_ranks(ranks, KIND, way, device_plans.facts, fact)
 
 
 @needs_mpi
@@ -109,7 +108,7 @@ def test_facts_under_mpi(ranks: int, fact: str, way: str) -> None:
 @each_check
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_checks_under_mpi(ranks: int, fact: str, way: str) -> None:
-    job(ranks).run(on_ranks, KIND, way, device_checks.facts, fact)
+    on_ranks(ranks, KIND, way, device_checks.facts, fact)
 
 
 @needs_mpi
@@ -120,4 +119,4 @@ def test_checks_under_mpi(ranks: int, fact: str, way: str) -> None:
 def test_tensors_under_mpi(ranks: int, fact: str, way: str) -> None:
     from support.device import tensors as device_tensors
 
-    job(ranks).run(on_ranks, KIND, way, device_tensors.facts, fact)
+    on_ranks(ranks, KIND, way, device_tensors.facts, fact)

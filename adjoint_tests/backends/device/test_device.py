@@ -234,21 +234,21 @@ def test_operators_on_ranks(
 ) -> None:
     description = data.draw(describe(name, ranks), label=name)
     assume(stays_exact(build(name, description)))
-    job(ranks).run(on_ranks, KIND, way, device_plans.operator_agrees, name, description, seed)
+    on_ranks(ranks, KIND, way, device_plans.operator_agrees, name, description, seed)
 
 
 @needs_mpi
 @each_way
 @each_fact
 def test_facts_under_mpi(fact: str, way: str) -> None:
-    job(3).run(on_ranks, KIND, way, device_plans.facts, fact)
+    on_ranks(3, KIND, way, device_plans.facts, fact)
 
 
 @needs_mpi
 @each_way
 @each_check
 def test_checks_under_mpi(fact: str, way: str) -> None:
-    job(3).run(on_ranks, KIND, way, device_checks.facts, fact)
+    on_ranks(3, KIND, way, device_checks.facts, fact)
 
 
 @needs_mpi
@@ -258,7 +258,7 @@ def test_checks_under_mpi(fact: str, way: str) -> None:
 def test_tensors_under_mpi(fact: str, way: str) -> None:
     from support.device import tensors as device_tensors
 
-    job(2).run(on_ranks, KIND, way, device_tensors.facts, fact)
+    on_ranks(2, KIND, way, device_tensors.facts, fact)
 
 
 @needs_mpi
@@ -266,21 +266,21 @@ def test_tensors_under_mpi(fact: str, way: str) -> None:
 @settings(max_examples=3)
 @given(ranks=st.integers(2, 4), seed=st.integers(0, 999))
 def test_runs_overlap_under_mpi(way: str, ranks: int, seed: int) -> None:
-    job(ranks).run(on_ranks, KIND, way, device_plans.runs_overlap, seed)
+    on_ranks(ranks, KIND, way, device_plans.runs_overlap, seed)
 
 
 @needs_mpi
 @each_way
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_hosts_wait_once_a_stage_under_mpi(way: str, ranks: int) -> None:
-    job(ranks).run(on_ranks, KIND, way, device_plans.hosts_wait_seldom)
+    on_ranks(ranks, KIND, way, device_plans.hosts_wait_seldom)
 
 
 @needs_mpi
 @each_way
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_kernels_are_few_under_mpi(way: str, ranks: int) -> None:
-    job(ranks).run(on_ranks, KIND, way, device_plans.kernels_are_few)
+    on_ranks(ranks, KIND, way, device_plans.kernels_are_few)
 
 
 @needs_mpi

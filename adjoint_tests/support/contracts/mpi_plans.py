@@ -26,13 +26,6 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 
-def fact(comm: MPI.Comm, options: dict[str, Any], check: Callable[..., None], *args: Any) -> None:
-    """A fact, on a backend of its own."""
-    own = comm.Dup()
-    check(linop.backends.get("mpi", comm=own, **options), *args)
-    own.Free()
-
-
 def makes_no_communicators(comm: MPI.Comm) -> None:
     """Applications after the first one, and their gradients. A new communicator has the lowest
     handle that is free."""

@@ -26,7 +26,7 @@ from support.operators.catalogue import FACTORIES, build
 from support.operators.properties import rounding, same_arrays
 
 if TYPE_CHECKING:
-    from mpi4py import MPI
+    pass
 
 ROUNDS = 3
 """Calls in each mode: the first is checked, the second may be quick, the third finds what that
@@ -216,6 +216,14 @@ def all_large(yes: bool) -> Iterator[None]:
             setattr(module, name, value)
 
 
+def as_if_large(
+    backend: Backend, large: bool, contract: Callable[..., None], *arguments: Any
+) -> None:
+    """A contract; if `large`, on ranks that treat results of any size as large ones."""
+    with all_large(large):
+        contract(backend, *arguments)
+
+
 # Local functions
 
 
@@ -334,20 +342,3 @@ def buffers_live_as_long_as_requests(backend: Backend, calls: int) -> None:
         same(plan.finish(), result(plan, k), k)
         del junk
         assert not any(plan._program._sending)  # type: ignore[attr-defined]
-
-
-# On ranks
-
-
-def on_ranks(
-    comm: MPI.Comm,
-    options: dict[str, Any],
-    large: bool,
-    fact: Callable[..., None],
-    *arguments: Any,
-) -> None:
-    """A fact, on a backend of its own."""
-    own = comm.Dup()
-    with all_large(large):
-        fact(linop.backends.get("mpi", comm=own, **options), *arguments)
-    own.Free()

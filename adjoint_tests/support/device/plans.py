@@ -23,6 +23,7 @@ from linop.backends.threads import Threads
 from linop.errors import ArgumentError, DTypeError, LinopError, ShapeError
 from linop.normal_form.maps import LocalMap
 from linop.testing.describing import Description
+from linop.testing.workers.jobs import job
 from support.contracts.plans import (
     LARGE,
     OPERATORS,
@@ -80,7 +81,7 @@ ARRAYS: dict[str, Callable[[], DeviceArrays]] = {
 @contextmanager
 def shown(arrays: DeviceArrays, to_mpi: bool) -> Iterator[None]:
     """Inside, whether the simulated device shows its arrays to MPI."""
-    if arrays.name != "simulated":
+    if arrays.name == "cupy":
         yield
         return
     from support.device.simulated import Counts
@@ -92,13 +93,16 @@ def shown(arrays: DeviceArrays, to_mpi: bool) -> Iterator[None]:
         Counts.visible = True
 
 
-def on_ranks(comm: MPI.Comm, kind: str, way: str, fact: Fact, *arguments: Any) -> None:
-    """A fact under MPI, on a backend of its own. What is staged is never shown to MPI."""
-    arrays, own = ARRAYS[kind](), comm.Dup()
-    backend = linop.backends.get("cupy", comm=own, way=way, wait_limit=10, arrays=arrays)
+def on_ranks(ranks: int, kind: str, way: str, fact: Fact, *arguments: Any) -> None:
+    """A fact under MPI. What is staged is never shown to MPI."""
+    job(ranks).run(_on_rank, kind, way, fact, *arguments)
+
+
+def _on_rank(comm: MPI.Comm, kind: str, way: str, fact: Fact, *arguments: Any) -> None:
+    arrays = ARRAYS[kind]()
+    backend = linop.backends.get("cupy", comm=comm, way=way, wait_limit=10, arrays=arrays)
     with shown(arrays, to_mpi=way == "aware"):
         fact(backend, arrays, *arguments)
-    own.Free()
 
 
 def on_threads(workers: int, kind: str, fact: Fact, *arguments: Any) -> None:

@@ -20,7 +20,6 @@ from linop.backends import Backend
 from linop.errors import ArgumentError, BackendError, DTypeError, PartitionError, ShapeError
 from support.contracts.plans import mine, raised, size
 from support.layers.cases import Case, block, cut, is_its_twin, made, normal, same, same_parameters
-from support.on_ranks import check_on
 
 
 def row(backend: Backend, *before: int) -> Partition:
@@ -528,8 +527,3 @@ FACTS: list[Callable[[Backend], None]] = [
     missing_workers_are_errors,
     partitions_have_to_suit_the_kernel,
 ]
-
-
-def on_rank(comm: Any, fact: Callable[[Backend], None]) -> None:
-    """A fact under MPI."""
-    check_on(comm, fact, wait_limit=10)
