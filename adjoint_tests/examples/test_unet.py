@@ -14,7 +14,8 @@ if importlib.util.find_spec("torch") is None:
 
 import torch
 
-from support.layers.networks import same, unet_trains_as_its_twin
+from support.layers.cases import same
+from support.layers.networks import unet_trains_as_its_twin
 from support.requirements import needs_mpi
 from support.workers import on_ranks, on_threads
 

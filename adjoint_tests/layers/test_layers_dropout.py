@@ -135,7 +135,10 @@ def test_none_where_nothing_moves() -> None:
     def main(backend: Backend) -> None:
         x = None if backend.worker else torch.ones(1, 1, 4, requires_grad=True)
         y = linop.layers.MaxPool1d(Partition((1, 1, 1)), 1)(x)
-        linop.layers.Dropout(Partition((1,)))(y).sum().backward()
+        z = linop.layers.Dropout(Partition((1,)), p=0.0)(y)
+        z.sum().backward()
+        assert z.numel() == (0 if backend.worker else 4)
+        assert x is None or torch.equal(x.grad, torch.ones(1, 1, 4))
 
     linop.launch(main, 2)
 

@@ -34,9 +34,9 @@ SMALL, LARGE = 5, 6000
 # Operators
 
 
-def total(workers: int, size: int = SMALL) -> LinearOperator:
+def total(workers: int, size: int = SMALL, dtype: Any = np.float64) -> LinearOperator:
     """Copies on all workers become their sum: every worker waits for every other."""
-    return linop.all_reduce(TensorSpace((size,), Partition((workers,)), axes=(COPIES,)))
+    return linop.all_reduce(TensorSpace((size,), Partition((workers,)), dtype, axes=(COPIES,)))
 
 
 def spread(workers: int, size: int = SMALL) -> LinearOperator:

@@ -31,6 +31,7 @@ from support.contracts.plans import (
     argument,
     arrays_of,
     each,
+    part,
     raised,
     result,
     size,
@@ -43,7 +44,6 @@ from support.device.operators import (
     given,
     lies_where_it_says,
     offloaded,
-    part,
     placed,
     same,
 )
@@ -519,7 +519,9 @@ def missing_gpus_are_told(comm: MPI.Comm) -> None:
     """Where one rank has no GPU, or no such one, every rank hears of it, and how to do without."""
     arrays = simulated_arrays()
     own = comm.Dup()
-    if gpu_missing():
+    from support.requirements import missing_gpu  # pytest, which ranks seldom need
+
+    if missing_gpu():
         mine = arrays if comm.rank else None
         try:
             linop.backends.get("cupy", comm=own, arrays=mine)
@@ -538,12 +540,3 @@ def missing_gpus_are_told(comm: MPI.Comm) -> None:
     )
     assert "wanted; there are 1" in text, text
     own.Free()
-
-
-def gpu_missing() -> str:
-    """Why there is no GPU here; empty if there is one."""
-    try:
-        cupy_arrays()
-    except LinopError as error:
-        return str(error)
-    return ""

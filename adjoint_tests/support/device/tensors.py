@@ -12,8 +12,8 @@ import linop
 from linop.backends import Backend
 from linop.backends.device.device_arrays import DeviceArrays
 from linop.errors import ArgumentError
-from support.contracts.plans import OPERATORS, arrays_of, each, raised, size, total
-from support.device.operators import PLACED, as_dict, part
+from support.contracts.plans import OPERATORS, arrays_of, each, part, raised, size, total
+from support.device.operators import PLACED, as_dict
 
 
 def tensors_go_there_and_back(backend: Backend, arrays: DeviceArrays, seed: int) -> None:

@@ -123,13 +123,13 @@ def same_parameters(layer: Any, twin: Any, gradients: bool = False) -> None:
         assert layer.spaces[name].disjoint
 
 
-def same(given: Any, wanted: Any) -> None:
-    """Tensors of equal shape and dtype, and equal up to `TOLERANCE`."""
+def same(given: Any, wanted: Any, tolerance: float = TOLERANCE) -> None:
+    """Tensors of equal shape and dtype, and equal up to the tolerance."""
     assert given is not None, "no gradient"
     assert (given.shape, given.dtype) == (wanted.shape, wanted.dtype), (given, wanted)
     if wanted.numel():
         worst = (given - wanted).abs().max().item()
-        assert worst <= TOLERANCE * max(1, wanted.abs().max().item()), (worst, given, wanted)
+        assert worst <= tolerance * max(1, wanted.abs().max().item()), (worst, given, wanted)
 
 
 def normal(shape: tuple[int, ...], seed: int) -> Any:

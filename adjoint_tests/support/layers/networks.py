@@ -19,7 +19,7 @@ import torch._dynamo  # the first optimizer would, in seconds of an example's wa
 from linop import Partition, TensorSpace
 from linop.backends import Backend
 from support.contracts.plans import mine
-from support.layers.cases import WIDE, normal
+from support.layers.cases import WIDE, normal, same
 
 TABLE_1 = {
     "C1.weight": ((6, 1, 5, 5), {0}),
@@ -120,10 +120,3 @@ def _same_parameters(model: Any, twin: Any, tolerance: float, gradients: bool = 
             if part is not None and whole is not None:
                 part, whole = (part.grad, whole.grad) if gradients else (part, whole)
                 same(part, whole[space.slices(layer.worker)], tolerance)
-
-
-def same(given: Any, wanted: Any, tolerance: float) -> None:
-    assert given.shape == wanted.shape, (given.shape, wanted.shape)
-    if wanted.numel():
-        worst = (given - wanted).abs().max().item()
-        assert worst <= tolerance * max(1, wanted.abs().max().item()), worst
