@@ -25,21 +25,23 @@ from support.layers.cases import Case, grids, is_its_twin
 from support.requirements import needs_mpi
 from support.workers import on_ranks, on_threads
 
-facts = pytest.mark.parametrize("fact", layer_contracts.FACTS, ids=lambda fact: fact.__name__)
+contracts = pytest.mark.parametrize(
+    "contract", layer_contracts.CONTRACTS, ids=lambda contract: contract.__name__
+)
 
 
-@facts
+@contracts
 @pytest.mark.parametrize("workers", [2, 4])
-def test_on_threads(fact: Callable[..., None], workers: int) -> None:
-    linop.launch(fact, workers)
+def test_on_threads(contract: Callable[..., None], workers: int) -> None:
+    linop.launch(contract, workers)
 
 
 @needs_mpi
 @pytest.mark.timeout(300)
-@facts
+@contracts
 @pytest.mark.parametrize("ranks", [3])
-def test_on_ranks(fact: Callable[..., None], ranks: int) -> None:
-    on_ranks(ranks, fact, wait_limit=10)
+def test_on_ranks(contract: Callable[..., None], ranks: int) -> None:
+    on_ranks(ranks, contract, wait_limit=10)
 
 
 @needs_mpi

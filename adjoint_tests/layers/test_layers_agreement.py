@@ -19,19 +19,21 @@ from support.layers import agreement
 from support.requirements import needs_mpi
 from support.workers import on_ranks
 
-facts = pytest.mark.parametrize("fact", agreement.FACTS, ids=lambda fact: fact.__name__)
+contracts = pytest.mark.parametrize(
+    "contract", agreement.CONTRACTS, ids=lambda contract: contract.__name__
+)
 
 
-@facts
+@contracts
 @pytest.mark.parametrize("workers", [2, 3])
-def test_on_threads(fact: Callable[..., None], workers: int) -> None:
-    anomalies = fact is agreement.anomalies_may_be_detected
+def test_on_threads(contract: Callable[..., None], workers: int) -> None:
+    anomalies = contract is agreement.anomalies_may_be_detected
     with torch.autograd.set_detect_anomaly(anomalies):  # of the process
-        linop.launch(fact, workers)
+        linop.launch(contract, workers)
 
 
 @needs_mpi
 @pytest.mark.timeout(300)
-@facts
-def test_on_ranks(fact: Callable[..., None]) -> None:
-    on_ranks(2, fact, wait_limit=10)
+@contracts
+def test_on_ranks(contract: Callable[..., None]) -> None:
+    on_ranks(2, contract, wait_limit=10)

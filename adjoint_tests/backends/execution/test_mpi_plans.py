@@ -35,12 +35,12 @@ in_proc = pytest.mark.skipif(not Path("/proc").is_dir(), reason="memory is looke
 @windows
 @operators
 @pytest.mark.parametrize(
-    "check",
+    "contract",
     [plan_contracts.results_are_kept, plan_contracts.any_strides_will_do],
     ids=lambda f: f.__name__,
 )
-def test_arrays(check: Callable[..., None], what: str, windows: bool | None) -> None:
-    on_ranks(3, check, what, windows=windows)
+def test_arrays(contract: Callable[..., None], what: str, windows: bool | None) -> None:
+    on_ranks(3, contract, what, windows=windows)
 
 
 @windows
@@ -65,7 +65,7 @@ def test_runs_overlap(windows: bool | None, ranks: int, seed: int) -> None:
 @windows
 @pytest.mark.parametrize("ranks", [2, 3])
 @pytest.mark.parametrize(
-    "check",
+    "contract",
     [
         plan_contracts.a_vector_with_out_gives_a_vector,
         plan_contracts.one_run_at_a_time,
@@ -76,14 +76,14 @@ def test_runs_overlap(windows: bool | None, ranks: int, seed: int) -> None:
     ],
     ids=lambda f: f.__name__,
 )
-def test_a_plan(check: Callable[..., None], ranks: int, windows: bool | None) -> None:
-    on_ranks(ranks, check, windows=windows)
+def test_a_plan(contract: Callable[..., None], ranks: int, windows: bool | None) -> None:
+    on_ranks(ranks, contract, windows=windows)
 
 
 @windows
 @several
 @pytest.mark.parametrize(
-    "check",
+    "contract",
     [
         call_contracts.a_first_call_fails_everywhere,
         call_contracts.only_its_workers_agree,
@@ -96,8 +96,8 @@ def test_a_plan(check: Callable[..., None], ranks: int, windows: bool | None) ->
     ],
     ids=lambda f: f.__name__,
 )
-def test_a_call(check: Callable[..., None], ranks: int, windows: bool | None) -> None:
-    on_ranks(ranks, check, windows=windows, wait_limit=10)
+def test_a_call(contract: Callable[..., None], ranks: int, windows: bool | None) -> None:
+    on_ranks(ranks, contract, windows=windows, wait_limit=10)
 
 
 @windows

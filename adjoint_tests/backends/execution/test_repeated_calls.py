@@ -1,4 +1,4 @@
-"""Every mode of a call, several times, on every layout: the facts of
+"""Every mode of a call, several times, on every layout: the contracts of
 `support.contracts.repeated_calls`, on threads, the reference and ranks."""
 
 from __future__ import annotations

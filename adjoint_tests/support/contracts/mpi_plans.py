@@ -1,8 +1,8 @@
 """Bound plans under MPI: checks that a `Job` runs as ``check(comm, *arguments)``.
 
-Most are the facts of `support.contracts.plans` and `support.contracts.failing_calls`, on a backend
-with the options that a test wants. This module must not import MPI when it is imported: that of
-pytest's own process is never started.
+Most are the contracts of `support.contracts.plans` and `support.contracts.failing_calls`, on a
+backend with the options that a test wants. This module must not import MPI when it is imported:
+that of pytest's own process is never started.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """What a bound plan promises, as SPMD programs: `test_plans` runs each on threads, `test_mpi_plans`
-on ranks. Each is ``fact(backend, *arguments)``, for two workers or more.
+on ranks. Each is ``contract(backend, *arguments)``, for two workers or more.
 
 A worker that fails says so with an AssertionError; others may then wait for it, which threads see
 at once, and `linop.testing.workers.jobs` after a grace.

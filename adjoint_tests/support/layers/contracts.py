@@ -1,5 +1,5 @@
 """What all layers promise, as SPMD programs for two workers or more: `test_layers` runs each on
-threads and under MPI. Each is ``fact(backend)``. Needs torch.
+threads and under MPI. Each is ``contract(backend)``. Needs torch.
 
 The first ones are named after what goes wrong in DistDL, the paper's own code.
 """
@@ -511,7 +511,7 @@ DISTDL: list[Callable[[Backend], None]] = [
     defaults_are_those_of_torch,
     grids_are_transposed_as_in_mathematics,
 ]
-FACTS: list[Callable[[Backend], None]] = [
+CONTRACTS: list[Callable[[Backend], None]] = [
     *DISTDL,
     shapes_may_be_promised,
     movements_are_their_operators,
