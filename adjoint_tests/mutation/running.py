@@ -6,7 +6,7 @@ from mutation.fault import Fault
 
 PLANS_FIT = "test_lowering.py::test_plans_of_random_operators_fit_and_cost_what_cost_says"
 RUNS = "test_catalogue.py::test_interpretation_matrix_and_threads_agree"
-FACTS = ("test_device.py::test_facts_on_threads",)
+FACTS = ("test_device.py::test_contracts_on_threads",)
 
 PLANNING = (
     Fault(

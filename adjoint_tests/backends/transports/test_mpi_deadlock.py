@@ -72,11 +72,6 @@ MISUSES = {
 }
 
 
-@pytest.fixture
-def program(tmp_path: Path) -> Path:
-    return tmp_path / "program.py"
-
-
 @pytest.mark.parametrize("windows", ["0", "1"])
 @pytest.mark.parametrize("misuse", MISUSES)
 def test_a_rank_that_does_not_come(misuse: str, windows: str, program: Path) -> None:

@@ -42,12 +42,6 @@ me, n = comm.rank, comm.size
 """
 
 
-@pytest.fixture
-def program(tmp_path: Path) -> Path:
-    """The path to which a test writes its program."""
-    return tmp_path / "program.py"
-
-
 def runs(ranks: int, program: Path, text: str) -> list[str]:
     """Output of a program that ends well."""
     job = mpiexec(ranks, program, HEAD + text)

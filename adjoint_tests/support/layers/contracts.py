@@ -1,5 +1,5 @@
 """What all layers promise, as SPMD programs for two workers or more: `test_layers` runs each on
-threads and under MPI. Each is ``fact(backend)``. Needs torch.
+threads and under MPI. Each is ``contract(backend)``. Needs torch.
 
 The first ones are named after what goes wrong in DistDL, the paper's own code.
 """
@@ -20,7 +20,6 @@ from linop.backends import Backend
 from linop.errors import ArgumentError, BackendError, DTypeError, PartitionError, ShapeError
 from support.contracts.plans import mine, raised, size
 from support.layers.cases import Case, block, cut, is_its_twin, made, normal, same, same_parameters
-from support.on_ranks import check_on
 
 
 def row(backend: Backend, *before: int) -> Partition:
@@ -512,7 +511,7 @@ DISTDL: list[Callable[[Backend], None]] = [
     defaults_are_those_of_torch,
     grids_are_transposed_as_in_mathematics,
 ]
-FACTS: list[Callable[[Backend], None]] = [
+CONTRACTS: list[Callable[[Backend], None]] = [
     *DISTDL,
     shapes_may_be_promised,
     movements_are_their_operators,
@@ -528,8 +527,3 @@ FACTS: list[Callable[[Backend], None]] = [
     missing_workers_are_errors,
     partitions_have_to_suit_the_kernel,
 ]
-
-
-def on_rank(comm: Any, fact: Callable[[Backend], None]) -> None:
-    """A fact under MPI."""
-    check_on(comm, fact, wait_limit=10)

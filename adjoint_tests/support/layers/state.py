@@ -18,7 +18,6 @@ import linop
 from linop import REPLICATED, Partition, TensorSpace, layers
 from linop.spaces.partition import balanced
 from support.layers.cases import cut, grids, normal
-from support.on_ranks import check_on
 
 DTYPES = "float64 float32 bfloat16 float16 complex128 complex64 int64 int32 uint8 bool".split()
 
@@ -158,10 +157,6 @@ def both_are_torchs(held: Held, folder: str) -> None:
     equal(empty, state)
     dcp_to_torch_save(f"{folder}/parts", f"{folder}/again")
     equal(dict(sorted(torch.load(f"{folder}/again").items())), dict(sorted(state.items())))
-
-
-def on_rank(comm: Any, what: str, *arguments: Any) -> None:
-    check_on(comm, globals()[what], *arguments)
 
 
 def network(workers: int) -> Any:

@@ -181,7 +181,7 @@ IC(np.ones(4))
 IC(np.ones(3, np.float32))
     DTypeError: float32 given, float64 expected; convert it with .astype('float64')
 IC(Foreign())
-    ArgumentError: mistakes.Foreign given, numpy.ndarray expected
+    ArgumentError: support.operators.error_cases.Foreign given, numpy.ndarray expected
 IC([1, 2])
     ShapeError: shape (2,) given, (3,) expected
 IC([1, 2, 3j])
@@ -437,7 +437,7 @@ linop.identity(Space(c, "uint8"))(np.ones(3, int))
 """An expression; then the error that it raises, and a part of its words."""
 
 
-def mistakes() -> list[tuple[str, str, str]]:
+def error_cases() -> list[tuple[str, str, str]]:
     """The rows of the table: expression, name of the error, words."""
     rows = [line for line in MISTAKES.splitlines() if line and not line.startswith("#")]
     pairs = zip(rows[::2], rows[1::2], strict=True)

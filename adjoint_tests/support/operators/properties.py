@@ -191,6 +191,11 @@ def run_spmd(op: LinearOperator, x: Vector, y: Vector, backend: str = "threads")
     return linop.launch(main, workers=needed[-1] + 1 if needed else 1, backend=backend)
 
 
+def held(vector: Vector) -> dict[int, np.ndarray]:
+    """The array of each worker that holds a region, for spaces with one region a worker."""
+    return {w: vector[region.name] for region in vector.space for w in region.workers}
+
+
 def whole_vector(space: Space, parts: list[Mapping[str, np.ndarray]]) -> Vector:
     """The vector that the workers' parts make up; all holders of a region must agree."""
     arrays: dict[str, np.ndarray] = {}
