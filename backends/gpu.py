@@ -28,9 +28,6 @@ from linop.backends.device.staging import DeviceMessages, way
 from linop.backends.jobs.lifetime import FREED, end, watch
 from linop.backends.transports.mpi_transport import Ranks
 
-_SAID = 400
-"""Bytes of an error message in the exchange between ranks; longer ones are cut."""
-
 
 def get(
     comm: Any = None,
@@ -88,8 +85,8 @@ def _found(transport: Ranks, device: int | None, arrays: DeviceArrays | None) ->
     Raises:
         The first error of any rank, on every rank.
     """
-    problem: LinopError | None = None
-    transport.gather_all(b"")  # a barrier with a time limit
+    problem: tuple[str, str] | None = None
+    transport.gather_all(None)  # a barrier with a time limit
     here = transport.comm.Split_type(MPI.COMM_TYPE_SHARED)
     number = here.rank
     here.Free()
@@ -97,12 +94,10 @@ def _found(transport: Ranks, device: int | None, arrays: DeviceArrays | None) ->
         arrays = arrays or cupy_arrays()
         arrays.use(number, device)
     except LinopError as error:
-        problem = error
-    text = f"{type(problem).__name__}\n{problem}" if problem is not None else ""
-    said = transport.gather_all(text.encode()[:_SAID].ljust(_SAID))
-    for worker, data in enumerate(said):
-        kind, _, words = data.decode(errors="ignore").rstrip().partition("\n")
-        if kind:
+        problem = type(error).__name__, str(error)
+    for worker, said in enumerate(transport.gather_all(problem)):
+        if said is not None:
+            kind, words = said
             raise rebuilt(kind, f"worker {worker}: {words}")
     assert arrays is not None
     return arrays
@@ -122,9 +117,8 @@ def _chosen(transport: Ranks, arrays: DeviceArrays, wanted: str) -> Answer:
             raise BackendError(f"way 'aware': {answer.why}; use way='staged'")
         return Answer(True, f"asked for, and {answer.why}")
     answer = asked()
-    said = transport.gather_all(bytes([answer.yes]))
-    if not all(any(one) for one in said):
-        silent = [worker for worker, one in enumerate(said) if not any(one)]
+    silent = [worker for worker, yes in enumerate(transport.gather_all(answer.yes)) if not yes]
+    if silent:
         return Answer(False, answer.why if not answer.yes else f"no support on workers {silent}")
     return tried(transport, arrays)
 

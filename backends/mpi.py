@@ -10,8 +10,6 @@ would wait for it forever.
 from __future__ import annotations
 
 import os
-import pickle
-import struct
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -117,9 +115,9 @@ def joined_alike(comm: MPI.Comm, mine: settings.Founds) -> tuple[Ranks, dict[str
             DeadlockError: a rank does not arrive within the wait limit.
     """
     transport = joined(comm, mine["wait_limit"].value)
-    said = transport.gather_all(pickle.dumps(mine), "compare settings")
+    said = transport.gather_all(mine, "compare settings")
     try:
-        return transport, settings.alike([pickle.loads(one) for one in said])
+        return transport, settings.alike(said)
     except LinopError as error:
         transport.leave()
         transport.end(error)
@@ -163,9 +161,7 @@ def launch_by(
         backend = get(world, **options)
         results[world.rank] = main(backend)
         if isinstance(backend, Worker):
-            counts = pickle.dumps(backend.counts())
-            said = backend.transport.gather_all(counts, "end linop.launch")
-            check_calls([pickle.loads(one) for one in said])
+            check_calls(backend.transport.gather_all(backend.counts(), "end linop.launch"))
         if size < MPI.COMM_WORLD.size:
             world.Free()
     return results
@@ -216,10 +212,8 @@ class Rank(Worker):
         if self._pool is None:
             return
         self._pool.reclaim()  # no worker runs a plan until the exchange below
-        room = self._pool.room()
-        said = self._ranks.gather_all(struct.pack("=3q", memory_needed(plan), *room))
-        needs, *rooms = zip(*(struct.unpack("=3q", one) for one in said), strict=True)
-        size = wanted(max(needs), list(zip(*rooms, strict=True)))
+        said = self._ranks.gather_all((memory_needed(plan), self._pool.room()))
+        size = wanted(max(need for need, _ in said), [room for _, room in said])
         if size:
             self._pool.grow(self._ranks.gather_all, size)
 

@@ -9,7 +9,6 @@ mode); a worker that fails in one raises an alarm, which ends the other workers'
 from __future__ import annotations
 
 import math
-import struct
 import threading
 import time
 import weakref
@@ -182,10 +181,13 @@ class Worker(Backend):
         return self.transport
 
     def total(self, space: Space) -> Total:
+        del space
+
         def summed(partials: Sequence[Mapping[int, Scalar]]) -> list[Scalar]:
             # The worker that counts a region is the first of its holders.
             mine = [partial.get(self.worker, 0) for partial in partials]
-            return sums_over_workers(mine, space, self.transport)
+            everyones = self.transport.gather_all(mine, "take a norm or inner product")
+            return [sum(each) for each in zip(*everyones, strict=True)]  # in order of workers
 
         return summed
 
@@ -437,22 +439,3 @@ def _gone(points: dict[Key, Point], tag: int, counters: Counters) -> None:
     if len(points) > _GONE:
         for key in list(points)[: _GONE // 2]:
             del points[key]
-
-
-def sums_over_workers(values: Sequence[Scalar], space: Space, transport: Transport) -> list[Scalar]:
-    """Sum of each number over all workers, in worker order: the same bits on every worker;
-    collective."""
-    whole, pairs = space.dtype.kind in "iu", space.dtype.kind == "c"
-    form = "=" + ("16s" if whole else "dd" if pairs else "d") * len(values)
-    numbers: list[Any] = [x for v in values for x in ((v.real, v.imag) if pairs else (v,))]
-    if whole:  # sums of 64-bit products need more than 64 bits
-        numbers = [n.to_bytes(16, "little", signed=True) for n in numbers]
-    sums: list[Scalar] = [0] * len(values)
-    for data in transport.gather_all(struct.pack(form, *numbers), "take a norm or inner product"):
-        said: Sequence[Any] = struct.unpack(form, data)
-        if whole:
-            said = [int.from_bytes(n, "little", signed=True) for n in said]
-        elif pairs:
-            said = [complex(*said[k : k + 2]) for k in range(0, len(said), 2)]
-        sums = [total + number for total, number in zip(sums, said, strict=True)]
-    return sums

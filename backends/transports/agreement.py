@@ -3,7 +3,6 @@ it, and all made the same calls before."""
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -13,7 +12,7 @@ from linop.errors import BackendError, LinopError
 from linop.operators.operator import LinearOperator
 
 _SHOWN = 160
-"""Longest text of an operator in an error, in bytes."""
+"""Longest text of an operator in an error."""
 
 
 class Said(NamedTuple):
@@ -57,7 +56,7 @@ def check_agreement(
     # First a cheap digest of the construction; equal operators may be constructed in two ways.
     wrong = (type(lowered).__name__, str(lowered)) if isinstance(lowered, LinopError) else None
     mine = Said(op.stages.digest, plans, wrong, dict(calls or {}))
-    said = [Said(*pickle.loads(one)) for one in meet(pickle.dumps(tuple(mine)))]
+    said = meet(mine)
     digests = [one.digest for one in said]
     if len(set(digests)) > 1:
         digests = meet(op.stages.fingerprint)
@@ -68,12 +67,11 @@ def check_agreement(
                 raise rebuilt(kind, f"worker {worker}, compiling {op!r}: {text}")
         check_calls([one.calls for one in said])
         return max(one.plans for one in said)
-    names = meet(repr(op).encode()[:_SHOWN])
+    names = meet(repr(op)[:_SHOWN].rstrip())
     built = []
     for known in dict.fromkeys(digests):
         workers = [w for w, digest in enumerate(digests) if digest == known]
-        name = names[workers[0]].decode(errors="ignore").rstrip()
-        built.append(f"workers {workers} built {name}")
+        built.append(f"workers {workers} built {names[workers[0]]}")
     raise BackendError(
         f"workers built different operators: {'; '.join(built)}. Build it from the same arguments "
         f"on every worker"

@@ -9,7 +9,6 @@ tensor, or is an error on every worker.
 from __future__ import annotations
 
 import hashlib
-import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -21,6 +20,7 @@ from linop import backends
 from linop.backends import Backend
 from linop.backends.autograd.bridge import bridge_of, is_remembering, numpy_dtype, run
 from linop.backends.execution.arrays import Arrays
+from linop.backends.transports.transport import Item
 from linop.backends.worker import Worker
 from linop.errors import ArgumentError, BackendError, DTypeError, ShapeError
 from linop.layers.agreement.arguments import Said, compare_arguments
@@ -186,7 +186,7 @@ class Meeting:
             # References are weak, and collected at other times on other workers: a cached operator
             # is used if all workers still have it.
             assert isinstance(self._backend, Worker)
-            mine = digest + bytes([known is not None])
+            mine = digest, known is not None
             gathered = self._backend.transport.gather_all(mine, "plan", about)
             if set(gathered) != {mine}:
                 known = None
@@ -194,7 +194,7 @@ class Meeting:
             known = self._operators[digest] = op or make(*arguments, **options)
         return known
 
-    def constructed(self, layer: Made, mine: Any) -> list[Any]:
+    def constructed(self, layer: Made, mine: Item) -> list[Item]:
         """All workers' messages at the construction of a layer, by worker. Collective.
 
         Raises:
@@ -206,9 +206,9 @@ class Meeting:
         return [one for _, one in said]
 
     def told(
-        self, mine: Any, doing: str = "tell others of its model", about: str = ""
-    ) -> list[Any]:
-        """All workers' messages, by worker: small objects, which are pickled. Collective.
+        self, mine: Item, doing: str = "tell others of its model", about: str = ""
+    ) -> list[Item]:
+        """All workers' messages, by worker: small objects that pickle. Collective.
 
         Args:
             doing, about: the activity, equal on all workers, and its object, in words.
@@ -216,12 +216,10 @@ class Meeting:
         Raises:
             BackendError: workers are in different activities; on every worker.
         """
-        return [mine] if self._alone else self._told(mine, doing, about)
-
-    def _told(self, mine: Any, doing: str, about: str) -> list[Any]:
+        if self._alone:
+            return [mine]
         assert isinstance(self._backend, Worker)
-        said = self._backend.transport.gather_all(pickle.dumps(mine), doing, about)
-        return [pickle.loads(one) for one in said]
+        return self._backend.transport.gather_all(mine, doing, about)
 
 
 def _key(value: Any) -> Any:

@@ -18,6 +18,7 @@ import torch
 
 from linop.backends import Backend
 from linop.backends.autograd.bridge import numpy_dtype
+from linop.backends.transports.transport import Item
 from linop.errors import ArgumentError, BackendError, LinopError
 from linop.layers.agreement.meeting import Meeting, meeting_of, program
 from linop.layers.layer import Layer, Tensor, mine
@@ -76,8 +77,8 @@ class Workers:
             key for key, *rows in zip(self.parts, *said, strict=True) if any(m for *_, m in rows)
         ]
 
-    def told(self, mine: Any) -> list[Any]:
-        """All workers' messages, by worker: small objects, which are pickled. Collective."""
+    def told(self, mine: Item) -> list[Item]:
+        """All workers' messages, by worker: small objects that pickle. Collective."""
         return self.meeting.told(mine, about=f"in {self.what}")
 
     def _same_call(self, said: Sequence[Any]) -> None:
