@@ -13,21 +13,14 @@ from functools import partial
 from types import FrameType
 from typing import Any
 
-# First: its error without torch names the extra to install.
-from linop.backends.autograd.functions import apply, tie
-
-# isort: split
 import numpy as np
 import torch
 
 from linop.backends import Backend
-from linop.backends.autograd.bridge import (
-    bridge_of,
-    is_replaying,
-    name_layer,
-    numpy_dtype,
-    torch_dtype,
-)
+from linop.backends.autograd.bridge import bridge_of
+from linop.backends.autograd.checkpointing import is_replaying
+from linop.backends.autograd.dtypes import numpy_dtype, torch_dtype
+from linop.backends.autograd.functions import apply, tie
 from linop.backends.transports.recorder import namers
 from linop.errors import (
     BackendError,
@@ -37,6 +30,7 @@ from linop.errors import (
     ShapeError,
     SubsetError,
     expect,
+    name_layer,
 )
 from linop.layers.agreement.arguments import (
     Said,

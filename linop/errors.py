@@ -87,6 +87,19 @@ def expect(what: str, value: object, kind: type[T]) -> T:
     return value
 
 
+def name_layer(error: LinopError, where: str, kind: str = "") -> None:
+    """Prefix an error's text with the layer in which it was raised, unless it has one.
+
+    Args:
+        where: name of the layer.
+        kind: class of the layer; removed from the start of the text.
+    """
+    if where and not error.layer:
+        text = str(error).removeprefix(f"{kind}: ")
+        error.args = (f"{where}: {text}", *error.args[1:])
+        error.layer = where
+
+
 def interrupt(error: BaseException) -> None:
     """Mark an exception, linop's or a user's, as having interrupted communication: messages of this
     worker may be unconsumed, or other workers may wait for it."""

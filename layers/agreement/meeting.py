@@ -15,10 +15,13 @@ from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 import numpy as np
+import torch
 
 from linop import backends
 from linop.backends import Backend
-from linop.backends.autograd.bridge import bridge_of, is_remembering, numpy_dtype, run
+from linop.backends.autograd.bridge import bridge_of
+from linop.backends.autograd.checkpointing import is_remembering, run
+from linop.backends.autograd.dtypes import numpy_dtype
 from linop.backends.execution.arrays import Arrays
 from linop.backends.transports.transport import Item
 from linop.backends.worker import Worker
@@ -28,9 +31,6 @@ from linop.operators.collectives import all_reduce
 from linop.operators.operator import LinearOperator
 from linop.spaces.partition import Partition
 from linop.spaces.tensor import COPIES, Axis, TensorSpace
-
-# isort: split
-import torch
 
 _MOST = 4096
 """Entries of each cache of digests, for all layers together."""

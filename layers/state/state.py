@@ -11,13 +11,11 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from linop.backends.autograd.functions import apply
-
-# isort: split
 import torch
 
 from linop.backends import Backend
-from linop.backends.autograd.bridge import numpy_dtype
+from linop.backends.autograd.dtypes import numpy_dtype
+from linop.backends.autograd.functions import apply
 from linop.backends.transports.transport import Item
 from linop.errors import ArgumentError, BackendError, LinopError
 from linop.layers.agreement.meeting import Meeting, meeting_of, program
