@@ -34,7 +34,7 @@ try:
     from mpi4py import MPI
 
     from linop.backends.jobs.joining import duplicated, joined, part
-    from linop.backends.jobs.lifetime import FREED, end, watch
+    from linop.backends.jobs.lifetime import RankWorker, kept, new_key
     from linop.backends.shared_memory.pool import NoWindowError, Pool, wanted
     from linop.backends.shared_memory.windows import NoRoomError, Windows, memory_needed
     from linop.backends.transports.mpi_collectives import Groups, with_collectives
@@ -80,17 +80,15 @@ def get(
             ranks. Both on every rank.
     """
     comm = communicator(comm)
-    known = comm.Get_attr(_CACHED)
-    if isinstance(known, Backend):
-        return known
-    given = {"windows": windows, "collectives": collectives, "sums": sums}
-    mine = settings.found("mpi", wait_limit=wait_limit, debug=debug, **given)
-    transport, agreed = joined_alike(comm, mine)
-    choice = Choice(agreed["collectives"], agreed["sums"] == "any")
-    worker = Rank(transport, agreed["windows"], agreed["debug"], choice)
-    comm.Set_attr(_CACHED, worker)
-    watch(worker)
-    return worker
+
+    def made() -> Rank:
+        given = {"windows": windows, "collectives": collectives, "sums": sums}
+        mine = settings.found("mpi", wait_limit=wait_limit, debug=debug, **given)
+        transport, agreed = joined_alike(comm, mine)
+        choice = Choice(agreed["collectives"], agreed["sums"] == "any")
+        return Rank(transport, agreed["windows"], agreed["debug"], choice)
+
+    return kept(comm, _KEY, made)
 
 
 def communicator(comm: Any) -> MPI.Comm:
@@ -167,7 +165,7 @@ def launch_by(
     return results
 
 
-class Rank(Worker):
+class Rank(RankWorker):
     """One rank as a worker. Ranks of one machine exchange through shared memory.
 
     Args:
@@ -179,7 +177,6 @@ class Rank(Worker):
 
     def __init__(self, transport: Ranks, windows: bool, debug: bool, choice: Choice) -> None:
         super().__init__("mpi", transport, debug)
-        self._ranks = transport
         self.groups = Groups(transport)
         self._choice = choice
         self._pool: Pool | None = None
@@ -195,11 +192,11 @@ class Rank(Worker):
 
     def _share(self) -> None:
         try:
-            self._pool = Pool.of(self._ranks.comm, self._ranks.gather_all)
+            self._pool = Pool.of(self.transport.comm, self.transport.gather_all)
         except NoWindowError as error:
             self._why = f"there is no shared memory: {error}"
         else:
-            self._ranks.listen_to(self._pool.bells)
+            self.transport.listen_to(self._pool.bells)
 
     def _compile(self, op: LinearOperator) -> BoundPlan:
         if self._pool is not None:
@@ -212,10 +209,10 @@ class Rank(Worker):
         if self._pool is None:
             return
         self._pool.reclaim()  # no worker runs a plan until the exchange below
-        said = self._ranks.gather_all((memory_needed(plan), self._pool.room()))
+        said = self.transport.gather_all((memory_needed(plan), self._pool.room()))
         size = wanted(max(need for need, _ in said), [room for _, room in said])
         if size:
-            self._pool.grow(self._ranks.gather_all, size)
+            self._pool.grow(self.transport.gather_all, size)
 
     def rewritten(self, plan: Plan) -> Plan:
         return with_all(plan, self._choice)
@@ -232,12 +229,11 @@ class Rank(Worker):
         self, plan: Plan, group: Sequence[int], tag: int, about: Callable[[], str]
     ) -> Program:
         calls = self.calls(group)
-        return with_collectives(plan, self._ranks, tag, about, calls, self.groups, self._choice)
+        return with_collectives(plan, self.transport, tag, about, calls, self.groups, self._choice)
 
     def leave(self) -> None:
-        """Free the communicators of this backend; collective."""
         self.groups.close()
-        self._ranks.leave()
+        super().leave()
 
     def way(self, program: Program | None = None) -> str:
         if isinstance(program, Windows):
@@ -257,11 +253,11 @@ class Rank(Worker):
         calls = self.calls(group)
         assert calls is not None  # the group has several workers
         try:
-            program = Windows(plan, pool, self._ranks.until, self._ranks.spins, about, calls)
+            program = Windows(plan, pool, self.transport.until, self.transport.spins, about, calls)
         except NoRoomError:
             program = None
         verdict = Verdict(votes=program is not None)
-        with Talk(self._ranks, ("bind", tag)) as talk:
+        with Talk(self.transport, ("bind", tag)) as talk:
             me = group.index(self.worker)
             if not agree(talk, me, group, verdict, f"bind {about()}").votes or program is None:
                 if program is not None:
@@ -279,15 +275,7 @@ class Rank(Worker):
         return program
 
 
-def _free(comm: MPI.Comm, keyval: int, worker: Rank) -> None:
-    del comm, keyval
-    end(worker, FREED, worker.leave)
-
-
-_CACHED = MPI.Comm.Create_keyval(delete_fn=_free)
-"""Attribute key of a communicator's backend, so that each communicator is duplicated once."""
-
-
+_KEY = new_key()
 ending.at_end.append(part)
 if MPI.COMM_WORLD.size > 1:
     ending.install()

@@ -38,7 +38,7 @@ from linop.backends.transports.deadlock import PAST, Key, Point
 from linop.backends.transports.point_to_point import Messages
 from linop.backends.transports.recorder import Called, users_line
 from linop.backends.transports.transport import Talk, Transport, Verdict, agree
-from linop.errors import BackendError, LinopError, interrupt
+from linop.errors import BackendError, LinopError, interrupt, restated
 from linop.normal_form.stages import Stages
 from linop.operators.operator import LinearOperator
 from linop.planning.lowering import workers_of
@@ -338,7 +338,7 @@ class WorkerPlan(BoundPlan):
         transport.busy = self._tag
         if wrong is not None:
             text = f"worker {transport.worker}, argument of {self.op!r}: {wrong}"
-            verdict.wrong[transport.worker] = type(wrong).__name__, text
+            verdict.wrong[transport.worker] = restated(wrong, text)
         me = self.group.index(transport.worker)
         with Talk(transport, ("call", self._tag, self._calls)) as talk:
             doing = f"make {what}" if call else f"call {what}"

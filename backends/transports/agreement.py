@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from linop.backends.transports.transport import Transport, rebuilt
-from linop.errors import BackendError, LinopError
+from linop.backends.transports.transport import Transport
+from linop.errors import BackendError, LinopError, restated
 from linop.operators.operator import LinearOperator
 
 _SHOWN = 160
@@ -22,8 +22,8 @@ class Said(NamedTuple):
     """Digest of the operator's construction."""
     plans: int
     """Number of plans compiled so far."""
-    wrong: tuple[str, str] | None
-    """Class name and text of the error raised by lowering; None if there was none."""
+    wrong: LinopError | None
+    """Error raised by lowering."""
     calls: dict[tuple[int, ...], int | None]
     """Calls since the last collective compile, by group of workers; None where they need not be
     equal in the group."""
@@ -54,7 +54,7 @@ def check_agreement(
     """
     meet = partial(transport.gather_all, doing="compile", about=op)
     # First a cheap digest of the construction; equal operators may be constructed in two ways.
-    wrong = (type(lowered).__name__, str(lowered)) if isinstance(lowered, LinopError) else None
+    wrong = restated(lowered, str(lowered)) if isinstance(lowered, LinopError) else None
     mine = Said(op.stages.digest, plans, wrong, dict(calls or {}))
     said = meet(mine)
     digests = [one.digest for one in said]
@@ -63,8 +63,7 @@ def check_agreement(
     if len(set(digests)) == 1:
         for worker, one in enumerate(said):
             if one.wrong is not None:
-                kind, text = one.wrong
-                raise rebuilt(kind, f"worker {worker}, compiling {op!r}: {text}")
+                raise restated(one.wrong, f"worker {worker}, compiling {op!r}: {one.wrong}")
         check_calls([one.calls for one in said])
         return max(one.plans for one in said)
     names = meet(repr(op)[:_SHOWN].rstrip())

@@ -12,10 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from linop import errors
 from linop.backends.transports.deadlock import Key, Point
 from linop.backends.transports.recorder import Recorder
-from linop.errors import BackendError, LinopError, interrupt
+from linop.errors import BackendError, LinopError, interrupt, restated
 from linop.spaces.scalars import Array
 
 Item = TypeVar("Item")
@@ -173,8 +172,8 @@ class Transport(Protocol):
 class Verdict:
     """Merged statements of workers before a call: errors found, calls made, votes."""
 
-    wrong: dict[int, tuple[str, str]] = field(default_factory=dict)
-    """Errors by worker: class name and text."""
+    wrong: dict[int, LinopError] = field(default_factory=dict)
+    """Errors by worker."""
     calls: dict[tuple[int, int], tuple[int, str]] = field(default_factory=dict)
     """Calls by (tag, call number): the first worker that makes it, and its name."""
     votes: bool = True
@@ -189,8 +188,7 @@ class Verdict:
     def error(self) -> LinopError | None:
         """The first worker's error, to be raised on every worker; None if all agree."""
         if self.wrong:
-            kind, text = self.wrong[min(self.wrong)]
-            return rebuilt(kind, text)
+            return self.wrong[min(self.wrong)]
         if len(self.calls) > 1:
             calls = "; ".join(f"worker {w} calls {what}" for w, what in sorted(self.calls.values()))
             return BackendError(
@@ -252,19 +250,10 @@ def gathering(peer: int, doing: str, about: object) -> str:
 def heard(error: LinopError, tag: int) -> LinopError:
     """New instance of an alarm's error for the receiving worker, marked with the plan's tag so that
     it raises no further alarm."""
-    mine = rebuilt(type(error).__name__, str(error))
+    mine = restated(error, str(error))
     mine.alarm = tag
     interrupt(mine)
     return mine
-
-
-def rebuilt(kind: str, text: str) -> LinopError:
-    """Instance of another worker's error: of the same class if it is one of linop's, else a
-    `BackendError`."""
-    known = getattr(errors, kind, None)
-    ours = isinstance(known, type) and issubclass(known, LinopError)
-    error: LinopError = known(text) if ours else BackendError(f"{kind}: {text}")  # type: ignore[misc]
-    return error
 
 
 class Talk:
