@@ -10,8 +10,6 @@ would wait for it forever.
 from __future__ import annotations
 
 import os
-import pickle
-import struct
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -39,7 +37,7 @@ try:
     from mpi4py import MPI
 
     from linop.backends.jobs.joining import duplicated, joined, part
-    from linop.backends.jobs.lifetime import FREED, end, watch
+    from linop.backends.jobs.lifetime import RankWorker, kept, new_key
     from linop.backends.shared_memory.plan_memory import NoRoomError, memory_needed
     from linop.backends.shared_memory.pool import NoWindowError, Pool, wanted
     from linop.backends.shared_memory.windows import Windows
@@ -86,17 +84,15 @@ def get(
             ranks. Both on every rank.
     """
     comm = communicator(comm)
-    known = comm.Get_attr(_CACHED)
-    if isinstance(known, Backend):
-        return known
-    given = {"windows": windows, "collectives": collectives, "sums": sums}
-    mine = settings.found("mpi", wait_limit=wait_limit, debug=debug, **given)
-    transport, agreed = joined_alike(comm, mine)
-    choice = Choice(agreed["collectives"], agreed["sums"] == "any")
-    worker = Rank(transport, agreed["windows"], agreed["debug"], choice)
-    comm.Set_attr(_CACHED, worker)
-    watch(worker)
-    return worker
+
+    def made() -> Rank:
+        given = {"windows": windows, "collectives": collectives, "sums": sums}
+        mine = settings.found("mpi", wait_limit=wait_limit, debug=debug, **given)
+        transport, agreed = joined_alike(comm, mine)
+        choice = Choice(agreed["collectives"], agreed["sums"] == "any")
+        return Rank(transport, agreed["windows"], agreed["debug"], choice)
+
+    return kept(comm, _KEY, made)
 
 
 def communicator(comm: Any) -> MPI.Comm:
@@ -121,9 +117,9 @@ def joined_alike(comm: MPI.Comm, mine: settings.Founds) -> tuple[Ranks, dict[str
             DeadlockError: a rank does not arrive within the wait limit.
     """
     transport = joined(comm, mine["wait_limit"].value)
-    said = transport.gather_all(pickle.dumps(mine), "compare settings")
+    said = transport.gather_all(mine, "compare settings")
     try:
-        return transport, settings.alike([pickle.loads(one) for one in said])
+        return transport, settings.alike(said)
     except LinopError as error:
         transport.leave()
         transport.end(error)
@@ -167,15 +163,13 @@ def launch_by(
         backend = get(world, **options)
         results[world.rank] = main(backend)
         if isinstance(backend, Worker):
-            counts = pickle.dumps(backend.counts())
-            said = backend.transport.gather_all(counts, "end linop.launch")
-            check_calls([pickle.loads(one) for one in said])
+            check_calls(backend.transport.gather_all(backend.counts(), "end linop.launch"))
         if size < MPI.COMM_WORLD.size:
             world.Free()
     return results
 
 
-class Rank(Worker):
+class Rank(RankWorker):
     """One rank as a worker. Ranks of one machine exchange through shared memory.
 
     Args:
@@ -187,7 +181,6 @@ class Rank(Worker):
 
     def __init__(self, transport: Ranks, windows: bool, debug: bool, choice: Choice) -> None:
         super().__init__("mpi", transport, debug)
-        self._ranks = transport
         self.groups = Groups(transport)
         self._choice = choice
         self._pool: Pool | None = None
@@ -203,11 +196,11 @@ class Rank(Worker):
 
     def _share(self) -> None:
         try:
-            self._pool = Pool.of(self._ranks.comm, self._ranks.gather_all)
+            self._pool = Pool.of(self.transport.comm, self.transport.gather_all)
         except NoWindowError as error:
             self._why = f"there is no shared memory: {error}"
         else:
-            self._ranks.listen_to(self._pool.bells)
+            self.transport.listen_to(self._pool.bells)
 
     def _compile(self, op: LinearOperator) -> BoundPlan:
         if self._pool is not None:
@@ -220,12 +213,10 @@ class Rank(Worker):
         if self._pool is None:
             return
         self._pool.reclaim()  # no worker runs a plan until the exchange below
-        room = self._pool.room()
-        said = self._ranks.gather_all(struct.pack("=3q", memory_needed(plan), *room))
-        needs, *rooms = zip(*(struct.unpack("=3q", one) for one in said), strict=True)
-        size = wanted(max(needs), list(zip(*rooms, strict=True)))
+        said = self.transport.gather_all((memory_needed(plan), self._pool.room()))
+        size = wanted(max(need for need, _ in said), [room for _, room in said])
         if size:
-            self._pool.grow(self._ranks.gather_all, size)
+            self._pool.grow(self.transport.gather_all, size)
 
     @property
     def options(self) -> Options:
@@ -246,13 +237,12 @@ class Rank(Worker):
         patterns = {stage: found for stage, (found, _) in stages.items()}
         layout = self.layout(plan, replace(self.options, collectives=lambda plan: patterns))
         calls = self.calls(group)
-        how = Collectives(layout, self._ranks, tag, about, calls, self.groups, stages, reasons)
+        how = Collectives(layout, self.transport, tag, about, calls, self.groups, stages, reasons)
         return Program(layout, how, calls)
 
     def leave(self) -> None:
-        """Free the communicators of this backend; collective."""
         self.groups.close()
-        self._ranks.leave()
+        super().leave()
 
     def way(self, program: Program | None = None) -> str:
         if program is not None and isinstance(program.messages, Windows):
@@ -272,11 +262,12 @@ class Rank(Worker):
         calls = self.calls(group)
         assert calls is not None  # the group has several workers
         layout = self.layout(plan, super().options)
+        transport = self.transport
         windows: Windows | None = None
         with suppress(NoRoomError):
-            windows = Windows(layout, pool, self._ranks.until, self._ranks.spins, about, calls)
+            windows = Windows(layout, pool, transport.until, transport.spins, about, calls)
         verdict = Verdict(votes=windows is not None)
-        with Talk(self._ranks, ("bind", tag)) as talk:
+        with Talk(transport, ("bind", tag)) as talk:
             me = group.index(self.worker)
             if not agree(talk, me, group, verdict, f"bind {about()}").votes or windows is None:
                 if windows is not None:
@@ -294,15 +285,7 @@ class Rank(Worker):
         return Program(layout, windows, calls)
 
 
-def _free(comm: MPI.Comm, keyval: int, worker: Rank) -> None:
-    del comm, keyval
-    end(worker, FREED, worker.leave)
-
-
-_CACHED = MPI.Comm.Create_keyval(delete_fn=_free)
-"""Attribute key of a communicator's backend, so that each communicator is duplicated once."""
-
-
+_KEY = new_key()
 ending.at_end.append(part)
 if MPI.COMM_WORLD.size > 1:
     ending.install()

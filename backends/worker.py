@@ -9,7 +9,6 @@ mode); a worker that fails in one raises an alarm, which ends the other workers'
 from __future__ import annotations
 
 import math
-import struct
 import threading
 import time
 import weakref
@@ -33,7 +32,7 @@ from linop.backends.transports.deadlock import PAST, Key, Point
 from linop.backends.transports.point_to_point import PointToPoint
 from linop.backends.transports.recorder import Called, users_line
 from linop.backends.transports.transport import Talk, Transport, Verdict, agree
-from linop.errors import BackendError, LinopError, interrupt
+from linop.errors import BackendError, LinopError, interrupt, restated
 from linop.normal_form.stages import Stages
 from linop.operators.operator import LinearOperator
 from linop.planning.lowering import workers_of
@@ -183,10 +182,13 @@ class Worker(Backend):
         return self.transport
 
     def total(self, space: Space) -> Total:
+        del space
+
         def summed(partials: Sequence[Mapping[int, Scalar]]) -> list[Scalar]:
             # The worker that counts a region is the first of its holders.
             mine = [partial.get(self.worker, 0) for partial in partials]
-            return sums_over_workers(mine, space, self.transport)
+            everyones = self.transport.gather_all(mine, "take a norm or inner product")
+            return [sum(each) for each in zip(*everyones, strict=True)]  # in order of workers
 
         return summed
 
@@ -344,7 +346,7 @@ class WorkerPlan(BoundPlan):
         transport.busy = self._tag
         if wrong is not None:
             text = f"worker {transport.worker}, argument of {self.op!r}: {wrong}"
-            verdict.wrong[transport.worker] = type(wrong).__name__, text
+            verdict.wrong[transport.worker] = restated(wrong, text)
         me = self.group.index(transport.worker)
         with Talk(transport, ("call", self._tag, self._calls)) as talk:
             doing = f"make {what}" if call else f"call {what}"
@@ -446,22 +448,3 @@ def _gone(points: dict[Key, Point], tag: int, counters: Counters) -> None:
     if len(points) > _GONE:
         for key in list(points)[: _GONE // 2]:
             del points[key]
-
-
-def sums_over_workers(values: Sequence[Scalar], space: Space, transport: Transport) -> list[Scalar]:
-    """Sum of each number over all workers, in worker order: the same bits on every worker;
-    collective."""
-    whole, pairs = space.dtype.kind in "iu", space.dtype.kind == "c"
-    form = "=" + ("16s" if whole else "dd" if pairs else "d") * len(values)
-    numbers: list[Any] = [x for v in values for x in ((v.real, v.imag) if pairs else (v,))]
-    if whole:  # sums of 64-bit products need more than 64 bits
-        numbers = [n.to_bytes(16, "little", signed=True) for n in numbers]
-    sums: list[Scalar] = [0] * len(values)
-    for data in transport.gather_all(struct.pack(form, *numbers), "take a norm or inner product"):
-        said: Sequence[Any] = struct.unpack(form, data)
-        if whole:
-            said = [int.from_bytes(n, "little", signed=True) for n in said]
-        elif pairs:
-            said = [complex(*said[k : k + 2]) for k in range(0, len(said), 2)]
-        sums = [total + number for total, number in zip(sums, said, strict=True)]
-    return sums

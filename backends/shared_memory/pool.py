@@ -46,7 +46,7 @@ _ABANDONED = 60.0
 """Age in seconds from which a file that still has a name is left from a killed job: a window has
 one for milliseconds."""
 
-GatherAll = Callable[[bytes], list[bytes]]
+GatherAll = Callable[[str], list[str]]
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Segment:
     """One window: this rank's memory with its free blocks, and views of all ranks' memory.
 
     Args:
-        gather_all: all-gather of bytes by rank; creating a window is collective.
+        gather_all: all-gather of texts by rank; creating a window is collective.
         size: bytes per rank.
 
     Raises:
@@ -88,7 +88,7 @@ class Segment:
     def __init__(self, gather_all: GatherAll, rank: int, ranks: int, size: int) -> None:
         self.size = -(-size // PAGE) * PAGE
         path = _made(self.size * ranks) if rank == 0 else ""
-        path = gather_all(path.encode())[0].decode()
+        path = gather_all(path)[0]
         try:
             shared: mmap.mmap | None = None
             wrong = ""
@@ -98,7 +98,7 @@ class Segment:
                 wrong = f"{error.strerror} on worker {rank}"
             except ValueError as error:  # the file is short: other ranks' allocations failed
                 wrong = f"{error} on worker {rank}"
-            said = [text.decode() for text in gather_all(wrong.encode()) if text]
+            said = [text for text in gather_all(wrong) if text]
         finally:
             if rank == 0:
                 Path(path).unlink(missing_ok=True)

@@ -11,14 +11,13 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from linop.backends.autograd.functions import apply
-
-# isort: split
 import torch
 
 from linop.backends import Backend
-from linop.backends.autograd.bridge import numpy_dtype
-from linop.errors import ArgumentError, BackendError, LinopError
+from linop.backends.autograd.dtypes import numpy_dtype
+from linop.backends.autograd.functions import apply
+from linop.backends.transports.transport import Item
+from linop.errors import ArgumentError, BackendError, restated
 from linop.layers.agreement.meeting import Meeting, meeting_of, program
 from linop.layers.layer import Layer, Tensor, mine
 from linop.layers.state.parts import Part, fit, lost_on_meta, parts_of
@@ -76,8 +75,8 @@ class Workers:
             key for key, *rows in zip(self.parts, *said, strict=True) if any(m for *_, m in rows)
         ]
 
-    def told(self, mine: Any) -> list[Any]:
-        """All workers' messages, by worker: small objects, which are pickled. Collective."""
+    def told(self, mine: Item) -> list[Item]:
+        """All workers' messages, by worker: small objects that pickle. Collective."""
         return self.meeting.told(mine, about=f"in {self.what}")
 
     def _same_call(self, said: Sequence[Any]) -> None:
@@ -131,11 +130,10 @@ class Workers:
             result = work()
         except Exception as error:
             problem = error
-        said = self.told(None if problem is None else packed_error(problem))
+        said = self.told(None if problem is None else restated(problem, str(problem)))
         for worker, told in enumerate(said):
             if told is not None:
-                kind, words = told
-                raise kind(f"{self.what}: on worker {worker}: {words}") from problem
+                raise restated(told, f"{self.what}: on worker {worker}: {told}") from problem
         return result
 
     def same(self, parts: Sequence[Part]) -> None:
@@ -338,9 +336,3 @@ def _as_carrier(tensor: Tensor, device: str = "cpu") -> Tensor:
 def _digest(tensor: Tensor) -> bytes:
     # Of the bits: NaN is equal to itself.
     return hashlib.sha256(_as_carrier(tensor).numpy().tobytes()).digest()
-
-
-def packed_error(error: Exception) -> tuple[type[LinopError], str]:
-    if isinstance(error, LinopError):
-        return type(error), str(error)
-    return BackendError, f"{type(error).__name__}: {error}"

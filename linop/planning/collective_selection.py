@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from linop.planning.network import Network
+from linop.planning import network
 from linop.planning.patterns import Kind, Pattern, seconds
 from linop.planning.plan import (
     GROUP,
@@ -70,7 +70,7 @@ class Choice:
             return True, "asked for"
         if len(found.group) < LEAST:
             return False, f"fewer than {LEAST} workers"
-        apart, together = seconds(found, dtype.itemsize, Network())
+        apart, together = seconds(found, dtype.itemsize, network.ASSUMED)
         said = f"predicted {together * 1e6:.3g} µs together, {apart * 1e6:.3g} µs in messages"
         return together < apart, said
 

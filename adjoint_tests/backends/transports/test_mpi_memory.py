@@ -427,9 +427,9 @@ def test_a_file_that_is_too_short_is_no_window() -> None:
     """As that of a window is where the rank that makes it may not, and others find it."""
     path = pool.WHERE / f"{pool.PREFIX}short-{os.getpid()}"
     path.touch()
-    said = iter([[str(path).encode()] * 3])
+    said = iter([[str(path)] * 3])
 
-    def gather_all(data: bytes) -> list[bytes]:
+    def gather_all(data: str) -> list[str]:
         return next(said, [data] * 3)
 
     try:

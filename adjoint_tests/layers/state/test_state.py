@@ -26,6 +26,7 @@ from support.layers.state import (
     adam,
     both_are_torchs,
     equal,
+    keeps_its_state,
     loads,
     network,
     pairs,
@@ -76,6 +77,11 @@ def test_training_resumes_on_threads(tmp_path: Path) -> None:
     launch(lambda backend: trains_and_saves(backend, 2, str(tmp_path)), 3)
     launch(lambda backend: resumes(backend, 3, str(tmp_path)), 3)
     launch(lambda backend: resumes(backend, 1, str(tmp_path)), 2)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_an_optimizers_state_is_a_copy(workers: int) -> None:
+    launch(keeps_its_state, workers)
 
 
 @needs_mpi

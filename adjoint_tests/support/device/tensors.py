@@ -39,7 +39,7 @@ def tensors_go_there_and_back(backend: Backend, arrays: DeviceArrays, seed: int)
             linop.TensorSpace(
                 (5,),
                 linop.Partition((size(backend),)),
-                linop.backends.autograd.bridge.numpy_dtype(dtype),
+                linop.backends.autograd.dtypes.numpy_dtype(dtype),
                 axes=(linop.COPIES,),
             )
         )

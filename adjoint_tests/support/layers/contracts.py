@@ -348,7 +348,13 @@ def copies_of_layers_work(backend: Backend) -> None:
     X = cut((2, 3, 5, 9), layer.inputs[0], 0)
     x = block(X, normal(X.global_shape, 1), backend)
     wanted = layer(x)
-    same(copy.deepcopy(layer)(x), wanted)
+    other = copy.deepcopy(layer)
+    same(other(x), wanted)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.mul_(2)
+    same(other(x), 2 * wanted)  # not with the parameters of the first
+    same(layer(x), wanted)
 
 
 def layers_may_be_autocast(backend: Backend) -> None:

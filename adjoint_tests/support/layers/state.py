@@ -5,6 +5,7 @@ Ranks import this module, and no test.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -228,6 +229,19 @@ def trains_and_saves(backend: Any, workers: int, folder: str) -> None:
         one = layers.gather_optimizer_state(model, optimizer)
         other = layers.gather_optimizer_state(again, fresh)
         same_optimizer(other, one)
+
+
+def keeps_its_state(backend: Any) -> None:
+    """Steps after it leave a gathered state as it is, and a scattered one."""
+    model, optimizer, block = begun(backend, 1)
+    trained(model, optimizer, range(2), block)
+    state = layers.gather_optimizer_state(model, optimizer)
+    before = copy.deepcopy(state)
+    trained(model, optimizer, range(2, 3), block)
+    same_optimizer(state, before)
+    layers.scatter_optimizer_state(model, optimizer, state)
+    trained(model, optimizer, range(3, 4), block)
+    same_optimizer(state, before)
 
 
 def same_optimizer(given: Any, wanted: Any, tolerance: float = 0.0) -> None:
