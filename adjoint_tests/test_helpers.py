@@ -25,7 +25,7 @@ from linop import LinearOperator, Partition, Region, Space, TensorSpace, Vector
 from linop.errors import ArgumentError, ShapeError
 from linop.normal_form.maps import LocalMap
 from linop.normal_form.stages import Stages
-from linop.operators.algebra import Known
+from linop.operators.named_movement import Known
 
 x, y = Region("x", 3), Region("y", 3, 1)
 X, XY = Space(x), Space([x, y])
@@ -150,8 +150,8 @@ def test_untouched_fails() -> None:
 class Misapplied(LinearOperator):
     """An add that is applied as a copy: a wrong reference rule with a right normal form."""
 
-    def _run(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        return COPY._run(arrays)
+    def _interpret(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return COPY._interpret(arrays)
 
     def _adjoint(self) -> LinearOperator:
         return ADD.H
@@ -300,13 +300,13 @@ def _dropping_the_last(run: Any) -> Any:
 
 
 def _unreversed(self: Any) -> LinearOperator:
-    from linop.operators.operator import Composition
+    from linop.operators.expressions import Composition
 
     return Composition([factor.H for factor in self.factors])
 
 
 def _unconjugated(self: Any) -> LinearOperator:
-    from linop.operators.operator import Scaled
+    from linop.operators.expressions import Scaled
 
     return Scaled(self.scalar, self.operand.H)
 
@@ -350,11 +350,11 @@ FAULTS: dict[str, tuple[str, str, Callable[[Any], Any], str, Callable[..., None]
         checks.two_roads,
     ),
     "the adjoint of a product keeps its order": (
-        "operators.operator:Composition", "_adjoint", lambda _: _unreversed, "copy_in_place",
+        "operators.expressions:Composition", "_adjoint", lambda _: _unreversed, "copy_in_place",
         checks.two_roads,
     ),
     "the adjoint of a multiple is not conjugated": (
-        "operators.operator:Scaled", "_adjoint", lambda _: _unconjugated, "scaled",
+        "operators.expressions:Scaled", "_adjoint", lambda _: _unconjugated, "scaled",
         checks.two_roads,
     ),
     "the adjoint of a movement is itself": (

@@ -23,7 +23,7 @@ from linop import COPIES, REPLICATED, LinearOperator, Partition, Region, Space, 
 from linop.errors import BackendError
 from linop.normal_form.maps import LocalMap
 from linop.operators.algebra import Local
-from linop.operators.collectives import out_of_place
+from linop.operators.named_movement import out_of_place
 from linop.planning.lowering import lower
 from linop.planning.plan import Advance, Make, Put, Receive, Send
 from linop.tools.samples import samples

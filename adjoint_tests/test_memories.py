@@ -291,7 +291,7 @@ class TwoStages(LinearOperator):
         first, second = self.movements
         return TwoStages(second.adjoint(), first.adjoint())
 
-    def _run(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def _interpret(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         x = self.domain.flatten(self.domain.vector(arrays))
         return self.codomain.unflatten(self.stages.to_matrix() @ x).arrays
 

@@ -17,7 +17,7 @@ from linop.errors import ArgumentError, DTypeError, ShapeError
 from linop.layers.layer import Function, Layer, Tensor, elsewhere
 from linop.layers.moments import wide
 from linop.layers.parameters.weights import hold_buffer
-from linop.operators.collectives import collective
+from linop.operators.named_movement import collective
 from linop.spaces.partition import Partition
 from linop.spaces.tensor import COPIES, REPLICATED, TensorSpace
 

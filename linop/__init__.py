@@ -43,7 +43,6 @@ from linop.operators.collectives import (
     gather,
     reduce_scatter,
     repartition,
-    ring_all_reduce,
     scatter,
     send_recv,
     shift,
@@ -55,6 +54,7 @@ from linop.operators.memory import add, allocate, clear, copy, deallocate, move
 from linop.operators.offloading import offload
 from linop.operators.operator import LinearOperator
 from linop.operators.padding import pad
+from linop.operators.ring import ring_all_reduce
 from linop.operators.sliding import convolution
 from linop.planning.cost import Cost
 from linop.planning.network import Network

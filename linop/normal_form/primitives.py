@@ -65,15 +65,10 @@ class Action(ABC):
 
 
 @dataclass(frozen=True, slots=True)
-class Allocate(Action):
-    """A_b: add zero-filled regions to the space (equation 3)."""
+class _OfRegions(Action):
+    """Base class of the two primitives that change the space: they add or remove whole regions."""
 
     regions: tuple[Region, ...]
-    letter: ClassVar[str] = "A"
-
-    @property
-    def adjoint(self) -> Action:
-        return Deallocate(self.regions)
 
     @property
     def parts(self) -> tuple[Region, ...]:
@@ -82,6 +77,17 @@ class Allocate(Action):
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(region.name for region in self.regions)
+
+
+@dataclass(frozen=True, slots=True)
+class Allocate(_OfRegions):
+    """A_b: add zero-filled regions to the space (equation 3)."""
+
+    letter: ClassVar[str] = "A"
+
+    @property
+    def adjoint(self) -> Action:
+        return Deallocate(self.regions)
 
     def codomain(self, space: Space) -> Space:
         for region in self.regions:
@@ -95,23 +101,14 @@ class Allocate(Action):
 
 
 @dataclass(frozen=True, slots=True)
-class Deallocate(Action):
+class Deallocate(_OfRegions):
     """D_b = A_b*: remove regions from the space (equation 4)."""
 
-    regions: tuple[Region, ...]
     letter: ClassVar[str] = "D"
 
     @property
     def adjoint(self) -> Action:
         return Allocate(self.regions)
-
-    @property
-    def parts(self) -> tuple[Region, ...]:
-        return self.regions
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(region.name for region in self.regions)
 
     def codomain(self, space: Space) -> Space:
         gone = {space.require(region).region.name for region in self.regions}

@@ -16,10 +16,11 @@ from typing import Any, NamedTuple
 
 from linop.errors import PartitionError, ShapeError, expect
 from linop.normal_form.matching import copies_apart, matching
-from linop.operators.algebra import Known, Named
-from linop.operators.collectives import out_of_place
+from linop.operators.algebra import Named
+from linop.operators.expressions import Identity, compose
 from linop.operators.memory import allocate, clears, copies
-from linop.operators.operator import Identity, LinearOperator, compose
+from linop.operators.named_movement import Known, out_of_place
+from linop.operators.operator import LinearOperator
 from linop.provenance import remembered
 from linop.spaces.partition import Partition, balanced
 from linop.spaces.region import Region, Subset, as_subset, naturals

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 
 from linop.errors import ArgumentError, ShapeError, SpaceError, expect
 from linop.normal_form.primitives import Action, Add, Allocate, Clear, Deallocate, InPlace
-from linop.operators.operator import LinearOperator, Primitives, compose
+from linop.operators.expressions import Primitives, compose
+from linop.operators.operator import LinearOperator
 from linop.provenance import remembered
 from linop.spaces.region import Part, Region, Subset, as_subset
 from linop.spaces.space import Space

@@ -9,8 +9,8 @@ from __future__ import annotations
 from linop.errors import expect
 from linop.normal_form.movement import Movement
 from linop.normal_form.rows import Same
-from linop.operators.algebra import Known, identity
-from linop.operators.collectives import out_of_place
+from linop.operators.algebra import identity
+from linop.operators.named_movement import Known, out_of_place
 from linop.operators.operator import LinearOperator
 from linop.provenance import remembered
 from linop.spaces.space import Space

@@ -13,7 +13,7 @@ from typing import Literal, get_args
 
 from linop.errors import ArgumentError, PartitionError, ShapeError, expect
 from linop.normal_form.matching import Segment, copies_apart
-from linop.operators.collectives import collective
+from linop.operators.named_movement import collective
 from linop.operators.operator import LinearOperator
 from linop.provenance import remembered
 from linop.spaces.tensor import TensorSpace

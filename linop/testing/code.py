@@ -17,15 +17,8 @@ import scipy
 
 from linop.normal_form.primitives import Action, Add, Allocate, Clear, Deallocate
 from linop.operators.algebra import DirectSum, Named
-from linop.operators.operator import (
-    Composition,
-    Identity,
-    LinearOperator,
-    Primitives,
-    Scaled,
-    Sum,
-    Zero,
-)
+from linop.operators.expressions import Composition, Identity, Primitives, Scaled, Sum, Zero
+from linop.operators.operator import LinearOperator
 from linop.provenance import Call
 from linop.spaces.exact import Exact, Gaussian, Rational, exact
 from linop.spaces.partition import Partition
@@ -184,7 +177,7 @@ def _named(op: Named) -> str:
 def _identity(op: Identity) -> str:
     if op.domain is op.codomain or op.domain.regions == op.codomain.regions:
         return f"linop.identity({code(op.domain)})"
-    return f"linop.operators.operator.Identity({code(op.domain)}, {code(op.codomain)})"
+    return f"linop.operators.expressions.Identity({code(op.domain)}, {code(op.codomain)})"
 
 
 @_composed.register
