@@ -14,8 +14,9 @@ from linop.layers.sliding import Window, numbers, spatial
 from linop.operators.collectives import repartition
 from linop.operators.named_movement import collective
 from linop.operators.padding import PaddingMode, edges
+from linop.spaces.decomposition import COPIES, Axis, Bounds
 from linop.spaces.partition import Partition
-from linop.spaces.tensor import COPIES, Axis, Bounds, TensorSpace
+from linop.spaces.tensor import TensorSpace
 
 
 class _Conv(Layer):

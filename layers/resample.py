@@ -14,8 +14,9 @@ from linop.errors import ArgumentError, DTypeError, ShapeError
 from linop.layers.layer import Function, Layer, Tensor
 from linop.layers.sliding import Window, check_dimensions, numbers, spatial
 from linop.operators.named_movement import collective
+from linop.spaces.decomposition import Bounds
 from linop.spaces.partition import Partition
-from linop.spaces.tensor import Bounds, TensorSpace
+from linop.spaces.tensor import TensorSpace
 
 _MODES = {
     "nearest": (1, 2, 3),

@@ -63,10 +63,12 @@ from linop.planning.simulation import Simulation, simulate
 from linop.planning.traffic import TrafficMatrix, traffic_matrix
 from linop.planning.verification.verifier import verify_plans
 from linop.solvers import cgls
+from linop.spaces.decomposition import COPIES, REPLICATED
 from linop.spaces.partition import Partition
 from linop.spaces.region import Region, Subset
-from linop.spaces.space import Space, Vector
-from linop.spaces.tensor import COPIES, REPLICATED, TensorSpace
+from linop.spaces.space import Space
+from linop.spaces.tensor import TensorSpace
+from linop.spaces.vector import Vector
 
 # isort: split
 # Layers above the core; the core does not import them.

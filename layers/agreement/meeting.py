@@ -26,8 +26,9 @@ from linop.errors import ArgumentError, BackendError, DTypeError, ShapeError
 from linop.layers.agreement.arguments import Said, compare_arguments
 from linop.operators.collectives import all_reduce
 from linop.operators.operator import LinearOperator
+from linop.spaces.decomposition import COPIES, Axis
 from linop.spaces.partition import Partition
-from linop.spaces.tensor import COPIES, Axis, TensorSpace
+from linop.spaces.tensor import TensorSpace
 
 # isort: split
 import torch

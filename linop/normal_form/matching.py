@@ -18,8 +18,9 @@ from linop.normal_form.boxes import Ints, Table, join
 from linop.normal_form.columns import ones
 from linop.normal_form.kronecker import NO_AXIS, Factor, Kronecker
 from linop.normal_form.movement import Movement
+from linop.spaces.decomposition import REPLICATED, Bounds
 from linop.spaces.partition import GridAxis
-from linop.spaces.tensor import REPLICATED, Bounds, TensorSpace
+from linop.spaces.tensor import TensorSpace
 
 Pairs = tuple[tuple[int, ...], ...]
 """(source coordinate, target coordinate) of each pair."""
@@ -65,10 +66,10 @@ def matching(
     linked = {
         (link.source_axis, link.target_axis): tuple(map(tuple, link.pairs))
         for link in links
-        if link.source_axis in X.region_axes and link.target_axis in Y.region_axes
+        if link.source_axis in X.layout.region_axes and link.target_axis in Y.layout.region_axes
     }
     factors: list[Factor] = []
-    sources, targets = dict(X.region_axes), dict(Y.region_axes)
+    sources, targets = dict(X.layout.region_axes), dict(Y.layout.region_axes)
 
     def axes(a: int | None, b: int | None) -> tuple[GridAxis, GridAxis]:
         dst = NO_AXIS if b is None else targets.pop(b)
@@ -89,7 +90,7 @@ def matching(
     for b in list(targets):
         every = np.arange(targets[b].extent)
         factors.append(Factor(_coordinates(every, 0 * every), *axes(None, b)))
-    sizes = len(Y.holders[1]), len(X.holders[1])
+    sizes = len(Y.layout.holders[1]), len(X.layout.holders[1])
     return Movement(X, Y, Kronecker(factors, max(1, X.ndim), sizes))
 
 

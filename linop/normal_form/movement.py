@@ -104,8 +104,8 @@ class Movement(Keeper):
         """The transfer in a row of the whole table, or of one returned by `into` or `out_of`."""
         t = self.table if table is None else table
         return Transfer(
-            _box(self.domain.at(t.src[row]), t.of[row], t.extent[row]),
-            _box(self.codomain.at(t.dst[row]), t.at[row], t.extent[row]),
+            _box(self.domain.layout.at(t.src[row]), t.of[row], t.extent[row]),
+            _box(self.codomain.layout.at(t.dst[row]), t.at[row], t.extent[row]),
             number_of(t.coef[row]),
         )
 
@@ -140,9 +140,9 @@ class Movement(Keeper):
     @staticmethod
     def between(domain: Space, codomain: Space) -> Movement:
         """The identity on the regions common to both spaces, zero elsewhere."""
-        same = domain.ordered_as(codomain)
+        same = domain.layout == codomain.layout
         return Movement(
-            domain, codomain, Same(domain.shapes) if same else _shared(domain, codomain)
+            domain, codomain, Same(domain.layout.shapes) if same else _shared(domain, codomain)
         )
 
     @staticmethod
@@ -152,7 +152,7 @@ class Movement(Keeper):
         factors = []
         for run in independent_runs(placed):
             domain, codomain = run[0][0], run[-1][2]
-            src, dst = domain.index, codomain.index
+            src, dst = domain.layout.index, codomain.layout.index
             blocks = (
                 block
                 for _, actions, _ in run
@@ -247,7 +247,7 @@ class Movement(Keeper):
         src = [_numbers(m.domain, domain) for m in movements]
         # Between layers of thousands of local maps all blocks are identities: one `Same`.
         if all(isinstance(m.rows, Same) for m in movements) and all(map(np.array_equal, dst, src)):
-            return Movement(domain, codomain, Same(domain.shapes))
+            return Movement(domain, codomain, Same(domain.layout.shapes))
         sizes = len(codomain), len(domain)
         return Movement(domain, codomain, Blocks([m.rows for m in movements], dst, src, sizes))
 
@@ -329,7 +329,7 @@ def _table(domain: Space, codomain: Space, blocks: Iterable[Block]) -> Table:
         targets.append(target)
         sources.append(source)
         numbers.append(exact(coefficient))
-    ndim, index = _ndim(domain, codomain), (codomain.index, domain.index)
+    ndim, index = _ndim(domain, codomain), (codomain.layout.index, domain.layout.index)
     at = _corners([target.start for target in targets], ndim, 0)
     of = _corners([source.start for source in sources], ndim, 0)
     stop = _corners([target.stop for target in targets], ndim, 1)
@@ -349,29 +349,29 @@ def _corners(corners: Sequence[tuple[int, ...]], ndim: int, beyond: int) -> boxe
 
 def _shared(domain: Space, codomain: Space) -> Table:
     """The table of the identity on the regions common to both spaces."""
-    if domain.ordered_as(codomain):
+    if domain.layout == codomain.layout:
         dst = src = np.arange(len(domain))
     else:
         src = np.flatnonzero([region in codomain for region in domain.regions])
-        dst = np.array([codomain.index[domain.regions[k].name] for k in src], np.int64)
-    extent = domain.shapes[src]
+        dst = np.array([codomain.layout.index[domain.regions[k].name] for k in src], np.int64)
+    extent = domain.layout.shapes[src]
     zeros = np.zeros_like(extent)
     return Table(dst, src, zeros, zeros, extent, ones(len(dst))).of_ndim(_ndim(domain, codomain))
 
 
 def _ndim(*spaces: Space) -> int:
     """Number of dimensions of a table between spaces: at least one, also for 0-d regions."""
-    return max(int(space.shapes.shape[1]) for space in spaces)
+    return max(int(space.layout.shapes.shape[1]) for space in spaces)
 
 
 def _numbers(part: Space, whole: Space) -> boxes.Ints:
     """The number in `whole` of each region of the subspace `part`."""
-    return np.array([whole.index[region.name] for region in part.regions], np.int64)
+    return np.array([whole.layout.index[region.name] for region in part.regions], np.int64)
 
 
 def _reordered(movement: Movement, domain: Space, codomain: Space) -> Rows:
     """The rows of a movement, renumbered for equal spaces that order regions differently."""
-    if movement.domain.ordered_as(domain) and movement.codomain.ordered_as(codomain):
+    if movement.domain.layout == domain.layout and movement.codomain.layout == codomain.layout:
         return movement.rows
     ends = _numbers(movement.codomain, codomain), _numbers(movement.domain, domain)
     return Blocks([movement.rows], [ends[0]], [ends[1]], (len(codomain), len(domain)))

@@ -30,10 +30,12 @@ from linop.operators.memory import copy
 from linop.operators.named_movement import collective
 from linop.operators.operator import LinearOperator
 from linop.provenance import remembered
+from linop.spaces.blocks import is_disjoint
+from linop.spaces.decomposition import COPIES, REPLICATED, Axis
 from linop.spaces.partition import Partition
 from linop.spaces.region import Part, integer, naturals
 from linop.spaces.space import Space
-from linop.spaces.tensor import COPIES, REPLICATED, Axis, TensorSpace
+from linop.spaces.tensor import TensorSpace
 
 
 @remembered
@@ -333,7 +335,7 @@ def _regrouped(name: str, subscript: str, X: TensorSpace, Y: TensorSpace) -> Lin
     Raises:
         PartitionError: an element of X is in several blocks.
     """
-    if not X.disjoint:
+    if not is_disjoint(X):
         raise PartitionError(
             f"{X!r} holds elements more than once, so which to take is not said; sum_reduce copies "
             f"first, or name the blocks with send_recv"

@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 
 from linop.errors import PartitionError, expect
+from linop.spaces.blocks import axes_of_copies
+from linop.spaces.decomposition import COPIES, Axis
 from linop.spaces.partition import Partition
 from linop.spaces.region import integer
-from linop.spaces.tensor import COPIES, Axis, TensorSpace
+from linop.spaces.tensor import TensorSpace
 
 
 def oriented(X: TensorSpace, transpose: bool) -> tuple[Partition, tuple[Axis, ...]]:
@@ -97,7 +99,7 @@ def grid_axes_of(what: str, X: TensorSpace, axes: Any) -> tuple[int, ...]:
 
 def copied_axes(what: str, Y: TensorSpace, axes: Any) -> tuple[int, ...]:
     if axes is None:
-        return Y.copied
+        return axes_of_copies(Y)
     chosen = grid_axes_of(what, Y, axes)
     for k in chosen:
         if Y.axes[k] is not COPIES:

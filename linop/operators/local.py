@@ -21,7 +21,8 @@ from linop.provenance import remembered
 from linop.spaces.array_modules import HOST, Namespace
 from linop.spaces.region import Part, Region, Subset
 from linop.spaces.scalars import Array, of_dtype, plain, sparse_dtype
-from linop.spaces.space import Space, Vector
+from linop.spaces.space import Space
+from linop.spaces.vector import Vector
 
 Place = Region | Space
 

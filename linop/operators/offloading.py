@@ -32,6 +32,6 @@ def offload(space: Space, memory: str = "host") -> LinearOperator:
     target = expect("offload", space, Space).in_memory(memory)
     if target == space:
         return identity(space)
-    known = Movement(space, target, Same(space.shapes))
+    known = Movement(space, target, Same(space.layout.shapes))
     pairs = list(zip(space.regions, target.regions, strict=True))
     return Known("M", memory, known, lambda: out_of_place(space, target, pairs))

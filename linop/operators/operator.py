@@ -27,7 +27,8 @@ from linop.provenance import Remembering, remembered
 from linop.spaces.exact import Exact
 from linop.spaces.region import LARGEST, integer
 from linop.spaces.scalars import Array, Scalar, check_scalar, is_scalar, reciprocal, sparse_dtype
-from linop.spaces.space import Space, Vector
+from linop.spaces.space import Space
+from linop.spaces.vector import Vector
 
 Arrays = dict[str, Array]
 

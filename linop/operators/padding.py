@@ -16,6 +16,7 @@ from linop.normal_form.matching import Segment, copies_apart
 from linop.operators.named_movement import collective
 from linop.operators.operator import LinearOperator
 from linop.provenance import remembered
+from linop.spaces.blocks import is_tiled
 from linop.spaces.tensor import TensorSpace
 
 PaddingMode = Literal["zeros", "reflect", "replicate", "circular"]
@@ -44,7 +45,7 @@ def pad(X: TensorSpace, widths: Widths, mode: PaddingMode = "zeros") -> LinearOp
             the blocks of X overlap, leave gaps, or are not in order.
     """
     X = expect("pad", X, TensorSpace)
-    if not X.tiled:
+    if not is_tiled(X):
         raise PartitionError(f"pad: the blocks of X must follow one another; {X.bounds}")
     shape = padded_shape(X, widths)
     bounds = {}

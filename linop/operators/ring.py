@@ -13,6 +13,7 @@ from linop.operators.expressions import Primitives
 from linop.operators.grids import copied_axes
 from linop.operators.operator import LinearOperator
 from linop.provenance import remembered
+from linop.spaces.blocks import lines
 from linop.spaces.partition import balanced
 from linop.spaces.region import Region, Subset, as_subset
 from linop.spaces.tensor import TensorSpace
@@ -35,7 +36,7 @@ def ring_all_reduce(Y: TensorSpace, grid_axes: int | Sequence[int] | None = None
         PartitionError: a grid axis does not exist, is named twice, or does not hold copies.
     """
     Y = expect("ring_all_reduce", Y, TensorSpace)
-    rings = Y.lines(copied_axes("ring_all_reduce", Y, grid_axes))
+    rings = lines(Y, copied_axes("ring_all_reduce", Y, grid_axes))
     rings_of_chunks = [[_chunks(block, len(ring)) for block in ring] for ring in rings]
     targets: list[Subset] = []
     sources: list[Subset] = []

@@ -42,7 +42,7 @@ def in_shares(movement: Movement) -> tuple[Movement, ...]:
         return (movement,)
     itemsize = movement.domain.dtype.itemsize
     least = _NETWORK.latency / (_NETWORK.per_byte + _NETWORK.per_byte_added)
-    if not (movement.codomain.shapes.prod(axis=1) * itemsize > least).any():
+    if not (movement.codomain.layout.shapes.prod(axis=1) * itemsize > least).any():
         return (movement,)
     if int(movement.rows.counts_into(len(movement.codomain)).sum()) > MOST:
         return (movement,)

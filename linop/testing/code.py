@@ -20,11 +20,13 @@ from linop.operators.algebra import DirectSum, Named
 from linop.operators.expressions import Composition, Identity, Primitives, Scaled, Sum, Zero
 from linop.operators.operator import LinearOperator
 from linop.provenance import Call
+from linop.spaces.decomposition import Bounds, Role
 from linop.spaces.exact import Exact, Gaussian, Rational, exact
 from linop.spaces.partition import Partition
 from linop.spaces.region import Region, Subset
-from linop.spaces.space import Space, Vector
-from linop.spaces.tensor import Bounds, Role, TensorSpace
+from linop.spaces.space import Space
+from linop.spaces.tensor import TensorSpace
+from linop.spaces.vector import Vector
 
 
 @singledispatch

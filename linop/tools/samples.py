@@ -8,10 +8,11 @@ import numpy as np
 
 import linop
 from linop.operators.operator import LinearOperator
+from linop.spaces.decomposition import COPIES, REPLICATED
 from linop.spaces.partition import Partition
 from linop.spaces.region import Region
 from linop.spaces.space import Space
-from linop.spaces.tensor import COPIES, REPLICATED, TensorSpace
+from linop.spaces.tensor import TensorSpace
 
 
 def samples(workers: int) -> Iterator[tuple[str, LinearOperator]]:
