@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from mutation.fault import Fault
 
-RULES = "test_three_ways.py::test_rules_and_transposition_agree"
-RUNS = "test_three_ways.py::test_interpretation_matrix_and_threads_agree"
+RULES = "test_catalogue.py::test_rules_and_transposition_agree"
+RUNS = "test_catalogue.py::test_interpretation_matrix_and_threads_agree"
 
 SPACES = (
     Fault(
@@ -45,7 +45,7 @@ NORMAL_FORM = (
         "linop.normal_form.columns:products",
         "_ints(a, b) and _bound(a) * _bound(b) < _LARGE",
         "_ints(a, b)",
-        ("test_exact.py::test_what_rounding_once_proved_is_not_proven",),
+        ("test_exact_coefficients.py::test_what_rounding_once_proved_is_not_proven",),
     ),
     Fault(
         "intersection off by one",
@@ -81,7 +81,7 @@ NORMAL_FORM = (
         "linop.operators.laws:_allocate_deallocate",
         "[Clear(as_subset(after.parts[0]))]",
         "[]",
-        ("test_memory.py::test_laws",),
+        ("test_memory_operators.py::test_laws",),
     ),
 )
 
@@ -93,7 +93,7 @@ OPERATORS = (
         "linop.normal_form.primitives:Add.delta",
         "((self.target, self.source, 1),)",
         "((self.target, self.source, 1),) * 2",
-        ("test_memory.py::test_matrices_are_the_papers",),
+        ("test_memory_operators.py::test_matrices_are_the_papers",),
     ),
     Fault(
         "copy clears too much",
@@ -102,7 +102,7 @@ OPERATORS = (
         "linop.operators.memory:_allocate_or_clear",
         "clear(space, target)",
         "clear(space, target.region)",
-        ("test_memory.py::test_adjoint_laws_in_place",),
+        ("test_memory_operators.py::test_adjoint_laws_in_place",),
     ),
     Fault(
         "adjoint composition not reversed",

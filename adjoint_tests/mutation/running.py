@@ -5,7 +5,7 @@ from __future__ import annotations
 from mutation.fault import Fault
 
 PLANS_FIT = "test_lowering.py::test_plans_of_random_operators_fit_and_cost_what_cost_says"
-RUNS = "test_three_ways.py::test_interpretation_matrix_and_threads_agree"
+RUNS = "test_catalogue.py::test_interpretation_matrix_and_threads_agree"
 FACTS = ("test_device.py::test_facts_on_threads",)
 
 PLANNING = (
@@ -235,6 +235,6 @@ AGREEMENT = (
         "linop.backends.transports.waiting:Waits._limit_error",
         "self._ask()",
         "None",
-        ("test_stuck.py::test_a_rank_that_is_stuck_says_where",),
+        ("test_watchdog.py::test_a_rank_that_is_stuck_says_where",),
     ),
 )

@@ -61,7 +61,7 @@ LAYERS = (
         "linop.layers.parameters.scaling:GradScaler._unscale_grads_",
         "meeting_of(program()).sum(sum(int(flag) for flag in found.values()))",
         "sum(int(flag) for flag in found.values())",
-        ("test_layers_stock.py::test_on_threads",),
+        ("test_layers_torch_functions.py::test_on_threads",),
     ),
 )
 
