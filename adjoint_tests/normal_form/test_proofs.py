@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import linop
-from linop import COPIES, REPLICATED, Movement, Partition, Region, Space, TensorSpace, Transfer
+from linop import COPIES, REPLICATED, Movement, Partition, Region, Space, TensorSpace
+from linop.normal_form.movement import Transfer
 from linop.operators.expressions import Primitives
 from linop.testing.describing import COMPUTED, Description, grids, shapes, tensor_of
 from support.operators.catalogue import halos

@@ -117,9 +117,9 @@ def test_what_is_made_beside_a_region_is_in_its_memory(memory: str) -> None:
         linop.shift(X, 1),
         linop.broadcast(C, Partition((3, 2))),
         linop.all_reduce(C),
-        linop.fft(x),
-        linop.restriction(x, x[:1]),
-        linop.matrix(np.ones((3, 16)), x),
+        linop.local_operators.fft(x),
+        linop.local_operators.restriction(x, x[:1]),
+        linop.local_operators.matrix(np.ones((3, 16)), x),
     ]:
         for space in (op.domain, op.codomain):
             assert {region.memory for region in space} == {memory}, op
@@ -129,7 +129,7 @@ def test_what_is_made_beside_a_region_is_in_its_memory(memory: str) -> None:
 @pytest.mark.parametrize("memory", ["host", "device"])
 def test_what_a_sum_needs_on_its_way_is_in_the_memory_of_its_terms(memory: str) -> None:
     x, y = Region("x", 2, 0, memory), Region("y", 3, 0, memory)
-    A, B = (linop.matrix(k * np.ones((3, 2)), x, y) for k in (1, 2))
+    A, B = (linop.local_operators.matrix(k * np.ones((3, 2)), x, y) for k in (1, 2))
     for op in (A + B, linop.direct_sum(A, linop.identity(Space(Region("z", 1, 0, memory))))):
         for movement in op.stages.movements:
             for space in (movement.domain, movement.codomain):

@@ -11,10 +11,11 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import linop
-from linop import COPIES, REPLICATED, LinearOperator, Movement, Network, Partition, TensorSpace
+from linop import COPIES, REPLICATED, LinearOperator, Movement, Partition, TensorSpace
 from linop.operators.algebra import identity
 from linop.operators.expressions import compose
 from linop.operators.memory import add, allocate, copy, deallocate
+from linop.planning import Network
 from linop.planning.patterns import Kind, Pattern, pattern, seconds, spans
 from linop.planning.plan import Message, Plan, Put, Receive, Send
 from linop.spaces.region import Part, Region

@@ -96,7 +96,9 @@ def test_same_matrices_fails() -> None:
 
 def test_same_stages_fails() -> None:
     assert fails(properties.same_stages, ADD.stages, COPY.stages)
-    mixed = linop.direct_sum(linop.diagonal(np.ones(3), X), linop.identity(Space(y)))
+    mixed = linop.direct_sum(
+        linop.local_operators.diagonal(np.ones(3), X), linop.identity(Space(y))
+    )
     assert fails(properties.same_stages, mixed.stages, ADD.stages)
     properties.same_stages(mixed.stages, linop.identity(XY).stages)
 
@@ -210,7 +212,7 @@ def test_simplifies_fails(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_conjugates_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    op = linop.diagonal(np.array([1j, 2]))
+    op = linop.local_operators.diagonal(np.array([1j, 2]))
     properties.conjugates(op)
     monkeypatch.setattr(LinearOperator, "conj", lambda self: self)
     assert fails(properties.conjugates, op)
@@ -276,9 +278,10 @@ def test_every_operator_is_in_the_catalogue() -> None:
     made = {"matrix", "from_scipy", "local", "copy", "move"}
     building = {
         name
-        for name in linop.__all__
-        if callable(getattr(linop, name))
-        and getattr(getattr(linop, name), "__annotations__", {}).get("return") == "LinearOperator"
+        for module in (linop, linop.local_operators)
+        for name in module.__all__
+        if callable(getattr(module, name))
+        and getattr(getattr(module, name), "__annotations__", {}).get("return") == "LinearOperator"
     }
     assert building - made <= set(NAMES), "a new operator needs a factory in catalogue.py"
 
@@ -487,10 +490,10 @@ def test_check_exact_wants_movement_exact() -> None:
     close = (1 + 2**-52) * ADD.H
     assert not linop.testing.check_exact(ADD, close)
     W = np.linspace(0, 1, 6).reshape(2, 3) / 3
-    op = linop.matrix(W)
-    near = linop.matrix(W.T * (1 + 2**-52), op.codomain, op.domain)
+    op = linop.local_operators.matrix(W)
+    near = linop.local_operators.matrix(W.T * (1 + 2**-52), op.codomain, op.domain)
     assert linop.testing.check_exact(op, near)
-    far = linop.matrix(W.T * (1 + 1e-9), op.codomain, op.domain)
+    far = linop.local_operators.matrix(W.T * (1 + 1e-9), op.codomain, op.domain)
     assert not linop.testing.check_exact(op, far)
 
 

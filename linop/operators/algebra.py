@@ -1,4 +1,4 @@
-"""Direct sums, stacks, named compositions and local maps as operators, and their constructors.
+"""Direct sums, stacks and named compositions as operators, and their constructors.
 
 Identity, zero, composition, sum and scalar multiple, which the methods of `LinearOperator` return,
 are in `linop.operators.expressions`.
@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from linop.errors import ArgumentError, SpaceError
-from linop.normal_form.maps import LocalMap
 from linop.normal_form.stages import Stages
 from linop.operators.expressions import Identity, Sum, Zero
 from linop.operators.memory import deallocate
@@ -18,33 +17,6 @@ from linop.operators.operator import Arrays, LinearOperator
 from linop.operators.simplification import simplified
 from linop.provenance import remembered
 from linop.spaces.space import Space
-
-
-class Local(LinearOperator):
-    """A linear map inside one worker's memory: a `LocalMap` as an operator. The public functions
-    that build one are in `linop.operators.local` and `linop.operators.sliding`."""
-
-    def __init__(self, local: LocalMap) -> None:
-        super().__init__(local.domain, local.codomain)
-        self.map = local
-
-    def _adjoint(self) -> LinearOperator:
-        return Local(self.map.adjoint)
-
-    def _conj(self) -> LinearOperator:
-        return Local(self.map.conj)
-
-    def _interpret(self, arrays: Arrays) -> Arrays:
-        results = self.map([arrays[r.name] for r in self.domain.regions])
-        return {r.name: y for r, y in zip(self.codomain.regions, results, strict=True)}
-
-    def _stages(self) -> Stages:
-        return Stages.of_map(self.map)
-
-    def symbol(self, latex: bool = False) -> str:
-        if latex and self.map.symbol.endswith("*"):
-            return self.map.symbol[:-1] + "^{*}"
-        return self.map.symbol
 
 
 class DirectSum(LinearOperator):

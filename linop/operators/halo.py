@@ -3,7 +3,7 @@
 The output of a sliding kernel is balanced over the workers. `halo_geometry` derives which input
 each worker needs for its block of the output, and `halo_exchange` is the operator that moves it
 there. Geometry and data movement only: the kernel itself is a local operator, such as
-`linop.convolution`.
+`linop.local_operators.convolution`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Reflected and circular edges are copies of elements that may be on other workers. As an operator,
 padding has a derived adjoint, which is the gradient of a padded tensor. Padding inside one worker's
-memory is an argument of `linop.convolution`.
+memory is an argument of `linop.local_operators.convolution`.
 """
 
 from __future__ import annotations

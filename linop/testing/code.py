@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import scipy
 
+from linop import local_operators
 from linop.normal_form.primitives import Action, Add, Allocate, Clear, Deallocate
 from linop.operators.algebra import DirectSum, Named
 from linop.operators.expressions import Composition, Identity, Primitives, Scaled, Sum, Zero
@@ -124,7 +125,14 @@ def _call(call: Call) -> str:
     given += [f"{name}={code(value)}" for name, value in options.items()]
     if function.__qualname__ == "LinearOperator.conj":
         return f"{_bracketed(arguments[0])}.conj()"
-    return f"linop.{function.__name__}({', '.join(given)})"
+    return f"{_public(function)}({', '.join(given)})"
+
+
+def _public(function: Callable[..., Any]) -> str:
+    """The path of a public function that builds an operator."""
+    name = function.__name__
+    listed = name in local_operators.__all__ and name != "local"
+    return f"linop.local_operators.{name}" if listed else f"linop.{name}"
 
 
 @singledispatch

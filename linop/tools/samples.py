@@ -45,7 +45,7 @@ def samples(workers: int) -> Iterator[tuple[str, LinearOperator]]:
     needed = linop.halo_exchange(split, 3)
     results = TensorSpace((2 * workers - 1, 3), line, name="y")
     ends = zip(needed.codomain.regions, results.regions, strict=True)
-    local = [linop.convolution(kernel, a, b) for a, b in ends]
+    local = [linop.local_operators.convolution(kernel, a, b) for a, b in ends]
     yield "convolution ∘ halo_exchange", linop.direct_sum(*local) @ needed
 
 
