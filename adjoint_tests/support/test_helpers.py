@@ -368,15 +368,15 @@ FAULTS: dict[str, tuple[str, str, Callable[[Any], Any], str, Callable[..., None]
         properties.two_roads,
     ),
     "a relation loses its last pair": (
-        "normal_form.matching", "_factor", _without_its_last_row, "halo_exchange",
+        "normal_form.matching", "_relation", _without_its_last_row, "halo_exchange",
         properties.known_is_composed,
     ),
     "an add overwrites": (
-        "normal_form.primitives:Add", "run", lambda _: _overwriting, "add",
+        "normal_form.primitives:Add", "interpret", lambda _: _overwriting, "add",
         properties.interpretation,
     ),
     "a clear does nothing": (
-        "normal_form.primitives:Clear", "run", lambda _: lambda *_: None, "clear",
+        "normal_form.primitives:Clear", "interpret", lambda _: lambda *_: None, "clear",
         properties.interpretation,
     ),
     "a normal form loses a factor of 2": (

@@ -16,13 +16,13 @@ from linop.local_operators.functions import (
 )
 from linop.normal_form.maps import Function
 from linop.operators.operator import LinearOperator
-from linop.provenance import remembered
+from linop.provenance import records_origin
 from linop.spaces.array_modules import HOST, Namespace
 from linop.spaces.region import Region
 from linop.spaces.scalars import Array
 
 
-@remembered
+@records_origin
 def fft(
     domain: RegionOrSpace, codomain: RegionOrSpace | None = None, *, name: str = "F"
 ) -> LinearOperator:

@@ -11,7 +11,7 @@ from linop.errors import ArgumentError, SpaceError
 from linop.normal_form.maps import Function, LocalMap, Port
 from linop.normal_form.stages import Stages
 from linop.operators.operator import Arrays, LinearOperator
-from linop.provenance import remembered
+from linop.provenance import records_origin
 from linop.spaces.array_modules import HOST
 from linop.spaces.region import Region
 from linop.spaces.space import Space
@@ -45,7 +45,7 @@ class Local(LinearOperator):
         return self.map.symbol
 
 
-@remembered
+@records_origin
 def local(
     domain: RegionOrSpace,
     codomain: RegionOrSpace,

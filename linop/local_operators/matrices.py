@@ -18,14 +18,14 @@ from linop.local_operators.functions import (
 )
 from linop.normal_form.maps import Function
 from linop.operators.operator import LinearOperator
-from linop.provenance import remembered
+from linop.provenance import records_origin
 from linop.spaces.array_modules import Namespace
 from linop.spaces.region import Part, Region, Subset
 from linop.spaces.scalars import Array, of_dtype, plain, sparse_dtype
 from linop.spaces.space import Space
 
 
-@remembered
+@records_origin
 def matrix(
     A: npt.ArrayLike | scipy.sparse.sparray,
     domain: RegionOrSpace | None = None,
@@ -73,7 +73,7 @@ def matrix(
     return local_operator(source, target, port, name, lambda: scipy.sparse.csr_array(A))
 
 
-@remembered
+@records_origin
 def diagonal(
     d: npt.ArrayLike, domain: RegionOrSpace | None = None, *, name: str = "diag"
 ) -> LinearOperator:
@@ -107,7 +107,7 @@ def diagonal(
     )
 
 
-@remembered
+@records_origin
 def restriction(
     domain: RegionOrSpace,
     keep: Part | npt.ArrayLike,
@@ -146,7 +146,7 @@ def restriction(
     return matrix(A, space, as_space(codomain or target, space.dtype), name=name)
 
 
-@remembered
+@records_origin
 def from_scipy(
     A: Any,
     domain: RegionOrSpace | None = None,
@@ -199,10 +199,10 @@ def _sides(
     codomain: RegionOrSpace | None,
 ) -> tuple[Space, Space]:
     held = [r for p in (domain, codomain) if p is not None for r in as_space(p, dtype).regions]
-    place = (held[0].workers, held[0].memory) if held else ()
+    held_in = (held[0].workers, held[0].memory) if held else ()
     like = next((p.dtype for p in (domain, codomain) if isinstance(p, Space)), dtype)
-    source = as_space(Region("x", shape[1], *place) if domain is None else domain, like)
-    target = as_space(Region("y", shape[0], *place) if codomain is None else codomain, like)
+    source = as_space(Region("x", shape[1], *held_in) if domain is None else domain, like)
+    target = as_space(Region("y", shape[0], *held_in) if codomain is None else codomain, like)
     if shape != (target.size, source.size):
         raise ShapeError(
             f"a matrix of shape {tuple(shape)} given for {source} -> {target}, which needs "

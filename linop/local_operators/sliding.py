@@ -24,12 +24,12 @@ from linop.local_operators.matrices import check_values
 from linop.normal_form.maps import Function
 from linop.operators.halo import PerDim, per_dim
 from linop.operators.operator import LinearOperator
-from linop.provenance import remembered
+from linop.provenance import records_origin
 from linop.spaces.array_modules import Namespace
 from linop.spaces.scalars import Array, plain, sparse_dtype
 
 
-@remembered
+@records_origin
 def convolution(
     kernel: npt.ArrayLike,
     domain: RegionOrSpace,

@@ -15,7 +15,7 @@ from linop.operators.memory import deallocate
 from linop.operators.notation import joined_symbols, subscripted
 from linop.operators.operator import Arrays, LinearOperator
 from linop.operators.simplification import simplified
-from linop.provenance import remembered
+from linop.provenance import records_origin
 from linop.spaces.space import Space
 
 
@@ -110,19 +110,19 @@ def expanded(op: LinearOperator) -> LinearOperator:
     return op.body if isinstance(op, Named) else op
 
 
-@remembered
+@records_origin
 def identity(space: Space) -> LinearOperator:
     """The identity operator I: space -> space."""
     return Identity(space)
 
 
-@remembered
+@records_origin
 def zero(domain: Space, codomain: Space) -> LinearOperator:
     """The zero operator O: domain -> codomain."""
     return Zero(domain, codomain)
 
 
-@remembered
+@records_origin
 def direct_sum(*ops: LinearOperator) -> LinearOperator:
     """The block-diagonal operator diag(A, B, …), from the direct sum of the domains to the direct
     sum of the codomains.
@@ -146,7 +146,7 @@ def joined_space(spaces: Sequence[Space]) -> Space:
     return Space((r for space in spaces for r in space.regions), spaces[0].dtype)
 
 
-@remembered
+@records_origin
 def hstack(*ops: LinearOperator) -> LinearOperator:
     """The block row [A B …] = Σ A_i D_i, from the direct sum of the domains to the common codomain.
     D_i deallocates the regions of all domains but the i-th.
@@ -159,7 +159,7 @@ def hstack(*ops: LinearOperator) -> LinearOperator:
     return _total([op @ _restriction(domain, op.domain) for op in ops])
 
 
-@remembered
+@records_origin
 def vstack(*ops: LinearOperator) -> LinearOperator:
     """The block column [A; B; …] = Σ D_i* A_i, from the common domain to the direct sum of the
     codomains. D_i* allocates the regions of all codomains but the i-th.

@@ -29,7 +29,7 @@ from linop.operators.grids import (
 from linop.operators.memory import copy
 from linop.operators.named_movement import collective
 from linop.operators.operator import LinearOperator
-from linop.provenance import remembered
+from linop.provenance import records_origin
 from linop.spaces.blocks import is_disjoint
 from linop.spaces.decomposition import COPIES, REPLICATED, Axis
 from linop.spaces.partition import Partition
@@ -38,7 +38,7 @@ from linop.spaces.space import Space
 from linop.spaces.tensor import TensorSpace
 
 
-@remembered
+@records_origin
 def send_recv(space: Space, a: Part, b: Part) -> LinearOperator:
     """The copy C_{a→b} between regions or subsets of equal shape, usually on two workers.
 
@@ -48,7 +48,7 @@ def send_recv(space: Space, a: Part, b: Part) -> LinearOperator:
     return copy(space, a, b)
 
 
-@remembered
+@records_origin
 def broadcast(
     X: TensorSpace,
     partition: Partition,
@@ -88,7 +88,7 @@ def broadcast(
     return collective("B", f"{X.partition}→{partition}", X, Y, links)
 
 
-@remembered
+@records_origin
 def sum_reduce(
     Y: TensorSpace,
     partition: Partition,
@@ -132,7 +132,7 @@ def sum_reduce(
     return collective("R", f"{Y.partition}→{partition}", Y, X, links)
 
 
-@remembered
+@records_origin
 def all_reduce(Y: TensorSpace, grid_axes: int | Sequence[int] | None = None) -> LinearOperator:
     """B R: every copy along the grid axes becomes the sum of these copies. Self-adjoint (paper,
     section 3).
@@ -152,7 +152,7 @@ def all_reduce(Y: TensorSpace, grid_axes: int | Sequence[int] | None = None) -> 
     return compose(spread, reduced)
 
 
-@remembered
+@records_origin
 def all_gather(
     X: TensorSpace, grid_axes: int | Sequence[int] | None = None, into: Axis = COPIES
 ) -> LinearOperator:
@@ -185,7 +185,7 @@ def all_gather(
     return collective("G", axes_text(axes), X, Y, along(X, axes))
 
 
-@remembered
+@records_origin
 def reduce_scatter(
     Y: TensorSpace,
     grid_axes: int | Sequence[int] | None = None,
@@ -217,7 +217,7 @@ def reduce_scatter(
     return collective("RS", axes_text(axes), Y, X, along(Y, axes))
 
 
-@remembered
+@records_origin
 def all_to_all(X: TensorSpace, grid_axis: int, dim: int) -> LinearOperator:
     """T: a global transpose. The tensor dimension that a grid axis splits becomes whole, and `dim`
     is split instead: a block permutation within each line of workers along the axis (paper,
@@ -244,7 +244,7 @@ def all_to_all(X: TensorSpace, grid_axis: int, dim: int) -> LinearOperator:
     return collective("T", f"{X.axes[axis]}→{dim}", X, Y, along(X, [axis]))
 
 
-@remembered
+@records_origin
 def repartition(X: TensorSpace, partition: Partition | TensorSpace) -> LinearOperator:
     """P: redistributes a global tensor to another block decomposition, on any workers.
 
@@ -262,7 +262,7 @@ def repartition(X: TensorSpace, partition: Partition | TensorSpace) -> LinearOpe
     return _regrouped("P", f"{X.partition}→{Y.partition}", X, Y)
 
 
-@remembered
+@records_origin
 def scatter(X: TensorSpace, partition: Partition | TensorSpace) -> LinearOperator:
     """Sc: from one worker that holds the whole tensor to blocks on many (paper, section 3).
 
@@ -280,7 +280,7 @@ def scatter(X: TensorSpace, partition: Partition | TensorSpace) -> LinearOperato
     return _regrouped("Sc", f"→{Y.partition}", X, Y)
 
 
-@remembered
+@records_origin
 def gather(X: TensorSpace, worker: int = 0) -> LinearOperator:
     """Ga: from blocks on many workers to the whole tensor on one; the adjoint of `scatter`.
 
@@ -296,7 +296,7 @@ def gather(X: TensorSpace, worker: int = 0) -> LinearOperator:
     return _regrouped("Ga", f"→{worker}", X, Y)
 
 
-@remembered
+@records_origin
 def shift(X: TensorSpace, steps: int, grid_axis: int = 0, periodic: bool = True) -> LinearOperator:
     """Moves every block by some steps along a grid axis; a permutation of blocks if periodic.
 

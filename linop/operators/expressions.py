@@ -13,7 +13,7 @@ import numpy as np
 
 from linop.errors import ArgumentError
 from linop.normal_form.movement import Movement
-from linop.normal_form.primitives import Action, InPlace, Placed, adjoints
+from linop.normal_form.primitives import Action, BetweenSpaces, InPlace, adjoints
 from linop.normal_form.stages import Stages
 from linop.operators.notation import joined_symbols, parenthesised, subscripted
 from linop.operators.operator import Arrays, LinearOperator
@@ -64,18 +64,18 @@ class Primitives(LinearOperator):
     def __init__(self, domain: Space, actions: Iterable[Action], codomain: Space) -> None:
         super().__init__(domain, codomain)
         self.actions = actions if isinstance(actions, InPlace) else tuple(actions)
-        self.placed: Placed = domain, self.actions, codomain
+        self.between: BetweenSpaces = domain, self.actions, codomain
 
     def _adjoint(self) -> LinearOperator:
         return Primitives(self.codomain, adjoints(self.actions), self.domain)
 
     def _interpret(self, arrays: Arrays) -> Arrays:
         for action in self.actions:
-            action.run(arrays, self.dtype)
+            action.interpret(arrays, self.dtype)
         return arrays
 
     def _stages(self) -> Stages:
-        return Stages((Movement.of_program([self.placed]),))
+        return Stages((Movement.of_actions([self.between]),))
 
     def symbol(self, latex: bool = False) -> str:
         return " ".join(subscripted(a.letter, a.subscript, latex) for a in self.actions[::-1])
@@ -106,12 +106,12 @@ class Composition(LinearOperator):
 
     def _stages(self) -> Stages:
         pieces: list[Stages] = []
-        for kind, run in groupby(self._flattened(given=True), type):
+        for kind, group in groupby(self._flattened(given=True), type):
             if kind is Primitives:
-                placed = [op.placed for op in run if isinstance(op, Primitives)]
-                pieces.append(Stages((Movement.of_program(placed),)))
+                between = [op.between for op in group if isinstance(op, Primitives)]
+                pieces.append(Stages((Movement.of_actions(between),)))
             else:
-                pieces += [factor.stages for factor in run]
+                pieces += [factor.stages for factor in group]
         return reduce(lambda right, left: left.after(right), pieces)
 
     def symbol(self, latex: bool = False) -> str:

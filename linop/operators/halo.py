@@ -15,13 +15,13 @@ from itertools import accumulate
 from typing import Any, NamedTuple
 
 from linop.errors import PartitionError, ShapeError, expect
-from linop.normal_form.matching import copies_apart, matching
+from linop.normal_form.matching import matching, separate_copies
 from linop.operators.algebra import Named
 from linop.operators.expressions import Identity, compose
 from linop.operators.memory import allocate, clears, copies
 from linop.operators.named_movement import Known, out_of_place
 from linop.operators.operator import LinearOperator
-from linop.provenance import remembered
+from linop.provenance import records_origin
 from linop.spaces.blocks import intersections, is_tiled, lines
 from linop.spaces.decomposition import Bounds
 from linop.spaces.partition import Partition, balanced
@@ -104,7 +104,7 @@ def halo_geometry(
     return {w: _of_worker(X, geometry, w) for w in partition.workers}
 
 
-@remembered
+@records_origin
 def halo_exchange(
     X: TensorSpace,
     kernel_size: PerDim,
@@ -153,7 +153,7 @@ def halo_exchange(
         trim = Named("C", "trim", out_of_place(E, Y, intersections(E, Y)))
         return compose(trim, bulk) if isinstance(body, Identity) else compose(trim, body, bulk)
 
-    return Known("H", "", matching(X, Y, copies_apart(X)), five_stages)
+    return Known("H", "", matching(X, Y, separate_copies(X)), five_stages)
 
 
 def _in_place(X: TensorSpace, needed: Mapping[int, Bounds]) -> LinearOperator:

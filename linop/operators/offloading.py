@@ -12,11 +12,11 @@ from linop.normal_form.rows import Same
 from linop.operators.algebra import identity
 from linop.operators.named_movement import Known, out_of_place
 from linop.operators.operator import LinearOperator
-from linop.provenance import remembered
+from linop.provenance import records_origin
 from linop.spaces.space import Space
 
 
-@remembered
+@records_origin
 def offload(space: Space, memory: str = "host") -> LinearOperator:
     """M_memory: space -> space.in_memory(memory), moves every region to another kind of memory of
     the workers that hold it. Its adjoint, ``.H``, moves all of them back: the prefetch. It sends no

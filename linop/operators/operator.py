@@ -23,7 +23,7 @@ from linop.normal_form.movement import Movement
 from linop.normal_form.stages import Stages
 from linop.planning.cost import Cost, cost
 from linop.planning.network import Network
-from linop.provenance import Remembering, remembered
+from linop.provenance import WithOrigin, records_origin
 from linop.spaces.exact import Exact
 from linop.spaces.region import LARGEST, integer
 from linop.spaces.scalars import Array, Scalar, check_scalar, is_scalar, reciprocal, sparse_dtype
@@ -33,7 +33,7 @@ from linop.spaces.vector import Vector
 Arrays = dict[str, Array]
 
 
-class LinearOperator(Remembering, ABC):
+class LinearOperator(WithOrigin, ABC):
     """A linear map ``domain -> codomain``.
 
     ``a @ b``, ``a + b``, ``a - b``, ``2 * a``, ``a / 2`` and ``a ** 3`` are composition, sum,
@@ -117,7 +117,7 @@ class LinearOperator(Remembering, ABC):
         """The adjoint, as a method (SciPy's and PyLops' convention)."""
         return self.H
 
-    @remembered
+    @records_origin
     def conj(self) -> LinearOperator:
         """The operator with the complex conjugate matrix."""
         return self if self.dtype.kind != "c" else self._conj()

@@ -12,14 +12,14 @@ from linop.operators.algebra import Named, identity
 from linop.operators.expressions import Primitives
 from linop.operators.grids import copied_axes
 from linop.operators.operator import LinearOperator
-from linop.provenance import remembered
+from linop.provenance import records_origin
 from linop.spaces.blocks import lines
 from linop.spaces.partition import balanced
 from linop.spaces.region import Region, Subset, as_subset
 from linop.spaces.tensor import TensorSpace
 
 
-@remembered
+@records_origin
 def ring_all_reduce(Y: TensorSpace, grid_axes: int | Sequence[int] | None = None) -> LinearOperator:
     """Ring all-reduce, in place: the same matrix as `all_reduce`, composed of 2 (P - 1) steps
     around a ring of P workers (Patarasuk and Yuan, 2009).

@@ -35,14 +35,14 @@ def simplified(op: LinearOperator) -> LinearOperator:
 
 @simplified.register
 def _(op: Primitives) -> LinearOperator:
-    few = laws.reduce_program(op.actions)
+    few = laws.reduced_by_laws(op.actions)
     return _composed(few, op.domain, op.codomain) if len(few) < len(op.actions) else op
 
 
 @simplified.register
 def _(op: Composition) -> LinearOperator:
     scalar: Exact = 1
-    steps: list[Any] = []
+    pieces: list[Any] = []
     changed = False
     for factor in op._flattened():
         simple = factor if isinstance(factor, Primitives) else simplified(factor)
@@ -51,11 +51,11 @@ def _(op: Composition) -> LinearOperator:
             scalar, simple, changed = scalar * simple.scalar, simple.operand, True
         if isinstance(simple, Zero):
             return Zero(op.domain, op.codomain)
-        for step in simple._flattened():
-            steps += step.actions if isinstance(step, Primitives) else (step,)
-    kept = [step for step in steps if not isinstance(step, Identity)]
-    reduced = laws.reduce_program(kept)
-    if not changed and len(reduced) == len(steps):
+        for piece in simple._flattened():
+            pieces += piece.actions if isinstance(piece, Primitives) else (piece,)
+    kept = [piece for piece in pieces if not isinstance(piece, Identity)]
+    reduced = laws.reduced_by_laws(kept)
+    if not changed and len(reduced) == len(pieces):
         return op
     return _without_scalar(Scaled(scalar, _composed(reduced, op.domain, op.codomain)))
 
@@ -85,18 +85,18 @@ def _without_scalar(op: Scaled) -> LinearOperator:
     return op.operand if op.scalar == 1 else op
 
 
-def _composed(steps: Sequence[Any], domain: Space, codomain: Space) -> LinearOperator:
+def _composed(pieces: Sequence[Any], domain: Space, codomain: Space) -> LinearOperator:
     """The composition of actions and operators, the first applied first; the identity from domain
     to codomain if there are none."""
     space = domain
     factors: list[LinearOperator] = []
-    for here, some in groupby(steps, lambda step: isinstance(step, Add | Clear)):
-        run = list(some)
-        for step in [Primitives(space, run, space)] if here else run:
-            if isinstance(step, LinearOperator):
-                factors.append(step)
+    for in_place, some in groupby(pieces, lambda piece: isinstance(piece, Add | Clear)):
+        group = list(some)
+        for piece in [Primitives(space, group, space)] if in_place else group:
+            if isinstance(piece, LinearOperator):
+                factors.append(piece)
             else:
-                factors.append(Primitives(space, [step], step.codomain(space)))
+                factors.append(Primitives(space, [piece], piece.codomain(space)))
             space = factors[-1].codomain
     return compose(*reversed(factors)) if factors else Identity(domain, codomain)
 

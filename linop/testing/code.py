@@ -20,7 +20,7 @@ from linop.normal_form.primitives import Action, Add, Allocate, Clear, Deallocat
 from linop.operators.algebra import DirectSum, Named
 from linop.operators.expressions import Composition, Identity, Primitives, Scaled, Sum, Zero
 from linop.operators.operator import LinearOperator
-from linop.provenance import Call
+from linop.provenance import Origin
 from linop.spaces.decomposition import Bounds, Role
 from linop.spaces.exact import Exact, Gaussian, Rational, exact
 from linop.spaces.partition import Partition
@@ -111,16 +111,16 @@ def _balanced(X: TensorSpace, dim: int) -> Bounds:
 
 @code.register
 def _operator(op: LinearOperator) -> str:
-    if op.call is not None:
-        return code(op.call)
-    if op._h is not None and op._h.call is not None:
+    if op.origin is not None:
+        return code(op.origin)
+    if op._h is not None and op._h.origin is not None:
         return f"{code(op._h)}.H"
     return _composed(op)
 
 
 @code.register
-def _call(call: Call) -> str:
-    function, arguments, options = call
+def _origin(origin: Origin) -> str:
+    function, arguments, options = origin
     given = [code(argument) for argument in arguments]
     given += [f"{name}={code(value)}" for name, value in options.items()]
     if function.__qualname__ == "LinearOperator.conj":
@@ -215,7 +215,7 @@ _PRIMITIVES: dict[type[Action], str] = {
 def _bracketed(op: LinearOperator) -> str:
     """The expression of an operator as a factor of a product, in parentheses if needed."""
     text = code(op)
-    calls = op.call is not None or (op._h is not None and op._h.call is not None)
+    calls = op.origin is not None or (op._h is not None and op._h.origin is not None)
     several = isinstance(op, Composition | Sum | Scaled)
     several = several or (isinstance(op, Primitives) and len(op.actions) > 1)
     return text if calls or not several else f"({text})"

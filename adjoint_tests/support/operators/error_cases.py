@@ -181,7 +181,7 @@ IC(np.ones(4))
 IC(np.ones(3, np.float32))
     DTypeError: float32 given, float64 expected; convert it with .astype('float64')
 IC(Foreign())
-    ArgumentError: mistakes.Foreign given, numpy.ndarray expected
+    ArgumentError: support.operators.error_cases.Foreign given, numpy.ndarray expected
 IC([1, 2])
     ShapeError: shape (2,) given, (3,) expected
 IC([1, 2, 3j])
