@@ -11,10 +11,12 @@ from linop.errors import PartitionError, ShapeError
 from linop.layers.layer import Function, Layer, Tensor, nothing
 from linop.layers.parameters.weights import drawn, hold
 from linop.layers.sliding import Window, numbers, spatial
-from linop.operators.collectives import collective, repartition
+from linop.operators.collectives import repartition
+from linop.operators.named_movement import collective
 from linop.operators.padding import PaddingMode, edges
+from linop.spaces.decomposition import COPIES, Axis, Bounds
 from linop.spaces.partition import Partition
-from linop.spaces.tensor import COPIES, Axis, Bounds, TensorSpace
+from linop.spaces.tensor import TensorSpace
 
 
 class _Conv(Layer):

@@ -19,8 +19,9 @@ from linop.errors import ArgumentError, DTypeError, ShapeError
 from linop.layers.layer import Function, Layer, Tensor, elsewhere
 from linop.layers.parameters.weights import first_of_process
 from linop.operators.collectives import repartition
+from linop.spaces.decomposition import COPIES, Axis
 from linop.spaces.partition import Partition
-from linop.spaces.tensor import COPIES, Axis, TensorSpace
+from linop.spaces.tensor import TensorSpace
 
 _GAMMA = 0x9E3779B97F4A7C15
 _MIX = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1))

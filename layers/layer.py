@@ -44,8 +44,9 @@ from linop.layers.agreement.watching import note, watch
 from linop.layers.parameters.blocks import enlist
 from linop.layers.parameters.stock import unfit_parametrization
 from linop.operators.operator import LinearOperator
+from linop.spaces.decomposition import Axis
 from linop.spaces.partition import Partition
-from linop.spaces.tensor import Axis, TensorSpace
+from linop.spaces.tensor import TensorSpace
 
 Tensor = Any
 """torch is not typed here."""

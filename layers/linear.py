@@ -10,9 +10,11 @@ import torch
 from linop.errors import PartitionError, ShapeError
 from linop.layers.layer import Function, Layer, Tensor, nothing
 from linop.layers.parameters.weights import drawn, hold
-from linop.operators.collectives import collective, repartition
+from linop.operators.collectives import repartition
+from linop.operators.named_movement import collective
+from linop.spaces.decomposition import COPIES, Axis
 from linop.spaces.partition import Partition
-from linop.spaces.tensor import COPIES, Axis, TensorSpace
+from linop.spaces.tensor import TensorSpace
 
 
 class Linear(Layer):

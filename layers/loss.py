@@ -17,9 +17,10 @@ from linop.errors import ArgumentError, DTypeError, ShapeError
 from linop.layers.layer import Function, Layer, Tensor, elsewhere
 from linop.layers.moments import wide
 from linop.layers.parameters.weights import hold_buffer
-from linop.operators.collectives import collective
+from linop.operators.named_movement import collective
+from linop.spaces.decomposition import COPIES, REPLICATED
 from linop.spaces.partition import Partition
-from linop.spaces.tensor import COPIES, REPLICATED, TensorSpace
+from linop.spaces.tensor import TensorSpace
 
 Measure = Callable[[Tensor, Tensor], tuple[Tensor, Any, Any]]
 """From this worker's blocks of input and target: the terms of the loss, or their sum; the sum of

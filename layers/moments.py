@@ -13,7 +13,8 @@ from linop.backends.autograd.dtypes import numpy_dtype, torch_dtype
 from linop.errors import DTypeError
 from linop.layers.layer import Layer, Tensor
 from linop.operators.collectives import all_reduce
-from linop.spaces.tensor import COPIES, TensorSpace
+from linop.spaces.decomposition import COPIES
+from linop.spaces.tensor import TensorSpace
 
 
 class Moments:

@@ -15,8 +15,9 @@ from linop.layers.linear import dense_axes
 from linop.layers.moments import Moments, wide
 from linop.layers.parameters.weights import hold, hold_buffer
 from linop.operators.collectives import repartition
+from linop.spaces.decomposition import COPIES, REPLICATED, Axis
 from linop.spaces.partition import Partition
-from linop.spaces.tensor import COPIES, REPLICATED, Axis, TensorSpace
+from linop.spaces.tensor import TensorSpace
 
 
 class _Norm(Layer):

@@ -10,7 +10,7 @@ import torch
 from linop.errors import ArgumentError
 from linop.layers.layer import Function, Layer, Tensor, nothing
 from linop.layers.sliding import Pads, Window, check_dimensions, numbers, spatial
-from linop.operators.collectives import collective
+from linop.operators.named_movement import collective
 from linop.spaces.partition import Partition
 from linop.spaces.tensor import TensorSpace
 

@@ -250,25 +250,27 @@ def test_what_rounding_once_proved_is_not_proven() -> None:
 
 
 def test_local_maps_of_known_matrix_are_compared_exactly() -> None:
-    D = linop.diagonal(np.array([1.0, 3, -2]), X)
+    D = linop.local_operators.diagonal(np.array([1.0, 3, -2]), X)
     assert not ((1e16 * D + D) - 1e16 * D).equals(ZERO)
     assert ((1e16 * D + D) - 1e16 * D).equals(D)
     assert not ((1e-200 * D) @ (1e-200 * D)).equals(ZERO)
     assert ((1e-200 * D) @ (1e-200 * D) / 1e-200 / 1e-200).equals(D @ D)
     assert (D / 49 * 49).equals(D)
     Y = Space(Region("x", 3), np.int64)
-    E = linop.diagonal(np.array([2**53 + 1, 2**62, -1]), Y)
-    assert not E.equals(linop.diagonal(np.array([2**53, 2**62, -1]), Y))
-    assert (2 * E + 2 * E).equals(linop.diagonal(np.array([4 * (2**53 + 1), 0, -4]), Y))
+    E = linop.local_operators.diagonal(np.array([2**53 + 1, 2**62, -1]), Y)
+    assert not E.equals(linop.local_operators.diagonal(np.array([2**53, 2**62, -1]), Y))
+    assert (2 * E + 2 * E).equals(
+        linop.local_operators.diagonal(np.array([4 * (2**53 + 1), 0, -4]), Y)
+    )
     assert ((E + E) + (E + E)).to_matrix().toarray().tolist() == np.diag(
         [2**55 + 4, 0, -4]
     ).tolist()
-    C = linop.fft(Space(Region("x", 4), complex))
+    C = linop.local_operators.fft(Space(Region("x", 4), complex))
     assert (C.H @ C).equals(linop.identity(C.domain))
 
 
 def test_a_matrix_that_is_not_finite_is_not_compared() -> None:
-    D = linop.diagonal(np.array([1.0, np.inf, 2]), X)
+    D = linop.local_operators.diagonal(np.array([1.0, np.inf, 2]), X)
     with pytest.raises(UndecidableError, match="a local operator's matrix is not finite"):
         D.equals(I3)
 
@@ -345,7 +347,15 @@ def test_a_coefficient_out_of_range_is_told_on_every_worker(name: str) -> None:
     linop.launch(main, workers=2, backend=name)
 
 
-@pytest.mark.parametrize("make", [linop.matrix, linop.diagonal, linop.convolution, "sparse"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        linop.local_operators.matrix,
+        linop.local_operators.diagonal,
+        linop.local_operators.convolution,
+        "sparse",
+    ],
+)
 @pytest.mark.parametrize(
     ("dtype", "bad"),
     [
@@ -364,13 +374,13 @@ def test_values_that_a_space_cannot_hold(make: Any, dtype: str, bad: Any) -> Non
 
     def built(values: Any) -> LinearOperator:
         space = Space(Region("x", 2), dtype)
-        if make is linop.diagonal:
-            return linop.diagonal(values, space)
-        if make is linop.convolution:
-            return linop.convolution(values, space, Space(Region("y", 1), dtype))
+        if make is linop.local_operators.diagonal:
+            return linop.local_operators.diagonal(values, space)
+        if make is linop.local_operators.convolution:
+            return linop.local_operators.convolution(values, space, Space(Region("y", 1), dtype))
         values = np.array([values])
         values = scipy.sparse.csr_array(values) if make == "sparse" else values
-        return linop.matrix(values, space, Space(Region("y", 1), dtype))
+        return linop.local_operators.matrix(values, space, Space(Region("y", 1), dtype))
 
     with pytest.raises(DTypeError, match=f"numbers of dtype {dtype} expected|of which {dtype} do"):
         built(np.array([1, bad]))

@@ -145,7 +145,10 @@ def test_a_worker_of_4096_touches_its_own_part(make: Any, monkeypatch: pytest.Mo
         assert "table" not in vars(movement)
         assert "body" not in vars(direction)
         if not with_identity:
-            assert "regions" not in vars(movement.domain).keys() | vars(movement.codomain).keys()
+            assert (
+                "regions"
+                not in vars(movement.domain.layout).keys() | vars(movement.codomain.layout).keys()
+            )
     longest = max(n for n in lengths if not (with_identity and n == 4096))
     assert longest <= (4096 + 64 if make is repartition else 512)
 
@@ -236,20 +239,22 @@ def test_tensor_spaces_are_the_spaces_of_their_regions() -> None:
     replicated = (0, linop.REPLICATED), (linop.REPLICATED, COPIES), (COPIES, 0), (1, 0)
     for axes in replicated:
         X = TensorSpace((5, 3), Partition((2, 3), [7, 2, 4, 1, 0, 9]), axes=axes)
-        regions = [X.at(k) for k in range(len(X))]
+        regions = [X.layout.at(k) for k in range(len(X))]
         plain = Space(regions, X.dtype)
-        assert "regions" not in vars(X)
+        assert "regions" not in vars(X.layout)
         assert all(a is b for a, b in zip(X.regions, regions, strict=True))
-        assert X.at(0) is regions[0] is X[regions[0].name]
+        assert X.layout.at(0) is regions[0] is X[regions[0].name]
         assert X == plain
         assert hash(X) == hash(plain)
-        assert X.ordered_as(plain)
-        assert (X.shapes == plain.shapes).all()
-        assert all((a == b).all() for a, b in zip(X.holders, plain.holders, strict=True))
-        assert (X.workers, X.index) == (plain.workers, plain.index)
+        assert X.layout == plain.layout
+        assert (X.layout.shapes == plain.layout.shapes).all()
+        assert all(
+            (a == b).all() for a, b in zip(X.layout.holders, plain.layout.holders, strict=True)
+        )
+        assert (X.workers, X.layout.index) == (plain.workers, plain.layout.index)
         for worker in range(11):
             assert X.on(worker) == plain.on(worker)
-            assert (X.numbers_on(worker) == plain.numbers_on(worker)).all()
+            assert (X.layout.numbers_on(worker) == plain.layout.numbers_on(worker)).all()
 
 
 def test_plans_of_4096_workers_agree_where_they_meet() -> None:

@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import linop
-from linop import COPIES, REPLICATED, Movement, Partition, Region, Space, TensorSpace, Transfer
-from linop.operators.operator import Primitives
+from linop import COPIES, REPLICATED, Movement, Partition, Region, Space, TensorSpace
+from linop.normal_form.movement import Transfer
+from linop.operators.expressions import Primitives
 from linop.testing.describing import COMPUTED, Description, grids, shapes, tensor_of
 from support.operators.catalogue import halos
 
@@ -35,7 +36,7 @@ def test_ring_all_reduce_is_broadcast_of_sum_reduce(workers: int, shape: tuple[i
 
 def test_a_ring_with_one_step_less_is_no_all_reduce() -> None:
     copies = TensorSpace(12, Partition(4), axes=(COPIES,))
-    (ring,) = linop.ring_all_reduce(copies)._program()
+    (ring,) = linop.ring_all_reduce(copies)._flattened()
     steps = tuple(ring.actions)  # type: ignore[attr-defined]
     for k in range(len(steps)):
         wrong = Primitives(copies, steps[:k] + steps[k + 1 :], copies)

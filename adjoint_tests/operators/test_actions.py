@@ -19,21 +19,21 @@ from linop.normal_form.primitives import (
     Action,
     Add,
     Allocate,
+    BetweenSpaces,
     Clear,
     Deallocate,
     InPlace,
-    Placed,
     adjoints,
     deltas,
-    independent_runs,
+    independent_batches,
 )
-from linop.operators.laws import reduce_program
+from linop.operators.laws import reduced_by_laws
 from linop.spaces.region import as_subset
 from linop.testing.describing import box_in, boxes
 
 # Programs of actions
 
-Program = list[Placed]
+Program = list[BetweenSpaces]
 
 
 @st.composite
@@ -86,7 +86,7 @@ def by_running(program: Program) -> np.ndarray:
     for k, unit in enumerate(np.eye(domain.size)):
         arrays = domain.unflatten(unit).arrays
         for action in actions_of(program):
-            action.run(arrays, domain.dtype)
+            action.interpret(arrays, domain.dtype)
         matrix[:, k] = codomain.flatten(codomain.vector(arrays))
     return matrix
 
@@ -94,18 +94,18 @@ def by_running(program: Program) -> np.ndarray:
 @given(programs())
 def test_a_program_is_the_product_of_its_actions(program: Program) -> None:
     matrix = by_running(program)
-    movement = Movement.of_program(program)
+    movement = Movement.of_actions(program)
     assert (movement.to_matrix().toarray() == matrix).all()
-    product = Movement.of_program(program[:1])
+    product = Movement.of_actions(program[:1])
     for step in program[1:]:
-        product = Movement.of_program([step]) @ product
+        product = Movement.of_actions([step]) @ product
     assert movement == product
 
 
 @given(programs())
 def test_independent_runs_are_sums(program: Program) -> None:
     """The product of each run is I + ΣX, on the memory that stays."""
-    runs = independent_runs(program)
+    runs = independent_batches(program)
     assert [step for run in runs for step in run] == program
     for run in runs:
         domain, codomain = run[0][0], run[-1][2]
@@ -127,7 +127,7 @@ def test_many_adds_are_one_run() -> None:
 
     def runs(*programs: list[Add]) -> list[int]:
         placed = [(space, actions, space) for actions in programs]
-        return [len(actions_of(run)) for run in independent_runs(placed)]
+        return [len(actions_of(run)) for run in independent_batches(placed)]
 
     assert runs(gathered) == runs(spread) == [5]
     assert runs(gathered, spread) == runs([*gathered, *spread]) == [5, 5]
@@ -145,8 +145,8 @@ def test_actions_in_columns_are_those_that_went_in(program: Program) -> None:
     space = Space({part.region.name: part.region for a in given for part in a.parts}.values())
     if all(part.region in space for action in given for part in action.parts):
         for actions in (given, list(adjoints(columns))):
-            alone = independent_runs([(space, [action], space) for action in actions])
-            together = independent_runs([(space, actions, space)])
+            alone = independent_batches([(space, [action], space) for action in actions])
+            together = independent_batches([(space, actions, space)])
             assert list(map(actions_of, together)) == list(map(actions_of, alone))
 
 
@@ -164,7 +164,7 @@ def placed_in(space: Space, actions: Sequence[Any]) -> Program:
 
 @given(programs())
 def test_reducing_a_program_keeps_its_matrix_and_shortens_it(program: Program) -> None:
-    reduced = reduce_program(actions_of(program))
+    reduced = reduced_by_laws(actions_of(program))
     domain, codomain = program[0][0], program[-1][2]
     assert len(reduced) <= len(program)
     after = placed_in(domain, reduced)
@@ -179,10 +179,10 @@ def test_reducing_a_program_keeps_its_matrix_and_shortens_it(program: Program) -
 def test_nothing_is_reduced_past_a_barrier(program: Program, data: st.DataObject) -> None:
     actions = actions_of(program)
     cut, barrier = data.draw(st.integers(0, len(actions))), object()
-    reduced = reduce_program([*actions[:cut], barrier, *actions[cut:]])
+    reduced = reduced_by_laws([*actions[:cut], barrier, *actions[cut:]])
     at = reduced.index(barrier)
-    assert reduced[:at] == reduce_program(actions[:cut])
-    assert reduced[at + 1 :] == reduce_program(actions[cut:])
+    assert reduced[:at] == reduced_by_laws(actions[:cut])
+    assert reduced[at + 1 :] == reduced_by_laws(actions[cut:])
 
 
 R, Q = Region("r", 3), Region("q", 3, 1)
@@ -215,11 +215,11 @@ LAWS: dict[str, tuple[list[Action], list[Action]]] = {  # first applied first
 @pytest.mark.parametrize("law", LAWS)
 def test_each_law_fires(law: str) -> None:
     before, after = LAWS[law]
-    assert reduce_program(before) == after
+    assert reduced_by_laws(before) == after
 
 
 def test_a_law_does_not_break_what_is_allocated_together() -> None:
     """A_{a,b,c} D_b is two steps, and A_c K_b A_a would be three."""
     one, two = Region("one", 1), Region("two", 1)
     program = [D, Allocate((one, Q, two))]
-    assert len(reduce_program(program)) <= len(program)
+    assert len(reduced_by_laws(program)) <= len(program)

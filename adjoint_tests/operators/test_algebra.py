@@ -106,7 +106,7 @@ def test_the_laws_of_a_ring(ops: tuple[LinearOperator, ...]) -> None:
 def test_complex_scalars(data: st.DataObject, seed: int) -> None:
     described = data.draw(spaces(4, COMPLEX))
     space = space_of(described)
-    a = linop.diagonal(whole_numbers(space.regions[0].shape, space.dtype, seed))
+    a = linop.local_operators.diagonal(whole_numbers(space.regions[0].shape, space.dtype, seed))
     A = dense(a)
     same((2 - 1j) * a, (2 - 1j) * A)
     same(((2 - 1j) * a).H, (2 + 1j) * A.conj())
@@ -140,8 +140,8 @@ def test_direct_sums_and_stacks(
 
 def test_stacks_are_blocks_in_a_row_and_in_a_column() -> None:
     A, B = whole_numbers((3, 2), "float64", 1), whole_numbers((3, 4), "float64", 2)
-    a = linop.matrix(A, X, Y)
-    b = linop.matrix(B, Space(Region("w", 4)), Y)
+    a = linop.local_operators.matrix(A, X, Y)
+    b = linop.local_operators.matrix(B, Space(Region("w", 4)), Y)
     same(linop.hstack(a, b), np.hstack([A, B]))
     same(linop.vstack(a.H, b.H), np.vstack([A.T, B.T]))
     assert linop.hstack(a, b).H.equals(linop.vstack(a.H, b.H))
@@ -183,7 +183,7 @@ def test_an_adjoint_is_built_once_and_runs_nothing() -> None:
 
 
 def test_applying_takes_and_gives_what_it_is_given() -> None:
-    a = linop.matrix(np.array([[1.0, 2], [3, 4], [5, 6]]), X, Y)
+    a = linop.local_operators.matrix(np.array([[1.0, 2], [3, 4], [5, 6]]), X, Y)
     v = np.array([1.0, -1])
     same_arrays(a(v), np.array([-1.0, -1, -1]))
     same_arrays(a @ v, a(v))
@@ -231,8 +231,12 @@ def test_powers_are_of_operators_from_a_space_to_itself() -> None:
 def reordered() -> tuple[LinearOperator, LinearOperator, Sequence[int]]:
     """diag(1, 2 | 3, 4) on x ⊕ z, and on z ⊕ x."""
     d, e = np.array([1.0, 2]), np.array([3.0, 4])
-    one = linop.direct_sum(linop.diagonal(d, X), linop.diagonal(e, Space(z)))
-    two = linop.direct_sum(linop.diagonal(e, Space(z)), linop.diagonal(d, X))
+    one = linop.direct_sum(
+        linop.local_operators.diagonal(d, X), linop.local_operators.diagonal(e, Space(z))
+    )
+    two = linop.direct_sum(
+        linop.local_operators.diagonal(e, Space(z)), linop.local_operators.diagonal(d, X)
+    )
     return one, two, [2, 3, 0, 1]
 
 
@@ -280,8 +284,8 @@ def test_sums_of_local_operators_of_any_depth() -> None:
 
 
 def test_compositions_sums_and_multiples_print() -> None:
-    a = linop.matrix(np.ones((2, 2)), X, X, name="A")
-    b = linop.matrix(np.ones((2, 2)), X, X, name="B")
+    a = linop.local_operators.matrix(np.ones((2, 2)), X, X, name="A")
+    b = linop.local_operators.matrix(np.ones((2, 2)), X, X, name="B")
     one = linop.identity(X)
     printed = {
         "A B": a @ b,
@@ -305,15 +309,15 @@ def test_compositions_sums_and_multiples_print() -> None:
     assert str(summed @ summed) == "(A ⊕ I) (A ⊕ I)"
     assert summed._repr_latex_() == r"$A \oplus I$"
     assert repr(a) == "<2x2 Local with dtype=float64: A>"
-    c = linop.matrix(np.ones((2, 2), complex), name="C")
+    c = linop.local_operators.matrix(np.ones((2, 2), complex), name="C")
     assert str((1 + 2j) * c) == "(1+2j) C"
     assert str(c.conj()) == "conj(C)"
 
 
 def test_long_products_print_both_ends() -> None:
-    steps = linop.matrix(np.eye(2), X, X, name="A0")
+    steps = linop.local_operators.matrix(np.eye(2), X, X, name="A0")
     for k in range(1, 20):
-        steps = linop.matrix(np.eye(2), X, X, name=f"A{k}") @ steps
+        steps = linop.local_operators.matrix(np.eye(2), X, X, name=f"A{k}") @ steps
     text = str(steps)
     assert text.startswith("A19 A18 ")
     assert " ⋯ " in text
@@ -360,9 +364,11 @@ def test_equality_that_cannot_be_decided_says_so() -> None:
         f.equals(g)
     with pytest.raises(UndecidableError, match="matrix of f is not known"):
         f.equals(2 * linop.identity(X))
-    third = linop.diagonal(np.full(2, 1 / 3), X)
+    third = linop.local_operators.diagonal(np.full(2, 1 / 3), X)
     with pytest.raises(UndecidableError, match="which may be rounding"):
-        (third + third + third).equals(linop.diagonal(np.full(2, 3 * (1 / 3 + 1e-17) + 2e-16), X))
+        (third + third + third).equals(
+            linop.local_operators.diagonal(np.full(2, 3 * (1 / 3 + 1e-17) + 2e-16), X)
+        )
     assert not third.equals(linop.identity(X))
 
 

@@ -321,7 +321,7 @@ def distributed(layer: Description, weights: np.ndarray) -> tuple[TensorSpace, T
     for worker, dims in linop.halo_geometry(X.global_shape, partition, **layer["kernel"]).items():
         options["padding"] = [(dim.left_padding, dim.right_padding) for dim in dims]
         source, target = H.codomain[f"x@{worker}"], Y.region(worker)
-        local.append(linop.convolution(weights, linop.Space(source, np.int64),
+        local.append(linop.local_operators.convolution(weights, linop.Space(source, np.int64),
                                        linop.Space(target, np.int64), **options))  # fmt: skip
     return X, Y, linop.direct_sum(*local) @ H
 
@@ -351,7 +351,7 @@ def test_a_distributed_convolution_is_the_one_worker_convolution(
     same_arrays(Y.gather(C(X.scatter(values))), wanted)
     one = Partition((1,) * X.ndim)
     X_0, Y_0 = (TensorSpace(Z.global_shape, one, np.int64, name="z") for Z in (X, Y))
-    alone = linop.convolution(weights, X_0, Y_0, **options)
+    alone = linop.local_operators.convolution(weights, X_0, Y_0, **options)
     same_arrays(alone(values), wanted)
     # Proven for all vectors: the matrices are known.
     assert (C @ linop.scatter(X_0, X)).equals(linop.scatter(Y_0, Y) @ alone)

@@ -104,15 +104,15 @@ C2, C3 = (Space(Region(name, n), np.complex128) for name, n in (("x", 2), ("y", 
 @given(sides(), st.sampled_from(sorted(FORMS)))
 def test_matrices(drawn: Any, form: str) -> None:
     domain, codomain, A = drawn
-    op = linop.matrix(FORMS[form](A), domain, codomain)
+    op = linop.local_operators.matrix(FORMS[form](A), domain, codomain)
     is_matrix(op, wide(A))
-    assert op.equals(linop.matrix(A, domain, codomain))
-    assert op.H.equals(linop.matrix(A.conj().T, codomain, domain))
-    assert linop.from_scipy(FORMS[form](A), domain, codomain).equals(op)
+    assert op.equals(linop.local_operators.matrix(A, domain, codomain))
+    assert op.H.equals(linop.local_operators.matrix(A.conj().T, codomain, domain))
+    assert linop.local_operators.from_scipy(FORMS[form](A), domain, codomain).equals(op)
 
 
 def test_a_matrix_alone_is_on_worker_0() -> None:
-    op = linop.matrix([[1, 2, 3], [4, 5, 6]])
+    op = linop.local_operators.matrix([[1, 2, 3], [4, 5, 6]])
     assert op.domain == Space(Region("x", 3), int)
     assert op.codomain == Space(Region("y", 2), int)
     same_arrays(op(np.array([1, 0, -1])), np.array([-2, -2]))
@@ -162,7 +162,7 @@ def test_scipy_operators(drawn: Any) -> None:
     op = scipy.sparse.linalg.LinearOperator(
         A.shape, lambda x: A @ x, lambda y: A.conj().T @ y, dtype=A.dtype
     )
-    is_matrix(linop.from_scipy(op, domain, codomain), wide(A))
+    is_matrix(linop.local_operators.from_scipy(op, domain, codomain), wide(A))
 
 
 @given(st.integers(2, 6), st.sampled_from(("float64", "complex128")), seeds, holders(WORKERS))
@@ -174,10 +174,10 @@ def test_pylops_operators(size: int, dtype: str, seed: int, to: tuple[int, ...])
     )
     difference = np.diff(np.eye(size), axis=0, append=np.eye(size)[-1:])
     x = Space(Region("x", size, to), dtype)
-    is_matrix(linop.from_scipy(M, x), A)
-    is_matrix(linop.from_scipy(M @ D.H - 2 * M, x), A @ difference.T - 2 * A)
-    assert linop.from_scipy(M).domain == Space(Region("x", size), dtype)
-    assert str(linop.from_scipy(M)) == "MatrixMult"
+    is_matrix(linop.local_operators.from_scipy(M, x), A)
+    is_matrix(linop.local_operators.from_scipy(M @ D.H - 2 * M, x), A @ difference.T - 2 * A)
+    assert linop.local_operators.from_scipy(M).domain == Space(Region("x", size), dtype)
+    assert str(linop.local_operators.from_scipy(M)) == "MatrixMult"
 
 
 @st.composite
@@ -192,15 +192,15 @@ def regions(draw: st.DrawFn, dtypes: Sequence[str] = COMPUTED, most: int = 4) ->
 @given(regions(), seeds)
 def test_diagonals(space: Space, seed: int) -> None:
     d = whole_numbers(space["x"].shape, space.dtype, seed)
-    is_matrix(linop.diagonal(d, space), np.diag(wide(d).ravel()))
-    same_arrays(linop.diagonal(d)(np.full_like(d, 3)), np.asarray(3 * d))
+    is_matrix(linop.local_operators.diagonal(d, space), np.diag(wide(d).ravel()))
+    same_arrays(linop.local_operators.diagonal(d)(np.full_like(d, 3)), np.asarray(3 * d))
 
 
 @given(regions(), st.data())
 def test_restrictions_to_a_subset(space: Space, data: st.DataObject) -> None:
     x = space["x"]
     keep = box_in(x, data.draw(boxes(x.shape)))
-    op = linop.restriction(space, keep)
+    op = linop.local_operators.restriction(space, keep)
     assert op.codomain["x'"] == Region("x'", keep.shape, x.workers)
     kept = np.arange(x.size).reshape(x.shape)[keep.index].ravel()
     is_matrix(op, np.eye(x.size)[kept])
@@ -212,15 +212,15 @@ def test_restrictions_to_indices(space: Space, data: st.DataObject) -> None:
     n = space.size
     numbers = st.lists(st.integers(-n, n - 1), max_size=6) if n else st.just([])
     keep = np.array(data.draw(numbers), int)
-    is_matrix(linop.restriction(space, keep), np.eye(n)[keep])
-    square = linop.restriction(space, keep[: 2 * (len(keep) // 2)].reshape(2, -1))
+    is_matrix(linop.local_operators.restriction(space, keep), np.eye(n)[keep])
+    square = linop.local_operators.restriction(space, keep[: 2 * (len(keep) // 2)].reshape(2, -1))
     assert square.codomain["x'"].shape == (2, len(keep) // 2)
     is_matrix(square, np.eye(n)[keep[: square.codomain.size]])
 
 
 @given(regions(COMPLEX, 3), seeds)
 def test_fourier_transforms(space: Space, seed: int) -> None:
-    F, x = linop.fft(space), space.integers(seed)["x"]
+    F, x = linop.local_operators.fft(space), space.integers(seed)["x"]
     wanted = np.ones((1, 1))
     for n in space["x"].shape:
         at = np.arange(n)
@@ -285,7 +285,7 @@ def test_convolutions(described: Description, to: tuple[int, ...], seed: int) ->
     codomain = Space(Region("y", wanted.shape, to), x.dtype)
     pads = list(zip(described["left"], described["padding"], strict=True))
     options = {"stride": described["stride"], "dilation": described["dilation"], "padding": pads}
-    op = linop.convolution(kernel, domain, codomain, **options)
+    op = linop.local_operators.convolution(kernel, domain, codomain, **options)
     same_arrays(op(x), wanted, rounding(op))
     units = np.eye(x.size, dtype=x.dtype).reshape(x.size, *x.shape)
     rows = [slid(unit, kernel, described).ravel() for unit in units]
@@ -296,14 +296,16 @@ def test_convolutions(described: Description, to: tuple[int, ...], seed: int) ->
 
 def test_one_number_stands_for_every_dimension() -> None:
     kernel, x, y = whole_numbers((2, 2), float, 0), Region("x", (5, 6)), Region("y", (3, 3))
-    op = linop.convolution(kernel, x, y, stride=2, padding=1, dilation=2)
+    op = linop.local_operators.convolution(kernel, x, y, stride=2, padding=1, dilation=2)
     options = {"stride": (2, 2), "padding": [(1, 1), (1, 1)], "dilation": (2, 2)}
-    assert op.equals(linop.convolution(kernel, x, y, **options))
-    assert linop.convolution(kernel, x, y, stride=2, padding=(1, 1), dilation=2).equals(op)
+    assert op.equals(linop.local_operators.convolution(kernel, x, y, **options))
+    assert linop.local_operators.convolution(
+        kernel, x, y, stride=2, padding=(1, 1), dilation=2
+    ).equals(op)
 
 
 def test_a_kernel_without_dimensions_scales() -> None:
-    op = linop.convolution(np.array(2.0), Region("x", ()), Region("y", ()))
+    op = linop.local_operators.convolution(np.array(2.0), Region("x", ()), Region("y", ()))
     same_arrays(op(np.array(3.0)), np.array(6.0))
 
 
@@ -311,12 +313,12 @@ def test_a_kernel_without_dimensions_scales() -> None:
 def test_kernels_that_cannot_be(size: int, padding: int) -> None:
     x, y = Region("x", 4), Region("y", max(0, 5 - size + 2 * padding))
     with pytest.raises(LinopError):
-        linop.convolution(np.ones(size), x, y, padding=padding)(np.ones(4))
+        linop.local_operators.convolution(np.ones(size), x, y, padding=padding)(np.ones(4))
 
 
 def test_padding_may_be_a_numpy_number() -> None:
     options = {"padding": np.int64(1)}
-    op = linop.convolution(np.ones(2), Region("x", 4), Region("y", 5), **options)  # type: ignore[arg-type]
+    op = linop.local_operators.convolution(np.ones(2), Region("x", 4), Region("y", 5), **options)  # type: ignore[arg-type]
     same_arrays(op(np.ones(4)), np.array([1.0, 2, 2, 2, 1]))
 
 
@@ -326,9 +328,9 @@ def test_matrices_of_half_precision(kind: str, dtype: str) -> None:
     """SciPy has no such sparse matrices; `to_matrix` gives them in double precision."""
     space, values = Space(Region("x", 2), dtype_of(dtype)), np.eye(2).astype(dtype_of(dtype))
     op = {
-        "matrix": lambda: linop.matrix(values, space, space),
-        "diagonal": lambda: linop.diagonal(values[0] + values[1], space),
-        "restriction": lambda: linop.restriction(space, [0, 1]),
+        "matrix": lambda: linop.local_operators.matrix(values, space, space),
+        "diagonal": lambda: linop.local_operators.diagonal(values[0] + values[1], space),
+        "restriction": lambda: linop.local_operators.restriction(space, [0, 1]),
         "local": lambda: pair(values, space, space),
     }[kind]()
     same_arrays(op.to_matrix().toarray(), np.eye(2))

@@ -46,7 +46,11 @@ def chain(a: Region, b: Region, dtype: Any, seed: int) -> tuple[LinearOperator, 
     A, B = whole_numbers((2, a.size), dtype, seed), whole_numbers((b.size, 2), dtype, seed + 1)
     x, here, there, y = (Space(r, dtype) for r in (a, p, Region("to", 2, q.workers), b))
     across = linop.move(here, p, there.regions[0])
-    op = linop.matrix(B, there, y) @ across @ linop.matrix(A, x, here)
+    op = (
+        linop.local_operators.matrix(B, there, y)
+        @ across
+        @ linop.local_operators.matrix(A, x, here)
+    )
     return op, B @ A
 
 
@@ -159,40 +163,53 @@ def test_equality_is_decided_where_matrices_are_known(one: int, two: int, name: 
     dtype = dtype_of(name)
     x, y, z = (Space(Region(n, 3, 1), dtype) for n in "xyz")
     A, B, C = (whole_numbers((3, 3), dtype, seed) for seed in (one, two, one + two))
-    product = linop.matrix(B, y, z) @ linop.matrix(A, x, y)
-    assert product.equals(linop.matrix(B @ A, x, z))
-    assert product.H.equals(linop.matrix((B @ A).conj().T, z, x))
-    assert product.T.equals(linop.matrix((B @ A).T, z, x))
-    assert product.conj().equals(linop.matrix((B @ A).conj(), x, z))
-    assert product.equals(linop.matrix(C, x, z)) is bool((C == B @ A).all())
-    total = linop.matrix(A, x, y) + linop.matrix(B, x, y)
-    assert total.equals(linop.matrix(A + B, x, y))
+    product = linop.local_operators.matrix(B, y, z) @ linop.local_operators.matrix(A, x, y)
+    assert product.equals(linop.local_operators.matrix(B @ A, x, z))
+    assert product.H.equals(linop.local_operators.matrix((B @ A).conj().T, z, x))
+    assert product.T.equals(linop.local_operators.matrix((B @ A).T, z, x))
+    assert product.conj().equals(linop.local_operators.matrix((B @ A).conj(), x, z))
+    assert product.equals(linop.local_operators.matrix(C, x, z)) is bool((C == B @ A).all())
+    total = linop.local_operators.matrix(A, x, y) + linop.local_operators.matrix(B, x, y)
+    assert total.equals(linop.local_operators.matrix(A + B, x, y))
     assert (2 * total).equals(total + total)
 
 
 def test_kinds_of_operators_are_compared_by_their_matrices() -> None:
     x = X["x"]
-    assert linop.diagonal([1.0, 2, 3], X).equals(linop.matrix(np.diag([1.0, 2, 3]), X, X))
-    assert linop.matrix(np.eye(3), X, X).equals(linop.identity(X))
-    assert linop.identity(X).equals(linop.matrix(np.eye(3), X, X))
-    assert linop.matrix(np.zeros((2, 3)), X, Y).equals(linop.zero(X, Y))
-    assert linop.restriction(X, x[1:], Y).equals(linop.restriction(X, [1, -1], Y))
-    assert linop.convolution([1.0, -1], X, Y).equals(linop.matrix([[1, -1, 0], [0, 1, -1.0]], X, Y))
-    assert linop.convolution([0.0, 1], X, Y).equals(linop.restriction(X, [1, 2], Y))
-    assert not linop.restriction(X, [0, 1], Y).equals(linop.restriction(X, [1, 2], Y))
-    around = linop.diagonal([1.0, 2, 3], X) @ linop.clear(X, x[:2])
-    assert around.equals(linop.diagonal([0.0, 0, 3], X))
+    assert linop.local_operators.diagonal([1.0, 2, 3], X).equals(
+        linop.local_operators.matrix(np.diag([1.0, 2, 3]), X, X)
+    )
+    assert linop.local_operators.matrix(np.eye(3), X, X).equals(linop.identity(X))
+    assert linop.identity(X).equals(linop.local_operators.matrix(np.eye(3), X, X))
+    assert linop.local_operators.matrix(np.zeros((2, 3)), X, Y).equals(linop.zero(X, Y))
+    assert linop.local_operators.restriction(X, x[1:], Y).equals(
+        linop.local_operators.restriction(X, [1, -1], Y)
+    )
+    assert linop.local_operators.convolution([1.0, -1], X, Y).equals(
+        linop.local_operators.matrix([[1, -1, 0], [0, 1, -1.0]], X, Y)
+    )
+    assert linop.local_operators.convolution([0.0, 1], X, Y).equals(
+        linop.local_operators.restriction(X, [1, 2], Y)
+    )
+    assert not linop.local_operators.restriction(X, [0, 1], Y).equals(
+        linop.local_operators.restriction(X, [1, 2], Y)
+    )
+    around = linop.local_operators.diagonal([1.0, 2, 3], X) @ linop.clear(X, x[:2])
+    assert around.equals(linop.local_operators.diagonal([0.0, 0, 3], X))
 
 
 def test_equality_where_regions_stand_in_another_order() -> None:
     a, b = Region("a", 2), Region("b", 3)
     A, B = whole_numbers((2, 2), float, 0), whole_numbers((3, 3), float, 1)
-    ops = linop.matrix(A, Space(a), Space(a)), linop.matrix(B, Space(b), Space(b))
+    ops = (
+        linop.local_operators.matrix(A, Space(a), Space(a)),
+        linop.local_operators.matrix(B, Space(b), Space(b)),
+    )
     one, other = linop.direct_sum(*ops), linop.direct_sum(*ops[::-1])
     assert one.equals(other)
     assert not one.equals(2 * other)
     both = Space([b, a])
-    assert linop.matrix(other.to_matrix(), both, both).equals(one)
+    assert linop.local_operators.matrix(other.to_matrix(), both, both).equals(one)
 
 
 L, M = unknown("L"), unknown("M", 3)
@@ -225,7 +242,10 @@ UNDECIDED: dict[str, tuple[Callable[[], tuple[LinearOperator, LinearOperator]], 
     "two functions": (lambda: (L, M), "the matrix of L, M is not known"),
     "the other order": (lambda: (L + M, M + L), "the matrix of L, M is not known"),
     "the adjoint": (lambda: (L, L.H), r"the matrix of L, L\* is not known"),
-    "a matrix": (lambda: (L, linop.matrix(2 * np.eye(3), X, X)), "the matrix of L is not known"),
+    "a matrix": (
+        lambda: (L, linop.local_operators.matrix(2 * np.eye(3), X, X)),
+        "the matrix of L is not known",
+    ),
     "movement": (lambda: (L, linop.identity(X)), "the matrix of L is not known"),
 }
 
@@ -240,7 +260,7 @@ def test_what_depends_on_functions_is_not_decided(case: str) -> None:
 
 
 def test_other_spaces_are_never_equal() -> None:
-    assert not L.equals(linop.matrix(np.ones((2, 3)), X, Y))
+    assert not L.equals(linop.local_operators.matrix(np.ones((2, 3)), X, Y))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "complex64", "complex128"])
@@ -249,9 +269,12 @@ def test_rounding_is_not_decided(dtype: str) -> None:
     rng = np.random.default_rng(0)
     spaces = [Space(Region(name, 5), dtype) for name in "wxyz"]
     A, B, C = (rng.standard_normal((5, 5)).astype(dtype) for _ in range(3))
-    maps = [linop.matrix(m, a, b) for m, a, b in zip((C, B, A), spaces, spaces[1:], strict=False)]
-    once = linop.matrix(A @ (B @ C), spaces[0], spaces[3])
-    again = linop.matrix((A @ B) @ C, spaces[0], spaces[3])
+    maps = [
+        linop.local_operators.matrix(m, a, b)
+        for m, a, b in zip((C, B, A), spaces, spaces[1:], strict=False)
+    ]
+    once = linop.local_operators.matrix(A @ (B @ C), spaces[0], spaces[3])
+    again = linop.local_operators.matrix((A @ B) @ C, spaces[0], spaces[3])
     assert ((A @ B) @ C != A @ (B @ C)).any()
     for one, other in ((once, again), (again @ linop.identity(spaces[0]), once)):
         with pytest.raises(UndecidableError, match="may be rounding"):
@@ -260,10 +283,10 @@ def test_rounding_is_not_decided(dtype: str) -> None:
 
 
 def test_a_transform_and_back_is_the_identity_to_rounding() -> None:
-    F = linop.fft(Space(Region("x", 7), complex))
+    F = linop.local_operators.fft(Space(Region("x", 7), complex))
     with pytest.raises(UndecidableError, match="may be rounding"):
         (F.H @ F).equals(linop.identity(F.domain))
-    assert not F.equals(linop.fft(F.domain, F.codomain).conj())
+    assert not F.equals(linop.local_operators.fft(F.domain, F.codomain).conj())
 
 
 # SciPy and PyLops
@@ -295,8 +318,8 @@ def system(dtype: Any) -> tuple[LinearOperator, np.ndarray]:
     x, y = Region("x", 4), Region("y", 4, 1)
     A = whole_numbers((4, 4), dtype, 3) + 9 * np.eye(4, dtype=dtype)
     there = linop.move(Space(x, dtype), x, y)
-    op = linop.diagonal(np.array([1, 2, -1, 2], dtype), there.codomain) @ there
-    op = op @ linop.matrix(A, op.domain, op.domain)
+    op = linop.local_operators.diagonal(np.array([1, 2, -1, 2], dtype), there.codomain) @ there
+    op = op @ linop.local_operators.matrix(A, op.domain, op.domain)
     return op, np.diag(np.array([1, 2, -1, 2], dtype)) @ A
 
 
@@ -317,8 +340,8 @@ def test_solvers_take_it(solver: str, dtype: Any) -> None:
 
 def test_back_from_scipy_it_is_the_same_matrix() -> None:
     op, A = system(np.complex128)
-    three_ways(linop.from_scipy(op.to_scipy()), A)
-    three_ways(linop.from_scipy(2 * pylops.aslinearoperator(op.to_scipy())), 2 * A)
+    three_ways(linop.local_operators.from_scipy(op.to_scipy()), A)
+    three_ways(linop.local_operators.from_scipy(2 * pylops.aslinearoperator(op.to_scipy())), 2 * A)
 
 
 def test_a_wrong_block_is_noticed() -> None:

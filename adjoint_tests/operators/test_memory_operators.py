@@ -38,12 +38,12 @@ I2, O2 = np.eye(2), np.zeros((2, 2))
 
 def factors(op: LinearOperator) -> list[type]:
     """The primitives that an operator is composed of, as it is written: the first one is last."""
-    return [type(action) for step in op._program() for action in step.actions][::-1]  # type: ignore[attr-defined]
+    return [type(action) for step in op._flattened() for action in step.actions][::-1]  # type: ignore[attr-defined]
 
 
 def steps(op: LinearOperator) -> int:
     """How many primitives, and other operators, are applied one after the other."""
-    return sum(len(getattr(step, "actions", (step,))) for step in op._program())
+    return sum(len(getattr(step, "actions", (step,))) for step in op._flattened())
 
 
 MATRICES = {

@@ -68,10 +68,10 @@ def test_the_memory_is_what_a_region_is(space: Description, one: str, other: str
 def test_a_tensor_is_in_one_memory(tensor: Description, one: str, other: str) -> None:
     X, Y = (tensor_of(tensor).in_memory(memory) for memory in (one, other))
     alike = one == other
-    assert (X == Y, X.digest == Y.digest, X.ordered_as(Y), repr(X) == repr(Y)) == (alike,) * 4
+    assert (X == Y, X.digest == Y.digest, X.layout == Y.layout, repr(X) == repr(Y)) == (alike,) * 4
     assert X.bounds == Y.bounds and X.axes == Y.axes and X.name == Y.name
     for Z in (X, tensor_of(tensor).in_memory(one)):
-        alone = [Z.at(k) for k in range(len(Z))]  # each by itself, before all are made
+        alone = [Z.layout.at(k) for k in range(len(Z))]  # each by itself, before all are made
         assert Z.regions == tuple(alone)
         assert {region.memory for region in Z} == {one}
     # Equal to the direct sum of its blocks, which says no more than them.
@@ -81,7 +81,7 @@ def test_a_tensor_is_in_one_memory(tensor: Description, one: str, other: str) ->
 @given(described, memories)
 def test_the_memories_of_a_space_are_those_of_its_regions(X: Space, memory: str) -> None:
     for Y in (X, X.in_memory(memory)):
-        assert [MEMORIES[k] for k in Y.memories] == [region.memory for region in Y]
+        assert [MEMORIES[k] for k in Y.layout.memories] == [region.memory for region in Y]
 
 
 def test_it_prints() -> None:
@@ -117,9 +117,9 @@ def test_what_is_made_beside_a_region_is_in_its_memory(memory: str) -> None:
         linop.shift(X, 1),
         linop.broadcast(C, Partition((3, 2))),
         linop.all_reduce(C),
-        linop.fft(x),
-        linop.restriction(x, x[:1]),
-        linop.matrix(np.ones((3, 16)), x),
+        linop.local_operators.fft(x),
+        linop.local_operators.restriction(x, x[:1]),
+        linop.local_operators.matrix(np.ones((3, 16)), x),
     ]:
         for space in (op.domain, op.codomain):
             assert {region.memory for region in space} == {memory}, op
@@ -129,7 +129,7 @@ def test_what_is_made_beside_a_region_is_in_its_memory(memory: str) -> None:
 @pytest.mark.parametrize("memory", ["host", "device"])
 def test_what_a_sum_needs_on_its_way_is_in_the_memory_of_its_terms(memory: str) -> None:
     x, y = Region("x", 2, 0, memory), Region("y", 3, 0, memory)
-    A, B = (linop.matrix(k * np.ones((3, 2)), x, y) for k in (1, 2))
+    A, B = (linop.local_operators.matrix(k * np.ones((3, 2)), x, y) for k in (1, 2))
     for op in (A + B, linop.direct_sum(A, linop.identity(Space(Region("z", 1, 0, memory))))):
         for movement in op.stages.movements:
             for space in (movement.domain, movement.codomain):
@@ -291,7 +291,7 @@ class TwoStages(LinearOperator):
         first, second = self.movements
         return TwoStages(second.adjoint(), first.adjoint())
 
-    def _run(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def _interpret(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         x = self.domain.flatten(self.domain.vector(arrays))
         return self.codomain.unflatten(self.stages.to_matrix() @ x).arrays
 

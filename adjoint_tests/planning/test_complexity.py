@@ -128,7 +128,7 @@ def test_simplifying_looks_at_each_step_a_few_times(monkeypatch: pytest.MonkeyPa
         H = halo(workers)
         H.simplify()
         found.append(len(looks))
-        parts = [part for op in H._program() for action in op.actions for part in action.parts]  # type: ignore[attr-defined]
+        parts = [part for op in H._flattened() for action in op.actions for part in action.parts]  # type: ignore[attr-defined]
         assert len(looks) < 1.1 * len(parts)
     assert found[1] < 4.5 * found[0]
 
@@ -157,7 +157,7 @@ def test_programs_of_thousands_keep_no_object_for_each_action() -> None:
     H = expanded(halo(64)).H
     assert len(H.stages.movements[0].table)
     kept = [thing for thing in gc.get_objects() if type(thing) in (Add, Clear)]
-    mine = {region.name for step in H._program() for region in step.domain}
+    mine = {region.name for step in H._flattened() for region in step.domain}
     assert not [action for action in kept if mine.issuperset(action.names)]
 
 
@@ -260,7 +260,7 @@ def test_layers_of_one_shape_make_their_operators_once(monkeypatch: pytest.Monke
         return counts
 
     with monkeypatch.context() as patch:
-        patch.setattr("linop.operators.collectives.matching", counted)
+        patch.setattr("linop.operators.named_movement.matching", counted)
         (alone,) = linop.launch(main, 1, "threads")
     assert alone == [7, 0, 0, 2, 0]
 

@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 import linop
 from linop import COPIES, REPLICATED, LinearOperator, Partition, Region, Space, TensorSpace
 from linop.errors import BackendError
+from linop.local_operators.functions import Local
 from linop.normal_form.maps import LocalMap
-from linop.operators.algebra import Local
-from linop.operators.collectives import out_of_place
+from linop.operators.named_movement import out_of_place
 from linop.planning.lowering import lower
 from linop.planning.plan import Advance, Make, Put, Receive, Send
 from linop.tools.samples import samples
@@ -43,7 +43,7 @@ halo = linop.halo_exchange(X, (5, 3), stride=(1, 2), padding=1)
 moved = linop.repartition(X, Partition((3, 2)))
 shared = TensorSpace((4,), Partition((2, 3)), axes=(0, REPLICATED))
 copied = linop.repartition(shared, TensorSpace((4,), Partition((2, 3)), axes=(0, COPIES)))
-scaled = [linop.diagonal(np.arange(float(r.size)), r) for r in copied.codomain]
+scaled = [linop.local_operators.diagonal(np.arange(float(r.size)), r) for r in copied.codomain]
 mixed = copied.H @ linop.direct_sum(*scaled) @ copied
 ring = linop.ring_all_reduce(copied.codomain)
 kept = linop.offload(X) @ moved.H
@@ -213,6 +213,6 @@ def test_describe_says_sums_and_local_operators() -> None:
     )
     assert lines.index(made) < lines.index(first) < lines.index(second)
     assert "  a = 3 · a  (16 bytes)" in lines
-    (plan,) = plans_of(linop.diagonal(np.ones(2), Region("a", 2), name="W"))
+    (plan,) = plans_of(linop.local_operators.diagonal(np.ones(2), Region("a", 2), name="W"))
     assert "  a = W(a)" in plan.describe().splitlines()
     assert "  keep a" in plan.describe().splitlines()

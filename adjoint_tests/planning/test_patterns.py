@@ -11,10 +11,11 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import linop
-from linop import COPIES, REPLICATED, LinearOperator, Movement, Network, Partition, TensorSpace
+from linop import COPIES, REPLICATED, LinearOperator, Movement, Partition, TensorSpace
 from linop.operators.algebra import identity
+from linop.operators.expressions import compose
 from linop.operators.memory import add, allocate, copy, deallocate
-from linop.operators.operator import compose
+from linop.planning import Network
 from linop.planning.patterns import Kind, Pattern, pattern, seconds, spans
 from linop.planning.plan import Message, Plan, Put, Receive, Send
 from linop.spaces.region import Part, Region
@@ -199,7 +200,7 @@ def test_crossed_sums_are_no_all_reduce() -> None:
     names = {r.name: Region("y" + r.name, 2, r.workers) for r in space.regions}
     sums = {"ya0": "a0 a1", "ya1": "a0 b1", "yb0": "b0 b1", "yb1": "b0 a1"}
     pairs = [(space[a], names[y[1:]]) for y, both in sums.items() for a in both.split()]
-    op = linop.operators.collectives.out_of_place(space, Space(names.values()), pairs)
+    op = linop.operators.named_movement.out_of_place(space, Space(names.values()), pairs)
     assert kinds(op) == {Kind.POINT_TO_POINT}
 
 
@@ -210,7 +211,7 @@ def test_order_of_boxes_is_told() -> None:
         new = [Region(f"{n}{w}", k, w) for w in (1, 2) for n, k in (("u", 2), ("v", 3))]
         target = Space([*new[:2], *reversed(new[2:])] if swapped else new)
         pairs = [(space["a" if r.shape == (2,) else "b"], r) for r in new]
-        (found,) = plans_of(linop.operators.collectives.out_of_place(space, target, pairs))[
+        (found,) = plans_of(linop.operators.named_movement.out_of_place(space, target, pairs))[
             0
         ].patterns
         assert (found.kind, found.counts, found.aligned) == (Kind.BROADCAST, (5,), not swapped)

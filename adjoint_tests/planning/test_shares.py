@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import linop
-from linop import COPIES, Network, Partition, TensorSpace
+from linop import COPIES, Partition, TensorSpace
 from linop.backends.base import Backend
+from linop.planning import Network
 from linop.planning.lowering import lower
 from linop.planning.patterns import Kind
 from linop.planning.shares import in_shares

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import linop
-from linop import COPIES, LinearOperator, Network, Partition, Region, Simulation, TensorSpace
+from linop import COPIES, LinearOperator, Partition, Region, TensorSpace
+from linop.planning import Network, Simulation
 from linop.planning.plan import Advance, Send
 from support.operators.catalogue import NAMES, operators
 from support.operators.properties import plans_of
@@ -83,7 +84,9 @@ def test_a_stage_waits_for_the_one_before_it() -> None:
     here, there, then = (Region(name, 4, k) for k, name in enumerate("abc"))
     space = linop.Space([here, there, then])
     once = linop.send_recv(space, here, there)
-    scaled = linop.direct_sum(*(linop.diagonal(np.ones(4), region) for region in space.regions))
+    scaled = linop.direct_sum(
+        *(linop.local_operators.diagonal(np.ones(4), region) for region in space.regions)
+    )
     twice = linop.send_recv(space, there, then) @ scaled @ once
     found = linop.simulate(twice, Network(1, 0, 0, 0))
     assert found.stages == 2

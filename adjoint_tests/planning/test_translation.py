@@ -93,7 +93,7 @@ def few() -> Iterator[tuple[LinearOperator, list[Plan]]]:
     for n in (2, 3):
         split = TensorSpace((2 * n,), Partition((n,)))
         copies = TensorSpace((n,), Partition((n,)), axes=(COPIES,))
-        scaled = [linop.matrix(np.arange(4.0).reshape(2, 2), r, r) for r in split]
+        scaled = [linop.local_operators.matrix(np.arange(4.0).reshape(2, 2), r, r) for r in split]
         for op in (
             linop.halo_exchange(split, 3, padding=1),
             linop.all_gather(split),

@@ -119,7 +119,7 @@ def swapped() -> LinearOperator:
 
 def applied() -> LinearOperator:
     """A local operator between two movements that keep everything."""
-    return linop.matrix(np.ones((3, 2)), Region("x", 2), Region("y", 3))
+    return linop.local_operators.matrix(np.ones((3, 2)), Region("x", 2), Region("y", 3))
 
 
 def kept() -> LinearOperator:
@@ -130,7 +130,9 @@ def kept() -> LinearOperator:
 def two_maps() -> LinearOperator:
     """Two local operators on one worker, of the same shapes."""
     sides = [(Region(f"x{k}", 2), Region(f"y{k}", 2)) for k in range(2)]
-    return linop.direct_sum(*(linop.matrix(np.ones((2, 2)) * k, *s) for k, s in enumerate(sides)))
+    return linop.direct_sum(
+        *(linop.local_operators.matrix(np.ones((2, 2)) * k, *s) for k, s in enumerate(sides))
+    )
 
 
 def exchanged() -> LinearOperator:
@@ -348,7 +350,7 @@ def test_workers_may_wait_in_turn() -> None:
     space = Space([Region(f"x{w}", 2, w) for w in range(4)])
     op = linop.identity(space)
     for w in reversed(range(3)):
-        scaled = [linop.diagonal(np.ones(2), Space(region)) for region in space]
+        scaled = [linop.local_operators.diagonal(np.ones(2), Space(region)) for region in space]
         op = linop.copy(space, space[f"x{w + 1}"], space[f"x{w}"]) @ linop.direct_sum(*scaled) @ op
     linop.verify_plans(op)
 

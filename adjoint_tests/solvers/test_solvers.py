@@ -38,7 +38,9 @@ def tall(dtype: Any = np.float64, workers: int = 3) -> LinearOperator:
         values = rng.standard_normal(shape) + 1j * rng.standard_normal(shape)
         values = (values if dtype == np.complex128 else values.real) + 2 * np.eye(*shape)
         target = Space(Region(f"y{region.workers[0]}", 5, region.workers), dtype)
-        blocks.append(linop.matrix(values.astype(dtype), Space(region, dtype), target))
+        blocks.append(
+            linop.local_operators.matrix(values.astype(dtype), Space(region, dtype), target)
+        )
     return linop.direct_sum(*blocks) @ H
 
 
@@ -61,7 +63,9 @@ def minimum(op: LinearOperator, y: Vector, damp: float) -> np.ndarray:
 def test_iterates_are_those_of_pylops(dtype: Any, damp: float, niter: int) -> None:
     op = tall(dtype)
     y = op.codomain.random(1)
-    x, istop, iterations, rnorm, damped, cost = linop.cgls(op, y, niter=niter, damp=damp, tol=1e-9)
+    x, istop, iterations, rnorm, damped, cost = linop.solvers.cgls(
+        op, y, niter=niter, damp=damp, tol=1e-9
+    )
     other = pylops.MatrixMult(dense(op), dtype=dtype)
     flat = op.codomain.flatten(y)
     wanted = pylops_cgls(other, flat, niter=niter, damp=damp, tol=1e-9)
@@ -80,7 +84,7 @@ def test_iterates_from_a_guess_are_those_of_pylops(dtype: Any, damp: float) -> N
     where damp² belongs."""
     op = tall(dtype)
     y, x0 = op.codomain.random(1), op.domain.random(2)
-    x, istop, iterations, _, damped, _ = linop.cgls(op, y, x0, niter=4, damp=damp)
+    x, istop, iterations, _, damped, _ = linop.solvers.cgls(op, y, x0, niter=4, damp=damp)
     stacked = np.vstack([dense(op), damp * np.eye(op.shape[1])]).astype(dtype)
     other = pylops.MatrixMult(stacked, dtype=dtype)
     flat = np.concatenate([op.codomain.flatten(y), np.zeros(op.shape[1], dtype)])
@@ -97,7 +101,7 @@ def test_the_solution_is_that_of_the_normal_equations(dtype: Any, damp: float, g
     op = tall(dtype)
     y = op.codomain.random(1)
     x0 = op.domain.random(2) if guess else None
-    x, istop, *_ = linop.cgls(op, y, x0, damp=damp, **TIGHT)
+    x, istop, *_ = linop.solvers.cgls(op, y, x0, damp=damp, **TIGHT)
     assert istop == 1
     np.testing.assert_allclose(op.domain.flatten(x), minimum(op, y, damp), **CLOSE)
 
@@ -106,7 +110,7 @@ def test_the_solution_is_that_of_the_normal_equations(dtype: Any, damp: float, g
 def test_the_solution_is_that_of_lsqr(damp: float) -> None:
     op = tall()
     y = op.codomain.random(1)
-    x, _, _, rnorm, damped, _ = linop.cgls(op, y, damp=damp, **TIGHT)
+    x, _, _, rnorm, damped, _ = linop.solvers.cgls(op, y, damp=damp, **TIGHT)
     options = {"damp": damp, "atol": 1e-14, "btol": 1e-14}
     found = scipy.sparse.linalg.lsqr(op.to_scipy(), op.codomain.flatten(y), **options)
     np.testing.assert_allclose(op.domain.flatten(x), found[0], **CLOSE)
@@ -117,7 +121,7 @@ def test_the_solution_is_that_of_lsqr(damp: float) -> None:
 def test_a_consistent_system_is_solved(damp: float) -> None:
     op = tall()
     truth = op.domain.integers(3)
-    x, istop, *_, cost = linop.cgls(op, op(truth), damp=damp, **TIGHT)
+    x, istop, *_, cost = linop.solvers.cgls(op, op(truth), damp=damp, **TIGHT)
     assert istop == 1
     if not damp:
         np.testing.assert_allclose(op.domain.flatten(x), op.domain.flatten(truth), **CLOSE)
@@ -137,7 +141,7 @@ def test_workers_find_what_one_process_finds(damp: float, guess: bool) -> None:
     y, x0 = op.codomain.random(1), op.domain.random(2)
 
     def solved(plan: Any, y: Vector, x0: Vector) -> Any:
-        return linop.cgls(plan, y, x0 if guess else None, damp=damp, niter=7)
+        return linop.solvers.cgls(plan, y, x0 if guess else None, damp=damp, niter=7)
 
     def main(backend: Backend) -> Any:
         mine = backend.vector(op.codomain, y.arrays), backend.vector(op.domain, x0.arrays)
@@ -160,7 +164,7 @@ def test_workers_without_a_part_take_part() -> None:
     y = op.codomain.random(1)
 
     def main(backend: Backend) -> Any:
-        x, *said = linop.cgls(op.compile(backend), backend.vector(op.codomain, y.arrays))
+        x, *said = linop.solvers.cgls(op.compile(backend), backend.vector(op.codomain, y.arrays))
         return list(x.arrays), said
 
     results = linop.launch(main, workers=4)
@@ -172,17 +176,17 @@ def test_arguments_are_not_changed() -> None:
     op = tall()
     y, x0 = op.codomain.random(1), op.domain.random(2)
     before = y.copy(), x0.copy()
-    x, *_ = linop.cgls(op, y, x0, niter=0)
+    x, *_ = linop.solvers.cgls(op, y, x0, niter=0)
     for array in x.arrays.values():
         array += 1
-    linop.cgls(op, y, x0, niter=3, damp=1.0)
+    linop.solvers.cgls(op, y, x0, niter=3, damp=1.0)
     same_bits(y, before[0])
     same_bits(x0, before[1])
 
 
 def test_nothing_is_left_to_do() -> None:
     op = tall()
-    x, istop, iterations, rnorm, damped, cost = linop.cgls(op, op.codomain.zeros())
+    x, istop, iterations, rnorm, damped, cost = linop.solvers.cgls(op, op.codomain.zeros())
     assert (istop, iterations, rnorm, damped, cost) == (1, 0, 0, 0, [0])
     assert not op.domain.flatten(x).any()
 
@@ -191,14 +195,16 @@ def test_callback_and_show(capsys: pytest.CaptureFixture[str]) -> None:
     op = tall()
     y = op.codomain.random(1)
     seen: list[Vector] = []
-    x, *_ = linop.cgls(op, y, niter=3, callback=seen.append)
+    x, *_ = linop.solvers.cgls(op, y, niter=3, callback=seen.append)
     assert len(seen) == 3
     same_bits(seen[-1], x)
-    same_bits(seen[0], linop.cgls(op, y, niter=1)[0])
+    same_bits(seen[0], linop.solvers.cgls(op, y, niter=1)[0])
     assert capsys.readouterr().out == ""
 
     def main(backend: Backend) -> None:
-        linop.cgls(op.compile(backend), backend.vector(op.codomain, y.arrays), niter=3, show=True)
+        linop.solvers.cgls(
+            op.compile(backend), backend.vector(op.codomain, y.arrays), niter=3, show=True
+        )
 
     linop.launch(main, workers=3)
     lines = capsys.readouterr().out.splitlines()
@@ -208,15 +214,15 @@ def test_callback_and_show(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize("y", [np.ones(15), [1.0], None, 3])
 def test_data_that_is_no_vector(y: Any) -> None:
     with pytest.raises(ArgumentError, match=r"cgls: expected a Vector, given .*backend\.vector"):
-        linop.cgls(tall(), y)
+        linop.solvers.cgls(tall(), y)
 
 
 def test_data_and_guess_of_other_spaces() -> None:
     op = tall()
     with pytest.raises(SpaceError, match="the spaces differ"):
-        linop.cgls(op, op.domain.random(0))
+        linop.solvers.cgls(op, op.domain.random(0))
     with pytest.raises(SpaceError, match="the spaces differ"):
-        linop.cgls(op, op.codomain.random(0), op.codomain.random(0))
+        linop.solvers.cgls(op, op.codomain.random(0), op.codomain.random(0))
 
 
 def test_a_part_of_a_vector_needs_a_backend() -> None:
@@ -225,7 +231,7 @@ def test_a_part_of_a_vector_needs_a_backend() -> None:
 
     def main(backend: Backend) -> None:
         mine = op.codomain.vector({r.name: y[r.name] for r in op.codomain.on(backend.worker or 0)})
-        linop.cgls(op.compile(backend), mine)
+        linop.solvers.cgls(op.compile(backend), mine)
 
     # The plan makes its results with the backend, but the data's norm is wanted first or last.
     with pytest.raises(SpaceError, match=r"for one worker's part backend\.vector\(space, arrays\)"):

@@ -96,8 +96,8 @@ TAKERS: dict[str, Callable[[Any], Any]] = {
     "whole plan": KEEP.compile(linop.backends.get("threads")),
     "out": lambda x: linop.launch(lambda b: KEEP.compile(b)(np.ones(3), out=x), 1),
     "backend's vector": lambda x: linop.launch(lambda b: b.vector(X, x), 1),
-    "diagonal": lambda x: linop.diagonal(x, X),
-    "matrix": lambda x: linop.matrix(x.reshape(1, 3)),
+    "diagonal": lambda x: linop.local_operators.diagonal(x, X),
+    "matrix": lambda x: linop.local_operators.matrix(x.reshape(1, 3)),
     "local result": lambda x: linop.local(X, X, lambda _: x, lambda _: x)(np.ones(3)),
 }
 

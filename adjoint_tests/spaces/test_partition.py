@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 import linop
 from linop import COPIES, REPLICATED, Partition, Region, Space, TensorSpace
 from linop.errors import ArgumentError, DTypeError, PartitionError, ShapeError, SpaceError
+from linop.spaces.blocks import axes_of_copies, is_disjoint, is_tiled, lines
 from linop.spaces.partition import balanced
 from linop.testing.describing import (
     COMPUTED,
@@ -149,7 +150,7 @@ def test_a_grid_of_blocks() -> None:
     assert [r.shape for r in X] == [(3, 2), (3, 1), (3, 1), (2, 2), (2, 1), (2, 1)]
     assert X.slices(21) == (slice(3, 5), slice(2, 3))
     assert X.size == 20
-    assert X.disjoint
+    assert is_disjoint(X)
     assert isinstance(X, Space)
 
 
@@ -162,8 +163,8 @@ def test_axes_choose_what_the_grid_does() -> None:
     copied = TensorSpace((5,), grid, axes=(COPIES, 0))
     assert [r.shape for r in copied] == [(2,), (2,), (1,)] * 2
     assert copied.size == 10  # independent copies count
-    assert copied.copied == (0,)
-    assert not copied.disjoint
+    assert axes_of_copies(copied) == (0,)
+    assert not is_disjoint(copied)
 
     shared = TensorSpace((5,), grid, axes=(REPLICATED, 0))
     assert [(r.name, r.workers) for r in shared] == [
@@ -173,7 +174,7 @@ def test_axes_choose_what_the_grid_does() -> None:
     ]
     assert shared.size == 5  # one logical piece
     assert shared.region(4) == shared.region(1)
-    assert shared.disjoint
+    assert is_disjoint(shared)
 
     both = TensorSpace((), grid, axes=(COPIES, REPLICATED))
     assert [(r.name, r.workers) for r in both] == [("x@0", (0, 1, 2)), ("x@3", (3, 4, 5))]
@@ -196,7 +197,7 @@ def test_blocks_lie_where_slices_say(described: Description, seed: int) -> None:
     for region in X:
         covered[(*X.block(region), ...)] += 1
     # Replicated blocks are one region; copies are several.
-    assert X.disjoint or covered.max(initial=0) > 1 or X.size == 0 or 0 in X.global_shape
+    assert is_disjoint(X) or covered.max(initial=0) > 1 or X.size == 0 or 0 in X.global_shape
     if covered.all():
         same_arrays(X.gather(v), whole)
         same_arrays(X.gather(v.arrays), whole)
@@ -233,8 +234,8 @@ def test_uneven_and_overlapping_blocks() -> None:
     assert [X.slices(w) for w in range(3)] == [(slice(0, 4),), (slice(4, 4),), (slice(4, 6),)]
     Y = TensorSpace(6, Partition(3), bounds={0: ((0, 3), (2, 5), (5, 6))})
     assert [Y.local_shape(w) for w in range(3)] == [(3,), (3,), (1,)]
-    assert X.disjoint
-    assert not Y.disjoint
+    assert is_disjoint(X)
+    assert not is_disjoint(Y)
 
 
 def test_like_lays_the_same_tensor_out_elsewhere() -> None:
@@ -247,9 +248,9 @@ def test_like_lays_the_same_tensor_out_elsewhere() -> None:
 
 def test_lines_are_along_grid_axes() -> None:
     X = TensorSpace((4, 4), Partition((2, 2)))
-    names = [[r.name for r in line] for line in X.lines([0])]
+    names = [[r.name for r in line] for line in lines(X, [0])]
     assert names == [["x@0", "x@2"], ["x@1", "x@3"]]
-    names = [[r.name for r in line] for line in X.lines([0, 1])]
+    names = [[r.name for r in line] for line in lines(X, [0, 1])]
     assert names == [["x@0", "x@1", "x@2", "x@3"]]
 
 
@@ -272,7 +273,7 @@ def test_blocks_tile_the_tensor(described: Description) -> None:
     times = np.zeros(X.global_shape, int)
     for worker in X.partition.workers:
         times[X.slices(worker)] += 1
-    assert X.tiled
+    assert is_tiled(X)
     copies = math.prod(
         n for n, axis in zip(described["grid"], X.axes, strict=True) if axis is COPIES
     )

@@ -22,7 +22,7 @@ from linop import LinearOperator, Partition, Region, Space, TensorSpace, Vector
 from linop.errors import ArgumentError, ShapeError
 from linop.normal_form.maps import LocalMap
 from linop.normal_form.stages import Stages
-from linop.operators.algebra import Known
+from linop.operators.named_movement import Known
 from support.operators import catalogue, properties
 from support.operators.catalogue import FACTORIES, NAMES, build, describe
 
@@ -96,7 +96,9 @@ def test_same_matrices_fails() -> None:
 
 def test_same_stages_fails() -> None:
     assert fails(properties.same_stages, ADD.stages, COPY.stages)
-    mixed = linop.direct_sum(linop.diagonal(np.ones(3), X), linop.identity(Space(y)))
+    mixed = linop.direct_sum(
+        linop.local_operators.diagonal(np.ones(3), X), linop.identity(Space(y))
+    )
     assert fails(properties.same_stages, mixed.stages, ADD.stages)
     properties.same_stages(mixed.stages, linop.identity(XY).stages)
 
@@ -149,8 +151,8 @@ def test_untouched_fails() -> None:
 class Misapplied(LinearOperator):
     """An add that is applied as a copy: a wrong reference rule with a right normal form."""
 
-    def _run(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        return COPY._run(arrays)
+    def _interpret(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return COPY._interpret(arrays)
 
     def _adjoint(self) -> LinearOperator:
         return ADD.H
@@ -210,7 +212,7 @@ def test_simplifies_fails(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_conjugates_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    op = linop.diagonal(np.array([1j, 2]))
+    op = linop.local_operators.diagonal(np.array([1j, 2]))
     properties.conjugates(op)
     monkeypatch.setattr(LinearOperator, "conj", lambda self: self)
     assert fails(properties.conjugates, op)
@@ -276,9 +278,10 @@ def test_every_operator_is_in_the_catalogue() -> None:
     made = {"matrix", "from_scipy", "local", "copy", "move"}
     building = {
         name
-        for name in linop.__all__
-        if callable(getattr(linop, name))
-        and getattr(getattr(linop, name), "__annotations__", {}).get("return") == "LinearOperator"
+        for module in (linop, linop.local_operators)
+        for name in module.__all__
+        if callable(getattr(module, name))
+        and getattr(getattr(module, name), "__annotations__", {}).get("return") == "LinearOperator"
     }
     assert building - made <= set(NAMES), "a new operator needs a factory in catalogue.py"
 
@@ -299,13 +302,13 @@ def _dropping_the_last(run: Any) -> Any:
 
 
 def _unreversed(self: Any) -> LinearOperator:
-    from linop.operators.operator import Composition
+    from linop.operators.expressions import Composition
 
     return Composition([factor.H for factor in self.factors])
 
 
 def _unconjugated(self: Any) -> LinearOperator:
-    from linop.operators.operator import Scaled
+    from linop.operators.expressions import Scaled
 
     return Scaled(self.scalar, self.operand.H)
 
@@ -349,11 +352,11 @@ FAULTS: dict[str, tuple[str, str, Callable[[Any], Any], str, Callable[..., None]
         properties.two_roads,
     ),
     "the adjoint of a product keeps its order": (
-        "operators.operator:Composition", "_adjoint", lambda _: _unreversed, "copy_in_place",
+        "operators.expressions:Composition", "_adjoint", lambda _: _unreversed, "copy_in_place",
         properties.two_roads,
     ),
     "the adjoint of a multiple is not conjugated": (
-        "operators.operator:Scaled", "_adjoint", lambda _: _unconjugated, "scaled",
+        "operators.expressions:Scaled", "_adjoint", lambda _: _unconjugated, "scaled",
         properties.two_roads,
     ),
     "the adjoint of a movement is itself": (
@@ -365,15 +368,15 @@ FAULTS: dict[str, tuple[str, str, Callable[[Any], Any], str, Callable[..., None]
         properties.two_roads,
     ),
     "a relation loses its last pair": (
-        "normal_form.matching", "_factor", _without_its_last_row, "halo_exchange",
+        "normal_form.matching", "_relation", _without_its_last_row, "halo_exchange",
         properties.known_is_composed,
     ),
     "an add overwrites": (
-        "normal_form.primitives:Add", "run", lambda _: _overwriting, "add",
+        "normal_form.primitives:Add", "interpret", lambda _: _overwriting, "add",
         properties.interpretation,
     ),
     "a clear does nothing": (
-        "normal_form.primitives:Clear", "run", lambda _: lambda *_: None, "clear",
+        "normal_form.primitives:Clear", "interpret", lambda _: lambda *_: None, "clear",
         properties.interpretation,
     ),
     "a normal form loses a factor of 2": (
@@ -487,10 +490,10 @@ def test_check_exact_wants_movement_exact() -> None:
     close = (1 + 2**-52) * ADD.H
     assert not linop.testing.check_exact(ADD, close)
     W = np.linspace(0, 1, 6).reshape(2, 3) / 3
-    op = linop.matrix(W)
-    near = linop.matrix(W.T * (1 + 2**-52), op.codomain, op.domain)
+    op = linop.local_operators.matrix(W)
+    near = linop.local_operators.matrix(W.T * (1 + 2**-52), op.codomain, op.domain)
     assert linop.testing.check_exact(op, near)
-    far = linop.matrix(W.T * (1 + 1e-9), op.codomain, op.domain)
+    far = linop.local_operators.matrix(W.T * (1 + 1e-9), op.codomain, op.domain)
     assert not linop.testing.check_exact(op, far)
 
 

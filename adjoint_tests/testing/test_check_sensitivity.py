@@ -265,7 +265,7 @@ def some_matrix(dtype: str, seed: int, shape: tuple[int, int] = (6, 8)) -> np.nd
 def test_integers_that_wrap_are_right(dtype: str) -> None:
     """Maps of integers are linear modulo 2**bits, and adjoint to each other modulo 2**bits."""
     for seed in range(8):
-        op = linop.matrix(some_matrix(dtype, seed))
+        op = linop.local_operators.matrix(some_matrix(dtype, seed))
         for check in DOTS:
             report = check(op)
             assert report, str(report)

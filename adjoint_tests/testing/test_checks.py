@@ -161,7 +161,7 @@ WRONG: dict[str, tuple[Callable[..., lt.Report], Any, tuple[Any, ...], str]] = {
     ),
     "another entry": (
         lt.check_equal,
-        linop.matrix(DIFFERENCES, Region("r", (2, 2)), Region("s", 3)),
+        linop.local_operators.matrix(DIFFERENCES, Region("r", (2, 2)), Region("s", 3)),
         (DIFFERENCES + np.eye(3, 4, 2),),
         "from r[1, 1] (worker 0) to s[1] (worker 0): F has 0, G has 1",
     ),
@@ -442,7 +442,7 @@ def test_scipy() -> None:
     product = scipy.sparse.linalg.aslinearoperator(A) @ scipy.sparse.linalg.aslinearoperator(A.T)
     for op in (A, A.tocoo(), COMPLEX, product, product.H, 2j * product):
         assert all(check_programs.checked(linop.backends.get("reference"), op))
-    lt.assert_equal(linop.matrix(COMPLEX), A)
+    lt.assert_equal(linop.local_operators.matrix(COMPLEX), A)
     lt.assert_adjoint(A, adjoint=COMPLEX.conj().T)
     wrong = scipy.sparse.linalg.LinearOperator(
         (2, 3), matvec=A.__matmul__, rmatvec=A.T.__matmul__, dtype=complex

@@ -62,10 +62,10 @@ def test_what_an_array_holds_later_is_not_in_the_operator(kind: Callable[..., An
     kernel, index = numpy.array([1.0, 2.0]), [0, 1]
     x, y = Region("x", 2), Region("y", 1)
     ops = [
-        linop.matrix(A),
-        linop.convolution(kernel, x, y),
-        linop.diagonal(kernel),
-        linop.restriction(x, index),
+        linop.local_operators.matrix(A),
+        linop.local_operators.convolution(kernel, x, y),
+        linop.local_operators.diagonal(kernel),
+        linop.local_operators.restriction(x, index),
     ]
     before = [op.to_matrix().toarray() for op in ops]
     kernel[0] = 9
@@ -163,7 +163,7 @@ def test_functions_that_are_no_operators_say_their_names() -> None:
     x = Region("x", 2)
     op = linop.local(x, x, numpy.negative, numpy.negative)
     assert "numpy" in code(op) or "negative" in code(op)
-    assert code(linop.fft(Space(x, complex)).H).endswith(", dtype='complex128')).H")
+    assert code(linop.local_operators.fft(Space(x, complex)).H).endswith(", dtype='complex128')).H")
 
 
 def test_strategies_want_hypothesis(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -284,7 +284,7 @@ def diagonals(comm: MPI.Intracomm, size: int) -> Case:
     """Local operators on one worker, eight elements."""
     region = linop.Region("x", (size // 8,))
     values = [np.arange(k, k + size // 8) * 1.0 for k in (1, 2, 3)]
-    a, b, c = (linop.diagonal(d, region) for d in values)
+    a, b, c = (linop.local_operators.diagonal(d, region) for d in values)
     op = a @ b @ c
     x, y = held(op, comm.rank)
     return Case(
@@ -303,8 +303,10 @@ def matrices(comm: MPI.Intracomm, size: int) -> Case:
     region = linop.Region("x", (n,))
     draw = np.random.default_rng(0).integers
     a, b, c = (draw(-3, 4, (n, n)).astype(float) for _ in range(3))
-    op = linop.matrix(a, region, region) @ linop.matrix(b, region, region)
-    op = op @ linop.matrix(c, region, region)
+    op = linop.local_operators.matrix(a, region, region) @ linop.local_operators.matrix(
+        b, region, region
+    )
+    op = op @ linop.local_operators.matrix(c, region, region)
     x, y = held(op, comm.rank)
     return Case(
         op,

@@ -1,4 +1,4 @@
-"""Fit of `linop.Network` to measured runs on this machine; and the error of its predictions for
+"""Fit of `linop.planning.Network` to measured runs here; and the error of its predictions for
 runs that are held out of the fit.
 
     python benchmarks/movement/network.py [--ranks 2] [--seconds 0.2]
@@ -24,9 +24,10 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))  # this checkout is measured, whatever is installed
 
 import linop  # noqa: E402
-from linop import COPIES, LinearOperator, Network, Partition, TensorSpace  # noqa: E402
+from linop import COPIES, LinearOperator, Partition, TensorSpace  # noqa: E402
 from linop.backends import in_mpi_job  # noqa: E402
 from linop.backends.jobs import mpirun  # noqa: E402
+from linop.planning import Network  # noqa: E402
 
 Make = Callable[[int, int], LinearOperator]
 """Builds an operator for a number of workers, and of float32 elements a worker."""

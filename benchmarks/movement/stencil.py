@@ -105,7 +105,7 @@ def cgls(comm: MPI.Intracomm, size: int) -> Case:
 
     def ours(plan: Any, iterations: int) -> Rival:
         data = plan.backend.vector(op.codomain, y)
-        run = partial(linop.cgls, plan, data, niter=iterations, tol=0)
+        run = partial(linop.solvers.cgls, plan, data, niter=iterations, tol=0)
         return Rival(run, value=lambda result: result[0].arrays)
 
     def by_hand(iterations: int) -> Rival:

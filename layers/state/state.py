@@ -22,8 +22,9 @@ from linop.layers.agreement.meeting import Meeting, meeting_of, program
 from linop.layers.layer import Layer, Tensor, mine
 from linop.layers.state.parts import Part, fit, lost_on_meta, parts_of
 from linop.operators.collectives import repartition
+from linop.spaces.decomposition import COPIES
 from linop.spaces.partition import Partition
-from linop.spaces.tensor import COPIES, TensorSpace
+from linop.spaces.tensor import TensorSpace
 
 _CARRIERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Integer dtypes that elements travel as, by size in bytes."""

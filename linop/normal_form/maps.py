@@ -1,7 +1,7 @@
 """Local maps (linear maps inside one worker's memory), and layers of them.
 
 They are the steps of an operator that are not data movement. User-facing constructors are in
-`linop.operators.local`; this module applies maps, checks their results and builds their matrices.
+`linop.local_operators`; this module applies maps, checks their results and builds their matrices.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from linop.errors import SpaceError
 from linop.normal_form import boxes
 from linop.normal_form.boxes import Table, same_rows
 from linop.normal_form.columns import Column, column, nearest, ones, residues
-from linop.normal_form.primitives import Placed, deltas, independent_runs
+from linop.normal_form.primitives import BetweenSpaces, deltas, independent_batches
 from linop.normal_form.rows import (
     FAR_MORE,
     Blocks,
@@ -81,12 +81,12 @@ class Movement(Keeper):
         self.domain = domain
         self.codomain = codomain
         self.rows = rows if isinstance(rows, Rows) else Given(rows)
-        self._parts: tuple[Movement, ...] = ()  # never contains self: no reference cycle
+        self._factors: tuple[Movement, ...] = ()  # never contains self: no reference cycle
 
     @property
-    def parts(self) -> tuple[Movement, ...]:
+    def factors(self) -> tuple[Movement, ...]:
         """The movements that were composed to give this one, first applied first; or itself."""
-        return self._parts or (self,)
+        return self._factors or (self,)
 
     @cached_property
     def table(self) -> Table:
@@ -104,8 +104,8 @@ class Movement(Keeper):
         """The transfer in a row of the whole table, or of one returned by `into` or `out_of`."""
         t = self.table if table is None else table
         return Transfer(
-            _box(self.domain.at(t.src[row]), t.of[row], t.extent[row]),
-            _box(self.codomain.at(t.dst[row]), t.at[row], t.extent[row]),
+            _box(self.domain.layout.at(t.src[row]), t.of[row], t.extent[row]),
+            _box(self.codomain.layout.at(t.dst[row]), t.at[row], t.extent[row]),
             number_of(t.coef[row]),
         )
 
@@ -140,69 +140,69 @@ class Movement(Keeper):
     @staticmethod
     def between(domain: Space, codomain: Space) -> Movement:
         """The identity on the regions common to both spaces, zero elsewhere."""
-        same = domain.ordered_as(codomain)
+        same = domain.layout == codomain.layout
         return Movement(
-            domain, codomain, Same(domain.shapes) if same else _shared(domain, codomain)
+            domain, codomain, Same(domain.layout.shapes) if same else _shared(domain, codomain)
         )
 
     @staticmethod
-    def of_program(placed: Sequence[Placed]) -> Movement:
-        """The product of actions, first applied first. Each run of independent actions becomes one
-        table; the tables are multiplied as a balanced tree, so that few products are large."""
-        factors = []
-        for run in independent_runs(placed):
-            domain, codomain = run[0][0], run[-1][2]
-            src, dst = domain.index, codomain.index
+    def of_actions(product: Sequence[BetweenSpaces]) -> Movement:
+        """The product of actions, first applied first. Each batch of independent actions becomes
+        one table; the tables are multiplied as a balanced tree, so that few products are large."""
+        batches = []
+        for batch in independent_batches(product):
+            domain, codomain = batch[0][0], batch[-1][2]
+            src, dst = domain.layout.index, codomain.layout.index
             blocks = (
                 block
-                for _, actions, _ in run
+                for _, actions, _ in batch
                 for block in deltas(actions)
                 if block[0].region.name in dst and block[1].region.name in src
             )
             table = boxes.concatenate(_shared(domain, codomain), _table(domain, codomain, blocks))
-            factors.append(Movement(domain, codomain, table))
-        while len(factors) > 1:
-            pairs = [factors[k : k + 2] for k in range(0, len(factors), 2)]
-            factors = [pair[1]._after(pair[0]) if len(pair) == 2 else pair[0] for pair in pairs]
-        return factors[0]
+            batches.append(Movement(domain, codomain, table))
+        while len(batches) > 1:
+            pairs = [batches[k : k + 2] for k in range(0, len(batches), 2)]
+            batches = [pair[1]._after(pair[0]) if len(pair) == 2 else pair[0] for pair in pairs]
+        return batches[0]
 
     # Algebra
 
     def adjoint(self) -> Movement:
         """The adjoint: source and target of every transfer exchanged, coefficients conjugated."""
         swapped = Movement(self.codomain, self.domain, self.rows.adjoint())
-        if self._parts:
-            swapped._parts = tuple(part.adjoint() for part in reversed(self._parts))
+        if self._factors:
+            swapped._factors = tuple(factor.adjoint() for factor in reversed(self._factors))
         return swapped
 
     def conj(self) -> Movement:
         """The complex conjugate matrix."""
         other = Movement(self.domain, self.codomain, Scaled(self.rows, 1, conjugated=True))
-        if self._parts:
-            other._parts = tuple(part.conj() for part in self._parts)
+        if self._factors:
+            other._factors = tuple(factor.conj() for factor in self._factors)
         return other
 
     def scale(self, scalar: Scalar | Exact) -> Movement:
         """The matrix times a number."""
         other = Movement(self.domain, self.codomain, Scaled(self.rows, as_exact(scalar)))
-        if self._parts:
-            other._parts = (*self._parts[:-1], self._parts[-1].scale(scalar))
+        if self._factors:
+            other._factors = (*self._factors[:-1], self._factors[-1].scale(scalar))
         return other
 
     def __matmul__(self, other: Movement) -> Movement:
         """Composition: intersect the boxes in the middle space."""
         self.domain.same_as(other.codomain, "composition of movements")
         product = self._after(other)
-        first, last = self.parts[0], other.parts[-1]
+        first, last = self.factors[0], other.factors[-1]
         if isinstance(first.rows, Same) or isinstance(last.rows, Same):
-            # An identity may rename or reorder regions; it is merged, and not listed as a part.
-            product._parts = (*other.parts[:-1], first._after(last), *self.parts[1:])
+            # An identity may rename or reorder regions; it is merged, and not listed as a factor.
+            product._factors = (*other.factors[:-1], first._after(last), *self.factors[1:])
         else:
-            product._parts = (*other.parts, *self.parts)
+            product._factors = (*other.factors, *self.factors)
         return product
 
     def _after(self, other: Movement) -> Movement:
-        """The composition self ∘ other as one movement, without a record of its `parts`."""
+        """The composition self ∘ other as one movement, without a record of its `factors`."""
         right = _reordered(other, other.domain, self.domain)
         if isinstance(self.rows, Same):
             return Movement(other.domain, self.codomain, right)
@@ -214,13 +214,13 @@ class Movement(Keeper):
         product may have more than `FAR_MORE` times their transfers (a sum over thousands of
         workers, broadcast to thousands, is a dense all-to-all)."""
         done: list[Movement] = []
-        current = self.parts[0]
-        for part in self.parts[1:]:
-            if part._expands(current):
+        current = self.factors[0]
+        for factor in self.factors[1:]:
+            if factor._expands(current):
                 done.append(current)
-                current = part
+                current = factor
             else:
-                current = part @ current
+                current = factor @ current
         return (*done, current) if done else (self,)
 
     def _expands(self, other: Movement) -> bool:
@@ -247,7 +247,7 @@ class Movement(Keeper):
         src = [_numbers(m.domain, domain) for m in movements]
         # Between layers of thousands of local maps all blocks are identities: one `Same`.
         if all(isinstance(m.rows, Same) for m in movements) and all(map(np.array_equal, dst, src)):
-            return Movement(domain, codomain, Same(domain.shapes))
+            return Movement(domain, codomain, Same(domain.layout.shapes))
         sizes = len(codomain), len(domain)
         return Movement(domain, codomain, Blocks([m.rows for m in movements], dst, src, sizes))
 
@@ -329,7 +329,7 @@ def _table(domain: Space, codomain: Space, blocks: Iterable[Block]) -> Table:
         targets.append(target)
         sources.append(source)
         numbers.append(exact(coefficient))
-    ndim, index = _ndim(domain, codomain), (codomain.index, domain.index)
+    ndim, index = _ndim(domain, codomain), (codomain.layout.index, domain.layout.index)
     at = _corners([target.start for target in targets], ndim, 0)
     of = _corners([source.start for source in sources], ndim, 0)
     stop = _corners([target.stop for target in targets], ndim, 1)
@@ -349,29 +349,29 @@ def _corners(corners: Sequence[tuple[int, ...]], ndim: int, beyond: int) -> boxe
 
 def _shared(domain: Space, codomain: Space) -> Table:
     """The table of the identity on the regions common to both spaces."""
-    if domain.ordered_as(codomain):
+    if domain.layout == codomain.layout:
         dst = src = np.arange(len(domain))
     else:
         src = np.flatnonzero([region in codomain for region in domain.regions])
-        dst = np.array([codomain.index[domain.regions[k].name] for k in src], np.int64)
-    extent = domain.shapes[src]
+        dst = np.array([codomain.layout.index[domain.regions[k].name] for k in src], np.int64)
+    extent = domain.layout.shapes[src]
     zeros = np.zeros_like(extent)
     return Table(dst, src, zeros, zeros, extent, ones(len(dst))).of_ndim(_ndim(domain, codomain))
 
 
 def _ndim(*spaces: Space) -> int:
     """Number of dimensions of a table between spaces: at least one, also for 0-d regions."""
-    return max(int(space.shapes.shape[1]) for space in spaces)
+    return max(int(space.layout.shapes.shape[1]) for space in spaces)
 
 
-def _numbers(part: Space, whole: Space) -> boxes.Ints:
-    """The number in `whole` of each region of the subspace `part`."""
-    return np.array([whole.index[region.name] for region in part.regions], np.int64)
+def _numbers(subspace: Space, whole: Space) -> boxes.Ints:
+    """The number in `whole` of each region of a subspace."""
+    return np.array([whole.layout.index[region.name] for region in subspace.regions], np.int64)
 
 
 def _reordered(movement: Movement, domain: Space, codomain: Space) -> Rows:
     """The rows of a movement, renumbered for equal spaces that order regions differently."""
-    if movement.domain.ordered_as(domain) and movement.codomain.ordered_as(codomain):
+    if movement.domain.layout == domain.layout and movement.codomain.layout == codomain.layout:
         return movement.rows
     ends = _numbers(movement.codomain, codomain), _numbers(movement.domain, domain)
     return Blocks([movement.rows], [ends[0]], [ends[1]], (len(codomain), len(domain)))

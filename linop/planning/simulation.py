@@ -180,7 +180,7 @@ def simulate(op: Staged, network: Network | None = None) -> Simulation:
 def _most_bytes(movement: Movement) -> float:
     """Bytes of the largest region in domain and codomain, as a float: cannot overflow."""
     sizes = (
-        space.shapes.astype(float).prod(axis=1).max(initial=0.0)
+        space.layout.shapes.astype(float).prod(axis=1).max(initial=0.0)
         for space in (movement.domain, movement.codomain)
     )
     return float(max(sizes)) * movement.domain.dtype.itemsize
@@ -191,7 +191,7 @@ def _memory_traffic(movement: Movement, every: Routes, workers: Ints) -> tuple[I
     that aliases another one (`linop.planning.plan.Alias`) is not copied."""
     table = every.table
     sizes_to, sizes_from = (
-        space.shapes.prod(axis=1) for space in (movement.codomain, movement.domain)
+        space.layout.shapes.prod(axis=1) for space in (movement.codomain, movement.domain)
     )
     dst, src = table.dst[every.row], table.src[every.row]
     place = np.searchsorted(workers, every.receiver) * len(sizes_to) + dst
@@ -202,7 +202,9 @@ def _memory_traffic(movement: Movement, every: Routes, workers: Ints) -> tuple[I
     added = np.bincount(places // max(1, len(sizes_to)), beyond, n).astype(np.int64)
     whole = (every.volume == sizes_to[dst]) & (every.volume == sizes_from[src])
     local = every.sender == every.receiver
-    crossing = local & (movement.codomain.memories[dst] != movement.domain.memories[src])
+    crossing = local & (
+        movement.codomain.layout.memories[dst] != movement.domain.layout.memories[src]
+    )
     kept = whole & (many[which] == 1) & (table.coef[every.row] == 1) & ~crossing
     copied, between = (
         np.bincount(np.searchsorted(workers, every.receiver[mask]), every.volume[mask], n)

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 import linop
 from linop import Partition, Region, Space, Subset, TensorSpace
+from linop.spaces.decomposition import Role
 from linop.spaces.region import MEMORIES
-from linop.spaces.tensor import Role
 
 try:
     import ml_dtypes  # noqa: F401 - registers bfloat16 with NumPy

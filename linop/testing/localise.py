@@ -16,7 +16,8 @@ import numpy as np
 
 from linop.backends.base import Backend, held
 from linop.spaces.scalars import Array, Scalar
-from linop.spaces.space import Space, Vector
+from linop.spaces.space import Space
+from linop.spaces.vector import Vector
 from linop.testing.report import Worst, element, element_in, shown
 from linop.testing.subjects.subject import Subject, epsilon, gathered, host_vector
 

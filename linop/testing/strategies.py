@@ -33,8 +33,9 @@ except ImportError as error:
 from linop.operators.operator import LinearOperator
 from linop.spaces.partition import Partition
 from linop.spaces.region import Region, Subset
-from linop.spaces.space import Space, Vector
+from linop.spaces.space import Space
 from linop.spaces.tensor import TensorSpace
+from linop.spaces.vector import Vector
 from linop.testing import describing, factories
 from linop.testing.code import code
 from linop.testing.describing import COMPUTED, Description

@@ -15,7 +15,8 @@ from linop.errors import ArgumentError, UndecidableError
 from linop.operators.operator import LinearOperator
 from linop.spaces.region import integer
 from linop.spaces.scalars import Scalar
-from linop.spaces.space import Space, Vector
+from linop.spaces.space import Space
+from linop.spaces.vector import Vector
 from linop.testing.localise import (
     apart,
     inner,

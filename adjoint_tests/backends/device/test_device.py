@@ -147,7 +147,7 @@ def test_maps_of_numpy_alone_compute_in_main_memory() -> None:
     A = np.arange(12.0).reshape(3, 4)
     x, y = Region("x", 4, 0, "host"), Region("y", 3, 0, "host")
     known = scipy.sparse.linalg.aslinearoperator(A)
-    F = linop.from_scipy(known, x, y) @ linop.offload(Space(Region("x", 4)), "host")
+    F = linop.local_operators.from_scipy(known, x, y) @ linop.offload(Space(Region("x", 4)), "host")
 
     def main(backend: Backend) -> None:
         plan = F.compile(backend)
@@ -156,7 +156,7 @@ def test_maps_of_numpy_alone_compute_in_main_memory() -> None:
                 z = one(given_to(ARRAYS, one, seed))
                 lies_where_it_says(ARRAYS, one.codomain, z, backend)
                 same(ARRAYS, z, result(one, seed))
-        elsewhere = linop.from_scipy(known, Region("x", 4), y)
+        elsewhere = linop.local_operators.from_scipy(known, Region("x", 4), y)
         text = raised(ArgumentError, lambda: elsewhere.compile(backend))
         assert "computes with NumPy's arrays alone" in text, text
 

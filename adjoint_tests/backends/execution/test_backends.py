@@ -133,7 +133,7 @@ def test_a_process_that_holds_all_workers(name: str) -> None:
     assert list(y) == ["a", "b", "d"]
     assert y["d"].tolist() == x["c"].tolist()
     assert isinstance(plan(x), Vector)
-    one = linop.diagonal(np.arange(3.0)).compile(linop.backends.get(name))
+    one = linop.local_operators.diagonal(np.arange(3.0)).compile(linop.backends.get(name))
     assert one(np.ones(3)).tolist() == one.H(np.ones(3)).tolist() == [0, 1, 2]
     with pytest.raises(ArgumentError, match="this process: None given; it holds 'a'"):
         plan(None)
@@ -181,7 +181,7 @@ def test_results_own_their_memory(backend: str, alone: bool) -> None:
         linop.identity(space),
         linop.copy(space, A, Region("a2", 2)),
         linop.local(A, A, lambda x: x, lambda y: y),
-        linop.direct_sum(linop.identity(Space(A)), linop.restriction(B, B[1:])),
+        linop.direct_sum(linop.identity(Space(A)), linop.local_operators.restriction(B, B[1:])),
     ]
 
     def main(backend: Backend) -> None:
@@ -206,7 +206,10 @@ def program(backend: Backend) -> Any:
     """An SPMD program: a halo exchange, a product, sums, and an inner product."""
     X = TensorSpace((11, 3), Partition((4,)), np.int64)
     H = linop.halo_exchange(X, (3, 1), padding=(1, 0))
-    scale = [linop.diagonal(np.arange(r.size).reshape(r.shape), Space(r, int)) for r in H.codomain]
+    scale = [
+        linop.local_operators.diagonal(np.arange(r.size).reshape(r.shape), Space(r, int))
+        for r in H.codomain
+    ]
     plan = (H.H @ linop.direct_sum(*scale) @ H).compile(backend)
     x = backend.vector(X, X.integers(2).arrays)
     y = plan(x)

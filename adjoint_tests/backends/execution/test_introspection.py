@@ -396,7 +396,7 @@ def grids() -> list[Any]:
 @pytest.mark.parametrize("k", range(5))
 def test_the_matrix_agrees_with_cost_and_plans(k: int) -> None:
     op = grids()[k]
-    found = linop.traffic_matrix(op)
+    found = linop.planning.traffic_matrix(op)
     cost = op.cost()
     assert found.bytes.sum() == cost.bytes
     assert found.messages.sum() == cost.messages
@@ -414,7 +414,7 @@ def test_the_matrix_agrees_with_cost_and_plans(k: int) -> None:
 
 
 def test_a_matrix_prints_rank_by_rank() -> None:
-    assert str(linop.traffic_matrix(ring(3))).splitlines() == [
+    assert str(linop.planning.traffic_matrix(ring(3))).splitlines() == [
         "bytes from  to 0  to 1  to 2",
         "         0     ·    32     ·",
         "         1     ·     ·    32",
@@ -423,7 +423,7 @@ def test_a_matrix_prints_rank_by_rank() -> None:
 
 
 def test_a_large_matrix_is_binned() -> None:
-    matrix = linop.traffic_matrix(ring(1000))
+    matrix = linop.planning.traffic_matrix(ring(1000))
     dense, width = matrix.binned(16)
     assert width == 63
     assert dense.shape == (16, 16)
@@ -436,7 +436,7 @@ def test_a_large_matrix_is_binned() -> None:
 def test_ten_thousand_workers_take_a_moment() -> None:
     X = TensorSpace((1000, 1000), Partition((100, 100)))
     op = linop.halo_exchange(X, 3)
-    matrix = linop.traffic_matrix(op)
+    matrix = linop.planning.traffic_matrix(op)
     assert matrix.bytes.shape == (10_000, 10_000)
     assert matrix.bytes.nnz == op.cost().messages < 90_000
 
@@ -446,7 +446,7 @@ def test_ten_thousand_workers_take_a_moment() -> None:
     "make",
     [
         lambda: ring(3),
-        lambda: linop.traffic_matrix(ring(600)),
+        lambda: linop.planning.traffic_matrix(ring(600)),
         lambda: linop.identity(ring(1).domain),
     ],
     ids=["few", "many", "nothing"],

@@ -209,7 +209,7 @@ def main(backend):
     op = H.H @ H + 0.1 * linop.identity(X)
     plan = op.compile(backend)
     y = backend.vector(op.codomain, op.codomain.random(3).arrays)
-    x, *_, cost = linop.cgls(plan, y, niter=5)
+    x, *_, cost = linop.solvers.cgls(plan, y, niter=5)
     report = linop.testing.check_adjoint(op, backend)
     arrays = {name: array.tobytes().hex() for name, array in x.arrays.items()}
     say([backend.worker, backend.workers, arrays, cost, report.error])

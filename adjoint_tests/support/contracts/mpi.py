@@ -38,7 +38,10 @@ def _other_symbol(workers: int, odd: bool) -> LinearOperator:
     space = Space([Region(f"x{w}", 2, w) for w in range(workers)])
     name = "A" if odd else "B"
     return linop.direct_sum(
-        *(linop.diagonal([1, 2], Space(region), name=name) for region in space.regions)
+        *(
+            linop.local_operators.diagonal([1, 2], Space(region), name=name)
+            for region in space.regions
+        )
     )
 
 
@@ -131,7 +134,9 @@ def solver(comm: MPI.Comm, shape: tuple[int, ...]) -> None:
 
     def solve(backend: Backend) -> Any:
         plan = op.compile(backend)
-        x, _, _, _, _, cost = linop.cgls(plan, backend.vector(op.codomain, y.arrays), niter=8)
+        x, _, _, _, _, cost = linop.solvers.cgls(
+            plan, backend.vector(op.codomain, y.arrays), niter=8
+        )
         return {name: array.tobytes() for name, array in x.arrays.items()}, cost
 
     wanted = linop.launch(solve, workers=comm.size, backend="threads")

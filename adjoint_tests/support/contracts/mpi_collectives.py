@@ -49,7 +49,9 @@ def plans_overlap(comm: MPI.Comm, rounds: int = 3) -> None:
     line = linop.Partition((comm.size,))
     Y = linop.TensorSpace((5,), line, np.int64, axes=[linop.COPIES])
     total, gathered = linop.all_reduce(Y), linop.all_gather(Y.like(line, [0]))
-    scaled = linop.direct_sum(*(linop.diagonal(np.full(5, 2), r) for r in Y.regions))
+    scaled = linop.direct_sum(
+        *(linop.local_operators.diagonal(np.full(5, 2), r) for r in Y.regions)
+    )
     for turn in range(rounds):
         plans = [op.compile(backend) for op in (total @ scaled @ total, total, gathered, total)]
         given = np.arange(5) + 10 * comm.rank + turn

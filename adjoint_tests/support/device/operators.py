@@ -50,7 +50,11 @@ def computed(workers: int) -> LinearOperator:
             for n, m in ((f"x{w}", "host"), (f"y{w}", "host"), (f"z{w}", "device"))
         )
         A, B, C = (rng.integers(-2, 3, (6, 6)).astype(float) for _ in range(3))
-        mine.append(linop.matrix(C, z, z) @ linop.matrix(B, y, z) @ linop.matrix(A, x, y))
+        mine.append(
+            linop.local_operators.matrix(C, z, z)
+            @ linop.local_operators.matrix(B, y, z)
+            @ linop.local_operators.matrix(A, x, y)
+        )
     return linop.direct_sum(*mine)
 
 
@@ -62,7 +66,8 @@ def between(workers: int) -> LinearOperator:
         space = Space([a, h, z])
         there, back = linop.copy(space, a, h), linop.add(space, h[:, :2], a[:, 2:])
         beside = linop.direct_sum(
-            linop.identity(Space([a, h])), linop.diagonal(np.full((SMALL, 4), 3.0), z)
+            linop.identity(Space([a, h])),
+            linop.local_operators.diagonal(np.full((SMALL, 4), 3.0), z),
         )
         mine.append(back @ beside @ there)
     return linop.direct_sum(*mine)
@@ -104,7 +109,9 @@ def computed_and_sent(workers: int) -> LinearOperator:
     X = linop.TensorSpace((2 * workers, 3), linop.Partition((workers,)), memory="host")
     rng = np.random.default_rng(6)
     made = [
-        linop.matrix(rng.integers(-2, 3, (6, 6)).astype(float), Region(f"a{w}", (2, 3), w), x)
+        linop.local_operators.matrix(
+            rng.integers(-2, 3, (6, 6)).astype(float), Region(f"a{w}", (2, 3), w), x
+        )
         for w, x in enumerate(X)
     ]
     others = [(w + 1) % workers for w in range(workers)]

@@ -396,12 +396,14 @@ def local_maps_compute_there(backend: Backend, arrays: DeviceArrays, dtype: str)
         z = Space(Region(f"z{w}", (4, 3), w), dtype)
         kernel = rng.integers(-3, 3, (3, 2)).astype(dtype)
         mine.append(
-            linop.matrix(sparse.T, y, x)
-            @ linop.matrix(dense, x, y)
-            @ linop.diagonal(rng.integers(-3, 3, (4, 5)).astype(dtype), x)
+            linop.local_operators.matrix(sparse.T, y, x)
+            @ linop.local_operators.matrix(dense, x, y)
+            @ linop.local_operators.diagonal(rng.integers(-3, 3, (4, 5)).astype(dtype), x)
         )
         mine[-1] = (
-            linop.convolution(kernel, x, z, stride=(1, 2), padding=(1, (1, 0))) @ mine[-1] * 2
+            linop.local_operators.convolution(kernel, x, z, stride=(1, 2), padding=(1, (1, 0)))
+            @ mine[-1]
+            * 2
         )
     op = linop.direct_sum(*mine)
     plan = op.compile(backend)

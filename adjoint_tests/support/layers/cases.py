@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 import linop
 from linop import Partition, TensorSpace
 from linop.backends import Backend
+from linop.spaces.blocks import is_disjoint
 from linop.spaces.partition import balanced
 from support.contracts.plans import mine
 
@@ -120,7 +121,7 @@ def same_parameters(layer: Any, twin: Any, gradients: bool = False) -> None:
     assert set(layer.spaces) >= set(wholes)
     for name, whole in wholes.items():
         assert layer.spaces[name].global_shape == tuple(whole.shape)
-        assert layer.spaces[name].disjoint
+        assert is_disjoint(layer.spaces[name])
 
 
 def same(given: Any, wanted: Any, tolerance: float = TOLERANCE) -> None:

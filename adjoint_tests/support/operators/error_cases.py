@@ -322,42 +322,42 @@ linop.halo_geometry(6, Partition((2, 2)), 3)
 
 # Costs
 
-linop.Network(latency=-1e-6)
+linop.planning.Network(latency=-1e-6)
     ArgumentError: network: latency is a number of seconds from 0; given -1e-06
-linop.Network(per_byte=float("nan"))
+linop.planning.Network(per_byte=float("nan"))
     ArgumentError: network: per_byte is a number of seconds from 0; given nan
 
 # Local operators
 
-linop.matrix(np.ones((2, 3)), y, y)
+linop.local_operators.matrix(np.ones((2, 3)), y, y)
     ShapeError: shape (2, 3) given for y[2]@0 -> y[2]@0, which needs (2, 2)
-linop.matrix(np.ones(3))
+linop.local_operators.matrix(np.ones(3))
     ShapeError: matrix: expected two dimensions, given shape (3,)
-linop.matrix(np.ones((12, 12)), a, b)
+linop.local_operators.matrix(np.ones((12, 12)), a, b)
     SpaceError: its regions are on different workers: a[4, 3]@0 -> b[4, 3]@1
-linop.matrix(1j * np.ones((3, 3)), C, C)
+linop.local_operators.matrix(1j * np.ones((3, 3)), C, C)
     DTypeError: an array of complex128 given, numbers of dtype float64 expected
-linop.matrix(np.ones((3, 3)) / 2, WHOLE, WHOLE)
+linop.local_operators.matrix(np.ones((3, 3)) / 2, WHOLE, WHOLE)
     DTypeError: an array of float64 given, numbers of dtype int64 expected
-linop.matrix(np.ones((2, 3)), "x")
+linop.local_operators.matrix(np.ones((2, 3)), "x")
     ArgumentError: expected a Region or a Space, given 'x'
-linop.diagonal(np.ones(2), c)
+linop.local_operators.diagonal(np.ones(2), c)
     ShapeError: diagonal: shape (2,) given for the space c[3]@0
-linop.fft(C)
+linop.local_operators.fft(C)
     DTypeError: fft: a space of dtype float64 given, a complex one expected
-linop.fft(AB)
+linop.local_operators.fft(AB)
     SpaceError: fft: a space of one region expected, given a[4, 3]@0 ⊕ b[4, 3]@1
-linop.restriction(c, [5])
+linop.local_operators.restriction(c, [5])
     ShapeError: indices outside of a region of 3 elements
-linop.restriction(c, [0.5])
+linop.local_operators.restriction(c, [0.5])
     LinopError: whole numbers
-linop.convolution(np.ones(2), a, b)
+linop.local_operators.convolution(np.ones(2), a, b)
     ShapeError: kernel of shape (2,) for a region of shape (4, 3)
-linop.convolution(np.ones(2), c, c)
+linop.local_operators.convolution(np.ones(2), c, c)
     ShapeError: output of shape (2,); (3,) given
 linop.local(c, b, abs, abs)
     SpaceError: a local operator stays inside one worker
-linop.from_scipy(LONG.to_scipy(), c, c)
+linop.local_operators.from_scipy(LONG.to_scipy(), c, c)
     ShapeError: which needs (3, 3)
 
 # Numbers that are none, or too large
@@ -404,9 +404,9 @@ linop.all_to_all(X2, 0, None)
     ArgumentError: all_to_all: dim: expected a whole number, given None
 linop.simulate(IC, 3)
     ArgumentError: network: expected a Network, given 3
-linop.Network(float("nan"))
+linop.planning.Network(float("nan"))
     ArgumentError: network: latency is a number of seconds from 0; given nan
-linop.Network("2")
+linop.planning.Network("2")
     ArgumentError: network: latency is a number of seconds from 0; given '2'
 linop.backends.get(["threads"])
     ArgumentError: unknown backend ['threads']

@@ -18,7 +18,7 @@ from linop import LinearOperator, Space, Vector
 from linop.backends import Backend
 from linop.normal_form.stages import Stages
 from linop.operators.algebra import DirectSum, Named
-from linop.operators.operator import Composition, Scaled, Sum
+from linop.operators.expressions import Composition, Scaled, Sum
 from linop.planning.collective_selection import Choice, selected
 from linop.planning.lowering import lower, workers_of
 from linop.planning.pipeline import Options, in_collectives, rewritten
@@ -106,7 +106,7 @@ def written_out(op: LinearOperator) -> LinearOperator:
     if isinstance(op, Named):
         return written_out(op.body)
     if isinstance(op, Composition):
-        return linop.operators.operator.compose(*map(written_out, op.factors))
+        return linop.operators.expressions.compose(*map(written_out, op.factors))
     if isinstance(op, Sum):
         return Sum([written_out(term) for term in op.terms])
     if isinstance(op, Scaled):

@@ -37,4 +37,4 @@ def of_pylops(size: Any, to: Any, dtype: Any, kind: Any, seed: Any) -> LinearOpe
     else:
         A = pylops.MatrixMult(whole_numbers((3, size), dtype, seed), dtype=dtype)
     domain = Space(Region("x", size, to), dtype_of(dtype))
-    return linop.from_scipy(A, domain)
+    return linop.local_operators.from_scipy(A, domain)

@@ -144,7 +144,7 @@ def _product(movements: Sequence[Movement]) -> Movement:
 def _paths(movements: Sequence[Movement]) -> int:
     """Upper bound on the transfers of a product: paths through the factors' tables. Counting stops
     above `MOST`."""
-    parts = [part for movement in movements for part in movement.parts]
+    parts = [part for movement in movements for part in movement.factors]
     ways = dict.fromkeys((region.name for region in parts[0].domain), 1)
     for part in parts:
         t, coming = part.table, np.array([ways[r.name] for r in part.domain], np.int64)

@@ -273,12 +273,14 @@ def _step(space: Space, kind: str, *rest: Any) -> LinearOperator:
         case "diagonal", (name, seed):
             region = space[name]
             values = whole_numbers(region.shape, space.dtype, seed)
-            return _beside(linop.diagonal(values, Space(region, space.dtype)), space)
+            return _beside(
+                linop.local_operators.diagonal(values, Space(region, space.dtype)), space
+            )
         case "matrix", (name, new, seed):
             region, target = space[name], region_of(new)
             values = whole_numbers((target.size, region.size), space.dtype, seed)
             sides = Space(region, space.dtype), Space(target, space.dtype)
-            return _beside(linop.matrix(values, *sides), space)
+            return _beside(linop.local_operators.matrix(values, *sides), space)
         case "sum", (terms,):
             first, second = (program(space, term) for term in terms)
             return first + second
@@ -431,7 +433,7 @@ def _fan(dtype: str, sizes: Any, common: Any, seed: int, fans: Any) -> list[Line
         source = Space(Region(f"x{k}", size, held), dtype_of(dtype))
         moved = linop.move(source, source.regions[0], Region(f"m{k}", size, common[2]))
         values = whole_numbers((target.size, size), target.dtype, seed + k)
-        ops.append(linop.matrix(values, moved.codomain, target) @ moved)
+        ops.append(linop.local_operators.matrix(values, moved.codomain, target) @ moved)
     return ops
 
 

@@ -23,7 +23,8 @@ from linop.errors import ArgumentError, BackendError
 from linop.normal_form.maps import bare_or_dict
 from linop.spaces.region import Region
 from linop.spaces.scalars import Array
-from linop.spaces.space import Space, Vector
+from linop.spaces.space import Space
+from linop.spaces.vector import Vector
 from linop.testing.report import Worst, element_in, shown, workers_text
 
 Function = Callable[[Any], Any]

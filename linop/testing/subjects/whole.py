@@ -9,7 +9,8 @@ import numpy as np
 
 from linop.backends.worker import Worker
 from linop.spaces.scalars import Array
-from linop.spaces.space import Space, Vector
+from linop.spaces.space import Space
+from linop.spaces.vector import Vector
 from linop.testing.report import Worst
 from linop.testing.subjects.subject import Fault, Subject, gathered, host_vector
 

@@ -14,20 +14,26 @@ import numpy.typing as npt
 import scipy
 
 from linop.errors import ShapeError
+from linop.local_operators.functions import (
+    RegionOrSpace,
+    as_space,
+    local_operator,
+    single_region,
+)
+from linop.local_operators.matrices import check_values
 from linop.normal_form.maps import Function
 from linop.operators.halo import PerDim, per_dim
-from linop.operators.local import Place, check_values, local_operator, place_space, single_region
 from linop.operators.operator import LinearOperator
-from linop.provenance import remembered
+from linop.provenance import records_origin
 from linop.spaces.array_modules import Namespace
 from linop.spaces.scalars import Array, plain, sparse_dtype
 
 
-@remembered
+@records_origin
 def convolution(
     kernel: npt.ArrayLike,
-    domain: Place,
-    codomain: Place,
+    domain: RegionOrSpace,
+    codomain: RegionOrSpace,
     *,
     stride: PerDim = 1,
     padding: int | Sequence[int | tuple[int, int]] = 0,
@@ -48,7 +54,7 @@ def convolution(
         ShapeError: shapes or parameters do not fit; the message has the output's shape.
         DTypeError: the space's dtype cannot represent one of the kernel's numbers.
     """
-    source, target = place_space(domain, np.float64), place_space(codomain, np.float64)
+    source, target = as_space(domain, np.float64), as_space(codomain, np.float64)
     region, result = single_region("convolution", source), single_region("convolution", target)
     weights = np.asarray(plain(kernel, "convolution"))
     check_values("convolution", weights, source.dtype)
