@@ -20,7 +20,7 @@ from linop.backends import settings
 from linop.backends.base import Backend, BoundPlan
 from linop.backends.execution.program import Program
 from linop.backends.jobs import ending
-from linop.backends.transports.agreement import check_calls
+from linop.backends.transports.agreement import compare_calls
 from linop.backends.transports.transport import Awaited, Talk, Verdict, agree
 from linop.backends.worker import Worker
 from linop.errors import ArgumentError, BackendError, LinopError, MissingExtraError
@@ -165,7 +165,7 @@ def launch_by(
         if isinstance(backend, Worker):
             counts = pickle.dumps(backend.counts())
             said = backend.transport.gather_all(counts, "end linop.launch")
-            check_calls([pickle.loads(one) for one in said])
+            compare_calls(backend.transport, [pickle.loads(one) for one in said])
         if size < MPI.COMM_WORLD.size:
             world.Free()
     return results

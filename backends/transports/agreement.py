@@ -4,11 +4,11 @@ it, and all made the same calls before."""
 from __future__ import annotations
 
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
-from linop.backends.transports.transport import Transport, rebuilt
+from linop.backends.transports.transport import Counts, Transport, rebuilt
 from linop.errors import BackendError, LinopError
 from linop.operators.operator import LinearOperator
 
@@ -25,9 +25,7 @@ class Said(NamedTuple):
     """Number of plans compiled so far."""
     wrong: tuple[str, str] | None
     """Class name and text of the error raised by lowering; None if there was none."""
-    calls: dict[tuple[int, ...], int | None]
-    """Calls since the last collective compile, by group of workers; None where they need not be
-    equal in the group."""
+    calls: Counts
 
 
 def check_agreement(
@@ -35,7 +33,7 @@ def check_agreement(
     transport: Transport,
     plans: int = 0,
     lowered: object = None,
-    calls: Mapping[tuple[int, ...], int | None] | None = None,
+    calls: Counts | None = None,
 ) -> int:
     """Check collectively that all workers built the same operator, could lower it, and have made
     the same calls before.
@@ -43,7 +41,7 @@ def check_agreement(
     Args:
         plans: number of plans that this worker has compiled.
         lowered: result of lowering the operator on this worker; an error if it failed.
-        calls: calls made on this worker, by group of workers; None where they are not compared.
+        calls: calls made on this worker.
 
     Returns:
         The largest number of plans of any worker: numbers differ if an error interrupted some
@@ -66,7 +64,7 @@ def check_agreement(
             if one.wrong is not None:
                 kind, text = one.wrong
                 raise rebuilt(kind, f"worker {worker}, compiling {op!r}: {text}")
-        check_calls([one.calls for one in said])
+        compare_calls(transport, [one.calls for one in said])
         return max(one.plans for one in said)
     names = meet(repr(op).encode()[:_SHOWN])
     built = []
@@ -80,7 +78,16 @@ def check_agreement(
     )
 
 
-def check_calls(said: Sequence[Mapping[tuple[int, ...], int | None]]) -> None:
+def compare_calls(transport: Transport, said: Sequence[Counts]) -> None:
+    """`check_calls` of the workers of a transport, which remembers that it raised."""
+    try:
+        check_calls(said)
+    except BackendError:
+        transport.out_of_step = True
+        raise
+
+
+def check_calls(said: Sequence[Counts]) -> None:
     """Check that all workers of each group made the same number of calls of its plans.
 
     Raises:
