@@ -20,7 +20,7 @@ from linop.backends import settings
 from linop.backends.base import Backend, BoundPlan
 from linop.backends.execution.program import Program
 from linop.backends.jobs import ending
-from linop.backends.transports.agreement import check_calls
+from linop.backends.transports.agreement import compare_calls
 from linop.backends.transports.transport import Awaited, Talk, Verdict, agree
 from linop.backends.worker import Worker
 from linop.errors import ArgumentError, BackendError, LinopError, MissingExtraError
@@ -163,7 +163,8 @@ def launch_by(
         backend = get(world, **options)
         results[world.rank] = main(backend)
         if isinstance(backend, Worker):
-            check_calls(backend.transport.gather_all(backend.counts(), "end linop.launch"))
+            counts = backend.transport.gather_all(backend.counts(), "end linop.launch")
+            compare_calls(backend.transport, counts)
         if size < MPI.COMM_WORLD.size:
             world.Free()
     return results

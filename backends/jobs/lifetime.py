@@ -11,6 +11,7 @@ from typing import Any
 from mpi4py import MPI
 
 from linop.backends.jobs import ending
+from linop.backends.jobs.joining import meet
 from linop.backends.transports.mpi_transport import Ranks
 from linop.backends.worker import Worker
 from linop.errors import BackendError
@@ -61,11 +62,15 @@ def _end(worker: RankWorker, why: str, last: Callable[[], None] | None = None) -
 
     Args:
         why: text of the error that later calls raise.
-        last: action between the two, run only if MPI can still be called.
+        last: action between the two, run only if MPI can still be called; all ranks meet before. An
+            error of the meeting aborts the job, since callbacks of MPI cannot raise.
     """
     if worker.ended:
         return
     worker.ended = True
+    if last is not None and worker.transport.usable:
+        with ending.aborting():
+            meet([worker.transport])
     for plan in list(worker.bound.values()):
         plan.end(why)
     worker.started.clear()

@@ -3,11 +3,11 @@ it, and all made the same calls before."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
-from linop.backends.transports.transport import Transport
+from linop.backends.transports.transport import Counts, Transport
 from linop.errors import BackendError, LinopError, restated
 from linop.operators.operator import LinearOperator
 
@@ -24,9 +24,7 @@ class Said(NamedTuple):
     """Number of plans compiled so far."""
     wrong: LinopError | None
     """Error raised by lowering."""
-    calls: dict[tuple[int, ...], int | None]
-    """Calls since the last collective compile, by group of workers; None where they need not be
-    equal in the group."""
+    calls: Counts
 
 
 def check_agreement(
@@ -34,7 +32,7 @@ def check_agreement(
     transport: Transport,
     plans: int = 0,
     lowered: object = None,
-    calls: Mapping[tuple[int, ...], int | None] | None = None,
+    calls: Counts | None = None,
 ) -> int:
     """Check collectively that all workers built the same operator, could lower it, and have made
     the same calls before.
@@ -42,7 +40,7 @@ def check_agreement(
     Args:
         plans: number of plans that this worker has compiled.
         lowered: result of lowering the operator on this worker; an error if it failed.
-        calls: calls made on this worker, by group of workers; None where they are not compared.
+        calls: calls made on this worker.
 
     Returns:
         The largest number of plans of any worker: numbers differ if an error interrupted some
@@ -64,7 +62,7 @@ def check_agreement(
         for worker, one in enumerate(said):
             if one.wrong is not None:
                 raise restated(one.wrong, f"worker {worker}, compiling {op!r}: {one.wrong}")
-        check_calls([one.calls for one in said])
+        compare_calls(transport, [one.calls for one in said])
         return max(one.plans for one in said)
     names = meet(repr(op)[:_SHOWN].rstrip())
     built = []
@@ -77,7 +75,16 @@ def check_agreement(
     )
 
 
-def check_calls(said: Sequence[Mapping[tuple[int, ...], int | None]]) -> None:
+def compare_calls(transport: Transport, said: Sequence[Counts]) -> None:
+    """`check_calls` of the workers of a transport, which remembers that it raised."""
+    try:
+        check_calls(said)
+    except BackendError:
+        transport.out_of_step = True
+        raise
+
+
+def check_calls(said: Sequence[Counts]) -> None:
     """Check that all workers of each group made the same number of calls of its plans.
 
     Raises:

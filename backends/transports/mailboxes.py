@@ -274,6 +274,7 @@ class Mailbox(Gathering):
         self.plans: Plans = Alone()
         self.points: dict[About, Point] = {}
         self.recorder = Recorder()
+        self.out_of_step = False
 
     def receiver(self, peer: int, tag: int, buffer: Array) -> _Receive:
         return _Receive(self, peer, tag, buffer)

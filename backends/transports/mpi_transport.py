@@ -47,6 +47,7 @@ class Ranks(Waits, Gathering):
     def __init__(self, comm: MPI.Intracomm, limit: float) -> None:
         super().__init__(Channel(comm), limit)
         self.comm = comm
+        self.out_of_step = False
         self._over = False
         self._gatherings = 0
         self._tags: int = (comm.Get_attr(MPI.TAG_UB) or 32767) - OWN

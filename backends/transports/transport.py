@@ -48,6 +48,11 @@ Who = Callable[[], Awaited | str]
 """Function that describes a wait, called only when a report is needed."""
 
 
+Counts = Mapping[tuple[int, ...], int | None]
+"""Calls of a worker since the last collective compile, by group of workers; None where workers of
+the group may differ."""
+
+
 def awaited(said: Awaited | str) -> Awaited:
     return Awaited(said) if isinstance(said, str) else said
 
@@ -68,6 +73,9 @@ class Plans(Protocol):
     def points(self) -> Mapping[Key, Point]:
         """This worker's progress in all plans and control exchanges."""
 
+    def counts(self) -> Counts:
+        """Number of calls of each group's plans."""
+
     def last_calls(self) -> str:
         """Last calls of this worker, oldest first, one per line."""
 
@@ -85,6 +93,9 @@ class Alone:
         return 0
 
     def points(self) -> Mapping[Key, Point]:
+        return {}
+
+    def counts(self) -> Counts:
         return {}
 
     def last_calls(self) -> str:
@@ -106,6 +117,8 @@ class Transport(Protocol):
     """This worker's progress in control exchanges."""
     recorder: Recorder
     """Recorder of the worker's last calls."""
+    out_of_step: bool
+    """True once all workers were told that their numbers of calls differ."""
 
     def receiver(self, peer: int, tag: int, buffer: Array) -> Any:
         """Persistent receive of exactly the buffer's size; `start` it for each message."""

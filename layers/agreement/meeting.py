@@ -28,12 +28,9 @@ from linop.layers.agreement.arguments import Said, compare_arguments
 from linop.layers.agreement.metadata import Given
 from linop.operators.collectives import all_reduce
 from linop.operators.operator import LinearOperator
-from linop.spaces.decomposition import COPIES, Axis
+from linop.spaces.decomposition import COPIES
 from linop.spaces.partition import Partition
 from linop.spaces.tensor import TensorSpace
-
-# isort: split
-import torch
 
 _MOST = 4096
 """Entries of each cache of digests, for all layers together."""
