@@ -52,7 +52,9 @@ def checked(program: Program, form: Form, caller: Caller) -> Callable[..., Seque
     lines, results = functions.text(form)
     parameters = [*functions.given, *(functions.passed if form.out else ())]
     text = _surrounded(program, lines, f"[{', '.join(results)}]", caller)
-    return functions.emitter.function(parameters, text)
+    # An alarm that was noticed in another plan's call may be about this one.
+    heard = [f"{functions.emitter.name(caller.listen)}()"] if caller.listen else []
+    return functions.emitter.function(parameters, [*heard, *text])
 
 
 def fast(program: Program, how: int, caller: Caller) -> Fast:

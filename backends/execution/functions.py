@@ -50,6 +50,7 @@ class Functions:
         """Variables of the arguments."""
         self.passed = [emitter.variable(Buffer(region.shape)) for region in layout.plan.outputs]
         """Variables of the ``out`` arrays."""
+        self._inputs = dict(zip(layout.inputs, layout.plan.inputs, strict=True))
         self._known: dict[tuple[Form, bool], Callable[..., Any]] = {}
 
     def run(self, form: Form, walk: bool = False) -> Callable[..., Any]:
@@ -103,7 +104,7 @@ class Functions:
         """Expression of a result in memory of its own."""
         buffer, free = self._layout.results[k], self._messages.lent
         text = self.emitter.view(whole(buffer))
-        if buffer.array is not None or buffer in self._layout.inputs or self._first[buffer] != k:
+        if buffer.array is not None or buffer in self._inputs or self._first[buffer] != k:
             return f"{text}.copy()"
         if lent and buffer in self._layout.open and free is not None:
             return f"{text} if {self.emitter.name(free)} else {text}.copy()"
@@ -114,7 +115,7 @@ class Functions:
         buffer, name = self._layout.results[k], self.plan.outputs[k].name
         if self._is_straight(form) and buffer in self._layout.open and self._first[buffer] == k:
             return []
-        inputs = zip(self._layout.inputs, self.plan.inputs, strict=True)
-        if name in form.in_place and any(b is buffer and r.name == name for b, r in inputs):
+        given = self._inputs.get(buffer)
+        if name in form.in_place and given is not None and given.name == name:
             return []
         return [f"{self.passed[k]}[...] = {self.emitter.view(whole(buffer))}"]

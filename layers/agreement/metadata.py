@@ -10,8 +10,9 @@ import torch
 from linop.backends.autograd.dtypes import numpy_dtype
 from linop.backends.execution.arrays import Arrays
 from linop.errors import ArgumentError, DTypeError, ShapeError
+from linop.spaces.decomposition import Axis
 from linop.spaces.partition import Partition
-from linop.spaces.tensor import Axis, TensorSpace
+from linop.spaces.tensor import TensorSpace
 
 Meta = tuple[Any, ...] | None
 """Metadata of an argument: of a tensor, shape, dtype, layout, device and `requires_grad`; of

@@ -195,7 +195,7 @@ def test_an_exit_that_is_not_seen_is_a_deadlock(
     text = before + UNSEEN.replace("{then}", then)
     begun = time.monotonic()
     misuse = f"if odd: raise SystemExit({status})\n    A(x)"
-    job = run(3, program, text.format(misuse=misuse), LINOP_WINDOWS=windows)
+    job = mpiexec(3, program, text.format(misuse=misuse), LINOP_WINDOWS=windows)
     assert time.monotonic() - begun < SOON
     assert job.returncode == the_jobs, job.stderr
     assert len(said := job.stdout.splitlines()) == 2

@@ -104,8 +104,8 @@ def read(plan: Plan) -> tuple[PlanStage, ...]:
             f"worker {plan.worker}, step {steps[0][0]} ({steps[0][1]}): no advance follows it; a "
             f"plan ends with the advance of its last stage"
         )
-    for stage, after in zip_longest(stages, stages[1:]):
-        _check_storage(stage, after)
+    for before, after in pairwise([None, *stages, None]):
+        _check_storage(before, after)
     numbers = [stage.number for stage in stages]
     if any(a >= b for a, b in pairwise(numbers)):
         raise StageError(f"worker {plan.worker}: stages {numbers}; their numbers increase")
@@ -115,30 +115,29 @@ def read(plan: Plan) -> tuple[PlanStage, ...]:
     return tuple(stages)
 
 
-def _check_storage(stage: PlanStage, after: PlanStage | None) -> None:
+def _check_storage(stage: PlanStage | None, after: PlanStage | None) -> None:
     """Check that the regions made within regions of the next stage are copied there, as a whole
     and as they are, and that nothing else needs their memory."""
-    within = {make.region: (at, make) for at, make in stage.of(Make) if make.within is not None}
+    makes = [] if stage is None else [one for one in stage.of(Make) if one[1].within is not None]
     puts = [] if after is None else list(after.of(Put))
-    stored: dict[Region, Put] = {}
+    places = {make.within: make.region for _, make in makes}
     for at, put in puts:
-        source = put.source
-        if put.stored:
-            if not (put.is_copy and isinstance(source, Subset) and source.region in within):
-                assert after is not None
-                raise StorageError(f"{after.where(at)}: its source was not made within its target")
-            stored[source.region] = put
-    for region, (at, make) in within.items():
-        copy, target = stored.get(region), make.within
-        ends = None if copy is None else (copy.target, copy.source)
-        if after is None or target is None or ends != (target, as_subset(region)):
+        region = places.get(put.target)
+        if put.stored and (region is None or put.source != as_subset(region) or not put.is_copy):
+            assert after is not None
+            raise StorageError(f"{after.where(at)}: its source was not made within its target")
+    stored = {put.target for _, put in puts if put.stored}
+    for at, make in makes:
+        assert stage is not None
+        target = make.within
+        if after is None or target is None or target not in stored or places[target] != make.region:
             raise StorageError(
                 f"{stage.where(at)}: the next stage does not copy the region to {target}"
             )
-        makes = [made for _, made in after.of(Make) if made.region == target.region]
-        kept = [alias for _, alias in after.of(Alias) if alias.source == region]
-        added = [p for _, p in puts if p.accumulate and p.target.overlaps(target)]
-        if make.zeroed or kept or added or any(made.zeroed or made.within for made in makes):
+        others = [made for _, made in after.of(Make) if made.region == target.region]
+        kept = any(alias.source == make.region for _, alias in after.of(Alias))
+        added = any(p.accumulate and p.target.overlaps(target) for _, p in puts)
+        if make.zeroed or kept or added or any(other.zeroed or other.within for other in others):
             raise StorageError(f"{stage.where(at)}: the memory of {target} has another use")
 
 
