@@ -354,17 +354,17 @@ def _torch_dtype(op: LinearOperator) -> Any:
 class _Local(threading.local):
     """Checkpointing state of a thread."""
 
-    memory: _Recording | _Replay | None = None
+    checkpoint: _Recording | _Replay | None = None
     replays = False
-    """True if `memory` replays results."""
+    """True if `checkpoint` replays results."""
 
 
 _LOCAL = _Local()
 
 
-def remembering() -> tuple[Any, Any]:
+def checkpoint_context() -> tuple[Any, Any]:
     """Context function for ``torch.utils.checkpoint.checkpoint(…, use_reentrant=False,
-    context_fn=linop.autograd.remembering)``: results of operators are kept, and are not
+    context_fn=linop.autograd.checkpoint_context)``: results of operators are kept, and are not
     communicated again in the recomputation. So one worker may checkpoint layers that others do not.
 
     Returns:
@@ -381,11 +381,11 @@ class _Recording:
         self.kept: list[tuple[Bridge, Any, int]] = []
 
     def __enter__(self) -> None:
-        self._before = _LOCAL.memory
-        _LOCAL.memory = self
+        self._before = _LOCAL.checkpoint
+        _LOCAL.checkpoint = self
 
     def __exit__(self, *error: object) -> None:
-        _LOCAL.memory = self._before
+        _LOCAL.checkpoint = self._before
 
     def run(self, bridge: Bridge, tensors: Sequence[Any]) -> tuple[Any, ...]:
         results = bridge.run(tensors)
@@ -403,12 +403,12 @@ class _Replay:
         self._next = 0
 
     def __enter__(self) -> None:
-        self._before = _LOCAL.memory, _LOCAL.replays
-        _LOCAL.memory, _LOCAL.replays = self, True
+        self._before = _LOCAL.checkpoint, _LOCAL.replays
+        _LOCAL.checkpoint, _LOCAL.replays = self, True
         self._next = 0
 
     def __exit__(self, *error: object) -> None:
-        _LOCAL.memory, _LOCAL.replays = self._before
+        _LOCAL.checkpoint, _LOCAL.replays = self._before
 
     def run(self, bridge: Bridge, tensors: Sequence[Any]) -> tuple[Any, ...]:
         if not self._next < len(self._recording.kept):
@@ -419,15 +419,15 @@ class _Replay:
             raise BackendError(f"{bridge.plan!r}: first, {plan.plan!r} was called here")
         if sum(tensor._version for tensor in kept) != version:
             raise BackendError(
-                f"{bridge.plan!r}: a result that linop.autograd.remembering keeps was changed in "
-                f"place; change a copy"
+                f"{bridge.plan!r}: a result that linop.autograd.checkpoint_context keeps was "
+                f"changed in place; change a copy"
             )
         return tuple(tensor.detach() for tensor in kept)
 
 
-def is_remembering() -> bool:
-    """True if results of plans are recorded or replayed in this thread; see `remembering`."""
-    return _LOCAL.memory is not None
+def in_checkpoint() -> bool:
+    """True if results of plans are recorded or replayed in this thread, for a checkpoint."""
+    return _LOCAL.checkpoint is not None
 
 
 def name_layer(error: LinopError, where: str, kind: str = "") -> None:
@@ -444,11 +444,11 @@ def name_layer(error: LinopError, where: str, kind: str = "") -> None:
 
 
 def is_replaying() -> bool:
-    """True if recorded results are replayed in this thread; see `remembering`."""
+    """True if recorded results are replayed in this thread; see `checkpoint_context`."""
     return _LOCAL.replays
 
 
 def run(bridge: Bridge, tensors: Sequence[Any]) -> tuple[Any, ...]:
-    """Call a plan, recording or replaying its results under `remembering`."""
-    memory = _LOCAL.memory
-    return bridge.run(tensors) if memory is None else memory.run(bridge, tensors)
+    """Call a plan, recording or replaying its results under `checkpoint_context`."""
+    checkpoint = _LOCAL.checkpoint
+    return bridge.run(tensors) if checkpoint is None else checkpoint.run(bridge, tensors)

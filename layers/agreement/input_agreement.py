@@ -19,7 +19,7 @@ import numpy as np
 
 from linop import backends
 from linop.backends import Backend
-from linop.backends.autograd.bridge import bridge_of, is_remembering, numpy_dtype, run
+from linop.backends.autograd.bridge import bridge_of, in_checkpoint, numpy_dtype, run
 from linop.backends.execution.arrays import Arrays
 from linop.backends.worker import Worker
 from linop.errors import ArgumentError, BackendError, DTypeError, ShapeError
@@ -33,7 +33,7 @@ from linop.spaces.tensor import TensorSpace
 # isort: split
 import torch
 
-_MOST = 4096
+_CACHE_SIZE = 4096
 """Entries of each cache of digests, for all layers together."""
 
 Meta = tuple[Any, ...] | None
@@ -41,7 +41,7 @@ Meta = tuple[Any, ...] | None
 another object, the name of its type alone; None for None."""
 
 
-class Given(NamedTuple):
+class CallMetadata(NamedTuple):
     """Metadata of one worker's call of a layer."""
 
     tensors: tuple[Meta, ...]
@@ -53,7 +53,7 @@ class Given(NamedTuple):
     """Description of invalid values in the worker's tensors; empty if there are none."""
 
 
-class Made(NamedTuple):
+class LayerDescription(NamedTuple):
     """A worker's description of a layer, which is compared with the others'."""
 
     number: int
@@ -67,16 +67,16 @@ class Made(NamedTuple):
     """Description of a parametrization that fails on blocks; empty if there is none."""
 
 
-def given_of(
+def call_metadata(
     tensors: Sequence[Any], training: bool, own: tuple[Any, ...], wrong: str = ""
-) -> Given:
+) -> CallMetadata:
     """Metadata of this worker's call of a layer.
 
     Args:
         own: name, shape, dtype and device of each parameter.
     """
     modes = torch.is_grad_enabled(), training, torch.is_autocast_enabled("cpu")
-    return Given(tuple(map(_meta, tensors)), modes, own, wrong)
+    return CallMetadata(tuple(map(_meta, tensors)), modes, own, wrong)
 
 
 def _meta(x: Any) -> Meta:
@@ -85,7 +85,7 @@ def _meta(x: Any) -> Meta:
     return None if x is None else (type(x).__name__,)
 
 
-class Meeting:
+class InputAgreement:
     """Agreement among all workers of a backend; one object for all layers."""
 
     def __init__(self, backend: Backend) -> None:
@@ -101,7 +101,7 @@ class Meeting:
         everyone = TensorSpace((1,), Partition((self.workers,)), np.int64, [COPIES], "call")
         self._sum = all_reduce(everyone)
 
-    def __deepcopy__(self, memo: object) -> Meeting:
+    def __deepcopy__(self, memo: object) -> InputAgreement:
         return self
 
     def new_number(self) -> int:
@@ -109,7 +109,7 @@ class Meeting:
         self._layers += 1
         return self._layers
 
-    def total(self, layer: int, given: Given) -> int:
+    def total(self, layer: int, given: CallMetadata) -> int:
         """Sum over all workers of the digests of their calls (int64). Collective."""
         call = layer, given
         code = self._calls.get(call)
@@ -117,7 +117,7 @@ class Meeting:
             # The worker is in the digest: two that swap arguments would give the same sum.
             digest = hashlib.sha256(repr((self._backend.worker, call)).encode()).digest()
             code = np.frombuffer(digest[:8], np.int64).copy()
-            if len(self._calls) == _MOST:
+            if len(self._calls) == _CACHE_SIZE:
                 self._calls.clear()
             self._calls[call] = code
         if self._alone:
@@ -130,18 +130,20 @@ class Meeting:
 
     def _summed(self, number: Any) -> int:
         bridge, arrays = bridge_of(self._sum, self._backend), self._backend.arrays
-        if is_remembering():
+        if in_checkpoint():
             return int(run(bridge, (torch.from_numpy(number).to(arrays.device),))[0])
         return int(bridge.plan(arrays.put(number))[0])  # 5 µs less than through tensors
 
-    def exchanged(self, layer: Made, given: Given, digests: Said) -> tuple[list[Given], list[Said]]:
+    def agree_on_call(
+        self, layer: LayerDescription, given: CallMetadata, digests: Said
+    ) -> tuple[list[CallMetadata], list[Said]]:
         """All workers' metadata of a call, and their digests of values, by worker. Collective.
 
         Raises:
             BackendError: they call different layers, layers constructed with different arguments,
                 or in different modes; on every worker.
         """
-        said = self.told((layer, given, digests), "call", layer.where)
+        said = self.gather_objects((layer, given, digests), "call", layer.where)
         _compare_layers("call", [made for made, _, _ in said])
         everybodys = [given for _, given, _ in said]
         for what, modes in zip(
@@ -155,7 +157,7 @@ class Meeting:
                 )
         return everybodys, [digests for _, _, digests in said]
 
-    def known(
+    def shared_operator(
         self,
         make: Callable[..., LinearOperator],
         arguments: Sequence[Any],
@@ -176,7 +178,7 @@ class Meeting:
         op: LinearOperator | None = None
         if key not in self._digests:
             op = make(*arguments, **options)
-            if len(self._digests) == _MOST:
+            if len(self._digests) == _CACHE_SIZE:
                 self._digests.clear()
             self._digests[key] = None if op.movement().still else op.stages.digest
         digest = self._digests[key]
@@ -195,18 +197,18 @@ class Meeting:
             known = self._operators[digest] = op or make(*arguments, **options)
         return known
 
-    def constructed(self, layer: Made, mine: Any) -> list[Any]:
+    def agree_on_construction(self, layer: LayerDescription, mine: Any) -> list[Any]:
         """All workers' messages at the construction of a layer, by worker. Collective.
 
         Raises:
             BackendError: they construct different layers, or with different arguments; on every
                 worker.
         """
-        said = self.told((layer, mine), "construct", layer.name)
+        said = self.gather_objects((layer, mine), "construct", layer.name)
         _compare_layers("construct", [made for made, _ in said])
         return [one for _, one in said]
 
-    def told(
+    def gather_objects(
         self, mine: Any, doing: str = "tell others of its model", about: str = ""
     ) -> list[Any]:
         """All workers' messages, by worker: small objects, which are pickled. Collective.
@@ -217,9 +219,9 @@ class Meeting:
         Raises:
             BackendError: workers are in different activities; on every worker.
         """
-        return [mine] if self._alone else self._told(mine, doing, about)
+        return [mine] if self._alone else self._gather_objects(mine, doing, about)
 
-    def _told(self, mine: Any, doing: str, about: str) -> list[Any]:
+    def _gather_objects(self, mine: Any, doing: str, about: str) -> list[Any]:
         assert isinstance(self._backend, Worker)
         said = self._backend.transport.gather_all(pickle.dumps(mine), doing, about)
         return [pickle.loads(one) for one in said]
@@ -234,7 +236,7 @@ def _key(value: Any) -> Any:
     return tuple(map(_key, value)) if isinstance(value, list | tuple) else value
 
 
-def _compare_layers(verb: str, said: Sequence[Made]) -> None:
+def _compare_layers(verb: str, said: Sequence[LayerDescription]) -> None:
     first = {(one.number, one.name): w for w, one in reversed(list(enumerate(said)))}
     if len(first) > 1:
         each = ", ".join(
@@ -254,10 +256,10 @@ def _compare_layers(verb: str, said: Sequence[Made]) -> None:
 _MODES = ("gradients are enabled", "the layer is in training mode", "autocast is enabled")
 
 
-def meeting_of(backend: Backend) -> Meeting:
-    """The `Meeting` of a backend, which is made at first use."""
-    known: Meeting | None = backend.kept.get(Meeting)
-    return known or backend.kept.setdefault(Meeting, Meeting(backend))
+def agreement_of(backend: Backend) -> InputAgreement:
+    """The `InputAgreement` of a backend, which is made at first use."""
+    known: InputAgreement | None = backend.kept.get(InputAgreement)
+    return known or backend.kept.setdefault(InputAgreement, InputAgreement(backend))
 
 
 @contextmanager
@@ -273,17 +275,17 @@ def fixed_shapes(fixed: bool = True) -> Iterator[None]:
     Args:
         fixed: False restores the agreement inside of another such context.
     """
-    backend = program()
-    meeting = meeting_of(backend)
-    before = meeting.shapes_are_fixed
-    meeting.shapes_are_fixed = fixed and not backend.debug
+    backend = program_backend()
+    agreement = agreement_of(backend)
+    before = agreement.shapes_are_fixed
+    agreement.shapes_are_fixed = fixed and not backend.debug
     try:
         yield
     finally:
-        meeting.shapes_are_fixed = before
+        agreement.shapes_are_fixed = before
 
 
-def program() -> Backend:
+def program_backend() -> Backend:
     """Backend of the program that layers constructed now belong to: that of `launch`, ``mpiexec``
     or `backends.use`; otherwise this process alone."""
     here = backends.current()
