@@ -118,7 +118,7 @@ TESTING = (
         "no watch",
         "an example may take as long as it likes",
         "synchronisation",
-        "linop.testing.workers.jobs:Job.ask",
+        "linop.testing.workers.jobs:PersistentJob.ask",
         "self.watch if watch is None else watch",
         "10.0",
         ("test_spmd.py::test_a_fault_is_found_shrunk_and_named[loops_in_python]",),

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from linop.testing.workers.jobs import Job, job
+from linop.testing.workers.jobs import PersistentJob, job
 from support.contracts import failing_calls as call_contracts
 from support.contracts import mpi_plans
 from support.contracts import plans as plan_contracts
@@ -155,7 +155,7 @@ def test_plans_are_collected_anywhere(ranks: int) -> None:
 @in_proc
 @pytest.mark.timeout(60 + CYCLES // 10)
 def test_nothing_accumulates() -> None:
-    patient = Job(2, watch=30 + CYCLES / 20)
+    patient = PersistentJob(2, watch=30 + CYCLES / 20)
     try:
         patient.run(mpi_plans.nothing_accumulates, CYCLES)
     finally:

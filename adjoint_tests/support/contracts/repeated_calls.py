@@ -1,6 +1,6 @@
 """Results of every call of a plan, in each mode, several times over: `test_repeated_calls` on
-threads and ranks. Each is ``fact(backend, *arguments)``, and a `Job`'s check where a communicator
-comes first.
+threads and ranks. Each is ``fact(backend, *arguments)``, and a `PersistentJob`'s check where a
+communicator comes first.
 
 A plan that is wrong from its second call on, or that overwrites a result which it gave before, is
 found nowhere else. This module must not import MPI when it is imported.
