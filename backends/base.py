@@ -18,9 +18,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from linop.backends.execution import views
 from linop.backends.execution.arrays import NUMPY, Arrays, arrays_of_map
+from linop.backends.execution.calls import IN_PLACE, MISSED, NEW, OUT, Fast
 from linop.backends.execution.counters import CounterTable, Ledger
+from linop.backends.execution.overlap import overlaps_itself
 from linop.backends.execution.program import Program, same_array
 from linop.backends.execution.tracing import Recording, traced
 from linop.backends.transports.transport import Transport
@@ -114,14 +115,6 @@ class Backend(Keeper, ABC):
         return None
 
 
-NEW, OUT, IN_PLACE = range(3)
-"""Destination of a call's result: new memory, the ``out`` array, or the argument (``out=x``)."""
-MISSED: Any = object()
-"""Returned by a `Quick` that left the call to the general path."""
-Quick = Callable[[Any, Any], Any]
-"""Fast path of a plan's call: ``f(x, out)`` returns the result, or `MISSED`."""
-
-
 class BoundPlan(Keeper, ABC):
     """An operator bound to a backend: ``plan(x)`` applies it, ``plan.H`` is its adjoint's plan.
 
@@ -141,7 +134,7 @@ class BoundPlan(Keeper, ABC):
         self._here = backend.worker
         self._adjoint: BoundPlan | None = None
         self.lock = threading.Lock()
-        self._quick: list[Quick | None] = [None, None, None]
+        self._fast: list[Fast | None] = [None, None, None]
         self._released = False
         self._started = False
         self._as_vector = False
@@ -196,9 +189,9 @@ class BoundPlan(Keeper, ABC):
         return self._adjoint
 
     def __call__(self, x: Any = None, *, out: Any = None) -> Any:
-        quick = self._quick[NEW if out is None else OUT if out is not x else IN_PLACE]
-        if quick is not None:
-            result = quick(x, out)
+        fast = self._fast[NEW if out is None else OUT if out is not x else IN_PLACE]
+        if fast is not None:
+            result = fast(x, out)
             if result is not MISSED:
                 return result
         if not self.lock.acquire(False):
@@ -455,7 +448,7 @@ def out_arrays(
     for region, array in zip(held(space, worker), arrays, strict=True):
         if not kind.writeable(array):
             raise ArgumentError(f"out, region {region.name!r}: the array is read-only")
-        if views.overlaps_itself(array):
+        if overlaps_itself(array):
             raise ArgumentError(
                 f"out, region {region.name!r}: elements of the array share memory with each other "
                 f"(shape {array.shape}, strides {array.strides}); pass one with memory for each "

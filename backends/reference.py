@@ -57,7 +57,6 @@ class ReferenceWorker(Worker):
 
     def __init__(self, mailbox: Mailbox) -> None:
         super().__init__("reference", mailbox)
-        self.mailbox = mailbox
 
     def way(self, program: Program | None = None) -> str:
         del program
@@ -90,7 +89,7 @@ class ReferenceWorkerPlan(BoundPlan):
     def _end(self) -> Sequence[Array]:
         running, outs = self._running
         whole: dict[str, Array] = {}
-        for worker, part in enumerate(self._worker.mailbox.gather_all(running)):
+        for worker, part in enumerate(self._worker.transport.gather_all(running)):
             for name, array in part.items():
                 if not np.array_equal(whole.setdefault(name, array), array, equal_nan=True):
                     raise SpaceError(

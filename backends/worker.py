@@ -9,40 +9,34 @@ mode); a worker that fails in one raises an alarm, which ends the other workers'
 from __future__ import annotations
 
 import math
-import struct
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 from weakref import WeakValueDictionary
 
-from linop.backends.base import (
-    IN_PLACE,
-    NEW,
-    OUT,
-    Backend,
-    BoundPlan,
-    check_here,
-    check_workers,
-    described,
-)
+from linop.backends.base import Backend, BoundPlan, check_here, check_workers, described
 from linop.backends.execution.arrays import NUMPY, Arrays
+from linop.backends.execution.calls import IN_PLACE, NEW, OUT, Caller, checked, fast
 from linop.backends.execution.counters import Counters
+from linop.backends.execution.functions import Form
+from linop.backends.execution.layout import Layout
 from linop.backends.execution.program import Program
-from linop.backends.execution.quick import quick_call
 from linop.backends.proving import prove
 from linop.backends.transports.agreement import check_agreement
 from linop.backends.transports.call_numbers import Calls
 from linop.backends.transports.deadlock import PAST, Key, Point
-from linop.backends.transports.point_to_point import Messages
+from linop.backends.transports.point_to_point import PointToPoint
 from linop.backends.transports.recorder import Called, users_line
 from linop.backends.transports.transport import Talk, Transport, Verdict, agree
-from linop.errors import BackendError, LinopError, interrupt
+from linop.errors import BackendError, LinopError, interrupt, restated
 from linop.normal_form.stages import Stages
 from linop.operators.operator import LinearOperator
 from linop.planning.lowering import workers_of
+from linop.planning.pipeline import Options, bound_plan
 from linop.planning.plan import Plan
 from linop.planning.stretching import Plans
 from linop.spaces.scalars import Array, Scalar
@@ -149,9 +143,14 @@ class Worker(Backend):
             self._plans_of[worker] = Plans(worker)
         return self._plans_of[worker].of(stages)
 
-    def rewritten(self, plan: Plan) -> Plan:
-        """The plan after this backend's passes over plans, such as selection of collectives."""
-        return plan
+    @property
+    def options(self) -> Options:
+        """Options of the passes over plans that run here."""
+        return Options(small=self.arrays.small)
+
+    def layout(self, plan: Plan, options: Options | None = None) -> Layout:
+        """Memory of a lowered plan, after the passes over plans."""
+        return Layout(bound_plan(plan, options or self.options), self.arrays)
 
     def prepare(self, plan: Plan) -> None:
         """Prepare resources shared by plans, such as shared-memory windows; collective at compile
@@ -161,7 +160,8 @@ class Worker(Backend):
         self, plan: Plan, group: Sequence[int], tag: int, about: Callable[[], str]
     ) -> Program:
         """A plan bound to its transport; collective over the group."""
-        return Messages(plan, self.transport, tag, about, self.calls(group), self.arrays)
+        layout, calls = self.layout(plan), self.calls(group)
+        return Program(layout, PointToPoint(layout, self.transport, tag, about, calls), calls)
 
     def counts(self) -> dict[tuple[int, ...], int | None]:
         """Number of calls of each group's plans; None for groups whose count is unknown."""
@@ -182,10 +182,13 @@ class Worker(Backend):
         return self.transport
 
     def total(self, space: Space) -> Total:
+        del space
+
         def summed(partials: Sequence[Mapping[int, Scalar]]) -> list[Scalar]:
             # The worker that counts a region is the first of its holders.
             mine = [partial.get(self.worker, 0) for partial in partials]
-            return sums_over_workers(mine, space, self.transport)
+            everyones = self.transport.gather_all(mine, "take a norm or inner product")
+            return [sum(each) for each in zip(*everyones, strict=True)]  # in order of workers
 
         return summed
 
@@ -199,7 +202,7 @@ class WorkerPlan(BoundPlan):
     ) -> None:
         super().__init__(op, backend)
         if backend.debug:
-            prove(op, backend.planned, backend.rewritten)
+            prove(op, backend.planned, backend.options)
         self.plan = plan or backend.planned(op.stages, backend.worker)
         self.counters.sends([self.plan])
         self.group = workers_of(op.stages)
@@ -210,6 +213,7 @@ class WorkerPlan(BoundPlan):
         self._together = len(self.group) > 1
         self._broken: str | None = None
         self._seconds = 0.0
+        self._checked: dict[Form, Callable[..., Sequence[Array]]] = {}
         self._line = ""
         self._failed = False
         self.alarm = backend._early.pop(tag, None)
@@ -226,53 +230,62 @@ class WorkerPlan(BoundPlan):
 
     def _begin(self, x: Any, out: Any) -> None:
         arrays, outs, program = self._ready(x, out)
-        begun = time.perf_counter()
-        try:
-            tracing = self._worker.tracing
-            if tracing is None:
-                program.start(arrays, outs)
-            else:
-                with tracing.steps(program, str(self.op)):
-                    program.start(arrays, outs)
-        except BaseException as error:
-            self._fail(error)
-            raise
-        self._seconds = time.perf_counter() - begun
+        self._enter()
+        tracing = self._worker.tracing
+        with self._failing(), tracing.steps(program, str(self.op)) if tracing else nullcontext():
+            program.start(arrays, outs)
+        self._seconds = time.perf_counter() - self.counters.begun
 
     def _end(self) -> Sequence[Array]:
         assert self._program is not None
         self._worker.transport.busy = self._tag
         begun = time.perf_counter()
-        try:
+        with self._failing():
             results = self._program.finish()
-        except BaseException as error:
-            self._fail(error)
-            raise
         self.counters.calls += 1
         self.counters.seconds += self._seconds + time.perf_counter() - begun
         return results
 
     def _run(self, x: Any, out: Any) -> Sequence[Array]:
         arrays, outs, program = self._ready(x, out)
-        begun = time.perf_counter()
-        try:
-            results = program.run(arrays, outs)
-        except BaseException as error:
-            self._fail(error)
-            raise
-        self.counters.calls += 1
-        self.counters.seconds += time.perf_counter() - begun
+        form = program.form(arrays, outs)
+        if form not in self._checked:
+            self._checked[form] = checked(program, form, self._caller)
+        results = self._checked[form](*arrays, *(outs or ()))
         how = NEW if out is None else OUT if out is not x else IN_PLACE
-        if self._quick[how] is None and self.alarm is None and not self._worker.debug:
-            listen = partial(self._worker.listen, self._tag) if self._together else None
-            self._quick[how] = quick_call(
-                self, program, how, self._worker.transport, self._tag, listen, self._fail
-            )
+        if self._fast[how] is None and self.alarm is None and not self._worker.debug:
+            self._fast[how] = fast(program, how, self._caller)
         return results
+
+    @property
+    def _caller(self) -> Caller:
+        transport, listen = self._worker.transport, partial(self._worker.listen, self._tag)
+        others = listen if self._together else None
+        return Caller(
+            self.backend, self.lock, self.counters, transport, self._tag, others, self._fail
+        )
 
     def _recorded(self, x: Any, out: Any) -> Sequence[Array]:
         self._begin(x, out)
         return self._end()
+
+    def _enter(self) -> None:
+        """Raise an alarm about this plan, if there is one, and note that a call begins. Calls at
+        once do the same in generated lines (`linop.backends.execution.calls`)."""
+        if self._together:
+            self._worker.listen(self._tag)
+        self._worker.transport.busy = self._tag
+        self._worker.transport.recorder.note(self._tag)
+        self.counters.begun = time.perf_counter()
+
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        """Context of a run whose failure breaks the plan, here and on the other workers."""
+        try:
+            yield
+        except BaseException as error:
+            self._fail(error)
+            raise
 
     def _ready(self, x: Any, out: Any) -> tuple[Sequence[Array], Sequence[Array] | None, Program]:
         """Validated arguments and ``out`` arrays, and the bound program. The first call binds it,
@@ -287,12 +300,9 @@ class WorkerPlan(BoundPlan):
             wrong = error
         if self._broken is not None:
             raise BackendError(f"{self!r} was interrupted: {self._broken}; compile it again")
-        if self._together:
-            self._worker.listen(self._tag)
         program = self._program
-        self._worker.transport.recorder.note(self._tag)
-        self.counters.begun = time.perf_counter()
         if program is None or self._worker.debug:
+            self._enter()
             self._line = self._line or users_line()
             tracing = self._worker.tracing
             meet = partial(self._meet, wrong)
@@ -302,9 +312,9 @@ class WorkerPlan(BoundPlan):
                 about = {"operator": str(self.op), "peers": self.group}
                 program = tracing.timed(self._here, "agree on the plan", "step", about, meet)
         elif wrong is not None:
+            self._enter()
             self._fail(wrong)
             raise wrong
-        self._worker.transport.busy = self._tag
         return arrays, outs, program
 
     def _meet(self, wrong: LinopError | None) -> Program:
@@ -336,7 +346,7 @@ class WorkerPlan(BoundPlan):
         transport.busy = self._tag
         if wrong is not None:
             text = f"worker {transport.worker}, argument of {self.op!r}: {wrong}"
-            verdict.wrong[transport.worker] = type(wrong).__name__, text
+            verdict.wrong[transport.worker] = restated(wrong, text)
         me = self.group.index(transport.worker)
         with Talk(transport, ("call", self._tag, self._calls)) as talk:
             doing = f"make {what}" if call else f"call {what}"
@@ -379,7 +389,7 @@ class WorkerPlan(BoundPlan):
 
     def slow_down(self) -> None:
         """Drop the fast paths, so that the next call checks for alarms."""
-        self._quick = [None, None, None]
+        self._fast = [None, None, None]
 
     def _bind_program(self) -> Program:
         self._program = self._worker.program(self.plan, self.group, self._tag, self._named)
@@ -400,7 +410,7 @@ class WorkerPlan(BoundPlan):
     def end(self, why: str) -> None:
         """End the plan with its backend: later calls raise."""
         self._broken = why
-        self._quick = [None, None, None]
+        self._fast = [None, None, None]
         if self._program is not None and self._started:
             self._program.abandon()  # messages of the run may still come
         elif self._program is not None:
@@ -427,7 +437,8 @@ class WorkerPlan(BoundPlan):
         if self._program is not None:
             self._program.release()
         self._program = None
-        self._quick = [None, None, None]
+        self._checked = {}
+        self._fast = [None, None, None]
 
 
 def _gone(points: dict[Key, Point], tag: int, counters: Counters) -> None:
@@ -437,22 +448,3 @@ def _gone(points: dict[Key, Point], tag: int, counters: Counters) -> None:
     if len(points) > _GONE:
         for key in list(points)[: _GONE // 2]:
             del points[key]
-
-
-def sums_over_workers(values: Sequence[Scalar], space: Space, transport: Transport) -> list[Scalar]:
-    """Sum of each number over all workers, in worker order: the same bits on every worker;
-    collective."""
-    whole, pairs = space.dtype.kind in "iu", space.dtype.kind == "c"
-    form = "=" + ("16s" if whole else "dd" if pairs else "d") * len(values)
-    numbers: list[Any] = [x for v in values for x in ((v.real, v.imag) if pairs else (v,))]
-    if whole:  # sums of 64-bit products need more than 64 bits
-        numbers = [n.to_bytes(16, "little", signed=True) for n in numbers]
-    sums: list[Scalar] = [0] * len(values)
-    for data in transport.gather_all(struct.pack(form, *numbers), "take a norm or inner product"):
-        said: Sequence[Any] = struct.unpack(form, data)
-        if whole:
-            said = [int.from_bytes(n, "little", signed=True) for n in said]
-        elif pairs:
-            said = [complex(*said[k : k + 2]) for k in range(0, len(said), 2)]
-        sums = [total + number for total, number in zip(sums, said, strict=True)]
-    return sums

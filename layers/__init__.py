@@ -1,6 +1,7 @@
 """Distributed modules: torch.nn's names and arguments, plus partitions. This file holds the public
 names alone."""
 
+import linop.backends.autograd  # first: without torch it says what to install
 from linop.layers.agreement.input_agreement import fixed_shapes
 from linop.layers.conv import Conv1d, Conv2d, Conv3d
 from linop.layers.cross_entropy import CrossEntropyLoss, NLLLoss
@@ -134,4 +135,4 @@ __all__ = [
 ]
 
 install()
-del install
+del install, linop  # not public names

@@ -13,48 +13,38 @@ from functools import partial
 from types import FrameType
 from typing import Any
 
-# First: its error without torch names the extra to install.
-from linop.backends.autograd.functions import add_dependency, apply
-
-# isort: split
 import numpy as np
 import torch
 
 from linop.backends import Backend
-from linop.backends.autograd.bridge import (
-    bridge_of,
-    is_replaying,
-    name_layer,
-    numpy_dtype,
-    torch_dtype,
-)
+from linop.backends.autograd.bridge import bridge_of
+from linop.backends.autograd.checkpointing import is_replaying
+from linop.backends.autograd.dtypes import numpy_dtype, torch_dtype
+from linop.backends.autograd.functions import add_dependency, apply
 from linop.backends.transports.recorder import namers
 from linop.errors import (
     BackendError,
-    DTypeError,
     LinopError,
     PartitionError,
-    ShapeError,
     SubsetError,
     expect,
+    name_layer,
 )
 from linop.layers.agreement.arguments import (
     Said,
     arguments_of,
     compare_values,
     digest,
-    holders_of,
     recorded,
 )
 from linop.layers.agreement.input_agreement import (
-    CallMetadata,
+    Cache,
     InputAgreement,
     LayerDescription,
     agreement_of,
-    call_metadata,
     program_backend,
-    space_of,
 )
+from linop.layers.agreement.metadata import CallMetadata, call_metadata, dtypes_of, space_of
 from linop.layers.agreement.naming import path_of
 from linop.layers.agreement.watching import mark_block, watch_modules
 from linop.layers.parameters.blocks import enlist
@@ -118,9 +108,10 @@ class Layer(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
         self.spaces: dict[str, TensorSpace] = {}
         self._agreement: InputAgreement = agreement_of(self.backend)
         self._number = self._agreement.new_number()
-        self._agreed: dict[int, Function] = {}
-        self._bound: dict[Any, Function] = {}
-        self._settled: dict[CallMetadata, Function] = {}
+        # Keys of the first two, and their order, are the same on all workers: a miss is collective.
+        self._agreed = Cache[Function](_CACHE_SIZE)
+        self._bound = Cache[Function](_CACHE_SIZE)
+        self._settled = Cache[Function](_CACHE_SIZE)
         enlist(self)
 
     @property
@@ -266,9 +257,8 @@ class Layer(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
         function = self._agreed.get(total)
         if function is None or (self._agreement.debug and not is_replaying()):
             function = self._new_function(given, self._digests(tensors))
-            _keep(self._agreed, total, function)
-        _keep(self._settled, given, function)
-        return function
+            self._agreed.keep(total, function)
+        return self._settled.keep(given, function)
 
     def _digests(self, tensors: Sequence[Tensor]) -> Said:
         """Digests of this worker's tensors, parameters and buffers, by name; empty outside of debug
@@ -285,74 +275,28 @@ class Layer(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
         where = self.__dict__["_where"] = path_of(self)
         made = self.description()._replace(where=where, unfit=unfit_parametrization(self, cut))
         everybodys, values = self._agreement.agree_on_call(made, mine, digests)
-        inputs = []
+        arrays, inputs = self.backend.arrays, []
         for k, partition in enumerate(self.inputs):
             blocks = [given.tensors[k] for given in everybodys]
-            axes, arrays = partial(self.axes, k), self.backend.arrays
-            inputs.append(space_of(self._name, partition, blocks, axes, arrays))
+            inputs.append(space_of(self._name, partition, blocks, partial(self.axes, k), arrays))
         for worker, given in enumerate(everybodys):
             if given.wrong:
                 raise SubsetError(f"{self._name}: worker {worker} passes {given.wrong}")
-        dtypes = self._check_parameters(everybodys, inputs[0])
-        self._check_values(inputs, values)
-        wanted = tuple(any(_wants(g.tensors[k]) for g in everybodys) for k in range(len(inputs)))
-        key = (*(X.made_from for X in inputs), dtypes)
+        of_input = self.floating and not torch.is_autocast_enabled("cpu")
+        expected = torch_dtype(inputs[0].dtype) if of_input else None
+        self.dtypes = dtypes_of(self._name, self.spaces, everybodys, expected)
+        spaces = {_input(k): X for k, X in enumerate(inputs)}
+        compare_values(self._name, spaces | {_own(n): X for n, X in self.spaces.items()}, values)
+        wanted = tuple(any(given.wants(k) for given in everybodys) for k in range(len(inputs)))
+        key = (*(X.made_from for X in inputs), *self.dtypes.items())
         known = self._bound.get(key)
         if known is None:
-            known = self._with_batch(self.bind(*inputs), inputs[0])
-            _keep(self._bound, key, known)
+            known = self._bound.keep(key, self._with_batch(self.bind(*inputs), inputs[0]))
         return partial(self._called, known, wanted)
 
     def _called(self, function: Function, wanted: tuple[bool, ...], *tensors: Tensor) -> Tensor:
         self.__dict__["_wanted"] = wanted  # torch's Module.__setattr__ takes 1.2 µs
         return function(*tensors)
-
-    def _check_parameters(
-        self, everybodys: Sequence[CallMetadata], X: TensorSpace
-    ) -> tuple[Any, ...]:
-        """Check this call's parameters; their (name, dtype) pairs, which `dtype_of` reads.
-
-        Raises:
-            ShapeError: a parameter has not the shape of its block. DTypeError: its dtype differs
-                from that of another worker or, where `floating` and without autocast, from the
-                input's. Both on every worker.
-        """
-        autocast = everybodys[0].modes[2]
-        dtypes: dict[str, Any] = {}
-        for worker, given in enumerate(everybodys):
-            for name, shape, dtype, _ in given.own:
-                wanted = self.spaces[name].local_shape(worker) if name in self.spaces else shape
-                if tuple(shape) != wanted:
-                    raise ShapeError(
-                        f"{self._name}: parameter {name!r} of worker {worker} has shape "
-                        f"{tuple(shape)}; {wanted} expected"
-                    )
-                expected = dtypes.setdefault(name, dtype)
-                if self.floating and not autocast:
-                    expected = torch_dtype(X.dtype)
-                if dtype != expected:
-                    raise DTypeError(
-                        f"{self._name}: parameter {name!r} of worker {worker} is of {dtype}; "
-                        f"{expected} expected, as that of the input: convert one of them"
-                    )
-        self.dtypes = dtypes
-        return tuple(dtypes.items())
-
-    def _check_values(self, inputs: Sequence[TensorSpace], digests: Sequence[Said]) -> None:
-        """Check by digests, which exist in debug mode, that all copies of replicated blocks, and
-        of tensors without a space, are equal.
-
-        Raises:
-            BackendError: they differ; on every worker.
-        """
-        if not any(digests):
-            return
-        spaces = {_input(k): X for k, X in enumerate(inputs)}
-        spaces |= {_own(name): held for name, held in self.spaces.items()}
-        everybody = [range(len(digests))]  # tensors without a space are whole on all workers
-        for name in dict.fromkeys(name for said in digests for name in said):
-            holders = holders_of(spaces[name]) if name in spaces else everybody
-            compare_values(self._name, name, holders, digests)
 
     def _with_batch(self, function: Function, X: TensorSpace) -> Function:
         """The function with its zero-volume results reshaped, where `preserve_batch` says so, to
@@ -433,17 +377,5 @@ def _own(name: str) -> str:
     return f"parameter {name!r}"
 
 
-def _wants(meta: Any) -> bool:
-    return meta is not None and len(meta) > 1 and bool(meta[-1])
-
-
 def _itself(x: Tensor) -> Tensor:
     return x
-
-
-def _keep(functions: dict[Any, Function], key: Any, function: Function) -> None:
-    """Cache a function; the oldest of `_CACHE_SIZE` is evicted. Keys of `_agreed` and `_bound`, and
-    their order, are the same on all workers: a miss is collective."""
-    if key not in functions and len(functions) == _CACHE_SIZE:
-        functions.pop(next(iter(functions)))
-    functions[key] = function

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from linop.backends.autograd.bridge import torch_dtype
+from linop.backends.autograd.dtypes import torch_dtype
 from linop.errors import ArgumentError, DTypeError, ShapeError
 from linop.layers.layer import Function, Layer, Tensor, zero_volume_result
 from linop.layers.moments import wide

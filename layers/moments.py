@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from linop.backends.autograd.bridge import numpy_dtype, torch_dtype
+from linop.backends.autograd.dtypes import numpy_dtype, torch_dtype
 from linop.errors import DTypeError
 from linop.layers.layer import Layer, Tensor
 from linop.operators.collectives import all_reduce

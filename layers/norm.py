@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from linop.backends.autograd.bridge import torch_dtype
+from linop.backends.autograd.dtypes import torch_dtype
 from linop.errors import ShapeError
 from linop.layers.layer import Function, Layer, Tensor, zero_volume_result
 from linop.layers.linear import dense_axes

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from linop.backends.autograd.bridge import torch_dtype
+from linop.backends.autograd.dtypes import torch_dtype
 from linop.errors import ArgumentError, DTypeError, ShapeError
 from linop.layers.layer import Function, Layer, Tensor
 from linop.layers.sliding import Window, check_dimensions, numbers, spatial

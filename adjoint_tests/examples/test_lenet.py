@@ -19,10 +19,9 @@ from support.layers.networks import (
     has_table_1,
     lenet,
     lenet_trains_as_its_twin,
-    on_ranks,
-    on_threads,
 )
 from support.requirements import needs_mpi
+from support.workers import on_ranks, on_threads
 
 needs_digits = pytest.mark.skipif(
     importlib.util.find_spec("sklearn") is None,
@@ -33,32 +32,32 @@ TOLERANCE = 1e-8
 
 
 def test_parameters_on_threads() -> None:
-    on_threads(has_table_1)
+    on_threads(4, has_table_1)
 
 
 @needs_mpi
 @pytest.mark.timeout(300)
 def test_parameters_on_ranks() -> None:
-    on_ranks(has_table_1)
+    on_ranks(4, has_table_1)
 
 
 @needs_digits
 def test_training_on_threads() -> None:
-    on_threads(lenet_trains_as_its_twin, "digits", 64, 10, TOLERANCE)
+    on_threads(4, lenet_trains_as_its_twin, "digits", 64, 10, TOLERANCE)
 
 
 @needs_digits
 @needs_mpi
 @pytest.mark.timeout(300)
 def test_training_on_ranks() -> None:
-    on_ranks(lenet_trains_as_its_twin, "digits", 64, 10, TOLERANCE)
+    on_ranks(4, lenet_trains_as_its_twin, "digits", 64, 10, TOLERANCE, watch=200)
 
 
 @pytest.mark.skipif("LINOP_MNIST" not in os.environ, reason="LINOP_MNIST names no folder with it")
 @needs_mpi
 @pytest.mark.timeout(300)
 def test_a_hundred_steps_on_mnist() -> None:
-    on_ranks(lenet_trains_as_its_twin, "mnist", 256, 100, TOLERANCE)
+    on_ranks(4, lenet_trains_as_its_twin, "mnist", 256, 100, TOLERANCE, watch=200)
 
 
 @needs_digits

@@ -14,8 +14,10 @@ if importlib.util.find_spec("torch") is None:
 
 import torch
 
-from support.layers.networks import on_ranks, on_threads, same, unet_trains_as_its_twin
+from support.layers.cases import same
+from support.layers.networks import unet_trains_as_its_twin
 from support.requirements import needs_mpi
+from support.workers import on_ranks, on_threads
 
 STEPS = 20
 TOLERANCE = 1e-10
@@ -28,14 +30,14 @@ CASES = [((2, 2, 1), (12, 20, 4)), ((1, 1, 4), (4, 8, 20)), ((1, 1, 4), (8, 4, 1
 
 @pytest.mark.parametrize(("grid", "shape"), CASES)
 def test_training_on_threads(grid: Any, shape: Any) -> None:
-    on_threads(unet_trains_as_its_twin, grid, shape, 3, TOLERANCE)  # threads take long
+    on_threads(4, unet_trains_as_its_twin, grid, shape, 3, TOLERANCE)  # threads take long
 
 
 @needs_mpi
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("grid", "shape"), CASES)
 def test_training_on_ranks(grid: Any, shape: Any) -> None:
-    on_ranks(unet_trains_as_its_twin, grid, shape, STEPS, TOLERANCE)
+    on_ranks(4, unet_trains_as_its_twin, grid, shape, STEPS, TOLERANCE, watch=200)
 
 
 def test_another_value_is_not_the_same() -> None:

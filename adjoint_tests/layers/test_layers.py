@@ -20,36 +20,38 @@ import torch
 import linop
 from linop import Partition
 from linop.errors import BackendError
-from linop.testing.workers.jobs import job
 from support.layers import contracts as layer_contracts
-from support.layers.cases import Case, grids, on_ranks, on_threads
+from support.layers.cases import Case, grids, is_its_twin
 from support.requirements import needs_mpi
+from support.workers import on_ranks, on_threads
 
-facts = pytest.mark.parametrize("fact", layer_contracts.FACTS, ids=lambda fact: fact.__name__)
+contracts = pytest.mark.parametrize(
+    "contract", layer_contracts.CONTRACTS, ids=lambda contract: contract.__name__
+)
 
 
-@facts
+@contracts
 @pytest.mark.parametrize("workers", [2, 4])
-def test_on_threads(fact: Callable[..., None], workers: int) -> None:
-    linop.launch(fact, workers)
+def test_on_threads(contract: Callable[..., None], workers: int) -> None:
+    linop.launch(contract, workers)
 
 
 @needs_mpi
 @pytest.mark.timeout(300)
-@facts
+@contracts
 @pytest.mark.parametrize("ranks", [3])
-def test_on_ranks(fact: Callable[..., None], ranks: int) -> None:
-    job(ranks).run(layer_contracts.on_rank, fact)
+def test_on_ranks(contract: Callable[..., None], ranks: int) -> None:
+    on_ranks(ranks, contract, wait_limit=10)
 
 
 @needs_mpi
 def test_no_new_communicators() -> None:
-    job(3).run(layer_contracts.on_rank, layer_contracts.no_new_communicators)
+    on_ranks(3, layer_contracts.no_new_communicators)
 
 
 @needs_mpi
 def test_compiled() -> None:  # torch's compiler is not for several threads
-    job(3).run(layer_contracts.on_rank, layer_contracts.layers_may_be_compiled)
+    on_ranks(3, layer_contracts.layers_may_be_compiled)
 
 
 @st.composite
@@ -79,7 +81,7 @@ def linears(draw: Any, most: int) -> Case:
 @settings(max_examples=20)
 @given(linears(6))
 def test_linear_on_threads(case: Case) -> None:
-    on_threads(case)
+    on_threads(case.workers, is_its_twin, case)
 
 
 @needs_mpi
@@ -87,13 +89,14 @@ def test_linear_on_threads(case: Case) -> None:
 @settings(max_examples=12)
 @given(linears(4))
 def test_linear_on_ranks(case: Case) -> None:
-    on_ranks(case)
+    on_ranks(case.workers, is_its_twin, case)
 
 
 def test_the_example_of_seed_001() -> None:
     """Input on 1×4, output on 1×3 other workers, the weight on 3×4."""
     P_x, P_y, P_W = Partition((1, 4)), Partition((1, 3), range(4, 7)), Partition((3, 4))
-    on_threads(Case("Linear", (P_x, P_y, P_W), (1, 16), (16, 12), output=P_y))
+    case = Case("Linear", (P_x, P_y, P_W), (1, 16), (16, 12), output=P_y)
+    on_threads(case.workers, is_its_twin, case)
 
 
 def test_one_worker_needs_no_launch() -> None:

@@ -15,24 +15,25 @@ if importlib.util.find_spec("torch") is None:
 import torch
 
 import linop
-from linop.testing.workers.jobs import job
 from support.layers import agreement
-from support.layers import contracts as layer_contracts
 from support.requirements import needs_mpi
+from support.workers import on_ranks
 
-facts = pytest.mark.parametrize("fact", agreement.FACTS, ids=lambda fact: fact.__name__)
+contracts = pytest.mark.parametrize(
+    "contract", agreement.CONTRACTS, ids=lambda contract: contract.__name__
+)
 
 
-@facts
+@contracts
 @pytest.mark.parametrize("workers", [2, 3])
-def test_on_threads(fact: Callable[..., None], workers: int) -> None:
-    anomalies = fact is agreement.anomalies_may_be_detected
+def test_on_threads(contract: Callable[..., None], workers: int) -> None:
+    anomalies = contract is agreement.anomalies_may_be_detected
     with torch.autograd.set_detect_anomaly(anomalies):  # of the process
-        linop.launch(fact, workers)
+        linop.launch(contract, workers)
 
 
 @needs_mpi
 @pytest.mark.timeout(300)
-@facts
-def test_on_ranks(fact: Callable[..., None]) -> None:
-    job(2).run(layer_contracts.on_rank, fact)
+@contracts
+def test_on_ranks(contract: Callable[..., None]) -> None:
+    on_ranks(2, contract, wait_limit=10)

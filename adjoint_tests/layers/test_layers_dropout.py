@@ -22,10 +22,10 @@ from linop import Partition
 from linop.backends import Backend
 from linop.errors import ArgumentError, DTypeError, ShapeError
 from linop.layers.dropout import random_bits
-from linop.testing.workers.jobs import job
 from support.layers.cases import WIDE, Case, same
-from support.layers.dropout import dropouts, drops_the_same, on_rank, two_masks
+from support.layers.dropout import dropouts, drops_the_same, leaves_the_generator, two_masks
 from support.requirements import needs_mpi
+from support.workers import on_ranks
 
 
 @settings(max_examples=20)
@@ -42,7 +42,7 @@ def test_masks_on_threads(case: Case) -> None:
 @settings(max_examples=12)
 @given(dropouts(4))
 def test_masks_on_ranks(case: Case) -> None:
-    job(case.workers).run(on_rank, case, *two_masks(case))
+    on_ranks(case.workers, leaves_the_generator, case, *two_masks(case))
 
 
 def test_the_mask_is_that_of_worker_0() -> None:
@@ -135,7 +135,10 @@ def test_none_where_nothing_moves() -> None:
     def main(backend: Backend) -> None:
         x = None if backend.worker else torch.ones(1, 1, 4, requires_grad=True)
         y = linop.layers.MaxPool1d(Partition((1, 1, 1)), 1)(x)
-        linop.layers.Dropout(Partition((1,)))(y).sum().backward()
+        z = linop.layers.Dropout(Partition((1,)), p=0.0)(y)
+        z.sum().backward()
+        assert z.numel() == (0 if backend.worker else 4)
+        assert x is None or torch.equal(x.grad, torch.ones(1, 1, 4))
 
     linop.launch(main, 2)
 

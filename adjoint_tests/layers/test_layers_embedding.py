@@ -18,10 +18,10 @@ import linop
 from linop import Partition
 from linop.backends import Backend
 from linop.errors import ArgumentError, DTypeError, LinopError, PartitionError
-from linop.testing.workers.jobs import job
 from support.layers.cases import Case
-from support.layers.embedding import embeddings, is_torch_s, on_rank
+from support.layers.embedding import embeddings, is_torch_s
 from support.requirements import needs_mpi
+from support.workers import on_ranks
 
 
 @settings(max_examples=15)
@@ -35,7 +35,7 @@ def test_embeddings_on_threads(case: Case) -> None:
 @settings(max_examples=12)
 @given(embeddings(4))
 def test_embeddings_on_ranks(case: Case) -> None:
-    job(case.workers).run(on_rank, case)
+    on_ranks(case.workers, is_torch_s, case)
 
 
 def test_what_is_wrong_is_said_on_every_worker() -> None:

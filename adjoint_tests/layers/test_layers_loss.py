@@ -19,10 +19,10 @@ import linop
 from linop import Partition, TensorSpace
 from linop.backends import Backend
 from linop.errors import LinopError
-from linop.testing.workers.jobs import job
 from support.layers.cases import WIDE, Case, normal, same
-from support.layers.losses import WORDS, is_torch_s, losses, on_rank, workers
+from support.layers.losses import WORDS, is_torch_s, losses, workers
 from support.requirements import needs_mpi
+from support.workers import on_ranks
 
 
 @pytest.mark.filterwarnings("ignore:reduction")  # what KLDivLoss will mean by "mean"
@@ -37,7 +37,7 @@ def test_losses_on_threads(case: Case) -> None:
 @settings(max_examples=15)
 @given(losses(3))
 def test_losses_on_ranks(case: Case) -> None:
-    job(workers(case)).run(on_rank, case)
+    on_ranks(workers(case), is_torch_s, case)
 
 
 def test_a_block_of_impossible_classes() -> None:

@@ -19,16 +19,16 @@ import linop
 from linop import REPLICATED, Partition, TensorSpace
 from linop.backends import Backend
 from linop.errors import LinopError
-from linop.testing.workers.jobs import job
-from support.layers.cases import WIDE, Case, block, normal, on_ranks, on_threads, same
-from support.layers.norms import batch_norms, keeps_statistics, norms, statistics_on_rank
+from support.layers.cases import WIDE, Case, block, is_its_twin, normal, same
+from support.layers.norms import batch_norms, keeps_statistics, norms
 from support.requirements import needs_mpi
+from support.workers import on_ranks, on_threads
 
 
 @settings(max_examples=12)
 @given(norms(6))
 def test_norms_on_threads(case: Case) -> None:
-    on_threads(case)
+    on_threads(case.workers, is_its_twin, case)
 
 
 @needs_mpi
@@ -36,7 +36,7 @@ def test_norms_on_threads(case: Case) -> None:
 @settings(max_examples=12)
 @given(norms(4))
 def test_norms_on_ranks(case: Case) -> None:
-    on_ranks(case)
+    on_ranks(case.workers, is_its_twin, case)
 
 
 @settings(max_examples=10)
@@ -50,7 +50,7 @@ def test_running_statistics_on_threads(case: Case) -> None:
 @settings(max_examples=6)
 @given(batch_norms(4))
 def test_running_statistics_on_ranks(case: Case) -> None:
-    job(case.workers).run(statistics_on_rank, case)
+    on_ranks(case.workers, keeps_statistics, case)
 
 
 def test_a_far_mean_and_empty_blocks() -> None:

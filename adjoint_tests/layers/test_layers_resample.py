@@ -20,8 +20,9 @@ import linop
 from linop import LinopError, Partition, TensorSpace, launch
 from linop.layers import Downsample
 from linop.testing.factories.padding import widths
-from support.layers.cases import Case, grids, normal, on_ranks, on_threads
+from support.layers.cases import Case, grids, is_its_twin, normal
 from support.requirements import needs_mpi
+from support.workers import on_ranks, on_threads
 
 PADS = {
     "Constant": "zeros",
@@ -85,13 +86,13 @@ def paddings(draw: Any, most: int) -> Case:
 @settings(max_examples=20)
 @given(paddings(6))
 def test_padding_on_threads(case: Case) -> None:
-    on_threads(case)
+    on_threads(case.workers, is_its_twin, case)
 
 
 @settings(max_examples=20)
 @given(upsamplings(6))
 def test_upsampling_on_threads(case: Case) -> None:
-    on_threads(case)
+    on_threads(case.workers, is_its_twin, case)
 
 
 @needs_mpi
@@ -99,7 +100,7 @@ def test_upsampling_on_threads(case: Case) -> None:
 @settings(max_examples=15)
 @given(upsamplings(4) | paddings(4))
 def test_resampling_and_padding_on_ranks(case: Case) -> None:
-    on_ranks(case)
+    on_ranks(case.workers, is_its_twin, case)
 
 
 def test_where_torch_rounds_otherwise_in_backward_the_gradient_is_the_adjoint() -> None:

@@ -15,8 +15,9 @@ if importlib.util.find_spec("torch") is None:
     )
 
 from linop import Partition
-from support.layers.cases import Case, grids, on_ranks, on_threads
+from support.layers.cases import Case, grids, is_its_twin
 from support.requirements import needs_mpi
+from support.workers import on_ranks, on_threads
 
 MODES = ("zeros", "reflect", "replicate", "circular")
 
@@ -96,13 +97,13 @@ def poolings(draw: Any, most: int) -> Case:
 @settings(max_examples=20)
 @given(convolutions(6))
 def test_convolutions_on_threads(case: Case) -> None:
-    on_threads(case)
+    on_threads(case.workers, is_its_twin, case)
 
 
 @settings(max_examples=20)
 @given(poolings(6))
 def test_poolings_on_threads(case: Case) -> None:
-    on_threads(case)
+    on_threads(case.workers, is_its_twin, case)
 
 
 @needs_mpi
@@ -110,7 +111,7 @@ def test_poolings_on_threads(case: Case) -> None:
 @settings(max_examples=12)
 @given(convolutions(4))
 def test_convolutions_on_ranks(case: Case) -> None:
-    on_ranks(case)
+    on_ranks(case.workers, is_its_twin, case)
 
 
 @needs_mpi
@@ -118,4 +119,4 @@ def test_convolutions_on_ranks(case: Case) -> None:
 @settings(max_examples=12)
 @given(poolings(4))
 def test_poolings_on_ranks(case: Case) -> None:
-    on_ranks(case)
+    on_ranks(case.workers, is_its_twin, case)

@@ -18,29 +18,30 @@ import torch
 import linop
 from linop import Partition, layers
 from linop.backends import Backend
-from linop.testing.workers.jobs import job
-from support.layers import contracts as layer_contracts
 from support.layers import torch_functions
 from support.requirements import needs_mpi
+from support.workers import on_ranks
 
-facts = pytest.mark.parametrize("fact", torch_functions.FACTS, ids=lambda fact: fact.__name__)
+contracts = pytest.mark.parametrize(
+    "contract", torch_functions.CONTRACTS, ids=lambda contract: contract.__name__
+)
 
 
-@facts
+@contracts
 @pytest.mark.parametrize("workers", [2, 4])
-def test_on_threads(fact: Callable[..., None], workers: int) -> None:
-    linop.launch(fact, workers)
+def test_on_threads(contract: Callable[..., None], workers: int) -> None:
+    linop.launch(contract, workers)
 
 
 @needs_mpi
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    "fact",
-    [*torch_functions.FACTS, torch_functions.plain_modules_on_blocks_are_warned_of],
-    ids=lambda fact: fact.__name__,
+    "contract",
+    [*torch_functions.CONTRACTS, torch_functions.plain_modules_on_blocks_are_warned_of],
+    ids=lambda contract: contract.__name__,
 )
-def test_on_ranks(fact: Callable[..., None]) -> None:
-    job(2).run(layer_contracts.on_rank, fact)
+def test_on_ranks(contract: Callable[..., None]) -> None:
+    on_ranks(2, contract, wait_limit=10)
 
 
 def test_threads_warn_of_plain_modules() -> None:
@@ -63,5 +64,5 @@ def test_threads_warn_of_plain_modules() -> None:
 
 def test_one_worker_is_torch() -> None:
     """It has whole tensors."""
-    for fact in torch_functions.ALONE:
-        linop.launch(fact, 1)
+    for contract in torch_functions.ALONE:
+        linop.launch(contract, 1)

@@ -18,7 +18,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import linop
-from linop import COPIES, REPLICATED, LinearOperator, Partition, Region, Space, TensorSpace, Vector
+from linop import COPIES, REPLICATED, LinearOperator, Partition, Region, Space, TensorSpace
 from linop.errors import ArgumentError, LinopError, PartitionError, RegionError, ShapeError
 from linop.spaces.blocks import is_disjoint
 from linop.testing.describing import (
@@ -31,16 +31,11 @@ from linop.testing.describing import (
     tensor_of,
     tensors,
 )
-from support.operators.properties import same_arrays
+from support.operators.properties import held, same_arrays
 
 WORKERS = 8
 Held = dict[int, np.ndarray]
 """The array that each worker holds."""
-
-
-def held(vector: Vector) -> Held:
-    """What each worker holds of a vector with one region a worker."""
-    return {w: vector[region.name] for region in vector.space for w in region.workers}
 
 
 def results_in(op: LinearOperator, seed: int, wanted: Callable[[Held], Mapping[int, Any]]) -> None:

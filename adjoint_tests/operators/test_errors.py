@@ -19,7 +19,7 @@ from linop.errors import (
     ShapeError,
     SpaceError,
 )
-from support.operators.error_cases import AB, X, make, mistakes, v
+from support.operators.error_cases import AB, X, error_cases, make, v
 
 BUILT_IN = {
     "SpaceError": ValueError,
@@ -39,7 +39,9 @@ BUILT_IN = {
 
 
 @pytest.mark.parametrize(
-    ("expression", "error", "words"), mistakes(), ids=[expression for expression, *_ in mistakes()]
+    ("expression", "error", "words"),
+    error_cases(),
+    ids=[expression for expression, *_ in error_cases()],
 )
 def test_a_mistake_is_told(expression: str, error: str, words: str) -> None:
     with pytest.raises(getattr(errors, error), match=re.escape(words)):

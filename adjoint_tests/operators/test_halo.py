@@ -28,7 +28,7 @@ from linop.testing.describing import (
     whole_numbers,
 )
 from support.operators.catalogue import halos, kernels
-from support.operators.properties import same_arrays
+from support.operators.properties import held, same_arrays
 
 WORKERS = 8
 Indices = list[int]
@@ -94,11 +94,6 @@ def wholes(X: TensorSpace, x: Held) -> Held:
             whole[X.slices(other)] = x[other]
         result[worker] = whole
     return result
-
-
-def held(vector: linop.Vector) -> Held:
-    """What each worker holds."""
-    return {w: vector[region.name] for region in vector.space for w in region.workers}
 
 
 KERNEL = ("kernel_size", "stride", "padding", "dilation")

@@ -411,7 +411,7 @@ def test_mpi_collectives_of_some_ranks() -> None:
 @needs_mpi
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 @pytest.mark.parametrize(
-    "fact",
+    "contract",
     [
         mpi_collectives.plans_overlap,
         mpi_collectives.choices,
@@ -420,8 +420,8 @@ def test_mpi_collectives_of_some_ranks() -> None:
         mpi_collectives.stuck_in_a_collective,
     ],
 )
-def test_mpi_groups(fact: Callable[..., None], ranks: int) -> None:
-    job(ranks).run(fact)
+def test_mpi_groups(contract: Callable[..., None], ranks: int) -> None:
+    job(ranks).run(contract)
 
 
 @needs_mpi

@@ -28,7 +28,7 @@ def total(workers: int, size: int = LARGE) -> linop.LinearOperator:
 @pytest.fixture(autouse=True)
 def _known(monkeypatch: pytest.MonkeyPatch) -> None:
     """What decides, whatever is measured later."""
-    monkeypatch.setattr("linop.planning.shares._NETWORK", Network(latency=1e-5))
+    monkeypatch.setattr("linop.planning.network.ASSUMED", Network(latency=1e-5))
 
 
 @pytest.mark.parametrize("workers", [2, 3, 5])
@@ -57,7 +57,7 @@ def test_small_sums_and_those_for_one_are_not() -> None:
 def test_the_product_is_the_same(name: str, data: st.DataObject) -> None:
     """As if latency were nothing: then shares are always as fast."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("linop.planning.shares._NETWORK", Network(latency=0))
+        patch.setattr("linop.planning.network.ASSUMED", Network(latency=0))
         op = data.draw(operators(name, workers=4))
         for one in (op, op.H @ op):
             for movement in one.stages.movements:

@@ -17,7 +17,13 @@ from linop import COPIES, REPLICATED, LinearOperator, Partition, TensorSpace
 from linop.errors import PlanError
 from linop.planning.plan import Plan
 from support.operators.catalogue import NAMES, operators
-from support.operators.properties import plans_of, stays_exact, together
+from support.operators.properties import (
+    COLLECTIVES,
+    MESSAGES,
+    after_passes,
+    plans_of,
+    stays_exact,
+)
 from support.planning.broken_plans import changed_ends, changed_plans
 from support.planning.interpreter import Arrays, Broken, interpret
 
@@ -71,7 +77,8 @@ def test_a_changed_plan_is_rejected_or_computes_the_same(name: str, data: st.Dat
     op = op.H if data.draw(st.booleans(), label="adjoint") else op
     plans = plans_of(op)
     assume(plans)
-    plans = together(plans) if data.draw(st.booleans(), label="collectives") else plans
+    options = data.draw(st.sampled_from([MESSAGES, COLLECTIVES]), label="options")
+    plans = data.draw(st.sampled_from([plans, *after_passes(plans, options)]), label="pass")
     wanted = results(op, plans)
     k = data.draw(st.integers(0, len(plans) - 1), label="plan")
     at = data.draw(st.integers(-1, len(plans[k].steps) - 1), label="step")
@@ -100,7 +107,8 @@ def few() -> Iterator[tuple[LinearOperator, list[Plan]]]:
             for one in (op, op.H):
                 plans = plans_of(one)
                 yield one, plans
-                yield one, together(plans)
+                yield from ((one, after) for after in after_passes(plans, MESSAGES)[1:])
+                yield from ((one, after) for after in after_passes(plans, COLLECTIVES))
 
 
 def test_every_change_of_small_plans_is_rejected_or_computes_the_same() -> None:

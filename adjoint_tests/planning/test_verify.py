@@ -41,6 +41,7 @@ from linop.planning.verification.plan_errors import (
     DTypeMismatchError,
     DuplicateMessageError,
     FactorError,
+    FusedSumError,
     MemoryMismatchError,
     MisreadError,
     MissingReceiveError,
@@ -49,6 +50,7 @@ from linop.planning.verification.plan_errors import (
     SizeMismatchError,
     StageError,
     StepOrderError,
+    StorageError,
     SumOrderError,
     TwoWritersError,
     UnfinishedError,
@@ -316,6 +318,7 @@ def test_plans_that_fit_and_compute_something_else_are_rejected(fault: Fault) ->
 
 def test_every_kind_of_error_is_tried() -> None:
     elsewhere = {DTypeMismatchError, CycleError, FactorError}
+    elsewhere |= {FusedSumError, StorageError}  # in test_plan_passes.py
     tried = {fault.error for fault in (*FAULTS, *OTHERWISE, *COLLECTIVE)} | elsewhere
     assert set(PlanError.__subclasses__()) == tried
 

@@ -11,12 +11,12 @@ from linop.errors import DeadlockError, communication, has_interrupted, interrup
 from linop.testing.workers.jobs import job
 from linop.testing.workers.rank import verdict
 from support.requirements import needs_mpi
-from support.spmd import rank_failures as facts
+from support.spmd import rank_failures
 
 
-def unusable(fact: Any, *arguments: Any) -> set[int]:
+def unusable(failure: Any, *arguments: Any) -> set[int]:
     """The ranks, of two, that take no other example; all that failed are asked."""
-    outcome = job(2).ask(fact.__name__, fact, arguments)
+    outcome = job(2).ask(failure.__name__, failure, arguments)
     assert outcome.complete, outcome.report()
     failed = {rank for rank, one in outcome.answers.items() if one and one.kind == "failed"}
     assert failed, "nothing failed"
@@ -24,26 +24,26 @@ def unusable(fact: Any, *arguments: Any) -> set[int]:
 
 
 ON_BACKEND = {
-    "a local function, first call": (facts.local_function, (1,), {0, 1}),
-    "a local function, third call": (facts.local_function, (3,), {0, 1}),
-    "a local function, start and finish": (facts.local_function_after_start, (), {0, 1}),
-    "an error instead of it": (facts.another_error_instead, (), {0, 1}),
-    "an interrupt in a first call": (facts.interrupt_in_a_call, (False,), {0}),
-    "an interrupt in a later call": (facts.interrupt_in_a_call, (True,), {0}),
-    "an interrupt in a meeting": (facts.interrupt_in_a_meeting, (), {0}),
-    "a plain error": (facts.plain, (), set()),
-    "a plan of one worker, first call": (facts.plan_of_one_worker, (1,), set()),
-    "a plan of one worker, third call": (facts.plan_of_one_worker, (3,), set()),
-    "an argument": (facts.agreed_upon, (), set()),
-    "operators": (facts.different_operators, (), set()),
+    "a local function, first call": (rank_failures.local_function, (1,), {0, 1}),
+    "a local function, third call": (rank_failures.local_function, (3,), {0, 1}),
+    "a local function, start and finish": (rank_failures.local_function_after_start, (), {0, 1}),
+    "an error instead of it": (rank_failures.another_error_instead, (), {0, 1}),
+    "an interrupt in a first call": (rank_failures.interrupt_in_a_call, (False,), {0}),
+    "an interrupt in a later call": (rank_failures.interrupt_in_a_call, (True,), {0}),
+    "an interrupt in a meeting": (rank_failures.interrupt_in_a_meeting, (), {0}),
+    "a plain error": (rank_failures.plain, (), set()),
+    "a plan of one worker, first call": (rank_failures.plan_of_one_worker, (1,), set()),
+    "a plan of one worker, third call": (rank_failures.plan_of_one_worker, (3,), set()),
+    "an argument": (rank_failures.agreed_upon, (), set()),
+    "operators": (rank_failures.different_operators, (), set()),
 }
 ON_COMM = {
-    "an interrupt before all have come": (facts.interrupt_before_all_have_come, (), {0}),
-    "a limit in a call, windows": (facts.limit_in_a_call, (True,), {0}),
-    "a limit in a call, messages": (facts.limit_in_a_call, (False,), {0}),
-    "a limit in a meeting": (facts.limit_in_a_meeting, (), {0}),
-    "a limit before all have come": (facts.limit_before_all_have_come, (), {0}),
-    "settings": (facts.different_settings, (), set()),
+    "an interrupt before all have come": (rank_failures.interrupt_before_all_have_come, (), {0}),
+    "a limit in a call, windows": (rank_failures.limit_in_a_call, (True,), {0}),
+    "a limit in a call, messages": (rank_failures.limit_in_a_call, (False,), {0}),
+    "a limit in a meeting": (rank_failures.limit_in_a_meeting, (), {0}),
+    "a limit before all have come": (rank_failures.limit_before_all_have_come, (), {0}),
+    "settings": (rank_failures.different_settings, (), set()),
 }
 
 
@@ -51,11 +51,11 @@ ON_COMM = {
 @pytest.mark.parametrize("name", [*ON_BACKEND, *ON_COMM])
 def test_a_rank_is_reused_unless_communication_was_interrupted(name: str) -> None:
     if name in ON_COMM:
-        fact, arguments, wanted = ON_COMM[name]
-        assert unusable(fact, *arguments) == wanted
+        failure, arguments, wanted = ON_COMM[name]
+        assert unusable(failure, *arguments) == wanted
     else:
-        fact, arguments, wanted = ON_BACKEND[name]
-        assert unusable(facts.on_backend, fact, *arguments) == wanted
+        failure, arguments, wanted = ON_BACKEND[name]
+        assert unusable(rank_failures.on_backend, failure, *arguments) == wanted
 
 
 def test_an_exception_of_any_class_can_interrupt() -> None:

@@ -166,14 +166,16 @@ def test_show_prints_plans_before_and_after_each_pass(run: Run) -> None:
     assert result.exit_code == 0, result.output
     for side in ("operator", "adjoint"):
         _, _, plans = result.output.partition(f"{target}, {side}, worker 1: before any pass")
-        before, apart, shares, collectives = plans.split("worker 1: after ")[:4]
+        before, apart, shares, collectives, fused, stored = plans.split("worker 1: after ")[:6]
         assert "all-reduce over workers 0, 1" in before
         assert "send 100000 elements to 0: x@1" in before
         assert apart.splitlines()[:2] == ["products_apart", "the same"]
         assert shares.startswith("sums_in_shares\n")
         assert "reduce-scatter over workers 0, 1, 50000 elements each" in shares
         assert "send 50000 elements to 0: share 1 of sum 0" in shares
-        assert collectives.splitlines()[:2] == ["with_all", "the same"]
+        assert collectives.splitlines()[:2] == ["in_collectives", "the same"]
+        assert "share 1 of sum 0@0 = " in fused
+        assert " within y@" in stored
     result = run("show", "--passes", "--worker", "2", target)
     assert result.exit_code == 2
     assert "2; there are 0, 1" in result.output

@@ -13,23 +13,15 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import Any
 
-# Imported first: without torch it raises an error that names the package to install.
-from linop.backends.autograd.bridge import (
-    Bridge,
-    bridge_of,
-    checkpoint_context,
-    is_of,
-    name_layer,
-    run,
-)
-
-# isort: split
 import torch
 from torch.autograd import forward_ad
 
+from linop.backends.autograd.bridge import Bridge, bridge_of
+from linop.backends.autograd.checkpointing import checkpoint_context, opened, run
+from linop.backends.autograd.dtypes import is_of
 from linop.backends.base import Backend, BoundPlan
 from linop.backends.transports.recorder import namers
-from linop.errors import LinopError
+from linop.errors import LinopError, name_layer
 from linop.operators.operator import LinearOperator
 
 __all__ = ["Module", "add_dependency", "apply", "checkpoint_context"]
@@ -69,7 +61,7 @@ def apply(
         return _uncompiled(op, x, backend, where)
     bridge = bridge_of(op, backend)
     tensors = (x,) if bridge.one and is_of(x, bridge.dtype) else bridge.tensors(x)
-    results = _through(bridge, (bridge.order.opened(), where), tensors)
+    results = _through(bridge, (opened(bridge), where), tensors)
     return results[0] if bridge.one else bridge.wrapped(results)
 
 
@@ -180,7 +172,7 @@ class _Transformed(_Rules):
             [t if d is None else t.select(d, k) for t, d in zip(tensors, dims[3:], strict=True)]
             for k in range(info.batch_size)
         ]
-        each = [_through(bridge, (bridge.order.opened(), call[1]), one) for one in slices]
+        each = [_through(bridge, (opened(bridge), call[1]), one) for one in slices]
         results = [torch.stack(batch) for batch in zip(*each, strict=True)]
         return tuple(results), (0,) * len(results)
 
@@ -201,9 +193,9 @@ def _through(bridge: Bridge, call: CallSite, tensors: Sequence[Any]) -> tuple[An
 
 
 def _opened(bridge: Bridge, where: str) -> CallSite:
-    """CallSite made by a derivative; number 0 if gradients are disabled, so that it has no backward
+    """Call made by a derivative; number 0 if gradients are disabled, so that it has no backward
     pass."""
-    return bridge.order.opened() if torch.is_grad_enabled() else 0, where
+    return opened(bridge) if torch.is_grad_enabled() else 0, where
 
 
 def _dual(tensor: Any) -> Any:

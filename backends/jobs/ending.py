@@ -21,6 +21,8 @@ from importlib.machinery import ModuleSpec
 from types import TracebackType
 from typing import Any, NoReturn
 
+from linop.errors import LinopError
+
 _PASSING_ON = 0.5
 """Seconds for mpiexec to forward the last output of a rank: MPICH's may lose unread output when a
 rank aborts."""
@@ -191,8 +193,18 @@ def end_well() -> None:
     _ended.append(True)
     with _told(MPI):  # if names cannot be published, others wait until their limit
         MPI.Publish_name(_name(MPI.COMM_WORLD.rank), "ended")
-    for end in at_end:
-        end()
+    with aborting():
+        for end in at_end:
+            end()
+
+
+@contextmanager
+def aborting() -> Iterator[None]:
+    """Context in which an error of linop aborts the job."""
+    try:
+        yield
+    except LinopError as error:
+        _abort(f" {type(error).__name__}: {error}\n")
 
 
 def has_ended(rank: int) -> bool:

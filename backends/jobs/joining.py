@@ -2,21 +2,25 @@
 
 A rank announces its end (`linop.backends.jobs.ending`), and ranks that wait for it to join check
 for that. A rank that has joined waits for the others at its end, and tells those that wait for it
-in a plan that it has ended (`linop.backends.transports.waiting`).
+in a plan that it has ended (`linop.backends.transports.waiting`). The numbers of calls that all
+have made are compared then.
 """
 
 from __future__ import annotations
 
 import math
+import pickle
 import sys
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Generator, Iterator, Sequence
 
+import numpy as np
 from mpi4py import MPI
 
 from linop.backends.jobs.ending import has_ended
-from linop.backends.transports.mpi_transport import Ranks
+from linop.backends.transports.agreement import compare_calls
+from linop.backends.transports.mpi_transport import Ranks, keep
 from linop.backends.transports.transport import Awaited
 from linop.backends.transports.watchdog import WATCHDOG
 from linop.errors import DeadlockError, communication
@@ -86,19 +90,47 @@ def _ended(comm: MPI.Comm) -> list[int]:
 
 
 def part() -> None:
-    """Final action of a rank: wait for the other ranks of each of its communicators."""
-    live = [ranks for ranks in list(_LIVE) if ranks.usable]
-    polls = [_parting(ranks) for ranks in live]
-    count = 0
-    while polls:
-        polls = [poll for poll in polls if not poll()]
-        count += 1
-        time.sleep(min(count * 1e-5, _NAP))
+    """Final action of a rank: `meet` the other ranks of each of its communicators."""
+    meet([ranks for ranks in list(_LIVE) if ranks.usable])
     WATCHDOG.stop()
 
 
-def _parting(ranks: Ranks) -> Callable[[], bool]:
-    request = ranks.comm.Ibarrier()
+def meet(live: Sequence[Ranks]) -> None:
+    """Wait for the other ranks of some communicators, which they leave too, and compare the numbers
+    of calls.
+
+    Raises:
+        BackendError: numbers of calls differ; on all ranks of a communicator, unless told before.
+    """
+    partings = [_parting(ranks) for ranks in live]
+    count = 0
+    while partings:
+        partings = [parting for parting in partings if next(parting, "over") is None]
+        count += 1
+        time.sleep(min(count * 1e-5, _NAP))
+
+
+def _parting(ranks: Ranks) -> Iterator[None]:
+    """Last meeting of one communicator, to be polled; abandoned at the wait limit. MPI carries the
+    numbers of calls: errors that were caught may have left the control channel in other epochs."""
+    mine = np.frombuffer(pickle.dumps({} if ranks.out_of_step else ranks.plans.counts()), np.uint8)
+    size = np.array([len(mine)])
+    if (yield from _complete(ranks, ranks.comm.Iallreduce(MPI.IN_PLACE, size, MPI.MAX))):
+        padded = np.resize(mine, size)
+        said = np.empty((ranks.workers, len(padded)), np.uint8)
+        if (yield from _complete(ranks, ranks.comm.Iallgather(padded, said))):
+            compare_calls(ranks, [pickle.loads(one.tobytes()) for one in said])
+
+
+def _complete(ranks: Ranks, request: MPI.Request) -> Generator[None, None, bool]:
+    """Poll a request of the last meeting; returns False if the wait limit is reached before it is
+    complete."""
     others = [peer for peer in range(ranks.workers) if peer != ranks.worker]
     ends = Awaited("all others to end", others, key=_EXIT, number=1, ended=True)
-    return ranks.leaving(request.Test, lambda: ends)
+    over = ranks.leaving(request.Test, lambda: ends)
+    while not over():
+        yield
+    complete: bool = request.Test()
+    if not complete:
+        keep(request)
+    return complete

@@ -9,48 +9,55 @@ tensor, or is an error on every worker.
 from __future__ import annotations
 
 import hashlib
-import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 from weakref import WeakValueDictionary
 
 import numpy as np
+import torch
 
 from linop import backends
 from linop.backends import Backend
-from linop.backends.autograd.bridge import bridge_of, in_checkpoint, numpy_dtype, run
-from linop.backends.execution.arrays import Arrays
+from linop.backends.autograd.bridge import bridge_of
+from linop.backends.autograd.checkpointing import in_checkpoint, run
+from linop.backends.transports.transport import Item
 from linop.backends.worker import Worker
-from linop.errors import ArgumentError, BackendError, DTypeError, ShapeError
+from linop.errors import ArgumentError, BackendError
 from linop.layers.agreement.arguments import Said, compare_arguments
+from linop.layers.agreement.metadata import CallMetadata
 from linop.operators.collectives import all_reduce
 from linop.operators.operator import LinearOperator
-from linop.spaces.decomposition import COPIES, Axis
+from linop.spaces.decomposition import COPIES
 from linop.spaces.partition import Partition
 from linop.spaces.tensor import TensorSpace
 
-# isort: split
-import torch
-
 _CACHE_SIZE = 4096
 """Entries of each cache of digests, for all layers together."""
-
-Meta = tuple[Any, ...] | None
-"""Metadata of an argument: of a tensor, shape, dtype, layout, device and `requires_grad`; of
-another object, the name of its type alone; None for None."""
+Value = TypeVar("Value")
 
 
-class CallMetadata(NamedTuple):
-    """Metadata of one worker's call of a layer."""
+class Cache(dict[Any, Value]):
+    """Values by key, of which `keep` evicts the oldest. A copy is empty: functions of a layer refer
+    to it, and not to a copy of it.
 
-    tensors: tuple[Meta, ...]
-    modes: tuple[bool, bool, bool]
-    """True if gradients are enabled, the layer is in training mode, autocast (CPU) is enabled."""
-    own: tuple[Any, ...]
-    """Name, shape, dtype and device of each of the worker's parameters."""
-    wrong: str
-    """Description of invalid values in the worker's tensors; empty if there are none."""
+    Args:
+        most: number of entries.
+    """
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self._most = most
+
+    def keep(self, key: Any, value: Value) -> Value:
+        """Add an entry."""
+        if key not in self and len(self) == self._most:
+            del self[next(iter(self))]
+        self[key] = value
+        return value
+
+    def __deepcopy__(self, memo: object) -> Cache[Value]:
+        return Cache(self._most)
 
 
 class LayerDescription(NamedTuple):
@@ -67,32 +74,14 @@ class LayerDescription(NamedTuple):
     """Description of a parametrization that fails on blocks; empty if there is none."""
 
 
-def call_metadata(
-    tensors: Sequence[Any], training: bool, own: tuple[Any, ...], wrong: str = ""
-) -> CallMetadata:
-    """Metadata of this worker's call of a layer.
-
-    Args:
-        own: name, shape, dtype and device of each parameter.
-    """
-    modes = torch.is_grad_enabled(), training, torch.is_autocast_enabled("cpu")
-    return CallMetadata(tuple(map(_meta, tensors)), modes, own, wrong)
-
-
-def _meta(x: Any) -> Meta:
-    if isinstance(x, torch.Tensor):
-        return x.shape, x.dtype, x.layout, x.device, x.requires_grad
-    return None if x is None else (type(x).__name__,)
-
-
 class InputAgreement:
     """Agreement among all workers of a backend; one object for all layers."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         self._layers = 0
-        self._calls: dict[Any, Any] = {}
-        self._digests: dict[Any, bytes | None] = {}
+        self._calls = Cache[Any](_CACHE_SIZE)
+        self._digests = Cache[bytes | None](_CACHE_SIZE)
         self._operators: WeakValueDictionary[bytes, LinearOperator] = WeakValueDictionary()
         self.workers = backend.workers or 1
         self.shapes_are_fixed = False
@@ -116,13 +105,8 @@ class InputAgreement:
         if code is None:
             # The worker is in the digest: two that swap arguments would give the same sum.
             digest = hashlib.sha256(repr((self._backend.worker, call)).encode()).digest()
-            code = np.frombuffer(digest[:8], np.int64).copy()
-            if len(self._calls) == _CACHE_SIZE:
-                self._calls.clear()
-            self._calls[call] = code
-        if self._alone:
-            return int(code[0])
-        return self._summed(code)
+            code = self._calls.keep(call, np.frombuffer(digest[:8], np.int64).copy())
+        return int(code[0]) if self._alone else self._summed(code)
 
     def sum(self, number: int) -> int:
         """Sum of an int64 over all workers. Collective."""
@@ -146,9 +130,8 @@ class InputAgreement:
         said = self.gather_objects((layer, given, digests), "call", layer.where)
         _compare_layers("call", [made for made, _, _ in said])
         everybodys = [given for _, given, _ in said]
-        for what, modes in zip(
-            _MODES, zip(*(g.modes for g in everybodys), strict=True), strict=True
-        ):
+        each = zip(*(given.modes for given in everybodys), strict=True)
+        for what, modes in zip(_MODES, each, strict=True):
             if len(set(modes)) > 1:
                 off = [w for w, on in enumerate(modes) if not on]
                 raise BackendError(
@@ -178,9 +161,7 @@ class InputAgreement:
         op: LinearOperator | None = None
         if key not in self._digests:
             op = make(*arguments, **options)
-            if len(self._digests) == _CACHE_SIZE:
-                self._digests.clear()
-            self._digests[key] = None if op.movement().still else op.stages.digest
+            self._digests.keep(key, None if op.movement().still else op.stages.digest)
         digest = self._digests[key]
         if digest is None:
             return None
@@ -189,7 +170,7 @@ class InputAgreement:
             # References are weak, and collected at other times on other workers: a cached operator
             # is used if all workers still have it.
             assert isinstance(self._backend, Worker)
-            mine = digest + bytes([known is not None])
+            mine = digest, known is not None
             gathered = self._backend.transport.gather_all(mine, "plan", about)
             if set(gathered) != {mine}:
                 known = None
@@ -197,7 +178,7 @@ class InputAgreement:
             known = self._operators[digest] = op or make(*arguments, **options)
         return known
 
-    def agree_on_construction(self, layer: LayerDescription, mine: Any) -> list[Any]:
+    def agree_on_construction(self, layer: LayerDescription, mine: Item) -> list[Item]:
         """All workers' messages at the construction of a layer, by worker. Collective.
 
         Raises:
@@ -209,9 +190,9 @@ class InputAgreement:
         return [one for _, one in said]
 
     def gather_objects(
-        self, mine: Any, doing: str = "tell others of its model", about: str = ""
-    ) -> list[Any]:
-        """All workers' messages, by worker: small objects, which are pickled. Collective.
+        self, mine: Item, doing: str = "tell others of its model", about: str = ""
+    ) -> list[Item]:
+        """All workers' messages, by worker: small objects that pickle. Collective.
 
         Args:
             doing, about: the activity, equal on all workers, and its object, in words.
@@ -219,12 +200,10 @@ class InputAgreement:
         Raises:
             BackendError: workers are in different activities; on every worker.
         """
-        return [mine] if self._alone else self._gather_objects(mine, doing, about)
-
-    def _gather_objects(self, mine: Any, doing: str, about: str) -> list[Any]:
+        if self._alone:
+            return [mine]
         assert isinstance(self._backend, Worker)
-        said = self._backend.transport.gather_all(pickle.dumps(mine), doing, about)
-        return [pickle.loads(one) for one in said]
+        return self._backend.transport.gather_all(mine, doing, about)
 
 
 def _key(value: Any) -> Any:
@@ -290,95 +269,3 @@ def program_backend() -> Backend:
     or `backends.use`; otherwise this process alone."""
     here = backends.current()
     return backends.alone() if here.worker is None else here
-
-
-def space_of(
-    name: str,
-    partition: Partition,
-    tensors: Sequence[Meta],
-    axes: Callable[[int], Sequence[Axis]],
-    arrays: Arrays,
-) -> TensorSpace:
-    """Space of the global tensor that consists of all workers' blocks, balanced or not.
-
-    Args:
-        name: of the layer, for errors.
-        partition: of the tensor.
-        tensors: metadata of the blocks, by worker.
-        axes: gives the roles of the grid axes for a number of dimensions.
-        arrays: of the backend.
-
-    Raises:
-        ArgumentError: a block is missing, superfluous, not dense or on another device.
-        DTypeError, ShapeError: the blocks do not make up a tensor. All on every worker.
-    """
-    blocks = {}
-    for worker, meta in enumerate(tensors):
-        if worker in partition:
-            blocks[worker] = _checked(name, worker, partition, meta, arrays)
-        elif meta is not None and (len(meta) == 1 or meta[0].numel()):
-            raise ArgumentError(
-                f"{name}: worker {worker} is not in {partition!r}; pass None or a zero-volume "
-                f"tensor there, not {_words(meta)}"
-            )
-    first = partition.workers[0]
-    shape, dtype, *_ = blocks[first]
-    for worker, block in blocks.items():
-        if block[1] != dtype:
-            raise DTypeError(
-                f"{name}: worker {worker} passes {block[1]}, worker {first} {dtype}; one dtype "
-                f"expected on all"
-            )
-        if len(block[0]) != len(shape):
-            raise ShapeError(
-                f"{name}: worker {worker} passes a block of shape {tuple(block[0])}, worker "
-                f"{first} one of shape {tuple(shape)}; equally many dimensions expected"
-            )
-    roles = tuple(axes(len(shape)))
-    lengths = {}
-    for d in range(len(shape)):
-        axis = roles.index(d) if d in roles else None
-        parts = 1 if axis is None else partition.shape[axis]
-        known: list[tuple[int, int]] = [(-1, -1)] * parts
-        for worker, block in blocks.items():
-            k = 0 if axis is None else partition.coordinates(worker)[axis]
-            if known[k][1] < 0:
-                known[k] = worker, block[0][d]
-            elif known[k][1] != block[0][d]:
-                other = tuple(blocks[known[k][0]][0])
-                raise ShapeError(
-                    f"{name}: blocks of shapes {tuple(block[0])} on worker {worker} and {other} on "
-                    f"worker {known[k][0]} do not make up one tensor on {partition!r}: they differ "
-                    f"in dimension {d}"
-                )
-        lengths[d] = [length for _, length in known]
-    whole = tuple(sum(lengths[d]) for d in range(len(shape)))
-    sizes = {d: lengths[d] for d in range(len(shape)) if d in roles}
-    return TensorSpace(whole, partition, numpy_dtype(dtype), roles, sizes=sizes)
-
-
-def _checked(
-    name: str, worker: int, partition: Partition, meta: Meta, arrays: Arrays
-) -> tuple[Any, ...]:
-    if meta is None or len(meta) == 1:
-        raise ArgumentError(
-            f"{name}: worker {worker} holds a block on {partition!r}; a torch.Tensor expected, "
-            f"{_words(meta)} given"
-        )
-    if meta[2] is not torch.strided:
-        raise ArgumentError(
-            f"{name}: worker {worker} passes a tensor of layout {meta[2]}; torch.strided expected: "
-            f"convert it with .to_dense()"
-        )
-    if meta[3].type != arrays.device:
-        raise ArgumentError(
-            f"{name}: worker {worker} passes a tensor on device {meta[3]}; plans work in "
-            f"{arrays.memory}: move it with .to({arrays.device!r})"
-        )
-    return meta
-
-
-def _words(meta: Meta) -> str:
-    if meta is None:
-        return "None"
-    return meta[0] if len(meta) == 1 else f"a tensor of shape {tuple(meta[0])}"

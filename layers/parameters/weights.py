@@ -64,7 +64,7 @@ def _process() -> str:
 
 def _barrier(backend: Backend) -> None:
     assert isinstance(backend, Worker)
-    backend.transport.gather_all(b"\0")
+    backend.transport.gather_all(None)
 
 
 def hold(layer: Layer, name: str, space: TensorSpace, whole: Any) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import io
 import pickle
 from collections.abc import Mapping
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -75,7 +76,7 @@ class Optimized:
     def _groups(self) -> list[tuple[dict[str, Any], list[str]]]:
         left = ("params", "param_names")
         hypers = [
-            {k: v for k, v in group.items() if k not in left}
+            {k: deepcopy(v) for k, v in group.items() if k not in left}
             for group in self.optimizer.param_groups
         ]
         names = [[name for name in group if name is not None] for group in self._own]
@@ -134,7 +135,7 @@ class Optimized:
             ArgumentError: the tensor has another shape than this worker's block.
         """
         if not isinstance(value, torch.Tensor) or not value.ndim:
-            return False, value
+            return False, deepcopy(value)  # the next step changes the optimizer's
         block = self.workers.tensors[names[0]].block
         if value.shape != block.shape:
             raise ArgumentError(
@@ -283,7 +284,7 @@ def staged_optimizer(
     if named is not None:
         hypers, values = named
         tensors = {f"{k}.{n}": v for (k, n), v in values.items() if _is_tensor(v)}
-        said = hypers, {n: v.dtype if _is_tensor(v) else v for n, v in values.items()}
+        said = hypers, {n: v.dtype if _is_tensor(v) else deepcopy(v) for n, v in values.items()}
     known = [one for one in workers.gather_objects(said) if one is not None]
     if not known:
         workers.refuse("no worker has the state; pass it on one of them, or on all")

@@ -11,14 +11,13 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from linop.backends.autograd.functions import apply
-
-# isort: split
 import torch
 
 from linop.backends import Backend
-from linop.backends.autograd.bridge import numpy_dtype
-from linop.errors import ArgumentError, BackendError, LinopError
+from linop.backends.autograd.dtypes import numpy_dtype
+from linop.backends.autograd.functions import apply
+from linop.backends.transports.transport import Item
+from linop.errors import ArgumentError, BackendError, restated
 from linop.layers.agreement.input_agreement import InputAgreement, agreement_of, program_backend
 from linop.layers.layer import Layer, Tensor, worker_of
 from linop.layers.state.state_tensors import StateTensor, fit, lost_on_meta, state_tensors
@@ -77,8 +76,8 @@ class Workers:
             key for key, *rows in zip(self.tensors, *said, strict=True) if any(m for *_, m in rows)
         ]
 
-    def gather_objects(self, mine: Any) -> list[Any]:
-        """All workers' messages, by worker: small objects, which are pickled. Collective."""
+    def gather_objects(self, mine: Item) -> list[Item]:
+        """All workers' messages, by worker: small objects that pickle. Collective."""
         return self.agreement.gather_objects(mine, about=f"in {self.what}")
 
     def _same_call(self, said: Sequence[Any]) -> None:
@@ -132,11 +131,10 @@ class Workers:
             result = work()
         except Exception as error:
             problem = error
-        said = self.gather_objects(None if problem is None else packed_error(problem))
+        said = self.gather_objects(None if problem is None else restated(problem, str(problem)))
         for worker, told in enumerate(said):
             if told is not None:
-                kind, words = told
-                raise kind(f"{self.what}: on worker {worker}: {words}") from problem
+                raise restated(told, f"{self.what}: on worker {worker}: {told}") from problem
         return result
 
     def same(self, items: Sequence[StateTensor]) -> None:
@@ -342,9 +340,3 @@ def _as_carrier(tensor: Tensor, device: str = "cpu") -> Tensor:
 def _digest(tensor: Tensor) -> bytes:
     # Of the bits: NaN is equal to itself.
     return hashlib.sha256(_as_carrier(tensor).numpy().tobytes()).digest()
-
-
-def packed_error(error: Exception) -> tuple[type[LinopError], str]:
-    if isinstance(error, LinopError):
-        return type(error), str(error)
-    return BackendError, f"{type(error).__name__}: {error}"

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from linop.planning.network import Network
+from linop.planning import network
 from linop.planning.patterns import Kind, Pattern, seconds
 from linop.planning.plan import (
     GROUP,
@@ -70,7 +70,7 @@ class Choice:
             return True, "asked for"
         if len(found.group) < LEAST:
             return False, f"fewer than {LEAST} workers"
-        apart, together = seconds(found, dtype.itemsize, Network())
+        apart, together = seconds(found, dtype.itemsize, network.ASSUMED)
         said = f"predicted {together * 1e6:.3g} µs together, {apart * 1e6:.3g} µs in messages"
         return together < apart, said
 
@@ -94,10 +94,9 @@ def collected(plan: Plan, stages: Mapping[int, Pattern]) -> Plan:
     return replace(plan, steps=tuple(steps))
 
 
-def with_all(plan: Plan, choice: Choice) -> Plan:
-    """The plan with all stages rewritten as collectives that `choice` selects."""
-    used = {stage: found for stage, (found, use, _) in chosen(plan, choice).items() if use}
-    return collected(plan, used)
+def selected(plan: Plan, choice: Choice) -> dict[int, Pattern]:
+    """The collectives of a plan, by stage, that `choice` selects."""
+    return {stage: found for stage, (found, use, _) in chosen(plan, choice).items() if use}
 
 
 class _Together:
@@ -201,7 +200,7 @@ class _Together:
                 rest.append(put)
         region = pieces[0][0].target.region
         whole = region.size == size and all(
-            put.target.region == region and put.coefficient == 1 and _starts(put.target) == offset
+            put.target.region == region and put.coefficient == 1 and offset_of(put.target) == offset
             for put, offset in pieces
         )
         if not whole:
@@ -215,7 +214,7 @@ def _at(put: Put, start: int) -> Message:
     return Message(GROUP, start + put.source.offset)
 
 
-def _starts(box: Subset) -> int | None:
+def offset_of(box: Subset) -> int | None:
     """Offset, in elements, of a box that is contiguous in its region; None if it is not."""
     shape = box.region.shape
     ones = next((k for k, n in enumerate(box.shape) if n != 1), len(shape))

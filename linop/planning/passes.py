@@ -1,8 +1,8 @@
 """Passes: rewrites of an operator's stages before lowering.
 
 Each pass is a pure function from stages to stages; `linop show --passes` prints its name. The
-result is proven equal to the operator (`linop.planning.verification`). Rewrites of plans do not
-belong here: see `linop.planning.collective_selection`.
+result is proven equal to the operator (`linop.planning.verification`). `linop.planning.pipeline`
+has the passes over plans.
 """
 
 from __future__ import annotations

@@ -17,14 +17,11 @@ import numpy as np
 
 from linop.normal_form.movement import Block, Movement, Transfer
 from linop.normal_form.rows import Same
-from linop.planning.network import Network
+from linop.planning import network
 from linop.spaces.exact import Exact
 from linop.spaces.region import Region, Subset, as_subset
 from linop.spaces.space import Space
 
-_NETWORK = Network(latency=1e-5)
-"""Cost model of the decision. The latency is that of a stage without late workers: in shared
-memory, with two workers, two stages were faster from 64 to 256 KiB on."""
 MOST = 4096
 """Largest movement, in transfers, that is examined: that of an all-reduce of 64 workers."""
 
@@ -41,7 +38,8 @@ def in_shares(movement: Movement) -> tuple[Movement, ...]:
     if isinstance(movement.rows, Same):
         return (movement,)
     itemsize = movement.domain.dtype.itemsize
-    least = _NETWORK.latency / (_NETWORK.per_byte + _NETWORK.per_byte_added)
+    assumed = network.ASSUMED
+    least = assumed.latency / (assumed.per_byte + assumed.per_byte_added)
     if not (movement.codomain.layout.shapes.prod(axis=1) * itemsize > least).any():
         return (movement,)
     if int(movement.rows.counts_into(len(movement.codomain)).sum()) > MOST:
@@ -78,11 +76,11 @@ def _is_faster(one: _Sum, itemsize: int) -> bool:
         return False
     if max(one.targets[0].shape, default=0) < D:
         return False
-    size = one.targets[0].size * itemsize
-    sent, added = _NETWORK.per_byte * size, _NETWORK.per_byte_added * size * (S - 1)
+    size, assumed = one.targets[0].size * itemsize, network.ASSUMED
+    sent, added = assumed.per_byte * size, assumed.per_byte_added * size * (S - 1)
     others = max(S, D) - 1
-    at_once = others * (_NETWORK.latency + sent) + added
-    in_shares = (others + D - 1) * (_NETWORK.latency + sent / D) + added / D
+    at_once = others * (assumed.latency + sent) + added
+    in_shares = (others + D - 1) * (assumed.latency + sent / D) + added / D
     return in_shares < at_once
 
 

@@ -16,7 +16,7 @@ from linop.errors import SpaceError, expect
 from linop.normal_form.boxes import Ints
 from linop.normal_form.movement import Movement
 from linop.normal_form.stages import Stages
-from linop.planning.network import Network
+from linop.planning.network import ASSUMED, Network
 from linop.planning.passes import prepared
 from linop.planning.routing import Routes, messages, routes_by_receiver
 from linop.spaces.region import LARGEST
@@ -112,12 +112,12 @@ def simulate(op: Staged, network: Network | None = None) -> Simulation:
 
     Args:
         op: the operator.
-        network: by default `Network()`.
+        network: by default `Network()`, which passes assume too.
 
     Raises:
         SpaceError: 2**63 bytes or more are moved.
     """
-    network = Network() if network is None else expect("network", network, Network)
+    network = ASSUMED if network is None else expect("network", network, Network)
     stages = prepared(op.stages)
     workers = np.array(stages.workers, np.int64)
     n = len(workers)

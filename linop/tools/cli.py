@@ -20,12 +20,13 @@ from rich.text import Text
 import linop
 from linop import LinearOperator, backends
 from linop.backends import Backend, in_mpi_job
+from linop.backends.execution.arrays import NUMPY
 from linop.errors import ArgumentError, LinopError, MissingExtraError
 from linop.operators.algebra import expanded
-from linop.planning.collective_selection import Choice, with_all
+from linop.planning.collective_selection import Choice, selected
 from linop.planning.cost import Traffic
-from linop.planning.lowering import as_it_is, lower, workers_of
-from linop.planning.passes import PASSES, passed
+from linop.planning.lowering import lower, workers_of
+from linop.planning.pipeline import Options, shown
 from linop.planning.plan import Plan
 from linop.planning.traffic import traffic_matrix
 from linop.testing.verification import Case, Result, cases, verified, verified_by_ranks
@@ -120,17 +121,12 @@ def _show_plans(name: str, op: LinearOperator, worker: int | None) -> None:
 
 
 def _show_passes(name: str, op: LinearOperator, worker: int | None) -> None:
-    """Print the plans of all workers, or of one, before any pass and after each: the passes on
-    stages, then `with_all`, which selects collectives for ranks without shared memory."""
+    """Print the plans of all workers, or of one, after each step of the pipeline, with collectives
+    as they are selected for ranks without shared memory."""
+    options = Options(lambda plan: selected(plan, Choice()), NUMPY.small)
     for one in _chosen(op, worker):
-        plans = [("before any pass", as_it_is(op.stages, one))]
-        changed = dict(passed(op.stages))
-        for what in (each.__name__ for each in PASSES):
-            plan = as_it_is(changed[what], one) if what in changed else plans[-1][1]
-            plans.append((f"after {what}", plan))
-        plans.append(("after with_all", with_all(plans[-1][1], Choice())))
         before: Plan | None = None
-        for what, plan in plans:
+        for what, plan in shown(op.stages, one, options):
             console.print(Text(f"\n{name}, worker {one}: {what}", "bold"))
             _print_as_it_is("the same" if plan == before else plan.describe())
             before = plan

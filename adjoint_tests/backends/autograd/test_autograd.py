@@ -1,6 +1,6 @@
 """Operators inside torch's autograd: derivatives of all operators where one process holds all
-workers, and the facts of `support.contracts.autograd` and `support.contracts.autograd_errors` on
-threads and on ranks."""
+workers, and the contracts of `support.contracts.autograd` and `support.contracts.autograd_errors`
+on threads and on ranks."""
 
 from __future__ import annotations
 
@@ -37,10 +37,11 @@ from support.contracts.autograd import apply, tensor
 from support.operators.catalogue import FACTORIES, build, describe
 from support.operators.properties import rounding
 from support.requirements import needs_mpi
+from support.workers import on_ranks
 
-FACTS = autograd_contracts.FACTS + autograd_errors.FACTS
-names = ["-".join([fact.__name__, *map(str, rest)]) for fact, rest in FACTS]
-facts = pytest.mark.parametrize(("fact", "arguments"), FACTS, ids=names)
+CONTRACTS = autograd_contracts.CONTRACTS + autograd_errors.CONTRACTS
+names = ["-".join([contract.__name__, *map(str, rest)]) for contract, rest in CONTRACTS]
+contracts = pytest.mark.parametrize(("contract", "arguments"), CONTRACTS, ids=names)
 BAD = [(what, False) for what in autograd_errors.bad_tensors(0)]
 BAD += [(what, True) for what in ("dtype", "shape", "sparse", "none")]
 bad = pytest.mark.parametrize(("what", "later"), BAD)
@@ -49,9 +50,9 @@ bad = pytest.mark.parametrize(("what", "later"), BAD)
 # SPMD programs
 
 
-@facts
-def test_on_threads(fact: Callable[..., None], arguments: tuple[Any, ...]) -> None:
-    linop.launch(lambda b: fact(b, *arguments), 3)
+@contracts
+def test_on_threads(contract: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+    linop.launch(lambda b: contract(b, *arguments), 3)
 
 
 @bad
@@ -66,7 +67,7 @@ def test_passes_that_cross_do_not_end_well() -> None:
 
 @needs_mpi
 def test_forward_mode_on_ranks() -> None:
-    job(2).run(mpi_plans.fact, {}, autograd_contracts.forward_mode)
+    on_ranks(2, autograd_contracts.forward_mode)
 
 
 @needs_mpi
@@ -76,16 +77,16 @@ def test_no_new_communicators() -> None:
 
 @needs_mpi
 @pytest.mark.timeout(300)
-@facts
-def test_on_ranks(fact: Callable[..., None], arguments: tuple[Any, ...]) -> None:
-    job(2).run(mpi_plans.fact, {"wait_limit": 10}, fact, *arguments)
+@contracts
+def test_on_ranks(contract: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+    on_ranks(2, contract, *arguments, wait_limit=10)
 
 
 @needs_mpi
 @bad
 def test_bad_tensors_on_ranks(what: str, later: bool) -> None:
-    fact = autograd_errors.bad_tensors_fail_everywhere
-    job(2).run(mpi_plans.fact, {"wait_limit": 10}, fact, what, 1, later)
+    contract = autograd_errors.bad_tensors_fail_everywhere
+    on_ranks(2, contract, what, 1, later, wait_limit=10)
 
 
 def test_the_backend_is_that_of_the_program() -> None:

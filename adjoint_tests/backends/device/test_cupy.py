@@ -1,4 +1,5 @@
-"""The suite on a GPU: the whole catalogue and the facts of `test_device`, with CuPy's own arrays.
+"""The suite on a GPU: the whole catalogue and the contracts of `test_device`, with CuPy's own
+arrays.
 
 ``python -m pytest -m gpu adjoint_tests`` runs it, and nothing else. Which ways messages travel
 under MPI depends on the MPI library: "aware" is left out where that is not for GPUs.
@@ -6,16 +7,19 @@ under MPI depends on the MPI library: "aware" is left out where that is not for 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from operator import attrgetter
+
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from linop.planning.lowering import workers_of
 from linop.testing.describing import seeds
-from linop.testing.workers.jobs import job
 from support.device import checks as device_checks
 from support.device import plans as device_plans
-from support.device.plans import FACTS, NAMES, on_ranks, on_threads
+from support.device import tensors as device_tensors
+from support.device.plans import CONTRACTS, NAMES, in_every_case, on_ranks, on_threads
 from support.operators.catalogue import build, describe
 from support.operators.properties import stays_exact
 from support.requirements import needs_gpu, needs_mpi, needs_torch_on_gpu
@@ -27,18 +31,19 @@ FEW = settings(max_examples=max(2, settings().max_examples // 5))
 WAYS = ("staged", "auto")
 """Auto is "aware" with an MPI library that is."""
 
+named = attrgetter("__name__")
 each_operator = pytest.mark.parametrize("name", NAMES)
-each_fact = pytest.mark.parametrize("fact", FACTS)
-each_check = pytest.mark.parametrize("fact", device_checks.FACTS)
+each_contract = pytest.mark.parametrize("contract", CONTRACTS, ids=named)
+each_check = pytest.mark.parametrize("contract", device_checks.CONTRACTS, ids=named)
 each_way = pytest.mark.parametrize("way", WAYS)
 TENSORS = (
-    "tensors_go_there_and_back",
-    "tensors_lie_where_their_regions_do",
-    "other_devices_are_refused",
-    "layers_work",
-    "functions_of_tensors_are_checked",
+    device_tensors.tensors_go_there_and_back,
+    device_tensors.tensors_lie_where_their_regions_do,
+    device_tensors.other_devices_are_refused,
+    device_tensors.layers_work,
+    device_tensors.functions_of_tensors_are_checked,
 )
-each_tensor_fact = pytest.mark.parametrize("fact", TENSORS)
+each_tensor_contract = pytest.mark.parametrize("contract", TENSORS, ids=named)
 
 
 @each_operator
@@ -52,16 +57,16 @@ def test_operators_on_threads(name: str, data: st.DataObject, seed: int) -> None
     on_threads(workers, KIND, device_plans.operator_agrees, name, description, seed)
 
 
-@each_fact
+@each_contract
 @pytest.mark.parametrize("workers", [1, 2, 4])
-def test_facts_on_threads(workers: int, fact: str) -> None:
-    on_threads(workers, KIND, device_plans.facts, fact)
+def test_contracts_on_threads(workers: int, contract: Callable[..., None]) -> None:
+    on_threads(workers, KIND, in_every_case, contract, CONTRACTS[contract])
 
 
 @each_check
 @pytest.mark.parametrize("workers", [1, 2, 4])
-def test_checks_on_threads(workers: int, fact: str) -> None:
-    on_threads(workers, KIND, device_checks.facts, fact)
+def test_checks_on_threads(workers: int, contract: Callable[..., None]) -> None:
+    on_threads(workers, KIND, in_every_case, contract, device_checks.CONTRACTS[contract])
 
 
 @pytest.mark.parametrize("workers", [1, 3])
@@ -76,12 +81,10 @@ def test_runs_overlap_on_threads(workers: int, seed: int) -> None:
 
 
 @needs_torch_on_gpu
-@each_tensor_fact
-def test_tensors_of_one_worker(fact: str) -> None:
+@each_tensor_contract
+def test_tensors_of_one_worker(contract: Callable[..., None]) -> None:
     """Of one: torch runs the backward pass of a device on one thread of a process."""
-    from support.device import tensors as device_tensors
-
-    on_threads(1, KIND, device_tensors.facts, fact)
+    on_threads(1, KIND, in_every_case, contract, device_tensors.CONTRACTS[contract])
 
 
 @needs_mpi
@@ -93,31 +96,29 @@ def test_operators_under_mpi(
 ) -> None:
     description = data.draw(describe(name, ranks), label=name)
     assume(stays_exact(build(name, description)))
-    job(ranks).run(on_ranks, KIND, way, device_plans.operator_agrees, name, description, seed)
+    on_ranks(ranks, KIND, way, device_plans.operator_agrees, name, description, seed)
 
 
 @needs_mpi
 @each_way
-@each_fact
+@each_contract
 @pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_facts_under_mpi(ranks: int, fact: str, way: str) -> None:
-    job(ranks).run(on_ranks, KIND, way, device_plans.facts, fact)
+def test_contracts_under_mpi(ranks: int, contract: Callable[..., None], way: str) -> None:
+    on_ranks(ranks, KIND, way, in_every_case, contract, CONTRACTS[contract])
 
 
 @needs_mpi
 @each_way
 @each_check
 @pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_checks_under_mpi(ranks: int, fact: str, way: str) -> None:
-    job(ranks).run(on_ranks, KIND, way, device_checks.facts, fact)
+def test_checks_under_mpi(ranks: int, contract: Callable[..., None], way: str) -> None:
+    on_ranks(ranks, KIND, way, in_every_case, contract, device_checks.CONTRACTS[contract])
 
 
 @needs_mpi
 @needs_torch_on_gpu
 @each_way
-@each_tensor_fact
+@each_tensor_contract
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_tensors_under_mpi(ranks: int, fact: str, way: str) -> None:
-    from support.device import tensors as device_tensors
-
-    job(ranks).run(on_ranks, KIND, way, device_tensors.facts, fact)
+def test_tensors_under_mpi(ranks: int, contract: Callable[..., None], way: str) -> None:
+    on_ranks(ranks, KIND, way, in_every_case, contract, device_tensors.CONTRACTS[contract])

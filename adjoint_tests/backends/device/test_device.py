@@ -1,9 +1,11 @@
 """Plans on a device that is simulated: what the ``cupy`` backend and threads on a GPU do, but for
-the GPU. The same facts on one are in `test_cupy`.
+the GPU. The same contracts on one are in `test_cupy`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -22,9 +24,10 @@ from support.contracts.plans import argument, each, raised, result, total
 from support.device import checks as device_checks
 from support.device import plans as device_plans
 from support.device import simulated
+from support.device import tensors as device_tensors
 from support.device.operators import given as given_to
 from support.device.operators import lies_where_it_says, offloaded, same
-from support.device.plans import FACTS, NAMES, on_ranks, on_threads
+from support.device.plans import CONTRACTS, NAMES, in_every_case, on_ranks, on_threads
 from support.operators.catalogue import build, describe
 from support.operators.properties import stays_exact
 from support.requirements import needs_mpi, needs_torch
@@ -33,14 +36,15 @@ KIND = "simulated"
 ARRAYS = simulated.ARRAYS
 
 TENSORS = (
-    "tensors_go_there_and_back",
-    "tensors_lie_where_their_regions_do",
-    "functions_of_tensors_are_checked",
+    device_tensors.tensors_go_there_and_back,
+    device_tensors.tensors_lie_where_their_regions_do,
+    device_tensors.functions_of_tensors_are_checked,
 )
 
+named = attrgetter("__name__")
 each_operator = pytest.mark.parametrize("name", NAMES)
-each_fact = pytest.mark.parametrize("fact", FACTS)
-each_check = pytest.mark.parametrize("fact", device_checks.FACTS)
+each_contract = pytest.mark.parametrize("contract", CONTRACTS, ids=named)
+each_check = pytest.mark.parametrize("contract", device_checks.CONTRACTS, ids=named)
 each_way = pytest.mark.parametrize("way", ["aware", "staged"])
 FEW = settings(max_examples=max(1, settings().max_examples // 10))
 """The program is that of NumPy's arrays, which other tests run with many more."""
@@ -60,16 +64,16 @@ def test_operators_on_threads(name: str, data: st.DataObject, seed: int) -> None
     on_threads(workers, KIND, device_plans.operator_agrees, name, description, seed)
 
 
-@each_fact
+@each_contract
 @pytest.mark.parametrize("workers", [1, 3])
-def test_facts_on_threads(workers: int, fact: str) -> None:
-    on_threads(workers, KIND, device_plans.facts, fact)
+def test_contracts_on_threads(workers: int, contract: Callable[..., None]) -> None:
+    on_threads(workers, KIND, in_every_case, contract, CONTRACTS[contract])
 
 
 @each_check
 @pytest.mark.parametrize("workers", [1, 3])
-def test_checks_on_threads(workers: int, fact: str) -> None:
-    on_threads(workers, KIND, device_checks.facts, fact)
+def test_checks_on_threads(workers: int, contract: Callable[..., None]) -> None:
+    on_threads(workers, KIND, in_every_case, contract, device_checks.CONTRACTS[contract])
 
 
 @pytest.mark.parametrize("workers", [1, 3])
@@ -201,19 +205,17 @@ def test_options_of_threads() -> None:
 
 @needs_torch
 @pytest.mark.parametrize("workers", [1, 2, 3])
-@pytest.mark.parametrize("fact", [*TENSORS, "other_devices_are_refused"])
-def test_tensors_on_threads(fact: str, workers: int) -> None:
-    from support.device import tensors as device_tensors
-
-    on_threads(workers, KIND, device_tensors.facts, fact)
+@pytest.mark.parametrize(
+    "contract", [*TENSORS, device_tensors.other_devices_are_refused], ids=named
+)
+def test_tensors_on_threads(contract: Callable[..., None], workers: int) -> None:
+    on_threads(workers, KIND, in_every_case, contract, device_tensors.CONTRACTS[contract])
 
 
 @needs_torch
 @pytest.mark.parametrize("workers", [1, 3])
 def test_layers_on_threads(workers: int) -> None:
-    from support.device import tensors as device_tensors
-
-    on_threads(workers, KIND, device_tensors.facts, "layers_work")
+    on_threads(workers, KIND, device_tensors.layers_work)
 
 
 # Ranks
@@ -234,31 +236,29 @@ def test_operators_on_ranks(
 ) -> None:
     description = data.draw(describe(name, ranks), label=name)
     assume(stays_exact(build(name, description)))
-    job(ranks).run(on_ranks, KIND, way, device_plans.operator_agrees, name, description, seed)
+    on_ranks(ranks, KIND, way, device_plans.operator_agrees, name, description, seed)
 
 
 @needs_mpi
 @each_way
-@each_fact
-def test_facts_under_mpi(fact: str, way: str) -> None:
-    job(3).run(on_ranks, KIND, way, device_plans.facts, fact)
+@each_contract
+def test_contracts_under_mpi(contract: Callable[..., None], way: str) -> None:
+    on_ranks(3, KIND, way, in_every_case, contract, CONTRACTS[contract])
 
 
 @needs_mpi
 @each_way
 @each_check
-def test_checks_under_mpi(fact: str, way: str) -> None:
-    job(3).run(on_ranks, KIND, way, device_checks.facts, fact)
+def test_checks_under_mpi(contract: Callable[..., None], way: str) -> None:
+    on_ranks(3, KIND, way, in_every_case, contract, device_checks.CONTRACTS[contract])
 
 
 @needs_mpi
 @needs_torch
 @each_way
-@pytest.mark.parametrize("fact", [*TENSORS, "layers_work"])
-def test_tensors_under_mpi(fact: str, way: str) -> None:
-    from support.device import tensors as device_tensors
-
-    job(2).run(on_ranks, KIND, way, device_tensors.facts, fact)
+@pytest.mark.parametrize("contract", [*TENSORS, device_tensors.layers_work], ids=named)
+def test_tensors_under_mpi(contract: Callable[..., None], way: str) -> None:
+    on_ranks(2, KIND, way, in_every_case, contract, device_tensors.CONTRACTS[contract])
 
 
 @needs_mpi
@@ -266,21 +266,21 @@ def test_tensors_under_mpi(fact: str, way: str) -> None:
 @settings(max_examples=3)
 @given(ranks=st.integers(2, 4), seed=st.integers(0, 999))
 def test_runs_overlap_under_mpi(way: str, ranks: int, seed: int) -> None:
-    job(ranks).run(on_ranks, KIND, way, device_plans.runs_overlap, seed)
+    on_ranks(ranks, KIND, way, device_plans.runs_overlap, seed)
 
 
 @needs_mpi
 @each_way
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_hosts_wait_once_a_stage_under_mpi(way: str, ranks: int) -> None:
-    job(ranks).run(on_ranks, KIND, way, device_plans.hosts_wait_seldom)
+    on_ranks(ranks, KIND, way, device_plans.hosts_wait_seldom)
 
 
 @needs_mpi
 @each_way
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_kernels_are_few_under_mpi(way: str, ranks: int) -> None:
-    job(ranks).run(on_ranks, KIND, way, device_plans.kernels_are_few)
+    on_ranks(ranks, KIND, way, device_plans.kernels_are_few)
 
 
 @needs_mpi

@@ -24,6 +24,7 @@ from linop.errors import (
     ShapeError,
     SpaceError,
 )
+from support.contracts.plans import total
 
 LINE = Partition((3,))
 A, B, C, D = Region("a", 2), Region("b", 3), Region("c", 2, 1), Region("d", 2, 2)
@@ -40,11 +41,6 @@ def moved() -> LinearOperator:
 def swapped(dtype: Any = np.float64) -> LinearOperator:
     """Two workers exchange a number."""
     return linop.shift(TensorSpace((2,), Partition((2,)), dtype), 1)
-
-
-def total(workers: int, dtype: Any = np.float64) -> LinearOperator:
-    """Copies of 50 numbers on every worker, summed everywhere."""
-    return linop.all_reduce(TensorSpace((50,), Partition((workers,)), dtype, axes=(COPIES,)))
 
 
 @spmd
@@ -217,7 +213,7 @@ def program(backend: Backend) -> Any:
     plan = (H.H @ linop.direct_sum(*scale) @ H).compile(backend)
     x = backend.vector(X, X.integers(2).arrays)
     y = plan(x)
-    everywhere = total(4, np.int64).compile(backend)
+    everywhere = total(4, 50, np.int64).compile(backend)
     sums = everywhere(np.full(50, y.inner(x)))
     return y[X.region(backend.worker or 0).name].tolist(), x.inner(y), y.norm(), sums.tolist()
 
@@ -229,7 +225,7 @@ def test_the_same_text_gives_the_same_on_every_backend() -> None:
 
 
 def test_repeated_runs_give_the_same_bits() -> None:
-    op = total(4, np.float32)
+    op = total(4, 50, np.float32)
     x = op.domain.random(0)
 
     def main(backend: Backend) -> bytes:

@@ -10,19 +10,17 @@ from typing import Any
 import pytest
 
 import linop
-from linop import COPIES, LinearOperator, Partition, TensorSpace
+from linop import Partition, TensorSpace
 from linop.backends import Backend, proving
 from linop.normal_form.stages import Stages
 from linop.planning.lowering import lower
+from linop.planning.pipeline import Options
 from linop.planning.plan import Plan, Put
 from linop.planning.stretching import stretched
 from linop.planning.verification.plan_errors import UnfinishedError, WrongTransferError
+from support.contracts.plans import total
 from support.job_programs import mpiexec
 from support.requirements import needs_mpi
-
-
-def total(workers: int) -> LinearOperator:
-    return linop.all_reduce(TensorSpace((3,), Partition((workers,)), axes=(COPIES,)))
 
 
 def unfinished(stages: Stages, worker: int) -> Plan:
@@ -32,7 +30,7 @@ def unfinished(stages: Stages, worker: int) -> Plan:
 
 
 def compiled(backend: Backend) -> None:
-    plan = total(2).compile(backend)
+    plan = total(2, 3).compile(backend)
     assert plan.H is not None
 
 
@@ -71,9 +69,9 @@ def test_the_adjoint_is_proven_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_plans_of_many_workers_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(proving, "MOST", 2)
-    proving.prove(total(3), unfinished, lambda plan: plan)
+    proving.prove(total(3, 3), unfinished, Options())
     with pytest.raises(UnfinishedError):
-        proving.prove(total(2), unfinished, lambda plan: plan)
+        proving.prove(total(2, 3), unfinished, Options())
 
 
 @pytest.mark.parametrize("debug", ["0", "1"])

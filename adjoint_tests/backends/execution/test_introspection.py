@@ -200,7 +200,7 @@ def test_a_trace_changes_no_result_and_no_plan(tmp_path: Path) -> None:
         plan = linop.halo_exchange(X, 3).compile(backend)
         x = np.arange(15_000.0)
         plain = plan(x)
-        steps = plan._program._steps  # type: ignore[attr-defined]
+        steps = plan._program.instructions  # type: ignore[attr-defined]
         before = list(steps)
         with backend.trace(tmp_path / "run.json"):
             same = np.array_equal(plan(x), plain)
@@ -459,10 +459,22 @@ def test_a_picture_of_traffic(make: Callable[[], Any], tmp_path: Path) -> None:
 
 
 def test_the_core_draws_and_prints_without_extras() -> None:
-    code = (
-        "import sys; import linop\n"
-        "later = {'rich', 'matplotlib', 'mpi4py', 'scipy.sparse', 'typer'}\n"
-        "assert not later & set(sys.modules), sys.modules\n"
-    )
+    code = """
+import sys
+import linop
+op = linop.shift(linop.TensorSpace((4,), linop.Partition((2,))), 1)
+backend = linop.backends.get("threads")
+print(op, op._repr_latex_(), op.compile(backend).describe(), linop.traffic_matrix(op), op.cost())
+extras = {"rich", "matplotlib", "mpi4py", "typer"}
+assert not extras & set(sys.modules), sys.modules
+"""
+    root = str(Path(linop.__file__).parents[1])
+    run = [sys.executable, "-c", code]
+    said = subprocess.run(run, check=True, cwd=root, capture_output=True, text=True).stdout
+    assert "Shift_{+1}" in said and "send 2 elements to 1" in said and "bytes from" in said, said
+
+
+def test_scipy_s_matrices_are_imported_when_needed() -> None:
+    code = "import sys; import linop\nassert 'scipy.sparse' not in sys.modules"
     root = str(Path(linop.__file__).parents[1])
     subprocess.run([sys.executable, "-c", code], check=True, cwd=root)

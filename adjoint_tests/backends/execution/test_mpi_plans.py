@@ -8,17 +8,17 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from linop.testing.workers.jobs import PersistentJob, job
+from linop.testing.workers.jobs import job
 from support.contracts import failing_calls as call_contracts
 from support.contracts import mpi_plans
 from support.contracts import plans as plan_contracts
 from support.requirements import needs_mpi
+from support.workers import on_ranks
 
 pytestmark = [needs_mpi, pytest.mark.timeout(300)]
 
@@ -32,44 +32,40 @@ operators = pytest.mark.parametrize("what", plan_contracts.OPERATORS)
 in_proc = pytest.mark.skipif(not Path("/proc").is_dir(), reason="memory is looked up in /proc")
 
 
-def run(ranks: int, options: dict[str, Any], check: Callable[..., None], *arguments: Any) -> None:
-    job(ranks).run(mpi_plans.fact, options, check, *arguments)
-
-
 @windows
 @operators
 @pytest.mark.parametrize(
-    "check",
+    "contract",
     [plan_contracts.results_are_kept, plan_contracts.any_strides_will_do],
     ids=lambda f: f.__name__,
 )
-def test_arrays(check: Callable[..., None], what: str, windows: bool | None) -> None:
-    run(3, {"windows": windows}, check, what)
+def test_arrays(contract: Callable[..., None], what: str, windows: bool | None) -> None:
+    on_ranks(3, contract, what, windows=windows)
 
 
 @windows
 @pytest.mark.parametrize("length", [plan_contracts.SMALL, plan_contracts.LARGE])
 def test_in_place_is_by_region(length: int, windows: bool | None) -> None:
-    run(2, {"windows": windows}, plan_contracts.in_place_is_by_region, length)
+    on_ranks(2, plan_contracts.in_place_is_by_region, length, windows=windows)
 
 
 @windows
 @pytest.mark.parametrize("length", [plan_contracts.SMALL, plan_contracts.LARGE])
 def test_out_is_refused(length: int, windows: bool | None) -> None:
-    run(2, {"windows": windows}, plan_contracts.out_is_refused, length)
+    on_ranks(2, plan_contracts.out_is_refused, length, windows=windows)
 
 
 @windows
 @settings(max_examples=10)
 @given(ranks=st.integers(2, 4), seed=st.integers(0, 999))
 def test_runs_overlap(windows: bool | None, ranks: int, seed: int) -> None:
-    run(ranks, {"windows": windows}, plan_contracts.runs_overlap, seed)
+    on_ranks(ranks, plan_contracts.runs_overlap, seed, windows=windows)
 
 
 @windows
 @pytest.mark.parametrize("ranks", [2, 3])
 @pytest.mark.parametrize(
-    "check",
+    "contract",
     [
         plan_contracts.a_vector_with_out_gives_a_vector,
         plan_contracts.one_run_at_a_time,
@@ -80,14 +76,14 @@ def test_runs_overlap(windows: bool | None, ranks: int, seed: int) -> None:
     ],
     ids=lambda f: f.__name__,
 )
-def test_a_plan(check: Callable[..., None], ranks: int, windows: bool | None) -> None:
-    run(ranks, {"windows": windows}, check)
+def test_a_plan(contract: Callable[..., None], ranks: int, windows: bool | None) -> None:
+    on_ranks(ranks, contract, windows=windows)
 
 
 @windows
 @several
 @pytest.mark.parametrize(
-    "check",
+    "contract",
     [
         call_contracts.a_first_call_fails_everywhere,
         call_contracts.only_its_workers_agree,
@@ -100,21 +96,21 @@ def test_a_plan(check: Callable[..., None], ranks: int, windows: bool | None) ->
     ],
     ids=lambda f: f.__name__,
 )
-def test_a_call(check: Callable[..., None], ranks: int, windows: bool | None) -> None:
-    run(ranks, {"windows": windows, "wait_limit": 10}, check)
+def test_a_call(contract: Callable[..., None], ranks: int, windows: bool | None) -> None:
+    on_ranks(ranks, contract, windows=windows, wait_limit=10)
 
 
 @windows
 @pytest.mark.parametrize("ranks", [2, 3])
 @pytest.mark.parametrize("wrong", call_contracts.WRONG_OUTS)
 def test_a_wrong_out_fails_everywhere(wrong: str, ranks: int, windows: bool | None) -> None:
-    run(ranks, {"windows": windows}, call_contracts.a_wrong_out_fails_everywhere, wrong)
+    on_ranks(ranks, call_contracts.a_wrong_out_fails_everywhere, wrong, windows=windows)
 
 
 @windows
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_threads_have_plans_of_their_own(ranks: int, windows: bool | None) -> None:
-    run(ranks, {"windows": windows}, call_contracts.threads_have_plans_of_their_own, 2.5)
+    on_ranks(ranks, call_contracts.threads_have_plans_of_their_own, 2.5, windows=windows)
 
 
 @windows
@@ -124,15 +120,15 @@ def test_threads_have_plans_of_their_own(ranks: int, windows: bool | None) -> No
 def test_a_later_call_fails_everywhere(
     trouble: str, delay: float, ranks: int, windows: bool | None
 ) -> None:
-    options = {"windows": windows, "wait_limit": 10}
-    run(ranks, options, call_contracts.a_later_call_fails_everywhere, trouble, delay)
+    contract = call_contracts.a_later_call_fails_everywhere
+    on_ranks(ranks, contract, trouble, delay, windows=windows, wait_limit=10)
 
 
 @windows
 @several
 def test_debug_mode_agrees_on_every_call(ranks: int, windows: bool | None) -> None:
-    options = {"windows": windows, "debug": True, "wait_limit": 10}
-    run(ranks, options, call_contracts.debug_mode_agrees_on_every_call)
+    contract = call_contracts.debug_mode_agrees_on_every_call
+    on_ranks(ranks, contract, windows=windows, debug=True, wait_limit=10)
 
 
 @windows
@@ -155,8 +151,4 @@ def test_plans_are_collected_anywhere(ranks: int) -> None:
 @in_proc
 @pytest.mark.timeout(60 + CYCLES // 10)
 def test_nothing_accumulates() -> None:
-    patient = PersistentJob(2, watch=30 + CYCLES / 20)
-    try:
-        patient.run(mpi_plans.nothing_accumulates, CYCLES)
-    finally:
-        patient.close()
+    job(2).run(mpi_plans.nothing_accumulates, CYCLES, watch=30 + CYCLES / 20)

@@ -1,4 +1,4 @@
-"""Bound plans on threads and on the reference: the facts of `support.contracts.plans` and
+"""Bound plans on threads and on the reference: the contracts of `support.contracts.plans` and
 `support.contracts.failing_calls`.
 
 The same on ranks is in `test_mpi_plans`; what plans compute, in `test_catalogue`.
@@ -37,7 +37,7 @@ def test_any_strides_will_do(backend: str, what: str) -> None:
 
 @spmd
 @pytest.mark.parametrize(
-    "fact",
+    "contract",
     [
         plan_contracts.a_vector_with_out_gives_a_vector,
         plan_contracts.one_run_at_a_time,
@@ -46,8 +46,8 @@ def test_any_strides_will_do(backend: str, what: str) -> None:
         plan_contracts.stages_keep_apart,
     ],
 )
-def test_a_plan(backend: str, fact: Callable[..., None]) -> None:
-    linop.launch(fact, 3, backend)
+def test_a_plan(backend: str, contract: Callable[..., None]) -> None:
+    linop.launch(contract, 3, backend)
 
 
 @pytest.mark.parametrize("length", [plan_contracts.SMALL, plan_contracts.LARGE])
@@ -112,7 +112,7 @@ def test_a_plan_inside_a_plan() -> None:
 
 @several
 @pytest.mark.parametrize(
-    "fact",
+    "contract",
     [
         call_contracts.a_first_call_fails_everywhere,
         call_contracts.only_its_workers_agree,
@@ -124,8 +124,8 @@ def test_a_plan_inside_a_plan() -> None:
         call_contracts.errors_of_later_calls_wait,
     ],
 )
-def test_a_call(fact: Callable[..., None], workers: int) -> None:
-    linop.launch(fact, workers)
+def test_a_call(contract: Callable[..., None], workers: int) -> None:
+    linop.launch(contract, workers)
 
 
 @several

@@ -1,4 +1,4 @@
-"""Every mode of a call, several times, on every layout: the facts of
+"""Every mode of a call, several times, on every layout: the contracts of
 `support.contracts.repeated_calls`, on threads, the reference and ranks."""
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 import linop
 from linop.testing.describing import seeds
-from linop.testing.workers.jobs import job
 from support.contracts import plans as plan_contracts
 from support.contracts import repeated_calls
 from support.operators.catalogue import NAMES, build, describe
 from support.operators.properties import stays_exact
 from support.requirements import needs_mpi
+from support.workers import on_ranks
 
 FEWER = settings(max_examples=max(1, settings().max_examples // 5))
 
@@ -81,10 +81,6 @@ def test_a_halo_in_place() -> None:
     linop.launch(repeated_calls.a_halo_in_place, 2)
 
 
-def on_ranks(ranks: int, road: str, large: bool, *fact: Any) -> None:
-    job(ranks).run(repeated_calls.on_ranks, ROADS[road], large, *fact)
-
-
 @needs_mpi
 @pytest.mark.parametrize("name", NAMES)
 @FEWER
@@ -94,14 +90,15 @@ def test_the_catalogue_on_ranks(
 ) -> None:
     description = data.draw(describe(name, 3), label=name)
     assume(stays_exact(build(name, description)))
-    on_ranks(3, road, large, repeated_calls.of_the_catalogue, name, description, seed)
+    contract = (repeated_calls.of_the_catalogue, name, description, seed)
+    on_ranks(3, repeated_calls.as_if_large, large, *contract, **ROADS[road])
 
 
 @needs_mpi
 @roads
 @operators
 def test_operators_of_several_ranks(road: str, what: str) -> None:
-    on_ranks(3, road, False, repeated_calls.of_several_workers, what, 1)
+    on_ranks(3, repeated_calls.of_several_workers, what, 1, **ROADS[road])
 
 
 @needs_mpi
@@ -109,17 +106,19 @@ def test_operators_of_several_ranks(road: str, what: str) -> None:
 @pytest.mark.parametrize("where", ["before", "around"])
 def test_local_functions_on_ranks(name: str, where: str) -> None:
     for road in ("windows", "messages"):
-        on_ranks(3, road, True, repeated_calls.local_functions, name, where, 3)
+        contract = (repeated_calls.local_functions, name, where, 3)
+        on_ranks(3, repeated_calls.as_if_large, True, *contract, **ROADS[road])
 
 
 @needs_mpi
 @roads
 def test_a_halo_in_place_on_ranks(road: str) -> None:
-    on_ranks(3, road, False, repeated_calls.a_halo_in_place)
+    on_ranks(3, repeated_calls.a_halo_in_place, **ROADS[road])
 
 
 @needs_mpi
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_buffers_live_as_long_as_requests(ranks: int) -> None:
     calls = max(5, settings().max_examples // 5)
-    on_ranks(ranks, "collectives", False, repeated_calls.buffers_live_as_long_as_requests, calls)
+    contract = repeated_calls.buffers_live_as_long_as_requests
+    on_ranks(ranks, contract, calls, **ROADS["collectives"])

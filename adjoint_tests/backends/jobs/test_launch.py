@@ -14,14 +14,10 @@ import numpy as np
 import pytest
 
 import linop
-from linop import COPIES, LinearOperator, Partition, TensorSpace
+from linop import Partition, TensorSpace
 from linop.backends import Backend
 from linop.errors import ArgumentError, BackendError, DeadlockError
-
-
-def total(workers: int) -> LinearOperator:
-    """Copies of 50 numbers on every worker, summed everywhere."""
-    return linop.all_reduce(TensorSpace((50,), Partition((workers,)), axes=(COPIES,)))
+from support.contracts.plans import total
 
 
 def promptly(error: type[BaseException], text: str, main: Callable[[Backend], Any]) -> Any:
@@ -42,7 +38,7 @@ def skips(before: int, after: int) -> Callable[[Backend], None]:
     """A program of two plans, called so often; then worker 1 leaves out a call of the first."""
 
     def main(backend: Backend) -> None:
-        first, second = (total(3).compile(backend) for _ in range(2))
+        first, second = (total(3, 50).compile(backend) for _ in range(2))
         for plan in [first, second] * before:
             plan(np.ones(50))
         if backend.worker != 1:
@@ -71,7 +67,7 @@ def test_waiting_for_a_worker_that_has_ended_is_a_deadlock() -> None:
 def test_a_compile_that_others_do_not_call_is_a_deadlock() -> None:
     def main(backend: Backend) -> None:
         for _ in range(2 if backend.worker == 2 else 1):
-            total(3).compile(backend)
+            total(3, 50).compile(backend)
 
     text = "worker 0 has ended; worker 1 has ended; worker 2 waits for worker 0 to compile B_"
     promptly(DeadlockError, text, main)
@@ -81,7 +77,7 @@ def test_deadlocks_of_workers_that_have_threads_are_told() -> None:
     """Be it that a thread has ended, or the program that started it."""
 
     def main(backend: Backend, joins: bool) -> None:
-        first, second = (total(2).compile(backend) for _ in range(2))
+        first, second = (total(2, 50).compile(backend) for _ in range(2))
         for plan in (first, second):
             plan(np.ones(50))
         if backend.worker:
@@ -118,7 +114,7 @@ def test_a_thread_that_is_joined_is_waited_for(monkeypatch: pytest.MonkeyPatch) 
     helpers = []
 
     def main(backend: Backend, timeout: float | None) -> None:
-        first, second = (total(2).compile(backend) for _ in range(2))
+        first, second = (total(2, 50).compile(backend) for _ in range(2))
         for plan in (first, second):
             plan(np.ones(50))
         if backend.worker:
@@ -146,7 +142,7 @@ def test_a_thread_that_is_joined_is_waited_for(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_slow_worker_is_no_deadlock() -> None:
     def main(backend: Backend) -> float:
-        plan = total(3).compile(backend)
+        plan = total(3, 50).compile(backend)
         time.sleep(0.2 if backend.worker == 1 else 0)
         return float(plan(np.ones(50))[0])
 
@@ -170,17 +166,17 @@ def test_a_missing_worker_is_told_on_every_worker(name: str) -> None:
 
     def main(backend: Backend) -> None:
         with pytest.raises(BackendError, match=text):
-            total(4).compile(backend)
+            total(4, 50).compile(backend)
 
     linop.launch(main, workers=2, backend=name)
     with pytest.raises(BackendError, match=text):
-        total(4).compile(linop.backends.get(name, workers=2))
+        total(4, 50).compile(linop.backends.get(name, workers=2))
 
 
 @pytest.mark.parametrize("error", [ValueError("mine"), SystemExit(3), KeyboardInterrupt("mine")])
 def test_an_exception_ends_the_program_and_names_its_worker(error: BaseException) -> None:
     def main(backend: Backend) -> None:
-        plan = total(3).compile(backend)
+        plan = total(3, 50).compile(backend)
         if backend.worker == 1:
             raise error
         plan(np.ones(50))

@@ -26,12 +26,6 @@ SOON = 10.0
 """Seconds from a failure to the end of the job; there, MPICH gives other ranks up to 5."""
 
 
-@pytest.fixture
-def program(tmp_path: Path) -> Path:
-    """Where a test writes its program."""
-    return tmp_path / "program.py"
-
-
 def ended_soon(job: subprocess.CompletedProcess[str]) -> None:
     """The job ended with a failure, soon after the rank that says so."""
     assert job.returncode != 0

@@ -100,7 +100,7 @@ def test_differences_say_who_has_what() -> None:
 
 @needs_mpi
 @pytest.mark.parametrize(
-    "fact",
+    "contract",
     [
         settings_contracts.differences_are_errors,
         settings_contracts.wrong_values_are_told,
@@ -108,9 +108,9 @@ def test_differences_say_who_has_what() -> None:
         settings_contracts.other_backends_are_told,
     ],
 )
-def test_all_ranks_have_the_same_settings(fact: Any) -> None:
-    for ranks in (1, 3) if fact is settings_contracts.wrong_values_are_told else (2, 3):
-        job(ranks).run(fact)
+def test_all_ranks_have_the_same_settings(contract: Any) -> None:
+    for ranks in (1, 3) if contract is settings_contracts.wrong_values_are_told else (2, 3):
+        job(ranks).run(contract)
 
 
 OSC = """

@@ -43,15 +43,15 @@ every_size = pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 
 @every_size
 @pytest.mark.parametrize(
-    "fact",
+    "contract",
     [
         mpi_contracts.missing_worker,
         mpi_contracts.other_communicators,
         mpi_contracts.messages_apart,
     ],
 )
-def test_fact(fact: Callable[..., None], ranks: int) -> None:
-    job(ranks).run(fact)
+def test_contract(contract: Callable[..., None], ranks: int) -> None:
+    job(ranks).run(contract)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

@@ -72,11 +72,6 @@ MISUSES = {
 }
 
 
-@pytest.fixture
-def program(tmp_path: Path) -> Path:
-    return tmp_path / "program.py"
-
-
 @pytest.mark.parametrize("windows", ["0", "1"])
 @pytest.mark.parametrize("misuse", MISUSES)
 def test_a_rank_that_does_not_come(misuse: str, windows: str, program: Path) -> None:
@@ -175,6 +170,36 @@ def test_a_status_is_the_jobs(how: str, program: Path) -> None:
         job = mpiexec(3, program, PROGRAM.format(misuse=f"if odd: {how}\n    {wait}"))
         assert job.returncode == 3, job.stderr
         assert "linop: worker 2 ends the job: it left with exit status 3\n" in job.stderr
+
+
+UNSEEN = """
+try:
+    main(linop.backends.get("mpi"))
+except LinopError as error:
+    say(f"{{type(error).__name__}}: {{error}}")
+    {then}
+"""
+
+
+@pytest.mark.parametrize("windows", ["0", "1"])
+@pytest.mark.parametrize(
+    ("status", "then", "the_jobs"),
+    [(0, "raise", 1), (0, "pass", 0), (3, "raise", 1), (3, "pass", 3), ("'words'", "pass", 1)],
+)
+def test_an_exit_that_is_not_seen_is_a_deadlock(
+    status: object, then: str, the_jobs: int, windows: str, program: Path
+) -> None:
+    """`raise SystemExit`, whose status is known only after MPI's end. Where others catch the error
+    that comes of it, the job's status is the one that the rank left with."""
+    before, _ = PROGRAM.split("\ntry:")
+    text = before + UNSEEN.replace("{then}", then)
+    begun = time.monotonic()
+    misuse = f"if odd: raise SystemExit({status})\n    A(x)"
+    job = mpiexec(3, program, text.format(misuse=misuse), LINOP_WINDOWS=windows)
+    assert time.monotonic() - begun < SOON
+    assert job.returncode == the_jobs, job.stderr
+    assert len(said := job.stdout.splitlines()) == 2
+    assert all(re.match(r"DeadlockError: deadlock: .*; worker 2 has ended$", one) for one in said)
 
 
 def test_an_exit_that_is_caught_is_none(program: Path) -> None:

@@ -7,6 +7,7 @@ killed. Those that leave their process as it was run in one job, the others unde
 from __future__ import annotations
 
 import os
+import re
 import time
 from pathlib import Path
 
@@ -40,12 +41,6 @@ def raised(call):
 comm = globals().get("comm", MPI.COMM_WORLD)
 me, n = comm.rank, comm.size
 """
-
-
-@pytest.fixture
-def program(tmp_path: Path) -> Path:
-    """The path to which a test writes its program."""
-    return tmp_path / "program.py"
 
 
 def runs(ranks: int, program: Path, text: str) -> list[str]:
@@ -242,6 +237,39 @@ assert "out of step" in said and "10 on worker 0, 9 on worker 1" in said, said
     runs(2, program, text)
 
 
+ONE_WAY = """
+comm = MPI.COMM_WORLD.Dup()
+backend = linop.backends.get("mpi", comm=comm, windows={windows}, collectives=False)
+plan = spread(n, 3).compile(backend)
+for k in range(10):
+    if k != 5 or me != 1:
+        plan(np.ones(3) if me == 0 else None)
+{end}
+"""
+
+
+@several
+@pytest.mark.parametrize("windows", [True, False])
+@pytest.mark.parametrize("end", ["", "comm.Free()", "MPI.Finalize()", "raise SystemExit"])
+def test_a_call_left_out_is_noticed_when_the_ranks_end(
+    end: str, windows: bool, ranks: int, program: Path
+) -> None:
+    """A program without `launch`, whose data go one way."""
+    job = mpiexec(ranks, program, HEAD + ONE_WAY.format(windows=windows, end=end))
+    assert job.returncode != 0
+    each = ", ".join(f"{9 if w == 1 else 10} on worker {w}" for w in range(ranks))
+    for rank in range(ranks):
+        words = rf"linop: worker {rank} ends the job: BackendError: workers are out of step.*{each}"
+        assert re.search(words, job.stderr), job.stderr
+
+
+def test_a_call_left_out_is_not_told_twice(program: Path) -> None:
+    """A program that catches the error ends as it likes."""
+    end = 'raised(lambda: spread(n, 3).compile(backend))\nos.write(1, b"caught\\n")'
+    text = ONE_WAY.format(windows=True, end=end)
+    assert runs(2, program, text) == ["caught"] * 2
+
+
 def test_a_worker_without_a_part_breaks_nothing(program: Path) -> None:
     text = """
 backend = linop.backends.get("mpi", wait_limit=20)
@@ -433,9 +461,9 @@ def test_a_file_that_is_too_short_is_no_window() -> None:
     """As that of a window is where the rank that makes it may not, and others find it."""
     path = pool.WHERE / f"{pool.PREFIX}short-{os.getpid()}"
     path.touch()
-    said = iter([[str(path).encode()] * 3])
+    said = iter([[str(path)] * 3])
 
-    def gather_all(data: bytes) -> list[bytes]:
+    def gather_all(data: str) -> list[str]:
         return next(said, [data] * 3)
 
     try:

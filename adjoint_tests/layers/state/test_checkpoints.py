@@ -23,7 +23,6 @@ if importlib.util.find_spec("torch") is None:
 import torch
 
 from linop import LinopError, Partition, launch, layers
-from linop.testing.workers.jobs import job
 from support.layers import checkpoints as checks
 from support.layers.checkpoints import (
     adam,
@@ -31,7 +30,6 @@ from support.layers.checkpoints import (
     filled,
     linear,
     loads_or_refuses,
-    on_rank,
     save_value,
     torch_alone,
     value_in,
@@ -39,6 +37,7 @@ from support.layers.checkpoints import (
 )
 from support.layers.state import same_optimizer
 from support.requirements import needs_mpi
+from support.workers import on_ranks
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 EITHER = pytest.mark.parametrize("sharded", [False, True], ids=["file", "folder"])
@@ -158,8 +157,8 @@ def test_ranks_refuse_what_is_damaged(saved: Path, tmp_path: Path) -> None:
         first = files_of(path)[0]
         whole = first.read_bytes()
         first.write_bytes(whole[:500] + bytes([whole[500] ^ 1]) + whole[501:])
-        job(3).run(on_rank, "refuses", str(path), "is damaged, and nothing was loaded")
-        job(3).run(on_rank, "has", str(saved / name), 3.0)
+        on_ranks(3, checks.refuses, str(path), "is damaged, and nothing was loaded")
+        on_ranks(3, checks.has, str(saved / name), 3.0)
 
 
 def test_an_option_that_could_not_be_loaded_is_not_saved(tmp_path: Path) -> None:

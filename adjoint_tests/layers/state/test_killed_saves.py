@@ -21,18 +21,18 @@ if importlib.util.find_spec("torch") is None:
 import support
 from linop import LinopError, launch, layers
 from linop.layers.state import files
-from linop.testing.workers.jobs import FailedExampleError, job
+from linop.testing.workers.jobs import FailedExampleError
 from support.layers import checkpoints as checks
 from support.layers.checkpoints import (
     BIG,
     files_of,
     filled,
     full_disk,
-    on_rank,
     save_value,
     value_in,
 )
 from support.requirements import needs_mpi
+from support.workers import on_ranks
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 EITHER = pytest.mark.parametrize("sharded", [False, True], ids=["file", "folder"])
@@ -77,7 +77,7 @@ def test_a_rank_that_is_killed_in_a_save_leaves_old_or_new(
     path = str(tmp_path / "x")
     save_value(path, 1, sharded)
     with pytest.raises(FailedExampleError):
-        job(3).run(on_rank, "dies", path, 2.0, sharded, worker, at)
+        on_ranks(3, checks.dies, path, 2.0, sharded, worker, at)
     assert value_in(path) in (1, 2)
 
 
@@ -104,9 +104,9 @@ def test_a_full_disk_leaves_the_old_checkpoint(tmp_path: Path, sharded: bool) ->
 @EITHER
 def test_a_full_disk_of_one_rank_is_an_error_of_all(tmp_path: Path, sharded: bool) -> None:
     path = str(tmp_path / "x")
-    job(3).run(on_rank, "saves", path, 1.0, sharded, BIG)
+    on_ranks(3, checks.saves, path, 1.0, sharded, BIG)
     before = sorted(files_of(tmp_path / "x"))
-    job(3).run(on_rank, "fails_on_a_full_disk", path, sharded, int(sharded))
+    on_ranks(3, checks.fails_on_a_full_disk, path, sharded, int(sharded))
     assert sorted(files_of(tmp_path / "x")) == before
     assert value_in(path, BIG) == 1
 

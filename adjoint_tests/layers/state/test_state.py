@@ -20,16 +20,15 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from linop import LinopError, launch, layers
-from linop.testing.workers.jobs import job
 from support.layers.state import (
     MISTAKES,
     Held,
     adam,
     both_are_torchs,
     equal,
+    keeps_its_state,
     loads,
     network,
-    on_rank,
     pairs,
     resumes,
     same_optimizer,
@@ -40,6 +39,7 @@ from support.layers.state import (
     trains_and_saves,
 )
 from support.requirements import needs_mpi
+from support.workers import on_ranks
 
 
 @settings(max_examples=8)
@@ -66,10 +66,10 @@ def test_saved_states_are_exact_on_threads(pair: tuple[Held, Held]) -> None:
 @given(pairs(4))
 def test_states_are_exact_on_ranks(pair: tuple[Held, Held]) -> None:
     first, second = pair
-    job(first.workers).run(on_rank, "scatters_and_gathers", first)
+    on_ranks(first.workers, scatters_and_gathers, first)
     with tempfile.TemporaryDirectory() as folder:
-        job(first.workers).run(on_rank, "saves", first, folder)
-        job(second.workers).run(on_rank, "loads", second, folder)
+        on_ranks(first.workers, saves, first, folder)
+        on_ranks(second.workers, loads, second, folder)
 
 
 def test_training_resumes_on_threads(tmp_path: Path) -> None:
@@ -79,11 +79,16 @@ def test_training_resumes_on_threads(tmp_path: Path) -> None:
     launch(lambda backend: resumes(backend, 1, str(tmp_path)), 2)
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_an_optimizers_state_is_a_copy(workers: int) -> None:
+    launch(keeps_its_state, workers)
+
+
 @needs_mpi
 @pytest.mark.timeout(300)
 def test_training_resumes_on_ranks(tmp_path: Path) -> None:
-    job(2).run(on_rank, "trains_and_saves", 2, str(tmp_path))
-    job(3).run(on_rank, "resumes", 3, str(tmp_path))
+    on_ranks(2, trains_and_saves, 2, str(tmp_path))
+    on_ranks(3, resumes, 3, str(tmp_path))
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")

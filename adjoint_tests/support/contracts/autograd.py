@@ -1,5 +1,5 @@
 """What `linop.autograd` promises, as SPMD programs: `test_autograd` runs each on threads and under
-MPI. Each is ``fact(backend, *arguments)``, for two workers or more.
+MPI. Each is ``contract(backend, *arguments)``, for two workers or more.
 
 A worker that fails says so with an AssertionError; others may then wait for it, which threads see
 at once, and `linop.testing.workers.jobs` after a grace. Needs torch.
@@ -88,7 +88,7 @@ def _detached(y: Any) -> Any:
     return {n: t.detach() for n, t in y.items()} if isinstance(y, dict) else y.detach()
 
 
-# Facts
+# Contracts
 
 
 def forward_and_back(backend: Backend, what: str) -> None:
@@ -409,7 +409,7 @@ def slices_at_once(backend: Backend) -> None:
         same(jacobian, right)
 
 
-FACTS: tuple[tuple[Callable[..., None], tuple[Any, ...]], ...] = (
+CONTRACTS: tuple[tuple[Callable[..., None], tuple[Any, ...]], ...] = (
     *((forward_and_back, (what,)) for what in OPERATORS),
     (who_needs_no_gradient_takes_part, ()),
     (inactive_workers_take_part, ()),

@@ -1,4 +1,4 @@
-"""What goes wrong with `linop.autograd` is told to all workers: facts as in
+"""What goes wrong with `linop.autograd` is told to all workers: contracts as in
 `support.contracts.autograd`."""
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def changed_results_are_not_repeated(backend: Backend) -> None:
     assert "changed in place" in raised(BackendError, lambda: y.sum().backward())
 
 
-FACTS: tuple[tuple[Callable[..., None], tuple[Any, ...]], ...] = (
+CONTRACTS: tuple[tuple[Callable[..., None], tuple[Any, ...]], ...] = (
     (passes_that_cross_are_told, ()),
     (debug_mode_tells_of_crossed_passes, ()),
     (changed_results_are_not_repeated, ()),

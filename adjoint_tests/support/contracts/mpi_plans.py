@@ -1,8 +1,8 @@
 """Bound plans under MPI: checks that a `PersistentJob` runs as ``check(comm, *arguments)``.
 
-Most are the facts of `support.contracts.plans` and `support.contracts.failing_calls`, on a backend
-with the options that a test wants. This module must not import MPI when it is imported: that of
-pytest's own process is never started.
+Most are the contracts of `support.contracts.plans` and `support.contracts.failing_calls`, on a
+backend with the options that a test wants. This module must not import MPI when it is imported:
+that of pytest's own process is never started.
 """
 
 from __future__ import annotations
@@ -24,13 +24,6 @@ from support.contracts.plans import argument, raised, result, same, stencil, tot
 
 if TYPE_CHECKING:
     from mpi4py import MPI
-
-
-def fact(comm: MPI.Comm, options: dict[str, Any], check: Callable[..., None], *args: Any) -> None:
-    """A fact, on a backend of its own."""
-    own = comm.Dup()
-    check(linop.backends.get("mpi", comm=own, **options), *args)
-    own.Free()
 
 
 def makes_no_communicators(comm: MPI.Comm) -> None:

@@ -1,5 +1,5 @@
 """What a bound plan promises, as SPMD programs: `test_plans` runs each on threads, `test_mpi_plans`
-on ranks. Each is ``fact(backend, *arguments)``, for two workers or more.
+on ranks. Each is ``contract(backend, *arguments)``, for two workers or more.
 
 A worker that fails says so with an AssertionError; others may then wait for it, which threads see
 at once, and `linop.testing.workers.jobs` after a grace.
@@ -34,9 +34,9 @@ SMALL, LARGE = 5, 6000
 # Operators
 
 
-def total(workers: int, size: int = SMALL) -> LinearOperator:
+def total(workers: int, size: int = SMALL, dtype: Any = np.float64) -> LinearOperator:
     """Copies on all workers become their sum: every worker waits for every other."""
-    return linop.all_reduce(TensorSpace((size,), Partition((workers,)), axes=(COPIES,)))
+    return linop.all_reduce(TensorSpace((size,), Partition((workers,)), dtype, axes=(COPIES,)))
 
 
 def spread(workers: int, size: int = SMALL) -> LinearOperator:

@@ -1,5 +1,5 @@
 """Results of every call of a plan, in each mode, several times over: `test_repeated_calls` on
-threads and ranks. Each is ``fact(backend, *arguments)``, and a `PersistentJob`'s check where a
+threads and ranks. Each is ``contract(backend, *arguments)``, and a `PersistentJob`'s check where a
 communicator comes first.
 
 A plan that is wrong from its second call on, or that overwrites a result which it gave before, is
@@ -17,7 +17,7 @@ import numpy as np
 import linop
 from linop import COPIES, LinearOperator, Partition, Region, TensorSpace
 from linop.backends import Backend, BoundPlan
-from linop.backends.execution import program
+from linop.backends.execution.arrays import Arrays
 from linop.backends.worker import Worker
 from linop.errors import LinopError
 from linop.testing.describing import Description
@@ -26,7 +26,7 @@ from support.operators.catalogue import FACTORIES, build
 from support.operators.properties import rounding, same_arrays
 
 if TYPE_CHECKING:
-    from mpi4py import MPI
+    pass
 
 ROUNDS = 3
 """Calls in each mode: the first is checked, the second may be quick, the third finds what that
@@ -104,7 +104,7 @@ def _started_in_place(plan: BoundPlan, x: Any, out: Any) -> Any:
 MODES = (_new, _out, _in_place, _started, _started_out, _started_in_place)
 CHANGING = (_in_place, _started_in_place)
 
-# Facts
+# Contracts
 
 
 def every_mode_again(
@@ -154,7 +154,7 @@ def _works_in_place(plan: BoundPlan, seed: int) -> bool:
         _same(x, argument(plan, seed), "what was refused")
         yes = False
     assert isinstance(worker, Worker)
-    return all(any(said) for said in worker.transport.gather_all(bytes([yes])))
+    return all(worker.transport.gather_all(yes))
 
 
 def _same(given: Any, wanted: Any, what: str, tolerance: float = 0.0) -> None:
@@ -199,7 +199,7 @@ def a_halo_in_place(backend: Backend) -> None:
 @contextmanager
 def all_large(yes: bool) -> Iterator[None]:
     """Inside, plans treat results of any size as large ones."""
-    names = [(program, "SMALL")]
+    names = [(Arrays, "small")]
     try:
         from linop.backends.shared_memory import windows
     except ImportError:
@@ -214,6 +214,14 @@ def all_large(yes: bool) -> Iterator[None]:
     finally:
         for (module, name), value in zip(names, before, strict=True):
             setattr(module, name, value)
+
+
+def as_if_large(
+    backend: Backend, large: bool, contract: Callable[..., None], *arguments: Any
+) -> None:
+    """A contract; if `large`, on ranks that treat results of any size as large ones."""
+    with all_large(large):
+        contract(backend, *arguments)
 
 
 # Local functions
@@ -334,20 +342,3 @@ def buffers_live_as_long_as_requests(backend: Backend, calls: int) -> None:
         same(plan.finish(), result(plan, k), k)
         del junk
         assert not any(plan._program._sending)  # type: ignore[attr-defined]
-
-
-# On ranks
-
-
-def on_ranks(
-    comm: MPI.Comm,
-    options: dict[str, Any],
-    large: bool,
-    fact: Callable[..., None],
-    *arguments: Any,
-) -> None:
-    """A fact, on a backend of its own."""
-    own = comm.Dup()
-    with all_large(large):
-        fact(linop.backends.get("mpi", comm=own, **options), *arguments)
-    own.Free()

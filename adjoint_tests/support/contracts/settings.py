@@ -9,7 +9,7 @@ import numpy as np
 
 import linop
 from linop.errors import LinopError
-from support.contracts.mpi import total
+from support.contracts.plans import total
 
 if TYPE_CHECKING:
     from mpi4py import MPI

@@ -1,7 +1,7 @@
 """What holds of `linop.testing`'s checks where plans and functions compute on a device: their
 vectors are in main memory, and the reports are those of NumPy's arrays.
 
-As in `support.device.plans`, each fact takes a backend and the arrays of the device, on every
+As in `support.device.plans`, each contract takes a backend and the arrays of the device, on every
 worker. This module must not import MPI when it is imported.
 """
 
@@ -231,19 +231,13 @@ def vectors_compute_there(backend: Backend, arrays: DeviceArrays) -> None:
             assert np.array_equal(arrays.fetched(array), here[region.name])
 
 
-FACTS: dict[str, list[tuple[Any, ...]]] = {
-    "plans_pass": [(what,) for what in CHECKED],
-    "other_properties_pass": [()],
-    "matrices_pass": [()],
-    "functions_pass": [()],
-    "reports_are_those_of_numpy": [("default",), ("host",)],
-    "faults_of_functions_are_named": [("default",), ("host",)],
-    "vectors_compute_there": [()],
+CONTRACTS: dict[Callable[..., None], list[tuple[Any, ...]]] = {
+    plans_pass: [(what,) for what in CHECKED],
+    other_properties_pass: [()],
+    matrices_pass: [()],
+    functions_pass: [()],
+    reports_are_those_of_numpy: [("default",), ("host",)],
+    faults_of_functions_are_named: [("default",), ("host",)],
+    vectors_compute_there: [()],
 }
-"""The facts by name, with the arguments that each is tried with."""
-
-
-def facts(backend: Backend, arrays: DeviceArrays, name: str) -> None:
-    """A fact, with all of its arguments."""
-    for arguments in FACTS[name]:
-        globals()[name](backend, arrays, *arguments)
+"""With the arguments that each is tried with."""

@@ -168,13 +168,6 @@ def same(arrays: DeviceArrays, value: Any, wanted: Any, tolerance: float = 0.0) 
         same_arrays(one, other, tolerance)
 
 
-def part(space: Space, vector: Any, backend: Backend) -> Any:
-    """A worker's part of a whole vector, as plans take it."""
-    assert backend.worker is not None
-    held = {r.name: vector[r.name] for r in space.on(backend.worker)}
-    return (held or None) if len(held) != 1 else next(iter(held.values()))
-
-
 def as_dict(space: Space, value: Any, backend: Backend) -> dict[str, Any]:
     assert backend.worker is not None
     regions = space.on(backend.worker)

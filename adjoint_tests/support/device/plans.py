@@ -1,8 +1,8 @@
 """What holds of plans on a device, whatever their transport: on the simulated one in every run of
 the suite, on a GPU where there is one.
 
-Each fact takes a backend and the arrays of the device, on every worker. This module must not import
-MPI when it is imported.
+Each contract takes a backend and the arrays of the device, on every worker. This module must not
+import MPI when it is imported.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from linop.backends.threads import Threads
 from linop.errors import ArgumentError, DTypeError, LinopError, ShapeError
 from linop.normal_form.maps import LocalMap
 from linop.testing.describing import Description
+from linop.testing.workers.jobs import job
 from support.contracts.plans import (
     LARGE,
     OPERATORS,
@@ -30,6 +31,7 @@ from support.contracts.plans import (
     argument,
     arrays_of,
     each,
+    part,
     raised,
     result,
     size,
@@ -42,7 +44,6 @@ from support.device.operators import (
     given,
     lies_where_it_says,
     offloaded,
-    part,
     placed,
     same,
 )
@@ -53,7 +54,7 @@ from support.operators.properties import rounding, same_arrays
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-Fact = Callable[..., None]
+Contract = Callable[..., None]
 
 
 def simulated_arrays() -> DeviceArrays:
@@ -80,7 +81,7 @@ ARRAYS: dict[str, Callable[[], DeviceArrays]] = {
 @contextmanager
 def shown(arrays: DeviceArrays, to_mpi: bool) -> Iterator[None]:
     """Inside, whether the simulated device shows its arrays to MPI."""
-    if arrays.name != "simulated":
+    if arrays.name == "cupy":
         yield
         return
     from support.device.simulated import Counts
@@ -92,22 +93,33 @@ def shown(arrays: DeviceArrays, to_mpi: bool) -> Iterator[None]:
         Counts.visible = True
 
 
-def on_ranks(comm: MPI.Comm, kind: str, way: str, fact: Fact, *arguments: Any) -> None:
-    """A fact under MPI, on a backend of its own. What is staged is never shown to MPI."""
-    arrays, own = ARRAYS[kind](), comm.Dup()
-    backend = linop.backends.get("cupy", comm=own, way=way, wait_limit=10, arrays=arrays)
+def on_ranks(ranks: int, kind: str, way: str, contract: Contract, *arguments: Any) -> None:
+    """A contract under MPI. What is staged is never shown to MPI."""
+    job(ranks).run(_on_rank, kind, way, contract, *arguments)
+
+
+def _on_rank(comm: MPI.Comm, kind: str, way: str, contract: Contract, *arguments: Any) -> None:
+    arrays = ARRAYS[kind]()
+    backend = linop.backends.get("cupy", comm=comm, way=way, wait_limit=10, arrays=arrays)
     with shown(arrays, to_mpi=way == "aware"):
-        fact(backend, arrays, *arguments)
-    own.Free()
+        contract(backend, arrays, *arguments)
 
 
-def on_threads(workers: int, kind: str, fact: Fact, *arguments: Any) -> None:
+def on_threads(workers: int, kind: str, contract: Contract, *arguments: Any) -> None:
     """The same on threads, which need no MPI."""
     arrays = ARRAYS[kind]()
     with shown(arrays, to_mpi=False):
         linop.launch(
-            lambda backend: fact(backend, arrays, *arguments), workers, "threads", arrays=arrays
+            lambda backend: contract(backend, arrays, *arguments), workers, "threads", arrays=arrays
         )
+
+
+def in_every_case(
+    backend: Backend, arrays: DeviceArrays, contract: Contract, cases: list[tuple[Any, ...]]
+) -> None:
+    """A contract, with all of its arguments."""
+    for arguments in cases:
+        contract(backend, arrays, *arguments)
 
 
 def operator_agrees(
@@ -407,26 +419,20 @@ def dtypes_are_refused(backend: Backend, arrays: DeviceArrays) -> None:
         assert "has no arrays of" in raised(DTypeError, lambda: op.compile(backend))
 
 
-FACTS: dict[str, list[tuple[Any, ...]]] = {
-    "results_are_kept": [(what,) for what in MADE],
-    "the_device_may_be_behind": [(what,) for what in MADE],
-    "plans_may_go_first": [(what,) for what in OPERATORS],
-    "out_is_filled": [(what,) for what in MADE],
-    "streams_are_followed": [(what,) for what in MADE],
-    "wrong_arguments_are_told": [(SMALL,), (LARGE,)],
-    "wrong_memories_are_told": [()],
-    "offloading_overlaps": [()],
-    "local_maps_compute_there": [(d,) for d in ("float64", "float32", "int32", "complex128")],
-    "a_later_call_fails_everywhere": [()],
-    "dtypes_are_refused": [()],
+CONTRACTS: dict[Callable[..., None], list[tuple[Any, ...]]] = {
+    results_are_kept: [(what,) for what in MADE],
+    the_device_may_be_behind: [(what,) for what in MADE],
+    plans_may_go_first: [(what,) for what in OPERATORS],
+    out_is_filled: [(what,) for what in MADE],
+    streams_are_followed: [(what,) for what in MADE],
+    wrong_arguments_are_told: [(SMALL,), (LARGE,)],
+    wrong_memories_are_told: [()],
+    offloading_overlaps: [()],
+    local_maps_compute_there: [(d,) for d in ("float64", "float32", "int32", "complex128")],
+    a_later_call_fails_everywhere: [()],
+    dtypes_are_refused: [()],
 }
-"""The facts by name, with the arguments that each is tried with."""
-
-
-def facts(backend: Backend, arrays: DeviceArrays, name: str) -> None:
-    """A fact, with all of its arguments."""
-    for arguments in FACTS[name]:
-        globals()[name](backend, arrays, *arguments)
+"""With the arguments that each is tried with."""
 
 
 def hosts_wait_seldom(backend: Backend, arrays: DeviceArrays) -> None:
@@ -517,7 +523,9 @@ def missing_gpus_are_told(comm: MPI.Comm) -> None:
     """Where one rank has no GPU, or no such one, every rank hears of it, and how to do without."""
     arrays = simulated_arrays()
     own = comm.Dup()
-    if gpu_missing():
+    from support.requirements import missing_gpu  # pytest, which ranks seldom need
+
+    if missing_gpu():
         mine = arrays if comm.rank else None
         try:
             linop.backends.get("cupy", comm=own, arrays=mine)
@@ -536,12 +544,3 @@ def missing_gpus_are_told(comm: MPI.Comm) -> None:
     )
     assert "wanted; there are 1" in text, text
     own.Free()
-
-
-def gpu_missing() -> str:
-    """Why there is no GPU here; empty if there is one."""
-    try:
-        cupy_arrays()
-    except LinopError as error:
-        return str(error)
-    return ""

@@ -1,9 +1,10 @@
 """What holds of tensors and layers on a device: on the simulated one, for which tensors in main
-memory stand, and on a GPU. Each fact takes a backend and the arrays of the device.
+memory stand, and on a GPU. Each contract takes a backend and the arrays of the device.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,8 @@ import linop
 from linop.backends import Backend
 from linop.backends.device.device_arrays import DeviceArrays
 from linop.errors import ArgumentError
-from support.contracts.plans import OPERATORS, arrays_of, each, raised, size, total
-from support.device.operators import PLACED, as_dict, part
+from support.contracts.plans import OPERATORS, arrays_of, each, part, raised, size, total
+from support.device.operators import PLACED, as_dict
 
 
 def tensors_go_there_and_back(backend: Backend, arrays: DeviceArrays, seed: int) -> None:
@@ -38,7 +39,7 @@ def tensors_go_there_and_back(backend: Backend, arrays: DeviceArrays, seed: int)
             linop.TensorSpace(
                 (5,),
                 linop.Partition((size(backend),)),
-                linop.backends.autograd.bridge.numpy_dtype(dtype),
+                linop.backends.autograd.dtypes.numpy_dtype(dtype),
                 axes=(linop.COPIES,),
             )
         )
@@ -135,15 +136,11 @@ def functions_of_tensors_are_checked(backend: Backend, arrays: DeviceArrays) -> 
         assert linop.testing.check_adjoint(linop.testing.torch_function(function, 6), backend)
 
 
-FACTS = {
-    "tensors_go_there_and_back": (3,),
-    "tensors_lie_where_their_regions_do": (3,),
-    "other_devices_are_refused": (),
-    "layers_work": (),
-    "functions_of_tensors_are_checked": (),
+CONTRACTS: dict[Callable[..., None], list[tuple[Any, ...]]] = {
+    tensors_go_there_and_back: [(3,)],
+    tensors_lie_where_their_regions_do: [(3,)],
+    other_devices_are_refused: [()],
+    layers_work: [()],
+    functions_of_tensors_are_checked: [()],
 }
-
-
-def facts(backend: Backend, arrays: DeviceArrays, name: str) -> None:
-    """A fact, with its arguments."""
-    globals()[name](backend, arrays, *FACTS[name])
+"""With the arguments that each is tried with."""

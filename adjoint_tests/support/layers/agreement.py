@@ -1,5 +1,5 @@
 """Layers that differ between workers say so, in the network's words: SPMD programs for two workers
-or more. Each is ``fact(backend)``. Needs torch."""
+or more. Each is ``contract(backend)``. Needs torch."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ def embeddings_have_gradients_where_nothing_moves(backend: Backend) -> None:
             assert y.numel() == 0
 
 
-FACTS: list[Callable[[Backend], None]] = [
+CONTRACTS: list[Callable[[Backend], None]] = [
     errors_name_the_layer,
     other_layers_are_named,
     errors_of_backward_name_the_layer,

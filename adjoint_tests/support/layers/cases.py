@@ -21,9 +21,7 @@ from linop import Partition, TensorSpace
 from linop.backends import Backend
 from linop.spaces.blocks import is_disjoint
 from linop.spaces.partition import balanced
-from linop.testing.workers.jobs import job
 from support.contracts.plans import mine
-from support.on_ranks import check_on
 
 WIDE = torch.float64
 TOLERANCE = 1e-12
@@ -66,20 +64,6 @@ class Case:
         placed = [p for p in self.places.values() if isinstance(p, Partition)]
         every = [*self.partitions, *placed, *([self.output] if self.output else [])]
         return 1 + max(w for partition in every for w in partition.workers)
-
-
-def on_threads(case: Case) -> None:
-    """The layer is its twin, on threads."""
-    linop.launch(lambda backend: is_its_twin(backend, case), case.workers)
-
-
-def on_ranks(case: Case) -> None:
-    """The layer is its twin, under MPI."""
-    job(case.workers).run(_on_rank, case)
-
-
-def _on_rank(comm: Any, case: Case) -> None:
-    check_on(comm, is_its_twin, case)
 
 
 def is_its_twin(backend: Backend, case: Case) -> None:
@@ -140,13 +124,13 @@ def same_parameters(layer: Any, twin: Any, gradients: bool = False) -> None:
         assert is_disjoint(layer.spaces[name])
 
 
-def same(given: Any, wanted: Any) -> None:
-    """Tensors of equal shape and dtype, and equal up to `TOLERANCE`."""
+def same(given: Any, wanted: Any, tolerance: float = TOLERANCE) -> None:
+    """Tensors of equal shape and dtype, and equal up to the tolerance."""
     assert given is not None, "no gradient"
     assert (given.shape, given.dtype) == (wanted.shape, wanted.dtype), (given, wanted)
     if wanted.numel():
         worst = (given - wanted).abs().max().item()
-        assert worst <= TOLERANCE * max(1, wanted.abs().max().item()), (worst, given, wanted)
+        assert worst <= tolerance * max(1, wanted.abs().max().item()), (worst, given, wanted)
 
 
 def normal(shape: tuple[int, ...], seed: int) -> Any:

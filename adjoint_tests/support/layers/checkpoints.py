@@ -25,7 +25,6 @@ import torch
 
 from linop import LinopError, Partition, launch, layers
 from linop.layers.agreement.input_agreement import agreement_of
-from support.on_ranks import check_on
 
 BIG = 1 << 18
 """Elements of a weight that is too big for the disk."""
@@ -133,13 +132,6 @@ def edited(path: Path, change: Callable[[Any], Any]) -> None:
     index = pickle.loads((path / ".metadata").read_bytes())
     changed = change(index)
     (path / ".metadata").write_bytes(pickle.dumps(index if changed is None else changed))
-
-
-# On ranks
-
-
-def on_rank(comm: Any, what: str, *arguments: Any) -> None:
-    check_on(comm, globals()[what], *arguments)
 
 
 def saves(backend: Any, path: str, value: float, sharded: bool, columns: int = 8) -> None:

@@ -1,5 +1,5 @@
 """What all layers promise, as SPMD programs for two workers or more: `test_layers` runs each on
-threads and under MPI. Each is ``fact(backend)``. Needs torch.
+threads and under MPI. Each is ``contract(backend)``. Needs torch.
 
 The first ones are named after what goes wrong in DistDL, the paper's own code.
 """
@@ -20,7 +20,6 @@ from linop.backends import Backend
 from linop.errors import ArgumentError, BackendError, DTypeError, PartitionError, ShapeError
 from support.contracts.plans import mine, raised, size
 from support.layers.cases import Case, block, cut, is_its_twin, made, normal, same, same_parameters
-from support.on_ranks import check_on
 
 
 def row(backend: Backend, *before: int) -> Partition:
@@ -349,7 +348,13 @@ def copies_of_layers_work(backend: Backend) -> None:
     X = cut((2, 3, 5, 9), layer.inputs[0], 0)
     x = block(X, normal(X.global_shape, 1), backend)
     wanted = layer(x)
-    same(copy.deepcopy(layer)(x), wanted)
+    other = copy.deepcopy(layer)
+    same(other(x), wanted)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.mul_(2)
+    same(other(x), 2 * wanted)  # not with the parameters of the first
+    same(layer(x), wanted)
 
 
 def layers_may_be_autocast(backend: Backend) -> None:
@@ -512,7 +517,7 @@ DISTDL: list[Callable[[Backend], None]] = [
     defaults_are_those_of_torch,
     grids_are_transposed_as_in_mathematics,
 ]
-FACTS: list[Callable[[Backend], None]] = [
+CONTRACTS: list[Callable[[Backend], None]] = [
     *DISTDL,
     shapes_may_be_promised,
     movements_are_their_operators,
@@ -528,8 +533,3 @@ FACTS: list[Callable[[Backend], None]] = [
     missing_workers_are_errors,
     partitions_have_to_suit_the_kernel,
 ]
-
-
-def on_rank(comm: Any, fact: Callable[[Backend], None]) -> None:
-    """A fact under MPI."""
-    check_on(comm, fact, wait_limit=10)

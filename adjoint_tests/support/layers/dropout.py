@@ -15,7 +15,6 @@ from linop import Partition
 from linop.backends import Backend
 from support.contracts.plans import mine
 from support.layers.cases import WIDE, Case, block, cut, grids, normal, same
-from support.on_ranks import check_on
 
 
 @st.composite
@@ -60,6 +59,7 @@ def drops_the_same(backend: Backend, case: Case, masks: list[Any]) -> None:
         same(evaluated, block(X, z, backend))
 
 
-def on_rank(comm: Any, case: Case, masks: list[Any], afterwards: int) -> None:
-    check_on(comm, drops_the_same, case, masks)
+def leaves_the_generator(backend: Backend, case: Case, masks: list[Any], afterwards: int) -> None:
+    """The same; and torch's generator draws next what it draws after one worker alone."""
+    drops_the_same(backend, case, masks)
     assert int(torch.randint(1 << 40, ())) == afterwards

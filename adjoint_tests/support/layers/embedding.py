@@ -14,7 +14,6 @@ from linop import TensorSpace
 from linop.backends import Backend
 from support.contracts.plans import mine
 from support.layers.cases import Case, block, cut, grids, made, normal, same, same_parameters
-from support.on_ranks import check_on
 
 
 @st.composite
@@ -61,7 +60,3 @@ def is_torch_s(backend: Backend, case: Case) -> None:
         if 0 not in gradient.shape:
             assert gradient.is_sparse == case.options.get("sparse", False)
         same(gradient.to_dense(), twin.weight.grad.to_dense()[where])
-
-
-def on_rank(comm: Any, case: Case) -> None:
-    check_on(comm, is_torch_s, case)

@@ -14,7 +14,6 @@ import linop
 from linop.backends import Backend
 from support.contracts.plans import mine
 from support.layers.cases import WIDE, Case, cut, grids, normal, same
-from support.on_ranks import check_on
 
 CLASSES = ("NLLLoss", "CrossEntropyLoss")
 
@@ -121,10 +120,6 @@ def is_torch_s(backend: Backend, case: Case) -> None:
 
 def workers(case: Case) -> int:
     return case.workers + case.places["more"]
-
-
-def on_rank(comm: Any, case: Case) -> None:
-    check_on(comm, is_torch_s, case)
 
 
 WORDS = (

@@ -8,23 +8,18 @@ from __future__ import annotations
 
 import importlib.util
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import torch
 import torch._dynamo  # the first optimizer would, in seconds of an example's watch
 
-import linop
 from linop import Partition, TensorSpace
 from linop.backends import Backend
-from linop.testing.workers.jobs import job
 from support.contracts.plans import mine
-from support.layers.cases import WIDE, normal
-from support.on_ranks import check_on
+from support.layers.cases import WIDE, normal, same
 
 TABLE_1 = {
     "C1.weight": ((6, 1, 5, 5), {0}),
@@ -53,22 +48,6 @@ def example(name: str) -> ModuleType:
 
 
 lenet, unet = example("lenet5"), example("unet3d")
-
-
-def on_threads(check: Callable[..., None], *arguments: Any) -> None:
-    """A check of this module on four workers, as threads."""
-    linop.launch(lambda backend: check(backend, *arguments), 4)
-
-
-def on_ranks(check: Callable[..., None], *arguments: Any) -> None:
-    """A check of this module on four workers, under MPI."""
-    shared = job(4)
-    with patch.object(shared, "watch", 200.0):
-        shared.run(_on_rank, check, *arguments)
-
-
-def _on_rank(comm: Any, check: Callable[..., None], *arguments: Any) -> None:
-    check_on(comm, check, *arguments)
 
 
 def has_table_1(backend: Backend) -> None:
@@ -141,10 +120,3 @@ def _same_parameters(model: Any, twin: Any, tolerance: float, gradients: bool = 
             if part is not None and whole is not None:
                 part, whole = (part.grad, whole.grad) if gradients else (part, whole)
                 same(part, whole[space.slices(layer.worker)], tolerance)
-
-
-def same(given: Any, wanted: Any, tolerance: float) -> None:
-    assert given.shape == wanted.shape, (given.shape, wanted.shape)
-    if wanted.numel():
-        worst = (given - wanted).abs().max().item()
-        assert worst <= tolerance * max(1, wanted.abs().max().item()), worst

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from linop.backends import Backend
 from support.contracts.plans import mine
 from support.layers.cases import Case, block, cut, grids, made, normal, same
-from support.on_ranks import check_on
 
 
 @st.composite
@@ -64,7 +63,3 @@ def keeps_statistics(backend: Backend, case: Case) -> None:
     for name, buffer in ours.items():
         assert layer.spaces[name].global_shape == theirs[name].shape
         same(buffer, theirs[name][layer.spaces[name].slices(worker)])
-
-
-def statistics_on_rank(comm: Any, case: Case) -> None:
-    check_on(comm, keeps_statistics, case)

@@ -5,6 +5,7 @@ Ranks import this module, and no test.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +19,6 @@ import linop
 from linop import REPLICATED, Partition, TensorSpace, layers
 from linop.spaces.partition import balanced
 from support.layers.cases import cut, grids, normal
-from support.on_ranks import check_on
 
 DTYPES = "float64 float32 bfloat16 float16 complex128 complex64 int64 int32 uint8 bool".split()
 
@@ -160,10 +160,6 @@ def both_are_torchs(held: Held, folder: str) -> None:
     equal(dict(sorted(torch.load(f"{folder}/again").items())), dict(sorted(state.items())))
 
 
-def on_rank(comm: Any, what: str, *arguments: Any) -> None:
-    check_on(comm, globals()[what], *arguments)
-
-
 def network(workers: int) -> Any:
     """A convolution over space, then a linear layer, whose weight is cut along its columns."""
     P, one = Partition((1, 1, workers)), Partition((1, 1, 1))
@@ -233,6 +229,19 @@ def trains_and_saves(backend: Any, workers: int, folder: str) -> None:
         one = layers.gather_optimizer_state(model, optimizer)
         other = layers.gather_optimizer_state(again, fresh)
         same_optimizer(other, one)
+
+
+def keeps_its_state(backend: Any) -> None:
+    """Steps after it leave a gathered state as it is, and a scattered one."""
+    model, optimizer, block = begun(backend, 1)
+    trained(model, optimizer, range(2), block)
+    state = layers.gather_optimizer_state(model, optimizer)
+    before = copy.deepcopy(state)
+    trained(model, optimizer, range(2, 3), block)
+    same_optimizer(state, before)
+    layers.scatter_optimizer_state(model, optimizer, state)
+    trained(model, optimizer, range(3, 4), block)
+    same_optimizer(state, before)
 
 
 def same_optimizer(given: Any, wanted: Any, tolerance: float = 0.0) -> None:

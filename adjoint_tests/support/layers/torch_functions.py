@@ -1,5 +1,5 @@
 """Torch's functions of whole models, done with distributed ones: SPMD programs for two workers or
-more, each ``fact(backend)``. Networks are beside their twins of torch.nn. Needs torch."""
+more, each ``contract(backend)``. Networks are beside their twins of torch.nn. Needs torch."""
 
 from __future__ import annotations
 
@@ -294,7 +294,7 @@ def whole_tensors_are_not_refused(backend: Backend) -> None:
     parametrizations.spectral_norm(plain)(torch.ones(2, 4))
 
 
-FACTS: list[Callable[[Backend], None]] = [
+CONTRACTS: list[Callable[[Backend], None]] = [
     gradients_are_clipped_by_the_norm_of_all,
     whole_parameters_count_once,
     partial_gradients_are_told,

@@ -437,7 +437,7 @@ linop.identity(Space(c, "uint8"))(np.ones(3, int))
 """An expression; then the error that it raises, and a part of its words."""
 
 
-def mistakes() -> list[tuple[str, str, str]]:
+def error_cases() -> list[tuple[str, str, str]]:
     """The rows of the table: expression, name of the error, words."""
     rows = [line for line in MISTAKES.splitlines() if line and not line.startswith("#")]
     pairs = zip(rows[::2], rows[1::2], strict=True)

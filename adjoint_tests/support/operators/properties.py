@@ -19,8 +19,9 @@ from linop.backends import Backend
 from linop.normal_form.stages import Stages
 from linop.operators.algebra import DirectSum, Named
 from linop.operators.expressions import Composition, Scaled, Sum
-from linop.planning.collective_selection import Choice, with_all
+from linop.planning.collective_selection import Choice, selected
 from linop.planning.lowering import lower, workers_of
+from linop.planning.pipeline import Options, in_collectives, rewritten
 from linop.planning.plan import Plan, Put, Send
 
 MOST = 9
@@ -190,6 +191,11 @@ def run_spmd(op: LinearOperator, x: Vector, y: Vector, backend: str = "threads")
     return linop.launch(main, workers=needed[-1] + 1 if needed else 1, backend=backend)
 
 
+def held(vector: Vector) -> dict[int, np.ndarray]:
+    """The array of each worker that holds a region, for spaces with one region a worker."""
+    return {w: vector[region.name] for region in vector.space for w in region.workers}
+
+
 def whole_vector(space: Space, parts: list[Mapping[str, np.ndarray]]) -> Vector:
     """The vector that the workers' parts make up; all holders of a region must agree."""
     arrays: dict[str, np.ndarray] = {}
@@ -222,16 +228,31 @@ def plans_of(op: LinearOperator) -> list[Plan]:
 
 def together(plans: Sequence[Plan]) -> list[Plan]:
     """Plans with all stages run by collectives that can be."""
-    return [with_all(plan, Choice(use=True, any_order=True)) for plan in plans]
+    return [in_collectives(plan, COLLECTIVES) for plan in plans]
+
+
+ALL = Choice(use=True, any_order=True)
+MESSAGES = Options(small=0)
+"""Executor in which no result is small."""
+COLLECTIVES = Options(lambda plan: selected(plan, ALL), small=0)
+"""The same, with every collective that there is."""
+
+
+def after_passes(plans: Sequence[Plan], options: Options) -> list[list[Plan]]:
+    """The plans of all workers after each pass over plans."""
+    each = zip(*(rewritten(plan, options) for plan in plans), strict=True)
+    return [[plan for _, plan in after] for after in each]
 
 
 def plans_fit(op: LinearOperator) -> None:
-    """The plans of all workers, as lowered and with every collective that there is, are proven to
-    be their operator; and send what `cost` says."""
+    """The plans of all workers, as lowered and after every pass, with every collective that there
+    is and without, are proven to be their operator; and send what `cost` says."""
     for direction in (op, op.H):
         plans = plans_of(direction)
         linop.verify_plans(plans, direction)
-        linop.verify_plans(together(plans), direction)
+        for options in MESSAGES, COLLECTIVES:
+            for after in after_passes(plans, options):
+                linop.verify_plans(after, direction)
         cost = direction.cost()
         sends = {p.worker: [s for s in p.steps if isinstance(s, Send)] for p in plans}
         size = direction.dtype.itemsize

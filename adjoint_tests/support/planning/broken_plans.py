@@ -21,6 +21,7 @@ from linop.planning.plan import (
     Receive,
     Send,
     Step,
+    Sum,
     Wait,
 )
 from linop.spaces.region import Region, Subset
@@ -68,6 +69,9 @@ def _changed(step: Step, known: Sequence[Region]) -> Iterator[Step]:
             yield from _sends(step, known)
         case Make():
             yield replace(step, zeroed=not step.zeroed)
+            if step.within is not None:
+                yield replace(step, within=None)
+                yield from (replace(step, within=other) for other in _boxes(step.within, known))
             yield from (replace(step, region=r) for r in known)
             yield replace(step, region=Region(step.region.name, (2, *step.region.shape)))
         case Alias():
@@ -75,6 +79,10 @@ def _changed(step: Step, known: Sequence[Region]) -> Iterator[Step]:
             yield from (replace(step, target=r) for r in known)
         case Put():
             yield from _puts(step, known)
+        case Sum():
+            yield Sum(step.second, step.first)
+            yield from (replace(step, first=put) for put in _puts(step.first, known))
+            yield from (replace(step, second=put) for put in _puts(step.second, known))
         case Wait() | Advance():
             yield from (replace(step, stage=step.stage + k) for k in (-1, 1, 2))
         case Apply(call=call):
@@ -115,7 +123,8 @@ def _patterns(found: Any) -> Iterator[Any]:
     yield replace(found, counts=found.counts[::-1])
 
 
-def _puts(step: Put, known: Sequence[Region]) -> Iterator[Step]:
+def _puts(step: Put, known: Sequence[Region]) -> Iterator[Put]:
+    yield replace(step, stored=not step.stored)
     yield replace(step, accumulate=not step.accumulate)
     for coefficient in (step.coefficient + 1, -step.coefficient, 0):
         yield replace(step, coefficient=coefficient)

@@ -25,6 +25,7 @@ from linop.planning.plan import (
     Receive,
     Send,
     Step,
+    Sum,
     Wait,
 )
 from linop.spaces.region import Region, Subset
@@ -78,6 +79,7 @@ class _Run:
         self.random = np.random.default_rng(plan.worker + 1)
         self.current = {region.name: arguments.get(region.name) for region in plan.inputs}
         self.new: dict[str, np.ndarray] = {}
+        self.ahead: dict[Region, np.ndarray] = {}
         self.expected: dict[int, Receive] = {}
         self.arrived: dict[int, np.ndarray] = {}
         self.began: Collective | None = None
@@ -108,19 +110,35 @@ class _Run:
             case Send():
                 self.post((step.stage, self.plan.worker, step.peer), step, taken=False)
             case Make():
-                shape = step.region.shape
-                garbage = self.random.integers(10**5, 10**6, shape)
-                self.bring(step.region, np.zeros(shape) if step.zeroed else garbage)
+                self.make(step)
             case Alias():
                 require(step.source.memory == step.target.memory, "another memory")
                 self.bring(step.target, self.whole(step.source))
             case Put():
                 self.put(step)
+            case Sum():
+                self.put(step.first)
+                self.put(step.second)
             case Apply():
                 self.apply(step)
             case Advance():
                 require(not self.expected, "a message that nobody waited for")
                 self.current, self.new, self.arrived, self.began = self.new, {}, {}, None
+
+    def make(self, step: Make) -> None:
+        """New memory; or a part of that of a region which is made in the next stage."""
+        memory = self.ahead.pop(step.region, None)
+        if step.within is not None:
+            target = step.within.region
+            garbage = self.random.integers(10**5, 10**6, target.shape).astype(self.plan.dtype)
+            memory = self.ahead.setdefault(target, garbage)[step.within.slices]
+        if memory is None:
+            garbage = self.random.integers(10**5, 10**6, step.region.shape)
+            memory = garbage.astype(self.plan.dtype)
+        require(memory.shape == step.region.shape, "memory of another shape")
+        if step.zeroed:
+            memory[...] = 0
+        self.bring(step.region, memory)
 
     def post(self, key: Any, step: Send, taken: bool) -> None:
         require(key not in self.mail, "two messages")
@@ -178,7 +196,7 @@ class _Run:
     def bring(self, region: Region, array: np.ndarray) -> None:
         require(region.name not in self.new, "made twice")
         require(array.shape == region.shape, "another shape")
-        self.new[region.name] = array.astype(self.plan.dtype)
+        self.new[region.name] = array.astype(self.plan.dtype, copy=False)
 
     def whole(self, region: Region) -> np.ndarray:
         array = self.current.get(region.name)
@@ -196,6 +214,8 @@ class _Run:
         target = _box(self.new[region.name], step.target)
         source = self.read(step.source, step.target)
         require(source.shape == target.shape, "another shape")
+        if step.stored:
+            return
         scaled = (step.coefficient * source).astype(self.plan.dtype)
         target[...] = target + scaled if step.accumulate else scaled
 

@@ -21,7 +21,7 @@ import numpy as np
 import linop
 from linop import LinearOperator, Space
 from linop.backends import Backend
-from support.contracts.mpi import total
+from support.contracts.plans import total
 
 if TYPE_CHECKING:
     from mpi4py import MPI

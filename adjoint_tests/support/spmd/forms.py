@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import linop
 from linop.backends import Backend, in_mpi_job
-from support.contracts.mpi import total
+from support.contracts.plans import total
 
 FEW = settings(max_examples=12, database=None)
 SIZES = st.integers(0, 5)

@@ -13,7 +13,7 @@ import numpy as np
 import linop
 from linop import Space
 from linop.backends import Backend
-from support.contracts.mpi import total
+from support.contracts.plans import total
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 SIZE = 3
 
 
-def on_backend(comm: MPI.Comm, fact: Callable[..., None], *arguments: Any) -> None:
-    fact(linop.backends.get("mpi", comm=comm), *arguments)
+def on_backend(comm: MPI.Comm, contract: Callable[..., None], *arguments: Any) -> None:
+    contract(linop.backends.get("mpi", comm=comm), *arguments)
 
 
 def planted(backend: Backend, call: int, group: int | None = None) -> Callable[[], Any]:

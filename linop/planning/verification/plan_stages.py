@@ -26,21 +26,25 @@ from linop.planning.plan import (
     Receive,
     Send,
     Step,
+    Sum,
     Wait,
+    puts_of,
 )
 from linop.planning.verification.plan_errors import (
     CallMismatchError,
+    FusedSumError,
     MemoryMismatchError,
     OutOfBoundsError,
     SizeMismatchError,
     StageError,
     StepOrderError,
+    StorageError,
     TwoWritersError,
     UnfinishedError,
     UnknownRegionError,
     WorkerError,
 )
-from linop.spaces.region import Region, Subset
+from linop.spaces.region import Region, Subset, as_subset
 
 S = TypeVar("S", bound=Step)
 
@@ -50,7 +54,7 @@ class PlanStage:
     """One stage of one worker's plan.
 
     Args:
-        steps: (position in the plan, step).
+        steps: (position in the plan, step); both puts of a `Sum` in its place.
         before, after: regions current before and after the stage, by name.
     """
 
@@ -71,7 +75,7 @@ class PlanStage:
 
     def where(self, at: int) -> str:
         """Text of the step at a position of the plan, for error messages."""
-        (step,) = (step for k, step in self.steps if k == at)
+        step = next(step for k, step in self.steps if k == at)
         return where(self.worker, self.number, at, step)
 
 
@@ -100,6 +104,8 @@ def read(plan: Plan) -> tuple[PlanStage, ...]:
             f"worker {plan.worker}, step {steps[0][0]} ({steps[0][1]}): no advance follows it; a "
             f"plan ends with the advance of its last stage"
         )
+    for before, after in pairwise([None, *stages, None]):
+        _check_storage(before, after)
     numbers = [stage.number for stage in stages]
     if any(a >= b for a, b in pairwise(numbers)):
         raise StageError(f"worker {plan.worker}: stages {numbers}; their numbers increase")
@@ -107,6 +113,32 @@ def read(plan: Plan) -> tuple[PlanStage, ...]:
         if current.get(region.name) != region:
             raise UnknownRegionError(f"worker {plan.worker}, the result: no region {region!r}")
     return tuple(stages)
+
+
+def _check_storage(stage: PlanStage | None, after: PlanStage | None) -> None:
+    """Check that the regions made within regions of the next stage are copied there, as a whole
+    and as they are, and that nothing else needs their memory."""
+    makes = [] if stage is None else [one for one in stage.of(Make) if one[1].within is not None]
+    puts = [] if after is None else list(after.of(Put))
+    places = {make.within: make.region for _, make in makes}
+    for at, put in puts:
+        region = places.get(put.target)
+        if put.stored and (region is None or put.source != as_subset(region) or not put.is_copy):
+            assert after is not None
+            raise StorageError(f"{after.where(at)}: its source was not made within its target")
+    stored = {put.target for _, put in puts if put.stored}
+    for at, make in makes:
+        assert stage is not None
+        target = make.within
+        if after is None or target is None or target not in stored or places[target] != make.region:
+            raise StorageError(
+                f"{stage.where(at)}: the next stage does not copy the region to {target}"
+            )
+        others = [made for _, made in after.of(Make) if made.region == target.region]
+        kept = any(alias.source == make.region for _, alias in after.of(Alias))
+        added = any(p.accumulate and p.target.overlaps(target) for _, p in puts)
+        if make.zeroed or kept or added or any(other.zeroed or other.within for other in others):
+            raise StorageError(f"{stage.where(at)}: the memory of {target} has another use")
 
 
 def _inputs(plan: Plan) -> dict[str, Region]:
@@ -142,15 +174,18 @@ class _Reader:
         return where(self.worker, self.number, at, step)
 
     def read(self) -> PlanStage:
-        for k, (_, step) in enumerate(self.steps):
+        every: list[tuple[int, Step]] = []
+        for k, (at, step) in enumerate(self.steps):
             self.at = k
             self._check(step)
+            each = puts_of([step]) if isinstance(step, Sum) else [step]
+            every += [(at, one) for one in each]
         if self.expected and not self.waited:
             raise StepOrderError(
                 f"{self.here}: messages from {sorted(self.expected)} are received, and no wait "
                 f"for them comes before the end of the stage"
             )
-        return PlanStage(self.worker, self.number, self.steps, self.before, self.after)
+        return PlanStage(self.worker, self.number, every, self.before, self.after)
 
     def _check(self, step: Step) -> None:
         if isinstance(step, Receive | Send | Wait) and step.stage != self.number:
@@ -170,6 +205,8 @@ class _Reader:
                 self._alias(step)
             case Put():
                 self._put(step)
+            case Sum():
+                self._sum(step)
             case Apply():
                 self._apply(step)
             case Wait():
@@ -203,6 +240,13 @@ class _Reader:
             self._same_shape(step.source, step.target)
         else:
             self._read_message(step.source, step.target.size)
+
+    def _sum(self, step: Sum) -> None:
+        first, second = step.first, step.second
+        if not (first.is_copy and second.is_addition and first.target == second.target):
+            raise FusedSumError(f"{self.here}: {first}, then {second}")
+        self._put(first)
+        self._put(second)
 
     def _apply(self, step: Apply) -> None:
         call = step.call

@@ -10,7 +10,6 @@ Conversion of operators, pairs and matrices is in the other modules of this pack
 from __future__ import annotations
 
 import math
-import pickle
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -18,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from linop.backends.base import Backend, held, held_arrays
+from linop.backends.transports.transport import Item
 from linop.backends.worker import Worker
 from linop.errors import ArgumentError, BackendError
 from linop.normal_form.maps import bare_or_dict
@@ -247,7 +247,7 @@ class TestedMap:
             BackendError: the function raised on another worker. On the worker itself the original
                 exception is raised.
         """
-        target = fault and fault.worst.target
+        target = fault.worst.target if fault else None
         words = repr(raised) if raised else fault.worst.text if fault else ""
         said = (bool(raised), words, target) if words else None
         heard = {w: one for w, one in enumerate(gathered(self.backend, said)) if one}
@@ -287,12 +287,12 @@ def host_vector(space: Space, arrays: Any, backend: Backend) -> Vector:
     return Vector(space, held_arrays(space, backend.worker, arrays), backend.total(space))
 
 
-def gathered(backend: Backend, item: Any) -> list[Any]:
+def gathered(backend: Backend, item: Item) -> list[Item]:
     """All-gather of a picklable item, as a list by worker; collective. On a backend that holds all
     workers, a list of the item alone."""
     if not isinstance(backend, Worker):
         return [item]
-    return [pickle.loads(data) for data in backend.transport.gather_all(pickle.dumps(item))]
+    return backend.transport.gather_all(item)
 
 
 def epsilon(dtype: np.dtype[Any]) -> float:

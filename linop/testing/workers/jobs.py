@@ -93,14 +93,19 @@ class PersistentJob:
         self._spare: RankConnections | None = None
         self._failed = 0
 
-    def run(self, check: Check, *arguments: Any) -> None:
+    def run(self, check: Check, *arguments: Any, watch: float | None = None) -> None:
         """Run ``check(comm, *arguments)`` on every rank, on a new communicator.
+
+        Args:
+            check: picklable; its module is imported on the ranks before the timeout begins.
+            arguments: picklable.
+            watch: timeout in seconds; by default the job's.
 
         Raises:
             FailedExampleError: a rank failed, died, or did not return in time.
         """
         __tracebackhide__ = True
-        outcome = self.ask(getattr(check, "__name__", str(check)), check, arguments)
+        outcome = self.ask(getattr(check, "__name__", str(check)), check, arguments, watch)
         if outcome.timed_out:
             self.watch = min(self.watch, HURRY)
         outcome.settle()
