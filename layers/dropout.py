@@ -16,7 +16,7 @@ import torch
 from linop.backends.autograd.bridge import bridge_of
 from linop.backends.autograd.checkpointing import run
 from linop.errors import ArgumentError, DTypeError, ShapeError
-from linop.layers.layer import Function, Layer, Tensor, elsewhere
+from linop.layers.layer import Function, Layer, Tensor, zero_volume_result
 from linop.layers.parameters.weights import first_of_process
 from linop.operators.collectives import repartition
 from linop.spaces.decomposition import COPIES, Axis
@@ -90,7 +90,7 @@ class Dropout(Layer):
         def dropped(x: Tensor) -> Tensor:
             seed = self._seed() if self.training and self.p else None
             if not inside:
-                return elsewhere(X, x)
+                return zero_volume_result(X, x)
             if seed is None:
                 return x
             kept = random_bits(seed, X.global_shape, where, self.dims) >= int(self.p * 2**_BITS)

@@ -2,8 +2,8 @@
 section 4), with no backward code.
 
 Partitions are given at construction, shapes at a call. Operators are built for the input's global
-shape, by agreement of all workers (`linop.layers.agreement.meeting`), and cached. Only code that
-serves every layer belongs here; the computation of each is in its own module.
+shape, by agreement of all workers (`linop.layers.agreement.input_agreement`), and cached. Only code
+that serves every layer belongs here; the computation of each is in its own module.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from linop.backends import Backend
 from linop.backends.autograd.bridge import bridge_of
 from linop.backends.autograd.checkpointing import is_replaying
 from linop.backends.autograd.dtypes import numpy_dtype, torch_dtype
-from linop.backends.autograd.functions import apply, tie
+from linop.backends.autograd.functions import add_dependency, apply
 from linop.backends.transports.recorder import namers
 from linop.errors import (
     BackendError,
@@ -37,12 +37,18 @@ from linop.layers.agreement.arguments import (
     digest,
     recorded,
 )
-from linop.layers.agreement.meeting import Cache, Made, Meeting, meeting_of, program
-from linop.layers.agreement.metadata import Given, dtypes_of, given_of, space_of
+from linop.layers.agreement.input_agreement import (
+    Cache,
+    InputAgreement,
+    LayerDescription,
+    agreement_of,
+    program_backend,
+)
+from linop.layers.agreement.metadata import CallMetadata, call_metadata, dtypes_of, space_of
 from linop.layers.agreement.naming import path_of
-from linop.layers.agreement.watching import note, watch
+from linop.layers.agreement.watching import mark_block, watch_modules
 from linop.layers.parameters.blocks import enlist
-from linop.layers.parameters.stock import unfit_parametrization
+from linop.layers.parameters.torch_guards import unfit_parametrization
 from linop.operators.operator import LinearOperator
 from linop.spaces.decomposition import Axis
 from linop.spaces.partition import Partition
@@ -52,7 +58,7 @@ Tensor = Any
 """torch is not typed here."""
 Function = Callable[..., Tensor]
 
-_MOST = 32
+_CACHE_SIZE = 32
 """Input signatures for which a layer caches bound functions."""
 
 
@@ -93,19 +99,19 @@ class Layer(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
         self, inputs: Sequence[Partition], output: Partition | None, *others: Partition
     ) -> None:
         super().__init__()
-        self.backend = program()
+        self.backend = program_backend()
         self.inputs = tuple(self._checked(partition) for partition in inputs)
         self.output = None if output is None else self._checked(output)
         for partition in others:
             self._checked(partition)
-        self.worker = mine(self.backend)
+        self.worker = worker_of(self.backend)
         self.spaces: dict[str, TensorSpace] = {}
-        self._meeting: Meeting = meeting_of(self.backend)
-        self._number = self._meeting.new_number()
+        self._agreement: InputAgreement = agreement_of(self.backend)
+        self._number = self._agreement.new_number()
         # Keys of the first two, and their order, are the same on all workers: a miss is collective.
-        self._agreed = Cache[Function](_MOST)
-        self._bound = Cache[Function](_MOST)
-        self._settled = Cache[Function](_MOST)
+        self._agreed = Cache[Function](_CACHE_SIZE)
+        self._bound = Cache[Function](_CACHE_SIZE)
+        self._settled = Cache[Function](_CACHE_SIZE)
         enlist(self)
 
     @property
@@ -144,7 +150,7 @@ class Layer(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
             )
         return range(grid.ndim)
 
-    def wrong(self, tensors: Sequence[Tensor]) -> str:
+    def invalid_values(self, tensors: Sequence[Tensor]) -> str:
         """Description of invalid values in this worker's tensors; empty if there are none.
 
         It is called before types and shapes are checked. All workers get the text, and raise a
@@ -183,7 +189,7 @@ class Layer(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
             of: the number of the input that it is applied to. If no worker needs that input's
                 gradient, as in the first layer of a network, backward sends no messages.
         """
-        op = self._meeting.known(make, arguments, options, self.__dict__["_where"])
+        op = self._agreement.shared_operator(make, arguments, options, self.__dict__["_where"])
         if op is None:
             return _itself
         function = self.applied(op)
@@ -218,9 +224,9 @@ class Layer(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
         axes = zip(self.output_axes(grid, ndim), grid.shape, strict=False)
         return [axis for axis, parts in axes if isinstance(axis, int) and parts > 1]
 
-    def made(self) -> Made:
+    def description(self) -> LayerDescription:
         """This worker's description of the layer, which is compared with the others'."""
-        return Made(self._number, self._name, self._name, arguments_of(self))
+        return LayerDescription(self._number, self._name, self._name, arguments_of(self))
 
     def forward(self, *tensors: Tensor) -> Tensor:
         """This worker's block of the output. See `Layer`."""
@@ -233,9 +239,9 @@ class Layer(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
         except LinopError as error:
             name_layer(error, path_of(self), self._name)
             raise
-        if self._meeting.debug and self.output is not None:
-            watch()
-            note(result, self._cut(self.output, result.ndim))
+        if self._agreement.debug and self.output is not None:
+            watch_modules()
+            mark_block(result, self._cut(self.output, result.ndim))
         return result
 
     def _function(self, tensors: Sequence[Tensor]) -> Function:
@@ -244,12 +250,12 @@ class Layer(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
         own = tuple(
             (n, p.shape, p.dtype, p.device) for n, p in self._parameters.items() if p is not None
         )
-        given = given_of(tensors, self.training, own, self.wrong(tensors))
-        if self._meeting.shapes_are_fixed and given in self._settled:
+        given = call_metadata(tensors, self.training, own, self.invalid_values(tensors))
+        if self._agreement.shapes_are_fixed and given in self._settled:
             return self._settled[given]
-        total = self._meeting.total(self._number, given)
+        total = self._agreement.total(self._number, given)
         function = self._agreed.get(total)
-        if function is None or (self._meeting.debug and not is_replaying()):
+        if function is None or (self._agreement.debug and not is_replaying()):
             function = self._new_function(given, self._digests(tensors))
             self._agreed.keep(total, function)
         return self._settled.keep(given, function)
@@ -257,18 +263,18 @@ class Layer(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
     def _digests(self, tensors: Sequence[Tensor]) -> Said:
         """Digests of this worker's tensors, parameters and buffers, by name; empty outside of debug
         mode."""
-        if not self._meeting.debug:
+        if not self._agreement.debug:
             return {}
         given = {_input(k): x for k, x in enumerate(tensors)}
         own = {_own(name): x for name, x in (self._parameters | self._buffers).items()}
         every = (given | own).items()
         return {name: digest(x) for name, x in every if isinstance(x, torch.Tensor)}
 
-    def _new_function(self, mine: Given, digests: Said) -> Function:
+    def _new_function(self, mine: CallMetadata, digests: Said) -> Function:
         cut = [name for name, space in self.spaces.items() if len(space.regions) > 1]
         where = self.__dict__["_where"] = path_of(self)
-        made = self.made()._replace(where=where, unfit=unfit_parametrization(self, cut))
-        everybodys, values = self._meeting.exchanged(made, mine, digests)
+        made = self.description()._replace(where=where, unfit=unfit_parametrization(self, cut))
+        everybodys, values = self._agreement.agree_on_call(made, mine, digests)
         arrays, inputs = self.backend.arrays, []
         for k, partition in enumerate(self.inputs):
             blocks = [given.tensors[k] for given in everybodys]
@@ -304,7 +310,7 @@ class Layer(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
             x = tensors[0]
             result = function(*tensors)
             if result is None:  # this worker passed None, and nothing moves
-                result = elsewhere(X)
+                result = zero_volume_result(X)
             if x is not None and (outside or x.ndim):
                 shape = tuple(x.shape) if outside else (x.shape[0], 0)
             else:
@@ -332,25 +338,25 @@ def _in_words(frame: FrameType) -> str:
 namers.append(_in_words)
 
 
-def mine(backend: Backend) -> int:
+def worker_of(backend: Backend) -> int:
     """This worker's index in the program of a backend."""
     assert backend.worker is not None
     return backend.worker
 
 
-def nothing(shape: Sequence[int], *tied: Tensor) -> Tensor:
+def empty_block(shape: Sequence[int], *tied: Tensor) -> Tensor:
     """Empty block of an output, of a given shape without elements. Its backward runs through the
     tied tensors, whose own backward passes are collective."""
-    return tie(tied[0].new_zeros(tuple(shape)), *tied)
+    return add_dependency(tied[0].new_zeros(tuple(shape)), *tied)
 
 
-def elsewhere(X: TensorSpace, *tensors: Tensor) -> Tensor:
+def zero_volume_result(X: TensorSpace, *tensors: Tensor) -> Tensor:
     """Zero-volume result, of shape (0,) and the dtype of X, for a worker that holds no block. Its
-    backward runs through those of the given tensors that are not None, as in `nothing`."""
+    backward runs through those of the given tensors that are not None, as in `empty_block`."""
     result = torch.zeros(0, dtype=torch_dtype(X.dtype))
     if torch.is_grad_enabled() and (result.is_floating_point() or result.is_complex()):
         result.requires_grad_()
-    return tie(result, *[x for x in tensors if x is not None])
+    return add_dependency(result, *[x for x in tensors if x is not None])
 
 
 def zero_volume_tensor(batch: int | None = None, **options: Any) -> Tensor:

@@ -48,8 +48,12 @@ class Moments:
         """Mean, differences from it, and biased variance, of this worker's block. Mean and variance
         have extent 1 in the dimensions that are averaged over."""
         mean = self._total(x.sum(self._dims, keepdim=True)) / self.count
-        apart = x - mean
-        return mean, apart, self._total(apart.square().sum(self._dims, keepdim=True)) / self.count
+        centered = x - mean
+        return (
+            mean,
+            centered,
+            self._total(centered.square().sum(self._dims, keepdim=True)) / self.count,
+        )
 
 
 def wide(layer: Layer, X: TensorSpace) -> np.dtype[Any]:

@@ -78,7 +78,7 @@ def test_checkpointing_on_one_worker_alone(keep: bool) -> None:
                 x,
                 use_reentrant=False,
                 preserve_rng_state=keep,
-                context_fn=linop.autograd.remembering,
+                context_fn=linop.autograd.checkpoint_context,
             )
         else:
             y = layer(x)

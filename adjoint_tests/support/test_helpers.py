@@ -22,7 +22,7 @@ from linop import LinearOperator, Partition, Region, Space, TensorSpace, Vector
 from linop.errors import ArgumentError, ShapeError
 from linop.normal_form.maps import LocalMap
 from linop.normal_form.stages import Stages
-from linop.operators.named_movement import Known
+from linop.operators.named_movement import NamedMovement
 from support.operators import catalogue, properties
 from support.operators.catalogue import FACTORIES, NAMES, build, describe
 
@@ -126,10 +126,10 @@ def test_two_roads_wants_the_adjoint_of_the_adjoint_itself() -> None:
 
 def test_known_is_composed_fails() -> None:
     pair = linop.shift(TensorSpace(4, Partition(2)), 1)
-    same = Known("A", "", pair.movement(), lambda: pair)
+    same = NamedMovement("A", "", pair.movement(), lambda: pair)
     properties.known_is_composed(same @ pair)
     for wrong in (2 * pair, linop.identity(pair.domain)):
-        lie = Known("A", "", pair.movement(), lambda wrong=wrong: wrong)  # type: ignore[misc]
+        lie = NamedMovement("A", "", pair.movement(), lambda wrong=wrong: wrong)  # type: ignore[misc]
         for op in (lie, lie @ pair, 2 * lie + pair, lie.H, linop.direct_sum(lie)):
             assert fails(properties.known_is_composed, op)
 

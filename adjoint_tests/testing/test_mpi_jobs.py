@@ -18,7 +18,7 @@ from hypothesis import find, settings
 
 from linop.testing.describing import Description
 from linop.testing.workers import jobs
-from linop.testing.workers.jobs import FailedExampleError, Job
+from linop.testing.workers.jobs import FailedExampleError, PersistentJob
 from support.contracts import mpi as mpi_contracts
 from support.contracts import mpi_operators
 from support.operators.catalogue import build, describe
@@ -33,14 +33,14 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def job() -> Iterator[Job]:
+def job() -> Iterator[PersistentJob]:
     """A job of two ranks and little patience."""
-    job = Job(2, watch=2, grace=0.5)
+    job = PersistentJob(2, watch=2, grace=0.5)
     yield job
     job.close()
 
 
-def test_a_job_lives_on_after_an_assertion_but_not_after_a_hang(job: Job) -> None:
+def test_a_job_lives_on_after_an_assertion_but_not_after_a_hang(job: PersistentJob) -> None:
     job.run(mpi_contracts.sleeps, 0)
     starts = job.starts
     for _ in range(3):
@@ -57,14 +57,14 @@ def test_a_job_lives_on_after_an_assertion_but_not_after_a_hang(job: Job) -> Non
     assert job.starts == starts + 1
 
 
-def test_a_job_that_has_lost_a_rank_is_not_used_again(job: Job) -> None:
+def test_a_job_that_has_lost_a_rank_is_not_used_again(job: PersistentJob) -> None:
     for _ in range(2):
         with pytest.raises(FailedExampleError, match="rank 1 died"):
             job.run(mpi_contracts.dies_on_rank_1)
         job.run(mpi_contracts.sleeps, 0)
 
 
-def test_an_answer_that_comes_after_an_interruption_is_for_nobody(job: Job) -> None:
+def test_an_answer_that_comes_after_an_interruption_is_for_nobody(job: PersistentJob) -> None:
     """As by pytest's own timeout, which raises in the middle of an example."""
 
     def interrupt(*_: object) -> None:
@@ -82,7 +82,7 @@ def test_an_answer_that_comes_after_an_interruption_is_for_nobody(job: Job) -> N
         job.run(mpi_contracts.prints_and_fails)
 
 
-def test_failed_examples_use_up_a_job(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_examples_use_up_a_job(job: PersistentJob, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their communicators cannot be freed."""
     monkeypatch.setattr(jobs, "SPENT", 2)
     job.close()
@@ -96,7 +96,7 @@ def test_failed_examples_use_up_a_job(job: Job, monkeypatch: pytest.MonkeyPatch)
 def test_a_job_that_does_not_start_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jobs.sys, "executable", "/nowhere/python")
     with pytest.raises(RuntimeError, match=r"(?s)an MPI job does not start: .*/nowhere/python"):
-        Job(2).run(mpi_contracts.sleeps, 0)
+        PersistentJob(2).run(mpi_contracts.sleeps, 0)
 
 
 @pytest.fixture(scope="module")
@@ -110,13 +110,13 @@ def shift() -> Description:
 
 
 @pytest.mark.parametrize("what", library_faults.BREAKS)
-def test_the_check_of_operators_can_fail(what: str, shift: Description, job: Job) -> None:
+def test_the_check_of_operators_can_fail(what: str, shift: Description, job: PersistentJob) -> None:
     job.run(mpi_operators.operator, "shift", shift, 0)
     with pytest.raises(FailedExampleError, match="in operator\n"):
         job.run(library_faults.broken, what, "shift", shift)
 
 
-def test_idle_ranks_take_no_time(job: Job) -> None:
+def test_idle_ranks_take_no_time(job: PersistentJob) -> None:
     job.run(mpi_contracts.missing_worker)
     ranks = processes(job.folder)
     before = sum(map(ticks, ranks))
@@ -125,7 +125,7 @@ def test_idle_ranks_take_no_time(job: Job) -> None:
 
 
 def test_nothing_is_left_of_a_closed_job() -> None:
-    job = Job(2)
+    job = PersistentJob(2)
     job.run(mpi_contracts.sleeps, 0)
     folder = job.folder
     assert len(processes(folder)) >= 2
@@ -141,7 +141,7 @@ def test_nothing_is_left_when_pytest_is_killed() -> None:
         sys.path[:0] = {sys.path}
         from support.contracts import mpi as mpi_contracts
         from linop.testing.workers import jobs
-        job = jobs.Job(2)
+        job = jobs.PersistentJob(2)
         job.run(mpi_contracts.sleeps, 0)
         print(job.folder, flush=True)
         os.kill(os.getpid(), signal.SIGKILL)

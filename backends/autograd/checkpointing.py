@@ -14,9 +14,9 @@ Kept = list[tuple[Bridge, list[Any], int]]
 """Of each call: the bridge, the results, and the sum of their version counters."""
 
 
-def remembering() -> tuple[Any, Any]:
+def checkpoint_context() -> tuple[Any, Any]:
     """Context function for ``torch.utils.checkpoint.checkpoint(…, use_reentrant=False,
-    context_fn=linop.autograd.remembering)``: results of operators are kept, and are not
+    context_fn=linop.autograd.checkpoint_context)``: results of operators are kept, and are not
     communicated again in the recomputation. So one worker may checkpoint layers that others do not.
 
     Returns:
@@ -69,8 +69,8 @@ class _Replay(_Context):
             raise BackendError(f"{bridge.plan!r}: first, {first.plan!r} was called here")
         if sum(tensor._version for tensor in kept) != version:
             raise BackendError(
-                f"{bridge.plan!r}: a result that linop.autograd.remembering keeps was changed in "
-                f"place; change a copy"
+                f"{bridge.plan!r}: a result that linop.autograd.checkpoint_context keeps was "
+                f"changed in place; change a copy"
             )
         return tuple(tensor.detach() for tensor in kept)
 
@@ -85,13 +85,13 @@ class _Local(threading.local):
 _LOCAL = _Local()
 
 
-def is_remembering() -> bool:
-    """True if results of plans are recorded or replayed in this thread; see `remembering`."""
+def in_checkpoint() -> bool:
+    """True if results of plans are recorded or replayed in this thread."""
     return _LOCAL.context is not None
 
 
 def is_replaying() -> bool:
-    """True if recorded results are replayed in this thread; see `remembering`."""
+    """True if recorded results are replayed in this thread."""
     return _LOCAL.replays
 
 
@@ -101,6 +101,6 @@ def opened(bridge: Bridge) -> int:
 
 
 def run(bridge: Bridge, tensors: Sequence[Any]) -> tuple[Any, ...]:
-    """Call a plan, recording or replaying its results under `remembering`."""
+    """Call a plan, recording or replaying its results under `checkpoint_context`."""
     context = _LOCAL.context
     return bridge.run(tensors) if context is None else context.run(bridge, tensors)

@@ -19,7 +19,7 @@ Meta = tuple[Any, ...] | None
 another object, the name of its type alone; None for None."""
 
 
-class Given(NamedTuple):
+class CallMetadata(NamedTuple):
     """Metadata of one worker's call of a layer."""
 
     tensors: tuple[Meta, ...]
@@ -36,16 +36,16 @@ class Given(NamedTuple):
         return meta is not None and len(meta) > 1 and bool(meta[-1])
 
 
-def given_of(
+def call_metadata(
     tensors: Sequence[Any], training: bool, own: tuple[Any, ...], wrong: str = ""
-) -> Given:
+) -> CallMetadata:
     """Metadata of this worker's call of a layer.
 
     Args:
         own: name, shape, dtype and device of each parameter.
     """
     modes = torch.is_grad_enabled(), training, torch.is_autocast_enabled("cpu")
-    return Given(tuple(map(_meta, tensors)), modes, own, wrong)
+    return CallMetadata(tuple(map(_meta, tensors)), modes, own, wrong)
 
 
 def _meta(x: Any) -> Meta:
@@ -153,7 +153,7 @@ def _words(meta: Meta) -> str:
 
 
 def dtypes_of(
-    name: str, spaces: Mapping[str, TensorSpace], everybodys: Sequence[Given], wanted: Any
+    name: str, spaces: Mapping[str, TensorSpace], everybodys: Sequence[CallMetadata], wanted: Any
 ) -> dict[str, Any]:
     """torch dtypes of a layer's parameters, by name, as all workers gave them.
 

@@ -14,8 +14,8 @@ import torch
 
 from linop.errors import ArgumentError
 from linop.layers.layer import Tensor
-from linop.layers.state.parts import Part
 from linop.layers.state.state import Workers, collect, source_of, spread
+from linop.layers.state.state_tensors import StateTensor
 
 Names = tuple[str, str]
 """Names of a parameter, and of a value that the optimizer keeps for it."""
@@ -42,7 +42,7 @@ class Optimized:
     def __init__(self, workers: Workers, optimizer: Any) -> None:
         self.workers, self.optimizer = workers, optimizer
         self._own: list[list[str | None]] = workers.each(self._names)
-        said = workers.told(None if optimizer is None else self._groups())
+        said = workers.gather_objects(None if optimizer is None else self._groups())
         known = [groups for groups in said if groups is not None]
         if not known:
             raise ArgumentError(f"{workers.what}: no worker passes an optimizer")
@@ -52,16 +52,16 @@ class Optimized:
         self.groups = []
         for lists in zip(*([keys for _, keys in groups] for groups in known), strict=True):
             together = set().union(*lists)
-            self.groups.append([key for key in workers.parts if key in together])
+            self.groups.append([key for key in workers.tensors if key in together])
 
     def _names(self) -> list[list[str | None]]:
         """Names of this worker's parameters, by group."""
         if self.optimizer is None:
             return []
         names: dict[int, str] = {}
-        for key, part in self.workers.parts.items():
-            if part.trained and part.block is not None:
-                names.setdefault(id(part.block), key)
+        for key, item in self.workers.tensors.items():
+            if item.trained and item.block is not None:
+                names.setdefault(id(item.block), key)
         own = []
         for group in self.optimizer.param_groups:
             for p in group["params"]:
@@ -83,7 +83,7 @@ class Optimized:
         return list(zip(hypers, names, strict=True))
 
     def kept(self) -> dict[Names, Any]:
-        """State that the optimizers keep, by names: a `Part`, or a number. Collective.
+        """State that the optimizers keep, by names: a `StateTensor`, or a number. Collective.
 
         Raises:
             ArgumentError: a value is neither of the parameter's shape nor a number, or missing on
@@ -91,10 +91,12 @@ class Optimized:
         """
         workers = self.workers
         mine = self._mine()
-        said = workers.told(workers.each(lambda: {n: self._kind(n, mine[n]) for n in mine}))
+        said = workers.gather_objects(
+            workers.each(lambda: {n: self._kind(n, mine[n]) for n in mine})
+        )
         everyones = {names: kind for kinds in said for names, kind in kinds.items()}
         workers.each(lambda: self._complete(mine, everyones))
-        order = {key: n for n, key in enumerate(workers.parts)}
+        order = {key: n for n, key in enumerate(workers.tensors)}
         kept: dict[Names, Any] = {}
         for names in sorted(everyones, key=lambda names: order[names[0]]):
             key, name = names
@@ -104,7 +106,7 @@ class Optimized:
                 workers.refuse(f"{name!r} of {key!r} differs between workers: {sorted(kinds)}")
             if is_block:
                 block = mine.get(names)
-                value = Part(f"{key}.{name}", workers.parts[key].space, block, value)
+                value = StateTensor(f"{key}.{name}", workers.tensors[key].space, block, value)
             kept[names] = value
         return kept
 
@@ -134,7 +136,7 @@ class Optimized:
         """
         if not isinstance(value, torch.Tensor) or not value.ndim:
             return False, deepcopy(value)  # the next step changes the optimizer's
-        block = self.workers.parts[names[0]].block
+        block = self.workers.tensors[names[0]].block
         if value.shape != block.shape:
             raise ArgumentError(
                 f"the optimizer keeps {names[1]!r} of shape {tuple(value.shape)} for {names[0]!r} "
@@ -144,25 +146,25 @@ class Optimized:
 
     def _complete(self, mine: Mapping[Names, Any], everyones: Mapping[Names, Any]) -> None:
         for key, name in everyones:
-            block = self.workers.parts[key].block
+            block = self.workers.tensors[key].block
             if block is not None and block.numel() and (key, name) not in mine:
                 raise ArgumentError(f"the optimizer keeps no {name!r} for {key!r}, as others do")
 
-    def target(self, key: str, name: str, dtype: Any) -> Part:
-        """A `Part` that is split as a parameter, with a new block, uninitialised."""
-        part = self.workers.parts[key]
+    def target(self, key: str, name: str, dtype: Any) -> StateTensor:
+        """A `StateTensor` that is split as a parameter, with a new block, uninitialised."""
+        item = self.workers.tensors[key]
         block = None
-        if part.block is not None:
-            device = self.workers.device if part.block.is_meta else part.block.device
-            block = torch.empty_like(part.block, dtype=dtype, device=device)
-        return Part(f"{key}.{name}", part.space, block, dtype)
+        if item.block is not None:
+            device = self.workers.device if item.block.is_meta else item.block.device
+            block = torch.empty_like(item.block, dtype=dtype, device=device)
+        return StateTensor(f"{key}.{name}", item.space, block, dtype)
 
     def install(self, hypers: list[dict[str, Any]], kept: Mapping[Names, Any]) -> None:
         """Load this worker's share of a whole state.
 
         Args:
             hypers: what is in each group besides parameters.
-            kept: numbers, and parts that hold this worker's blocks.
+            kept: numbers, and items that hold this worker's blocks.
         """
         if self.optimizer is None:
             return
@@ -174,7 +176,7 @@ class Optimized:
                 found = {name: value for (k, name), value in kept.items() if k == key}
                 if found:
                     state[index] = {
-                        name: value.block if isinstance(value, Part) else value
+                        name: value.block if isinstance(value, StateTensor) else value
                         for name, value in found.items()
                     }
             number += len(names)
@@ -231,8 +233,8 @@ def gather_optimizer_state(
 def collect_optimizer(optimized: Optimized, worker: int | None) -> dict[str, Any] | None:
     """`gather_optimizer_state` for optimizers that are compared already. Collective."""
     kept = optimized.kept()
-    parts = [value for value in kept.values() if isinstance(value, Part)]
-    wholes = collect(optimized.workers, parts, worker)
+    items = [value for value in kept.values() if isinstance(value, StateTensor)]
+    wholes = collect(optimized.workers, items, worker)
     if wholes is None:
         return None
     groups: list[dict[str, Any]] = []
@@ -244,7 +246,7 @@ def collect_optimizer(optimized: Optimized, worker: int | None) -> dict[str, Any
             found = {name: value for (k, name), value in kept.items() if k == key}
             if found:
                 state[index] = {
-                    name: wholes[value.key] if isinstance(value, Part) else value
+                    name: wholes[value.key] if isinstance(value, StateTensor) else value
                     for name, value in found.items()
                 }
         number += len(keys)
@@ -283,7 +285,7 @@ def staged_optimizer(
         hypers, values = named
         tensors = {f"{k}.{n}": v for (k, n), v in values.items() if _is_tensor(v)}
         said = hypers, {n: v.dtype if _is_tensor(v) else deepcopy(v) for n, v in values.items()}
-    known = [one for one in workers.told(said) if one is not None]
+    known = [one for one in workers.gather_objects(said) if one is not None]
     if not known:
         workers.refuse("no worker has the state; pass it on one of them, or on all")
     hypers, kinds = known[0]
@@ -291,8 +293,8 @@ def staged_optimizer(
         (key, name): optimized.target(key, name, kind) if isinstance(kind, torch.dtype) else kind
         for (key, name), kind in kinds.items()
     }
-    parts = [value for value in kept.values() if isinstance(value, Part)]
-    spread(workers, parts, tensors, source_of(workers, parts, tensors))
+    items = [value for value in kept.values() if isinstance(value, StateTensor)]
+    spread(workers, items, tensors, source_of(workers, items, tensors))
     return hypers, kept
 
 

@@ -37,7 +37,7 @@ from linop.layers.layer import Tensor
 from linop.layers.state.files import (
     View,
     check_archive,
-    clear_parts,
+    clear_partial,
     damaged,
     digest_of,
     new_token,
@@ -45,10 +45,19 @@ from linop.layers.state.files import (
     replacing,
     sync_folder,
 )
-from linop.layers.state.metadata import NAME, Chunk, Entry, Index, Place, index_of, key_of, sealed
+from linop.layers.state.metadata import (
+    NAME,
+    Chunk,
+    Entry,
+    Index,
+    Location,
+    index_of,
+    key_of,
+    sealed,
+)
 from linop.layers.state.optimizer_state import Names, Optimized
-from linop.layers.state.parts import MODEL, OPTIMIZER, Part, fit
 from linop.layers.state.state import Workers
+from linop.layers.state.state_tensors import MODEL, OPTIMIZER, StateTensor, fit
 
 _ANY_SHARD = re.compile(r"__\d+_.*\.distcp")
 """Names of torch's files, and of linop's."""
@@ -57,19 +66,19 @@ Box = tuple[tuple[int, int], ...]
 
 
 class _Shard:
-    """A `Part` with the methods that torch's planner calls on an item to be written."""
+    """A `StateTensor` with the methods that torch's planner calls on an item to be written."""
 
-    def __init__(self, workers: Workers, part: Part) -> None:
-        self.part, self.worker = part, workers.worker
-        self.block = None if part.block is None else part.block.detach()
+    def __init__(self, workers: Workers, item: StateTensor) -> None:
+        self.item, self.worker = item, workers.worker
+        self.block = None if item.block is None else item.block.detach()
 
     def chunk(self) -> ChunkStorageMetadata | None:
         """Position of the block in the global tensor; None if it has no elements, or there is no
         block. A global tensor without elements has empty chunks."""
-        part = self.part
-        if self.block is None or (not self.block.numel() and 0 not in part.shape):
+        item = self.item
+        if self.block is None or (not self.block.numel() and 0 not in item.shape):
             return None
-        offsets = [s.start or 0 for s in part.of(self.worker)]
+        offsets = [s.start or 0 for s in item.of(self.worker)]
         return ChunkStorageMetadata(torch.Size(offsets), self.block.shape)
 
     def __create_write_items__(self, name: str, _: Any) -> list[WriteItem]:
@@ -78,7 +87,7 @@ class _Shard:
             return []
         # Holders of the same block all give an item; torch's global plan keeps one of them.
         properties = TensorProperties.create_from_tensor(self.block)
-        data = TensorWriteData(chunk, properties, torch.Size(self.part.shape))
+        data = TensorWriteData(chunk, properties, torch.Size(self.item.shape))
         index = MetadataIndex(name, chunk.offsets)
         return [WriteItem(index, WriteItemType.SHARD, tensor_data=data)]
 
@@ -89,18 +98,18 @@ class _Writing(DefaultSavePlanner):  # type: ignore[misc]  # torch is not typed 
         return found.block if isinstance(found, _Shard) else found
 
 
-def save_parts(workers: Workers, optimized: Optimized | None, path: Path) -> None:
+def save_sharded(workers: Workers, optimized: Optimized | None, path: Path) -> None:
     """Save a model's state, and its optimizers', to a folder.
 
     Raises:
         LinopError: it cannot be written; on every worker. The checkpoint that was there stays.
     """
-    state: dict[str, Any] = {key: _Shard(workers, part) for key, part in workers.parts.items()}
+    state: dict[str, Any] = {key: _Shard(workers, item) for key, item in workers.tensors.items()}
     if optimized is not None:
         state = {MODEL: state, OPTIMIZER: _optimizer_shards(workers, optimized)}
-    workers.same(list(workers.parts.values()))
+    workers.same(list(workers.tensors.values()))
     first = workers.worker == 0
-    token, is_new = workers.told((new_token(), not path.exists()))[0]
+    token, is_new = workers.gather_objects((new_token(), not path.exists()))[0]
     workers.each(lambda: path.mkdir(parents=True, exist_ok=True))
     try:
         metadata, written = _write_blocks(workers, state, path, token)
@@ -136,9 +145,9 @@ def _write_blocks(
         results = writer.write_data(mine, planner).wait()
         return results, dict(_digest_in(path, result.storage_data) for result in results)
 
-    everybodys = workers.told(workers.each(planned))
+    everybodys = workers.gather_objects(workers.each(planned))
     plans, metadata = workers.each(lambda: planner.create_global_plan(everybodys))
-    said = workers.told(workers.each(written))
+    said = workers.gather_objects(workers.each(written))
     metadata.storage_data = {r.index: r.storage_data for results, _ in said for r in results}
     metadata.version, metadata.storage_meta = CURRENT_DCP_VERSION, StorageMeta(save_id=token)
     return metadata, {key: one for _, digests in said for key, one in digests.items()}
@@ -171,7 +180,7 @@ def _settle(path: Path, metadata: Any) -> None:
     kept = {info.relative_path for info in metadata.storage_data.values()}
     files = [file for file in path.iterdir() if _ANY_SHARD.fullmatch(file.name)]
     remove(file for file in files if file.name not in kept)
-    clear_parts(path / NAME)
+    clear_partial(path / NAME)
 
 
 def _bytes_of(path: Path) -> bytes:
@@ -186,9 +195,9 @@ def _optimizer_shards(workers: Workers, optimized: Optimized) -> dict[str, Any]:
     Collective."""
     state: dict[str, Any] = {}
     kept = optimized.kept()
-    workers.same([value for value in kept.values() if isinstance(value, Part)])
+    workers.same([value for value in kept.values() if isinstance(value, StateTensor)])
     for (key, name), value in kept.items():
-        found = _Shard(workers, value) if isinstance(value, Part) else value
+        found = _Shard(workers, value) if isinstance(value, StateTensor) else value
         state.setdefault(key, {})[name] = found
     groups = [
         {**hyper, "params": keys}
@@ -222,20 +231,20 @@ class _Folder:
         return file
 
     @contextmanager
-    def _opened(self, place: Place) -> Iterator[View]:
+    def _opened(self, location: Location) -> Iterator[View]:
         """Stream of an item's bytes, which are checked first by digest or CRC."""
-        with self._inside(place.file).open("rb") as file:
-            view = View(file, place.offset, place.length)
-            if place.digest is None:
-                check_archive(view, place.file)  # type: ignore[arg-type]
-            elif digest_of(view) != place.digest:
-                raise BackendError(damaged(self.path / place.file, "its digest is another"))
+        with self._inside(location.file).open("rb") as file:
+            view = View(file, location.offset, location.length)
+            if location.digest is None:
+                check_archive(view, location.file)  # type: ignore[arg-type]
+            elif digest_of(view) != location.digest:
+                raise BackendError(damaged(self.path / location.file, "its digest is another"))
             view.seek(0)
             yield view
 
     def object(self, entry: Entry) -> Any:
         """A stored value that is no tensor, of the types that torch loads with `weights_only`."""
-        with self._opened(entry.chunks[0].place) as view:
+        with self._opened(entry.chunks[0].location) as view:
             return torch.load(view, map_location="cpu", weights_only=True)
 
     def read(self, name: str, target: Tensor, offsets: tuple[int, ...]) -> None:
@@ -258,17 +267,17 @@ class _Folder:
             boxes.append(box)
             tensor = self._tensor(chunk, entry.dtype)
             target[_from(box, offsets)].copy_(tensor[_from(box, chunk.offsets)])
-        if any(_meet(a, b) for a, b in combinations(boxes, 2)):
+        if any(_intersect(a, b) for a, b in combinations(boxes, 2)):
             raise BackendError(f"elements of {name!r} are in the checkpoint twice")
         if sum(prod(end - start for start, end in box) for box in boxes) != target.numel():
             raise ArgumentError(f"elements of {name!r} are missing in the checkpoint")
 
     def _tensor(self, chunk: Chunk, dtype: Any) -> Tensor:
-        with self._opened(chunk.place) as view:
+        with self._opened(chunk.location) as view:
             tensor = torch.load(view, map_location="cpu", weights_only=True)
         found = tuple(getattr(tensor, a, None) for a in ("shape", "dtype", "layout"))
         if not isinstance(tensor, torch.Tensor) or found != (chunk.sizes, dtype, torch.strided):
-            where, wanted = chunk.place.file, (chunk.sizes, dtype)
+            where, wanted = chunk.location.file, (chunk.sizes, dtype)
             raise BackendError(damaged(self.path / where, f"{found} in it; {wanted} expected"))
         return tensor
 
@@ -285,7 +294,7 @@ def _from(box: Box, offsets: tuple[int, ...]) -> tuple[slice, ...]:
     return tuple(slice(a - o, b - o) for (a, b), o in zip(box, offsets, strict=True))
 
 
-def _meet(one: Box, other: Box) -> bool:
+def _intersect(one: Box, other: Box) -> bool:
     return all(max(a, c) < min(b, d) for (a, b), (c, d) in zip(one, other, strict=True))
 
 
@@ -294,17 +303,17 @@ class _Wanted:
     """Items to read, by their names in the checkpoint.
 
     Args:
-        parts: tensors, of which this worker reads its blocks.
-        names: of parameter and value, for those of the parts that are optimizer state.
+        tensors: of which this worker reads its blocks.
+        names: of parameter and value, for those of the items that are optimizer state.
         others: numbers and objects, with the keys that lead to them in the nested state.
     """
 
-    parts: dict[str, Part]
+    tensors: dict[str, StateTensor]
     names: dict[str, Names] = field(default_factory=dict)
     others: dict[str, tuple[Any, ...]] = field(default_factory=dict)
 
 
-def load_parts(workers: Workers, optimized: Optimized | None, path: Path) -> None:
+def load_sharded(workers: Workers, optimized: Optimized | None, path: Path) -> None:
     """Load a model's state, and its optimizers', from a folder.
 
     Raises:
@@ -312,7 +321,7 @@ def load_parts(workers: Workers, optimized: Optimized | None, path: Path) -> Non
             model is changed then.
     """
     folder = workers.each(lambda: _Folder(path))
-    if len(set(workers.told(folder.index.digest))) > 1:
+    if len(set(workers.gather_objects(folder.index.digest))) > 1:
         workers.refuse(f"workers read different files {str(path / NAME)!r}; one folder expected")
     if not folder.index.sealed and workers.worker == 0:
         warnings.warn(
@@ -323,9 +332,9 @@ def load_parts(workers: Workers, optimized: Optimized | None, path: Path) -> Non
     blocks, objects = workers.each(lambda: _read(workers.worker, folder, wanted))
     install = None if optimized is None else _installer(optimized, wanted, objects)
     workers.materialise()
-    for name, part in wanted.parts.items():
+    for name, item in wanted.tensors.items():
         if name in blocks and name not in wanted.names:
-            part.block.detach().copy_(blocks.pop(name))
+            item.block.detach().copy_(blocks.pop(name))
     if install is not None:
         workers.each(install)
 
@@ -337,45 +346,45 @@ def _wanted(workers: Workers, optimized: Optimized | None, folder: _Folder) -> _
         raise ArgumentError(f"{str(folder.path)!r} has no state of an optimizer")
     prefix = (MODEL,) if both else ()
     names = {path[-1]: name for name, path in paths.items() if path[:-1] == prefix}
-    parts = list(workers.parts.values())
+    items = list(workers.tensors.values())
     # An entry that is no tensor has the shape (), as a number has.
-    fit(workers.what, parts, {key: entries[name].shape for key, name in names.items()})
-    for part in parts:
-        if entries[names[part.key]].dtype is None:
-            raise ArgumentError(f"{part.key!r} is no tensor in the checkpoint")
-    wanted = _Wanted({names[part.key]: part for part in parts})
+    fit(workers.what, items, {key: entries[name].shape for key, name in names.items()})
+    for item in items:
+        if entries[names[item.key]].dtype is None:
+            raise ArgumentError(f"{item.key!r} is no tensor in the checkpoint")
+    wanted = _Wanted({names[item.key]: item for item in items})
     for name, path in paths.items() if optimized is not None else ():
         entry = entries[name]
         if len(path) == 4 and path[:2] == (OPTIMIZER, "state") and entry.shape:
             wanted.names[name] = path[2], path[3]
-            wanted.parts[name] = _target(optimized, path[2], path[3], entry)
+            wanted.tensors[name] = _target(optimized, path[2], path[3], entry)
         elif len(path) == 4 and path[0] == OPTIMIZER:
             wanted.others[name] = path
     return wanted
 
 
-def _target(optimized: Any, key: str, name: str, entry: Entry) -> Part:
-    if key not in optimized.workers.parts:
+def _target(optimized: Any, key: str, name: str, entry: Entry) -> StateTensor:
+    if key not in optimized.workers.tensors:
         raise ArgumentError(f"the state of an optimizer for {key!r}, not in the model")
-    part: Part = optimized.target(key, name, entry.dtype)
-    fit("load", [part], {part.key: entry.shape})
-    return part
+    item: StateTensor = optimized.target(key, name, entry.dtype)
+    fit("load", [item], {item.key: entry.shape})
+    return item
 
 
 def _read(worker: int, folder: _Folder, wanted: _Wanted) -> tuple[dict[str, Tensor], Any]:
     """This worker's blocks, in new memory, and the objects, by name."""
     blocks: dict[str, Tensor] = {}
-    for name, part in wanted.parts.items():
-        if part.block is not None:
+    for name, item in wanted.tensors.items():
+        if item.block is not None:
             # An optimizer's block is new already; the model's stays unchanged until all workers
             # have read theirs.
             blocks[name] = (
-                part.block
+                item.block
                 if name in wanted.names
-                else torch.empty_like(part.block, device="cpu", requires_grad=False)
+                else torch.empty_like(item.block, device="cpu", requires_grad=False)
             )
             if blocks[name].numel():
-                offsets = tuple(s.start or 0 for s in part.of(worker))
+                offsets = tuple(s.start or 0 for s in item.of(worker))
                 folder.read(name, blocks[name], offsets)
     objects: dict[str, Any] = {}
     for name in wanted.others:
@@ -396,7 +405,7 @@ def _installer(
     Raises:
         ArgumentError: the state has other groups of parameters; on every worker.
     """
-    kept: dict[Names, Any] = {names: wanted.parts[name] for name, names in wanted.names.items()}
+    kept: dict[Names, Any] = {names: wanted.tensors[name] for name, names in wanted.names.items()}
     hypers: list[dict[str, Any]] = [{} for _ in optimized.groups]
     for name, where in wanted.others.items():
         if where[1] == "state":

@@ -18,9 +18,9 @@ from linop.backends.autograd.dtypes import numpy_dtype
 from linop.backends.autograd.functions import apply
 from linop.backends.transports.transport import Item
 from linop.errors import ArgumentError, BackendError, restated
-from linop.layers.agreement.meeting import Meeting, meeting_of, program
-from linop.layers.layer import Layer, Tensor, mine
-from linop.layers.state.parts import Part, fit, lost_on_meta, parts_of
+from linop.layers.agreement.input_agreement import InputAgreement, agreement_of, program_backend
+from linop.layers.layer import Layer, Tensor, worker_of
+from linop.layers.state.state_tensors import StateTensor, fit, lost_on_meta, state_tensors
 from linop.operators.collectives import repartition
 from linop.spaces.decomposition import COPIES
 from linop.spaces.partition import Partition
@@ -43,17 +43,17 @@ class Workers:
     def __init__(self, what: str, model: Any) -> None:
         layers = [module for module in model.modules() if isinstance(module, Layer)]
         self.what = what
-        self.backend: Backend = layers[0].backend if layers else program()
-        self.worker = mine(self.backend)
-        self.meeting: Meeting = meeting_of(self.backend)
+        self.backend: Backend = layers[0].backend if layers else program_backend()
+        self.worker = worker_of(self.backend)
+        self.agreement: InputAgreement = agreement_of(self.backend)
         self.device = self.backend.arrays.device
-        self.parts = {part.key: part for part in parts_of(model)}
+        self.tensors = {item.key: item for item in state_tensors(model)}
         self._agree(lost_on_meta(model))
 
     def _agree(self, lost: list[str]) -> None:
-        rows = [_described(part) for part in self.parts.values()]
+        rows = [_described(item) for item in self.tensors.values()]
         # A triple, as a layer's call exchanges: a worker in one gets a message that it can compare.
-        everybodys = self.told(("state", self.what, (rows, lost)))
+        everybodys = self.gather_objects(("state", self.what, (rows, lost)))
         self._same_call(everybodys)
         said = [rows for *_, (rows, _) in everybodys]
         self._lost = [name for *_, (_, lost) in everybodys for name in lost]
@@ -67,18 +67,18 @@ class Workers:
                     )
             if len(theirs) != len(said[0]):
                 self.refuse(f"worker {worker} has {len(theirs)} tensors, worker 0 {len(said[0])}")
-        for key, *rows in zip(self.parts, *said, strict=True):
+        for key, *rows in zip(self.tensors, *said, strict=True):
             kinds = [kind for *_, kind, _ in rows if kind is not None]
             if len(set(kinds)) > 1:
                 self.refuse(f"{key!r} is of {' and '.join(map(str, sorted(set(map(str, kinds)))))}")
-            self.parts[key].dtype = kinds[0]
+            self.tensors[key].dtype = kinds[0]
         self._on_meta = [
-            key for key, *rows in zip(self.parts, *said, strict=True) if any(m for *_, m in rows)
+            key for key, *rows in zip(self.tensors, *said, strict=True) if any(m for *_, m in rows)
         ]
 
-    def told(self, mine: Item) -> list[Item]:
+    def gather_objects(self, mine: Item) -> list[Item]:
         """All workers' messages, by worker: small objects that pickle. Collective."""
-        return self.meeting.told(mine, about=f"in {self.what}")
+        return self.agreement.gather_objects(mine, about=f"in {self.what}")
 
     def _same_call(self, said: Sequence[Any]) -> None:
         names = [s[1] if isinstance(s, tuple) and len(s) == 3 else "another" for s in said]
@@ -117,8 +117,8 @@ class Workers:
             self.each(self._materialise)
 
     def _materialise(self) -> None:
-        for part in self.parts.values():
-            part.materialise(self.device)
+        for item in self.tensors.values():
+            item.materialise(self.device)
 
     def each(self, work: Callable[[], Any]) -> Any:
         """Result of local work, which may fail on some workers. Collective.
@@ -131,52 +131,52 @@ class Workers:
             result = work()
         except Exception as error:
             problem = error
-        said = self.told(None if problem is None else restated(problem, str(problem)))
+        said = self.gather_objects(None if problem is None else restated(problem, str(problem)))
         for worker, told in enumerate(said):
             if told is not None:
                 raise restated(told, f"{self.what}: on worker {worker}: {told}") from problem
         return result
 
-    def same(self, parts: Sequence[Part]) -> None:
+    def same(self, items: Sequence[StateTensor]) -> None:
         """Check that tensors that each worker holds whole are equal on all. Collective.
 
         Raises:
             BackendError: they differ; on every worker.
         """
-        whole = [part for part in parts if part.space is None]
-        said = self.told([_digest(part.block) for part in whole])
-        for part, *digests in zip(whole, *said, strict=True):
+        whole = [item for item in items if item.space is None]
+        said = self.gather_objects([_digest(item.block) for item in whole])
+        for item, *digests in zip(whole, *said, strict=True):
             other = [w for w, digest in enumerate(digests) if digest != digests[0]]
             if other:
                 self.refuse(
-                    f"{part.key!r}, of which each worker has the whole, differs between workers 0 "
+                    f"{item.key!r}, of which each worker has the whole, differs between workers 0 "
                     f"and {other[0]}; give all the same, or hold it in a linop.layers.Layer"
                 )
 
-    def gathered(self, part: Part, worker: int | None) -> Tensor | None:
+    def gathered(self, item: StateTensor, worker: int | None) -> Tensor | None:
         """The global tensor, on one worker or on all; None on others. Collective."""
         mine = worker in (None, self.worker)
-        if part.space is None:
-            return part.block.detach().clone() if mine else None
-        X = _carried(part.space, part.dtype)
-        given = None if part.block is None else self._as_carrier(part.block)
+        if item.space is None:
+            return item.block.detach().clone() if mine else None
+        X = _carried(item.space, item.dtype)
+        given = None if item.block is None else self._as_carrier(item.block)
         moved = self._moved(X, self._whole(X, worker), given)
-        return moved.view(part.dtype) if mine else None
+        return moved.view(item.dtype) if mine else None
 
-    def scattered(self, part: Part, whole: Tensor | None, dtype: Any, root: int) -> None:
+    def scattered(self, item: StateTensor, whole: Tensor | None, dtype: Any, root: int) -> None:
         """Copy the global tensor, which the root holds, into all blocks. Collective.
 
         Args:
             dtype: of the global tensor.
         """
-        space = part.space
+        space = item.space
         if space is None:
-            space = self._whole(TensorSpace(part.shape, Partition((1,)), axes=[COPIES]), None)
+            space = self._whole(TensorSpace(item.shape, Partition((1,)), axes=[COPIES]), None)
         Y = _carried(space, dtype)
         given = None if whole is None else self._as_carrier(whole)
         moved = self._moved(self._whole(Y, root), Y, given)
-        if part.block is not None:
-            part.block.detach().copy_(moved.view(dtype))
+        if item.block is not None:
+            item.block.detach().copy_(moved.view(dtype))
 
     def _as_carrier(self, tensor: Tensor) -> Tensor:
         return _as_carrier(tensor, self.backend.arrays.device)
@@ -187,7 +187,7 @@ class Workers:
 
     def _whole(self, X: TensorSpace, worker: int | None) -> TensorSpace:
         """Space of the global tensor on one worker, or of copies on all."""
-        everyone = range(self.meeting.workers)
+        everyone = range(self.agreement.workers)
         there = Partition((1,), [worker]) if worker is not None else Partition((len(everyone),))
         return X.like(there, [COPIES])
 
@@ -208,10 +208,10 @@ def scatter_state(model: Any, state: Mapping[str, Tensor] | None) -> None:
         none has the state. All on every worker.
     """
     workers = Workers("scatter_state", model)
-    parts = list(workers.parts.values())
-    source = source_of(workers, parts, state)
+    items = list(workers.tensors.values())
+    source = source_of(workers, items, state)
     workers.materialise()
-    spread(workers, parts, state, source)
+    spread(workers, items, state, source)
 
 
 def gather_state(model: Any, worker: int | None = None) -> OrderedDict[str, Tensor] | None:
@@ -230,20 +230,20 @@ def gather_state(model: Any, worker: int | None = None) -> OrderedDict[str, Tens
     """
     workers = Workers("gather_state", model)
     workers.need_memory()
-    return collect(workers, list(workers.parts.values()), worker)
+    return collect(workers, list(workers.tensors.values()), worker)
 
 
 def collect(
-    workers: Workers, parts: Sequence[Part], worker: int | None
+    workers: Workers, items: Sequence[StateTensor], worker: int | None
 ) -> OrderedDict[str, Tensor] | None:
-    """Global tensors of some parts, by key, on one worker or on all; None on others. Collective."""
-    if worker is not None and worker not in range(workers.meeting.workers):
-        there = workers.meeting.workers
+    """Global tensors of some items, by key, on one worker or on all; None on others. Collective."""
+    if worker is not None and worker not in range(workers.agreement.workers):
+        there = workers.agreement.workers
         raise ArgumentError(f"{workers.what}: worker {worker!r}; there are {there} workers")
-    workers.same(parts)
+    workers.same(items)
     state: OrderedDict[str, Tensor] = OrderedDict()
-    for part in parts:
-        state[part.key] = workers.gathered(part, worker)
+    for item in items:
+        state[item.key] = workers.gathered(item, worker)
     return state if worker in (None, workers.worker) else None
 
 
@@ -260,9 +260,9 @@ class Source(NamedTuple):
 
 
 def source_of(
-    workers: Workers, parts: Sequence[Part], state: Mapping[str, Tensor] | None
+    workers: Workers, items: Sequence[StateTensor], state: Mapping[str, Tensor] | None
 ) -> Source:
-    """Find the workers that hold the state, and check that it fits the parts. Collective; no tensor
+    """Find the workers that hold the state, and check that it fits the items. Collective; no tensor
     is sent yet.
 
     Args:
@@ -272,39 +272,42 @@ def source_of(
         ArgumentError, ShapeError: the state does not fit. BackendError: no worker has one. All on
             every worker.
     """
-    said = workers.told(workers.each(lambda: None if state is None else _kinds(state)))
+    said = workers.gather_objects(workers.each(lambda: None if state is None else _kinds(state)))
     holders = [w for w, kinds in enumerate(said) if kinds is not None]
     if not holders:
         workers.refuse("no worker has the state; pass it on one of them, or on all")
     kinds = said[holders[0]]
-    fit(workers.what, parts, {key: shape for key, (shape, _) in kinds.items()})
-    for part in parts:
-        if kinds[part.key][1] is None:
-            name = kinds[part.key][0]
-            raise ArgumentError(f"{workers.what}: {part.key!r} is a {name}; a tensor expected")
+    fit(workers.what, items, {key: shape for key, (shape, _) in kinds.items()})
+    for item in items:
+        if kinds[item.key][1] is None:
+            name = kinds[item.key][0]
+            raise ArgumentError(f"{workers.what}: {item.key!r} is a {name}; a tensor expected")
     same = all(other == kinds for other in said)
     return Source(None if same else holders[0], {key: kind for key, (_, kind) in kinds.items()})
 
 
 def spread(
-    workers: Workers, parts: Sequence[Part], state: Mapping[str, Tensor] | None, source: Source
+    workers: Workers,
+    items: Sequence[StateTensor],
+    state: Mapping[str, Tensor] | None,
+    source: Source,
 ) -> None:
-    """Copy the tensors of a state into the blocks of parts. Collective, if a root sends."""
+    """Copy the tensors of a state into the blocks of items. Collective, if a root sends."""
     if source.root is None:
-        for part in parts:
-            if part.block is not None and state is not None:
-                part.block.detach().copy_(state[part.key][part.of(workers.worker)])
+        for item in items:
+            if item.block is not None and state is not None:
+                item.block.detach().copy_(state[item.key][item.of(workers.worker)])
         return
-    for part in parts:
-        whole = state[part.key] if state is not None and workers.worker == source.root else None
-        workers.scattered(part, whole, source.dtypes[part.key], source.root)
+    for item in items:
+        whole = state[item.key] if state is not None and workers.worker == source.root else None
+        workers.scattered(item, whole, source.dtypes[item.key], source.root)
 
 
-def _described(part: Part) -> tuple[Any, ...]:
-    where = tuple(part.block.shape) if part.space is None else part.space.digest
-    if part.block is None:
-        return part.key, where, None, False
-    return part.key, where, part.block.dtype, part.block.is_meta
+def _described(item: StateTensor) -> tuple[Any, ...]:
+    where = tuple(item.block.shape) if item.space is None else item.space.digest
+    if item.block is None:
+        return item.key, where, None, False
+    return item.key, where, item.block.dtype, item.block.is_meta
 
 
 def _kinds(state: Any) -> dict[str, Any]:

@@ -40,7 +40,7 @@ from linop.spaces.region import Region, Subset
 from linop.spaces.scalars import Scalar, as_exact, sparse_dtype
 from linop.spaces.space import Space
 
-AT_ONCE = 2**18
+ROWS_AT_ONCE = 2**18
 """Approximate number of rows that a comparison of two movements evaluates at a time."""
 
 Block = tuple[Subset, Subset, Exact | Scalar]
@@ -270,7 +270,7 @@ class Movement(Keeper):
             if not same_rows(one, two):
                 return False
             first += many
-            many = max(1, AT_ONCE * many // (len(one) + 1))
+            many = max(1, ROWS_AT_ONCE * many // (len(one) + 1))
         return True
 
     __hash__ = None  # type: ignore[assignment]

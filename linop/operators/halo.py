@@ -19,7 +19,7 @@ from linop.normal_form.matching import matching, separate_copies
 from linop.operators.algebra import Named
 from linop.operators.expressions import Identity, compose
 from linop.operators.memory import allocate, clears, copies
-from linop.operators.named_movement import Known, out_of_place
+from linop.operators.named_movement import NamedMovement, out_of_place
 from linop.operators.operator import LinearOperator
 from linop.provenance import records_origin
 from linop.spaces.blocks import intersections, is_tiled, lines
@@ -153,7 +153,7 @@ def halo_exchange(
         trim = Named("C", "trim", out_of_place(E, Y, intersections(E, Y)))
         return compose(trim, bulk) if isinstance(body, Identity) else compose(trim, body, bulk)
 
-    return Known("H", "", matching(X, Y, separate_copies(X)), five_stages)
+    return NamedMovement("H", "", matching(X, Y, separate_copies(X)), five_stages)
 
 
 def _in_place(X: TensorSpace, needed: Mapping[int, Bounds]) -> LinearOperator:

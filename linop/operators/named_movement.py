@@ -22,13 +22,13 @@ from linop.spaces.tensor import TensorSpace
 Pair = tuple[Part, Part]
 
 
-class Known(Named):
+class NamedMovement(Named):
     """A named operator whose movement is given, and whose body is built lazily: when it is
     expanded, simplified or interpreted. Tests compare the two for every collective.
 
     Args:
         name, subscript, starred: the symbol, as for `Named`.
-        known: the normal form.
+        given: the normal form.
         build: returns the body, an operator with this normal form.
     """
 
@@ -36,15 +36,15 @@ class Known(Named):
         self,
         name: str,
         subscript: str,
-        known: Movement,
+        given: Movement,
         build: Callable[[], LinearOperator],
         starred: bool = False,
     ) -> None:
-        LinearOperator.__init__(self, known.domain, known.codomain)
+        LinearOperator.__init__(self, given.domain, given.codomain)
         self.name = name
         self.subscript = subscript
         self.starred = starred
-        self.known = known
+        self.given = given
         self._build = build
 
     @cached_property
@@ -55,17 +55,17 @@ class Known(Named):
         yield from (self,) if given else self.body._flattened()
 
     def _adjoint(self) -> LinearOperator:
-        back = self.known.adjoint()
-        return Known(self.name, self.subscript, back, lambda: self.body.H, not self.starred)
+        back = self.given.adjoint()
+        return NamedMovement(self.name, self.subscript, back, lambda: self.body.H, not self.starred)
 
     def _conj(self) -> LinearOperator:
         def build() -> LinearOperator:
             return self.body.conj()
 
-        return Known(self.name, self.subscript, self.known.conj(), build, self.starred)
+        return NamedMovement(self.name, self.subscript, self.given.conj(), build, self.starred)
 
     def _stages(self) -> Stages:
-        return Stages((self.known,))
+        return Stages((self.given,))
 
 
 def collective(
@@ -78,9 +78,9 @@ def collective(
 ) -> LinearOperator:
     """The operator whose movement is ``matching(X, Y, links, segments)``, under a name. Its
     composition of memory operators (`out_of_place`) is built lazily."""
-    known = matching(X, Y, links, segments)
-    return Known(
-        name, subscript, known, lambda: out_of_place(X, Y, [(t.source, t.target) for t in known])
+    given = matching(X, Y, links, segments)
+    return NamedMovement(
+        name, subscript, given, lambda: out_of_place(X, Y, [(t.source, t.target) for t in given])
     )
 
 

@@ -10,7 +10,7 @@ from linop.errors import expect
 from linop.normal_form.movement import Movement
 from linop.normal_form.rows import Same
 from linop.operators.algebra import identity
-from linop.operators.named_movement import Known, out_of_place
+from linop.operators.named_movement import NamedMovement, out_of_place
 from linop.operators.operator import LinearOperator
 from linop.provenance import records_origin
 from linop.spaces.space import Space
@@ -32,6 +32,6 @@ def offload(space: Space, memory: str = "host") -> LinearOperator:
     target = expect("offload", space, Space).in_memory(memory)
     if target == space:
         return identity(space)
-    known = Movement(space, target, Same(space.layout.shapes))
+    given = Movement(space, target, Same(space.layout.shapes))
     pairs = list(zip(space.regions, target.regions, strict=True))
-    return Known("M", memory, known, lambda: out_of_place(space, target, pairs))
+    return NamedMovement("M", memory, given, lambda: out_of_place(space, target, pairs))

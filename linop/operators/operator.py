@@ -86,7 +86,7 @@ class LinearOperator(WithOrigin, ABC):
         """The factors in the order of application, with named operators expanded.
 
         Args:
-            given: keep named operators whose movement is given (`Known`) as one factor.
+            given: keep named operators whose movement is given (`NamedMovement`) as one factor.
         """
         yield self
 

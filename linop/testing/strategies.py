@@ -110,8 +110,8 @@ def regions(
         ndim: number of dimensions; by default 0 to 3.
         memories: kinds of memory to choose from, of `linop.spaces.region.MEMORIES`.
     """
-    place = describing.places(workers, memories)
-    return st.tuples(shapes(ndim), place).map(lambda drawn: Region(name, drawn[0], *drawn[1]))
+    placement = describing.placements(workers, memories)
+    return st.tuples(shapes(ndim), placement).map(lambda drawn: Region(name, drawn[0], *drawn[1]))
 
 
 def spaces(

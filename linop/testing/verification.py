@@ -24,8 +24,8 @@ from linop.operators.operator import LinearOperator
 from linop.testing.checks import check_adjoint, check_dot_exact, check_exact, check_linear
 from linop.testing.code import code
 from linop.testing.report import Report
-from linop.testing.subjects.foreign import checkable
-from linop.testing.subjects.pairs import Pair
+from linop.testing.tested_maps.foreign import checkable
+from linop.testing.tested_maps.pairs import Pair
 
 Check = Callable[[Any, Backend | str, int, int], Report]
 """Called with an operator, a backend, a seed and a number of trials."""

@@ -25,7 +25,7 @@ from linop.errors import (
 )
 from support.contracts.plans import LARGE, OPERATORS, mine, raised, size, stencil, total
 
-apply, tie = linop.autograd.apply, linop.autograd.tie
+apply, add_dependency = linop.autograd.apply, linop.autograd.add_dependency
 
 # Arguments and results of all workers, and of this one
 
@@ -152,7 +152,7 @@ def unused_results_are_tied(backend: Backend) -> None:
     y = apply(op, x, backend)
     bad = y + torch.inf
     weight = torch.tensor(3.0, requires_grad=True)
-    end = tie(weight * 2, bad, y.to(torch.complex128)) if me == 0 else y.sum()
+    end = add_dependency(weight * 2, bad, y.to(torch.complex128)) if me == 0 else y.sum()
     if me == 0:
         assert end.item() == 6 and end.dtype is torch.float32
     end.backward()
@@ -263,7 +263,7 @@ def branches_differ(backend: Backend, seed: int) -> None:
             results[k] = results[k] * 1.5 if odd.integers(2) else results[k] + 1
     order = odd.permutation(len(results))
     loss = sum(results[k].sum() for k in order) if me else results[-1].sum()
-    tie(loss, wide, *results).backward()
+    add_dependency(loss, wide, *results).backward()
     assert x.grad is not None and s.grad is not None
     works(ops[0], backend)
     works(ops[1], backend)
@@ -309,7 +309,7 @@ def one_worker_repeats_what_others_keep(backend: Backend) -> None:
     for who in ((), (0,), (n - 1,), range(n)):
         x = torch.linspace(0, 0.1, 5, dtype=torch.float64).add(me / 10).requires_grad_()
         if me in who:
-            context = linop.autograd.remembering
+            context = linop.autograd.checkpoint_context
             y = checkpoint(layer, x, use_reentrant=False, context_fn=context)
         else:
             y = layer(x)

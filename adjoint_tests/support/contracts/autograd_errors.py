@@ -99,7 +99,7 @@ def changed_results_are_not_repeated(backend: Backend) -> None:
         return torch.sin(apply(op, x, backend).mul_(2))
 
     x = torch.ones(5, dtype=torch.float64, requires_grad=True)
-    y = checkpoint(layer, x, use_reentrant=False, context_fn=linop.autograd.remembering)
+    y = checkpoint(layer, x, use_reentrant=False, context_fn=linop.autograd.checkpoint_context)
     assert "changed in place" in raised(BackendError, lambda: y.sum().backward())
 
 

@@ -1,4 +1,4 @@
-"""What a program may rely on under MPI: checks that a `Job` runs as ``check(comm, *arguments)``.
+"""Guarantees to a program under MPI: a `PersistentJob` runs each as ``check(comm, *arguments)``.
 
 Those of operators are in `support.contracts.mpi_operators`. This module must not import MPI when it
 is imported: that of pytest's own process is never started.

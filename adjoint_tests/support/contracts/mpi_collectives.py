@@ -1,7 +1,7 @@
 """What holds of MPI's collectives, on every rank of an MPI job, where ranks share no memory.
 
-`test_patterns` runs these in a `Job`. This module must not import MPI: that of pytest's own
-process is never started.
+`test_patterns` runs these in a `PersistentJob`. This module must not import MPI: that of pytest's
+own process is never started.
 """
 
 from __future__ import annotations

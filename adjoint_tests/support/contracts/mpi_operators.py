@@ -1,4 +1,4 @@
-"""What holds of an operator on every rank of an MPI job: a `Job` runs ``operator(comm, …)``.
+"""What holds of an operator on every rank: a `PersistentJob` runs ``operator(comm, …)``.
 
 The description of an operator comes from Hypothesis, in another process. Every rank builds the
 operator, and finds by itself what the result must be. This module must not import MPI: that of

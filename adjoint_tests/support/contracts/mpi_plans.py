@@ -1,4 +1,4 @@
-"""Bound plans under MPI: checks that a `Job` runs as ``check(comm, *arguments)``.
+"""Bound plans under MPI: checks that a `PersistentJob` runs as ``check(comm, *arguments)``.
 
 Most are the contracts of `support.contracts.plans` and `support.contracts.failing_calls`, on a
 backend with the options that a test wants. This module must not import MPI when it is imported:

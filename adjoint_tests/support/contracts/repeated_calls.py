@@ -1,5 +1,5 @@
 """Results of every call of a plan, in each mode, several times over: `test_repeated_calls` on
-threads and ranks. Each is ``contract(backend, *arguments)``, and a `Job`'s check where a
+threads and ranks. Each is ``contract(backend, *arguments)``, and a `PersistentJob`'s check where a
 communicator comes first.
 
 A plan that is wrong from its second call on, or that overwrites a result which it gave before, is

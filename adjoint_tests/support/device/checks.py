@@ -19,7 +19,7 @@ from linop.backends import Backend
 from linop.backends.device.device_arrays import DeviceArrays
 from linop.backends.execution.arrays import Arrays
 from linop.errors import DTypeError
-from linop.testing.subjects.subject import gathered
+from linop.testing.tested_maps.tested_map import gathered
 from support.contracts.plans import SMALL, part, raised, size
 from support.device.operators import KINDS, MADE, placed
 from support.spmd import check_programs

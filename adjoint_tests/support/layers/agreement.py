@@ -13,7 +13,7 @@ import linop
 from linop import COPIES, REPLICATED, Partition, TensorSpace, layers
 from linop.backends import Backend
 from linop.errors import BackendError, DTypeError, PartitionError, ShapeError
-from linop.layers.agreement.meeting import meeting_of
+from linop.layers.agreement.input_agreement import agreement_of
 from support.contracts.plans import mine, raised, size
 from support.layers.cases import normal
 
@@ -104,7 +104,7 @@ def arguments_are_compared(backend: Backend) -> None:
     same(x)
     backend.debug = True  # type: ignore[attr-defined]
     changed = layers.LayerNorm(P, 2 * n, eps=0.25)
-    meeting_of(backend).debug = True
+    agreement_of(backend).debug = True
     changed(x)
     changed.eps = 0.5 if odd else 0.25
     text = raised(BackendError, lambda: changed(x))
@@ -129,7 +129,7 @@ def a_layer_of_one_worker_alone(backend: Backend) -> None:
 
 def replicated_values_are_compared_in_debug_mode(backend: Backend) -> None:
     n, odd = size(backend), mine(backend) == 1
-    meeting_of(backend).debug = True
+    agreement_of(backend).debug = True
     P = Partition((n,))
     linear = layers.Linear(P, P, Partition((n, 1)), 4, 2 * n, x_axes=[REPLICATED], y_axes=[1])
     net = torch.nn.Sequential(linear)
@@ -154,7 +154,7 @@ def replicated_values_are_compared_in_debug_mode(backend: Backend) -> None:
 def blocks_may_differ_in_debug_mode(backend: Backend) -> None:
     """Blocks, and copies, are each worker's own; and one worker may checkpoint alone."""
     n, me = size(backend), mine(backend)
-    meeting_of(backend).debug = True
+    agreement_of(backend).debug = True
     P = Partition((1, n))
     linear = layers.Linear(P, P, P, 2 * n, 4)
     total = layers.AllReduce(P)
@@ -162,7 +162,7 @@ def blocks_may_differ_in_debug_mode(backend: Backend) -> None:
     y = total(x) + 0 * linear(x).sum()
     assert torch.equal(y, sum(normal((3, 2), w).float() for w in range(n)))
     if me == 0:
-        y = checkpoint(total, x, use_reentrant=False, context_fn=linop.autograd.remembering)
+        y = checkpoint(total, x, use_reentrant=False, context_fn=linop.autograd.checkpoint_context)
     else:
         y = total(x)
     y.sum().backward()

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from linop import LinopError, Partition, launch, layers
-from linop.layers.agreement.meeting import meeting_of
+from linop.layers.agreement.input_agreement import agreement_of
 
 BIG = 1 << 18
 """Elements of a weight that is too big for the disk."""
@@ -151,7 +151,7 @@ def refuses(backend: Any, path: str, words: str) -> None:
         layers.load(model, path)
     except LinopError as error:
         assert words in str(error), error
-        assert len(set(meeting_of(backend).told(str(error)))) == 1
+        assert len(set(agreement_of(backend).gather_objects(str(error)))) == 1
     else:
         raise AssertionError("it was loaded")
     assert value_of(model) == -1
@@ -180,7 +180,7 @@ def fails_on_a_full_disk(backend: Any, path: str, sharded: bool, worker: int) ->
         except LinopError as error:
             said = str(error)
     assert f"on worker {worker}" in said, said
-    assert len(set(meeting_of(backend).told(said))) == 1
+    assert len(set(agreement_of(backend).gather_objects(said))) == 1
 
 
 def dies(backend: Any, path: str, value: float, sharded: bool, worker: int, at: int) -> None:

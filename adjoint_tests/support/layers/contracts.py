@@ -334,7 +334,7 @@ def checkpointing_repeats_no_communication(backend: Backend) -> None:
             lambda z: layer(torch.sin(z)),
             x,
             use_reentrant=False,
-            context_fn=linop.autograd.remembering,
+            context_fn=linop.autograd.checkpoint_context,
         )
     else:
         y = layer(torch.sin(x))

@@ -15,7 +15,7 @@ from torch.nn.utils import parametrizations
 from linop import Partition, TensorSpace, layers
 from linop.backends import Backend
 from linop.errors import ArgumentError, BackendError
-from linop.layers.agreement.meeting import meeting_of
+from linop.layers.agreement.input_agreement import agreement_of
 from support.contracts.plans import mine, raised, size
 from support.layers.cases import WIDE, block, normal, same
 
@@ -77,7 +77,7 @@ def gradients_are_clipped_by_the_norm_of_all(backend: Backend) -> None:
             layer = net.get_submodule(name.rpartition(".")[0])
             where = layer.spaces[name.rpartition(".")[2]].slices(layer.worker)
             same(parameter.grad, twin.get_parameter(name).grad[where])
-        assert meeting_of(backend).told(given.item()) == [given.item()] * size(backend)
+        assert agreement_of(backend).gather_objects(given.item()) == [given.item()] * size(backend)
 
 
 def whole_parameters_count_once(backend: Backend) -> None:
@@ -169,19 +169,19 @@ def initialisers_see_the_whole(backend: Backend) -> None:
 def plain_modules_are_the_same_everywhere(backend: Backend) -> None:
     """Of threads too, which share torch's generator; and that goes on as if nothing had been."""
     torch.manual_seed(11)  # by all: what it was
-    meeting = meeting_of(backend)
-    meeting.told(None)
+    agreement = agreement_of(backend)
+    agreement.gather_objects(None)
     before = torch.get_rng_state()
     with layers.seeded(2):
         made = torch.nn.Sequential(
             torch.nn.Linear(50, 40), torch.nn.Conv2d(3, 4, 3), torch.nn.Embedding(7, 3)
         )
         drawn = torch.rand(4), torch.randperm(9), torch.empty(3).exponential_()
-    meeting.told(None)
+    agreement.gather_objects(None)
     assert torch.equal(torch.get_rng_state(), before)
-    meeting.told(None)
+    agreement.gather_objects(None)
     values = [*[p.detach() for p in made.parameters()], *drawn]
-    for theirs in meeting.told(values):
+    for theirs in agreement.gather_objects(values):
         assert all(torch.equal(one, other) for one, other in zip(values, theirs, strict=True))
     if mine(backend) == 0:
         with torch.random.fork_rng():
@@ -243,7 +243,7 @@ def plain_modules_on_blocks_are_warned_of(backend: Backend) -> None:
     """In debug mode, where they compute otherwise; and not where they do not. Of one worker of a
     process: warnings are caught for all of its threads."""
     n = size(backend)
-    meeting_of(backend).debug = True
+    agreement_of(backend).debug = True
     channels, batch = Partition((1, n, 1)), Partition((n, 1, 1))
     nn, x = torch.nn, torch.ones(2, 4, 4)
 

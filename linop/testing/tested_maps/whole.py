@@ -12,12 +12,12 @@ from linop.spaces.scalars import Array
 from linop.spaces.space import Space
 from linop.spaces.vector import Vector
 from linop.testing.report import Worst
-from linop.testing.subjects.subject import Fault, Subject, gathered, host_vector
+from linop.testing.tested_maps.tested_map import Fault, TestedMap, gathered, host_vector
 
 
-def everything(vector: Vector, subject: Subject) -> Array:
+def everything(vector: Vector, F: TestedMap) -> Array:
     """All elements of a vector, in the order of `Space.flatten`, on every worker. Collective."""
-    space, backend = vector.space, subject.backend
+    space, backend = vector.space, F.backend
     if not isinstance(backend, Worker):
         return space.flatten(vector)
     said = b"".join(vector[r.name].tobytes() for r in space.on(backend.worker))
@@ -30,7 +30,7 @@ def everything(vector: Vector, subject: Subject) -> Array:
     return space.flatten(Vector(space, arrays))
 
 
-def seen_as(subject: Subject, domain: Space, codomain: Space, named: bool) -> Subject:
+def seen_as(F: TestedMap, domain: Space, codomain: Space, named: bool) -> TestedMap:
     """The map itself, if it is between these spaces; otherwise, if region names of either side are
     generated, a map between these spaces in which elements correspond by position.
 
@@ -40,33 +40,33 @@ def seen_as(subject: Subject, domain: Space, codomain: Space, named: bool) -> Su
     Raises:
         Fault: sizes or dtypes differ; or the spaces differ, and all names were given by users.
     """
-    if subject.domain == domain and subject.codomain == codomain:
-        return subject
-    sides = ((subject.domain, domain), (subject.codomain, codomain))
+    if F.domain == domain and F.codomain == codomain:
+        return F
+    sides = ((F.domain, domain), (F.codomain, codomain))
     fits = all(a.size == b.size and a.dtype == b.dtype for a, b in sides)
-    if not fits or (named and not subject.anonymous):
+    if not fits or (named and not F.anonymous):
         raise Fault(
             Worst(
                 f"spaces differ: {domain} -> {codomain} ({domain.dtype}, {codomain.dtype}) wanted, "
-                f"given {subject.domain} -> {subject.codomain} "
-                f"({subject.domain.dtype}, {subject.codomain.dtype})"
+                f"given {F.domain} -> {F.codomain} "
+                f"({F.domain.dtype}, {F.codomain.dtype})"
             )
         )
 
-    def between(map: Subject, target: Space) -> Callable[[Vector], Vector]:
+    def between(F: TestedMap, target: Space) -> Callable[[Vector], Vector]:
         def into(space: Space, x: Vector) -> Vector:
-            return host_vector(space, space.unflatten(everything(x, map)), map.backend)
+            return host_vector(space, space.unflatten(everything(x, F)), F.backend)
 
-        return lambda x: into(target, map(into(map.domain, x)))
+        return lambda x: into(target, F(into(F.domain, x)))
 
-    back = None if subject.adjoint is None else between(subject.H, domain)
-    functions = {"forward": between(subject, codomain), "adjoint": back}
-    return Seen(**{**vars(subject), "domain": domain, "codomain": codomain, **functions})
+    back = None if F.adjoint is None else between(F.H, domain)
+    functions = {"forward": between(F, codomain), "adjoint": back}
+    return Seen(**{**vars(F), "domain": domain, "codomain": codomain, **functions})
 
 
-class Seen(Subject):
+class Seen(TestedMap):
     """A map reinterpreted between other spaces. Its functions map vectors to vectors; the original
-    subject, which they call, validates arrays."""
+    map, which they call, validates arrays."""
 
     def __call__(self, x: Vector) -> Vector:
         result: Vector = self.forward(x)

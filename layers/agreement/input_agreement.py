@@ -20,19 +20,19 @@ import torch
 from linop import backends
 from linop.backends import Backend
 from linop.backends.autograd.bridge import bridge_of
-from linop.backends.autograd.checkpointing import is_remembering, run
+from linop.backends.autograd.checkpointing import in_checkpoint, run
 from linop.backends.transports.transport import Item
 from linop.backends.worker import Worker
 from linop.errors import ArgumentError, BackendError
 from linop.layers.agreement.arguments import Said, compare_arguments
-from linop.layers.agreement.metadata import Given
+from linop.layers.agreement.metadata import CallMetadata
 from linop.operators.collectives import all_reduce
 from linop.operators.operator import LinearOperator
 from linop.spaces.decomposition import COPIES
 from linop.spaces.partition import Partition
 from linop.spaces.tensor import TensorSpace
 
-_MOST = 4096
+_CACHE_SIZE = 4096
 """Entries of each cache of digests, for all layers together."""
 Value = TypeVar("Value")
 
@@ -60,7 +60,7 @@ class Cache(dict[Any, Value]):
         return Cache(self._most)
 
 
-class Made(NamedTuple):
+class LayerDescription(NamedTuple):
     """A worker's description of a layer, which is compared with the others'."""
 
     number: int
@@ -74,14 +74,14 @@ class Made(NamedTuple):
     """Description of a parametrization that fails on blocks; empty if there is none."""
 
 
-class Meeting:
+class InputAgreement:
     """Agreement among all workers of a backend; one object for all layers."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         self._layers = 0
-        self._calls = Cache[Any](_MOST)
-        self._digests = Cache[bytes | None](_MOST)
+        self._calls = Cache[Any](_CACHE_SIZE)
+        self._digests = Cache[bytes | None](_CACHE_SIZE)
         self._operators: WeakValueDictionary[bytes, LinearOperator] = WeakValueDictionary()
         self.workers = backend.workers or 1
         self.shapes_are_fixed = False
@@ -90,7 +90,7 @@ class Meeting:
         everyone = TensorSpace((1,), Partition((self.workers,)), np.int64, [COPIES], "call")
         self._sum = all_reduce(everyone)
 
-    def __deepcopy__(self, memo: object) -> Meeting:
+    def __deepcopy__(self, memo: object) -> InputAgreement:
         return self
 
     def new_number(self) -> int:
@@ -98,7 +98,7 @@ class Meeting:
         self._layers += 1
         return self._layers
 
-    def total(self, layer: int, given: Given) -> int:
+    def total(self, layer: int, given: CallMetadata) -> int:
         """Sum over all workers of the digests of their calls (int64). Collective."""
         call = layer, given
         code = self._calls.get(call)
@@ -114,18 +114,20 @@ class Meeting:
 
     def _summed(self, number: Any) -> int:
         bridge, arrays = bridge_of(self._sum, self._backend), self._backend.arrays
-        if is_remembering():
+        if in_checkpoint():
             return int(run(bridge, (torch.from_numpy(number).to(arrays.device),))[0])
         return int(bridge.plan(arrays.put(number))[0])  # 5 µs less than through tensors
 
-    def exchanged(self, layer: Made, given: Given, digests: Said) -> tuple[list[Given], list[Said]]:
+    def agree_on_call(
+        self, layer: LayerDescription, given: CallMetadata, digests: Said
+    ) -> tuple[list[CallMetadata], list[Said]]:
         """All workers' metadata of a call, and their digests of values, by worker. Collective.
 
         Raises:
             BackendError: they call different layers, layers constructed with different arguments,
                 or in different modes; on every worker.
         """
-        said = self.told((layer, given, digests), "call", layer.where)
+        said = self.gather_objects((layer, given, digests), "call", layer.where)
         _compare_layers("call", [made for made, _, _ in said])
         everybodys = [given for _, given, _ in said]
         each = zip(*(given.modes for given in everybodys), strict=True)
@@ -138,7 +140,7 @@ class Meeting:
                 )
         return everybodys, [digests for _, _, digests in said]
 
-    def known(
+    def shared_operator(
         self,
         make: Callable[..., LinearOperator],
         arguments: Sequence[Any],
@@ -176,18 +178,18 @@ class Meeting:
             known = self._operators[digest] = op or make(*arguments, **options)
         return known
 
-    def constructed(self, layer: Made, mine: Item) -> list[Item]:
+    def agree_on_construction(self, layer: LayerDescription, mine: Item) -> list[Item]:
         """All workers' messages at the construction of a layer, by worker. Collective.
 
         Raises:
             BackendError: they construct different layers, or with different arguments; on every
                 worker.
         """
-        said = self.told((layer, mine), "construct", layer.name)
+        said = self.gather_objects((layer, mine), "construct", layer.name)
         _compare_layers("construct", [made for made, _ in said])
         return [one for _, one in said]
 
-    def told(
+    def gather_objects(
         self, mine: Item, doing: str = "tell others of its model", about: str = ""
     ) -> list[Item]:
         """All workers' messages, by worker: small objects that pickle. Collective.
@@ -213,7 +215,7 @@ def _key(value: Any) -> Any:
     return tuple(map(_key, value)) if isinstance(value, list | tuple) else value
 
 
-def _compare_layers(verb: str, said: Sequence[Made]) -> None:
+def _compare_layers(verb: str, said: Sequence[LayerDescription]) -> None:
     first = {(one.number, one.name): w for w, one in reversed(list(enumerate(said)))}
     if len(first) > 1:
         each = ", ".join(
@@ -233,10 +235,10 @@ def _compare_layers(verb: str, said: Sequence[Made]) -> None:
 _MODES = ("gradients are enabled", "the layer is in training mode", "autocast is enabled")
 
 
-def meeting_of(backend: Backend) -> Meeting:
-    """The `Meeting` of a backend, which is made at first use."""
-    known: Meeting | None = backend.kept.get(Meeting)
-    return known or backend.kept.setdefault(Meeting, Meeting(backend))
+def agreement_of(backend: Backend) -> InputAgreement:
+    """The `InputAgreement` of a backend, which is made at first use."""
+    known: InputAgreement | None = backend.kept.get(InputAgreement)
+    return known or backend.kept.setdefault(InputAgreement, InputAgreement(backend))
 
 
 @contextmanager
@@ -252,17 +254,17 @@ def fixed_shapes(fixed: bool = True) -> Iterator[None]:
     Args:
         fixed: False restores the agreement inside of another such context.
     """
-    backend = program()
-    meeting = meeting_of(backend)
-    before = meeting.shapes_are_fixed
-    meeting.shapes_are_fixed = fixed and not backend.debug
+    backend = program_backend()
+    agreement = agreement_of(backend)
+    before = agreement.shapes_are_fixed
+    agreement.shapes_are_fixed = fixed and not backend.debug
     try:
         yield
     finally:
-        meeting.shapes_are_fixed = before
+        agreement.shapes_are_fixed = before
 
 
-def program() -> Backend:
+def program_backend() -> Backend:
     """Backend of the program that layers constructed now belong to: that of `launch`, ``mpiexec``
     or `backends.use`; otherwise this process alone."""
     here = backends.current()

@@ -12,7 +12,7 @@ from linop.errors import ArgumentError, MissingExtraError
 from linop.spaces.region import Region, naturals
 from linop.spaces.scalars import Array
 from linop.spaces.space import Space
-from linop.testing.subjects.pairs import Pair
+from linop.testing.tested_maps.pairs import Pair
 
 
 def torch_function(

@@ -17,7 +17,7 @@ MODEL, OPTIMIZER = "model", "optimizer"
 
 
 @dataclass
-class Part:
+class StateTensor:
     """One tensor of the state, with this worker's block.
 
     Args:
@@ -57,10 +57,10 @@ class Part:
         torch.utils.swap_tensors(block, memory)
 
 
-def parts_of(model: Any) -> Iterator[Part]:
+def state_tensors(model: Any) -> Iterator[StateTensor]:
     """Tensors of a model's state, with this worker's blocks, in the order of `state_dict`."""
 
-    def walk(module: Any, prefix: str) -> Iterator[Part]:
+    def walk(module: Any, prefix: str) -> Iterator[StateTensor]:
         spaces = module.spaces if isinstance(module, Layer) else {}
         kept = {
             n: b for n, b in module._buffers.items() if n not in module._non_persistent_buffers_set
@@ -68,7 +68,7 @@ def parts_of(model: Any) -> Iterator[Part]:
         for tensors, trained in ((module._parameters, True), (kept, False)):
             for name, tensor in tensors.items():
                 if name in spaces or tensor is not None:
-                    yield Part(prefix + name, spaces.get(name), tensor, None, trained)
+                    yield StateTensor(prefix + name, spaces.get(name), tensor, None, trained)
         for name, child in module._modules.items():
             if child is not None:
                 yield from walk(child, f"{prefix}{name}.")
@@ -86,8 +86,8 @@ def lost_on_meta(model: Any) -> list[str]:
     ]
 
 
-def fit(what: str, parts: Sequence[Part], shapes: Mapping[str, Any]) -> None:
-    """Check that a state has the names of the parts, no others, and their shapes.
+def fit(what: str, items: Sequence[StateTensor], shapes: Mapping[str, Any]) -> None:
+    """Check that a state has the names of the items, no others, and their shapes.
 
     Args:
         what: name of the function, for errors.
@@ -97,7 +97,7 @@ def fit(what: str, parts: Sequence[Part], shapes: Mapping[str, Any]) -> None:
     Raises:
         ArgumentError: names are missing or unexpected. ShapeError: a shape differs.
     """
-    wanted = {part.key: part.shape for part in parts}
+    wanted = {item.key: item.shape for item in items}
     missing = [key for key in wanted if key not in shapes]
     unexpected = [key for key in shapes if key not in wanted]
     if missing or unexpected:

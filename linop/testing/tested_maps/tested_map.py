@@ -1,10 +1,10 @@
-"""The subject of a check: a linear map between spaces, with its adjoint, bound to a backend.
+"""A linear map under test, between two spaces, with its adjoint, bound to a backend.
 
-A `Subject` maps a `Vector` to a `Vector`. Its backend is either one process that holds all regions,
-or one worker of an SPMD program, where calls are collective. Vectors are NumPy arrays in host
-memory; the functions take and return arrays of the backend. Results of user functions are validated
-before use, and a violation is raised as a `Fault`, with the same text on every worker. Conversion
-of operators, pairs and matrices to subjects is in the other modules of this package.
+A `TestedMap` maps a `Vector` to a `Vector`. Its backend is either one process that holds all
+regions, or one worker of an SPMD program, where calls are collective. Vectors are NumPy arrays in
+host memory; the functions take and return arrays of the backend. Results of user functions are
+validated before use, and a violation is raised as a `Fault`, with the same text on every worker.
+Conversion of operators, pairs and matrices is in the other modules of this package.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Fault(Exception):  # a failed check, caught within it
 
 
 @dataclass(frozen=True)
-class Subject:
+class TestedMap:
     """A linear map and its adjoint; `subject.H` is the same pair with the roles exchanged.
 
     Attributes:
@@ -80,11 +80,11 @@ class Subject:
         return self.codomain.size, self.domain.size
 
     @property
-    def H(self) -> Subject:
-        """The adjoint subject.
+    def H(self) -> TestedMap:
+        """The adjoint map.
 
         Raises:
-            ArgumentError: the subject has no adjoint function.
+            ArgumentError: the map has no adjoint function.
         """
         if self.adjoint is None:
             raise ArgumentError(f"{self.name} has no adjoint to check; give one")

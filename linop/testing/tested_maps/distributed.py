@@ -11,7 +11,7 @@ from linop.errors import MissingExtraError
 from linop.spaces.region import Region
 from linop.spaces.scalars import Array
 from linop.spaces.space import Space
-from linop.testing.subjects.pairs import Pair
+from linop.testing.tested_maps.pairs import Pair
 
 
 def pylops_mpi_operator(op: Any, model: Any = None) -> Pair:

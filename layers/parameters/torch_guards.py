@@ -53,10 +53,10 @@ def install() -> None:
     register_optimizer_step_pre_hook(_check_optimizer)
 
 
-def _wrap(places: Sequence[Any], name: str, wrapped: Callable[[Function], Function]) -> None:
-    function = getattr(places[0], name)
-    for place in places:
-        setattr(place, name, functools.wraps(function)(wrapped(function)))
+def _wrap(owners: Sequence[Any], name: str, wrapped: Callable[[Function], Function]) -> None:
+    function = getattr(owners[0], name)
+    for owner in owners:
+        setattr(owner, name, functools.wraps(function)(wrapped(function)))
 
 
 def _initialiser(function: Function) -> Function:

@@ -1,5 +1,5 @@
-"""Conversion to `Subject` of everything that checks accept: operators and plans of linop, pairs of
-functions, matrices, operators of SciPy, PyLops and PyLops-MPI.
+"""Conversion to `TestedMap` of everything that checks accept: operators and plans of linop, pairs
+of functions, matrices, operators of SciPy, PyLops and PyLops-MPI.
 
 No package is imported here to recognise its operators.
 """
@@ -18,18 +18,18 @@ from linop.errors import ArgumentError
 from linop.operators.operator import LinearOperator
 from linop.spaces.region import naturals
 from linop.spaces.scalars import Array
-from linop.testing.subjects.distributed import pylops_mpi_operator
-from linop.testing.subjects.pairs import Pair
-from linop.testing.subjects.subject import Function, Subject
+from linop.testing.tested_maps.distributed import pylops_mpi_operator
+from linop.testing.tested_maps.pairs import Pair
+from linop.testing.tested_maps.tested_map import Function, TestedMap
 
 
 def checkable(op: Any) -> bool:
-    """True if `subject` accepts the object."""
-    return isinstance(op, Subject | BoundPlan | LinearOperator | Pair) or _adapted(op) is not None
+    """True if `tested_map` accepts the object."""
+    return isinstance(op, TestedMap | BoundPlan | LinearOperator | Pair) or _adapted(op) is not None
 
 
-def subject(what: str, op: Any, backend: Backend | str = "reference") -> Subject:
-    """An operator bound to a backend, as a `Subject`. Collective on a backend of one worker.
+def tested_map(what: str, op: Any, backend: Backend | str = "reference") -> TestedMap:
+    """An operator bound to a backend, as a `TestedMap`. Collective on a backend of one worker.
 
     Args:
         what: the name of the caller, for messages.
@@ -39,7 +39,7 @@ def subject(what: str, op: Any, backend: Backend | str = "reference") -> Subject
     Raises:
         ArgumentError: `op` is of no supported class.
     """
-    if isinstance(op, Subject):
+    if isinstance(op, TestedMap):
         return op
     if isinstance(op, BoundPlan):
         return _of_plan(op)
@@ -53,11 +53,11 @@ def subject(what: str, op: Any, backend: Backend | str = "reference") -> Subject
     return known.bound(chosen) if isinstance(known, Pair) else _of_plan(known.compile(chosen))
 
 
-def _of_plan(plan: BoundPlan) -> Subject:
+def _of_plan(plan: BoundPlan) -> TestedMap:
     def adjoint(y: Any) -> Any:
         return plan.H(y)  # built on first use
 
-    return Subject(
+    return TestedMap(
         repr(plan.op),
         plan.domain,
         plan.codomain,

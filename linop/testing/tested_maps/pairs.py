@@ -15,9 +15,9 @@ from linop.backends.worker import Worker
 from linop.errors import ArgumentError, BackendError
 from linop.spaces.region import Region, naturals
 from linop.spaces.space import Space
-from linop.testing.subjects.subject import Function, Subject, gathered
+from linop.testing.tested_maps.tested_map import Function, TestedMap, gathered
 
-Place = Space | Region | Sequence[int] | int | None
+Side = Space | Region | Sequence[int] | int | None
 """Domain or codomain of a pair: a space, a region, or the shape of the array that this worker holds
 (None if it holds none)."""
 
@@ -25,12 +25,12 @@ Place = Space | Region | Sequence[int] | int | None
 @dataclass(frozen=True)
 class Pair:
     """A forward function and its adjoint, for checks. Built by `pair`, `torch_function` and
-    `pylops_mpi_operator`; the attributes are those of `Subject`."""
+    `pylops_mpi_operator`; the attributes are those of `TestedMap`."""
 
     forward: Function
     adjoint: Function | None
-    domain: Place
-    codomain: Place
+    domain: Side
+    codomain: Side
     dtypes: tuple[np.dtype[Any], np.dtype[Any]]
     name: str
     real: bool = False
@@ -57,8 +57,8 @@ class Pair:
             name=f"{self.name}.H",
         )
 
-    def bound(self, backend: Backend) -> Subject:
-        """The pair bound to a backend, as a `Subject`. Collective: workers gather their shapes.
+    def bound(self, backend: Backend) -> TestedMap:
+        """The pair bound to a backend, as a `TestedMap`. Collective: workers gather their shapes.
 
         Raises:
             BackendError: the backend has too few workers for the spaces.
@@ -71,7 +71,7 @@ class Pair:
                 backend.arrays.of(region.memory).check_dtype(space.dtype)
         kinds = {domain.dtype.kind, codomain.dtype.kind}
         name = f"<{codomain.size}x{domain.size} {self.name}>"
-        return Subject(
+        return TestedMap(
             name,
             domain,
             codomain,
@@ -84,13 +84,13 @@ class Pair:
             anonymous=not isinstance(self.domain, Space | Region),
         )
 
-    def _space(self, letter: str, place: Place, dtype: np.dtype[Any], backend: Backend) -> Space:
+    def _space(self, letter: str, side: Side, dtype: np.dtype[Any], backend: Backend) -> Space:
         """The space of a side; from shapes, one region per worker that holds an array."""
-        if isinstance(place, Space):
-            return place
-        if isinstance(place, Region):
-            return Space(place, dtype)
-        shape = None if place is None else naturals(place, "shape of a side of a pair")
+        if isinstance(side, Space):
+            return side
+        if isinstance(side, Region):
+            return Space(side, dtype)
+        shape = None if side is None else naturals(side, "shape of a side of a pair")
         if self.flat or not isinstance(backend, Worker):
             shapes = [shape]
         else:
@@ -103,8 +103,8 @@ class Pair:
 def pair(
     forward: Function,
     adjoint: Function | None,
-    domain: Place,
-    codomain: Place,
+    domain: Side,
+    codomain: Side,
     *,
     dtype: npt.DTypeLike = np.float64,
     name: str | None = None,
