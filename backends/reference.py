@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from linop.backends.base import Backend, BoundPlan, check_workers, written
+from linop.backends.base import Backend, BoundPlan, check_workers
+from linop.backends.execution.arguments import written
 from linop.backends.execution.program import Program
 from linop.backends.threads import run
 from linop.backends.transports.agreement import check_agreement

@@ -11,8 +11,9 @@ import torch
 from linop.backends import current
 from linop.backends.autograd.dtypes import torch_dtype
 from linop.backends.autograd.ports import ports
-from linop.backends.base import Backend, BoundPlan, Unfit
+from linop.backends.base import Backend, BoundPlan
 from linop.backends.device.device_arrays import DeviceArrays
+from linop.backends.execution.arguments import Unfit
 from linop.errors import ArgumentError, LinopError
 from linop.operators.operator import LinearOperator
 

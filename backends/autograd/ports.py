@@ -10,8 +10,9 @@ import numpy as np
 import torch
 
 from linop.backends.autograd.dtypes import is_of, numpy_dtype
-from linop.backends.base import Backend, held
+from linop.backends.base import Backend
 from linop.backends.device.device_arrays import DeviceArrays
+from linop.backends.execution.arguments import held
 from linop.backends.execution.arrays import Arrays
 from linop.errors import ArgumentError, DTypeError
 from linop.spaces.region import Region

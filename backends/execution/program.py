@@ -12,8 +12,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
-import numpy as np
-
+from linop.backends.execution.arguments import same_array
 from linop.backends.execution.communication import Communication, Instructions
 from linop.backends.execution.emitter import Emitter
 from linop.backends.execution.functions import NEW, Form, Functions
@@ -194,11 +193,3 @@ class Program:
     def _forget(self) -> None:
         """Drop references to a run's arrays."""
         self._walk = iter(())
-
-
-def same_array(one: Array, other: Array) -> bool:
-    """True if two arrays have the same address and form; not NumPy's: are the same object."""
-    if one is other or not (isinstance(one, np.ndarray) and isinstance(other, np.ndarray)):
-        return one is other
-    form = (other.shape, other.strides, other.dtype)
-    return one.ctypes.data == other.ctypes.data and (one.shape, one.strides, one.dtype) == form

@@ -59,8 +59,16 @@ SENDS = "sends zeros"
 BREAKS: dict[str, tuple[str, str, Any]] = {
     SENDS: ("linop.backends.mpi:Ranks", "sender", _sends_zeros),
     "writes elsewhere": ("linop.backends.shared_memory.pool:Pool", "views", _writes_elsewhere),
-    "changes its argument": ("linop.backends.worker:WorkerPlan", "_run", _changes_its_argument),
-    "returns its argument": ("linop.backends.worker:WorkerPlan", "_run", _returns_its_argument),
+    "changes its argument": (
+        "linop.backends.worker_plan:WorkerPlan",
+        "_run",
+        _changes_its_argument,
+    ),
+    "returns its argument": (
+        "linop.backends.worker_plan:WorkerPlan",
+        "_run",
+        _returns_its_argument,
+    ),
     "inner products of its own": (
         "linop.backends.worker:Worker",
         "vector",
