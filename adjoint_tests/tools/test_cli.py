@@ -174,8 +174,8 @@ def test_show_prints_plans_before_and_after_each_pass(run: Run) -> None:
         assert "reduce-scatter over workers 0, 1, 50000 elements each" in shares
         assert "send 50000 elements to 0: share 1 of sum 0" in shares
         assert collectives.splitlines()[:2] == ["in_collectives", "the same"]
-        assert "share 1 of sum 0@0 = " in fused
-        assert " within y@" in stored
+        assert "share 1 of sum 0 = message from 0 at 0 + x@1[50000:100000]" in fused
+        assert "share 1 of sum 0[50000] within x@1[50000:100000]" in stored
     result = run("show", "--passes", "--worker", "2", target)
     assert result.exit_code == 2
     assert "2; there are 0, 1" in result.output
