@@ -3,7 +3,7 @@
 A `Movement` is exact: two compositions of memory operators are equal for all vectors exactly if
 their movements are. It gives one of two independent derivations of an adjoint (transpose every
 transfer); the other is the adjoint rule of each operator. Local maps are in
-`linop.normal_form.stages`; how tables are evaluated is in `linop.normal_form.rows`.
+`linop.normal_form.stages`; how tables are evaluated is in `linop.normal_form.transfer_table`.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from linop.normal_form import boxes
 from linop.normal_form.boxes import Table, same_rows
 from linop.normal_form.columns import Column, column, nearest, ones, residues
 from linop.normal_form.primitives import BetweenSpaces, deltas, independent_batches
-from linop.normal_form.rows import (
+from linop.normal_form.transfer_table import (
     FAR_MORE,
-    Blocks,
-    Given,
-    Product,
-    Rows,
-    Same,
-    Scaled,
-    Total,
+    BlockTable,
+    GivenTable,
+    IdentityTable,
+    ProductTable,
+    ScaledTable,
+    SumTable,
+    TransferTable,
     digest_of,
     table_columns,
 )
@@ -69,18 +69,20 @@ class Movement(Keeper):
 
     Args:
         domain, codomain: the spaces; rows number their regions.
-        rows: a lazily evaluated table of transfers; or a `Table`, not necessarily canonical.
+        transfers: a lazily evaluated table; or a `Table`, not necessarily canonical.
 
     Raises:
         SpaceError: the dtypes of the spaces differ.
     """
 
-    def __init__(self, domain: Space, codomain: Space, rows: Rows | Table) -> None:
+    def __init__(self, domain: Space, codomain: Space, transfers: TransferTable | Table) -> None:
         if domain.dtype != codomain.dtype:
             raise SpaceError(f"a movement keeps the dtype; given {domain.dtype}, {codomain.dtype}")
         self.domain = domain
         self.codomain = codomain
-        self.rows = rows if isinstance(rows, Rows) else Given(rows)
+        self.transfers = (
+            transfers if isinstance(transfers, TransferTable) else GivenTable(transfers)
+        )
         self._factors: tuple[Movement, ...] = ()  # never contains self: no reference cycle
 
     @property
@@ -91,7 +93,7 @@ class Movement(Keeper):
     @cached_property
     def table(self) -> Table:
         """All transfers, in canonical order."""
-        return self._fitted(self.rows.table)
+        return self._fitted(self.transfers.table)
 
     def __len__(self) -> int:
         """Number of transfers."""
@@ -112,12 +114,12 @@ class Movement(Keeper):
     def into(self, regions: boxes.Ints) -> Table:
         """The transfers into regions of the codomain, given by increasing number: the rows of
         `table` for them, in its order, without evaluating the whole table."""
-        return self._fitted(self.rows.into(regions))
+        return self._fitted(self.transfers.into(regions))
 
     def out_of(self, regions: boxes.Ints) -> Table:
         """The transfers out of regions of the domain, given by increasing number: the rows of
         `table` for them, in its order, without evaluating the whole table."""
-        return self._fitted(self.rows.out_of(regions))
+        return self._fitted(self.transfers.out_of(regions))
 
     def _fitted(self, rows: Table) -> Table:
         """Rows padded to the dimensions of the spaces, with integer coefficients modulo 2^bits."""
@@ -142,7 +144,9 @@ class Movement(Keeper):
         """The identity on the regions common to both spaces, zero elsewhere."""
         same = domain.layout == codomain.layout
         return Movement(
-            domain, codomain, Same(domain.layout.shapes) if same else _shared(domain, codomain)
+            domain,
+            codomain,
+            IdentityTable(domain.layout.shapes) if same else _shared(domain, codomain),
         )
 
     @staticmethod
@@ -170,21 +174,23 @@ class Movement(Keeper):
 
     def adjoint(self) -> Movement:
         """The adjoint: source and target of every transfer exchanged, coefficients conjugated."""
-        swapped = Movement(self.codomain, self.domain, self.rows.adjoint())
+        swapped = Movement(self.codomain, self.domain, self.transfers.adjoint())
         if self._factors:
             swapped._factors = tuple(factor.adjoint() for factor in reversed(self._factors))
         return swapped
 
     def conj(self) -> Movement:
         """The complex conjugate matrix."""
-        other = Movement(self.domain, self.codomain, Scaled(self.rows, 1, conjugated=True))
+        other = Movement(
+            self.domain, self.codomain, ScaledTable(self.transfers, 1, conjugated=True)
+        )
         if self._factors:
             other._factors = tuple(factor.conj() for factor in self._factors)
         return other
 
     def scale(self, scalar: Scalar | Exact) -> Movement:
         """The matrix times a number."""
-        other = Movement(self.domain, self.codomain, Scaled(self.rows, as_exact(scalar)))
+        other = Movement(self.domain, self.codomain, ScaledTable(self.transfers, as_exact(scalar)))
         if self._factors:
             other._factors = (*self._factors[:-1], self._factors[-1].scale(scalar))
         return other
@@ -194,7 +200,7 @@ class Movement(Keeper):
         self.domain.same_as(other.codomain, "composition of movements")
         product = self._after(other)
         first, last = self.factors[0], other.factors[-1]
-        if isinstance(first.rows, Same) or isinstance(last.rows, Same):
+        if isinstance(first.transfers, IdentityTable) or isinstance(last.transfers, IdentityTable):
             # An identity may rename or reorder regions; it is merged, and not listed as a factor.
             product._factors = (*other.factors[:-1], first._after(last), *self.factors[1:])
         else:
@@ -204,9 +210,13 @@ class Movement(Keeper):
     def _after(self, other: Movement) -> Movement:
         """The composition self ∘ other as one movement, without a record of its `factors`."""
         right = _reordered(other, other.domain, self.domain)
-        if isinstance(self.rows, Same):
+        if isinstance(self.transfers, IdentityTable):
             return Movement(other.domain, self.codomain, right)
-        rows = self.rows if isinstance(right, Same) else Product(self.rows, right)
+        rows = (
+            self.transfers
+            if isinstance(right, IdentityTable)
+            else ProductTable(self.transfers, right)
+        )
         return Movement(other.domain, self.codomain, rows)
 
     def factored(self) -> tuple[Movement, ...]:
@@ -227,7 +237,7 @@ class Movement(Keeper):
         """True if the table of self ∘ other may have more than `FAR_MORE` times the rows of both;
         estimated from the numbers of rows at each region of the middle space."""
         middle = len(self.domain)
-        leaving = self.rows.counts_out_of(middle)
+        leaving = self.transfers.counts_out_of(middle)
         coming = _reordered(other, other.domain, self.domain).counts_into(middle)
         return int(leaving @ coming) > FAR_MORE * int(leaving.sum() + coming.sum())
 
@@ -235,7 +245,7 @@ class Movement(Keeper):
         self.domain.same_as(other.domain, "sum of movements, domains")
         self.codomain.same_as(other.codomain, "sum of movements, codomains")
         right = _reordered(other, self.domain, self.codomain)
-        return Movement(self.domain, self.codomain, Total((self.rows, right)))
+        return Movement(self.domain, self.codomain, SumTable((self.transfers, right)))
 
     def __sub__(self, other: Movement) -> Movement:
         return self + other.scale(-1)
@@ -245,11 +255,15 @@ class Movement(Keeper):
         """The block-diagonal movement of movements between disjoint subspaces of two spaces."""
         dst = [_numbers(m.codomain, codomain) for m in movements]
         src = [_numbers(m.domain, domain) for m in movements]
-        # Between layers of thousands of local maps all blocks are identities: one `Same`.
-        if all(isinstance(m.rows, Same) for m in movements) and all(map(np.array_equal, dst, src)):
-            return Movement(domain, codomain, Same(domain.layout.shapes))
+        # Between layers of thousands of local maps all blocks are identities: one `IdentityTable`.
+        if all(isinstance(m.transfers, IdentityTable) for m in movements) and all(
+            map(np.array_equal, dst, src)
+        ):
+            return Movement(domain, codomain, IdentityTable(domain.layout.shapes))
         sizes = len(codomain), len(domain)
-        return Movement(domain, codomain, Blocks([m.rows for m in movements], dst, src, sizes))
+        return Movement(
+            domain, codomain, BlockTable([m.transfers for m in movements], dst, src, sizes)
+        )
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Movement):
@@ -281,7 +295,7 @@ class Movement(Keeper):
         thousands of workers without evaluating its table."""
         if self.domain != self.codomain:
             return False
-        if (self.rows.counts_into(len(self.codomain)) > 1).any():
+        if (self.transfers.counts_into(len(self.codomain)) > 1).any():
             return False
         return self == Movement.between(self.domain, self.codomain)
 
@@ -317,7 +331,7 @@ class Movement(Keeper):
     def digest(self) -> bytes:
         """A digest of the movement's construction, computed without its transfers. Equal digests
         mean equal movements; equal movements constructed differently have different digests."""
-        return digest_of(self.domain.digest, self.codomain.digest, self.rows.digest)
+        return digest_of(self.domain.digest, self.codomain.digest, self.transfers.digest)
 
 
 def _table(domain: Space, codomain: Space, blocks: Iterable[Block]) -> Table:
@@ -369,12 +383,12 @@ def _numbers(subspace: Space, whole: Space) -> boxes.Ints:
     return np.array([whole.layout.index[region.name] for region in subspace.regions], np.int64)
 
 
-def _reordered(movement: Movement, domain: Space, codomain: Space) -> Rows:
+def _reordered(movement: Movement, domain: Space, codomain: Space) -> TransferTable:
     """The rows of a movement, renumbered for equal spaces that order regions differently."""
     if movement.domain.layout == domain.layout and movement.codomain.layout == codomain.layout:
-        return movement.rows
+        return movement.transfers
     ends = _numbers(movement.codomain, codomain), _numbers(movement.domain, domain)
-    return Blocks([movement.rows], [ends[0]], [ends[1]], (len(codomain), len(domain)))
+    return BlockTable([movement.transfers], [ends[0]], [ends[1]], (len(codomain), len(domain)))
 
 
 def _box(region: Region, start: Any, extent: Any) -> Subset:

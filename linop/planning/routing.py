@@ -16,7 +16,7 @@ from linop.normal_form.boxes import Ints, Table, expand
 from linop.normal_form.movement import Movement
 from linop.spaces.space import Space
 
-AT_ONCE = 2**19
+TRANSFERS_AT_ONCE = 2**19
 """Approximate number of transfers that `routes_by_receiver` yields at a time."""
 
 
@@ -45,16 +45,16 @@ def routes(movement: Movement) -> Routes:
 
 
 def routes_by_receiver(movement: Movement) -> Iterator[Routes]:
-    """All routes in batches of receivers, in increasing order. A batch has about `AT_ONCE`
-    transfers, which bounds the memory for an all-to-all of thousands of workers."""
+    """All routes in batches of receivers, in increasing order. A batch has about
+    `TRANSFERS_AT_ONCE`, which bounds the memory for an all-to-all of thousands of workers."""
     holders, _, many = movement.codomain.layout.holders
     if not len(holders):
         return
-    counts = movement.rows.counts_into(len(movement.codomain))
+    counts = movement.transfers.counts_into(len(movement.codomain))
     order = np.argsort(holders, kind="stable")
     workers, first = np.unique(holders[order], return_index=True)
     load = np.add.reduceat(np.repeat(counts, many)[order], first)
-    cuts = np.flatnonzero(np.diff(np.cumsum(load) // AT_ONCE)) + 1
+    cuts = np.flatnonzero(np.diff(np.cumsum(load) // TRANSFERS_AT_ONCE)) + 1
     for receivers in np.split(workers, cuts):
         yield _coming(movement, receivers)
 

@@ -55,7 +55,7 @@ def wanted(stages: Stages) -> list[Wanted]:
         if k < len(stages.layers) and stages.layers[k]:
             layer, after = stages.layers[k], stages.movements[k + 1].domain
             same = _passing(movement.codomain, after, layer)
-            found.append(Wanted(2 * k + 1, same, stages.placed[k]))
+            found.append(Wanted(2 * k + 1, same, stages.calls_by_worker[k]))
     return found
 
 
@@ -270,7 +270,7 @@ class _Arrivals:
         first, last = (bisect_left(self.starts, at) for at in (begin, begin + size))
         covered = 0
         for start, part in zip(self.starts[first:last], self.parts[first:last], strict=True):
-            box = _run(put.target, start - begin, part)
+            box = _box_at(put.target, start - begin, part)
             if box is None:
                 raise MisreadError(
                     f"{plan.where(at)}: {part} comes at {start}, and is read as other boxes"
@@ -283,7 +283,7 @@ class _Arrivals:
             )
 
 
-def _run(target: Subset, position: int, part: Subset) -> Subset | None:
+def _box_at(target: Subset, position: int, part: Subset) -> Subset | None:
     """The box, of the shape of `part`, that the elements of a target from `position` on fill in C
     order; None if they do not form such a box."""
     shape, extent = _padded(target.shape, part.shape), _padded(part.shape, target.shape)

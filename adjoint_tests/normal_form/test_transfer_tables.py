@@ -72,8 +72,12 @@ def test_rows_of_some_regions_are_rows_of_the_table(name: str, data: st.DataObje
             for row in range(len(coming)):
                 assert movement.transfer(row, coming) in list(movement)
             dst, src = len(movement.codomain), len(movement.domain)
-            assert (movement.rows.counts_into(dst) == np.bincount(table.dst, minlength=dst)).all()
-            assert (movement.rows.counts_out_of(src) == np.bincount(table.src, minlength=src)).all()
+            assert (
+                movement.transfers.counts_into(dst) == np.bincount(table.dst, minlength=dst)
+            ).all()
+            assert (
+                movement.transfers.counts_out_of(src) == np.bincount(table.src, minlength=src)
+            ).all()
 
 
 def entries(found: Routes) -> list[tuple[int, ...]]:

@@ -1,8 +1,8 @@
 """Lazily evaluated transfer tables; the rows of given regions can be evaluated alone.
 
-`Rows` are expressions (a given table, a product, a sum, …). For the rows into a few regions, a
-product evaluates only the rows of its factors that contribute, so that one of thousands of workers
-finds its own transfers without the whole table. Regions are given by number, as in
+A `TransferTable` is an expression (a given table, a product, a sum, …). For the rows into a few
+regions, a product evaluates only the rows of its factors that contribute, so that one of thousands
+of workers finds its own transfers without the whole table. Regions are given by number, as in
 `linop.normal_form.boxes`; spaces do not belong here.
 """
 
@@ -23,7 +23,7 @@ FAR_MORE = 64
 """Ratio of the transfers of a product to those of its factors above which it stays factored."""
 
 
-class Rows(ABC):
+class TransferTable(ABC):
     """A lazily evaluated canonical table. The rows of given regions are those of the whole table,
     in its order, whichever way they are evaluated."""
 
@@ -46,7 +46,7 @@ class Rows(ABC):
         equal rows of different expressions may have different digests."""
 
     @property
-    def factors(self) -> tuple[Exact, tuple[bytes, ...]]:
+    def scaled_digests(self) -> tuple[Exact, tuple[bytes, ...]]:
         """A scalar, and the digests of the rows whose product this is: independent of the
         association of products and of the position of scalars in them."""
         return 1, (self.digest,)
@@ -81,7 +81,7 @@ class Rows(ABC):
         sides and have the full extent. These rows are others ⊗ I, and not empty."""
         return {}
 
-    def without(self, uncut: Collection[int]) -> Rows:
+    def without(self, uncut: Collection[int]) -> TransferTable:
         """The rows with extent 1 in some of the dimensions in `uncut`."""
         raise NotImplementedError(f"{type(self).__name__} knows no dimension as uncut")
 
@@ -97,12 +97,12 @@ class Rows(ABC):
         """(regions,) number of rows out of each source region."""
         return np.bincount(self.table.src, minlength=regions)
 
-    def adjoint(self) -> Rows:
+    def adjoint(self) -> TransferTable:
         """The adjoint: ends of every row exchanged, coefficients conjugated."""
-        return Swapped(self)
+        return AdjointTable(self)
 
 
-class Given(Rows):
+class GivenTable(TransferTable):
     """The rows of a given table, which need not be canonical."""
 
     short = True
@@ -124,7 +124,7 @@ class Given(Rows):
         return digest_of("given", *table_columns(self.table))
 
 
-class Same(Rows):
+class IdentityTable(TransferTable):
     """The identity: each region to the region of the same number.
 
     Args:
@@ -151,7 +151,7 @@ class Same(Rows):
     def counts_out_of(self, regions: int) -> Ints:
         return self.counts_into(regions)
 
-    def adjoint(self) -> Rows:
+    def adjoint(self) -> TransferTable:
         return self
 
     @cached_property
@@ -161,20 +161,20 @@ class Same(Rows):
         same = (self.extent == self.extent[:1]).all(axis=0)
         return {d: int(self.extent[0, d]) for d in np.flatnonzero(same).tolist()}
 
-    def without(self, uncut: Collection[int]) -> Rows:
+    def without(self, uncut: Collection[int]) -> TransferTable:
         extent = self.extent.copy()
         extent[:, list(uncut)] = 1
-        return Same(extent)
+        return IdentityTable(extent)
 
     @cached_property
     def digest(self) -> bytes:
         return digest_of("same", self.extent)
 
 
-class Swapped(Rows):
+class AdjointTable(TransferTable):
     """The adjoint of rows."""
 
-    def __init__(self, of: Rows) -> None:
+    def __init__(self, of: TransferTable) -> None:
         self.of = of
 
     @cached_property
@@ -196,25 +196,25 @@ class Swapped(Rows):
     def counts_out_of(self, regions: int) -> Ints:
         return self.of.counts_into(regions)
 
-    def adjoint(self) -> Rows:
+    def adjoint(self) -> TransferTable:
         return self.of
 
     @property
     def uncut(self) -> Mapping[int, int]:
         return self.of.uncut
 
-    def without(self, uncut: Collection[int]) -> Rows:
-        return Swapped(self.of.without(uncut))
+    def without(self, uncut: Collection[int]) -> TransferTable:
+        return AdjointTable(self.of.without(uncut))
 
     @cached_property
     def digest(self) -> bytes:
         return digest_of("adjoint", self.of.digest)
 
 
-class Scaled(Rows):
-    """Rows times a scalar; complex conjugated first if `conjugated`."""
+class ScaledTable(TransferTable):
+    """A table times a scalar; complex conjugated first if `conjugated`."""
 
-    def __init__(self, of: Rows, scalar: Exact, conjugated: bool = False) -> None:
+    def __init__(self, of: TransferTable, scalar: Exact, conjugated: bool = False) -> None:
         self.of, self.scalar, self.conjugated = of, scalar, conjugated
 
     def _times(self, t: Table) -> Table:
@@ -238,25 +238,25 @@ class Scaled(Rows):
     def uncut(self) -> Mapping[int, int]:
         return self.of.uncut
 
-    def without(self, uncut: Collection[int]) -> Rows:
-        return Scaled(self.of.without(uncut), self.scalar, self.conjugated)
+    def without(self, uncut: Collection[int]) -> TransferTable:
+        return ScaledTable(self.of.without(uncut), self.scalar, self.conjugated)
 
     @property
-    def factors(self) -> tuple[Exact, tuple[bytes, ...]]:
+    def scaled_digests(self) -> tuple[Exact, tuple[bytes, ...]]:
         if self.conjugated:
             return self.scalar, (digest_of("conjugated", self.of.digest),)
-        number, digests = self.of.factors
+        number, digests = self.of.scaled_digests
         return self.scalar * number, digests
 
     @cached_property
     def digest(self) -> bytes:
-        return _digest_of_product(*self.factors)
+        return _digest_of_product(*self.scaled_digests)
 
 
-class Product(Rows):
+class ProductTable(TransferTable):
     """The product left ∘ right: boxes intersected in the middle space."""
 
-    def __init__(self, left: Rows, right: Rows) -> None:
+    def __init__(self, left: TransferTable, right: TransferTable) -> None:
         self.left, self.right = left, right
 
     @cached_property
@@ -277,31 +277,31 @@ class Product(Rows):
         right = self.right.out_of(src)
         return join(self.left.out_of(np.unique(right.dst)), right)
 
-    def adjoint(self) -> Rows:
-        return Product(self.right.adjoint(), self.left.adjoint())
+    def adjoint(self) -> TransferTable:
+        return ProductTable(self.right.adjoint(), self.left.adjoint())
 
     @cached_property
     def uncut(self) -> Mapping[int, int]:
         right = self.right.uncut
         return {d: n for d, n in self.left.uncut.items() if right.get(d) == n}
 
-    def without(self, uncut: Collection[int]) -> Rows:
-        return Product(self.left.without(uncut), self.right.without(uncut))
+    def without(self, uncut: Collection[int]) -> TransferTable:
+        return ProductTable(self.left.without(uncut), self.right.without(uncut))
 
     @property
-    def factors(self) -> tuple[Exact, tuple[bytes, ...]]:
-        (one, left), (other, right) = self.left.factors, self.right.factors
+    def scaled_digests(self) -> tuple[Exact, tuple[bytes, ...]]:
+        (one, left), (other, right) = self.left.scaled_digests, self.right.scaled_digests
         return one * other, left + right
 
     @cached_property
     def digest(self) -> bytes:
-        return _digest_of_product(*self.factors)
+        return _digest_of_product(*self.scaled_digests)
 
 
-class Total(Rows):
+class SumTable(TransferTable):
     """The sum of rows."""
 
-    def __init__(self, terms: Sequence[Rows]) -> None:
+    def __init__(self, terms: Sequence[TransferTable]) -> None:
         self.terms = tuple(terms)
 
     @cached_property
@@ -322,76 +322,76 @@ class Total(Rows):
         return digest_of("sum", *sorted(term.digest for term in self.terms))
 
 
-class Blocks(Rows):
-    """Rows as disjoint blocks of a larger matrix.
+class BlockTable(TransferTable):
+    """Tables as disjoint blocks of a larger matrix.
 
     Args:
-        parts: the blocks.
+        blocks: the tables.
         dst, src: for each block, the new numbers of its regions; all distinct.
         sizes: total numbers of regions, (destinations, sources).
     """
 
     def __init__(
         self,
-        parts: Sequence[Rows],
+        blocks: Sequence[TransferTable],
         dst: Sequence[Ints],
         src: Sequence[Ints],
         sizes: tuple[int, int],
     ) -> None:
-        self.parts = tuple(parts)
+        self.blocks = tuple(blocks)
         self.dst, self.src, self.sizes = tuple(dst), tuple(src), sizes
 
     @cached_property
     def short(self) -> bool:
-        return all(part.short for part in self.parts)
+        return all(block.short for block in self.blocks)
 
     def _all(self) -> Table:
-        return self._placed([(k, part.table) for k, part in enumerate(self.parts)])
+        return self._renumbered([(k, block.table) for k, block in enumerate(self.blocks)])
 
     def _into(self, dst: Ints) -> Table:
-        asked = _by_block(*self._places_dst, dst)
-        return self._placed([(k, self.parts[k].into(inner)) for k, inner in asked])
+        asked = _by_block(*self._numbers_dst, dst)
+        return self._renumbered([(k, self.blocks[k].into(inner)) for k, inner in asked])
 
     def _out_of(self, src: Ints) -> Table:
-        asked = _by_block(*self._places_src, src)
-        return self._placed([(k, self.parts[k].out_of(inner)) for k, inner in asked])
+        asked = _by_block(*self._numbers_src, src)
+        return self._renumbered([(k, self.blocks[k].out_of(inner)) for k, inner in asked])
 
     @cached_property
-    def _places_dst(self) -> tuple[Ints, Ints]:
-        return _places(self.dst, self.sizes[0])
+    def _numbers_dst(self) -> tuple[Ints, Ints]:
+        return _block_numbers(self.dst, self.sizes[0])
 
     @cached_property
-    def _places_src(self) -> tuple[Ints, Ints]:
-        return _places(self.src, self.sizes[1])
+    def _numbers_src(self) -> tuple[Ints, Ints]:
+        return _block_numbers(self.src, self.sizes[1])
 
-    def _placed(self, tables: Sequence[tuple[int, Table]]) -> Table:
+    def _renumbered(self, tables: Sequence[tuple[int, Table]]) -> Table:
         """Concatenated rows of blocks (block number, table), with the regions renumbered."""
-        placed = [
+        renumbered = [
             Table(self.dst[k][t.dst], self.src[k][t.src], t.at, t.of, t.extent, t.coef)
             for k, t in tables
             if len(t)
         ]
-        return concatenate(*placed) if placed else EMPTY
+        return concatenate(*renumbered) if renumbered else EMPTY
 
     def counts_into(self, regions: int) -> Ints:
         counts = np.zeros(regions, np.int64)
-        for part, dst in zip(self.parts, self.dst, strict=True):
-            counts[dst] = part.counts_into(len(dst))
+        for block, dst in zip(self.blocks, self.dst, strict=True):
+            counts[dst] = block.counts_into(len(dst))
         return counts
 
     def counts_out_of(self, regions: int) -> Ints:
         counts = np.zeros(regions, np.int64)
-        for part, src in zip(self.parts, self.src, strict=True):
-            counts[src] = part.counts_out_of(len(src))
+        for block, src in zip(self.blocks, self.src, strict=True):
+            counts[src] = block.counts_out_of(len(src))
         return counts
 
     @cached_property
     def digest(self) -> bytes:
         columns = [c for pair in zip(self.dst, self.src, strict=True) for c in pair]
-        return digest_of("blocks", *(part.digest for part in self.parts), *columns)
+        return digest_of("blocks", *(block.digest for block in self.blocks), *columns)
 
 
-def _places(numbers: Sequence[Ints], size: int) -> tuple[Ints, Ints]:
+def _block_numbers(numbers: Sequence[Ints], size: int) -> tuple[Ints, Ints]:
     """For each of `size` regions, its block and its number in that block; -1 if in none."""
     many = np.array([len(n) for n in numbers], np.int64)
     block, inner = np.full(size, -1), np.full(size, -1)
@@ -430,12 +430,12 @@ def _digest_of_product(number: Exact, digests: Sequence[bytes]) -> bytes:
     return digests[0] if alone else digest_of("product", text(number), *digests)
 
 
-def digest_of(*parts: str | bytes | np.ndarray) -> bytes:
-    """SHA-256 of a list of parts, the same on every machine. Each part is prefixed with its length,
+def digest_of(*items: str | bytes | np.ndarray) -> bytes:
+    """SHA-256 of a list of items, the same on every machine. Each item is prefixed with its length,
     so that different lists have different input."""
     digest = hashlib.sha256()
-    for part in parts:
-        data = part.encode() if isinstance(part, str) else part
+    for item in items:
+        data = item.encode() if isinstance(item, str) else item
         data = data if isinstance(data, bytes) else np.ascontiguousarray(data).tobytes()
         digest.update(len(data).to_bytes(8, "little"))
         digest.update(data)
