@@ -106,8 +106,8 @@ class Movement(Keeper):
         """The transfer in a row of the whole table, or of one returned by `into` or `out_of`."""
         t = self.table if table is None else table
         return Transfer(
-            _box(self.domain.layout.at(t.src[row]), t.of[row], t.extent[row]),
-            _box(self.codomain.layout.at(t.dst[row]), t.at[row], t.extent[row]),
+            _box(self.domain.numbering.at(t.src[row]), t.of[row], t.extent[row]),
+            _box(self.codomain.numbering.at(t.dst[row]), t.at[row], t.extent[row]),
             number_of(t.coef[row]),
         )
 
@@ -142,11 +142,11 @@ class Movement(Keeper):
     @staticmethod
     def between(domain: Space, codomain: Space) -> Movement:
         """The identity on the regions common to both spaces, zero elsewhere."""
-        same = domain.layout == codomain.layout
+        same = domain.numbering == codomain.numbering
         return Movement(
             domain,
             codomain,
-            IdentityTable(domain.layout.shapes) if same else _shared(domain, codomain),
+            IdentityTable(domain.numbering.shapes) if same else _shared(domain, codomain),
         )
 
     @staticmethod
@@ -156,7 +156,7 @@ class Movement(Keeper):
         batches = []
         for batch in independent_batches(product):
             domain, codomain = batch[0][0], batch[-1][2]
-            src, dst = domain.layout.index, codomain.layout.index
+            src, dst = domain.numbering.index, codomain.numbering.index
             blocks = (
                 block
                 for _, actions, _ in batch
@@ -259,7 +259,7 @@ class Movement(Keeper):
         if all(isinstance(m.transfers, IdentityTable) for m in movements) and all(
             map(np.array_equal, dst, src)
         ):
-            return Movement(domain, codomain, IdentityTable(domain.layout.shapes))
+            return Movement(domain, codomain, IdentityTable(domain.numbering.shapes))
         sizes = len(codomain), len(domain)
         return Movement(
             domain, codomain, BlockTable([m.transfers for m in movements], dst, src, sizes)
@@ -343,7 +343,7 @@ def _table(domain: Space, codomain: Space, blocks: Iterable[Block]) -> Table:
         targets.append(target)
         sources.append(source)
         numbers.append(exact(coefficient))
-    ndim, index = _ndim(domain, codomain), (codomain.layout.index, domain.layout.index)
+    ndim, index = _ndim(domain, codomain), (codomain.numbering.index, domain.numbering.index)
     at = _corners([target.start for target in targets], ndim, 0)
     of = _corners([source.start for source in sources], ndim, 0)
     stop = _corners([target.stop for target in targets], ndim, 1)
@@ -363,29 +363,32 @@ def _corners(corners: Sequence[tuple[int, ...]], ndim: int, beyond: int) -> boxe
 
 def _shared(domain: Space, codomain: Space) -> Table:
     """The table of the identity on the regions common to both spaces."""
-    if domain.layout == codomain.layout:
+    if domain.numbering == codomain.numbering:
         dst = src = np.arange(len(domain))
     else:
         src = np.flatnonzero([region in codomain for region in domain.regions])
-        dst = np.array([codomain.layout.index[domain.regions[k].name] for k in src], np.int64)
-    extent = domain.layout.shapes[src]
+        dst = np.array([codomain.numbering.index[domain.regions[k].name] for k in src], np.int64)
+    extent = domain.numbering.shapes[src]
     zeros = np.zeros_like(extent)
     return Table(dst, src, zeros, zeros, extent, ones(len(dst))).of_ndim(_ndim(domain, codomain))
 
 
 def _ndim(*spaces: Space) -> int:
     """Number of dimensions of a table between spaces: at least one, also for 0-d regions."""
-    return max(int(space.layout.shapes.shape[1]) for space in spaces)
+    return max(int(space.numbering.shapes.shape[1]) for space in spaces)
 
 
 def _numbers(subspace: Space, whole: Space) -> boxes.Ints:
     """The number in `whole` of each region of a subspace."""
-    return np.array([whole.layout.index[region.name] for region in subspace.regions], np.int64)
+    return np.array([whole.numbering.index[region.name] for region in subspace.regions], np.int64)
 
 
 def _reordered(movement: Movement, domain: Space, codomain: Space) -> TransferTable:
     """The rows of a movement, renumbered for equal spaces that order regions differently."""
-    if movement.domain.layout == domain.layout and movement.codomain.layout == codomain.layout:
+    if (
+        movement.domain.numbering == domain.numbering
+        and movement.codomain.numbering == codomain.numbering
+    ):
         return movement.transfers
     ends = _numbers(movement.codomain, codomain), _numbers(movement.domain, domain)
     return BlockTable([movement.transfers], [ends[0]], [ends[1]], (len(codomain), len(domain)))

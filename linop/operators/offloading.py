@@ -32,6 +32,6 @@ def offload(space: Space, memory: str = "host") -> LinearOperator:
     target = expect("offload", space, Space).in_memory(memory)
     if target == space:
         return identity(space)
-    given = Movement(space, target, IdentityTable(space.layout.shapes))
+    given = Movement(space, target, IdentityTable(space.numbering.shapes))
     pairs = list(zip(space.regions, target.regions, strict=True))
     return NamedMovement("M", memory, given, lambda: out_of_place(space, target, pairs))

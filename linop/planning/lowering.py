@@ -93,7 +93,7 @@ def _movement_steps(
     order = np.argsort(table.dst[incoming.row], kind="stable")
     numbers = table.dst[incoming.row][order]
     for region in movement.codomain.on(worker):
-        number = movement.codomain.layout.index[region.name]
+        number = movement.codomain.numbering.index[region.name]
         if number in whole:
             early.append(Alias(whole[number], region))
             continue
@@ -101,7 +101,7 @@ def _movement_steps(
         # By the first holder of the source, whichever holder sends it: all holders of a replicated
         # target sum in the same order.
         rows = incoming.row[found]
-        counts = [movement.domain.layout.at(k).workers[0] for k in table.src[rows]]
+        counts = [movement.domain.numbering.at(k).workers[0] for k in table.src[rows]]
         by_worker = np.lexsort((rows, np.array(counts, np.int64)))
         found, rows = found[by_worker], rows[by_worker]
         written, sums = summation(table.at[rows], table.extent[rows])

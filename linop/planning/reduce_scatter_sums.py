@@ -40,7 +40,7 @@ def split_sums(movement: Movement) -> tuple[Movement, ...]:
     itemsize = movement.domain.dtype.itemsize
     assumed = network.ASSUMED
     least = assumed.latency / (assumed.per_byte + assumed.per_byte_added)
-    if not (movement.codomain.layout.shapes.prod(axis=1) * itemsize > least).any():
+    if not (movement.codomain.numbering.shapes.prod(axis=1) * itemsize > least).any():
         return (movement,)
     if int(movement.transfers.counts_into(len(movement.codomain)).sum()) > LARGEST_MOVEMENT:
         return (movement,)

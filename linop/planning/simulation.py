@@ -172,7 +172,7 @@ def simulate(op: HasStages, network: Network | None = None) -> Simulation:
 def _most_bytes(movement: Movement) -> float:
     """Bytes of the largest region in domain and codomain, as a float: cannot overflow."""
     sizes = (
-        space.layout.shapes.astype(float).prod(axis=1).max(initial=0.0)
+        space.numbering.shapes.astype(float).prod(axis=1).max(initial=0.0)
         for space in (movement.domain, movement.codomain)
     )
     return float(max(sizes)) * movement.domain.dtype.itemsize
@@ -183,7 +183,7 @@ def _memory_traffic(movement: Movement, every: Routes, workers: Ints) -> tuple[I
     that aliases another one (`linop.planning.plan.Alias`) is not copied."""
     table = every.table
     sizes_to, sizes_from = (
-        space.layout.shapes.prod(axis=1) for space in (movement.codomain, movement.domain)
+        space.numbering.shapes.prod(axis=1) for space in (movement.codomain, movement.domain)
     )
     dst, src = table.dst[every.row], table.src[every.row]
     copy = np.searchsorted(workers, every.receiver) * len(sizes_to) + dst
@@ -195,7 +195,7 @@ def _memory_traffic(movement: Movement, every: Routes, workers: Ints) -> tuple[I
     whole = (every.volume == sizes_to[dst]) & (every.volume == sizes_from[src])
     local = every.sender == every.receiver
     crossing = local & (
-        movement.codomain.layout.memories[dst] != movement.domain.layout.memories[src]
+        movement.codomain.numbering.memories[dst] != movement.domain.numbering.memories[src]
     )
     kept = whole & (many[which] == 1) & (table.coef[every.row] == 1) & ~crossing
     copied, between = (

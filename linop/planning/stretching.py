@@ -69,7 +69,7 @@ def uncut_in(stages: Stages) -> Mapping[int, int]:
     whole = {
         d: n
         for d, n in movement.transfers.uncut.items()
-        if all((space.layout.shapes[:, d] == n).all() for space in spaces)
+        if all((space.numbering.shapes[:, d] == n).all() for space in spaces)
     }
     return whole if whole and prepared(stages) is stages else {}
 

@@ -175,7 +175,7 @@ class _Stage:
 
     @cached_property
     def _copies(self) -> Space:
-        """The codomain with one region per holder of each region, in `Layout.holders` order."""
+        """The codomain with one region per holder of each region, in `Numbering.holders` order."""
         regions = self.wanted.movement.codomain.regions
         return Space(
             (_copy(region, worker) for region in regions for worker in region.workers),
@@ -184,7 +184,7 @@ class _Stage:
 
     def _check_transfers(self, pieces: Mapping[int, Sequence[Piece]]) -> None:
         movement = self.wanted.movement
-        table, (_, first, many) = movement.table, movement.codomain.layout.holders
+        table, (_, first, many) = movement.table, movement.codomain.numbering.holders
         row, k = expand(many[table.dst])
         coef = representable(table.coef, movement.domain.dtype)  # rounded, as in plans
         spread = replace(table, coef=coef).take(row)
@@ -241,7 +241,7 @@ class _Stage:
     def _rank(self, piece: Piece) -> tuple[Any, ...]:
         """Sort key of terms: first holder of the source, then row order of the movement."""
         source = piece.source
-        number = self.wanted.movement.domain.layout.index[source.region.name]
+        number = self.wanted.movement.domain.numbering.index[source.region.name]
         return source.workers[0], number, piece.target.start, source.start
 
 
