@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, reduce
-from itertools import chain
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -20,31 +19,40 @@ import scipy
 from linop.errors import SpaceError
 from linop.normal_form import boxes
 from linop.normal_form.boxes import Table, same_rows
-from linop.normal_form.columns import Column, column, nearest, ones, residues
+from linop.normal_form.columns import Column, nearest, residues
 from linop.normal_form.primitives import BetweenSpaces, deltas, independent_batches
-from linop.normal_form.transfer_table import (
+from linop.normal_form.space_tables import (
+    Block,
+    box_of,
+    flat_index,
+    number_of,
+    numbers_in,
+    shared_table,
+    table_ndim,
+    table_of_blocks,
+)
+from linop.normal_form.table_algebra import (
     FAR_MORE,
     BlockTable,
-    GivenTable,
-    IdentityTable,
     ProductTable,
     ScaledTable,
     SumTable,
+)
+from linop.normal_form.transfer_table import (
+    GivenTable,
+    IdentityTable,
     TransferTable,
     digest_of,
     table_columns,
 )
 from linop.provenance import Keeper
-from linop.spaces.exact import Exact, exact, shown
-from linop.spaces.region import Region, Subset
+from linop.spaces.exact import Exact, shown
+from linop.spaces.region import Subset
 from linop.spaces.scalars import Scalar, as_exact, sparse_dtype
 from linop.spaces.space import Space
 
 ROWS_AT_ONCE = 2**18
 """Approximate number of rows that a comparison of two movements evaluates at a time."""
-
-Block = tuple[Subset, Subset, Exact | Scalar]
-"""(target, source, coefficient) of one block."""
 
 
 @dataclass(frozen=True)
@@ -106,8 +114,8 @@ class Movement(Keeper):
         """The transfer in a row of the whole table, or of one returned by `into` or `out_of`."""
         t = self.table if table is None else table
         return Transfer(
-            _box(self.domain.numbering.at(t.src[row]), t.of[row], t.extent[row]),
-            _box(self.codomain.numbering.at(t.dst[row]), t.at[row], t.extent[row]),
+            box_of(self.domain.numbering.at(t.src[row]), t.of[row], t.extent[row]),
+            box_of(self.codomain.numbering.at(t.dst[row]), t.at[row], t.extent[row]),
             number_of(t.coef[row]),
         )
 
@@ -123,7 +131,7 @@ class Movement(Keeper):
 
     def _fitted(self, rows: Table) -> Table:
         """Rows padded to the dimensions of the spaces, with integer coefficients modulo 2^bits."""
-        rows = rows.of_ndim(_ndim(self.domain, self.codomain))
+        rows = rows.of_ndim(table_ndim(self.domain, self.codomain))
         coef = residues(rows.coef, self.domain.dtype)
         return rows if coef is rows.coef else boxes.canonical(replace(rows, coef=coef))
 
@@ -137,7 +145,7 @@ class Movement(Keeper):
     @staticmethod
     def of_blocks(domain: Space, codomain: Space, blocks: Iterable[Block]) -> Movement:
         """The sum of (target, source, coefficient) blocks; regions must be those of the spaces."""
-        return Movement(domain, codomain, _table(domain, codomain, blocks))
+        return Movement(domain, codomain, table_of_blocks(domain, codomain, blocks))
 
     @staticmethod
     def between(domain: Space, codomain: Space) -> Movement:
@@ -146,7 +154,7 @@ class Movement(Keeper):
         return Movement(
             domain,
             codomain,
-            IdentityTable(domain.numbering.shapes) if same else _shared(domain, codomain),
+            IdentityTable(domain.numbering.shapes) if same else shared_table(domain, codomain),
         )
 
     @staticmethod
@@ -163,7 +171,9 @@ class Movement(Keeper):
                 for block in deltas(actions)
                 if block[0].region.name in dst and block[1].region.name in src
             )
-            table = boxes.concatenate(_shared(domain, codomain), _table(domain, codomain, blocks))
+            table = boxes.concatenate(
+                shared_table(domain, codomain), table_of_blocks(domain, codomain, blocks)
+            )
             batches.append(Movement(domain, codomain, table))
         while len(batches) > 1:
             pairs = [batches[k : k + 2] for k in range(0, len(batches), 2)]
@@ -253,8 +263,8 @@ class Movement(Keeper):
     @staticmethod
     def direct_sum(movements: Sequence[Movement], domain: Space, codomain: Space) -> Movement:
         """The block-diagonal movement of movements between disjoint subspaces of two spaces."""
-        dst = [_numbers(m.codomain, codomain) for m in movements]
-        src = [_numbers(m.domain, domain) for m in movements]
+        dst = [numbers_in(m.codomain, codomain) for m in movements]
+        src = [numbers_in(m.domain, domain) for m in movements]
         # Between layers of thousands of local maps all blocks are identities: one `IdentityTable`.
         if all(isinstance(m.transfers, IdentityTable) for m in movements) and all(
             map(np.array_equal, dst, src)
@@ -316,8 +326,8 @@ class Movement(Keeper):
     def entries(self) -> tuple[boxes.Ints, boxes.Ints, Column]:
         """Row indices, column indices and exact values, (nnz,) each, of the matrix's entries."""
         none = [np.zeros(0, np.int64)]
-        rows = [_flat_index(self.codomain, transfer.target) for transfer in self]
-        columns = [_flat_index(self.domain, transfer.source) for transfer in self]
+        rows = [flat_index(self.codomain, transfer.target) for transfer in self]
+        columns = [flat_index(self.domain, transfer.source) for transfer in self]
         coef = np.repeat(self.table.coef, [len(k) for k in rows])
         return np.concatenate(rows or none), np.concatenate(columns or none), coef
 
@@ -334,55 +344,6 @@ class Movement(Keeper):
         return digest_of(self.domain.digest, self.codomain.digest, self.transfers.digest)
 
 
-def _table(domain: Space, codomain: Space, blocks: Iterable[Block]) -> Table:
-    # Three lists instead of a tuple per block, which the garbage collector would visit.
-    targets: list[Subset] = []
-    sources: list[Subset] = []
-    numbers: list[Exact] = []
-    for target, source, coefficient in blocks:
-        targets.append(target)
-        sources.append(source)
-        numbers.append(exact(coefficient))
-    ndim, index = _ndim(domain, codomain), (codomain.numbering.index, domain.numbering.index)
-    at = _corners([target.start for target in targets], ndim, 0)
-    of = _corners([source.start for source in sources], ndim, 0)
-    stop = _corners([target.stop for target in targets], ndim, 1)
-    dst = np.array([index[0][target.region.name] for target in targets], np.int64)
-    src = np.array([index[1][source.region.name] for source in sources], np.int64)
-    return Table(dst, src, at, of, stop - at, column(numbers))
-
-
-def _corners(corners: Sequence[tuple[int, ...]], ndim: int, beyond: int) -> boxes.Ints:
-    """Corners of boxes as rows, (n, ndim); `beyond` fills the dimensions that a box lacks."""
-    rows = np.full((len(corners), ndim), beyond, np.int64)
-    ndims = np.fromiter(map(len, corners), np.int64, len(corners))
-    given = np.arange(ndim) < ndims[:, None]
-    rows[given] = np.fromiter(chain.from_iterable(corners), np.int64, int(ndims.sum()))
-    return rows
-
-
-def _shared(domain: Space, codomain: Space) -> Table:
-    """The table of the identity on the regions common to both spaces."""
-    if domain.numbering == codomain.numbering:
-        dst = src = np.arange(len(domain))
-    else:
-        src = np.flatnonzero([region in codomain for region in domain.regions])
-        dst = np.array([codomain.numbering.index[domain.regions[k].name] for k in src], np.int64)
-    extent = domain.numbering.shapes[src]
-    zeros = np.zeros_like(extent)
-    return Table(dst, src, zeros, zeros, extent, ones(len(dst))).of_ndim(_ndim(domain, codomain))
-
-
-def _ndim(*spaces: Space) -> int:
-    """Number of dimensions of a table between spaces: at least one, also for 0-d regions."""
-    return max(int(space.numbering.shapes.shape[1]) for space in spaces)
-
-
-def _numbers(subspace: Space, whole: Space) -> boxes.Ints:
-    """The number in `whole` of each region of a subspace."""
-    return np.array([whole.numbering.index[region.name] for region in subspace.regions], np.int64)
-
-
 def _reordered(movement: Movement, domain: Space, codomain: Space) -> TransferTable:
     """The rows of a movement, renumbered for equal spaces that order regions differently."""
     if (
@@ -390,24 +351,5 @@ def _reordered(movement: Movement, domain: Space, codomain: Space) -> TransferTa
         and movement.codomain.numbering == codomain.numbering
     ):
         return movement.transfers
-    ends = _numbers(movement.codomain, codomain), _numbers(movement.domain, domain)
+    ends = numbers_in(movement.codomain, codomain), numbers_in(movement.domain, domain)
     return BlockTable([movement.transfers], [ends[0]], [ends[1]], (len(codomain), len(domain)))
-
-
-def _box(region: Region, start: Any, extent: Any) -> Subset:
-    low = tuple(start[: region.ndim].tolist())
-    return Subset(region, low, tuple(map(int.__add__, low, extent.tolist())))
-
-
-def number_of(coefficient: Any) -> Exact:
-    """An entry of a column as an exact Python number."""
-    return int(coefficient) if isinstance(coefficient, np.int64) else coefficient
-
-
-def _flat_index(space: Space, subset: Subset) -> boxes.Ints:
-    """Positions of a subset's elements in the flat vector of a space, in C order."""
-    axes = np.ix_(*(np.arange(s.start, s.stop) for s in subset.slices))
-    strides = np.cumprod([1, *reversed(subset.region.shape[1:])])[::-1]
-    terms = (axis * stride for axis, stride in zip(axes, strides, strict=False))
-    index = reduce(np.add, terms, np.zeros((), np.int64))
-    return np.ravel(index) + space.offsets[subset.region.name]

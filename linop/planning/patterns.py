@@ -25,7 +25,8 @@ import numpy as np
 
 from linop.normal_form.boxes import FEW, Ints, Table, canonical, each_meets, row_keys
 from linop.normal_form.columns import ones
-from linop.normal_form.movement import Movement, number_of
+from linop.normal_form.movement import Movement
+from linop.normal_form.space_tables import number_of
 from linop.planning.network import Network
 from linop.planning.routing import Routes, routes_among, routes_into, routes_out_of
 from linop.spaces.exact import Exact, shown

@@ -15,7 +15,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from linop.normal_form.movement import Block, Movement, Transfer
+from linop.normal_form.movement import Movement, Transfer
+from linop.normal_form.space_tables import Block
 from linop.normal_form.transfer_table import IdentityTable
 from linop.planning import network
 from linop.spaces.exact import Exact

@@ -20,7 +20,8 @@ import numpy as np
 from linop.normal_form.boxes import expand
 from linop.normal_form.columns import representable
 from linop.normal_form.maps import Layer
-from linop.normal_form.movement import Block, Movement, Transfer
+from linop.normal_form.movement import Movement, Transfer
+from linop.normal_form.space_tables import Block
 from linop.normal_form.stages import Stages
 from linop.planning.lowering import summation
 from linop.planning.plan import GROUP, Alias, Apply, Message, Put
