@@ -60,7 +60,7 @@ NORMAL_FORM = (
         "transposition forgets conjugation",
         "the transposed table has the same complex coefficients",
         "conjugation",
-        "linop.normal_form.rows:swap",
+        "linop.normal_form.transfer_table:swap",
         "conjugates(t.coef)",
         "t.coef",
         (f"{RULES}[scaled]",),

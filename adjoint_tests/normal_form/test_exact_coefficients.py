@@ -441,13 +441,13 @@ def test_digests_prove_equality_without_tables(case: str) -> None:
     assert one.equals(other)
     for op in (one, other):
         assert "table" not in vars(op.movement())
-        assert "table" not in vars(op.movement().rows)
+        assert "table" not in vars(op.movement().transfers)
 
 
 def test_a_difference_is_found_without_whole_tables() -> None:
     for other in (2 * ALL, ALL + linop.identity(ALL.domain)):
         assert not ALL.equals(other)
-        assert "table" not in vars(other.movement().rows)
+        assert "table" not in vars(other.movement().transfers)
 
 
 @given(st.data(), st.sampled_from(("int8", "float64")))

@@ -216,7 +216,7 @@ def test_the_table_is_canonical(drawn: Any) -> None:
     wanted = canonical_cells(unit_cells(matrix, movement.domain, movement.codomain))
     assert len(given_) == len(wanted)
     assert set(given_) == wanted
-    numbers = movement.codomain.layout.index, movement.domain.layout.index
+    numbers = movement.codomain.numbering.index, movement.domain.numbering.index
     order = [(numbers[0][b], numbers[1][a], *rest[:2]) for b, a, *rest in given_]
     assert all(one < two for one, two in pairwise(order))
 

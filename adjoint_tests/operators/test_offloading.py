@@ -68,10 +68,12 @@ def test_the_memory_is_what_a_region_is(space: Description, one: str, other: str
 def test_a_tensor_is_in_one_memory(tensor: Description, one: str, other: str) -> None:
     X, Y = (tensor_of(tensor).in_memory(memory) for memory in (one, other))
     alike = one == other
-    assert (X == Y, X.digest == Y.digest, X.layout == Y.layout, repr(X) == repr(Y)) == (alike,) * 4
+    assert (X == Y, X.digest == Y.digest, X.numbering == Y.numbering, repr(X) == repr(Y)) == (
+        alike,
+    ) * 4
     assert X.bounds == Y.bounds and X.axes == Y.axes and X.name == Y.name
     for Z in (X, tensor_of(tensor).in_memory(one)):
-        alone = [Z.layout.at(k) for k in range(len(Z))]  # each by itself, before all are made
+        alone = [Z.numbering.at(k) for k in range(len(Z))]  # each by itself, before all are made
         assert Z.regions == tuple(alone)
         assert {region.memory for region in Z} == {one}
     # Equal to the direct sum of its blocks, which says no more than them.
@@ -81,7 +83,7 @@ def test_a_tensor_is_in_one_memory(tensor: Description, one: str, other: str) ->
 @given(described, memories)
 def test_the_memories_of_a_space_are_those_of_its_regions(X: Space, memory: str) -> None:
     for Y in (X, X.in_memory(memory)):
-        assert [MEMORIES[k] for k in Y.layout.memories] == [region.memory for region in Y]
+        assert [MEMORIES[k] for k in Y.numbering.memories] == [region.memory for region in Y]
 
 
 def test_it_prints() -> None:

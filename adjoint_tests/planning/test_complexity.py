@@ -95,7 +95,7 @@ def test_a_simulated_all_to_all_holds_some_receivers_at_a_time(
     """And predicts what it does at once: all is summed by receiver."""
     op = all_to_all(128)
     whole, at_once = simulate(op), peak(lambda: simulate(all_to_all(128)))
-    monkeypatch.setattr("linop.planning.routing.AT_ONCE", 1000)
+    monkeypatch.setattr("linop.planning.routing.TRANSFERS_AT_ONCE", 1000)
     some, in_turn = simulate(op), peak(lambda: simulate(all_to_all(128)))
     for name in ("messages_sent", "bytes_sent", "messages_received", "bytes_received"):
         assert (getattr(some, name) == getattr(whole, name)).all()

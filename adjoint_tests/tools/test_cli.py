@@ -169,8 +169,8 @@ def test_show_prints_plans_before_and_after_each_pass(run: Run) -> None:
         before, apart, shares, collectives, fused, stored = plans.split("worker 1: after ")[:6]
         assert "all-reduce over workers 0, 1" in before
         assert "send 100000 elements to 0: x@1" in before
-        assert apart.splitlines()[:2] == ["products_apart", "the same"]
-        assert shares.startswith("sums_in_shares\n")
+        assert apart.splitlines()[:2] == ["factored_products", "the same"]
+        assert shares.startswith("reduce_scatter_sums\n")
         assert "reduce-scatter over workers 0, 1, 50000 elements each" in shares
         assert "send 50000 elements to 0: share 1 of sum 0" in shares
         assert collectives.splitlines()[:2] == ["in_collectives", "the same"]

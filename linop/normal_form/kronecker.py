@@ -17,7 +17,7 @@ import numpy as np
 
 from linop.normal_form.boxes import Ints, Table, canonical, expand
 from linop.normal_form.columns import ones
-from linop.normal_form.rows import Rows, digest_of, swap
+from linop.normal_form.transfer_table import TransferTable, digest_of, swap
 from linop.spaces.partition import GridAxis
 
 SHORT = 256
@@ -88,7 +88,7 @@ class Relation:
         return first, np.searchsorted(keys[listed], at, "right") - first, listed
 
 
-class Kronecker(Rows):
+class Kronecker(TransferTable):
     """The Kronecker product of relations; all coefficients are 1.
 
     Args:
@@ -172,7 +172,7 @@ class Kronecker(Rows):
             if relation.dim is not None and relation.uncut
         }
 
-    def without(self, uncut: Collection[int]) -> Rows:
+    def without(self, uncut: Collection[int]) -> TransferTable:
         # A dimension in no factor has boxes of start 0 and extent 1.
         return Kronecker([r for r in self.relations if r.dim not in uncut], self.ndim, self.sizes)
 
@@ -184,7 +184,7 @@ class Kronecker(Rows):
             *sorted(relation.digest for relation in self.relations),
         )
 
-    def adjoint(self) -> Rows:
+    def adjoint(self) -> TransferTable:
         """The product of the adjoint relations."""
         converses = [Relation(swap(r.table), r.src, r.dst, r.dim) for r in self.relations]
         return Kronecker(converses, self.ndim, self.sizes[::-1])

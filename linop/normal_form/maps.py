@@ -245,11 +245,11 @@ def _swapped(port: Port) -> Port:
     return lambda namespace: port(namespace)[::-1]
 
 
-Placed: TypeAlias = "tuple[scipy.sparse.sparray, Array, Array]"
+PositionedBlock: TypeAlias = "tuple[scipy.sparse.sparray, Array, Array]"
 """A matrix block, and the positions in flat vectors of its rows and of its columns."""
 
 
-def layer_blocks(before: Space, after: Space, layer: Layer) -> list[Placed]:
+def layer_blocks(before: Space, after: Space, layer: Layer) -> list[PositionedBlock]:
     """The blocks of a layer's matrix: those of its maps, and identities for unchanged regions."""
     used = {name for call in layer for name in call.inputs}
     made = {name for call in layer for name in call.outputs}

@@ -66,10 +66,11 @@ def matching(
     linked = {
         (link.source_axis, link.target_axis): tuple(map(tuple, link.pairs))
         for link in links
-        if link.source_axis in X.layout.region_axes and link.target_axis in Y.layout.region_axes
+        if link.source_axis in X.numbering.region_axes
+        and link.target_axis in Y.numbering.region_axes
     }
     relations: list[Relation] = []
-    sources, targets = dict(X.layout.region_axes), dict(Y.layout.region_axes)
+    sources, targets = dict(X.numbering.region_axes), dict(Y.numbering.region_axes)
 
     def axes(a: int | None, b: int | None) -> tuple[GridAxis, GridAxis]:
         dst = NO_AXIS if b is None else targets.pop(b)
@@ -90,7 +91,7 @@ def matching(
     for b in list(targets):
         every = np.arange(targets[b].extent)
         relations.append(Relation(_coordinates(every, 0 * every), *axes(None, b)))
-    sizes = len(Y.layout.holders[1]), len(X.layout.holders[1])
+    sizes = len(Y.numbering.holders[1]), len(X.numbering.holders[1])
     return Movement(X, Y, Kronecker(relations, max(1, X.ndim), sizes))
 
 

@@ -182,7 +182,9 @@ class _Exchange:
 
     def __init__(self, X: TensorSpace, E: TensorSpace, needed: tuple[Bounds, ...]) -> None:
         self.X, self.E, self.needed = X, E, needed
-        self.base = dict(zip(E.layout.index, E.layout.starts[:, : E.ndim].tolist(), strict=True))
+        self.base = dict(
+            zip(E.numbering.index, E.numbering.starts[:, : E.ndim].tolist(), strict=True)
+        )
 
     def phases(self, dim: int) -> Iterator[LinearOperator]:
         """The operators A, K_S, C_P, C_E, C_U, K_T, D of a dimension, the first applied first:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from linop.errors import expect
 from linop.normal_form.movement import Movement
-from linop.normal_form.rows import Same
+from linop.normal_form.transfer_table import IdentityTable
 from linop.operators.algebra import identity
 from linop.operators.named_movement import NamedMovement, out_of_place
 from linop.operators.operator import LinearOperator
@@ -32,6 +32,6 @@ def offload(space: Space, memory: str = "host") -> LinearOperator:
     target = expect("offload", space, Space).in_memory(memory)
     if target == space:
         return identity(space)
-    given = Movement(space, target, Same(space.layout.shapes))
+    given = Movement(space, target, IdentityTable(space.numbering.shapes))
     pairs = list(zip(space.regions, target.regions, strict=True))
     return NamedMovement("M", memory, given, lambda: out_of_place(space, target, pairs))

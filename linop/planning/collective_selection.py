@@ -70,9 +70,11 @@ class Choice:
             return True, "asked for"
         if len(found.group) < LEAST:
             return False, f"fewer than {LEAST} workers"
-        apart, together = seconds(found, dtype.itemsize, network.ASSUMED)
-        said = f"predicted {together * 1e6:.3g} µs together, {apart * 1e6:.3g} µs in messages"
-        return together < apart, said
+        in_messages, in_one_call = seconds(found, dtype.itemsize, network.ASSUMED)
+        said = (
+            f"predicted {in_one_call * 1e6:.3g} µs together, {in_messages * 1e6:.3g} µs in messages"
+        )
+        return in_one_call < in_messages, said
 
 
 def chosen(plan: Plan, choice: Choice) -> dict[int, tuple[Pattern, bool, str]]:
@@ -89,7 +91,7 @@ def collected(plan: Plan, stages: Mapping[int, Pattern]) -> Plan:
         stage.append(step)
         if isinstance(step, Advance):
             found = stages.get(step.stage)
-            steps += stage if found is None else _Together(plan, found, stage).steps()
+            steps += stage if found is None else _CollectiveStage(plan, found, stage).steps()
             stage = []
     return replace(plan, steps=tuple(steps))
 
@@ -99,7 +101,7 @@ def selected(plan: Plan, choice: Choice) -> dict[int, Pattern]:
     return {stage: found for stage, (found, use, _) in chosen(plan, choice).items() if use}
 
 
-class _Together:
+class _CollectiveStage:
     """Rewriter of the steps of one stage of one worker's plan into a collective."""
 
     def __init__(self, plan: Plan, found: Pattern, steps: Sequence[Step]) -> None:

@@ -47,10 +47,10 @@ def lower(stages: Stages, worker: int) -> Plan:
     Raises:
         BackendError: a local map spans several workers.
     """
-    return as_it_is(prepared(stages), worker)
+    return lower_without_passes(prepared(stages), worker)
 
 
-def as_it_is(stages: Stages, worker: int) -> Plan:
+def lower_without_passes(stages: Stages, worker: int) -> Plan:
     """The plan of one worker, without any pass.
 
     Raises:
@@ -64,7 +64,7 @@ def as_it_is(stages: Stages, worker: int) -> Plan:
         steps += _movement_steps(movement, worker, 2 * k, incoming, outgoing)
         if k < len(stages.layers):
             before, after = movement.codomain, stages.movements[k + 1].domain
-            own = stages.placed[k].get(worker, ())
+            own = stages.calls_by_worker[k].get(worker, ())
             steps += _layer_steps(own, before, after, worker, 2 * k + 1) if stages.layers[k] else ()
     inputs, outputs = stages.domain.on(worker), stages.codomain.on(worker)
     return Plan(worker, stages.domain.dtype, inputs, outputs, tuple(steps), tuple(patterns))
@@ -89,11 +89,11 @@ def _movement_steps(
     early: list[Step] = []
     late: list[Step] = []
     table = incoming.table
-    whole = _kept(movement, incoming, worker)
+    whole = _aliases(movement, incoming, worker)
     order = np.argsort(table.dst[incoming.row], kind="stable")
     numbers = table.dst[incoming.row][order]
     for region in movement.codomain.on(worker):
-        number = movement.codomain.layout.index[region.name]
+        number = movement.codomain.numbering.index[region.name]
         if number in whole:
             early.append(Alias(whole[number], region))
             continue
@@ -101,7 +101,7 @@ def _movement_steps(
         # By the first holder of the source, whichever holder sends it: all holders of a replicated
         # target sum in the same order.
         rows = incoming.row[found]
-        counts = [movement.domain.layout.at(k).workers[0] for k in table.src[rows]]
+        counts = [movement.domain.numbering.at(k).workers[0] for k in table.src[rows]]
         by_worker = np.lexsort((rows, np.array(counts, np.int64)))
         found, rows = found[by_worker], rows[by_worker]
         written, sums = summation(table.at[rows], table.extent[rows])
@@ -145,7 +145,7 @@ def summation(at: Ints, extent: Ints) -> tuple[Ints, np.ndarray]:
     """
     stop = at + extent
     sums = np.zeros(len(at), bool)
-    for group in _meeting(at, stop):
+    for group in _overlapping(at, stop):
         if len(group) > 1:
             low, high = at[group].min(axis=0), stop[group].max(axis=0)
             holds = ((at[group] == low) & (stop[group] == high)).all(axis=1)
@@ -155,7 +155,7 @@ def summation(at: Ints, extent: Ints) -> tuple[Ints, np.ndarray]:
     return np.argsort(sums, kind="stable"), sums
 
 
-def _meeting(at: Ints, stop: Ints) -> list[Ints]:
+def _overlapping(at: Ints, stop: Ints) -> list[Ints]:
     """Connected components of overlapping boxes, as arrays of box numbers. More than `FEW` distinct
     boxes are not separated: either none overlap, or all are one group."""
     if len(at) <= FEW:
@@ -216,7 +216,7 @@ def _message_offsets(incoming: Routes, worker: int) -> np.ndarray:
     return offsets
 
 
-def _kept(movement: Movement, incoming: Routes, worker: int) -> dict[int, Region]:
+def _aliases(movement: Movement, incoming: Routes, worker: int) -> dict[int, Region]:
     """Source regions, by number of the destination region, of the destinations that alias one: the
     same worker and memory, the entire region, coefficient 1, no other term."""
     table = incoming.table

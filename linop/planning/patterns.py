@@ -25,12 +25,13 @@ import numpy as np
 
 from linop.normal_form.boxes import FEW, Ints, Table, canonical, each_meets, row_keys
 from linop.normal_form.columns import ones
-from linop.normal_form.movement import Movement, number_of
+from linop.normal_form.movement import Movement
+from linop.normal_form.space_tables import number_of
 from linop.planning.network import Network
 from linop.planning.routing import Routes, routes_among, routes_into, routes_out_of
 from linop.spaces.exact import Exact, shown
 
-MOST = 2**18
+MOST_PAIRS = 2**18
 """Largest number of (sender, receiver) pairs of a group that is examined."""
 
 
@@ -148,7 +149,7 @@ def _collective(movement: Movement, worker: int, senders: Ints, receivers: Ints)
     else:
         D = receivers
         S = np.union1d(their_senders, them[: len(their_receivers)])
-    if len(S) * len(D) > MOST:
+    if len(S) * len(D) > MOST_PAIRS:
         return None
     consistent = np.array_equal(
         their_senders, np.setdiff1d(S, them) if other in D else them[:0]
@@ -174,7 +175,7 @@ def _classified(entries: Routes) -> Pattern | None:
     t = entries.table.take(entries.row)
     sources = _Boxes.of(t, entries.sender, t.src, t.of)
     targets = _Boxes.of(t, entries.receiver, t.dst, t.at)
-    if not (sources.apart and targets.apart):
+    if not (sources.disjoint and targets.disjoint):
         return None
     remote = entries.sender != entries.receiver
     # A local copy belongs to the collective if its source is sent too, or its target received.
@@ -219,8 +220,8 @@ def _classified(entries: Routes) -> Pattern | None:
     message = row_keys(
         np.zeros_like(sender) if all_S else sender, np.zeros_like(receiver) if all_D else receiver
     )
-    place = _rank(row_keys(receiver, sender))
-    aligned = not _several(row_keys(message, place), bundle)
+    position = _rank(row_keys(receiver, sender))
+    aligned = not _several(row_keys(message, position), bundle)
     whose, box = (receiver, target) if kind is Kind.REDUCE_SCATTER else (sender, source)
     # Count each box once, however many receive it.
     _, once = np.unique(box, return_index=True)
@@ -243,7 +244,7 @@ class _Boxes:
     """One end of routes: box number of each entry, and True if distinct boxes are disjoint."""
 
     box: Ints
-    apart: bool
+    disjoint: bool
 
     @staticmethod
     def of(t: Table, worker: Ints, region: Ints, start: Ints) -> _Boxes:
@@ -313,14 +314,14 @@ def seconds(found: Pattern, itemsize: int, network: Network) -> tuple[float, flo
     per_byte = network.per_byte + (network.per_byte_added if found.kind.sums else 0)
     n = max(found.counts) * itemsize
     total = sum(found.counts) * itemsize if len(found.counts) > 1 else P * n
-    apart = others * (latency + per_byte * n)
+    in_messages = others * (latency + per_byte * n)
     match found.kind:
         case Kind.BROADCAST | Kind.REDUCE | Kind.ALL_REDUCE:
             steps = rounds + (others if found.kind is Kind.BROADCAST else rounds)
             large = steps * latency + (per_byte + network.per_byte) * n * others / P
-            return apart, min(rounds * (latency + per_byte * n), large)
+            return in_messages, min(rounds * (latency + per_byte * n), large)
         case Kind.ALL_GATHER | Kind.REDUCE_SCATTER:
-            return apart, rounds * latency + per_byte * total * others / P
+            return in_messages, rounds * latency + per_byte * total * others / P
         case _:
             pairs = others * latency + per_byte * n
             return pairs, pairs

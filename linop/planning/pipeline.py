@@ -1,6 +1,6 @@
 """The pipeline: every step from an operator's stages to the plan of one worker that is bound.
 
-    stages -> products_apart -> sums_in_shares -> lower
+    stages -> factored_products -> reduce_scatter_sums -> lower
         -> in_collectives -> sums_fused -> stored_in_results -> plan
 
 Passes over stages (`linop.planning.passes`) concern all workers, and come before `lower`; passes
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from linop.normal_form.stages import Stages
 from linop.planning import fusion
 from linop.planning.collective_selection import collected
-from linop.planning.lowering import as_it_is
+from linop.planning.lowering import lower_without_passes
 from linop.planning.passes import PASSES, passed
 from linop.planning.patterns import Pattern
 from linop.planning.plan import Plan
@@ -71,12 +71,12 @@ def bound_plan(plan: Plan, options: Options) -> Plan:
 
 def shown(stages: Stages, worker: int, options: Options) -> Iterator[tuple[str, Plan]]:
     """(name, plan after it) of every step of the pipeline, passes over stages included."""
-    plan = as_it_is(stages, worker)
+    plan = lower_without_passes(stages, worker)
     yield "before any pass", plan
     changed = dict(passed(stages))
     for each in PASSES:
         if each.__name__ in changed:
-            plan = as_it_is(changed[each.__name__], worker)
+            plan = lower_without_passes(changed[each.__name__], worker)
         yield f"after {each.__name__}", plan
     for name, after in rewritten(plan, options):
         yield f"after {name}", after

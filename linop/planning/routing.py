@@ -16,7 +16,7 @@ from linop.normal_form.boxes import Ints, Table, expand
 from linop.normal_form.movement import Movement
 from linop.spaces.space import Space
 
-AT_ONCE = 2**19
+TRANSFERS_AT_ONCE = 2**19
 """Approximate number of transfers that `routes_by_receiver` yields at a time."""
 
 
@@ -45,16 +45,16 @@ def routes(movement: Movement) -> Routes:
 
 
 def routes_by_receiver(movement: Movement) -> Iterator[Routes]:
-    """All routes in batches of receivers, in increasing order. A batch has about `AT_ONCE`
-    transfers, which bounds the memory for an all-to-all of thousands of workers."""
-    holders, _, many = movement.codomain.layout.holders
+    """All routes in batches of receivers, in increasing order. A batch has about
+    `TRANSFERS_AT_ONCE`, which bounds the memory for an all-to-all of thousands of workers."""
+    holders, _, many = movement.codomain.numbering.holders
     if not len(holders):
         return
-    counts = movement.rows.counts_into(len(movement.codomain))
+    counts = movement.transfers.counts_into(len(movement.codomain))
     order = np.argsort(holders, kind="stable")
     workers, first = np.unique(holders[order], return_index=True)
     load = np.add.reduceat(np.repeat(counts, many)[order], first)
-    cuts = np.flatnonzero(np.diff(np.cumsum(load) // AT_ONCE)) + 1
+    cuts = np.flatnonzero(np.diff(np.cumsum(load) // TRANSFERS_AT_ONCE)) + 1
     for receivers in np.split(workers, cuts):
         yield _coming(movement, receivers)
 
@@ -62,7 +62,7 @@ def routes_by_receiver(movement: Movement) -> Iterator[Routes]:
 def routes_into(movement: Movement, worker: int) -> Routes:
     """The routes into a worker, local copies included: its entries of `routes`, computed from the
     transfers into its regions alone."""
-    table = movement.into(movement.codomain.layout.numbers_on(worker))
+    table = movement.into(movement.codomain.numbering.numbers_on(worker))
     row = np.arange(len(table))
     return _served(movement, table, row, np.full(len(row), worker, np.int64))
 
@@ -70,7 +70,7 @@ def routes_into(movement: Movement, worker: int) -> Routes:
 def routes_out_of(movement: Movement, worker: int) -> Routes:
     """The routes from a worker to others: its entries of `routes`, computed from the transfers out
     of its regions alone."""
-    table = movement.out_of(movement.domain.layout.numbers_on(worker))
+    table = movement.out_of(movement.domain.numbering.numbers_on(worker))
     served = _served(movement, table, *_receivers(table, movement.codomain))
     return served.of((served.sender == worker) & (served.receiver != worker))
 
@@ -98,7 +98,7 @@ def _coming(movement: Movement, workers: Ints) -> Routes:
 
 def _held(space: Space, workers: Ints) -> Ints:
     """The numbers, increasing, of the regions that at least one of some workers holds."""
-    holders, _, many = space.layout.holders
+    holders, _, many = space.numbering.holders
     numbers = np.repeat(np.arange(len(many)), many)
     return np.unique(numbers[np.isin(holders, workers)])
 
@@ -115,14 +115,14 @@ def messages(every: Routes) -> tuple[Ints, Ints, Ints]:
 
 def _receivers(table: Table, codomain: Space) -> tuple[Ints, Ints]:
     """(row, receiver), aligned: each row once for every holder of its destination."""
-    holders, first, many = codomain.layout.holders
+    holders, first, many = codomain.numbering.holders
     row, k = expand(many[table.dst])
     return row, holders[first[table.dst[row]] + k]
 
 
 def _served(movement: Movement, table: Table, row: Ints, receiver: Ints) -> Routes:
     """Assign senders to rows with receivers; the routes sorted by receiver, sender, row."""
-    holders, first, many = movement.domain.layout.holders
+    holders, first, many = movement.domain.numbering.holders
     src = table.src[row]
     sender = holders[first[src] + receiver % many[src]]
     shared = many[src] > 1

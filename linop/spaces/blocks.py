@@ -46,8 +46,8 @@ def lines(X: TensorSpace, grid_axes: Sequence[int]) -> list[tuple[Region, ...]]:
 def intersections(X: TensorSpace, Y: TensorSpace) -> list[tuple[Subset, Subset]]:
     """Intersections, in the global tensor, of each block of X with the block of Y of the same
     number: pairs of subsets of the two blocks, empty ones omitted."""
-    at, of = X.layout.starts, Y.layout.starts
-    low, high = np.maximum(at, of), np.minimum(at + X.layout.shapes, of + Y.layout.shapes)
+    at, of = X.numbering.starts, Y.numbering.starts
+    low, high = np.maximum(at, of), np.minimum(at + X.numbering.shapes, of + Y.numbering.shapes)
     ends = ((corner - base)[:, : X.ndim].tolist() for base in (at, of) for corner in (low, high))
     rows = zip(X.regions, Y.regions, *ends, (low < high).all(axis=1), strict=True)
     return [

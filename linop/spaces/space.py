@@ -17,7 +17,7 @@ import numpy.typing as npt
 from linop.errors import ArgumentError, DTypeError, RegionError, ShapeError, SpaceError, expect
 from linop.spaces.contents import accepted
 from linop.spaces.inner_products import dot
-from linop.spaces.layout import Layout
+from linop.spaces.numbering import Numbering
 from linop.spaces.region import (
     Part,
     Region,
@@ -55,8 +55,8 @@ class Space:
             if not isinstance(region, Region):
                 raise ArgumentError(f"a Space is made of Regions; given {region!r}")
         self.regions: tuple[Region, ...] = given
-        self.layout = Layout(given)
-        if len(self.layout.index) < len(given):
+        self.numbering = Numbering(given)
+        if len(self.numbering.index) < len(given):
             names = [r.name for r in given]
             twice = sorted({n for n in names if names.count(n) > 1})
             raise RegionError(f"duplicate region {', '.join(map(repr, twice))} in a space: {names}")
@@ -65,11 +65,11 @@ class Space:
     @property
     def workers(self) -> tuple[int, ...]:
         """Every worker that holds a region, in order."""
-        return self.layout.workers
+        return self.numbering.workers
 
     def on(self, worker: int) -> tuple[Region, ...]:
         """The regions that a worker holds, in the order of the space."""
-        return self.layout.on(worker)
+        return self.numbering.on(worker)
 
     def in_memory(self, memory: str) -> Space:
         """The same regions, all in one kind of memory; `linop.offload` moves vectors there.
@@ -99,19 +99,19 @@ class Space:
 
     def __getitem__(self, name: str) -> Region:
         try:
-            return self.layout.at(self.layout.index[name])
+            return self.numbering.at(self.numbering.index[name])
         except (KeyError, TypeError):
-            known = ", ".join(map(repr, self.layout.index)) or "none at all"
+            known = ", ".join(map(repr, self.numbering.index)) or "none at all"
             raise RegionError(f"unknown region {name!r}; this space has {known}") from None
 
     def __contains__(self, item: object) -> bool:
         """True if the space has this region, or a region of this name."""
         if isinstance(item, Region):
-            return item.name in self.layout.index and self[item.name] == item
-        return item in self.layout.index
+            return item.name in self.numbering.index and self[item.name] == item
+        return item in self.numbering.index
 
     def __len__(self) -> int:
-        return len(self.layout)
+        return len(self.numbering)
 
     def __iter__(self) -> Iterator[Region]:
         return iter(self.regions)
@@ -123,7 +123,7 @@ class Space:
             return NotImplemented
         if self.dtype != other.dtype or len(self) != len(other):
             return False
-        return self.layout == other.layout or all(region in self for region in other.regions)
+        return self.numbering == other.numbering or all(region in self for region in other.regions)
 
     def __hash__(self) -> int:
         return self._hash
@@ -170,7 +170,7 @@ class Space:
             if len(self.regions) != 1:
                 raise ArgumentError(
                     f"a bare array fits a space of one region; this one has {len(self.regions)}: "
-                    f"give a dict by region name ({', '.join(self.layout.index)})"
+                    f"give a dict by region name ({', '.join(self.numbering.index)})"
                 )
             arrays = {self.regions[0].name: arrays}
         return Vector(self, {n: self.check(self[n], array) for n, array in arrays.items()})
@@ -284,7 +284,7 @@ class Space:
 
 def side_by_side(left: Space, right: Space) -> str:
     """The regions and dtypes in which two spaces differ, in two columns; at most 12 rows."""
-    names = list(dict.fromkeys([*left.layout.index, *right.layout.index]))
+    names = list(dict.fromkeys([*left.numbering.index, *right.numbering.index]))
     rows = [("dtype " + left.dtype.name, "dtype " + right.dtype.name)]
     rows += [(_describe(left, n), _describe(right, n)) for n in names]
     rows = [r for r in rows if r[0] != r[1]][:12] or rows[:1]

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from linop.errors import ShapeError, SpaceError, expect
 from linop.spaces.decomposition import Axis, Bounds, checked_axes, checked_bounds
-from linop.spaces.layout import BlockLayout
+from linop.spaces.numbering import BlockNumbering
 from linop.spaces.partition import Partition
 from linop.spaces.region import Region, known_memory, naturals
 from linop.spaces.scalars import Array, numeric_dtype, of_dtype, plain
@@ -64,15 +64,15 @@ class TensorSpace(Space):
         grid = dict(zip(self.axes, self.partition.shape, strict=True))
         counts = [grid.get(d, 1) for d in range(self.ndim)]
         self.bounds = checked_bounds(self.global_shape, counts, sizes or {}, bounds or {})
-        self.layout: BlockLayout = BlockLayout(
+        self.numbering: BlockNumbering = BlockNumbering(
             self.partition, self.axes, self.bounds, name, self.memory
         )
         self.dtype = numeric_dtype(dtype)
 
     @cached_property
     def regions(self) -> tuple[Region, ...]:  # type: ignore[override]
-        """The blocks, row-major by their coordinates along `BlockLayout.region_axes`."""
-        return self.layout.regions
+        """The blocks, row-major by their coordinates along `BlockNumbering.region_axes`."""
+        return self.numbering.regions
 
     def in_memory(self, memory: str) -> TensorSpace:
         return TensorSpace(
@@ -88,7 +88,7 @@ class TensorSpace(Space):
     @cached_property
     def made_from(self) -> tuple[Any, ...]:
         """The fields that determine the space; equal tuples mean equal spaces."""
-        return self.global_shape, self.dtype, *self.layout.made_from
+        return self.global_shape, self.dtype, *self.numbering.made_from
 
     @cached_property
     def digest(self) -> bytes:
@@ -110,7 +110,7 @@ class TensorSpace(Space):
         Raises:
             PartitionError: the worker is not in the partition.
         """
-        return self.layout.at(self.layout.number(worker))
+        return self.numbering.at(self.numbering.number(worker))
 
     def slices(self, worker: int) -> tuple[slice, ...]:
         """Global index ranges of a worker's block, a slice per dimension.

@@ -38,7 +38,7 @@ Placement = tuple[tuple[int, ...]] | tuple[tuple[int, ...], str]
 RegionDescription = tuple[Any, ...]
 """Name, shape, and the items of a `Placement`."""
 
-MOST = 9
+LARGEST = 9
 """Vectors hold whole numbers from -9 to 9."""
 
 COMPUTED = ("float64", "float32", "complex128", "complex64", "int64", "int32")

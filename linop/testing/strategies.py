@@ -195,7 +195,7 @@ def tensors(
     return drawn.map(describing.tensor_of)
 
 
-def vectors(space: Space, most: int = describing.MOST) -> st.SearchStrategy[Vector]:
+def vectors(space: Space, most: int = describing.LARGEST) -> st.SearchStrategy[Vector]:
     """Vectors of whole numbers from -most to most, from 0 in unsigned dtypes, in real and imaginary
     parts alike; they shrink to zeros.
 

@@ -20,7 +20,8 @@ import numpy as np
 from linop.normal_form.boxes import expand
 from linop.normal_form.columns import representable
 from linop.normal_form.maps import Layer
-from linop.normal_form.movement import Block, Movement, Transfer
+from linop.normal_form.movement import Movement, Transfer
+from linop.normal_form.space_tables import Block
 from linop.normal_form.stages import Stages
 from linop.planning.lowering import summation
 from linop.planning.plan import GROUP, Alias, Apply, Message, Put
@@ -55,7 +56,7 @@ def wanted(stages: Stages) -> list[Wanted]:
         if k < len(stages.layers) and stages.layers[k]:
             layer, after = stages.layers[k], stages.movements[k + 1].domain
             same = _passing(movement.codomain, after, layer)
-            found.append(Wanted(2 * k + 1, same, stages.placed[k]))
+            found.append(Wanted(2 * k + 1, same, stages.calls_by_worker[k]))
     return found
 
 
@@ -175,7 +176,7 @@ class _Stage:
 
     @cached_property
     def _copies(self) -> Space:
-        """The codomain with one region per holder of each region, in `Layout.holders` order."""
+        """The codomain with one region per holder of each region, in `Numbering.holders` order."""
         regions = self.wanted.movement.codomain.regions
         return Space(
             (_copy(region, worker) for region in regions for worker in region.workers),
@@ -184,7 +185,7 @@ class _Stage:
 
     def _check_transfers(self, pieces: Mapping[int, Sequence[Piece]]) -> None:
         movement = self.wanted.movement
-        table, (_, first, many) = movement.table, movement.codomain.layout.holders
+        table, (_, first, many) = movement.table, movement.codomain.numbering.holders
         row, k = expand(many[table.dst])
         coef = representable(table.coef, movement.domain.dtype)  # rounded, as in plans
         spread = replace(table, coef=coef).take(row)
@@ -241,7 +242,7 @@ class _Stage:
     def _rank(self, piece: Piece) -> tuple[Any, ...]:
         """Sort key of terms: first holder of the source, then row order of the movement."""
         source = piece.source
-        number = self.wanted.movement.domain.layout.index[source.region.name]
+        number = self.wanted.movement.domain.numbering.index[source.region.name]
         return source.workers[0], number, piece.target.start, source.start
 
 
@@ -270,7 +271,7 @@ class _Arrivals:
         first, last = (bisect_left(self.starts, at) for at in (begin, begin + size))
         covered = 0
         for start, part in zip(self.starts[first:last], self.parts[first:last], strict=True):
-            box = _run(put.target, start - begin, part)
+            box = _box_at(put.target, start - begin, part)
             if box is None:
                 raise MisreadError(
                     f"{plan.where(at)}: {part} comes at {start}, and is read as other boxes"
@@ -283,7 +284,7 @@ class _Arrivals:
             )
 
 
-def _run(target: Subset, position: int, part: Subset) -> Subset | None:
+def _box_at(target: Subset, position: int, part: Subset) -> Subset | None:
     """The box, of the shape of `part`, that the elements of a target from `position` on fill in C
     order; None if they do not form such a box."""
     shape, extent = _padded(target.shape, part.shape), _padded(part.shape, target.shape)

@@ -1,7 +1,7 @@
-"""Layouts: the regions of a space by number, and as whole arrays.
+"""Numberings: the regions of a space by number, and as whole arrays.
 
 The normal form and the planner compute with these arrays. The number of a region is its position in
-the space, from 0. `BlockLayout` is the layout of a global tensor in blocks: it builds a region when
+the space, from 0. `BlockNumbering` is that of a global tensor in blocks: it builds a region when
 it is asked for, because a worker of thousands needs a few of them. Dtypes, and vectors, belong to
 `linop.spaces.space`.
 """
@@ -24,8 +24,8 @@ from linop.spaces.region import MEMORIES, Region
 Ints = npt.NDArray[np.int64]
 
 
-class Layout:
-    """The regions of a space, by number. Layouts of the same regions in the same order are equal.
+class Numbering:
+    """The regions of a space, by number; equal for the same regions in the same order.
 
     Args:
         regions: n regions, with different names.
@@ -89,14 +89,14 @@ class Layout:
         return len(self.regions)
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Layout):
+        if not isinstance(other, Numbering):
             return NotImplemented
         return self is other or (len(self) == len(other) and self.regions == other.regions)
 
     __hash__ = None  # type: ignore[assignment]
 
 
-class BlockLayout(Layout):
+class BlockNumbering(Numbering):
     """The blocks of a global tensor on a grid of workers, row-major by their coordinates along
     `region_axes`.
 
@@ -217,7 +217,7 @@ class BlockLayout(Layout):
         return len(self._held)
 
     def __eq__(self, other: object) -> bool:
-        if isinstance(other, BlockLayout) and self.made_from == other.made_from:
+        if isinstance(other, BlockNumbering) and self.made_from == other.made_from:
             return True
         return super().__eq__(other)
 

@@ -72,8 +72,12 @@ def test_rows_of_some_regions_are_rows_of_the_table(name: str, data: st.DataObje
             for row in range(len(coming)):
                 assert movement.transfer(row, coming) in list(movement)
             dst, src = len(movement.codomain), len(movement.domain)
-            assert (movement.rows.counts_into(dst) == np.bincount(table.dst, minlength=dst)).all()
-            assert (movement.rows.counts_out_of(src) == np.bincount(table.src, minlength=src)).all()
+            assert (
+                movement.transfers.counts_into(dst) == np.bincount(table.dst, minlength=dst)
+            ).all()
+            assert (
+                movement.transfers.counts_out_of(src) == np.bincount(table.src, minlength=src)
+            ).all()
 
 
 def entries(found: Routes) -> list[tuple[int, ...]]:
@@ -147,7 +151,8 @@ def test_a_worker_of_4096_touches_its_own_part(make: Any, monkeypatch: pytest.Mo
         if not with_identity:
             assert (
                 "regions"
-                not in vars(movement.domain.layout).keys() | vars(movement.codomain.layout).keys()
+                not in vars(movement.domain.numbering).keys()
+                | vars(movement.codomain.numbering).keys()
             )
     longest = max(n for n in lengths if not (with_identity and n == 4096))
     assert longest <= (4096 + 64 if make is repartition else 512)
@@ -239,22 +244,23 @@ def test_tensor_spaces_are_the_spaces_of_their_regions() -> None:
     replicated = (0, linop.REPLICATED), (linop.REPLICATED, COPIES), (COPIES, 0), (1, 0)
     for axes in replicated:
         X = TensorSpace((5, 3), Partition((2, 3), [7, 2, 4, 1, 0, 9]), axes=axes)
-        regions = [X.layout.at(k) for k in range(len(X))]
+        regions = [X.numbering.at(k) for k in range(len(X))]
         plain = Space(regions, X.dtype)
-        assert "regions" not in vars(X.layout)
+        assert "regions" not in vars(X.numbering)
         assert all(a is b for a, b in zip(X.regions, regions, strict=True))
-        assert X.layout.at(0) is regions[0] is X[regions[0].name]
+        assert X.numbering.at(0) is regions[0] is X[regions[0].name]
         assert X == plain
         assert hash(X) == hash(plain)
-        assert X.layout == plain.layout
-        assert (X.layout.shapes == plain.layout.shapes).all()
+        assert X.numbering == plain.numbering
+        assert (X.numbering.shapes == plain.numbering.shapes).all()
         assert all(
-            (a == b).all() for a, b in zip(X.layout.holders, plain.layout.holders, strict=True)
+            (a == b).all()
+            for a, b in zip(X.numbering.holders, plain.numbering.holders, strict=True)
         )
-        assert (X.workers, X.layout.index) == (plain.workers, plain.layout.index)
+        assert (X.workers, X.numbering.index) == (plain.workers, plain.numbering.index)
         for worker in range(11):
             assert X.on(worker) == plain.on(worker)
-            assert (X.layout.numbers_on(worker) == plain.layout.numbers_on(worker)).all()
+            assert (X.numbering.numbers_on(worker) == plain.numbering.numbers_on(worker)).all()
 
 
 def test_plans_of_4096_workers_agree_where_they_meet() -> None:

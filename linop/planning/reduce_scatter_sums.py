@@ -15,14 +15,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from linop.normal_form.movement import Block, Movement, Transfer
-from linop.normal_form.rows import Same
+from linop.normal_form.movement import Movement, Transfer
+from linop.normal_form.space_tables import Block
+from linop.normal_form.transfer_table import IdentityTable
 from linop.planning import network
 from linop.spaces.exact import Exact
 from linop.spaces.region import Region, Subset, as_subset
 from linop.spaces.space import Space
 
-MOST = 4096
+LARGEST_MOVEMENT = 4096
 """Largest movement, in transfers, that is examined: that of an all-reduce of 64 workers."""
 
 
@@ -33,19 +34,19 @@ class _Sum(NamedTuple):
     targets: tuple[Subset, ...]
 
 
-def in_shares(movement: Movement) -> tuple[Movement, ...]:
+def split_sums(movement: Movement) -> tuple[Movement, ...]:
     """Factors of a movement, first applied first: itself, or a reduce-scatter and an all-gather."""
-    if isinstance(movement.rows, Same):
+    if isinstance(movement.transfers, IdentityTable):
         return (movement,)
     itemsize = movement.domain.dtype.itemsize
     assumed = network.ASSUMED
     least = assumed.latency / (assumed.per_byte + assumed.per_byte_added)
-    if not (movement.codomain.layout.shapes.prod(axis=1) * itemsize > least).any():
+    if not (movement.codomain.numbering.shapes.prod(axis=1) * itemsize > least).any():
         return (movement,)
-    if int(movement.rows.counts_into(len(movement.codomain)).sum()) > MOST:
+    if int(movement.transfers.counts_into(len(movement.codomain)).sum()) > LARGEST_MOVEMENT:
         return (movement,)
     sums, rest = _sums(movement)
-    return _parted(movement, sums, rest) if sums else (movement,)
+    return _factors(movement, sums, rest) if sums else (movement,)
 
 
 def _sums(movement: Movement) -> tuple[list[_Sum], list[Transfer]]:
@@ -80,11 +81,11 @@ def _is_faster(one: _Sum, itemsize: int) -> bool:
     sent, added = assumed.per_byte * size, assumed.per_byte_added * size * (S - 1)
     others = max(S, D) - 1
     at_once = others * (assumed.latency + sent) + added
-    in_shares = (others + D - 1) * (assumed.latency + sent / D) + added / D
-    return in_shares < at_once
+    in_two_stages = (others + D - 1) * (assumed.latency + sent / D) + added / D
+    return in_two_stages < at_once
 
 
-def _parted(
+def _factors(
     movement: Movement, sums: Sequence[_Sum], rest: Sequence[Transfer]
 ) -> tuple[Movement, Movement]:
     """Two movements: the first sums the shares and keeps the sources of `rest`; the second sends
@@ -98,13 +99,13 @@ def _parted(
         axis = int(np.argmax(shape))
         cuts = [shape[axis] * k // len(one.targets) for k in range(len(one.targets) + 1)]
         for k, (low, high) in enumerate(pairwise(cuts)):
-            part = partial(_part, axis=axis, low=low, high=high)
+            slab = partial(_slab, axis=axis, low=low, high=high)
             (worker,), memory = one.targets[k].workers, one.targets[k].memory
             extent = (*shape[:axis], high - low, *shape[axis + 1 :])
             share = as_subset(Region(f"share {k} of sum {number}", extent, worker, memory))
             shares.append(share.region)
-            first += [(share, part(source), coefficient) for source, coefficient in one.sources]
-            last += [(part(target), share, 1) for target in one.targets]
+            first += [(share, slab(source), coefficient) for source, coefficient in one.sources]
+            last += [(slab(target), share, 1) for target in one.targets]
     middle = Space([*stay, *shares], movement.domain.dtype)
     return (
         Movement.of_blocks(movement.domain, middle, first),
@@ -112,7 +113,7 @@ def _parted(
     )
 
 
-def _part(box: Subset, axis: int, low: int, high: int) -> Subset:
+def _slab(box: Subset, axis: int, low: int, high: int) -> Subset:
     """The subset of a box between two indices, relative to it, along an axis."""
     start, stop = list(box.start), list(box.stop)
     stop[axis] = start[axis] + high

@@ -13,7 +13,7 @@ from linop.backends.base import Backend
 from linop.planning import Network
 from linop.planning.lowering import lower
 from linop.planning.patterns import Kind
-from linop.planning.shares import in_shares
+from linop.planning.reduce_scatter_sums import split_sums
 from support.operators.catalogue import fewer, operators
 from support.operators.properties import backend_agrees, plans_fit
 
@@ -35,7 +35,7 @@ def _known(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_large_sum_for_all_is_done_in_shares(workers: int) -> None:
     for op in (total(workers), linop.ring_all_reduce(total(workers).domain), 2 * total(workers)):
         (movement,) = op.stages.movements
-        first, second = in_shares(movement)
+        first, second = split_sums(movement)
         assert second @ first == movement
         plan = lower(op.stages, 1)
         assert [one.kind for one in plan.patterns] == [Kind.REDUCE_SCATTER, Kind.ALL_GATHER]
@@ -48,7 +48,7 @@ def test_small_sums_and_those_for_one_are_not() -> None:
     one = linop.sum_reduce(space, Partition((1,)))
     for op in (total(3, 10), one, one.H, linop.reduce_scatter(space), linop.shift(space, 1)):
         (movement,) = op.stages.movements
-        assert in_shares(movement) == (movement,)
+        assert split_sums(movement) == (movement,)
 
 
 @pytest.mark.parametrize("name", ["all_reduce", "random_composition", "sum_of_operators"])
@@ -61,7 +61,7 @@ def test_the_product_is_the_same(name: str, data: st.DataObject) -> None:
         op = data.draw(operators(name, workers=4))
         for one in (op, op.H @ op):
             for movement in one.stages.movements:
-                first, *rest = in_shares(movement)
+                first, *rest = split_sums(movement)
                 for part in rest:
                     first = part @ first
                 assert first == movement
