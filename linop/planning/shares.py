@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from linop.normal_form.boxes import row_keys
 from linop.normal_form.movement import Block, Movement, Transfer
 from linop.normal_form.rows import Same
 from linop.planning.network import Network
@@ -46,6 +47,9 @@ def in_shares(movement: Movement) -> tuple[Movement, ...]:
         return (movement,)
     if int(movement.rows.counts_into(len(movement.codomain)).sum()) > MOST:
         return (movement,)
+    t = movement.table
+    if len(np.unique(row_keys(t.dst, *t.at.T, *t.extent.T))) == len(t):
+        return (movement,)  # no box is written twice
     sums, rest = _sums(movement)
     return _parted(movement, sums, rest) if sums else (movement,)
 

@@ -16,7 +16,7 @@ import numpy as np
 from linop.normal_form.maps import Layer
 from linop.normal_form.movement import Movement
 from linop.normal_form.stages import Stages
-from linop.planning.lowering import lower
+from linop.planning.lowering import lower_all
 from linop.planning.passes import passed, prepared
 from linop.planning.plan import Plan
 from linop.planning.verification.correspondence import match_collectives, match_messages, no_cycle
@@ -58,7 +58,7 @@ def verify_plans(plans: Staged | Iterable[Plan], op: Staged | Stages | None = No
             message names worker, stage and step, the expected and the given.
     """
     if isinstance(plans, Staged):
-        op, plans = plans, [lower(plans.stages, worker) for worker in plans.stages.workers]
+        op, plans = plans, lower_all(plans.stages)
     by_worker: dict[int, Plan] = {}
     for plan in plans:
         if plan.worker in by_worker:
