@@ -17,7 +17,7 @@ from linop import COPIES, LinearOperator, Movement, Partition, TensorSpace
 from linop.backends import Backend
 from linop.normal_form.boxes import Table
 from linop.normal_form.stages import Stages
-from linop.planning.lowering import lower, workers_of
+from linop.planning.lowering import lower, lower_all, workers_of
 from linop.planning.passes import prepared
 from linop.planning.plan import Receive, Send
 from linop.planning.routing import Routes, routes, routes_into, routes_out_of
@@ -97,13 +97,14 @@ def test_plans_from_some_rows_are_plans_from_the_table(name: str, data: st.DataO
         plans = [lower(lazy.stages, w) for w in workers]
         whole = spelled_out(lazy.stages)
         assert plans == [lower(whole, w) for w in workers]
+        assert plans == lower_all(lazy.stages)
         for movement in lazy.stages.movements:
             every = routes(movement)
             for w in workers:
                 mine = every.of(every.receiver == w)
                 sent = every.of((every.sender == w) & (every.receiver != w))
-                assert entries(routes_into(movement, w)) == entries(mine)
-                assert entries(routes_out_of(movement, w)) == entries(sent)
+                assert entries(routes_into(movement, np.array([w]))) == entries(mine)
+                assert entries(routes_out_of(movement, np.array([w]))) == entries(sent)
 
 
 GRID = Partition((64, 64))

@@ -294,13 +294,16 @@ def expand(count: Ints) -> tuple[Ints, Ints]:
 def row_keys(*columns: Ints) -> Ints:
     """One integer key per row that sorts as the columns do lexicographically; equal keys mean equal
     rows. Keys are replaced by their ranks before the product of the ranges overflows int64."""
-    key = np.zeros(len(columns[0]), np.int64)
-    size = 1
-    for column in columns:
-        low = int(column.min()) if len(column) else 0
-        span = int(column.max()) - low + 1 if len(column) else 1
-        if span == 1:
+    n = len(columns[0])
+    key, size = np.zeros(n, np.int64), 1
+    if not n:
+        return key
+    every = np.concatenate(columns).reshape(-1, n)
+    ends = every.min(axis=1).tolist(), every.max(axis=1).tolist()
+    for column, low, high in zip(every, *ends, strict=True):
+        if low == high:
             continue
+        span = high - low + 1
         if size * span > 2**62:
             key = np.unique(key, return_inverse=True)[1].reshape(-1)
             size = int(key.max()) + 1

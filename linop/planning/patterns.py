@@ -28,7 +28,7 @@ from linop.normal_form.columns import ones
 from linop.normal_form.movement import Movement
 from linop.normal_form.space_tables import number_of
 from linop.planning.network import Network
-from linop.planning.routing import Routes, routes_among, routes_into, routes_out_of
+from linop.planning.routing import Exchange, Routes, exchange
 from linop.spaces.exact import Exact, shown
 
 MOST_PAIRS = 2**18
@@ -94,38 +94,33 @@ class Pattern:
         return f"{text}, {many} elements each{scale}"
 
 
-def pattern(
-    movement: Movement,
-    worker: int,
-    incoming: Routes | None = None,
-    outgoing: Routes | None = None,
-) -> Pattern:
+def pattern(movement: Movement, worker: int, known: Exchange | None = None) -> Pattern:
     """The pattern of a worker in a movement; all members of a group find the same. Cached.
 
     Computed from the worker's routes and, if these may belong to a collective, from those of its
     group, in time proportional to their number.
 
     Args:
-        incoming, outgoing: the worker's routes, if already computed.
+        known: the routes of the worker, and of others, if already computed.
     """
-    known: dict[int, Pattern] = movement.kept.setdefault(Pattern, {})
-    if worker in known:
-        return known[worker]
-    incoming = incoming or routes_into(movement, worker)
-    outgoing = outgoing or routes_out_of(movement, worker)
-    senders = np.unique(incoming.sender[incoming.sender != worker])
-    receivers = np.unique(outgoing.receiver)
-    found = _collective(movement, worker, senders, receivers)
-    if found is None:
-        peers = np.union1d(senders, receivers)
-        kind = Kind.POINT_TO_POINT if len(peers) else Kind.LOCAL
-        found = Pattern(kind, tuple(np.union1d(peers, [worker]).tolist()))
-    for member in found.group if found.kind.collective else (worker,):
-        known[member] = found
-    return known[worker]
+    found: dict[int, Pattern] = movement.kept.setdefault(Pattern, {})
+    if worker in found:
+        return found[worker]
+    known = known or exchange(movement, np.array([worker]))
+    senders, receivers = known.peers(worker)
+    mine = _collective(movement, worker, senders, receivers, known)
+    if mine is None:
+        peers = {*senders, *receivers}
+        kind = Kind.POINT_TO_POINT if peers else Kind.LOCAL
+        mine = Pattern(kind, tuple(sorted({*peers, worker})))
+    for member in mine.group if mine.kind.collective else (worker,):
+        found[member] = mine
+    return mine
 
 
-def _collective(movement: Movement, worker: int, senders: Ints, receivers: Ints) -> Pattern | None:
+def _collective(
+    movement: Movement, me: int, senders: list[int], receivers: list[int], known: Exchange
+) -> Pattern | None:
     """The collective of a worker's group, or None if its messages do not form one.
 
     In a collective, every sender in S sends to every receiver in D except itself. So a worker that
@@ -135,39 +130,31 @@ def _collective(movement: Movement, worker: int, senders: Ints, receivers: Ints)
 
     Args:
         senders, receivers: other workers that the worker receives from and sends to, sorted.
+        known: the routes of some workers.
     """
-    if not len(senders) + len(receivers):
+    if not senders + receivers:
         return None
-    me = np.array([worker])
-    other = int((senders if len(senders) else receivers)[0])
-    their_senders, their_receivers = _peers(movement, other)
-    them = np.array([other])
-    if len(senders):
-        S = np.union1d(senders, me) if len(receivers) else senders
-        mine = receivers if len(receivers) else their_receivers
-        D = np.union1d(mine, me if len(receivers) else them[: len(their_senders)])
+    them = (senders or receivers)[0]
+    if them not in known.workers:
+        known = exchange(movement, np.array([them]))
+    their_senders, their_receivers = map(set, known.peers(them))
+    S, D = set(senders), set(receivers)
+    if S and D:
+        S, D = S | {me}, D | {me}
+    elif S:
+        D = their_receivers | ({them} if their_senders else set())
     else:
-        D = receivers
-        S = np.union1d(their_senders, them[: len(their_receivers)])
+        S = their_senders | ({them} if their_receivers else set())
     if len(S) * len(D) > MOST_PAIRS:
         return None
-    consistent = np.array_equal(
-        their_senders, np.setdiff1d(S, them) if other in D else them[:0]
-    ) and np.array_equal(their_receivers, np.setdiff1d(D, them) if other in S else them[:0])
-    if not consistent or not (
-        min(len(S), len(D)) == 1 or np.isin(S, D).all() or np.isin(D, S).all()
-    ):
+    if their_senders != (S - {them} if them in D else set()):
         return None
-    entries, closed = routes_among(movement, np.union1d(S, D))
-    return _classified(entries) if closed else None
-
-
-def _peers(movement: Movement, worker: int) -> tuple[Ints, Ints]:
-    """(other workers that send to a worker, other workers that it sends to), each sorted."""
-    incoming = routes_into(movement, worker).sender
-    return np.unique(incoming[incoming != worker]), np.unique(
-        routes_out_of(movement, worker).receiver
-    )
+    if their_receivers != (D - {them} if them in S else set()):
+        return None
+    if min(len(S), len(D)) > 1 and not (S <= D or D <= S):
+        return None
+    every = exchange(movement, np.array(sorted(S | D)))
+    return _classified(every.coming) if every.closed else None
 
 
 def _classified(entries: Routes) -> Pattern | None:
@@ -179,7 +166,7 @@ def _classified(entries: Routes) -> Pattern | None:
         return None
     remote = entries.sender != entries.receiver
     # A local copy belongs to the collective if its source is sent too, or its target received.
-    part = np.isin(sources.box, sources.box[remote]) | np.isin(targets.box, targets.box[remote])
+    part = sources.shared(remote) | targets.shared(remote)
     entries, t = entries.of(part), t.take(part)
     source, target, remote = sources.box[part], targets.box[part], remote[part]
     sender, receiver = entries.sender, entries.receiver
@@ -246,12 +233,18 @@ class _Boxes:
     box: Ints
     disjoint: bool
 
+    def shared(self, some: np.ndarray) -> np.ndarray:
+        """Mask of the entries that have the box of one of some entries, given by a mask."""
+        has = np.zeros(len(self.box), bool)
+        has[self.box[some]] = True
+        return has[self.box]
+
     @staticmethod
     def of(t: Table, worker: Ints, region: Ints, start: Ints) -> _Boxes:
-        held = np.unique(row_keys(worker, region), return_inverse=True)[1].reshape(-1)
-        keys = row_keys(held, *start.T, *t.extent.T)
+        keys = row_keys(worker, region, *start.T, *t.extent.T)
         _, first, box = np.unique(keys, return_index=True, return_inverse=True)
-        n, held, low, extent = len(first), held[first], start[first], t.extent[first]
+        held = row_keys(worker[first], region[first])
+        n, low, extent = len(first), start[first], t.extent[first]
         if n <= FEW:
             meet = each_meets(low, low + extent) & (held[:, None] == held)
             return _Boxes(box.reshape(-1), np.count_nonzero(meet) == n)

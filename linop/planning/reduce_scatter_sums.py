@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from linop.normal_form.boxes import row_keys
 from linop.normal_form.movement import Movement, Transfer
 from linop.normal_form.space_tables import Block
 from linop.normal_form.transfer_table import IdentityTable
@@ -45,6 +46,9 @@ def split_sums(movement: Movement) -> tuple[Movement, ...]:
         return (movement,)
     if int(movement.transfers.counts_into(len(movement.codomain)).sum()) > LARGEST_MOVEMENT:
         return (movement,)
+    t = movement.table
+    if len(np.unique(row_keys(t.dst, *t.at.T, *t.extent.T))) == len(t):
+        return (movement,)  # no box is written twice
     sums, rest = _sums(movement)
     return _factors(movement, sums, rest) if sums else (movement,)
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
-from linop.normal_form.boxes import Ints, Table, expand
+from linop.normal_form.boxes import FEW, Ints, Table, expand
 from linop.normal_form.movement import Movement
 from linop.spaces.space import Space
 
@@ -56,51 +58,148 @@ def routes_by_receiver(movement: Movement) -> Iterator[Routes]:
     load = np.add.reduceat(np.repeat(counts, many)[order], first)
     cuts = np.flatnonzero(np.diff(np.cumsum(load) // TRANSFERS_AT_ONCE)) + 1
     for receivers in np.split(workers, cuts):
-        yield _coming(movement, receivers)
+        yield routes_into(movement, receivers)
 
 
-def routes_into(movement: Movement, worker: int) -> Routes:
-    """The routes into a worker, local copies included: its entries of `routes`, computed from the
-    transfers into its regions alone."""
-    table = movement.into(movement.codomain.numbering.numbers_on(worker))
-    row = np.arange(len(table))
-    return _served(movement, table, row, np.full(len(row), worker, np.int64))
+@dataclass(frozen=True, eq=False)
+class Exchange:
+    """The routes of some workers in a movement, evaluated together."""
+
+    workers: Ints
+    coming: Routes
+    """The routes into them, local copies included, ordered by receiver, sender and row."""
+    leaving: Routes
+    """The routes from them to others, ordered by sender, receiver and row."""
+
+    def of(self, workers: Ints) -> Exchange:
+        """The routes of some of the workers, sorted."""
+        if np.array_equal(workers, self.workers):
+            return self
+        coming = self.coming.of(_among(self.coming.receiver, workers))
+        return Exchange(workers, coming, self.leaving.of(_among(self.leaving.sender, workers)))
+
+    @cached_property
+    def receives(self) -> dict[int, list[Parcel]]:
+        """The messages to each worker, by increasing sender."""
+        return _parcels(self.coming.receiver, self.coming.sender, self.coming.volume)
+
+    @cached_property
+    def sends(self) -> dict[int, list[Parcel]]:
+        """The messages from each worker, by increasing receiver."""
+        return _parcels(self.leaving.sender, self.leaving.receiver, self.leaving.volume)
+
+    @cached_property
+    def offsets(self) -> Ints:
+        """Offset, in elements, of each route into the workers in its sender's message."""
+        ends, volume = self.coming, self.coming.volume
+        first, stop = _runs(ends.receiver, ends.sender)
+        before = np.cumsum(volume) - volume
+        return before - np.repeat(before[first], stop - first)
+
+    def peers(self, worker: int) -> tuple[list[int], list[int]]:
+        """(other workers that send to a worker, other workers that it sends to), each sorted."""
+        parcels = self.receives.get(worker, ()), self.sends.get(worker, ())
+        return [one.peer for one in parcels[0]], [one.peer for one in parcels[1]]
+
+    @property
+    def closed(self) -> bool:
+        """True if the workers neither receive from others nor send to others."""
+        ends = self.coming.sender, self.leaving.receiver
+        return all(bool(_among(end, self.workers).all()) for end in ends)
 
 
-def routes_out_of(movement: Movement, worker: int) -> Routes:
-    """The routes from a worker to others: its entries of `routes`, computed from the transfers out
-    of its regions alone."""
-    table = movement.out_of(movement.domain.numbering.numbers_on(worker))
-    served = _served(movement, table, *_receivers(table, movement.codomain))
-    return served.of((served.sender == worker) & (served.receiver != worker))
+class Parcel(NamedTuple):
+    """A message to or from a peer: the routes from `first` to `stop` - 1."""
+
+    peer: int
+    first: int
+    stop: int
+    size: int
+    """Number of elements."""
 
 
-def routes_among(movement: Movement, workers: Ints) -> tuple[Routes, bool]:
-    """(Routes into some workers, True if the workers are closed under communication).
-
-    Closed: the routes into them all come from them, and they send to no other worker. Computed from
-    the transfers of their regions alone.
-    """
-    coming = _coming(movement, workers)
-    table = movement.out_of(_held(movement.domain, workers))
-    leaving = _served(movement, table, *_receivers(table, movement.codomain))
-    outward = np.isin(leaving.sender, workers) & ~np.isin(leaving.receiver, workers)
-    return coming, bool(np.isin(coming.sender, workers).all() and not outward.any())
-
-
-def _coming(movement: Movement, workers: Ints) -> Routes:
-    """Routes into some workers, local copies included; see `routes_into`."""
-    table = movement.into(_held(movement.codomain, workers))
-    row, receiver = _receivers(table, movement.codomain)
-    wanted = np.isin(receiver, workers)
-    return _served(movement, table, row[wanted], receiver[wanted])
+def exchange(movement: Movement, workers: Ints) -> Exchange:
+    """The routes of some workers, sorted: their entries of `routes`, computed from the transfers of
+    their regions alone. Those of small movements are computed for all workers at once, and
+    cached."""
+    if movement.transfers.short and Exchange not in movement.kept:
+        few = int(movement.codomain.numbering.holders[2][movement.table.dst].sum()) <= FEW
+        movement.kept[Exchange] = _whole(movement, _holders(movement)) if few else None
+    known: Exchange | None = movement.kept.get(Exchange)
+    if known is not None:
+        return known.of(workers)
+    if len(workers) > 1 and np.isin(_holders(movement), workers).all():
+        return _whole(movement, workers)
+    return Exchange(workers, routes_into(movement, workers), routes_out_of(movement, workers))
 
 
-def _held(space: Space, workers: Ints) -> Ints:
-    """The numbers, increasing, of the regions that at least one of some workers holds."""
+def _holders(movement: Movement) -> Ints:
+    """All workers of a movement, sorted."""
+    return np.union1d(movement.domain.numbering.holders[0], movement.codomain.numbering.holders[0])
+
+
+def _whole(movement: Movement, workers: Ints) -> Exchange:
+    """All routes of a movement; no others than `workers` have any."""
+    every = routes(movement)
+    remote = every.of(every.sender != every.receiver)
+    return Exchange(workers, every, remote.of(np.argsort(remote.sender, kind="stable")))
+
+
+def routes_into(movement: Movement, workers: Ints) -> Routes:
+    """The routes into some workers, local copies included, ordered as `routes`."""
+    receiver, number = held(movement.codomain, workers)
+    table = movement.into(_distinct(number, workers))
+    first, last = (np.searchsorted(table.dst, number, side) for side in ("left", "right"))
+    which, within = expand(last - first)
+    return _served(movement, table, first[which] + within, receiver[which])
+
+
+def routes_out_of(movement: Movement, workers: Ints) -> Routes:
+    """The routes from some workers to others, ordered by sender, receiver and row."""
+    table = movement.out_of(_distinct(held(movement.domain, workers)[1], workers))
+    every = _served(movement, table, *_receivers(table, movement.codomain))
+    leaving = every.of(_among(every.sender, workers) & (every.receiver != every.sender))
+    return leaving.of(np.argsort(leaving.sender, kind="stable")) if len(workers) > 1 else leaving
+
+
+def held(space: Space, workers: Ints) -> tuple[Ints, Ints]:
+    """(holder, number) of the regions that some workers hold, sorted by holder, then number."""
+    if len(workers) == 1:
+        numbers = space.numbering.numbers_on(int(workers[0]))
+        return np.repeat(workers, len(numbers)), numbers
     holders, _, many = space.numbering.holders
-    numbers = np.repeat(np.arange(len(many)), many)
-    return np.unique(numbers[np.isin(holders, workers)])
+    held = np.flatnonzero(np.isin(holders, workers))
+    held = held[np.argsort(holders[held], kind="stable")]
+    return holders[held], np.repeat(np.arange(len(many)), many)[held]
+
+
+def _distinct(numbers: Ints, workers: Ints) -> Ints:
+    """Region numbers without repetitions, increasing; those of one worker are so already."""
+    return numbers if len(workers) == 1 else np.unique(numbers)
+
+
+def _among(workers: Ints, some: Ints) -> np.ndarray:
+    """Mask of the workers that are among some."""
+    return workers == some[0] if len(some) == 1 else np.isin(workers, some)
+
+
+def _parcels(worker: Ints, peer: Ints, volume: Ints) -> dict[int, list[Parcel]]:
+    """The messages of each worker, of entries sorted by worker, then peer."""
+    found: dict[int, list[Parcel]] = {}
+    first, stop = _runs(worker, peer)
+    total = np.append(0, np.cumsum(volume))
+    columns = worker[first], peer[first], first, stop, total[stop] - total[first]
+    for one, *parcel in zip(*(column.tolist() for column in columns), strict=True):
+        if parcel[0] != one:
+            found.setdefault(one, []).append(Parcel(*parcel))
+    return found
+
+
+def _runs(a: Ints, b: Ints) -> tuple[Ints, Ints]:
+    """(first, stop) of each run of equal pairs (a[k], b[k])."""
+    cuts = np.flatnonzero((a[1:] != a[:-1]) | (b[1:] != b[:-1])) + 1
+    ends = np.concatenate([[0], cuts, [len(a)]]) if len(a) else np.zeros(1, np.int64)
+    return ends[:-1], ends[1:]
 
 
 def messages(every: Routes) -> tuple[Ints, Ints, Ints]:

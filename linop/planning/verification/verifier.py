@@ -15,7 +15,7 @@ import numpy as np
 from linop.normal_form.maps import Layer
 from linop.normal_form.movement import Movement
 from linop.normal_form.stages import HasStages, Stages
-from linop.planning.lowering import lower
+from linop.planning.lowering import lower_all
 from linop.planning.passes import passed, prepared
 from linop.planning.plan import Plan
 from linop.planning.verification.correspondence import match_collectives, match_messages, no_cycle
@@ -48,7 +48,7 @@ def verify_plans(plans: HasStages | Iterable[Plan], op: HasStages | Stages | Non
             message names worker, stage and step, the expected and the given.
     """
     if isinstance(plans, HasStages):
-        op, plans = plans, [lower(plans.stages, worker) for worker in plans.stages.workers]
+        op, plans = plans, lower_all(plans.stages)
     by_worker: dict[int, Plan] = {}
     for plan in plans:
         if plan.worker in by_worker:
