@@ -127,7 +127,7 @@ def _call(call: Call) -> str:
     function, arguments, options = call
     given = [code(argument) for argument in arguments]
     given += [f"{name}={code(value)}" for name, value in options.items()]
-    if function.__qualname__ == "LinearOperator.conj":
+    if function is LinearOperator.conj:
         return f"{_bracketed(arguments[0])}.conj()"
     return f"linop.{function.__name__}({', '.join(given)})"
 
