@@ -21,7 +21,7 @@ from linop import backends
 from linop.backends import Backend
 from linop.backends.autograd.bridge import bridge_of
 from linop.backends.autograd.checkpointing import is_remembering, run
-from linop.backends.transports.transport import Item
+from linop.backends.transports.transport import MEET, Item
 from linop.backends.worker import Worker
 from linop.errors import ArgumentError, BackendError
 from linop.layers.agreement.arguments import Said, compare_arguments
@@ -186,9 +186,7 @@ class Meeting:
         _compare_layers("construct", [made for made, _ in said])
         return [one for _, one in said]
 
-    def told(
-        self, mine: Item, doing: str = "tell others of its model", about: str = ""
-    ) -> list[Item]:
+    def told(self, mine: Item, doing: str = MEET, about: str = "") -> list[Item]:
         """All workers' messages, by worker: small objects that pickle. Collective.
 
         Args:

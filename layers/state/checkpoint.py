@@ -24,7 +24,9 @@ from linop.layers.state.optimizer_state import (
     staged_optimizer,
 )
 from linop.layers.state.parts import MODEL, OPTIMIZER
-from linop.layers.state.state import Workers, collect, source_of, spread
+from linop.layers.state.sharded_load import load_parts
+from linop.layers.state.state import collect, source_of, spread
+from linop.layers.state.workers import Workers
 
 
 def save(
@@ -52,9 +54,7 @@ def save(
     if optimized is not None:
         check_options(optimized)
     if sharded:
-        from linop.layers.state.sharded import (
-            save_parts,  # torch's part of it takes a second to import
-        )
+        from linop.layers.state.sharded_save import save_parts  # torch's part takes a second
 
         save_parts(workers, optimized, Path(path))
         return
@@ -86,8 +86,6 @@ def load(model: Any, path: str | os.PathLike[str], optimizer: Any = None) -> Non
     workers = Workers("load", model)
     optimized = _optimized(workers, optimizer)
     if workers.told(Path(path).is_dir())[0]:
-        from linop.layers.state.sharded import load_parts
-
         load_parts(workers, optimized, Path(path))
         return
     whole = workers.each(lambda: _read(Path(path)) if workers.worker == 0 else None)
