@@ -184,10 +184,12 @@ def _staged(optimized: Optimized, folder: _Folder) -> tuple[list[dict[str, Any]]
             fit("load", [part], {part.key: entry.shape})
             if part.block is not None:
                 folder.read(name, part.block, _start(part, workers))
-        elif kind == "state":
-            kept[owner, what] = folder.value(name)
+            continue
+        value = folder.value(name)
+        if kind == "state":
+            kept[owner, what] = value
         elif owner in range(len(hypers)):
-            hypers[owner][what] = folder.value(name)
+            hypers[owner][what] = value
     said = [hyper.pop("params", None) for hyper in hypers]
     if said != optimized.groups:
         raise ArgumentError(f"the state is of groups {said}, not {optimized.groups}")
