@@ -163,14 +163,11 @@ class Meeting:
         if digest is None:
             return None
         known = self._operators.get(digest)
-        if not self._alone:
-            # References are weak, and collected at other times on other workers: a cached operator
-            # is used if all workers still have it.
-            assert isinstance(self._backend, Worker)
-            mine = digest, known is not None
-            gathered = self._backend.transport.gather_all(mine, "plan", about)
-            if set(gathered) != {mine}:
-                known = None
+        # References are weak, and collected at other times on other workers: a cached operator is
+        # used if all workers still have it.
+        mine = digest, known is not None
+        if set(self.told(mine, "plan", about)) != {mine}:
+            known = None
         if known is None:
             known = self._operators[digest] = op or make(*arguments, **options)
         return known
