@@ -28,9 +28,7 @@ from linop.spaces.region import (
     memory_mark,
 )
 from linop.spaces.scalars import Array, Scalar, numeric_dtype, plain
-from linop.spaces.vector import Total as Total  # noqa: PLC0414
-from linop.spaces.vector import Vector as Vector  # noqa: PLC0414
-from linop.spaces.vector import inners
+from linop.spaces.vector import Vector, inners
 
 
 class Space:
