@@ -32,7 +32,8 @@ from linop.planning.lowering import lower, workers_of
 from linop.planning.plan import Plan
 from linop.provenance import Keeper
 from linop.spaces.scalars import Array
-from linop.spaces.space import Space, Total, Vector
+from linop.spaces.space import Space
+from linop.spaces.vector import Total, Vector
 
 Result = TypeVar("Result")
 

@@ -23,7 +23,7 @@ from linop.errors import SpaceError
 from linop.operators.operator import LinearOperator
 from linop.planning.plan import Plan
 from linop.spaces.scalars import Array
-from linop.spaces.space import Vector
+from linop.spaces.vector import Vector
 
 _WAY = "nothing: the reference interprets the expression, and takes none of these steps"
 

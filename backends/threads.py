@@ -31,7 +31,7 @@ from linop.planning.lowering import lower, workers_of
 from linop.planning.pipeline import Options, bound_plan
 from linop.planning.plan import Plan
 from linop.spaces.scalars import Array
-from linop.spaces.space import Vector
+from linop.spaces.vector import Vector
 
 _HERE = threading.local()
 

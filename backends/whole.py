@@ -15,7 +15,7 @@ from linop.operators.operator import LinearOperator
 from linop.planning.plan import Plan
 from linop.spaces.region import integer
 from linop.spaces.scalars import Array
-from linop.spaces.space import Vector
+from linop.spaces.vector import Vector
 
 
 class Whole(Backend):

@@ -26,7 +26,8 @@ from linop.planning.pipeline import Options, bound_plan
 from linop.planning.plan import Plan
 from linop.planning.stretching import Plans
 from linop.spaces.scalars import Scalar
-from linop.spaces.space import Space, Total
+from linop.spaces.space import Space
+from linop.spaces.vector import Total
 
 
 class Worker(Backend):

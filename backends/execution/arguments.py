@@ -13,7 +13,8 @@ from linop.backends.execution.overlap import overlaps_itself
 from linop.errors import ArgumentError, LinopError, RegionError
 from linop.spaces.region import Region
 from linop.spaces.scalars import Array
-from linop.spaces.space import Space, Vector
+from linop.spaces.space import Space
+from linop.spaces.vector import Vector
 
 
 def same_array(one: Array, other: Array) -> bool:
