@@ -89,11 +89,11 @@ MISUSES = {
     ),
     "a state gathered on one": (
         "odd and layers.gather_state(net); net(batch())",
-        (rf"{WAITS}worker \d to tell others of its model in gather_state \(program\.py:", CALLS),
+        (rf"{WAITS}worker \d to call linop\.layers\.gather_state \(program\.py:", CALLS),
     ),
     "a state gathered on one at the end": (
         "odd and layers.gather_state(net)",
-        (r"BackendError: workers do different .* tell others of its model in gather_state\. Do",),
+        (r"BackendError: workers do different .* call linop\.layers\.gather_state\. Do",),
     ),
     "one iteration fewer": (
         "for _ in range(3 - odd): net(batch()).sum().backward()",

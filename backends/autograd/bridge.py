@@ -10,10 +10,10 @@ import torch
 
 from linop.backends import current
 from linop.backends.autograd.dtypes import torch_dtype
-from linop.backends.autograd.ports import ports
+from linop.backends.autograd.ports import Port
 from linop.backends.base import Backend, BoundPlan
 from linop.backends.device.device_arrays import DeviceArrays
-from linop.backends.execution.arguments import Unfit
+from linop.backends.execution.arguments import Unfit, held
 from linop.errors import ArgumentError, LinopError
 from linop.operators.operator import LinearOperator
 
@@ -53,8 +53,10 @@ class Bridge:
         self.dtype = dtype
         self.order = order
         self._adjoint: Bridge | None = None
-        self._into = ports(plan.backend, plan.domain, dtype)
-        self._out_of = ports(plan.backend, plan.codomain, dtype)
+        self._into, self._out_of = (
+            [Port(plan.backend, region, dtype) for region in held(space, plan.backend.worker)]
+            for space in (plan.domain, plan.codomain)
+        )
         self.one = len(self._into) == len(self._out_of) == 1
         self._nothing = torch.empty(0, dtype=dtype, device=plan.backend.arrays.device)
         with torch.inference_mode(False):

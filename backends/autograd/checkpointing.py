@@ -23,45 +23,33 @@ def checkpoint_context() -> tuple[Any, Any]:
         The contexts of the first computation, and of its recomputations.
     """
     kept: Kept = []
-    return _Recording(kept), _Replay(kept)
+    return _Context(kept, replays=False), _Context(kept, replays=True)
 
 
 class _Context:
-    """Context in which `run` calls this thread's plans."""
+    """Context in which `run` records results of this thread's plans, or replays them in order."""
 
-    replays = False
-
-    def __init__(self, kept: Kept) -> None:
-        self._kept = kept
+    def __init__(self, kept: Kept, replays: bool) -> None:
+        self._kept, self._replays = kept, replays
 
     def __enter__(self) -> None:
         self._before = _LOCAL.context, _LOCAL.replays
-        _LOCAL.context, _LOCAL.replays = self, _LOCAL.replays or self.replays
+        _LOCAL.context, _LOCAL.replays = self, self._replays or _LOCAL.replays
+        self._left = iter(self._kept)
 
     def __exit__(self, *error: object) -> None:
         _LOCAL.context, _LOCAL.replays = self._before
 
     def run(self, bridge: Bridge, tensors: Sequence[Any]) -> tuple[Any, ...]:
-        raise NotImplementedError
-
-
-class _Recording(_Context):
-    def run(self, bridge: Bridge, tensors: Sequence[Any]) -> tuple[Any, ...]:
+        if self._replays:
+            return self._replayed(bridge)
         results = bridge.run(tensors)
         # A detached tensor shares memory and version counter with the original.
         seen = [result.detach() for result in results]
         self._kept.append((bridge, seen, sum(result._version for result in seen)))
         return results
 
-
-class _Replay(_Context):
-    replays = True
-
-    def __enter__(self) -> None:
-        super().__enter__()
-        self._left = iter(self._kept)
-
-    def run(self, bridge: Bridge, tensors: Sequence[Any]) -> tuple[Any, ...]:
+    def _replayed(self, bridge: Bridge) -> tuple[Any, ...]:
         first, kept, version = next(self._left, (None, [], 0))
         if first is None:
             raise BackendError(f"{bridge.plan!r}: was not called when this was computed first")

@@ -21,7 +21,7 @@ from linop import backends
 from linop.backends import Backend
 from linop.backends.autograd.bridge import bridge_of
 from linop.backends.autograd.checkpointing import in_checkpoint, run
-from linop.backends.transports.transport import Item
+from linop.backends.transports.transport import MEET, Item
 from linop.backends.worker import Worker
 from linop.errors import ArgumentError, BackendError
 from linop.layers.agreement.arguments import Said, compare_arguments
@@ -166,14 +166,11 @@ class InputAgreement:
         if digest is None:
             return None
         known = self._operators.get(digest)
-        if not self._alone:
-            # References are weak, and collected at other times on other workers: a cached operator
-            # is used if all workers still have it.
-            assert isinstance(self._backend, Worker)
-            mine = digest, known is not None
-            gathered = self._backend.transport.gather_all(mine, "plan", about)
-            if set(gathered) != {mine}:
-                known = None
+        # References are weak, and collected at other times on other workers: a cached operator is
+        # used if all workers still have it.
+        mine = digest, known is not None
+        if set(self.gather_objects(mine, "plan", about)) != {mine}:
+            known = None
         if known is None:
             known = self._operators[digest] = op or make(*arguments, **options)
         return known
@@ -189,9 +186,7 @@ class InputAgreement:
         _compare_layers("construct", [made for made, _ in said])
         return [one for _, one in said]
 
-    def gather_objects(
-        self, mine: Item, doing: str = "tell others of its model", about: str = ""
-    ) -> list[Item]:
+    def gather_objects(self, mine: Item, doing: str = MEET, about: str = "") -> list[Item]:
         """All workers' messages, by worker: small objects that pickle. Collective.
 
         Args:

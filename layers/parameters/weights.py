@@ -13,7 +13,6 @@ import torch
 
 from linop.backends import Backend
 from linop.backends.threads import Thread
-from linop.backends.worker import Worker
 from linop.layers.agreement.input_agreement import agreement_of
 from linop.layers.layer import Layer
 from linop.spaces.tensor import TensorSpace
@@ -28,17 +27,16 @@ def drawn(layer: Layer, make: Callable[[], Any]) -> Any:
     Workers that are threads of one process share a generator: each draws from the state at the
     call, and the generator advances once.
     """
-    backend = layer.backend
     processes = _processes(layer)
     if len(set(processes)) == len(processes):
         return make()
-    _barrier(backend)
+    agreement = agreement_of(layer.backend)
     state = torch.get_rng_state()
-    _barrier(backend)  # no worker draws before all have read the state
+    agreement.gather_objects(None)  # no worker draws before all have read the state
     with _ONE_AT_A_TIME:
         torch.set_rng_state(state)
         made = make()
-    _barrier(backend)
+    agreement.gather_objects(None)
     return made
 
 
@@ -60,11 +58,6 @@ def _processes(layer: Layer) -> list[str]:
 
 def _process() -> str:
     return f"{socket.gethostname()} {os.getpid()}"
-
-
-def _barrier(backend: Backend) -> None:
-    assert isinstance(backend, Worker)
-    backend.transport.gather_all(None)
 
 
 def hold(layer: Layer, name: str, space: TensorSpace, whole: Any) -> None:

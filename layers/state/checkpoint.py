@@ -23,8 +23,10 @@ from linop.layers.state.optimizer_state import (
     collect_optimizer,
     staged_optimizer,
 )
-from linop.layers.state.state import Workers, collect, source_of, spread
+from linop.layers.state.sharded_load import load_sharded
+from linop.layers.state.state import collect, source_of, spread
 from linop.layers.state.state_tensors import MODEL, OPTIMIZER
+from linop.layers.state.workers import Workers
 
 
 def save(
@@ -52,7 +54,7 @@ def save(
     if optimized is not None:
         check_options(optimized)
     if sharded:
-        from linop.layers.state.sharded import (
+        from linop.layers.state.sharded_save import (
             save_sharded,  # torch's module for it takes a second to import
         )
 
@@ -86,8 +88,6 @@ def load(model: Any, path: str | os.PathLike[str], optimizer: Any = None) -> Non
     workers = Workers("load", model)
     optimized = _optimized(workers, optimizer)
     if workers.gather_objects(Path(path).is_dir())[0]:
-        from linop.layers.state.sharded import load_sharded
-
         load_sharded(workers, optimized, Path(path))
         return
     whole = workers.each(lambda: _read(Path(path)) if workers.worker == 0 else None)

@@ -6,16 +6,17 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
+from itertools import count
 from typing import Any
 
 import torch
 
 from linop.errors import ArgumentError
-from linop.layers.layer import Tensor
-from linop.layers.state.state import Workers, collect, source_of, spread
+from linop.layers.state.state import collect, source_of, spread
 from linop.layers.state.state_tensors import StateTensor
+from linop.layers.state.workers import Workers
 
 Names = tuple[str, str]
 """Names of a parameter, and of a value that the optimizer keeps for it."""
@@ -74,11 +75,7 @@ class Optimized:
         return own
 
     def _groups(self) -> list[tuple[dict[str, Any], list[str]]]:
-        left = ("params", "param_names")
-        hypers = [
-            {k: deepcopy(v) for k, v in group.items() if k not in left}
-            for group in self.optimizer.param_groups
-        ]
+        hypers = _options(self.optimizer.param_groups)
         names = [[name for name in group if name is not None] for group in self._own]
         return list(zip(hypers, names, strict=True))
 
@@ -111,20 +108,14 @@ class Optimized:
         return kept
 
     def _mine(self) -> dict[Names, Any]:
-        mine: dict[Names, Any] = {}
-        for key, p in self._parameters().items():
-            values = self.optimizer.state.get(p, {})
-            mine.update({(key, name): value for name, value in values.items()})
-        return mine
-
-    def _parameters(self) -> dict[str, Tensor]:
-        """This worker's parameters that the optimizer has, by name."""
+        """Values that this worker's optimizer keeps, by names."""
         groups = [] if self.optimizer is None else self.optimizer.param_groups
         return {
-            key: p
-            for group, names in zip(groups, self._own, strict=True)
-            for p, key in zip(group["params"], names, strict=True)
+            (key, name): value
+            for group, keys in zip(groups, self._own, strict=True)
+            for p, key in zip(group["params"], keys, strict=True)
             if key is not None
+            for name, value in self.optimizer.state.get(p, {}).items()
         }
 
     def _kind(self, names: Names, value: Any) -> tuple[bool, Any]:
@@ -134,7 +125,7 @@ class Optimized:
         Raises:
             ArgumentError: the tensor has another shape than this worker's block.
         """
-        if not isinstance(value, torch.Tensor) or not value.ndim:
+        if not _is_tensor(value):
             return False, deepcopy(value)  # the next step changes the optimizer's
         block = self.workers.tensors[names[0]].block
         if value.shape != block.shape:
@@ -168,19 +159,8 @@ class Optimized:
         """
         if self.optimizer is None:
             return
-        state: dict[int, dict[str, Any]] = {}
-        groups, number = [], 0
-        for hyper, names in zip(hypers, self._own, strict=True):
-            groups.append({**hyper, "params": list(range(number, number + len(names)))})
-            for index, key in enumerate(names, start=number):
-                found = {name: value for (k, name), value in kept.items() if k == key}
-                if found:
-                    state[index] = {
-                        name: value.block if isinstance(value, StateTensor) else value
-                        for name, value in found.items()
-                    }
-            number += len(names)
-        self.optimizer.load_state_dict({"state": state, "param_groups": groups})
+        mine = {n: v.block if isinstance(v, StateTensor) else v for n, v in kept.items()}
+        self.optimizer.load_state_dict(_numbered(hypers, self._own, mine))
 
 
 def check_options(optimized: Optimized) -> None:
@@ -237,20 +217,34 @@ def collect_optimizer(optimized: Optimized, worker: int | None) -> dict[str, Any
     wholes = collect(optimized.workers, items, worker)
     if wholes is None:
         return None
-    groups: list[dict[str, Any]] = []
-    state: dict[int, dict[str, Any]] = {}
-    number = 0
-    for hyper, keys in zip(optimized.hypers, optimized.groups, strict=True):
-        groups.append({**hyper, "params": list(range(number, number + len(keys)))})
-        for index, key in enumerate(keys, start=number):
-            found = {name: value for (k, name), value in kept.items() if k == key}
-            if found:
-                state[index] = {
-                    name: wholes[value.key] if isinstance(value, StateTensor) else value
-                    for name, value in found.items()
-                }
-        number += len(keys)
-    return {"state": state, "param_groups": groups}
+    values = {n: wholes[v.key] if isinstance(v, StateTensor) else v for n, v in kept.items()}
+    return _numbered(optimized.hypers, optimized.groups, values)
+
+
+def _numbered(
+    hypers: Sequence[Mapping[str, Any]],
+    groups: Sequence[Sequence[str | None]],
+    kept: Mapping[Names, Any],
+) -> dict[str, Any]:
+    """A state in the form of torch's optimizers, where parameters have numbers.
+
+    Args:
+        hypers: options of each group.
+        groups: names of the parameters of each group; None for those outside of the model.
+        kept: values by names.
+    """
+    by_key: dict[str | None, dict[str, Any]] = {}
+    for (key, name), value in kept.items():
+        by_key.setdefault(key, {})[name] = value
+    numbers = count()
+    numbered = [[(next(numbers), key) for key in keys] for keys in groups]
+    return {
+        "state": {n: by_key[key] for group in numbered for n, key in group if key in by_key},
+        "param_groups": [
+            {**hyper, "params": [n for n, _ in group]}
+            for hyper, group in zip(hypers, numbered, strict=True)
+        ],
+    }
 
 
 def scatter_optimizer_state(model: Any, optimizer: Any, state: Mapping[str, Any] | None) -> None:
@@ -317,13 +311,18 @@ def _named(
         for group, keys in zip(groups, optimized.groups, strict=True)
         for number, key in zip(group["params"], keys, strict=True)
     }
-    hypers = [{k: v for k, v in g.items() if k not in ("params", "param_names")} for g in groups]
     kept = {
         (names[number], name): value
         for number, values in state["state"].items()
         for name, value in values.items()
     }
-    return hypers, kept
+    return _options(groups), kept
+
+
+def _options(groups: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """What is in each group besides parameters, as copies."""
+    left = ("params", "param_names")
+    return [{k: deepcopy(v) for k, v in group.items() if k not in left} for group in groups]
 
 
 def _is_tensor(value: Any) -> bool:

@@ -123,7 +123,7 @@ def _origin(origin: Origin) -> str:
     function, arguments, options = origin
     given = [code(argument) for argument in arguments]
     given += [f"{name}={code(value)}" for name, value in options.items()]
-    if function.__qualname__ == "LinearOperator.conj":
+    if function is LinearOperator.conj:
         return f"{_bracketed(arguments[0])}.conj()"
     return f"{_public(function)}({', '.join(given)})"
 

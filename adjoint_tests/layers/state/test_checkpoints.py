@@ -269,7 +269,7 @@ MISTAKES: list[tuple[str, Callable[[Any, Path], Any]]] = [
         lambda b, p: layers.load(_with_a_lost_buffer(), p),
     ),
     (
-        "worker 0 calls save, worker 1 gather_state",
+        "worker 0: call linop.layers.save; worker 1: call linop.layers.gather_state",
         lambda b, p: layers.gather_state(linear()) if b.worker else layers.save(linear(), p),
     ),
 ]
