@@ -21,8 +21,8 @@ from mpi4py import MPI
 
 import linop
 from benchmarks.harness.measure import interleaved
+from benchmarks.harness.sides import emit, software
 from benchmarks.harness.task import KIB, MIB, Task
-from benchmarks.movement.rank import emit, software
 from linop import COPIES, Partition, Region, Space, TensorSpace
 from linop.backends.device.device_arrays import DeviceArrays
 from linop.backends.execution.arrays import arrays_named

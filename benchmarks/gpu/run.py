@@ -19,9 +19,9 @@ import typer
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))  # this checkout is measured, whatever is installed
 
-from benchmarks.harness import report  # noqa: E402
+from benchmarks.harness import report, saving  # noqa: E402
+from benchmarks.harness.jobs import console, run_job  # noqa: E402
 from benchmarks.harness.task import MIB, Task  # noqa: E402
-from benchmarks.movement import run  # noqa: E402
 
 BEGIN, END = "<!-- gpu:begin -->", "<!-- gpu:end -->"
 GOAL, FROM = 0.8, 64 * MIB
@@ -52,21 +52,21 @@ def main(
     found: list[dict[str, Any]] = []
     errors: list[str] = []
     for number in ranks or [1, 2, 4]:
-        run.console.print(f"{number} ranks")
+        console.print(f"{number} ranks")
         try:
-            found += run.run(number, task, None)
+            found += run_job(number, task, None)
         except RuntimeError as error:
             errors.append(str(error))
-    facts = run.machine(found)
-    text = "\n".join([run.facts_text(facts), *tables([f for f in found if "table" in f])])
+    facts = saving.machine(found)
+    text = "\n".join([saving.facts_text(facts), *tables([f for f in found if "table" in f])])
     text += "".join(f"\nFailed: {error}\n" for error in errors)
     output.mkdir(parents=True, exist_ok=True)
     (output / "gpu.md").write_text(f"# GPU\n\n{text}")
     print(text)
     if raw is not None:
-        run.save_raw(raw, {"machine": facts, "errors": errors, "found": found})
+        saving.save_raw(raw, {"machine": facts, "errors": errors, "found": found})
     if write_readme:
-        run.between(BEGIN, END, text)
+        saving.between(BEGIN, END, text)
     raise typer.Exit(1 if errors else 0)
 
 

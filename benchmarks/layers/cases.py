@@ -18,9 +18,9 @@ from mpi4py import MPI
 
 import linop
 from benchmarks.harness.measure import After
+from benchmarks.harness.sides import Rival, Run
 from benchmarks.harness.task import AGREEING, BY_HAND, DTENSOR, GLOO, PLAN, SIZES
 from benchmarks.layers import by_hand, gloo
-from benchmarks.movement.cases import Rival, Run
 from linop import Partition, layers
 
 Tensor = Any

@@ -1,5 +1,5 @@
 """Data movement and layers in torch.distributed over gloo: those of its functions whose gradients
-are right (`layers.py` lists the others)."""
+are right (`layers/run.py` lists the others)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 from benchmarks.harness.measure import After
-from benchmarks.movement.cases import Rival
+from benchmarks.harness.sides import Rival
 
 Tensor = Any
 PLACEMENTS = {"S0": Shard(0), "S1": Shard(1), "R": Replicate(), "P": Partial()}

@@ -9,12 +9,11 @@ from typing import Any
 import torch
 from mpi4py import MPI
 
+from benchmarks.harness.sides import Run, add_sides, emit, software, timed
 from benchmarks.harness.task import Task
 from benchmarks.layers import training  # noqa: F401 it registers cases
 from benchmarks.layers.cases import CASES, Entry
-from benchmarks.movement.cases import Run
 from benchmarks.movement.peers import start_torch
-from benchmarks.movement.rank import add_sides, emit, software, timed
 from linop.layers import fixed_shapes
 
 

@@ -3,7 +3,7 @@ and sequential torch: one command, tables with their goals.
 
     python benchmarks/layers/run.py [--quick] [--only Linear] [--ranks 2] [--no-peers]
 
-As `run.py`; it needs torch. Results: ``results/layers-<mpi>.md``.
+As `benchmarks/movement/run.py`; it needs torch. Results: ``results/layers-<mpi>.md``.
 
 Not compared, because torch 2.13 computes them wrongly: the gradients of the functional broadcast,
 and DTensor's convolutions split over space. torch.distributed has no halo exchange.
@@ -21,7 +21,8 @@ import typer
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))  # this checkout is measured, whatever is installed
 
-from benchmarks.harness import report  # noqa: E402
+from benchmarks.harness import report, saving  # noqa: E402
+from benchmarks.harness.jobs import console, run_job  # noqa: E402
 from benchmarks.harness.task import (  # noqa: E402
     BY_HAND,
     DTENSOR,
@@ -32,7 +33,6 @@ from benchmarks.harness.task import (  # noqa: E402
     SIZES,
     Task,
 )
-from benchmarks.movement import run  # noqa: E402
 
 BEGIN, END = "<!-- layers:begin -->", "<!-- layers:end -->"
 TITLES = {
@@ -73,9 +73,9 @@ def main(
         program="benchmarks.layers.rank",
     )
     for number in ranks or [2, 4]:
-        with run.console.status(f"{number} ranks: starting") as status:
+        with console.status(f"{number} ranks: starting") as status:
             try:
-                for line in run.run(number, task, None):
+                for line in run_job(number, task, None):
                     found.append(line)
                     if "name" in line:
                         size = report.bytes_text(line["size"])
@@ -87,22 +87,22 @@ def main(
         if "name" in line:
             tables.setdefault(TITLES[line["kind"]], []).extend(rows(line))
     for title, table in tables.items():
-        run.console.print(report.rich_table(title, table))
+        console.print(report.rich_table(title, table))
         errors += [f"{r.operation} {r.direction}: {r.against}: {r.note}" for r in table if r.failed]
     verdict = report.verdict([row for table in tables.values() for row in table])
-    run.console.print(verdict)
-    facts = run.machine(found)
-    name = f"layers-{run.library_name(facts)}"
-    run.save(output, name, facts, tables, verdict, errors)
-    records = run.records(tables)
+    console.print(verdict)
+    facts = saving.machine(found)
+    name = f"layers-{saving.library_name(facts)}"
+    saving.save(output, name, facts, tables, verdict, errors)
+    records = saving.records(tables)
     if raw is not None:
         saved = {"machine": facts, "verdict": verdict, "errors": errors, "rows": records}
-        run.save_raw(raw, saved)
+        saving.save_raw(raw, saved)
     if write_readme:
         title = f"Layers, {facts.get('MPI')}"
-        run.into_readme((BEGIN, END), name, title, facts, verdict, summary(records))
+        saving.into_readme((BEGIN, END), name, title, facts, verdict, summary(records))
     for said in errors:
-        run.console.print(said, style="red", markup=False)
+        console.print(said, style="red", markup=False)
     raise typer.Exit(1 if errors else 0)
 
 

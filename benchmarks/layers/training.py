@@ -14,10 +14,10 @@ from mpi4py import MPI
 from torch.nn import functional as F
 
 from benchmarks.harness.measure import After
+from benchmarks.harness.sides import Rival
 from benchmarks.harness.task import BY_HAND, DTENSOR, SEQUENTIAL
 from benchmarks.layers import by_hand, gloo
 from benchmarks.layers.cases import LAYER, STEP, Side, Sides, array, case, drawn, grid_of
-from benchmarks.movement.cases import Rival
 from linop import REPLICATED, Partition, layers
 
 Tensor = Any

@@ -17,21 +17,10 @@ import numpy as np
 from mpi4py import MPI
 
 import linop
+from benchmarks.harness.sides import Rival
 from benchmarks.harness.task import FLOOR, RAW, ROOT_COPIES, SIZES
 from linop import COPIES, LinearOperator, Partition, Space, TensorSpace
 from linop.spaces.scalars import Array
-
-Run = Callable[[], Any]
-
-
-class Rival(NamedTuple):
-    """One implementation of the operator: `run` returns this rank's result, or None."""
-
-    run: Run
-    tolerance: float | None = 0
-    """Relative difference from linop's result that is allowed; None: results are not compared."""
-    value: Callable[[Any], Any] = lambda result: result
-    """Gives this rank's array from the return value of `run`."""
 
 
 @dataclass

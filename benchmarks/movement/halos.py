@@ -11,8 +11,9 @@ import numpy as np
 from mpi4py import MPI
 
 import linop
+from benchmarks.harness.sides import Rival
 from benchmarks.harness.task import MIB, RAW
-from benchmarks.movement.cases import Case, Rival, case, held
+from benchmarks.movement.cases import Case, case, held
 from linop import LinearOperator, Partition, TensorSpace
 from linop.spaces.scalars import Array
 

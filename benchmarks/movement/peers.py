@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from benchmarks.movement.cases import Case, Rival
+from benchmarks.harness.sides import Rival
+from benchmarks.movement.cases import Case
 
 PYLOPS, TORCH = "PyLops-MPI", "torch gloo"
 Add = Callable[[MPI.Intracomm, Case], None]

@@ -8,26 +8,20 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import json
-import platform
 import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-import mpi4py
 import numpy as np
 from mpi4py import MPI
 
 import linop
 from benchmarks.harness.counting import counted
-from benchmarks.harness.measure import interleaved
-from benchmarks.harness.task import MARK, ONE_BUFFER, SIZES, Task
-from benchmarks.movement import (
-    halos,  # noqa: F401 they register cases
-    stencil,  # noqa: F401 they register cases
-)
-from benchmarks.movement.cases import CASES, Case, Entry, Rival, Run
+from benchmarks.harness.sides import Rival, Run, add_sides, emit, software, timed
+from benchmarks.harness.task import ONE_BUFFER, SIZES, Task
+from benchmarks.movement import halos, stencil  # noqa: F401 they register cases
+from benchmarks.movement.cases import CASES, Case, Entry
 from benchmarks.movement.peers import PEERS, available
 from linop.errors import LinopError
 
@@ -118,53 +112,6 @@ def with_out(bound: Any, given: Any, in_place: bool) -> Rival:
     return Rival(partial(bound, given, out=result))
 
 
-def add_sides(
-    comm: MPI.Intracomm,
-    direction: str,
-    rivals: dict[str, Rival],
-    sides: dict[str, Run],
-    failed: dict[str, str],
-) -> None:
-    """Add the rivals whose result equals the first one's, linop's, on all ranks; the others go
-    into `failed`. Collective."""
-    expected: Any = None
-    for number, (name, rival) in enumerate(rivals.items()):
-        try:
-            got = rival.value(rival.run())
-            said = ""
-        except Exception as error:  # peers raise many types for missing features
-            got, said = None, f"{type(error).__name__}: {error}"
-        if number == 0:
-            expected = _copied(got)
-        elif not said and not _agree(got, expected, rival.tolerance):
-            said = "another result than linop's"
-        verdicts = [v for v in comm.allgather(said) if v]
-        if verdicts:
-            failed[f"{direction}/{name}"] = verdicts[0]
-        else:
-            sides[f"{direction}/{name}"] = rival.run
-
-
-def _copied(result: Any) -> Any:
-    if isinstance(result, dict):
-        (result,) = result.values()
-    return None if result is None else np.array(result)
-
-
-def _agree(got: Any, expected: Any, tolerance: float | None) -> bool:
-    if tolerance is None or got is None or expected is None:
-        return tolerance is None or got is expected
-    a, b = np.ravel(got), np.ravel(expected)
-    if tolerance == 0:
-        return np.array_equal(a, b)
-    return a.shape == b.shape and bool(np.linalg.norm(a - b) <= tolerance * np.linalg.norm(b))
-
-
-def timed(comm: MPI.Intracomm, sides: dict[str, Run], seconds: float) -> dict[str, Any]:
-    found = interleaved(comm, sides, seconds)
-    return {"times": found.times, "rounds": found.rounds, "batch": found.batch}
-
-
 def total(comm: MPI.Intracomm, calls: Mapping[str, float] | None) -> dict[str, float] | None:
     """MPI calls by name, of the rank that makes most; None if not counted. Collective."""
     every = comm.allgather(calls)
@@ -179,22 +126,6 @@ def per_iteration(comm: MPI.Intracomm, ten: Run, twenty: Run) -> dict[str, float
         return None
     added = {name: (n - few.get(name, 0)) / 10 for name, n in many.items()}
     return total(comm, {name: n for name, n in added.items() if n})
-
-
-def software(comm: MPI.Intracomm) -> dict[str, str]:
-    """Names and versions of the software."""
-    return {
-        "MPI": MPI.Get_library_version().split("\n")[0].split(",")[0].strip("\0 "),
-        "mpi4py": mpi4py.__version__,
-        "NumPy": np.__version__,
-        "Python": platform.python_version(),
-        "linop": linop.__version__,
-    }
-
-
-def emit(comm: MPI.Intracomm, row: dict[str, Any]) -> None:
-    if comm.rank == 0:
-        print(MARK + json.dumps(row), flush=True)
 
 
 if __name__ == "__main__":

@@ -54,7 +54,8 @@ def save(
     if optimized is not None:
         check_options(optimized)
     if sharded:
-        from linop.layers.state.sharded_save import save_sharded  # torch's item takes a second
+        # Here: torch's module for it takes a second to import.
+        from linop.layers.state.sharded_save import save_sharded
 
         save_sharded(workers, optimized, Path(path))
         return

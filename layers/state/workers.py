@@ -124,9 +124,9 @@ class Workers:
         except Exception as error:
             problem = error
         said = self.gather_objects(None if problem is None else restated(problem, str(problem)))
-        for worker, told in enumerate(said):
-            if told is not None:
-                raise restated(told, f"{self.what}: on worker {worker}: {told}") from problem
+        for worker, theirs in enumerate(said):
+            if theirs is not None:
+                raise restated(theirs, f"{self.what}: on worker {worker}: {theirs}") from problem
         return result
 
     def same(self, items: Sequence[StateTensor]) -> None:
