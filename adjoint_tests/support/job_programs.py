@@ -10,6 +10,7 @@ from typing import Any
 
 import linop
 from linop.backends.jobs import mpirun
+from linop.testing.workers.jobs import job
 
 HOME = Path(linop.__file__).parents[1]
 """Where linop is: in site-packages, or in a checkout, which the program has to be told of."""
@@ -54,3 +55,38 @@ def mpiexec(ranks: int, program: Path, text: str, **env: str) -> subprocess.Comp
 def run_text(comm: Any, head: str, text: str) -> None:
     """Run a program on a rank of a job. It finds its communicator, which is its own, as `comm`."""
     exec(compile(head + text, "<program>", "exec"), {"comm": comm, "__name__": "program"})
+
+
+PLANS = """
+from linop.errors import BackendError, LinopError
+from mpi4py import MPI
+
+def large(workers, size=40_000):
+    return linop.all_reduce(TensorSpace((size,), Partition((workers,)), axes=(COPIES,)))
+
+def spread(workers, size=40_000, root=0):
+    return linop.broadcast(TensorSpace((size,), Partition((1,), [root])), Partition((workers,)))
+
+def raised(call):
+    try:
+        call()
+    except LinopError as error:
+        return f"{type(error).__name__}: {error}"
+    raise AssertionError("an error expected")
+
+comm = globals().get("comm", MPI.COMM_WORLD)
+me, n = comm.rank, comm.size
+"""
+"""After `HEAD`: operators, and this rank of COMM_WORLD, or of the job's communicator."""
+
+
+def runs(ranks: int, program: Path, text: str) -> list[str]:
+    """Output of a program that ends well."""
+    job = mpiexec(ranks, program, PLANS + text)
+    assert job.returncode == 0, job.stderr
+    return sorted(job.stdout.splitlines())
+
+
+def runs_beside_others(ranks: int, text: str) -> None:
+    """Run a program in the job that other programs run in, too."""
+    job(ranks).run(run_text, HEAD + PLANS, text)

@@ -19,7 +19,8 @@ from linop.testing.describing import seeds
 from support.device import checks as device_checks
 from support.device import plans as device_plans
 from support.device import tensors as device_tensors
-from support.device.plans import CONTRACTS, NAMES, in_every_case, on_ranks, on_threads
+from support.device.plans import CONTRACTS, NAMES
+from support.device.running import cupy_arrays, in_every_case, on_ranks, on_threads
 from support.operators.catalogue import build, describe
 from support.operators.properties import stays_exact
 from support.requirements import needs_gpu, needs_mpi, needs_torch_on_gpu
@@ -71,7 +72,7 @@ def test_checks_on_threads(workers: int, contract: Callable[..., None]) -> None:
 
 @pytest.mark.parametrize("workers", [1, 3])
 def test_checks_of_whole_vectors(workers: int) -> None:
-    device_checks.whole_vectors_pass(device_plans.cupy_arrays(), workers)
+    device_checks.whole_vectors_pass(cupy_arrays(), workers)
 
 
 @settings(max_examples=10)

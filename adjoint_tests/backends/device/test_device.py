@@ -22,12 +22,14 @@ from linop.testing.describing import seeds
 from linop.testing.workers.jobs import job
 from support.contracts.plans import argument, each, raised, result, total
 from support.device import checks as device_checks
+from support.device import mpi as device_mpi
 from support.device import plans as device_plans
 from support.device import simulated
 from support.device import tensors as device_tensors
 from support.device.operators import given as given_to
 from support.device.operators import lies_where_it_says, offloaded, same
-from support.device.plans import CONTRACTS, NAMES, in_every_case, on_ranks, on_threads
+from support.device.plans import CONTRACTS, NAMES
+from support.device.running import in_every_case, on_ranks, on_threads
 from support.operators.catalogue import build, describe
 from support.operators.properties import stays_exact
 from support.requirements import needs_mpi, needs_torch
@@ -273,23 +275,23 @@ def test_runs_overlap_under_mpi(way: str, ranks: int, seed: int) -> None:
 @each_way
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_hosts_wait_once_a_stage_under_mpi(way: str, ranks: int) -> None:
-    on_ranks(ranks, KIND, way, device_plans.hosts_wait_seldom)
+    on_ranks(ranks, KIND, way, device_mpi.hosts_wait_seldom)
 
 
 @needs_mpi
 @each_way
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_kernels_are_few_under_mpi(way: str, ranks: int) -> None:
-    on_ranks(ranks, KIND, way, device_plans.kernels_are_few)
+    on_ranks(ranks, KIND, way, device_mpi.kernels_are_few)
 
 
 @needs_mpi
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_ways_are_chosen_together_under_mpi(ranks: int) -> None:
-    job(ranks).run(device_plans.ways_are_chosen_together)
+    job(ranks).run(device_mpi.ways_are_chosen_together)
 
 
 @needs_mpi
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_no_gpu_is_an_error_on_every_rank_under_mpi(ranks: int) -> None:
-    job(ranks).run(device_plans.missing_gpus_are_told)
+    job(ranks).run(device_mpi.missing_gpus_are_told)

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import gc
 import random
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,7 +22,6 @@ from linop.backends.threads import Threads
 from linop.errors import ArgumentError, DTypeError, LinopError, ShapeError
 from linop.normal_form.maps import LocalMap
 from linop.testing.describing import Description
-from linop.testing.workers.jobs import job
 from support.contracts.plans import (
     LARGE,
     OPERATORS,
@@ -40,7 +38,6 @@ from support.contracts.plans import (
 from support.device.operators import (
     MADE,
     as_dict,
-    columns,
     given,
     lies_where_it_says,
     offloaded,
@@ -52,74 +49,11 @@ from support.operators.catalogue import FACTORIES, build
 from support.operators.properties import rounding, same_arrays
 
 if TYPE_CHECKING:
-    from mpi4py import MPI
-
-Contract = Callable[..., None]
-
-
-def simulated_arrays() -> DeviceArrays:
-    from support.device.simulated import ARRAYS
-
-    return ARRAYS
-
-
-def cupy_arrays() -> DeviceArrays:
-    from linop.backends.device.device_arrays import cupy_arrays
-
-    return cupy_arrays()
+    pass
 
 
 NAMES = tuple(name for name in catalogue.NAMES if name != "pair_of_functions")
 """The operators of the catalogue but for one whose functions are written for NumPy's arrays."""
-
-ARRAYS: dict[str, Callable[[], DeviceArrays]] = {
-    "simulated": simulated_arrays,
-    "cupy": cupy_arrays,
-}
-
-
-@contextmanager
-def shown(arrays: DeviceArrays, to_mpi: bool) -> Iterator[None]:
-    """Inside, whether the simulated device shows its arrays to MPI."""
-    if arrays.name == "cupy":
-        yield
-        return
-    from support.device.simulated import Counts
-
-    Counts.visible = to_mpi
-    try:
-        yield
-    finally:
-        Counts.visible = True
-
-
-def on_ranks(ranks: int, kind: str, way: str, contract: Contract, *arguments: Any) -> None:
-    """A contract under MPI. What is staged is never shown to MPI."""
-    job(ranks).run(_on_rank, kind, way, contract, *arguments)
-
-
-def _on_rank(comm: MPI.Comm, kind: str, way: str, contract: Contract, *arguments: Any) -> None:
-    arrays = ARRAYS[kind]()
-    backend = linop.backends.get("cupy", comm=comm, way=way, wait_limit=10, arrays=arrays)
-    with shown(arrays, to_mpi=way == "aware"):
-        contract(backend, arrays, *arguments)
-
-
-def on_threads(workers: int, kind: str, contract: Contract, *arguments: Any) -> None:
-    """The same on threads, which need no MPI."""
-    arrays = ARRAYS[kind]()
-    with shown(arrays, to_mpi=False):
-        linop.launch(
-            lambda backend: contract(backend, arrays, *arguments), workers, "threads", arrays=arrays
-        )
-
-
-def in_every_case(
-    backend: Backend, arrays: DeviceArrays, contract: Contract, cases: list[tuple[Any, ...]]
-) -> None:
-    """A contract, with all of its arguments."""
-    for arguments in cases:
-        contract(backend, arrays, *arguments)
 
 
 def operator_agrees(
@@ -433,114 +367,3 @@ CONTRACTS: dict[Callable[..., None], list[tuple[Any, ...]]] = {
     dtypes_are_refused: [()],
 }
 """With the arguments that each is tried with."""
-
-
-def hosts_wait_seldom(backend: Backend, arrays: DeviceArrays) -> None:
-    """Under MPI: for the device, once a stage where MPI is given its memory; staged, once for each
-    message that is sent, and once for the buffers of those that come. Never where a plan goes away:
-    that may be at any moment, inside what would be interrupted by it."""
-    from support.device.simulated import Counts
-
-    for name, make in OPERATORS.items():
-        plan: Any = make(size(backend)).compile(backend)
-        x = given(arrays, plan, 1)
-        plan(x)
-        before = Counts.waits
-        plan(x)
-        waits = Counts.waits - before
-        steps = plan.plan.steps
-        stages = {
-            s.stage
-            for s in steps
-            if isinstance(s, linop.planning.plan.Send | linop.planning.plan.Receive)
-        }
-        receiving = {s.stage for s in steps if isinstance(s, linop.planning.plan.Receive)}
-        most = len(stages) if backend.aware.yes else len(plan.plan.sends) + len(receiving)  # type: ignore[attr-defined]
-        assert waits <= most, (name, waits, most)
-        before = Counts.waits
-        plan.release()
-        del plan
-        gc.collect()
-        assert Counts.waits == before, name
-
-
-def kernels_are_few(backend: Backend, arrays: DeviceArrays) -> None:
-    """Under MPI: one for what a stage packs, one for what stays, one for what comes; and what leads
-    from and to main memory alone has nothing to do with the device."""
-    from support.device.simulated import Counts
-
-    H = columns(size(backend))
-    for op, most in ((H, 3), (H.H, 3), (columns(size(backend), "host"), 0)):
-        plan = op.compile(backend)
-        x = given(arrays, plan, 1)
-        plan(x)
-        launches, waits = Counts.launches, Counts.waits
-        plan(x)
-        assert Counts.launches - launches <= most, (str(op), Counts.launches - launches)
-        assert most or Counts.waits == waits, Counts.waits - waits
-
-
-def ways_are_chosen_together(comm: MPI.Comm) -> None:
-    """All ranks have to ask for one way; what MPI does not promise is not tried; and plans say
-    so."""
-    arrays = simulated_arrays()
-    for wanted, words in [
-        ("staged", "pinned main memory: asked"),
-        ("aware", "given the device's memory: asked for, and messages from device"),
-        ("auto", "says"),
-    ]:
-        own = comm.Dup()
-        backend = linop.backends.get("cupy", comm=own, way=wanted, arrays=arrays)
-        assert linop.backends.get("cupy", comm=own) is backend
-        assert words in backend.way(), backend.way()
-        assert len(set(comm.allgather(backend.way()))) == 1
-        plan = total(comm.size).compile(backend)
-        assert comm.size == 1 or backend.way() in plan.describe()
-        own.Free()
-    own = comm.Dup()
-    odd = "best" if comm.rank == 0 else "auto"
-    text = raised(
-        ArgumentError, lambda: linop.backends.get("cupy", comm=own, way=odd, arrays=arrays)
-    )
-    assert "way: expected auto, aware or staged, given 'best'" in text
-    if comm.size > 1:
-        odd = "aware" if comm.rank == 0 else "staged"
-        text = raised(
-            linop.errors.BackendError,
-            lambda: linop.backends.get("cupy", comm=own, way=odd, arrays=arrays),
-        )
-        assert "different settings: way='aware' on worker 0 and way='staged' on" in text
-    with shown(arrays, to_mpi=False):
-        text = raised(
-            linop.errors.BackendError,
-            lambda: linop.backends.get("cupy", comm=own, way="aware", arrays=arrays),
-        )
-        assert "use way='staged'" in text, text
-    own.Free()
-
-
-def missing_gpus_are_told(comm: MPI.Comm) -> None:
-    """Where one rank has no GPU, or no such one, every rank hears of it, and how to do without."""
-    arrays = simulated_arrays()
-    own = comm.Dup()
-    from support.requirements import missing_gpu  # pytest, which ranks seldom need
-
-    if missing_gpu():
-        mine = arrays if comm.rank else None
-        try:
-            linop.backends.get("cupy", comm=own, arrays=mine)
-        except (linop.errors.BackendError, linop.errors.MissingExtraError) as error:
-            assert "worker 0: " in str(error), error
-            assert "linop-algebra[cupy]" in str(error) or "finds no GPU" in str(error), error
-        else:
-            raise AssertionError("an error expected")
-    text = raised(
-        linop.errors.BackendError,
-        lambda: (
-            linop.backends.get("cupy", comm=own, device=7 * comm.rank, arrays=arrays)
-            if comm.size > 1
-            else linop.backends.get("cupy", comm=own, device=7, arrays=arrays)
-        ),
-    )
-    assert "wanted; there are 1" in text, text
-    own.Free()

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 Shift = Callable[[np.ndarray, int], np.ndarray]
 """Gives an array to the worker so many further on a ring, and returns what came."""
 
+COMPLEX = np.array([[1, 2j, 0], [0, 3 - 1j, 4]])
+
 
 def ring(shift: Shift, worker: int, size: int, fault: str = "") -> Pair:
     """y = 2 x + 1j x of the worker before, and its adjoint, with a fault on worker 1 if there is
