@@ -329,13 +329,26 @@ def _table(domain: Space, codomain: Space, blocks: Iterable[Block]) -> Table:
         targets.append(target)
         sources.append(source)
         numbers.append(exact(coefficient))
-    ndim, index = _ndim(domain, codomain), (codomain.index, domain.index)
+    dst = [codomain.index[target.region.name] for target in targets]
+    return table_of(domain, codomain, dst, targets, sources, numbers)
+
+
+def table_of(
+    domain: Space,
+    codomain: Space,
+    dst: Sequence[int],
+    targets: Sequence[Subset],
+    sources: Sequence[Subset],
+    numbers: Iterable[Exact],
+) -> Table:
+    """The table of blocks given by columns, of which only the boxes of `targets` are used: their
+    regions are those of the numbers `dst`."""
+    ndim, index = _ndim(domain, codomain), domain.index
     at = _corners([target.start for target in targets], ndim, 0)
     of = _corners([source.start for source in sources], ndim, 0)
     stop = _corners([target.stop for target in targets], ndim, 1)
-    dst = np.array([index[0][target.region.name] for target in targets], np.int64)
-    src = np.array([index[1][source.region.name] for source in sources], np.int64)
-    return Table(dst, src, at, of, stop - at, column(numbers))
+    src = np.array([index[source.region.name] for source in sources], np.int64)
+    return Table(np.array(dst, np.int64), src, at, of, stop - at, column(numbers))
 
 
 def _corners(corners: Sequence[tuple[int, ...]], ndim: int, beyond: int) -> boxes.Ints:

@@ -8,11 +8,12 @@ bounds; receives are posted before the wait, and messages read after it. Element
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise, zip_longest
-from typing import TypeVar
+from itertools import pairwise
+from operator import le
+from typing import Any, TypeVar
 
 from linop.planning.plan import (
     Advance,
@@ -50,19 +51,27 @@ class PlanStage:
     """One stage of one worker's plan.
 
     Args:
-        steps: (position in the plan, step).
+        first: position of its first step in the plan.
         before, after: regions current before and after the stage, by name.
     """
 
     worker: int
     number: int
-    steps: Sequence[tuple[int, Step]]
+    first: int
+    steps: Sequence[Step]
     before: Mapping[str, Region]
     after: Mapping[str, Region]
 
     def of(self, kind: type[S]) -> Iterator[tuple[int, S]]:
         """The steps of a class, with their positions in the plan."""
-        return ((at, step) for at, step in self.steps if isinstance(step, kind))
+        if not any(issubclass(one, kind) for one in self._classes):
+            return iter(())
+        steps = enumerate(self.steps, self.first)
+        return ((at, step) for at, step in steps if isinstance(step, kind))
+
+    @cached_property
+    def _classes(self) -> set[type[Step]]:
+        return set(map(type, self.steps))
 
     @cached_property
     def sent(self) -> Mapping[int, tuple[Subset, ...]]:
@@ -71,8 +80,7 @@ class PlanStage:
 
     def where(self, at: int) -> str:
         """Text of the step at a position of the plan, for error messages."""
-        (step,) = (step for k, step in self.steps if k == at)
-        return where(self.worker, self.number, at, step)
+        return where(self.worker, self.number, at, self.steps[at - self.first])
 
 
 def where(worker: int, stage: int, at: int, step: Step) -> str:
@@ -88,16 +96,16 @@ def read(plan: Plan) -> tuple[PlanStage, ...]:
             `linop.planning.verification.plan_errors`, or WorkerError.
     """
     stages: list[PlanStage] = []
-    steps: list[tuple[int, Step]] = []
+    first = 0
     current: Mapping[str, Region] = _inputs(plan)
     for at, step in enumerate(plan.steps):
-        steps.append((at, step))
         if isinstance(step, Advance):
-            stages.append(_Reader(plan.worker, step.stage, steps, current).read())
-            current, steps = stages[-1].after, []
-    if steps:
+            steps = plan.steps[first : at + 1]
+            stages.append(_Reader(plan.worker, step.stage, first, steps, current).read())
+            current, first = stages[-1].after, at + 1
+    if first < len(plan.steps):
         raise UnfinishedError(
-            f"worker {plan.worker}, step {steps[0][0]} ({steps[0][1]}): no advance follows it; a "
+            f"worker {plan.worker}, step {first} ({plan.steps[first]}): no advance follows it; a "
             f"plan ends with the advance of its last stage"
         )
     numbers = [stage.number for stage in stages]
@@ -124,64 +132,64 @@ class _Reader:
         self,
         worker: int,
         number: int,
-        steps: Sequence[tuple[int, Step]],
+        first: int,
+        steps: Sequence[Step],
         before: Mapping[str, Region],
     ) -> None:
-        self.worker, self.number, self.steps = worker, number, steps
+        self.worker, self.number, self.first, self.steps = worker, number, first, steps
         self.before = before
         self.after: dict[str, Region] = {}
         self.made: dict[str, Region] = {}
         self.expected: dict[int, int] = {}
         self.waited = False
-        self.at = 0
+        self.at = first
 
     @property
     def here(self) -> str:
         """Text of the current step, for error messages."""
-        at, step = self.steps[self.at]
-        return where(self.worker, self.number, at, step)
+        return where(self.worker, self.number, self.at, self.steps[self.at - self.first])
 
     def read(self) -> PlanStage:
-        for k, (_, step) in enumerate(self.steps):
-            self.at = k
-            self._check(step)
+        for self.at, step in enumerate(self.steps, self.first):
+            _CHECKS[type(step)](self, step)
         if self.expected and not self.waited:
             raise StepOrderError(
                 f"{self.here}: messages from {sorted(self.expected)} are received, and no wait "
                 f"for them comes before the end of the stage"
             )
-        return PlanStage(self.worker, self.number, self.steps, self.before, self.after)
+        steps = self.first, self.steps
+        return PlanStage(self.worker, self.number, *steps, self.before, self.after)
 
-    def _check(self, step: Step) -> None:
-        if isinstance(step, Receive | Send | Wait) and step.stage != self.number:
+    def _of_stage(self, step: Receive | Send | Wait) -> None:
+        if step.stage != self.number:
             raise StageError(f"{self.here}: of stage {step.stage}, in stage {self.number}")
-        match step:
-            case Receive():
-                self._receive(step)
-            case Send():
-                if isinstance(step, Collective) and self.waited:
-                    raise StepOrderError(f"{self.here}: begins after the wait of its stage")
-                for part in step.parts:
-                    self._read(part)
-            case Make():
-                self._bring(step.region)
-                self.made[step.region.name] = step.region
-            case Alias():
-                self._alias(step)
-            case Put():
-                self._put(step)
-            case Apply():
-                self._apply(step)
-            case Wait():
-                if self.waited:
-                    raise StepOrderError(f"{self.here}: a second wait in this stage")
-                self.waited = True
 
     def _receive(self, step: Receive) -> None:
+        self._of_stage(step)
         if self.waited:
             raise StepOrderError(f"{self.here}: comes after the wait of its stage, not before it")
         # A duplicate is reported by `linop.planning.verification.correspondence`.
         self.expected[step.peer] = step.size
+
+    def _send(self, step: Send) -> None:
+        self._of_stage(step)
+        for part in step.parts:
+            self._read(part)
+
+    def _collective(self, step: Collective) -> None:
+        if self.waited:
+            raise StepOrderError(f"{self.here}: begins after the wait of its stage")
+        self._send(step)
+
+    def _wait(self, step: Wait) -> None:
+        self._of_stage(step)
+        if self.waited:
+            raise StepOrderError(f"{self.here}: a second wait in this stage")
+        self.waited = True
+
+    def _make(self, step: Make) -> None:
+        self._bring(step.region)
+        self.made[step.region.name] = step.region
 
     def _alias(self, step: Alias) -> None:
         self._same_shape(step.source, step.target)
@@ -239,8 +247,11 @@ class _Reader:
         self._in_bounds(part)
 
     def _in_bounds(self, part: Subset) -> None:
-        ends = zip_longest(part.start, part.stop, part.region.shape, fillvalue=-1)
-        if not all(0 <= a <= b <= n for a, b, n in ends):
+        start, stop, shape = part.start, part.stop, part.region.shape
+        inside = (
+            min(start, default=0) >= 0 and all(map(le, start, stop)) and all(map(le, stop, shape))
+        )
+        if not inside or not len(start) == len(stop) == len(shape):
             raise OutOfBoundsError(
                 f"{self.here}: {part} is out of bounds of {part.region.name!r}, of shape "
                 f"{part.region.shape}"
@@ -261,3 +272,17 @@ class _Reader:
     def _same_shape(self, source: Region | Subset, target: Region | Subset) -> None:
         if source.shape != target.shape:
             raise SizeMismatchError(f"{self.here}: shapes {source.shape} and {target.shape} differ")
+
+
+_CHECKS: dict[type[Step], Callable[[_Reader, Any], None]] = {
+    Receive: _Reader._receive,
+    Send: _Reader._send,
+    Collective: _Reader._collective,
+    Make: _Reader._make,
+    Alias: _Reader._alias,
+    Put: _Reader._put,
+    Apply: _Reader._apply,
+    Wait: _Reader._wait,
+    Advance: lambda reader, step: None,
+}
+"""The check of each class of steps."""
