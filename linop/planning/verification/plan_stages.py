@@ -150,7 +150,8 @@ class _Reader:
         return where(self.worker, self.number, self.at, self.steps[self.at - self.first])
 
     def read(self) -> PlanStage:
-        for self.at, step in enumerate(self.steps, self.first):
+        for at, step in enumerate(self.steps, self.first):
+            self.at = at
             _CHECKS[type(step)](self, step)
         if self.expected and not self.waited:
             raise StepOrderError(
