@@ -1,4 +1,4 @@
-"""The interface of backends and of bound plans, and validation of arguments and ``out`` arrays.
+"""The interface of backends and of bound plans.
 
 An SPMD backend (`linop.backends.worker`) is one worker of a program. A single-process backend
 (`linop.backends.whole`) holds all workers; its plans take and return whole vectors. Execution is in
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from os import PathLike
@@ -18,21 +18,22 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from linop.backends.execution import views
+from linop.backends.execution.arguments import held, held_arrays, out_arrays
 from linop.backends.execution.arrays import NUMPY, Arrays, arrays_of_map
+from linop.backends.execution.calls import IN_PLACE, MISSED, NEW, OUT, Fast
 from linop.backends.execution.counters import CounterTable, Ledger
-from linop.backends.execution.program import Program, same_array
+from linop.backends.execution.program import Program
 from linop.backends.execution.tracing import Recording, traced
 from linop.backends.transports.transport import Transport
-from linop.errors import ArgumentError, BackendError, LinopError, RegionError
+from linop.errors import BackendError
 from linop.normal_form.maps import bare_or_dict
 from linop.operators.operator import LinearOperator
 from linop.planning.lowering import lower, workers_of
 from linop.planning.plan import Plan
 from linop.provenance import Keeper
-from linop.spaces.region import Region
 from linop.spaces.scalars import Array
-from linop.spaces.space import Space, Total, Vector
+from linop.spaces.space import Space
+from linop.spaces.vector import Total, Vector
 
 Result = TypeVar("Result")
 
@@ -114,14 +115,6 @@ class Backend(Keeper, ABC):
         return None
 
 
-NEW, OUT, IN_PLACE = range(3)
-"""Destination of a call's result: new memory, the ``out`` array, or the argument (``out=x``)."""
-MISSED: Any = object()
-"""Returned by a `Quick` that left the call to the general path."""
-Quick = Callable[[Any, Any], Any]
-"""Fast path of a plan's call: ``f(x, out)`` returns the result, or `MISSED`."""
-
-
 class BoundPlan(Keeper, ABC):
     """An operator bound to a backend: ``plan(x)`` applies it, ``plan.H`` is its adjoint's plan.
 
@@ -141,7 +134,7 @@ class BoundPlan(Keeper, ABC):
         self._here = backend.worker
         self._adjoint: BoundPlan | None = None
         self.lock = threading.Lock()
-        self._quick: list[Quick | None] = [None, None, None]
+        self._fast: list[Fast | None] = [None, None, None]
         self._released = False
         self._started = False
         self._as_vector = False
@@ -196,9 +189,9 @@ class BoundPlan(Keeper, ABC):
         return self._adjoint
 
     def __call__(self, x: Any = None, *, out: Any = None) -> Any:
-        quick = self._quick[NEW if out is None else OUT if out is not x else IN_PLACE]
-        if quick is not None:
-            result = quick(x, out)
+        fast = self._fast[NEW if out is None else OUT if out is not x else IN_PLACE]
+        if fast is not None:
+            result = fast(x, out)
             if result is not MISSED:
                 return result
         if not self.lock.acquire(False):
@@ -349,58 +342,6 @@ def described(plan: Plan, way: str) -> str:
     return f"{plan.describe()}\n  by {way}"
 
 
-class Unfit:
-    """An argument that could not be converted to arrays: the plan raises its error on every
-    worker."""
-
-    def __init__(self, error: LinopError) -> None:
-        self.error = error
-
-
-def held(space: Space, worker: int | None) -> Sequence[Region]:
-    """The regions of a space that a worker holds; all regions for None."""
-    return space.regions if worker is None else space.on(worker)
-
-
-def held_arrays(
-    space: Space, worker: int | None, x: Any, arrays: Arrays = NUMPY
-) -> dict[str, Array]:
-    """Arrays by region name, for the regions held here, from a user's argument.
-
-    Raises:
-        ArgumentError, RegionError, ShapeError, DTypeError: the argument does not fit; the message
-            states what was expected.
-    """
-    if isinstance(x, Unfit):
-        raise x.error
-    regions = held(space, worker)
-    me = "this process" if worker is None else f"worker {worker}"
-    if isinstance(x, Vector):
-        space.same_as(x.space, f"argument on {me}")
-        x = x.arrays
-    if isinstance(x, Mapping):
-        missing = [r.name for r in regions if r.name not in x]
-        for name in x:
-            space[name]
-        if missing:
-            raise RegionError(
-                f"{me}: no array for the regions {missing}; it holds {_list(regions)}"
-            )
-        given = {r.name: x[r.name] for r in regions}
-    elif not regions:
-        if x is not None and np.size(x):
-            raise ArgumentError(f"{me} holds no region here; pass None, not an array")
-        given = {}
-    elif len(regions) > 1 or x is None:
-        what = "None" if x is None else f"a bare {type(x).__name__}"
-        raise ArgumentError(f"{me}: {what} given; it holds {_list(regions)}")
-    else:
-        given = {regions[0].name: x}
-    if not arrays.asynchronous:
-        return {r.name: space.check(r, given[r.name], arrays.ndarray) for r in regions}
-    return {r.name: space.check(r, given[r.name], arrays.of(r.memory).ndarray) for r in regions}
-
-
 def check_here(op: LinearOperator, backend: Backend) -> None:
     """Check that the array module supports the operator's dtype and local maps.
 
@@ -425,75 +366,3 @@ def check_workers(op: LinearOperator, backend: Backend) -> None:
             f"backend {backend.name!r} has workers 0 to {backend.workers - 1}; {op!r} needs "
             f"{missing[:8]} too: start more, or build the operator on fewer"
         )
-
-
-def out_arrays(
-    space: Space,
-    worker: int | None,
-    out: Any,
-    given: Mapping[str, Array],
-    in_place: bool = False,
-    kind: Arrays = NUMPY,
-) -> list[Array]:
-    """The arrays passed as ``out``, validated, in the order of the regions held here.
-
-    Args:
-        given: the argument's arrays, by region; `out` must not share memory with them.
-        in_place: allow a region's array to be the argument's array of the same region.
-        kind: array module of the backend.
-
-    Raises:
-        ArgumentError, RegionError, ShapeError, DTypeError: they do not fit, are read-only, or share
-            memory with the argument, with each other, or among their own elements.
-    """
-    arrays = list(held_arrays(space, worker, out, kind).values())
-    passed = list(out.arrays.values() if isinstance(out, Vector) else _values(out))
-    for one in passed:
-        if not isinstance(one, kind.ndarray | kind.of("host").ndarray):
-            wanted = f"{kind.name}.ndarray"
-            raise ArgumentError(f"out: {type(one).__name__} given, {wanted} expected")
-    for region, array in zip(held(space, worker), arrays, strict=True):
-        if not kind.writeable(array):
-            raise ArgumentError(f"out, region {region.name!r}: the array is read-only")
-        if views.overlaps_itself(array):
-            raise ArgumentError(
-                f"out, region {region.name!r}: elements of the array share memory with each other "
-                f"(shape {array.shape}, strides {array.strides}); pass one with memory for each "
-                f"element, such as np.empty({array.shape}, {array.dtype.name!r})"
-            )
-    names = [region.name for region in held(space, worker)]
-    everything = [*arrays, *given.values()]
-    owners = [*names, *given]
-    for pair in kind.near(everything):
-        k, other = sorted(pair)
-        if k >= len(arrays):
-            continue  # both are the argument's
-        one, two = everything[k], everything[other]
-        own = in_place and other >= len(arrays) and owners[other] == owners[k]
-        if not (own and same_array(two, one)) and kind.may_share_memory(one, two):
-            raise ArgumentError(
-                f"out, region {owners[k]!r}: the array shares memory with the argument, or "
-                f"with another; only operators that leave most of a region as it is work in place, "
-                f"with out=x"
-            )
-    return arrays
-
-
-def _values(out: Any) -> Sequence[Any]:
-    return list(out.values()) if isinstance(out, Mapping) else [out]
-
-
-def written(
-    regions: Sequence[Region],
-    results: Sequence[Array],
-    outs: Sequence[Array],
-    arrays: Arrays = NUMPY,
-) -> Sequence[Array]:
-    """Copy results to the ``out`` arrays, and return these."""
-    for region, result, out in zip(regions, results, outs, strict=True):
-        arrays.of(region.memory).copyto(out, result)
-    return outs
-
-
-def _list(regions: Sequence[Region]) -> str:
-    return ", ".join(f"{r.name!r} of shape {r.shape}" for r in regions)

@@ -15,9 +15,7 @@ from linop.backends.base import Backend
 from linop.backends.device.device_arrays import DeviceArrays, cupy_arrays
 from linop.backends.execution.program import Program
 from linop.backends.mpi import communicator, joined_alike, launch_by
-from linop.backends.transports.transport import rebuilt
-from linop.backends.worker import Worker
-from linop.errors import BackendError, LinopError
+from linop.errors import BackendError, LinopError, restated
 from linop.planning.plan import Plan
 
 # isort: split
@@ -25,11 +23,8 @@ from mpi4py import MPI
 
 from linop.backends.device.cuda_aware import Answer, asked, tried
 from linop.backends.device.staging import DeviceMessages, way
-from linop.backends.jobs.lifetime import FREED, end, watch
+from linop.backends.jobs.lifetime import RankWorker, kept, new_key
 from linop.backends.transports.mpi_transport import Ranks
-
-_SAID = 400
-"""Bytes of an error message in the exchange between ranks; longer ones are cut."""
 
 
 def get(
@@ -59,21 +54,19 @@ def get(
             ArgumentError: a setting is invalid. BackendError: settings differ between ranks.
     """
     comm = communicator(comm)
-    known = comm.Get_attr(_CACHED)
-    if isinstance(known, Backend):
-        return known
-    mine = settings.found("cupy", way=way, wait_limit=wait_limit, debug=debug)
-    transport, agreed = joined_alike(comm, mine)
-    try:
-        found = _found(transport, device, arrays)
-        choice = _chosen(transport, found, agreed["way"])
-    except BaseException:
-        transport.leave()
-        raise
-    worker = Gpu(transport, found, choice, agreed["debug"])
-    comm.Set_attr(_CACHED, worker)
-    watch(worker)
-    return worker
+
+    def made() -> Gpu:
+        mine = settings.found("cupy", way=way, wait_limit=wait_limit, debug=debug)
+        transport, agreed = joined_alike(comm, mine)
+        try:
+            found = _found(transport, device, arrays)
+            choice = _chosen(transport, found, agreed["way"])
+        except BaseException:
+            transport.leave()
+            raise
+        return Gpu(transport, found, choice, agreed["debug"])
+
+    return kept(comm, _KEY, made)
 
 
 def launch(main: Callable[[Backend], Any], workers: int | None = None, **options: Any) -> list[Any]:
@@ -89,7 +82,7 @@ def _found(transport: Ranks, device: int | None, arrays: DeviceArrays | None) ->
         The first error of any rank, on every rank.
     """
     problem: LinopError | None = None
-    transport.gather_all(b"")  # a barrier with a time limit
+    transport.gather_all(None)  # a barrier with a time limit
     here = transport.comm.Split_type(MPI.COMM_TYPE_SHARED)
     number = here.rank
     here.Free()
@@ -97,13 +90,10 @@ def _found(transport: Ranks, device: int | None, arrays: DeviceArrays | None) ->
         arrays = arrays or cupy_arrays()
         arrays.use(number, device)
     except LinopError as error:
-        problem = error
-    text = f"{type(problem).__name__}\n{problem}" if problem is not None else ""
-    said = transport.gather_all(text.encode()[:_SAID].ljust(_SAID))
-    for worker, data in enumerate(said):
-        kind, _, words = data.decode(errors="ignore").rstrip().partition("\n")
-        if kind:
-            raise rebuilt(kind, f"worker {worker}: {words}")
+        problem = restated(error, str(error))
+    for worker, said in enumerate(transport.gather_all(problem)):
+        if said is not None:
+            raise restated(said, f"worker {worker}: {said}")
     assert arrays is not None
     return arrays
 
@@ -122,14 +112,13 @@ def _chosen(transport: Ranks, arrays: DeviceArrays, wanted: str) -> Answer:
             raise BackendError(f"way 'aware': {answer.why}; use way='staged'")
         return Answer(True, f"asked for, and {answer.why}")
     answer = asked()
-    said = transport.gather_all(bytes([answer.yes]))
-    if not all(any(one) for one in said):
-        silent = [worker for worker, one in enumerate(said) if not any(one)]
+    silent = [worker for worker, yes in enumerate(transport.gather_all(answer.yes)) if not yes]
+    if silent:
         return Answer(False, answer.why if not answer.yes else f"no support on workers {silent}")
     return tried(transport, arrays)
 
 
-class Gpu(Worker):
+class Gpu(RankWorker):
     """One rank as a worker, with a GPU.
 
     Attributes:
@@ -138,29 +127,19 @@ class Gpu(Worker):
 
     def __init__(self, transport: Ranks, arrays: DeviceArrays, aware: Answer, debug: bool) -> None:
         super().__init__("cupy", transport, debug, arrays)
-        self._ranks = transport
         self._device = arrays
         self.aware = aware
 
     def program(
         self, plan: Plan, group: Sequence[int], tag: int, about: Callable[[], str]
     ) -> Program:
-        yes, calls = self.aware.yes, self.calls(group)
-        return DeviceMessages(plan, self._ranks, tag, about, self._device, yes, calls)
-
-    def leave(self) -> None:
-        """Free the communicator of this backend; collective."""
-        self._ranks.leave()
+        layout, calls, aware = self.layout(plan), self.calls(group), self.aware.yes
+        how = DeviceMessages(layout, self.transport, tag, about, self._device, aware, calls)
+        return Program(layout, how, calls)
 
     def way(self, program: Program | None = None) -> str:
         del program
         return f"{way(self.aware.yes)}: {self.aware.why}"
 
 
-def _free(comm: MPI.Comm, keyval: int, worker: Gpu) -> None:
-    del comm, keyval
-    end(worker, FREED, worker.leave)
-
-
-_CACHED = MPI.Comm.Create_keyval(delete_fn=_free)
-"""Attribute key of a communicator's ``cupy`` backend; its ``mpi`` backend has another."""
+_KEY = new_key()

@@ -10,9 +10,9 @@ would wait for it forever.
 from __future__ import annotations
 
 import os
-import pickle
-import struct
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -25,7 +25,8 @@ from linop.backends.transports.transport import Awaited, Talk, Verdict, agree
 from linop.backends.worker import Worker
 from linop.errors import ArgumentError, BackendError, LinopError, MissingExtraError
 from linop.operators.operator import LinearOperator
-from linop.planning.collective_selection import Choice, with_all
+from linop.planning.collective_selection import Choice, selected
+from linop.planning.pipeline import Options
 from linop.planning.plan import Plan
 
 # Open MPI's component for one-sided traffic over UCX prints an error on every rank when a window is
@@ -36,10 +37,11 @@ try:
     from mpi4py import MPI
 
     from linop.backends.jobs.joining import duplicated, joined, part
-    from linop.backends.jobs.lifetime import FREED, end, watch
+    from linop.backends.jobs.lifetime import RankWorker, kept, new_key
+    from linop.backends.shared_memory.plan_memory import NoRoomError, memory_needed
     from linop.backends.shared_memory.pool import NoWindowError, Pool, wanted
-    from linop.backends.shared_memory.windows import NoRoomError, Windows, memory_needed
-    from linop.backends.transports.mpi_collectives import Groups, with_collectives
+    from linop.backends.shared_memory.windows import Windows
+    from linop.backends.transports.mpi_collectives import Collectives, Groups, taken_stages
     from linop.backends.transports.mpi_transport import Ranks
 except (ImportError, RuntimeError) as error:
     raise MissingExtraError(
@@ -82,17 +84,15 @@ def get(
             ranks. Both on every rank.
     """
     comm = communicator(comm)
-    known = comm.Get_attr(_CACHED)
-    if isinstance(known, Backend):
-        return known
-    given = {"windows": windows, "collectives": collectives, "sums": sums}
-    mine = settings.found("mpi", wait_limit=wait_limit, debug=debug, **given)
-    transport, agreed = joined_alike(comm, mine)
-    choice = Choice(agreed["collectives"], agreed["sums"] == "any")
-    worker = Rank(transport, agreed["windows"], agreed["debug"], choice)
-    comm.Set_attr(_CACHED, worker)
-    watch(worker)
-    return worker
+
+    def made() -> Rank:
+        given = {"windows": windows, "collectives": collectives, "sums": sums}
+        mine = settings.found("mpi", wait_limit=wait_limit, debug=debug, **given)
+        transport, agreed = joined_alike(comm, mine)
+        choice = Choice(agreed["collectives"], agreed["sums"] == "any")
+        return Rank(transport, agreed["windows"], agreed["debug"], choice)
+
+    return kept(comm, _KEY, made)
 
 
 def communicator(comm: Any) -> MPI.Comm:
@@ -117,9 +117,9 @@ def joined_alike(comm: MPI.Comm, mine: settings.Founds) -> tuple[Ranks, dict[str
             DeadlockError: a rank does not arrive within the wait limit.
     """
     transport = joined(comm, mine["wait_limit"].value)
-    said = transport.gather_all(pickle.dumps(mine), "compare settings")
+    said = transport.gather_all(mine, "compare settings")
     try:
-        return transport, settings.alike([pickle.loads(one) for one in said])
+        return transport, settings.alike(said)
     except LinopError as error:
         transport.leave()
         transport.end(error)
@@ -163,15 +163,14 @@ def launch_by(
         backend = get(world, **options)
         results[world.rank] = main(backend)
         if isinstance(backend, Worker):
-            counts = pickle.dumps(backend.counts())
-            said = backend.transport.gather_all(counts, "end linop.launch")
-            compare_calls(backend.transport, [pickle.loads(one) for one in said])
+            counts = backend.transport.gather_all(backend.counts(), "end linop.launch")
+            compare_calls(backend.transport, counts)
         if size < MPI.COMM_WORLD.size:
             world.Free()
     return results
 
 
-class Rank(Worker):
+class Rank(RankWorker):
     """One rank as a worker. Ranks of one machine exchange through shared memory.
 
     Args:
@@ -183,7 +182,6 @@ class Rank(Worker):
 
     def __init__(self, transport: Ranks, windows: bool, debug: bool, choice: Choice) -> None:
         super().__init__("mpi", transport, debug)
-        self._ranks = transport
         self.groups = Groups(transport)
         self._choice = choice
         self._pool: Pool | None = None
@@ -199,11 +197,11 @@ class Rank(Worker):
 
     def _share(self) -> None:
         try:
-            self._pool = Pool.of(self._ranks.comm, self._ranks.gather_all)
+            self._pool = Pool.of(self.transport.comm, self.transport.gather_all)
         except NoWindowError as error:
             self._why = f"there is no shared memory: {error}"
         else:
-            self._ranks.listen_to(self._pool.bells)
+            self.transport.listen_to(self._pool.bells)
 
     def _compile(self, op: LinearOperator) -> BoundPlan:
         if self._pool is not None:
@@ -216,15 +214,14 @@ class Rank(Worker):
         if self._pool is None:
             return
         self._pool.reclaim()  # no worker runs a plan until the exchange below
-        room = self._pool.room()
-        said = self._ranks.gather_all(struct.pack("=3q", memory_needed(plan), *room))
-        needs, *rooms = zip(*(struct.unpack("=3q", one) for one in said), strict=True)
-        size = wanted(max(needs), list(zip(*rooms, strict=True)))
+        said = self.transport.gather_all((memory_needed(plan), self._pool.room()))
+        size = wanted(max(need for need, _ in said), [room for _, room in said])
         if size:
-            self._pool.grow(self._ranks.gather_all, size)
+            self._pool.grow(self.transport.gather_all, size)
 
-    def rewritten(self, plan: Plan) -> Plan:
-        return with_all(plan, self._choice)
+    @property
+    def options(self) -> Options:
+        return replace(super().options, collectives=lambda plan: selected(plan, self._choice))
 
     def program(
         self, plan: Plan, group: Sequence[int], tag: int, about: Callable[[], str]
@@ -237,16 +234,19 @@ class Rank(Worker):
     def _messages(
         self, plan: Plan, group: Sequence[int], tag: int, about: Callable[[], str]
     ) -> Program:
+        stages, reasons = taken_stages(plan, self.groups, self._choice)
+        patterns = {stage: found for stage, (found, _) in stages.items()}
+        layout = self.layout(plan, replace(self.options, collectives=lambda plan: patterns))
         calls = self.calls(group)
-        return with_collectives(plan, self._ranks, tag, about, calls, self.groups, self._choice)
+        how = Collectives(layout, self.transport, tag, about, calls, self.groups, stages, reasons)
+        return Program(layout, how, calls)
 
     def leave(self) -> None:
-        """Free the communicators of this backend; collective."""
         self.groups.close()
-        self._ranks.leave()
+        super().leave()
 
     def way(self, program: Program | None = None) -> str:
-        if isinstance(program, Windows):
+        if program is not None and isinstance(program.messages, Windows):
             return program.describe()
         if program is not None:
             why = self._why or "a worker lacked room in shared memory"
@@ -262,18 +262,19 @@ class Rank(Worker):
         room."""
         calls = self.calls(group)
         assert calls is not None  # the group has several workers
-        try:
-            program = Windows(plan, pool, self._ranks.until, self._ranks.spins, about, calls)
-        except NoRoomError:
-            program = None
-        verdict = Verdict(votes=program is not None)
-        with Talk(self._ranks, ("bind", tag)) as talk:
+        layout = self.layout(plan, super().options)
+        transport = self.transport
+        windows: Windows | None = None
+        with suppress(NoRoomError):
+            windows = Windows(layout, pool, transport.until, transport.spins, about, calls)
+        verdict = Verdict(votes=windows is not None)
+        with Talk(transport, ("bind", tag)) as talk:
             me = group.index(self.worker)
-            if not agree(talk, me, group, verdict, f"bind {about()}").votes or program is None:
-                if program is not None:
-                    program.release()
+            if not agree(talk, me, group, verdict, f"bind {about()}").votes or windows is None:
+                if windows is not None:
+                    windows.release()
                 return None
-            offers = program.offers()
+            offers = windows.offers()
             for peer, offer in offers.items():
                 talk.say(peer, offer)
 
@@ -281,19 +282,11 @@ class Rank(Worker):
                 return talk.awaited(f"worker {peer} to bind {about()}", peer, _OFFERED, _OFFERED)
 
             said = {peer: talk.hear(peer, partial(who, peer)) for peer in offers}
-        program.connect(said)
-        return program
+        windows.connect(said)
+        return Program(layout, windows, calls)
 
 
-def _free(comm: MPI.Comm, keyval: int, worker: Rank) -> None:
-    del comm, keyval
-    end(worker, FREED, worker.leave)
-
-
-_CACHED = MPI.Comm.Create_keyval(delete_fn=_free)
-"""Attribute key of a communicator's backend, so that each communicator is duplicated once."""
-
-
+_KEY = new_key()
 ending.at_end.append(part)
 if MPI.COMM_WORLD.size > 1:
     ending.install()

@@ -1,5 +1,5 @@
-"""Debug mode: static verification of all workers' plans at compile time, before and after passes
-over plans."""
+"""Debug mode: static verification of all workers' plans at compile time, as lowered and after every
+pass over plans."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable
 from linop.normal_form.stages import Stages
 from linop.operators.operator import LinearOperator
 from linop.planning.lowering import workers_of
+from linop.planning.pipeline import Options, rewritten
 from linop.planning.plan import Plan
 from linop.planning.verification.verifier import verify_plans
 
@@ -15,16 +16,14 @@ MOST = 64
 """Largest number of workers for which plans are verified: an all-to-all of 64 takes 0.4 s."""
 
 
-def prove(
-    op: LinearOperator, planned: Callable[[Stages, int], Plan], rewritten: Callable[[Plan], Plan]
-) -> None:
-    """Verify that the plans of all workers together compute an operator, before and after the
-    passes over plans. Without communication: every worker builds all plans, with the same outcome.
+def prove(op: LinearOperator, planned: Callable[[Stages, int], Plan], options: Options) -> None:
+    """Verify that the plans of all workers together compute an operator, after every step of the
+    pipeline. Without communication: every worker builds all plans, with the same outcome.
     Operators of more than `MOST` workers are skipped.
 
     Args:
         planned: ``f(stages, worker)``: the lowered plan of a worker.
-        rewritten: ``f(plan)``: the plan after the passes of the backend.
+        options: those of the passes over plans.
 
     Raises:
         PlanError: the plans do not compute the operator.
@@ -34,6 +33,8 @@ def prove(
         return
     plans = [planned(op.stages, worker) for worker in workers]
     verify_plans(plans, op)
-    others = [rewritten(plan) for plan in plans]
-    if others != plans:
-        verify_plans(others, op)
+    for each in zip(*(rewritten(plan, options) for plan in plans), strict=True):
+        others = [plan for _, plan in each]
+        if others != plans:
+            verify_plans(others, op)
+        plans = others

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from linop.backends.base import Backend, BoundPlan, check_workers, written
+from linop.backends.base import Backend, BoundPlan, check_workers
+from linop.backends.execution.arguments import written
 from linop.backends.execution.program import Program
 from linop.backends.threads import run
 from linop.backends.transports.agreement import check_agreement
@@ -22,7 +23,7 @@ from linop.errors import SpaceError
 from linop.operators.operator import LinearOperator
 from linop.planning.plan import Plan
 from linop.spaces.scalars import Array
-from linop.spaces.space import Vector
+from linop.spaces.vector import Vector
 
 _WAY = "nothing: the reference interprets the expression, and takes none of these steps"
 
@@ -57,7 +58,6 @@ class ReferenceWorker(Worker):
 
     def __init__(self, mailbox: Mailbox) -> None:
         super().__init__("reference", mailbox)
-        self.mailbox = mailbox
 
     def way(self, program: Program | None = None) -> str:
         del program
@@ -90,7 +90,7 @@ class ReferenceWorkerPlan(BoundPlan):
     def _end(self) -> Sequence[Array]:
         running, outs = self._running
         whole: dict[str, Array] = {}
-        for worker, part in enumerate(self._worker.mailbox.gather_all(running)):
+        for worker, part in enumerate(self._worker.transport.gather_all(running)):
             for name, array in part.items():
                 if not np.array_equal(whole.setdefault(name, array), array, equal_nan=True):
                     raise SpaceError(

@@ -13,24 +13,25 @@ from functools import partial
 from typing import Any
 
 from linop.backends.base import Backend
-from linop.backends.device.device_arrays import DeviceArrays
-from linop.backends.device.mailbox_messages import Handing
 from linop.backends.execution.arrays import NUMPY, Arrays, arrays_named
+from linop.backends.execution.communication import Communication
+from linop.backends.execution.layout import Layout
 from linop.backends.execution.program import Program
 from linop.backends.proving import prove
 from linop.backends.settings import DEBUG, WAIT_LIMIT
 from linop.backends.transports.agreement import check_calls
 from linop.backends.transports.call_numbers import Calls
 from linop.backends.transports.mailboxes import Group, Mailbox
-from linop.backends.transports.point_to_point import Messages
+from linop.backends.transports.point_to_point import PointToPoint
 from linop.backends.whole import Whole
 from linop.backends.worker import Worker
 from linop.errors import BackendError
 from linop.operators.operator import LinearOperator
 from linop.planning.lowering import lower, workers_of
+from linop.planning.pipeline import Options, bound_plan
 from linop.planning.plan import Plan
 from linop.spaces.scalars import Array
-from linop.spaces.space import Vector
+from linop.spaces.vector import Vector
 
 _HERE = threading.local()
 
@@ -126,21 +127,23 @@ class Thread(Worker):
     def program(
         self, plan: Plan, group: Sequence[int], tag: int, about: Callable[[], str]
     ) -> Program:
-        return bound(plan, self.transport, tag, about, self.calls(group), self.arrays)
+        return bound(self.layout(plan), self.transport, tag, about, self.calls(group))
 
 
 def bound(
-    plan: Plan,
-    mailbox: Mailbox,
-    tag: int,
-    about: Callable[[], str],
-    calls: Calls | None,
-    arrays: Arrays,
+    layout: Layout, mailbox: Mailbox, tag: int, about: Callable[[], str], calls: Calls | None
 ) -> Program:
     """A plan bound to a mailbox, for NumPy's or a device's arrays."""
-    if isinstance(arrays, DeviceArrays):
-        return Handing(plan, mailbox, tag, about, arrays, calls)
-    return Messages(plan, mailbox, tag, about, calls, arrays)
+    arrays = layout.arrays
+    how: Communication
+    if arrays.asynchronous:
+        # Loaded for a device only.
+        from linop.backends.device.mailbox_messages import MailboxMessages
+
+        how = MailboxMessages(layout, mailbox, tag, about, calls)
+    else:
+        how = PointToPoint(layout, mailbox, tag, about, calls)
+    return Program(layout, how, calls)
 
 
 class Threads(Whole):
@@ -153,9 +156,13 @@ class Threads(Whole):
         del program
         return f"messages over {Mailbox.name}"
 
+    @property
+    def _options(self) -> Options:
+        return Options(small=self.arrays.small)
+
     def bind(self, op: LinearOperator) -> tuple[Callable[[Vector], Vector], Sequence[Plan]]:
         if DEBUG.found().checked():
-            prove(op, lower, lambda plan: plan)
+            prove(op, lower, self._options)
         needed = workers_of(op.stages)
         plans = [lower(op.stages, worker) for worker in range(max(needed, default=0) + 1)]
 
@@ -164,7 +171,8 @@ class Threads(Whole):
 
             def main(mailbox: Mailbox) -> Sequence[Array]:
                 plan = plans[mailbox.worker]
-                program = bound(plan, mailbox, 0, op.__repr__, None, self.arrays)
+                layout = Layout(bound_plan(plan, self._options), self.arrays)
+                program = bound(layout, mailbox, 0, op.__repr__, None)
                 arrays = [x[r.name] for r in plan.inputs]
                 if tracing is None:
                     return program.run(arrays)

@@ -7,14 +7,15 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from linop.backends.base import Backend, BoundPlan, check_here, check_workers, written
+from linop.backends.base import Backend, BoundPlan, check_here, check_workers
+from linop.backends.execution.arguments import written
 from linop.backends.execution.arrays import NUMPY, Arrays
 from linop.errors import ArgumentError
 from linop.operators.operator import LinearOperator
 from linop.planning.plan import Plan
 from linop.spaces.region import integer
 from linop.spaces.scalars import Array
-from linop.spaces.space import Vector
+from linop.spaces.vector import Vector
 
 
 class Whole(Backend):

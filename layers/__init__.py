@@ -1,7 +1,8 @@
 """Distributed modules: torch.nn's names and arguments, plus partitions. This file holds the public
 names alone."""
 
-from linop.layers.agreement.meeting import fixed_shapes
+import linop.backends.autograd  # first: without torch it says what to install
+from linop.layers.agreement.input_agreement import fixed_shapes
 from linop.layers.conv import Conv1d, Conv2d, Conv3d
 from linop.layers.cross_entropy import CrossEntropyLoss, NLLLoss
 from linop.layers.dropout import Dropout, Dropout1d, Dropout2d, Dropout3d
@@ -49,7 +50,7 @@ from linop.layers.padding import (
 from linop.layers.parameters.clipping import clip_grad_norm_
 from linop.layers.parameters.initialise import initialize, seeded
 from linop.layers.parameters.scaling import GradScaler
-from linop.layers.parameters.stock import install
+from linop.layers.parameters.torch_guards import install
 from linop.layers.pool import AvgPool1d, AvgPool2d, AvgPool3d, MaxPool1d, MaxPool2d, MaxPool3d
 from linop.layers.resample import (
     Downsample,
@@ -134,4 +135,4 @@ __all__ = [
 ]
 
 install()
-del install
+del install, linop  # not public names

@@ -8,13 +8,15 @@ from typing import Any
 import torch
 
 from linop.errors import PartitionError, ShapeError
-from linop.layers.layer import Function, Layer, Tensor, nothing
+from linop.layers.layer import Function, Layer, Tensor, empty_block
 from linop.layers.parameters.weights import drawn, hold
 from linop.layers.sliding import Window, numbers, spatial
-from linop.operators.collectives import collective, repartition
+from linop.operators.collectives import repartition
+from linop.operators.named_movement import collective
 from linop.operators.padding import PaddingMode, edges
+from linop.spaces.decomposition import COPIES, Axis, Bounds
 from linop.spaces.partition import Partition
-from linop.spaces.tensor import COPIES, Axis, Bounds, TensorSpace
+from linop.spaces.tensor import TensorSpace
 
 
 class _Conv(Layer):
@@ -186,7 +188,7 @@ class _Conv(Layer):
             x = arrive(x)
             if 0 in mine or 0 in weight.shape:
                 tied = [p for p in (x, weight, bias) if p is not None]
-                return summed(nothing(mine, *tied))
+                return summed(empty_block(mine, *tied))
             return summed(conv(x, weight, bias, stride, 0, dilation, groups))
 
         return convolve

@@ -14,9 +14,11 @@ from linop.errors import ArgumentError, DTypeError, ShapeError
 from linop.layers.layer import Function, Tensor
 from linop.layers.loss import Loss, Measure, whole_buffer
 from linop.layers.moments import wide
-from linop.operators.collectives import all_gather, collective
+from linop.operators.collectives import all_gather
+from linop.operators.named_movement import collective
+from linop.spaces.decomposition import COPIES, REPLICATED, Axis
 from linop.spaces.partition import Partition
-from linop.spaces.tensor import COPIES, REPLICATED, Axis, TensorSpace
+from linop.spaces.tensor import TensorSpace
 
 
 class NLLLoss(Loss):

@@ -13,13 +13,15 @@ from math import prod
 import numpy as np
 import torch
 
-from linop.backends.autograd.bridge import bridge_of, run
+from linop.backends.autograd.bridge import bridge_of
+from linop.backends.autograd.checkpointing import run
 from linop.errors import ArgumentError, DTypeError, ShapeError
-from linop.layers.layer import Function, Layer, Tensor, elsewhere
+from linop.layers.layer import Function, Layer, Tensor, zero_volume_result
 from linop.layers.parameters.weights import first_of_process
 from linop.operators.collectives import repartition
+from linop.spaces.decomposition import COPIES, Axis
 from linop.spaces.partition import Partition
-from linop.spaces.tensor import COPIES, Axis, TensorSpace
+from linop.spaces.tensor import TensorSpace
 
 _GAMMA = 0x9E3779B97F4A7C15
 _MIX = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1))
@@ -88,7 +90,7 @@ class Dropout(Layer):
         def dropped(x: Tensor) -> Tensor:
             seed = self._seed() if self.training and self.p else None
             if not inside:
-                return elsewhere(X, x)
+                return zero_volume_result(X, x)
             if seed is None:
                 return x
             kept = random_bits(seed, X.global_shape, where, self.dims) >= int(self.p * 2**_BITS)

@@ -9,12 +9,14 @@ import numpy as np
 import torch
 
 from linop.errors import ArgumentError, DTypeError, PartitionError
-from linop.layers.layer import Function, Layer, Tensor, elsewhere, nothing
+from linop.layers.layer import Function, Layer, Tensor, empty_block, zero_volume_result
 from linop.layers.linear import dense_axes
 from linop.layers.parameters.weights import drawn, hold
-from linop.operators.collectives import collective, repartition
+from linop.operators.collectives import repartition
+from linop.operators.named_movement import collective
+from linop.spaces.decomposition import COPIES, Axis
 from linop.spaces.partition import Partition
-from linop.spaces.tensor import COPIES, Axis, TensorSpace
+from linop.spaces.tensor import TensorSpace
 
 
 class Embedding(Layer):
@@ -82,7 +84,7 @@ class Embedding(Layer):
         self.padding_idx: int | None = whole.padding_idx
         hold(self, "weight", TensorSpace(shape, P_W), whole.weight)
 
-    def wrong(self, tensors: Sequence[Tensor]) -> str:
+    def invalid_values(self, tensors: Sequence[Tensor]) -> str:
         x = tensors[0]
         if not isinstance(x, torch.Tensor) or x.dtype is not torch.int64 or not x.numel():
             return ""
@@ -107,14 +109,14 @@ class Embedding(Layer):
         spread = self.moved(repartition, X, indices)
         summed = self.moved(collective, "R", f"{self.P_W}→{self.output}", found, Y)
         if self.worker not in self.P_W:
-            return lambda x: summed(elsewhere(found, spread(x)))
+            return lambda x: summed(zero_volume_result(found, spread(x)))
         mine = found.local_shape(self.worker)
         rows = self.spaces["weight"].slices(self.worker)[0]
 
         def looked_up(x: Tensor) -> Tensor:
             x = spread(x)
             if 0 in mine or 0 in self.weight.shape:
-                return summed(nothing(mine, self.weight))
+                return summed(empty_block(mine, self.weight))
             here = (rows.start <= x) & (x < rows.stop)
             found = self._rows(x[here] - rows.start, rows)
             return summed(found.new_zeros(mine).index_put((here,), found))

@@ -2,8 +2,8 @@
 section 4), with no backward code.
 
 Partitions are given at construction, shapes at a call. Operators are built for the input's global
-shape, by agreement of all workers (`linop.layers.agreement.meeting`), and cached. Only code that
-serves every layer belongs here; the computation of each is in its own module.
+shape, by agreement of all workers (`linop.layers.agreement.input_agreement`), and cached. Only code
+that serves every layer belongs here; the computation of each is in its own module.
 """
 
 from __future__ import annotations
@@ -13,61 +13,52 @@ from functools import partial
 from types import FrameType
 from typing import Any
 
-# First: its error without torch names the extra to install.
-from linop.backends.autograd.functions import apply, tie
-
-# isort: split
 import numpy as np
 import torch
 
 from linop.backends import Backend
-from linop.backends.autograd.bridge import (
-    bridge_of,
-    is_replaying,
-    name_layer,
-    numpy_dtype,
-    torch_dtype,
-)
+from linop.backends.autograd.bridge import bridge_of
+from linop.backends.autograd.checkpointing import is_replaying
+from linop.backends.autograd.dtypes import numpy_dtype, torch_dtype
+from linop.backends.autograd.functions import add_dependency, apply
 from linop.backends.transports.recorder import namers
 from linop.errors import (
     BackendError,
-    DTypeError,
     LinopError,
     PartitionError,
-    ShapeError,
     SubsetError,
     expect,
+    name_layer,
 )
 from linop.layers.agreement.arguments import (
     Said,
     arguments_of,
     compare_values,
     digest,
-    holders_of,
     recorded,
 )
-from linop.layers.agreement.meeting import (
-    Given,
-    Made,
-    Meeting,
-    given_of,
-    meeting_of,
-    program,
-    space_of,
+from linop.layers.agreement.input_agreement import (
+    Cache,
+    InputAgreement,
+    LayerDescription,
+    agreement_of,
+    program_backend,
 )
+from linop.layers.agreement.metadata import CallMetadata, call_metadata, dtypes_of, space_of
 from linop.layers.agreement.naming import path_of
-from linop.layers.agreement.watching import note, watch
+from linop.layers.agreement.watching import mark_block, watch_modules
 from linop.layers.parameters.blocks import enlist
-from linop.layers.parameters.stock import unfit_parametrization
+from linop.layers.parameters.torch_guards import unfit_parametrization
 from linop.operators.operator import LinearOperator
+from linop.spaces.decomposition import Axis
 from linop.spaces.partition import Partition
-from linop.spaces.tensor import Axis, TensorSpace
+from linop.spaces.tensor import TensorSpace
 
 Tensor = Any
 """torch is not typed here."""
 Function = Callable[..., Tensor]
 
-_MOST = 32
+_CACHE_SIZE = 32
 """Input signatures for which a layer caches bound functions."""
 
 
@@ -108,18 +99,19 @@ class Layer(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
         self, inputs: Sequence[Partition], output: Partition | None, *others: Partition
     ) -> None:
         super().__init__()
-        self.backend = program()
+        self.backend = program_backend()
         self.inputs = tuple(self._checked(partition) for partition in inputs)
         self.output = None if output is None else self._checked(output)
         for partition in others:
             self._checked(partition)
-        self.worker = mine(self.backend)
+        self.worker = worker_of(self.backend)
         self.spaces: dict[str, TensorSpace] = {}
-        self._meeting: Meeting = meeting_of(self.backend)
-        self._number = self._meeting.new_number()
-        self._agreed: dict[int, Function] = {}
-        self._bound: dict[Any, Function] = {}
-        self._settled: dict[Given, Function] = {}
+        self._agreement: InputAgreement = agreement_of(self.backend)
+        self._number = self._agreement.new_number()
+        # Keys of the first two, and their order, are the same on all workers: a miss is collective.
+        self._agreed = Cache[Function](_CACHE_SIZE)
+        self._bound = Cache[Function](_CACHE_SIZE)
+        self._settled = Cache[Function](_CACHE_SIZE)
         enlist(self)
 
     @property
@@ -158,7 +150,7 @@ class Layer(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
             )
         return range(grid.ndim)
 
-    def wrong(self, tensors: Sequence[Tensor]) -> str:
+    def invalid_values(self, tensors: Sequence[Tensor]) -> str:
         """Description of invalid values in this worker's tensors; empty if there are none.
 
         It is called before types and shapes are checked. All workers get the text, and raise a
@@ -197,7 +189,7 @@ class Layer(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
             of: the number of the input that it is applied to. If no worker needs that input's
                 gradient, as in the first layer of a network, backward sends no messages.
         """
-        op = self._meeting.known(make, arguments, options, self.__dict__["_where"])
+        op = self._agreement.shared_operator(make, arguments, options, self.__dict__["_where"])
         if op is None:
             return _itself
         function = self.applied(op)
@@ -232,9 +224,9 @@ class Layer(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
         axes = zip(self.output_axes(grid, ndim), grid.shape, strict=False)
         return [axis for axis, parts in axes if isinstance(axis, int) and parts > 1]
 
-    def made(self) -> Made:
+    def description(self) -> LayerDescription:
         """This worker's description of the layer, which is compared with the others'."""
-        return Made(self._number, self._name, self._name, arguments_of(self))
+        return LayerDescription(self._number, self._name, self._name, arguments_of(self))
 
     def forward(self, *tensors: Tensor) -> Tensor:
         """This worker's block of the output. See `Layer`."""
@@ -247,9 +239,9 @@ class Layer(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
         except LinopError as error:
             name_layer(error, path_of(self), self._name)
             raise
-        if self._meeting.debug and self.output is not None:
-            watch()
-            note(result, self._cut(self.output, result.ndim))
+        if self._agreement.debug and self.output is not None:
+            watch_modules()
+            mark_block(result, self._cut(self.output, result.ndim))
         return result
 
     def _function(self, tensors: Sequence[Tensor]) -> Function:
@@ -258,98 +250,53 @@ class Layer(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
         own = tuple(
             (n, p.shape, p.dtype, p.device) for n, p in self._parameters.items() if p is not None
         )
-        given = given_of(tensors, self.training, own, self.wrong(tensors))
-        if self._meeting.shapes_are_fixed and given in self._settled:
+        given = call_metadata(tensors, self.training, own, self.invalid_values(tensors))
+        if self._agreement.shapes_are_fixed and given in self._settled:
             return self._settled[given]
-        total = self._meeting.total(self._number, given)
+        total = self._agreement.total(self._number, given)
         function = self._agreed.get(total)
-        if function is None or (self._meeting.debug and not is_replaying()):
+        if function is None or (self._agreement.debug and not is_replaying()):
             function = self._new_function(given, self._digests(tensors))
-            _keep(self._agreed, total, function)
-        _keep(self._settled, given, function)
-        return function
+            self._agreed.keep(total, function)
+        return self._settled.keep(given, function)
 
     def _digests(self, tensors: Sequence[Tensor]) -> Said:
         """Digests of this worker's tensors, parameters and buffers, by name; empty outside of debug
         mode."""
-        if not self._meeting.debug:
+        if not self._agreement.debug:
             return {}
         given = {_input(k): x for k, x in enumerate(tensors)}
         own = {_own(name): x for name, x in (self._parameters | self._buffers).items()}
         every = (given | own).items()
         return {name: digest(x) for name, x in every if isinstance(x, torch.Tensor)}
 
-    def _new_function(self, mine: Given, digests: Said) -> Function:
+    def _new_function(self, mine: CallMetadata, digests: Said) -> Function:
         cut = [name for name, space in self.spaces.items() if len(space.regions) > 1]
         where = self.__dict__["_where"] = path_of(self)
-        made = self.made()._replace(where=where, unfit=unfit_parametrization(self, cut))
-        everybodys, values = self._meeting.exchanged(made, mine, digests)
-        inputs = []
+        made = self.description()._replace(where=where, unfit=unfit_parametrization(self, cut))
+        everybodys, values = self._agreement.agree_on_call(made, mine, digests)
+        arrays, inputs = self.backend.arrays, []
         for k, partition in enumerate(self.inputs):
             blocks = [given.tensors[k] for given in everybodys]
-            axes, arrays = partial(self.axes, k), self.backend.arrays
-            inputs.append(space_of(self._name, partition, blocks, axes, arrays))
+            inputs.append(space_of(self._name, partition, blocks, partial(self.axes, k), arrays))
         for worker, given in enumerate(everybodys):
             if given.wrong:
                 raise SubsetError(f"{self._name}: worker {worker} passes {given.wrong}")
-        dtypes = self._check_parameters(everybodys, inputs[0])
-        self._check_values(inputs, values)
-        wanted = tuple(any(_wants(g.tensors[k]) for g in everybodys) for k in range(len(inputs)))
-        key = (*(X.made_from for X in inputs), dtypes)
+        of_input = self.floating and not torch.is_autocast_enabled("cpu")
+        expected = torch_dtype(inputs[0].dtype) if of_input else None
+        self.dtypes = dtypes_of(self._name, self.spaces, everybodys, expected)
+        spaces = {_input(k): X for k, X in enumerate(inputs)}
+        compare_values(self._name, spaces | {_own(n): X for n, X in self.spaces.items()}, values)
+        wanted = tuple(any(given.wants(k) for given in everybodys) for k in range(len(inputs)))
+        key = (*(X.made_from for X in inputs), *self.dtypes.items())
         known = self._bound.get(key)
         if known is None:
-            known = self._with_batch(self.bind(*inputs), inputs[0])
-            _keep(self._bound, key, known)
+            known = self._bound.keep(key, self._with_batch(self.bind(*inputs), inputs[0]))
         return partial(self._called, known, wanted)
 
     def _called(self, function: Function, wanted: tuple[bool, ...], *tensors: Tensor) -> Tensor:
         self.__dict__["_wanted"] = wanted  # torch's Module.__setattr__ takes 1.2 µs
         return function(*tensors)
-
-    def _check_parameters(self, everybodys: Sequence[Given], X: TensorSpace) -> tuple[Any, ...]:
-        """Check this call's parameters; their (name, dtype) pairs, which `dtype_of` reads.
-
-        Raises:
-            ShapeError: a parameter has not the shape of its block. DTypeError: its dtype differs
-                from that of another worker or, where `floating` and without autocast, from the
-                input's. Both on every worker.
-        """
-        autocast = everybodys[0].modes[2]
-        dtypes: dict[str, Any] = {}
-        for worker, given in enumerate(everybodys):
-            for name, shape, dtype, _ in given.own:
-                wanted = self.spaces[name].local_shape(worker) if name in self.spaces else shape
-                if tuple(shape) != wanted:
-                    raise ShapeError(
-                        f"{self._name}: parameter {name!r} of worker {worker} has shape "
-                        f"{tuple(shape)}; {wanted} expected"
-                    )
-                expected = dtypes.setdefault(name, dtype)
-                if self.floating and not autocast:
-                    expected = torch_dtype(X.dtype)
-                if dtype != expected:
-                    raise DTypeError(
-                        f"{self._name}: parameter {name!r} of worker {worker} is of {dtype}; "
-                        f"{expected} expected, as that of the input: convert one of them"
-                    )
-        self.dtypes = dtypes
-        return tuple(dtypes.items())
-
-    def _check_values(self, inputs: Sequence[TensorSpace], digests: Sequence[Said]) -> None:
-        """Check by digests, which exist in debug mode, that all copies of replicated blocks, and
-        of tensors without a space, are equal.
-
-        Raises:
-            BackendError: they differ; on every worker.
-        """
-        if not any(digests):
-            return
-        spaces = {_input(k): X for k, X in enumerate(inputs)}
-        spaces |= {_own(name): held for name, held in self.spaces.items()}
-        everybody = [range(len(digests))]  # tensors without a space are whole on all workers
-        for name in dict.fromkeys(name for said in digests for name in said):
-            holders = holders_of(spaces[name]) if name in spaces else everybody
-            compare_values(self._name, name, holders, digests)
 
     def _with_batch(self, function: Function, X: TensorSpace) -> Function:
         """The function with its zero-volume results reshaped, where `preserve_batch` says so, to
@@ -363,7 +310,7 @@ class Layer(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
             x = tensors[0]
             result = function(*tensors)
             if result is None:  # this worker passed None, and nothing moves
-                result = elsewhere(X)
+                result = zero_volume_result(X)
             if x is not None and (outside or x.ndim):
                 shape = tuple(x.shape) if outside else (x.shape[0], 0)
             else:
@@ -391,25 +338,25 @@ def _in_words(frame: FrameType) -> str:
 namers.append(_in_words)
 
 
-def mine(backend: Backend) -> int:
+def worker_of(backend: Backend) -> int:
     """This worker's index in the program of a backend."""
     assert backend.worker is not None
     return backend.worker
 
 
-def nothing(shape: Sequence[int], *tied: Tensor) -> Tensor:
+def empty_block(shape: Sequence[int], *tied: Tensor) -> Tensor:
     """Empty block of an output, of a given shape without elements. Its backward runs through the
     tied tensors, whose own backward passes are collective."""
-    return tie(tied[0].new_zeros(tuple(shape)), *tied)
+    return add_dependency(tied[0].new_zeros(tuple(shape)), *tied)
 
 
-def elsewhere(X: TensorSpace, *tensors: Tensor) -> Tensor:
+def zero_volume_result(X: TensorSpace, *tensors: Tensor) -> Tensor:
     """Zero-volume result, of shape (0,) and the dtype of X, for a worker that holds no block. Its
-    backward runs through those of the given tensors that are not None, as in `nothing`."""
+    backward runs through those of the given tensors that are not None, as in `empty_block`."""
     result = torch.zeros(0, dtype=torch_dtype(X.dtype))
     if torch.is_grad_enabled() and (result.is_floating_point() or result.is_complex()):
         result.requires_grad_()
-    return tie(result, *[x for x in tensors if x is not None])
+    return add_dependency(result, *[x for x in tensors if x is not None])
 
 
 def zero_volume_tensor(batch: int | None = None, **options: Any) -> Tensor:
@@ -430,17 +377,5 @@ def _own(name: str) -> str:
     return f"parameter {name!r}"
 
 
-def _wants(meta: Any) -> bool:
-    return meta is not None and len(meta) > 1 and bool(meta[-1])
-
-
 def _itself(x: Tensor) -> Tensor:
     return x
-
-
-def _keep(functions: dict[Any, Function], key: Any, function: Function) -> None:
-    """Cache a function; the oldest of `_MOST` is evicted. Keys of `_agreed` and `_bound`, and their
-    order, are the same on all workers: a miss is collective."""
-    if key not in functions and len(functions) == _MOST:
-        functions.pop(next(iter(functions)))
-    functions[key] = function

@@ -8,11 +8,13 @@ from typing import Any
 import torch
 
 from linop.errors import PartitionError, ShapeError
-from linop.layers.layer import Function, Layer, Tensor, nothing
+from linop.layers.layer import Function, Layer, Tensor, empty_block
 from linop.layers.parameters.weights import drawn, hold
-from linop.operators.collectives import collective, repartition
+from linop.operators.collectives import repartition
+from linop.operators.named_movement import collective
+from linop.spaces.decomposition import COPIES, Axis
 from linop.spaces.partition import Partition
-from linop.spaces.tensor import COPIES, Axis, TensorSpace
+from linop.spaces.tensor import TensorSpace
 
 
 class Linear(Layer):
@@ -93,7 +95,7 @@ class Linear(Layer):
                 return summed(x)
             if 0 in self.weight.shape:
                 tied = [p for p in (x, self.weight, self.bias) if p is not None]
-                return summed(nothing(mine, *tied))
+                return summed(empty_block(mine, *tied))
             return summed(torch.nn.functional.linear(x, self.weight, self.bias))
 
         return affine

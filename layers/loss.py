@@ -12,14 +12,15 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from linop.backends.autograd.bridge import torch_dtype
+from linop.backends.autograd.dtypes import torch_dtype
 from linop.errors import ArgumentError, DTypeError, ShapeError
-from linop.layers.layer import Function, Layer, Tensor, elsewhere
+from linop.layers.layer import Function, Layer, Tensor, zero_volume_result
 from linop.layers.moments import wide
 from linop.layers.parameters.weights import hold_buffer
-from linop.operators.collectives import collective
+from linop.operators.named_movement import collective
+from linop.spaces.decomposition import COPIES, REPLICATED
 from linop.spaces.partition import Partition
-from linop.spaces.tensor import COPIES, REPLICATED, TensorSpace
+from linop.spaces.tensor import TensorSpace
 
 Measure = Callable[[Tensor, Tensor], tuple[Tensor, Any, Any]]
 """From this worker's blocks of input and target: the terms of the loss, or their sum; the sum of
@@ -105,7 +106,7 @@ class Loss(Layer):
         dtype, result = torch_dtype(wide(self, X)), torch_dtype(X.dtype)
         self.check(X, T)
         mine = TensorSpace((3,), X.partition, wide(self, X), [COPIES] * X.partition.ndim)
-        everyone = mine.like(Partition((self._meeting.workers,)), [REPLICATED])
+        everyone = mine.like(Partition((self._agreement.workers,)), [REPLICATED])
         total = self.moved(collective, "R", f"{X.partition}→all", mine, everyone)
         measure, finish, count = self.measure(X, T), self.finish(X, T), self.count(X, T)
         expected, inside = self.expected(X), self.worker in X.partition
@@ -120,7 +121,7 @@ class Loss(Layer):
             return measure(x.to(dtype), t.to(dtype) if t.is_floating_point() else t)
 
         def reduced(x: Tensor, t: Tensor) -> Tensor:
-            numbers = _vector(dtype, *measured(x, t)) if inside else elsewhere(X, x, t)
+            numbers = _vector(dtype, *measured(x, t)) if inside else zero_volume_result(X, x, t)
             loss, weight, wrong = total(numbers)
             judged(wrong)
             if self.reduction != "sum":
@@ -128,7 +129,7 @@ class Loss(Layer):
             return loss.to(result)
 
         def each(x: Tensor, t: Tensor) -> Tensor:
-            terms, _, wrong = measured(x, t) if inside else (elsewhere(X, x, t), 0, 0)
+            terms, _, wrong = measured(x, t) if inside else (zero_volume_result(X, x, t), 0, 0)
             if expected:
                 with torch.no_grad():
                     judged(total(_vector(dtype, 0, 0, wrong) if inside else None)[2])

@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from linop.backends.autograd.bridge import numpy_dtype, torch_dtype
+from linop.backends.autograd.dtypes import numpy_dtype, torch_dtype
 from linop.errors import DTypeError
 from linop.layers.layer import Layer, Tensor
 from linop.operators.collectives import all_reduce
-from linop.spaces.tensor import COPIES, TensorSpace
+from linop.spaces.decomposition import COPIES
+from linop.spaces.tensor import TensorSpace
 
 
 class Moments:
@@ -47,8 +48,12 @@ class Moments:
         """Mean, differences from it, and biased variance, of this worker's block. Mean and variance
         have extent 1 in the dimensions that are averaged over."""
         mean = self._total(x.sum(self._dims, keepdim=True)) / self.count
-        apart = x - mean
-        return mean, apart, self._total(apart.square().sum(self._dims, keepdim=True)) / self.count
+        centered = x - mean
+        return (
+            mean,
+            centered,
+            self._total(centered.square().sum(self._dims, keepdim=True)) / self.count,
+        )
 
 
 def wide(layer: Layer, X: TensorSpace) -> np.dtype[Any]:

@@ -9,8 +9,9 @@ from linop.layers.layer import Function, Layer
 from linop.operators import collectives, halo
 from linop.operators.halo import PerDim
 from linop.operators.operator import LinearOperator
+from linop.spaces.decomposition import COPIES, Axis, Role
 from linop.spaces.partition import Partition
-from linop.spaces.tensor import COPIES, Axis, Role, TensorSpace
+from linop.spaces.tensor import TensorSpace
 
 
 class Movement(Layer):

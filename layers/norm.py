@@ -8,15 +8,16 @@ from typing import Any
 
 import torch
 
-from linop.backends.autograd.bridge import torch_dtype
+from linop.backends.autograd.dtypes import torch_dtype
 from linop.errors import ShapeError
-from linop.layers.layer import Function, Layer, Tensor, elsewhere
+from linop.layers.layer import Function, Layer, Tensor, zero_volume_result
 from linop.layers.linear import dense_axes
 from linop.layers.moments import Moments, wide
 from linop.layers.parameters.weights import hold, hold_buffer
 from linop.operators.collectives import repartition
+from linop.spaces.decomposition import COPIES, REPLICATED, Axis
 from linop.spaces.partition import Partition
-from linop.spaces.tensor import COPIES, REPLICATED, Axis, TensorSpace
+from linop.spaces.tensor import TensorSpace
 
 
 class _Norm(Layer):
@@ -139,18 +140,18 @@ class _BatchNorm(_Norm):
                     f"input size {X.global_shape}"
                 )
             if self.worker not in X.partition:
-                return elsewhere(X, x)
+                return zero_volume_result(X, x)
             x = x.to(dtype)
             if of_batch:
-                mean, apart, variance = moments(x)
+                mean, centered, variance = moments(x)
                 if self.training and self.track_running_stats:
                     self._track(moments.count, mean.detach(), variance.detach(), store)
             else:
                 mean, variance = fetch(torch.stack([self.running_mean, self.running_var]).to(dtype))
-                apart, variance = x - mean.view(shape), variance.view(shape)
+                centered, variance = x - mean.view(shape), variance.view(shape)
             scale = (variance + self.eps).rsqrt()
             weight, bias = (p if p is None else p.view(shape) for p in parameters())
-            return _scaled(apart, scale if weight is None else scale * weight, bias).to(result)
+            return _scaled(centered, scale if weight is None else scale * weight, bias).to(result)
 
         return normalise
 
@@ -177,11 +178,11 @@ class _BatchNorm(_Norm):
         if not count:
             return
         new = store(torch.stack([mean.flatten(), variance.flatten() * (count / (count - 1))]))
-        part = self.momentum
-        if part is None:  # the average over all batches
-            part = 1 / float(self.num_batches_tracked)
+        factor = self.momentum
+        if factor is None:  # the average over all batches
+            factor = 1 / float(self.num_batches_tracked)
         for running, value in zip((self.running_mean, self.running_var), new, strict=True):
-            running.mul_(1 - part).add_(value, alpha=part)
+            running.mul_(1 - factor).add_(value, alpha=factor)
 
     def extra_repr(self) -> str:
         return (
@@ -265,11 +266,11 @@ class LayerNorm(_Norm):
         parameters = self._affine(X, first, dims)
         dtype, result = torch_dtype(wide(self, X)), torch_dtype(X.dtype)
         if self.worker not in X.partition:
-            return lambda x: elsewhere(X, x)
+            return lambda x: zero_volume_result(X, x)
 
         def normalise(x: Tensor) -> Tensor:
-            _, apart, variance = moments(x.to(dtype))
-            return _scaled(apart * (variance + self.eps).rsqrt(), *parameters()).to(result)
+            _, centered, variance = moments(x.to(dtype))
+            return _scaled(centered * (variance + self.eps).rsqrt(), *parameters()).to(result)
 
         return normalise
 

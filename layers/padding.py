@@ -13,7 +13,7 @@ from linop.backends.autograd.functions import apply
 from linop.errors import ArgumentError, ShapeError
 from linop.layers.layer import Function, Layer, Tensor
 from linop.layers.sliding import check_dimensions, spatial
-from linop.operators.collectives import collective
+from linop.operators.named_movement import collective
 from linop.operators.padding import PaddingMode, edges, padded_shape
 from linop.spaces.partition import Partition
 from linop.spaces.tensor import TensorSpace

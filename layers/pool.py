@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from linop.errors import ArgumentError
-from linop.layers.layer import Function, Layer, Tensor, nothing
+from linop.layers.layer import Function, Layer, Tensor, empty_block
 from linop.layers.sliding import Pads, Window, check_dimensions, numbers, spatial
-from linop.operators.collectives import collective
+from linop.operators.named_movement import collective
 from linop.spaces.partition import Partition
 from linop.spaces.tensor import TensorSpace
 
@@ -88,7 +88,7 @@ class _Pool(Layer):
         def pooled(x: Tensor) -> Tensor:
             x = arrive(x)
             if 0 in mine:
-                return nothing(mine, x)
+                return empty_block(mine, x)
             return pool(torch.nn.functional.pad(x, flat, value=self.fill) if any(flat) else x)
 
         return pooled

@@ -9,13 +9,14 @@ from typing import Any, NamedTuple
 
 import torch
 
-from linop.backends.autograd.bridge import torch_dtype
+from linop.backends.autograd.dtypes import torch_dtype
 from linop.errors import ArgumentError, DTypeError, ShapeError
 from linop.layers.layer import Function, Layer, Tensor
 from linop.layers.sliding import Window, check_dimensions, numbers, spatial
-from linop.operators.collectives import collective
+from linop.operators.named_movement import collective
+from linop.spaces.decomposition import Bounds
 from linop.spaces.partition import Partition
-from linop.spaces.tensor import Bounds, TensorSpace
+from linop.spaces.tensor import TensorSpace
 
 _MODES = {
     "nearest": (1, 2, 3),

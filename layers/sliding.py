@@ -9,8 +9,9 @@ from typing import Any
 
 from linop.errors import ArgumentError, PartitionError, ShapeError
 from linop.operators.halo import halo_geometry, per_dim
+from linop.spaces.decomposition import Bounds
 from linop.spaces.partition import Partition
-from linop.spaces.tensor import Bounds, TensorSpace
+from linop.spaces.tensor import TensorSpace
 
 Pads = tuple[tuple[int, int], ...]
 

@@ -1,7 +1,9 @@
 """linop: a backend-agnostic linear-operator algebra for data movement.
 
 Regions of memory on workers, memory operators on them, and their compositions: collectives, halo
-exchanges and repartitions, whose adjoints are derived. This module holds the public names.
+exchanges and repartitions, whose adjoints are derived. This module holds the public names that
+nearly every program uses; others are in `linop.local_operators`, `linop.planning`, `linop.solvers`,
+`linop.errors`, `linop.backends`, `linop.testing`, `linop.autograd` and `linop.layers`.
 """
 
 import importlib
@@ -31,9 +33,9 @@ if not (pathlib.Path(__path__[0]) / "backends").is_dir():
 
     sys.meta_path.append(_Checkout)
 
-from linop import errors
 from linop.errors import LinopError
-from linop.normal_form.movement import Movement, Transfer
+from linop.local_operators import local
+from linop.normal_form.movement import Movement
 from linop.operators.algebra import direct_sum, hstack, identity, vstack, zero
 from linop.operators.collectives import (
     all_gather,
@@ -43,34 +45,29 @@ from linop.operators.collectives import (
     gather,
     reduce_scatter,
     repartition,
-    ring_all_reduce,
     scatter,
     send_recv,
     shift,
     sum_reduce,
 )
 from linop.operators.halo import HaloDim, halo_exchange, halo_geometry
-from linop.operators.local import diagonal, fft, from_scipy, local, matrix, restriction
 from linop.operators.memory import add, allocate, clear, copy, deallocate, move
 from linop.operators.offloading import offload
 from linop.operators.operator import LinearOperator
 from linop.operators.padding import pad
-from linop.operators.sliding import convolution
-from linop.planning.cost import Cost
-from linop.planning.network import Network
-from linop.planning.plan import Plan
-from linop.planning.simulation import Simulation, simulate
-from linop.planning.traffic import TrafficMatrix, traffic_matrix
-from linop.planning.verification.verifier import verify_plans
-from linop.solvers import cgls
+from linop.operators.ring import ring_all_reduce
+from linop.planning import simulate, verify_plans
+from linop.spaces.decomposition import COPIES, REPLICATED
 from linop.spaces.partition import Partition
 from linop.spaces.region import Region, Subset
-from linop.spaces.space import Space, Vector
-from linop.spaces.tensor import COPIES, REPLICATED, TensorSpace
+from linop.spaces.space import Space
+from linop.spaces.tensor import TensorSpace
+from linop.spaces.vector import Vector
 
 # isort: split
 # Layers above the core; the core does not import them.
 from linop import backends, testing
+from linop.backends import BoundPlan as Plan
 from linop.backends import launch
 
 if typing.TYPE_CHECKING:
@@ -82,21 +79,16 @@ __version__ = "0.1.0"
 __all__ = [
     "COPIES",
     "REPLICATED",
-    "Cost",
     "HaloDim",
     "LinearOperator",
     "LinopError",
     "Movement",
-    "Network",
     "Partition",
     "Plan",
     "Region",
-    "Simulation",
     "Space",
     "Subset",
     "TensorSpace",
-    "TrafficMatrix",
-    "Transfer",
     "Vector",
     "add",
     "all_gather",
@@ -105,16 +97,10 @@ __all__ = [
     "allocate",
     "backends",
     "broadcast",
-    "cgls",
     "clear",
-    "convolution",
     "copy",
     "deallocate",
-    "diagonal",
     "direct_sum",
-    "errors",
-    "fft",
-    "from_scipy",
     "gather",
     "halo_exchange",
     "halo_geometry",
@@ -122,13 +108,11 @@ __all__ = [
     "identity",
     "launch",
     "local",
-    "matrix",
     "move",
     "offload",
     "pad",
     "reduce_scatter",
     "repartition",
-    "restriction",
     "ring_all_reduce",
     "scatter",
     "send_recv",
@@ -136,20 +120,36 @@ __all__ = [
     "simulate",
     "sum_reduce",
     "testing",
-    "traffic_matrix",
     "verify_plans",
     "vstack",
     "zero",
 ]
 
+_MOVED = {
+    **dict.fromkeys(
+        ("Cost", "Network", "Simulation", "TrafficMatrix", "traffic_matrix"), "linop.planning"
+    ),
+    **dict.fromkeys(
+        ("convolution", "diagonal", "fft", "from_scipy", "matrix", "restriction"),
+        "linop.local_operators",
+    ),
+    "Transfer": "linop.normal_form.movement",
+    "cgls": "linop.solvers",
+}
+"""Modules of names that were in this one: deprecated aliases, which warn."""
+
 
 def __getattr__(name: str) -> typing.Any:
-    """Import the modules that need torch on first access; resolve deprecated names."""
+    """Import a public module on first access; resolve deprecated names."""
+    if name in ("autograd", "layers", "solvers"):
+        return importlib.import_module(f"linop.{name}")
     if name == "verify":
         warnings.warn("linop.verify is linop.verify_plans now", DeprecationWarning, stacklevel=2)
         return verify_plans
-    if name in ("autograd", "layers"):
-        return importlib.import_module(f"linop.{name}")
+    if name in _MOVED:
+        module = _MOVED[name]
+        warnings.warn(f"linop.{name} is {module}.{name} now", DeprecationWarning, stacklevel=2)
+        return getattr(importlib.import_module(module), name)
     raise AttributeError(f"module 'linop' has no attribute {name!r}")
 
 

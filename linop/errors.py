@@ -87,6 +87,30 @@ def expect(what: str, value: object, kind: type[T]) -> T:
     return value
 
 
+_CLASSES = [c for c in [*vars().values()] if isinstance(c, type) and issubclass(c, LinopError)]
+"""The classes above, which every process can import."""
+
+
+def restated(error: BaseException, text: str) -> LinopError:
+    """An error with another text, which other workers can be sent: of the same class, or of the
+    nearest base class above; a `BackendError` that names the class, if that is none of linop's."""
+    kind = next((kind for kind in type(error).__mro__ if kind in _CLASSES), None)
+    return kind(text) if kind else BackendError(f"{type(error).__name__}: {text}")
+
+
+def name_layer(error: LinopError, where: str, kind: str = "") -> None:
+    """Prefix an error's text with the layer in which it was raised, unless it has one.
+
+    Args:
+        where: name of the layer.
+        kind: class of the layer; removed from the start of the text.
+    """
+    if where and not error.layer:
+        text = str(error).removeprefix(f"{kind}: ")
+        error.args = (f"{where}: {text}", *error.args[1:])
+        error.layer = where
+
+
 def interrupt(error: BaseException) -> None:
     """Mark an exception, linop's or a user's, as having interrupted communication: messages of this
     worker may be unconsumed, or other workers may wait for it."""

@@ -16,7 +16,7 @@ Args = ParamSpec("Args")
 Made = TypeVar("Made")
 
 
-class Call(NamedTuple):
+class Origin(NamedTuple):
     """A function, its positional and its keyword arguments."""
 
     function: Callable[..., Any]
@@ -24,19 +24,19 @@ class Call(NamedTuple):
     options: dict[str, Any]
 
 
-def remembered(function: Callable[Args, Made]) -> Callable[Args, Made]:
-    """Decorator that stores the `Call` in the attribute ``call`` of a function's result."""
+def records_origin(function: Callable[Args, Made]) -> Callable[Args, Made]:
+    """Decorator that stores the `Origin` in the attribute ``origin`` of a function's result."""
 
     @wraps(function)
-    def remembering(*arguments: Args.args, **options: Args.kwargs) -> Made:
-        given = tuple(map(_kept, arguments))
-        named = {name: _kept(value) for name, value in options.items()}
+    def recording(*arguments: Args.args, **options: Args.kwargs) -> Made:
+        given = tuple(map(_snapshot, arguments))
+        named = {name: _snapshot(value) for name, value in options.items()}
         made = function(*given, **named)
         if not any(made is value for value in given):
-            vars(made)["call"] = Call(remembering, given, named)
+            vars(made)["origin"] = Origin(recording, given, named)
         return made
 
-    return remembering
+    return recording
 
 
 class Shared(cached_property[Made]):
@@ -55,11 +55,11 @@ class Keeper:
         return {}
 
 
-class Remembering(Keeper):
+class WithOrigin(Keeper):
     """Frozen data that pickles as the call that built it or its adjoint. Hence only the arguments
     of that call, such as the functions given to `linop.local`, must be picklable."""
 
-    call: Call | None = None
+    origin: Origin | None = None
     _h: Any
     """Its adjoint, once computed; else None."""
 
@@ -68,9 +68,9 @@ class Remembering(Keeper):
         return self
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        if self.call is not None:
-            return _call_again, (self.call,)
-        if self._h is not None and self._h.call is not None:
+        if self.origin is not None:
+            return _rebuilt, (self.origin,)
+        if self._h is not None and self._h.origin is not None:
             return _adjoint_of, (self._h,)
         return super().__reduce_ex__(protocol)
 
@@ -82,20 +82,20 @@ class Remembering(Keeper):
         return own | {"_h": None}
 
 
-def _call_again(call: Call) -> Any:
-    return call.function(*call.arguments, **call.options)
+def _rebuilt(origin: Origin) -> Any:
+    return origin.function(*origin.arguments, **origin.options)
 
 
 def _adjoint_of(op: Any) -> Any:
     return op.H
 
 
-def _kept(value: Any) -> Any:
+def _snapshot(value: Any) -> Any:
     """A snapshot of an argument: copies of lists, dicts, arrays, tensors and sparse matrices."""
     if type(value) in (list, tuple):
-        return type(value)(map(_kept, value))
+        return type(value)(map(_snapshot, value))
     if type(value) is dict:
-        return {key: _kept(item) for key, item in value.items()}
+        return {key: _snapshot(item) for key, item in value.items()}
     # Sparse matrices and tensors are recognised by their methods, without importing packages.
     if isinstance(value, np.ndarray) or hasattr(value, "tocsr"):
         return value.copy()

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from linop.errors import ArgumentError
-from linop.spaces.space import Vector, inners
+from linop.spaces.vector import Vector, inners
 
 
 def cgls(

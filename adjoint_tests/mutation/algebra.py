@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from mutation.fault import Fault
 
-RULES = "test_three_ways.py::test_rules_and_transposition_agree"
-RUNS = "test_three_ways.py::test_interpretation_matrix_and_threads_agree"
+RULES = "test_catalogue.py::test_rules_and_transposition_agree"
+RUNS = "test_catalogue.py::test_interpretation_matrix_and_threads_agree"
 
 SPACES = (
     Fault(
@@ -45,7 +45,7 @@ NORMAL_FORM = (
         "linop.normal_form.columns:products",
         "_ints(a, b) and _bound(a) * _bound(b) < _LARGE",
         "_ints(a, b)",
-        ("test_exact.py::test_what_rounding_once_proved_is_not_proven",),
+        ("test_exact_coefficients.py::test_what_rounding_once_proved_is_not_proven",),
     ),
     Fault(
         "intersection off by one",
@@ -60,7 +60,7 @@ NORMAL_FORM = (
         "transposition forgets conjugation",
         "the transposed table has the same complex coefficients",
         "conjugation",
-        "linop.normal_form.rows:swap",
+        "linop.normal_form.transfer_table:swap",
         "conjugates(t.coef)",
         "t.coef",
         (f"{RULES}[scaled]",),
@@ -81,7 +81,7 @@ NORMAL_FORM = (
         "linop.operators.laws:_allocate_deallocate",
         "[Clear(as_subset(after.parts[0]))]",
         "[]",
-        ("test_memory.py::test_laws",),
+        ("test_memory_operators.py::test_laws",),
     ),
 )
 
@@ -93,7 +93,7 @@ OPERATORS = (
         "linop.normal_form.primitives:Add.delta",
         "((self.target, self.source, 1),)",
         "((self.target, self.source, 1),) * 2",
-        ("test_memory.py::test_matrices_are_the_papers",),
+        ("test_memory_operators.py::test_matrices_are_the_papers",),
     ),
     Fault(
         "copy clears too much",
@@ -102,13 +102,13 @@ OPERATORS = (
         "linop.operators.memory:_allocate_or_clear",
         "clear(space, target)",
         "clear(space, target.region)",
-        ("test_memory.py::test_adjoint_laws_in_place",),
+        ("test_memory_operators.py::test_adjoint_laws_in_place",),
     ),
     Fault(
         "adjoint composition not reversed",
         "the adjoint of a product has the factors' adjoints in the same order",
         "order",
-        "linop.operators.operator:Composition._adjoint",
+        "linop.operators.expressions:Composition._adjoint",
         "reversed(self.factors)",
         "self.factors",
         (f"{RULES}[random_composition]",),
@@ -117,7 +117,7 @@ OPERATORS = (
         "sum keeps its last term",
         "a sum that is interpreted overwrites where it should add",
         "overwriting",
-        "linop.operators.operator:Sum._run",
+        "linop.operators.expressions:Sum._interpret",
         "total[name] += array",
         "total[name] = array",
         (f"{RUNS}[sum_of_operators]",),
@@ -135,7 +135,7 @@ OPERATORS = (
         "ring's last step missing",
         "the rounds of a ring end one step early",
         "omission",
-        "linop.operators.collectives:ring_all_reduce",
+        "linop.operators.ring:ring_all_reduce",
         "range(len(rings[0]) - 1)",
         "range(len(rings[0]) - 2)",
         ("test_proofs.py::test_ring_all_reduce_is_broadcast_of_sum_reduce",),

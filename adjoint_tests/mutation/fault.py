@@ -55,7 +55,8 @@ class Fault:
     """The expression or statement that is replaced; the function has it once."""
     after: str
     tests: tuple[str, ...]
-    """Test files of adjoint_tests, or tests in them, that are to notice it, in this order."""
+    """Names of test files of adjoint_tests, or of tests in them, that are to notice it, in this
+    order."""
 
     @property
     def file(self) -> str:

@@ -130,7 +130,7 @@ def run_tests(folder: Path, tests: Sequence[str], limit: float, *options: str) -
     name, _, value = mark.partition("=")
     settings = {"PYTHONPATH": str(folder), "HYPOTHESIS_PROFILE": "ci", "OMP_NUM_THREADS": "1"}
     plain = ("-x", "-q", "--tb=short", "--color=no", "-p", "no:cacheprovider")
-    targets = [f"adjoint_tests/{test}" for test in tests]
+    targets = [target(folder, test) for test in tests]
     begun = time.monotonic()
     process = subprocess.Popen(
         [sys.executable, "-m", "pytest", *plain, *options, *targets],
@@ -151,6 +151,19 @@ def run_tests(folder: Path, tests: Sequence[str], limit: float, *options: str) -
     finally:
         _end(mark)
     return Run(status, output, time.monotonic() - begun)
+
+
+def target(root: Path, test: str) -> str:
+    """The argument of pytest for a test file, or a test in it: the path from the tree's root.
+
+    Raises:
+        RuntimeError: no folder has the file, or several have.
+    """
+    file, *name = test.partition("::")
+    found = [path.relative_to(root) for path in (root / "adjoint_tests").rglob(file)]
+    if len(found) != 1:
+        raise RuntimeError(f"one {file} in adjoint_tests expected, {len(found)} found")
+    return "".join([str(found[0]), *name])
 
 
 def _end(mark: str) -> None:
@@ -180,7 +193,7 @@ def judged(run: Run) -> tuple[bool, str, str]:
     if run.status == 0:
         return False, "all tests passed", ""
     found = re.search(
-        r"^(?:FAILED|ERROR) (?:adjoint_tests/)?(.*?)(?: - |$)", run.output, re.MULTILINE
+        r"^(?:FAILED|ERROR) (?:adjoint_tests/(?:\w+/)*)?(.*?)(?: - |$)", run.output, re.MULTILINE
     )
     if found is not None:
         return True, found[1], example_in(run.output)

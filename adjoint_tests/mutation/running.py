@@ -5,8 +5,8 @@ from __future__ import annotations
 from mutation.fault import Fault
 
 PLANS_FIT = "test_lowering.py::test_plans_of_random_operators_fit_and_cost_what_cost_says"
-RUNS = "test_three_ways.py::test_interpretation_matrix_and_threads_agree"
-FACTS = ("test_device.py::test_facts_on_threads",)
+RUNS = "test_catalogue.py::test_interpretation_matrix_and_threads_agree"
+FACTS = ("test_device.py::test_contracts_on_threads",)
 
 PLANNING = (
     Fault(
@@ -82,9 +82,9 @@ EXECUTION = (
         "message overwrites",
         "what comes to be added is put in the place of what is there",
         "overwriting",
-        "linop.backends.execution.copies:Moving.pieces",
-        "adding if move.accumulate else copying",
-        "copying",
+        "linop.backends.execution.emitter:Emitter._copy",
+        "self._adding if copy.accumulate else self._copying",
+        "self._copying",
         (f"{RUNS}[repartition]",),
     ),
     Fault(
@@ -100,9 +100,9 @@ EXECUTION = (
         "factor lost in a sum",
         "what is multiplied and added is added as it is",
         "coefficient",
-        "linop.backends.execution.views:adding",
-        "copying(code, scaled, source, dtype, coefficient)",
-        "copying(code, scaled, source, dtype)",
+        "linop.backends.execution.emitter:Emitter._adding",
+        "self._copying(scaled, source, coefficient)",
+        "self._copying(scaled, source)",
         (f"{RUNS}[scaled]",),
     ),
 )
@@ -112,7 +112,7 @@ MESSAGES = (
         "parts packed over each other",
         "all parts of a message are packed at its beginning",
         "address",
-        "linop.backends.transports.point_to_point:Messages.packed",
+        "linop.backends.transports.packing:Packing._filled",
         "offset += source.size",
         "offset += 0 * source.size",
         (f"{RUNS}[random_movement]", f"{RUNS}[scaled]"),
@@ -142,9 +142,9 @@ WINDOWS = (
         "shared window's next turn",
         "in shared memory, the sender writes to the buffer after the one that is read",
         "synchronisation",
-        "linop.backends.shared_memory.windows:Windows._wait_ready",
-        'f"n % {turns}" if turns else f"{self._flags_name}[{k + 1}]"',
-        'f"(n + 1) % {turns}" if turns else f"{self._flags_name}[{k + 1}]"',
+        "linop.backends.shared_memory.windows:Windows._until_ready",
+        "RUN % turns if turns else signals.flag(k + 1)",
+        "(RUN + 1) % turns if turns else signals.flag(k + 1)",
         ("test_mpi_plans.py::test_arrays",),
     ),
     Fault(
@@ -235,6 +235,6 @@ AGREEMENT = (
         "linop.backends.transports.waiting:Waits._limit_error",
         "self._ask()",
         "None",
-        ("test_stuck.py::test_a_rank_that_is_stuck_says_where",),
+        ("test_watchdog.py::test_a_rank_that_is_stuck_says_where",),
     ),
 )

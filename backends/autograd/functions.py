@@ -13,19 +13,18 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import Any
 
-# Imported first: without torch it raises an error that names the package to install.
-from linop.backends.autograd.bridge import Bridge, bridge_of, is_of, name_layer, remembering, run
-
-# isort: split
 import torch
 from torch.autograd import forward_ad
 
+from linop.backends.autograd.bridge import Bridge, bridge_of
+from linop.backends.autograd.checkpointing import checkpoint_context, opened, run
+from linop.backends.autograd.dtypes import is_of
 from linop.backends.base import Backend, BoundPlan
 from linop.backends.transports.recorder import namers
-from linop.errors import LinopError
+from linop.errors import LinopError, name_layer
 from linop.operators.operator import LinearOperator
 
-__all__ = ["Module", "apply", "remembering", "tie"]
+__all__ = ["Module", "add_dependency", "apply", "checkpoint_context"]
 
 
 def apply(
@@ -62,7 +61,7 @@ def apply(
         return _uncompiled(op, x, backend, where)
     bridge = bridge_of(op, backend)
     tensors = (x,) if bridge.one and is_of(x, bridge.dtype) else bridge.tensors(x)
-    results = _through(bridge, (bridge.order.opened(), where), tensors)
+    results = _through(bridge, (opened(bridge), where), tensors)
     return results[0] if bridge.one else bridge.wrapped(results)
 
 
@@ -82,7 +81,7 @@ class Module(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
         return str(self.op.op if isinstance(self.op, BoundPlan) else self.op)
 
 
-def tie(x: Any, *unused: Any) -> Any:
+def add_dependency(x: Any, *unused: Any) -> Any:
     """A copy of `x` whose backward also reaches unused tensors, with zero gradients: for a worker
     that does not use results which others use.
 
@@ -98,7 +97,7 @@ def tie(x: Any, *unused: Any) -> Any:
 
 # The graph
 
-Call = tuple[int, str]
+CallSite = tuple[int, str]
 """Number of the call, and the name of the calling module (may be empty)."""
 
 
@@ -140,7 +139,7 @@ class _Apply(_Rules):
     """Function used outside of torch.func's transforms."""
 
     @staticmethod
-    def forward(ctx: Any, bridge: Bridge, call: Call, anchor: Any, *tensors: Any) -> Any:
+    def forward(ctx: Any, bridge: Bridge, call: CallSite, anchor: Any, *tensors: Any) -> Any:
         ctx.bridge, ctx.call = bridge, call
         return run(bridge, tensors)
 
@@ -154,7 +153,7 @@ class _Transformed(_Rules):
     slower."""
 
     @staticmethod
-    def forward(bridge: Bridge, call: Call, anchor: Any, *tensors: Any) -> Any:
+    def forward(bridge: Bridge, call: CallSite, anchor: Any, *tensors: Any) -> Any:
         return run(bridge, tensors)
 
     @staticmethod
@@ -163,7 +162,7 @@ class _Transformed(_Rules):
 
     @staticmethod
     def vmap(
-        info: Any, dims: Any, bridge: Bridge, call: Call, anchor: Any, *tensors: Any
+        info: Any, dims: Any, bridge: Bridge, call: CallSite, anchor: Any, *tensors: Any
     ) -> tuple[Any, Any]:
         """Apply the operator slice by slice, since a plan is bound to one shape."""
         if info.batch_size == 0:
@@ -173,12 +172,12 @@ class _Transformed(_Rules):
             [t if d is None else t.select(d, k) for t, d in zip(tensors, dims[3:], strict=True)]
             for k in range(info.batch_size)
         ]
-        each = [_through(bridge, (bridge.order.opened(), call[1]), one) for one in slices]
+        each = [_through(bridge, (opened(bridge), call[1]), one) for one in slices]
         results = [torch.stack(batch) for batch in zip(*each, strict=True)]
         return tuple(results), (0,) * len(results)
 
 
-def _through(bridge: Bridge, call: Call, tensors: Sequence[Any]) -> tuple[Any, ...]:
+def _through(bridge: Bridge, call: CallSite, tensors: Sequence[Any]) -> tuple[Any, ...]:
     """Apply a plan; recorded in the graph if gradients, tangents or transforms are active."""
     results: tuple[Any, ...]
     if torch._C._are_functorch_transforms_active():
@@ -193,10 +192,10 @@ def _through(bridge: Bridge, call: Call, tensors: Sequence[Any]) -> tuple[Any, .
     return results
 
 
-def _opened(bridge: Bridge, where: str) -> Call:
+def _opened(bridge: Bridge, where: str) -> CallSite:
     """Call made by a derivative; number 0 if gradients are disabled, so that it has no backward
     pass."""
-    return bridge.order.opened() if torch.is_grad_enabled() else 0, where
+    return opened(bridge) if torch.is_grad_enabled() else 0, where
 
 
 def _dual(tensor: Any) -> Any:

@@ -96,8 +96,7 @@ def tried(transport: Ranks, arrays: DeviceArrays) -> Answer:
                 why = f"{size} bytes came as others"
     except (MPI.Exception, LinopError, TypeError) as error:
         why = f"{type(error).__name__}: {error}"
-    said = transport.gather_all(bytes([bool(why)]))
-    failed = [worker for worker, one in enumerate(said) if any(one)]
+    failed = [worker for worker, one in enumerate(transport.gather_all(bool(why))) if one]
     if not failed:
         return Answer(True, "messages from device to device were tried, and came right")
     return Answer(False, f"a trial failed on workers {failed}{': ' * bool(why)}{why}")

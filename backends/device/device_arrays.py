@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from linop.backends.execution.arrays import Arrays
+from linop.backends.execution.instructions import Instruction
 from linop.errors import BackendError, DTypeError, MissingExtraError
 from linop.spaces.scalars import Array, Scalar
 
@@ -42,6 +43,7 @@ class DeviceArrays(Arrays):
     asynchronous = True
     plain = "c_contiguous"
     wide_items = False
+    small = 0  # its memory pool is as fast
 
     def __init__(self, module: Any, scipy: Callable[[str], Any], device: str = "cuda") -> None:
         self.module = module
@@ -180,6 +182,17 @@ class DeviceArrays(Arrays):
         event = self.module.cuda.Event(disable_timing=True)
         event.record(self.stream)
         return event
+
+    def adapted(
+        self, instructions: Iterable[Instruction], dtype: np.dtype[Any]
+    ) -> tuple[Sequence[Instruction], Callable[[], None] | None]:
+        # They know this module.
+        from linop.backends.device.fused_copies import fused
+        from linop.backends.device.host_transfer import Crossing
+
+        crossing = Crossing(self)
+        crossed = crossing.crossed(instructions, dtype)
+        return list(fused(crossed, self, dtype)), crossing.settle
 
     def following(self) -> Callable[[], None]:
         last: list[Any] = [self.stream]

@@ -13,35 +13,38 @@ from it has been read by then; so the host waits in that call, and the result is
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from linop.backends.device.device_arrays import DeviceArrays
-from linop.backends.execution.arrays import NUMPY, arrays_of_map
-from linop.backends.execution.copies import Move, Piece
-from linop.backends.execution.emitter import Code
-from linop.backends.execution.views import Cell, View, adding, copying
-from linop.normal_form.maps import LocalMap
-from linop.spaces.scalars import Array, Scalar
+from linop.backends.execution.arrays import arrays_of_map
+from linop.backends.execution.emitter import copied_on_host
+from linop.backends.execution.instructions import (
+    Add,
+    Apply,
+    Call,
+    Copy,
+    Instruction,
+    Settle,
+    Views,
+    instruction,
+)
+from linop.backends.execution.views import Buffer, View, whole
+from linop.spaces.scalars import Array
 
 
 class Crossing:
-    """Emission of the steps of a device plan that involve host regions.
+    """Instructions of a device plan that involve host regions.
 
     Args:
         arrays: array module of the device.
-        code: source of the run that the lines belong to.
-
-    Attributes:
-        used: True if the run has any of these steps.
     """
 
-    def __init__(self, arrays: DeviceArrays, code: Code) -> None:
+    def __init__(self, arrays: DeviceArrays) -> None:
         self._device = arrays
-        self._code = code
-        self.used = False
         self._queued: list[tuple[Any, Array]] = []
         weakref.finalize(self, arrays.hold, self._queued).atexit = False
 
@@ -87,64 +90,78 @@ class Crossing:
         self.up(target, source)
         return target
 
-    # Lines of a run
+    # Instructions
 
-    def settling(self) -> str:
-        """Line that waits for the queued copies."""
-        self.used = True
-        return f"{self._code.name(self.settle)}()"
+    def crossed(
+        self, instructions: Iterable[Instruction], dtype: np.dtype[Any]
+    ) -> Iterator[Instruction]:
+        """A run's instructions, with those that involve host regions as the device does them."""
+        used = False
+        for each in instructions:
+            found = list(self._of(each, dtype))
+            used = used or found != [each]
+            yield from found
+        if used:
+            yield instruction("wait for copies", Call(self.settle), ready=self.over)
 
-    def putting(self, move: Move, dtype: np.dtype[Any]) -> list[Piece]:
-        """Lines that set a box to a multiple of another, or add it, if at least one of them is in
-        host memory."""
-        target, source, coefficient = move.target, move.source, move.coefficient
-        self.used = True
-        code, name = self._code, self._code.name
-        to, of = target.text(code), source.text(code)
-        do = adding if move.accumulate else copying
-        at_once = coefficient == 1 and not move.accumulate and target.contiguous
-        if not target.cell.apart:
+    def _of(self, each: Instruction, dtype: np.dtype[Any]) -> Iterator[Instruction]:
+        match each.operations:
+            case [Copy() as copy] if _on_host(copy.target, copy.source):
+                yield from self._copied(each, copy, dtype)
+            case [Add() as add] if _on_host(add.target, add.first, add.second):
+                for copy in Copy(add.target, add.first), Copy(add.target, add.second, 1, True):
+                    yield from self._of(replace(each, operations=[copy]), dtype)
+            case [Apply() as apply] if _on_host(*apply.sources, *map(whole, apply.results)):
+                yield self._applied(each, apply)
+            case [Settle()]:
+                yield replace(each, operations=[Call(self.settle)], ready=self.over)
+            case _:
+                yield each
+
+    def _copied(self, each: Instruction, copy: Copy, dtype: np.dtype[Any]) -> Iterator[Instruction]:
+        """A copy with at least one end in host memory."""
+        target, source = copy.target, copy.source
+        at_once = copy.coefficient == 1 and not copy.accumulate and target.contiguous
+        if not target.buffer.on_host:
             ready = None if source.contiguous else self.over
             if at_once:
-                return [([f"{name(self.up)}({to}, {of})"], ready)]
-            there = View(Cell(source.shape, code.local()), source.shape)
-            brought = f"{there.cell.name} = {name(self.there)}({of})"
-            return [([brought, *do(code, target, there, dtype, coefficient)], ready)]
-        if at_once and not source.cell.apart:
-            return [([f"{name(self.down)}({to}, {of})"], None)]
-        pieces: list[Piece] = []
-        if not source.cell.apart:
-            here = code.local()
-            pieces = [([f"{here} = {name(self.here)}({of})"], None)]
-            of = here
-        work = name(_in_main_memory(do, target.shape, dtype, coefficient))
-        return [*pieces, ([self.settling(), f"{work}({to}, {of})"], self.over)]
+                yield replace(each, operations=[Call(self.up, (target, source))], ready=ready)
+                return
+            there = Buffer(source.shape)
+            bring = Call(self.there, [source], [there])
+            then = Copy(target, whole(there), copy.coefficient, copy.accumulate)
+            yield replace(each, operations=[bring, then], ready=ready)
+            return
+        if at_once and not source.buffer.on_host:
+            yield replace(each, operations=[Call(self.down, (target, source))])
+            return
+        if not source.buffer.on_host:
+            here = Buffer(source.shape, on_host=True)
+            yield replace(each, operations=[Call(self.here, [source], [here])])
+            source = whole(here)
+        work = Call(copied_on_host(copy, dtype), (target, source))
+        yield replace(each, operations=[Call(self.settle), work], ready=self.over)
 
-    def applying(self, local: LocalMap, read: Sequence[Cell], made: Sequence[Cell]) -> Piece:
-        """Lines of a local map with at least one host region. If all its regions are in host
-        memory, it runs there; else on the device, with its host regions copied to and from it."""
-        self.used = True
-        name, arrays = self._code.name, arrays_of_map(local, self._device)
-        given = [View(cell, cell.shape).text(self._code) for cell in read]
-        results = ", ".join(cell.name for cell in made)
-        call = f"[{results}] = {name(local.on(arrays))}"
+    def _applied(self, each: Instruction, apply: Apply) -> Instruction:
+        """A local map with at least one host region. If all its regions are in host memory, it runs
+        there; else on the device, with its host regions copied to and from it."""
+        arrays = arrays_of_map(apply.local, self._device)
+        work = Call(apply.local.on(arrays), [Views(apply.sources)], apply.results, unpack=True)
         if arrays is not self._device:
-            return [self.settling(), f"{call}([{', '.join(given)}])"], self.over
-        there, here = name(self.there), name(self.here)
-        pairs = zip(read, given, strict=True)
-        given = [f"{there}({text})" if cell.apart else text for cell, text in pairs]
-        after = [f"{cell.name} = {here}({cell.name})" for cell in made if cell.apart]
-        return [f"{call}([{', '.join(given)}])", *after], None
+            return replace(each, operations=[Call(self.settle), work], ready=self.over)
+        before: list[Call] = []
+        given: list[View] = []
+        for view in apply.sources:
+            there = Buffer(view.shape)
+            if view.buffer.on_host:
+                before.append(Call(self.there, [view], [there]))
+            given.append(whole(there) if view.buffer.on_host else view)
+        work = replace(work, arguments=[Views(given)])
+        made = [one for one in apply.results if one.on_host]
+        after = [Call(self.here, [whole(one)], [one]) for one in made]
+        return replace(each, operations=[*before, work, *after])
 
 
-def _in_main_memory(
-    do: Callable[..., list[str]],
-    shape: tuple[int, ...],
-    dtype: np.dtype[Any],
-    coefficient: Scalar,
-) -> Callable[[Array, Array], None]:
-    """Function of two NumPy arrays that copies or adds; compiled separately, since the run's source
-    has the device's functions."""
-    code = Code(NUMPY)
-    target, source = (View(Cell(shape, name), shape) for name in ("target", "source"))
-    return code.function(["target", "source"], do(code, target, source, dtype, coefficient))
+def _on_host(*views: View) -> bool:
+    """True if any of some views is in host memory."""
+    return any(view.buffer.on_host for view in views)

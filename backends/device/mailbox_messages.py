@@ -1,4 +1,4 @@
-"""Programs of threads that share a device: messages are device arrays, passed by reference.
+"""Messages of threads that share a device, as instructions: device arrays, passed by reference.
 
 A message is packed into new memory at every run, and the receiver reads it there: each element is
 moved twice. The host waits for the device only if the target is in host memory.
@@ -6,16 +6,20 @@ moved twice. The host waits for the device only if the target is in host memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from linop.backends.device.device_arrays import DeviceArrays
+from linop.backends.execution.communication import Communication, Instructions
+from linop.backends.execution.instructions import Call, Instruction, Operation, instruction
+from linop.backends.execution.layout import Layout
 from linop.backends.execution.stage import Stage
-from linop.backends.execution.views import Cell, View
-from linop.backends.transports.call_numbers import Calls
-from linop.backends.transports.point_to_point import Messages, piece
+from linop.backends.execution.views import Buffer, View, whole
+from linop.backends.transports.call_numbers import Calls, Numbers
+from linop.backends.transports.packing import Packing, piece
+from linop.backends.transports.point_to_point import sending
 from linop.backends.transports.transport import Transport
-from linop.planning.plan import Plan, Receive, Send, Wait
+from linop.planning.plan import Receive, Send
 from linop.spaces.scalars import Array
 
 
@@ -32,90 +36,114 @@ class Handover(Transport, Protocol):
         """Next message; wait for it."""
 
 
-class Handing(Messages):
-    """A plan bound to mailboxes, with device arrays."""
+class MailboxMessages(Communication):
+    """Messages of a bound plan through mailboxes, with device arrays."""
 
     def __init__(
         self,
-        plan: Plan,
+        layout: Layout,
         transport: Handover,
         tag: int,
         about: Callable[[], str],
-        arrays: DeviceArrays,
         calls: Calls | None,
     ) -> None:
+        assert isinstance(layout.arrays, DeviceArrays)
+        self.layout = layout
         self._mailbox = transport
-        self._device = arrays
-        self._coming: dict[int, list[tuple[Receive, Cell]]] = {}
+        self._tag = tag
+        self._device = layout.arrays
+        self._numbers = Numbers(layout.plan, calls, False, about)
+        # The source may change before the receiver has read it: so all is packed.
+        self._packing = Packing(layout, self._numbers, self._allocate, unpacked=False)
+        self._made: list[Instruction] = []
+        self._coming: dict[int, list[tuple[Receive, Buffer]]] = {}
         self._taken: list[Any] = []
-        super().__init__(plan, transport, tag, about, calls, arrays)
+        layout.place(layout.zeros, small_stay=True)
+        self.inbox = [self._inbox(stage) for stage in layout.stages]
 
-    def receives(self, stage: Stage, steps: Sequence[Receive]) -> dict[int, View]:
+    def _inbox(self, stage: Stage) -> dict[int, View]:
         inbox: dict[int, View] = {}
         coming = self._coming[stage.number] = []
-        for step in steps:
+        for step in stage.receives:
             puts = stage.incoming(step.peer)
-            apart = all(stage.target(put).cell.apart for put in puts)
-            cell = Cell((step.size,), self.code.local(), apart=apart)
-            coming.append((step, cell))
-            inbox |= {id(put): piece(View(cell, cell.shape), put) for put in puts}
+            on_host = all(stage.target(put).buffer.on_host for put in puts)
+            buffer = Buffer((step.size,), on_host=on_host)
+            coming.append((step, buffer))
+            inbox |= {id(put): piece(whole(buffer), put) for put in puts}
         return inbox
 
-    def begin(self) -> None:
-        """Receives need no posting: messages are taken on arrival."""
-        self.count()
-
-    def as_it_is(self, step: Send, first: View, *others: View) -> View | None:
-        """Always None: the source may change before the receiver has read it."""
-        del step, first, others
-        return None
-
-    def buffer(self, size: int, apart: bool = False) -> View:
+    def _allocate(self, size: int, on_host: bool) -> View:
         """Flat buffer, newly allocated at every run; the receiver releases it."""
-        cell = Cell((size,), self.code.local(), apart=apart)
-        arrays, name = self.arrays.of("host") if apart else self.arrays, self.code.name
-        made = f"{name(arrays.empty)}({name(cell.shape)}, {name(self.plan.dtype)})"
-        self.step("make a message", f"{cell.name} = {made}")
-        return View(cell, cell.shape)
+        buffer = Buffer((size,), on_host=on_host)
+        arrays = self.layout.arrays_of(buffer)
+        make = Call(arrays.empty, (buffer.shape, self.layout.dtype), [buffer])
+        self._made.append(instruction("make a message", make))
+        return whole(buffer)
 
-    def leaving(self, step: Send, where: View) -> list[str]:
-        hand, message = map(self.code.name, (self._mailbox.hand, self._device.message))
-        lines = []
+    def begin(self) -> Instructions:
+        """Receives need no posting: messages are taken on arrival."""
+        operations = self._numbers.counting()
+        if operations:
+            yield instruction("count the call", *operations)
+
+    def sends(self, stage: Stage) -> Instructions:
+        packing, packed = self._packing.packed(stage, stage.sends)
+        made, self._made = self._made, []
+        yield from made
+        yield from packing
+        for step, where in packed:
+            yield sending(self.layout, step, self._handed(step, where))
+
+    def _handed(self, step: Send, where: View) -> list[Operation]:
+        hand, to = self._mailbox.hand, (step.peer, self._tag)
+        before: list[Operation] = []
         if self._numbers.before(step):
-            copied = self.code.name(self._numbers.mine.copy)
-            lines.append(f"{hand}({step.peer}, {self._tag}, {copied}())")
-        return [*lines, f"{hand}({step.peer}, {self._tag}, {message}({where.text(self.code)}))"]
+            number = Buffer((1,))
+            before = [Call(self._numbers.mine.copy, (), [number]), Call(hand, (*to, whole(number)))]
+        message = Buffer(where.shape)
+        call = Call(self._device.message, [where], [message])
+        return [*before, call, Call(hand, (*to, whole(message)))]
 
-    def wait(self, stage: Stage, step: Wait) -> None:
+    def wait(self, stage: Stage) -> Instructions:
         coming, tag, has = self._coming[stage.number], self._tag, self._mailbox.has
-        take = self.code.name(self._take)
-        numbers = [self._taking(s) for s, _ in coming if self._numbers.before(s)]
-        self.step(
-            str(step),
-            *numbers,
-            *(f"{cell.name} = {take}({s.peer}, {s.size}, {cell.apart})" for s, cell in coming),
-            *self._numbers.checking(self.code, stage.number),
-            ready=lambda: all(has(s.peer, tag) for s, _ in coming),
-            peers=[s.peer for s, _ in coming],
-            bytes=sum(self.bytes_of(s.size) for s, _ in coming),
+        operations: list[Operation] = []
+        for step, _ in coming:
+            if self._numbers.before(step):
+                operations.append(Call(self._take_number, (step.peer, self._numbers.theirs(step))))
+        for step, buffer in coming:
+            operations.append(Call(self._take, (step.peer, step.size, buffer.on_host), [buffer]))
+        yield instruction(
+            str(stage.waits),
+            *operations,
+            *self._numbers.checking(stage.number),
+            ready=lambda: all(has(step.peer, tag) for step, _ in coming),
+            peers=[step.peer for step, _ in coming],
+            bytes=sum(self.layout.bytes_of(step.size) for step, _ in coming),
         )
 
-    def _taking(self, step: Receive) -> str:
-        """Line that takes the call number that precedes a message."""
-        number, name = self._numbers.theirs(step), self.code.name
-        take = f"{name(self._mailbox.take)}({step.peer}, {self._tag}, 1, {name(number.dtype)})"
-        return f"{name(number)}[...] = {take}"
+    def _take_number(self, peer: int, number: Array) -> None:
+        """Take the call number that precedes a message."""
+        number[...] = self._mailbox.take(peer, self._tag, 1, number.dtype)
 
     def _take(self, peer: int, size: int, here: bool) -> Array:
         """Array of a message, in device or host memory."""
-        message = self._mailbox.take(peer, self._tag, size, self.plan.dtype)
+        message = self._mailbox.take(peer, self._tag, size, self.layout.dtype)
         self._taken.append(message)
         return self._device.arrived(message, here)
 
-    def end(self) -> None:
+    def end(self) -> Instructions:
         if any(self._coming.values()):
-            self.step("let go of what came", f"{self.code.name(self._let_go)}()")
+            yield instruction("let go of what came", Call(self._let_go))
 
     def _let_go(self) -> None:
         self._device.keep(self._taken)
         self._taken.clear()
+
+    def describe(self) -> str:
+        return f"messages over {self._mailbox.name}"
+
+    def abandon(self) -> None:
+        """Messages under way stay in their mailboxes."""
+
+    def release(self) -> None:
+        """Nothing is held between runs."""

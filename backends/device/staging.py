@@ -25,12 +25,16 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from linop.backends.device.device_arrays import DeviceArrays
+from linop.backends.execution.communication import Communication, Instructions
+from linop.backends.execution.instructions import Call, Instruction, Operation, Views, instruction
+from linop.backends.execution.layout import Layout
+from linop.backends.execution.numbers import Item
 from linop.backends.execution.stage import Stage
-from linop.backends.execution.views import View, cut, fixed
+from linop.backends.execution.views import View, cut, fixed, whole
 from linop.backends.transports.call_numbers import Calls
 from linop.backends.transports.mpi_transport import Ranks
-from linop.backends.transports.point_to_point import Messages
-from linop.planning.plan import Plan, Receive, Send, Wait
+from linop.backends.transports.point_to_point import PointToPoint, sending
+from linop.planning.plan import Receive, Send
 from linop.spaces.scalars import Array
 
 
@@ -43,8 +47,8 @@ class Staged(NamedTuple):
     """Messages, each with its view of the pinned buffer."""
 
 
-class DeviceMessages(Messages):
-    """A plan bound to messages over MPI, with device arrays.
+class DeviceMessages(Communication):
+    """Messages of a bound plan over MPI, with device arrays.
 
     Args:
         aware: True: MPI gets device memory.
@@ -52,7 +56,7 @@ class DeviceMessages(Messages):
 
     def __init__(
         self,
-        plan: Plan,
+        layout: Layout,
         transport: Ranks,
         tag: int,
         about: Callable[[], str],
@@ -60,95 +64,106 @@ class DeviceMessages(Messages):
         aware: bool,
         calls: Calls | None,
     ) -> None:
+        self.layout = layout
+        self._messages = PointToPoint(layout, transport, tag, about, calls)
+        self.inbox = self._messages.inbox
         self._ranks = transport
         self._device = arrays
         self._aware = aware
-        self._leaving: dict[int, list[tuple[Send, View, list[str]]]] = {}
+        self._leaving: dict[int, list[tuple[Send, View, list[Operation]]]] = {}
         self._landing: dict[int, tuple[list[Staged], list[Any]]] = {}
         self._pinned: list[tuple[list[Any], list[Array]]] = []
-        super().__init__(plan, transport, tag, about, calls, arrays)
         # Pinned buffers outlive the plan until pending copies to the device are complete.
         weakref.finalize(self, _held, arrays, self._pinned).atexit = False
 
-    def begin(self) -> None:
+    def begin(self) -> Instructions:
         """Receives are posted later, in `depart`, once their memory is free."""
-        self.count()
+        return self._messages.requests.count()
 
-    def sends(self, stage: Stage, steps: Sequence[Send]) -> None:
-        """Emit the packing of messages, and their copies to host memory if staged."""
-        packed = self.packed(stage, steps)
-        below: dict[int, tuple[View, list[str]]] = {}
+    def sends(self, stage: Stage) -> Instructions:
+        """The packing of messages, and their copies to host memory if staged."""
+        made, packed = self._messages.packing.packed(stage, stage.sends)
+        yield from made
+        below: dict[int, tuple[View, list[Operation]]] = {}
         for staged in self._pinned_for(packed):
-            awaiting = self._copy_down(staged)
+            down, awaiting = self._copied_down(staged)
+            yield down
             for step, part in staged.messages:
                 below[step.peer] = part, awaiting
                 awaiting = []  # one wait for all messages copied together
         leaving = self._leaving[stage.number] = []
         for step, view in packed:
             where, awaiting = below.get(step.peer, (view, []))
-            leaving.append((step, view, [*awaiting, *self.leaving(step, where)]))
+            sent = self._messages.requests.send(step, where)
+            leaving.append((step, view, [*awaiting, *sent]))
 
     def _pinned_for(self, messages: Iterable[tuple[Send | Receive, View]]) -> list[Staged]:
         """Pinned buffers of the messages that are staged."""
         found: dict[int, Staged] = {}
         for step, view in messages:
-            if self._aware or view.cell.apart:
+            if self._aware or view.buffer.on_host:
                 continue
-            flat, begin = view.cell.within or (view.cell, 0)
-            whole = View(flat, flat.shape) if view.cell.within else view
-            key = id(flat) if view.cell.within else id(view)
+            flat, begin = view.buffer.piece_of or (view.buffer, 0)
+            every = whole(flat) if view.buffer.piece_of else view
+            key = id(flat) if view.buffer.piece_of else id(view)
             if key not in found:
-                pinned = fixed(self._device.pinned(whole.shape, self.plan.dtype), apart=True)
-                found[key] = Staged(whole, pinned, [])
+                pinned = fixed(self._device.pinned(every.shape, self.layout.dtype), on_host=True)
+                found[key] = Staged(every, pinned, [])
             pinned = found[key].pinned
-            part = cut(pinned, begin, view.shape) if view.cell.within else pinned
+            part = cut(pinned, begin, view.shape) if view.buffer.piece_of else pinned
             found[key].messages.append((step, part))
         return list(found.values())
 
-    def _copy_down(self, staged: Staged) -> list[str]:
-        """Emit a copy to host memory; returns the lines that wait for it."""
-        name, marks = self.code.name, [None]
-        call = f"{name(self._device.down)}({staged.where.text(self.code)}, "
-        line = f"{name(marks)}[0] = {call}{name(staged.pinned.get())})"
+    def _copied_down(self, staged: Staged) -> tuple[Instruction, list[Operation]]:
+        """A copy to host memory; and the operations that wait for it."""
+        marks: list[Any] = [None]
+        down = Call(self._device.down, (staged.where, staged.pinned), [Item(marks, 0)])
         peers = [step.peer for step, _ in staged.messages]
-        size = self.bytes_of(staged.where.size)
-        self.step("copy down what is sent", line, peers=peers, bytes=size)
-        return [f"{name(marks)}[0].synchronize()"]
+        size = self.layout.bytes_of(staged.where.size)
+        made = instruction("copy down what is sent", down, peers=peers, bytes=size)
 
-    def depart(self, stage: Stage) -> None:
+        def wait() -> None:
+            marks[0].synchronize()
+
+        return made, [Call(wait)]
+
+    def depart(self, stage: Stage) -> Instructions:
         leaving = self._leaving.get(stage.number, [])
-        posts = [(step, where) for at, step, where in self._posts if at == stage.number]
-        views = [view for _, view, _ in leaving] + [where for _, where in posts]
-        if self._aware and not all(view.cell.apart for view in views):
-            mark = self.code.name(self._device.mark)
-            self.step("wait until all is packed", f"{mark}().synchronize()")
-        staged = self._pinned_for(posts)
+        posts = [post for post in self._messages.posts if post.stage == stage.number]
+        views = [view for _, view, _ in leaving] + [post.where for post in posts]
+        if self._aware and not all(view.buffer.on_host for view in views):
+            yield instruction("wait until all is packed", Call(self._packed))
+        staged = self._pinned_for((post.step, post.where) for post in posts)
         below = {step.peer: part for one in staged for step, part in one.messages}
         if staged:
             read: list[Any] = []
             self._landing[stage.number] = staged, read
             self._pinned.append((read, [one.pinned.get() for one in staged]))
-            self.step(
-                "wait until the last ones were read",
-                f"{self.code.name(_done)}({self.code.name(read)})",
-            )
-        self.post([(stage.number, step, below.get(step.peer, where)) for step, where in posts])
-        for step, _, lines in leaving:
-            self.step(str(step), *lines, peer=step.peer, bytes=self.bytes_of(step.size))
+            yield instruction("wait until the last ones were read", Call(_done, [read]))
+        yield from self._messages.requests.post(
+            [post._replace(where=below.get(post.step.peer, post.where)) for post in posts]
+        )
+        for step, _, operations in leaving:
+            yield sending(self.layout, step, operations)
 
-    def wait(self, stage: Stage, step: Wait) -> None:
+    def _packed(self) -> None:
+        self._device.mark().synchronize()
+
+    def wait(self, stage: Stage) -> Instructions:
         if stage.number in self._landing:
-            self._land(stage.number, *self._landing[stage.number])
-        super().wait(stage, step)
+            yield self._landed(stage.number, *self._landing[stage.number])
+        yield from self._messages.wait(stage)
 
-    def _land(self, number: int, staged: Sequence[Staged], read: list[Any]) -> None:
-        """Emit the copies of received messages to the device, each once all its messages have
+    def _landed(self, number: int, staged: Sequence[Staged], read: list[Any]) -> Instruction:
+        """The copies of received messages to the device, each once all its messages have
         arrived."""
+        messages = self._messages
+        requests = messages.requests
         # The last request of each peer: one for a call number may precede it.
-        requests = dict(zip(self._peers[number], self._receiving[number], strict=True))
-        parts = [[requests[step.peer] for step, _ in one.messages] for one in staged]
+        of = dict(zip(requests.peers[number], requests.receiving[number], strict=True))
+        parts = [[of[step.peer] for step, _ in one.messages] for one in staged]
         buffers = [one.pinned.get() for one in staged]
-        test, up, name = self._transport.test, self._device.up, self.code.name
+        test, up = self._ranks.test, self._device.up
 
         def land(targets: Sequence[Array]) -> None:
             left = list(range(len(parts)))
@@ -159,19 +174,28 @@ class DeviceMessages(Messages):
                     left.remove(k)
                 return not left
 
-            self._ranks.until(come, lambda: self._who(number))
+            self._ranks.until(come, lambda: messages.awaited(number))
             read.append(self._device.mark())
 
-        pending = [request for requests in parts for request in requests]
-        self.step(
+        pending = [request for some in parts for request in some]
+        return instruction(
             "copy up what comes",
-            f"{name(land)}([{', '.join(one.where.text(self.code) for one in staged)}])",
+            Call(land, [Views(one.where for one in staged)]),
             ready=lambda: test(pending),
-            bytes=self.bytes_of(sum(one.where.size for one in staged)),
+            bytes=self.layout.bytes_of(sum(one.where.size for one in staged)),
         )
+
+    def end(self) -> Instructions:
+        return self._messages.end()
 
     def describe(self) -> str:
         return way(self._aware)
+
+    def abandon(self) -> None:
+        self._messages.abandon()
+
+    def release(self) -> None:
+        self._messages.release()
 
 
 def _done(marks: list[Any]) -> None:

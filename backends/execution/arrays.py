@@ -15,11 +15,13 @@ from typing import Any
 import numpy as np
 
 from linop.backends.execution import alignment
+from linop.backends.execution.instructions import Instruction
 from linop.errors import ArgumentError
 from linop.normal_form.maps import LocalMap
 from linop.spaces.array_modules import Namespace
 from linop.spaces.scalars import Array, Scalar
 
+SMALL = 32 * 1024
 _FEW = 12
 
 
@@ -34,6 +36,7 @@ class Arrays(Namespace):
         wide_items: True if short contiguous runs are copied faster as one item each
             (`linop.backends.execution.views`).
         memory: kind of memory, in words.
+        small: bytes of results up to which a run allocates them, which is faster than a pool.
     """
 
     asynchronous = False
@@ -41,6 +44,7 @@ class Arrays(Namespace):
     plain = "carray"
     wide_items = True
     memory = "main memory"
+    small = SMALL
 
     @property
     def functions(self) -> Mapping[str, Any]:
@@ -103,6 +107,14 @@ class Arrays(Namespace):
         if that takes two."""
         del dtype, scale
         return None
+
+    def adapted(
+        self, instructions: Iterable[Instruction], dtype: np.dtype[Any]
+    ) -> tuple[Sequence[Instruction], Callable[[], None] | None]:
+        """A run's instructions with copies as these arrays need them; and a function that waits for
+        copies that may be under way when an instruction ends, or None."""
+        del dtype
+        return list(instructions), None
 
     def following(self) -> Callable[[], None] | None:
         """Function called at the start of a run, which orders it after the plan's previous run even

@@ -15,18 +15,20 @@ import ctypes
 import weakref
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from linop.backends.execution import alignment
+from linop.backends.execution.arrays import Arrays
 from linop.spaces.scalars import Array
 
 KEPT = 3
 """Free buffers kept for each large result of a plan."""
 
 
-class Buffer:
+class PooledBuffer:
     """Memory for arrays of one shape and dtype.
 
     Args:
@@ -62,13 +64,13 @@ class Lender:
 
     def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
         self._form = shape, dtype
-        self._free: deque[Buffer] = deque(maxlen=KEPT)
+        self._free: deque[PooledBuffer] = deque(maxlen=KEPT)
 
     def __call__(self) -> Array:
         try:
             buffer = self._free.pop()
         except IndexError:
-            buffer = Buffer(*alignment.memory(*self._form), *self._form)
+            buffer = PooledBuffer(*alignment.memory(*self._form), *self._form)
         # Weakly: buffers are not kept for a released plan.
         free = weakref.ref(self._free)
 
@@ -78,6 +80,11 @@ class Lender:
                 left.append(buffer)
 
         return buffer.array(over)
+
+
+def lender(arrays: Arrays, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Callable[[], Array]:
+    """Allocator of results: a pool, or that of the array module if it has a pool itself."""
+    return partial(arrays.empty, shape, dtype) if arrays.asynchronous else Lender(shape, dtype)
 
 
 class _Loan(weakref.ref[Any]):

@@ -134,7 +134,7 @@ def _first_does(transport: Transport | None, path: Path, work: Callable[[], Any]
         except OSError as error:
             problem = error.strerror or str(error)
     if transport is not None:
-        problem = transport.gather_all(problem.encode())[0].decode()
+        problem = transport.gather_all(problem)[0]
     if problem:
         raise ArgumentError(f"trace {path}: cannot be written: {problem}")
 

@@ -21,7 +21,7 @@ from importlib.machinery import ModuleSpec
 from types import TracebackType
 from typing import Any, NoReturn
 
-from linop.errors import LinopError
+from linop.errors import LinopError, has_interrupted
 
 _PASSING_ON = 0.5
 """Seconds for mpiexec to forward the last output of a rank: MPICH's may lose unread output when a
@@ -54,8 +54,8 @@ def _abort_for(error: BaseException, trace: TracebackType | None) -> None:
 class EndsJob:
     """Hooks that abort the whole job when a rank ends with an exception or a nonzero status, since
     other ranks would wait for it forever. An exception that ends another thread than the main one
-    aborts at once if it passed through linop, since others may then wait for that thread; otherwise
-    when the rank ends."""
+    aborts at once if it interrupted communication, since others may then wait for that thread;
+    otherwise when the rank ends."""
 
     def __init__(self) -> None:
         self.status = 0
@@ -83,7 +83,7 @@ class EndsJob:
     def thread_hook(self, arguments: threading.ExceptHookArgs) -> None:
         error, trace = arguments.exc_value, arguments.exc_traceback
         if error is not None and not isinstance(error, SystemExit) and self._matters:
-            if _came_through_linop(trace):
+            if has_interrupted(error):
                 _abort_for(error, trace)
             self.failed = self.failed or arguments
         self._before[1](arguments)
@@ -244,8 +244,3 @@ def _name(rank: int) -> str:
 def install() -> EndsJob:
     """Install the hooks, once."""
     return EndsJob()
-
-
-def _came_through_linop(trace: TracebackType | None) -> bool:
-    frames = (frame for frame, _ in traceback.walk_tb(trace))
-    return any(str(f.f_globals.get("__name__", "")).startswith("linop.") for f in frames)

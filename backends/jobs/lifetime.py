@@ -16,16 +16,48 @@ from linop.backends.transports.mpi_transport import Ranks
 from linop.backends.worker import Worker
 from linop.errors import BackendError
 
-FREED = "the communicator of its backend was freed; get a backend of another one"
-_LIVE: weakref.WeakSet[Worker] = weakref.WeakSet()
+
+class RankWorker(Worker):
+    """A worker that is a rank of a communicator."""
+
+    transport: Ranks
+
+    def leave(self) -> None:
+        """Free the communicators of this backend; collective."""
+        self.transport.leave()
 
 
-def watch(worker: Worker) -> None:
-    """Register a backend to be ended with MPI, and in forks."""
+_LIVE: weakref.WeakSet[RankWorker] = weakref.WeakSet()
+
+
+def kept(comm: MPI.Comm, key: int, make: Callable[[], RankWorker]) -> RankWorker:
+    """The backend of a communicator, which is made at the first call: each communicator is
+    duplicated once. It ends with the communicator, with MPI, and in forks.
+
+    Args:
+        key: as made by `new_key`.
+    """
+    known = comm.Get_attr(key)
+    if isinstance(known, RankWorker):
+        return known
+    worker = make()
+    comm.Set_attr(key, worker)
     _LIVE.add(worker)
+    return worker
 
 
-def end(worker: Worker, why: str, last: Callable[[], None] | None = None) -> None:
+def new_key() -> int:
+    """Key of a communicator's attribute; one for each kind of backend."""
+    return MPI.Comm.Create_keyval(delete_fn=_freed)
+
+
+def _freed(comm: MPI.Comm, keyval: int, worker: RankWorker) -> None:
+    del comm, keyval
+    why = "the communicator of its backend was freed; get a backend of another one"
+    _end(worker, why, worker.leave)
+
+
+def _end(worker: RankWorker, why: str, last: Callable[[], None] | None = None) -> None:
     """End a backend's plans, and then its transport; once.
 
     Args:
@@ -33,7 +65,6 @@ def end(worker: Worker, why: str, last: Callable[[], None] | None = None) -> Non
         last: action between the two, run only if MPI can still be called; all ranks meet before. An
             error of the meeting aborts the job, since callbacks of MPI cannot raise.
     """
-    assert isinstance(worker.transport, Ranks)
     if worker.ended:
         return
     worker.ended = True
@@ -53,7 +84,7 @@ def _finalized(comm: MPI.Comm, keyval: int, value: Any) -> None:
     del comm, keyval, value
     ending.end_well()
     for worker in list(_LIVE):
-        end(worker, "MPI is finalized: call plans before that")
+        _end(worker, "MPI is finalized: call plans before that")
 
 
 def _forked() -> None:
@@ -64,9 +95,8 @@ def _forked() -> None:
             f"this process {os.getpid()} is a fork of worker {worker.worker}, which alone may call "
             f"its plans; call them there, or start processes by multiprocessing's 'spawn'"
         )
-        assert isinstance(worker.transport, Ranks)
         worker.transport.end(BackendError(why))
-        end(worker, why)
+        _end(worker, why)
 
 
 MPI.COMM_SELF.Set_attr(MPI.Comm.Create_keyval(delete_fn=_finalized), True)

@@ -12,7 +12,7 @@ from linop.backends.shared_memory.runs import Word
 
 _PIECE = 256 * 1024
 """Bytes of a piece of a long message, small enough to stay in a core's cache until it is summed."""
-MOST = 1024
+PIECES = 1024
 """Bound on the number of pieces of a message, and the factor of the run's number in their
 signals."""
 
@@ -46,8 +46,8 @@ release signal."""
 
 def pieces_of(shape: tuple[int, ...], itemsize: int) -> list[Piece]:
     """Pieces of a box, all along one axis; empty if the box is short."""
-    axis = next((k for k, n in enumerate(shape) if n == max(shape) or n >= MOST // 2), 0)
-    count = min(math.prod(shape) * itemsize // _PIECE, shape[axis] if shape else 1, MOST - 1)
+    axis = next((k for k, n in enumerate(shape) if n == max(shape) or n >= PIECES // 2), 0)
+    count = min(math.prod(shape) * itemsize // _PIECE, shape[axis] if shape else 1, PIECES - 1)
     if count < 2:
         return []
     cuts = [shape[axis] * k // count for k in range(count + 1)]

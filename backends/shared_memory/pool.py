@@ -30,7 +30,7 @@ import numpy as np
 from mpi4py import MPI
 
 from linop.backends.execution.alignment import PAGE, placed
-from linop.backends.execution.lending import Buffer
+from linop.backends.execution.lending import PooledBuffer
 from linop.spaces.scalars import Array
 
 ALIGNED = 64
@@ -46,7 +46,7 @@ _ABANDONED = 60.0
 """Age in seconds from which a file that still has a name is left from a killed job: a window has
 one for milliseconds."""
 
-GatherAll = Callable[[bytes], list[bytes]]
+GatherAll = Callable[[str], list[str]]
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Segment:
     """One window: this rank's memory with its free blocks, and views of all ranks' memory.
 
     Args:
-        gather_all: all-gather of bytes by rank; creating a window is collective.
+        gather_all: all-gather of texts by rank; creating a window is collective.
         size: bytes per rank.
 
     Raises:
@@ -88,7 +88,7 @@ class Segment:
     def __init__(self, gather_all: GatherAll, rank: int, ranks: int, size: int) -> None:
         self.size = -(-size // PAGE) * PAGE
         path = _made(self.size * ranks) if rank == 0 else ""
-        path = gather_all(path.encode())[0].decode()
+        path = gather_all(path)[0]
         try:
             shared: mmap.mmap | None = None
             wrong = ""
@@ -98,7 +98,7 @@ class Segment:
                 wrong = f"{error.strerror} on worker {rank}"
             except ValueError as error:  # the file is short: other ranks' allocations failed
                 wrong = f"{error} on worker {rank}"
-            said = [text.decode() for text in gather_all(wrong.encode()) if text]
+            said = [text for text in gather_all(wrong) if text]
         finally:
             if rank == 0:
                 Path(path).unlink(missing_ok=True)
@@ -253,31 +253,33 @@ class Slots:
     Attributes:
         buffers: the buffers of each slot, one for each result.
         free: numbers of the free slots.
+        number: number of the slot taken last.
     """
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
         self._blocks: list[list[Block]] = []
         self._over = False
-        self.buffers: list[list[Buffer]] = []
+        self.buffers: list[list[PooledBuffer]] = []
         self.free: deque[int] = deque()
+        self.number = 0
 
-    def add(self, blocks: list[Block], buffers: list[Buffer]) -> None:
+    def add(self, blocks: list[Block], buffers: list[PooledBuffer]) -> None:
         """Add a slot."""
         self.free.append(len(self._blocks))
         self._blocks.append(blocks)
         self.buffers.append(buffers)
 
-    def take(self) -> tuple[int, list[Array]]:
-        """Take a free slot: its number, and its arrays."""
-        number = self.free.popleft()
+    def take(self) -> list[Array]:
+        """Take a free slot, `number`: its arrays."""
+        number = self.number = self.free.popleft()
         left = deque(range(len(self.buffers[number])))
 
         def over() -> None:
             if left.pop() == 0:  # the last one of all
                 self._back(number)
 
-        return number, [buffer.array(over) for buffer in self.buffers[number]]
+        return [buffer.array(over) for buffer in self.buffers[number]]
 
     def _back(self, number: int) -> None:
         self.free.append(number)

@@ -33,12 +33,11 @@ class Word(NamedTuple):
 
 
 class Runs:
-    """Run counter of a plan, the slot of its last result, and the peers to notify of its release.
-    It has no reference to the plan, so that it outlives the plan's finalizer."""
+    """Run counter of a plan, and the peers to notify of its release. It has no reference to the
+    plan, so that it outlives the plan's finalizer."""
 
     def __init__(self) -> None:
         self.number = 0
-        self.slot = 0
         self._process = os.getpid()
         self._words: list[tuple[memoryview, Word, Callable[[], int]]] = []
 

@@ -3,17 +3,16 @@ it, and all made the same calls before."""
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
-from linop.backends.transports.transport import Counts, Transport, rebuilt
-from linop.errors import BackendError, LinopError
+from linop.backends.transports.transport import Counts, Transport
+from linop.errors import BackendError, LinopError, restated
 from linop.operators.operator import LinearOperator
 
 _SHOWN = 160
-"""Longest text of an operator in an error, in bytes."""
+"""Longest text of an operator in an error."""
 
 
 class Said(NamedTuple):
@@ -23,8 +22,8 @@ class Said(NamedTuple):
     """Digest of the operator's construction."""
     plans: int
     """Number of plans compiled so far."""
-    wrong: tuple[str, str] | None
-    """Class name and text of the error raised by lowering; None if there was none."""
+    wrong: LinopError | None
+    """Error raised by lowering."""
     calls: Counts
 
 
@@ -53,25 +52,23 @@ def check_agreement(
     """
     meet = partial(transport.gather_all, doing="compile", about=op)
     # First a cheap digest of the construction; equal operators may be constructed in two ways.
-    wrong = (type(lowered).__name__, str(lowered)) if isinstance(lowered, LinopError) else None
+    wrong = restated(lowered, str(lowered)) if isinstance(lowered, LinopError) else None
     mine = Said(op.stages.digest, plans, wrong, dict(calls or {}))
-    said = [Said(*pickle.loads(one)) for one in meet(pickle.dumps(tuple(mine)))]
+    said = meet(mine)
     digests = [one.digest for one in said]
     if len(set(digests)) > 1:
         digests = meet(op.stages.fingerprint)
     if len(set(digests)) == 1:
         for worker, one in enumerate(said):
             if one.wrong is not None:
-                kind, text = one.wrong
-                raise rebuilt(kind, f"worker {worker}, compiling {op!r}: {text}")
+                raise restated(one.wrong, f"worker {worker}, compiling {op!r}: {one.wrong}")
         compare_calls(transport, [one.calls for one in said])
         return max(one.plans for one in said)
-    names = meet(repr(op).encode()[:_SHOWN])
+    names = meet(repr(op)[:_SHOWN].rstrip())
     built = []
     for known in dict.fromkeys(digests):
         workers = [w for w, digest in enumerate(digests) if digest == known]
-        name = names[workers[0]].decode(errors="ignore").rstrip()
-        built.append(f"workers {workers} built {name}")
+        built.append(f"workers {workers} built {names[workers[0]]}")
     raise BackendError(
         f"workers built different operators: {'; '.join(built)}. Build it from the same arguments "
         f"on every worker"

@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from linop.backends.execution.emitter import Code
+from linop.backends.execution.instructions import Call, If, Operation, Set
+from linop.backends.execution.numbers import Condition, Field, Item, Joined, Returned, Variable
 from linop.errors import BackendError
 from linop.planning.plan import GROUP, Plan, Receive, Send
 from linop.spaces.scalars import Array
@@ -32,6 +33,8 @@ _BYTES = _NUMBER.itemsize
 TURNS = 16
 """Modulus of a run's number in the signal of a message in shared memory: more than twice the
 largest number of buffers."""
+CALL = Variable("c")
+"""Number of the current call, times `TURNS`; 0 if it is not counted."""
 _NOBODY = -1
 
 
@@ -89,17 +92,18 @@ class Calls:
         return None if self._stopped or self._overlap else self.number // TURNS
 
 
-def counting(code: Code, calls: Calls | None) -> list[str]:
-    """Lines that count a call, and set `c` to its number times `TURNS`; 0 for an uncounted call."""
+def counting(calls: Calls | None) -> list[Operation]:
+    """Operations that count a call, and set `CALL` to its number times `TURNS`; 0 for an uncounted
+    call."""
     if calls is None:
-        return ["c = 0"]
-    name = code.name(calls)
+        return [Set([CALL], 0)]
+    number = Field(calls, "number")
     return [
-        f"if {code.name(threading.get_ident)}() == {name}.thread:",
-        f"    {name}.number = c = {name}.number + {TURNS}",
-        "else:",
-        "    c = 0",
-        f"    {code.name(calls.uncounted)}()",
+        If(
+            Condition(Returned(threading.get_ident), "==", Field(calls, "thread")),
+            [Set([number, CALL], number + TURNS)],
+            [Set([CALL], 0), Call(calls.uncounted)],
+        )
     ]
 
 
@@ -166,13 +170,13 @@ class Numbers:
         self._theirs: dict[int, list[tuple[int, memoryview]]] = {}
         self._rooms: dict[tuple[bool, int], Room] = {}
 
-    def counting(self, code: Code) -> list[str]:
-        """Lines that count a call at its start, and store its number."""
+    def counting(self) -> list[Operation]:
+        """Operations that count a call at its start, and store its number."""
         if self._calls is None:
             return []
         alone = any(isinstance(step, Send) and self.before(step) for step in self._first.values())
-        said = [f"{code.name(self.mine.data)}[0] = c"] if alone else []
-        return [*counting(code, self._calls), *said]
+        said: list[Operation] = [Set([Item(self.mine.data, 0)], CALL)] if alone else []
+        return [*counting(self._calls), *said]
 
     def inside(self, step: Send | Receive) -> bool:
         """True if the number is appended to this message."""
@@ -200,13 +204,13 @@ class Numbers:
         self._theirs.setdefault(step.stage, []).append((step.peer, number.data))
         return number
 
-    def checking(self, code: Code, stage: int) -> list[str]:
-        """Lines that compare the numbers received in a stage with the current call's."""
+    def checking(self, stage: int) -> list[Operation]:
+        """Operations that compare the numbers received in a stage with the current call's."""
         theirs = self._theirs.get(stage, [])
 
         def check(mine: int) -> None:
             for peer, number in theirs:
                 check_step(peer, number[0], mine, self._about)
 
-        differ = " or ".join(f"{code.name(number)}[0] != c" for _, number in theirs)
-        return [f"if {differ}: {code.name(check)}(c)"] if differ else []
+        differ = [Condition(Item(number, 0), "!=", CALL) for _, number in theirs]
+        return [If(Joined("or", differ), [Call(check, [CALL])])] if differ else []

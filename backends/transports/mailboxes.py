@@ -9,6 +9,7 @@ or join a waiting one.
 from __future__ import annotations
 
 import math
+import pickle
 import sys
 import threading
 import time
@@ -25,12 +26,12 @@ from linop.backends.transports.deadlock import Point, is_of_python, joins, who_w
 from linop.backends.transports.recorder import Recorder, at_place
 from linop.backends.transports.transport import (
     ANY,
-    MEET,
     Alone,
+    Gathering,
+    Item,
     Plans,
     Who,
     awaited,
-    check_doing,
     gathering,
     heard,
 )
@@ -260,7 +261,7 @@ class AbortedError(SystemExit):
     """Ends a worker whose group has failed; not to be caught by its program."""
 
 
-class Mailbox:
+class Mailbox(Gathering):
     """One worker's transport (`linop.backends.transports.transport.Transport`)."""
 
     name = "mailboxes in memory"
@@ -324,34 +325,27 @@ class Mailbox:
     def abandon(self, receives: Sequence[_Receive | _Send], sends: Sequence[_Send]) -> None:
         """Nothing to do: only `wait` writes to buffers."""
 
-    def gather_all(self, data: Any, doing: str = MEET, about: object = "") -> list[Any]:
-        if doing != MEET:
-            self.recorder.meets(doing, about)
-        said = self._gathered((doing, data), doing, about)
-        if len({one for one, _ in said}) > 1:
-            check_doing(self._gathered((doing, about), doing, about))
-        return [one for _, one in said]
-
-    def _gathered(self, mine: Any, doing: str, about: object) -> list[Any]:
-        everybody = range(self.workers)
+    def _exchanged(self, mine: Item, doing: str, about: object) -> list[Item]:
+        everybody, data = range(self.workers), pickle.dumps(mine)
         for peer in everybody:
             if peer != self.worker:
-                self._group.put((self.worker, peer, _AGREE), mine)
+                self._group.put((self.worker, peer, _AGREE), data)
 
-        def taken(peer: int) -> Any:
+        def taken(peer: int) -> Item:
             key = peer, self.worker, _AGREE
             who = partial(gathering, peer, doing, about)
-            return self._group.take(key, self.plans, ANY, who)
+            item: Item = pickle.loads(self._group.take(key, self.plans, ANY, who))
+            return item
 
         return [mine if peer == self.worker else taken(peer) for peer in everybody]
 
-    def post(self, peer: int, data: bytes) -> None:
-        self._group.put((self.worker, peer, _CALL), data)
+    def post(self, peer: int, item: object) -> None:
+        self._group.put((self.worker, peer, _CALL), pickle.dumps(item))
 
-    def fetch(self, peer: int, who: Who, patience: float | None = None) -> bytes | None:
+    def fetch(self, peer: int, who: Who, patience: float | None = None) -> Any:
         key = peer, self.worker, _CALL
-        data: bytes | None = self._group.take(key, self.plans, self.busy, who, patience)
-        return data
+        data = self._group.take(key, self.plans, self.busy, who, patience)
+        return None if data is None else pickle.loads(data)
 
     def alarm(self, error: LinopError, tag: int, call: int) -> None:
         self._group.alarm(self.worker, error, tag, call)

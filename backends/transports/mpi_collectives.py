@@ -8,7 +8,7 @@ may overlap, and start in different orders on different ranks.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -16,15 +16,20 @@ from typing import Any, Protocol
 import numpy as np
 from mpi4py import MPI
 
+from linop.backends.execution.communication import Communication, Instructions
+from linop.backends.execution.instructions import Call, Copy, Instruction, Set, instruction
+from linop.backends.execution.layout import Layout
+from linop.backends.execution.numbers import Item
 from linop.backends.execution.stage import Stage
-from linop.backends.execution.views import View, copying, fixed
+from linop.backends.execution.views import View, cut, fixed
 from linop.backends.transports.call_numbers import Calls
 from linop.backends.transports.mpi_transport import keep
-from linop.backends.transports.point_to_point import Messages, piece, straight
-from linop.backends.transports.transport import Transport, Who
-from linop.planning.collective_selection import Choice, chosen, collected
+from linop.backends.transports.packing import is_straight, piece
+from linop.backends.transports.point_to_point import PointToPoint, coming
+from linop.backends.transports.transport import Awaited, Transport, Who
+from linop.planning.collective_selection import Choice, chosen
 from linop.planning.patterns import Kind, Pattern
-from linop.planning.plan import GROUP, Collective, Plan, Receive, Send
+from linop.planning.plan import GROUP, Collective, Plan, Send
 from linop.spaces.scalars import Array
 
 _PLANS = 63
@@ -96,129 +101,133 @@ class Groups:
         self._comms, self._free = {}, {}
 
 
-class Collectives(Messages):
-    """A plan bound to messages and to MPI collectives for some stages; built by
-    `with_collectives`."""
+class Collectives(Communication):
+    """Messages of a bound plan some of whose stages are MPI collectives; the others are
+    point-to-point messages.
+
+    Args:
+        stages: pattern, and index of the communicator of its group, of each stage that is a
+            collective in the layout's plan.
+        reasons: the choice for each pattern, in words.
+    """
 
     def __init__(
         self,
-        plan: Plan,
+        layout: Layout,
         transport: Transport,
         tag: int,
         about: Callable[[], str],
         calls: Calls | None,
         groups: Groups,
-        stages: dict[int, tuple[Pattern, int]],
+        stages: Mapping[int, tuple[Pattern, int]],
         reasons: Sequence[str],
     ) -> None:
+        self.layout = layout
+        self._about = about
         self._reasons = reasons
         self._together = {
             stage: (found, groups.comm((found.group, number)))
             for stage, (found, number) in stages.items()
         }
+        self._single = PointToPoint(layout, transport, tag, about, calls, self._together)
         self._arrivals: dict[int, View] = {}
-        self._begun: list[str] = []
-        rewritten = collected(plan, {stage: one for stage, (one, _) in stages.items()})
-        super().__init__(rewritten, transport, tag, about, calls)
+        self._begun: list[list[Item]] = []
+        self.inbox = [
+            self._inbox(stage) if stage.number in self._together else inbox
+            for stage, inbox in zip(layout.stages, self._single.inbox, strict=True)
+        ]
         taken = list(dict.fromkeys((one.group, number) for one, number in stages.values()))
         self._back = weakref.finalize(self, _give_back, groups, taken)
         self._back.atexit = False
 
-    def receives(self, stage: Stage, steps: Sequence[Receive]) -> dict[int, View]:
-        if all(step.peer != GROUP for step in steps):
-            return super().receives(stage, steps)
-        (step,) = steps
+    def _inbox(self, stage: Stage) -> dict[int, View]:
+        if not stage.receives:
+            return {}
+        (step,) = stage.receives
         puts = stage.incoming(GROUP)
-        at_once = straight(stage, puts, step)
-        where = stage.target(puts[0]) if at_once else self.buffer(step.size)
+        at_once = is_straight(stage, puts, step)
+        where = stage.target(puts[0]) if at_once else self._buffer(step.size)
         self._arrivals[stage.number] = where
-        self._receiving[stage.number] = [None]
+        self._single.requests.receiving[stage.number] = [None]
         return {} if at_once else {id(put): piece(where, put) for put in puts}
 
-    def sends(self, stage: Stage, steps: Sequence[Send]) -> None:
-        if all(step.peer != GROUP for step in steps):
-            super().sends(stage, steps)
+    def _buffer(self, size: int) -> View:
+        return fixed(np.zeros(size, self.layout.dtype))
+
+    def begin(self) -> Instructions:
+        return self._single.begin()
+
+    def sends(self, stage: Stage) -> Instructions:
+        if stage.number not in self._together:
+            yield from self._single.sends(stage)
             return
-        (step,) = steps
+        (step,) = stage.sends
         assert isinstance(step, Collective)
         found, comm = self._together[stage.number]
-        arrivals = self._arrivals.get(stage.number)
-        exchange = Exchange(
-            found,
-            comm,
-            self.plan.dtype,
-            bool(step.parts),
-            arrivals is not None,
-            step.sent,
-            step.received,
-        )
-        name, gives = self.code.name, self._contribution(stage, step)
-        # This worker may receive nothing.
-        gets = (arrivals or fixed(np.zeros(0, self.plan.dtype))).text(self.code)
-        sending, pending = self._sending, self._receiving.get(stage.number, [None])
-        begun = f"{name(sending)}[{len(sending)}] = {name(pending)}[0]"
-        sending.append(None)
-        self._receivers.append(self.plan.worker)  # no single receiver
-        self._begun.append(begun)
-        begin = name(partial(_begun, _CALLS[found.kind][1](exchange)))
-        self.step(f"begin the {found}", f"{begun} = {begin}({gives}, {gets})")
+        arrivals, requests = self._arrivals.get(stage.number), self._single.requests
+        ends = bool(step.parts), arrivals is not None
+        exchange = Exchange(found, comm, self.layout.dtype, *ends, step.sent, step.received)
+        packed, mine = self._contribution(stage, step)
+        yield from packed
+        theirs = arrivals or self._buffer(0)  # this worker may receive nothing
+        pending = requests.receiving.get(stage.number, [None])
+        # A collective has no single receiver.
+        to = [Item(requests.sending, requests.unknown(self.layout.plan.worker)), Item(pending, 0)]
+        self._begun.append(to)
+        begin = partial(_begun, _CALLS[found.kind][1](exchange))
+        yield instruction(f"begin the {found}", Call(begin, [mine, theirs], to))
 
-    def end(self) -> None:
-        super().end()
+    def wait(self, stage: Stage) -> Instructions:
+        if stage.number in self._together:
+            yield self._single.requests.wait(stage, lambda: self._awaited(stage.number))
+        else:
+            yield from self._single.wait(stage)
+
+    def _awaited(self, stage: int) -> Awaited:
+        found = self._together[stage][0]
+        others = [worker for worker in found.group if worker != self.layout.plan.worker]
+        return coming(f"all to come to the {found}", others, stage, self._about)
+
+    def end(self) -> Instructions:
+        yield from self._single.end()
         if self._begun:
-            self.step("let go of what was sent", *(f"{begun} = None" for begun in self._begun))
+            yield instruction("let go of what was sent", *(Set(to, None) for to in self._begun))
 
-    def _contribution(self, stage: Stage, step: Send) -> str:
-        """Expression of a contiguous array with all that this worker sends; packed first if
-        necessary."""
+    def _contribution(self, stage: Stage, step: Send) -> tuple[list[Instruction], View]:
+        """(instructions that pack it, the array) of all that this worker sends."""
         sources = [stage.source(part) for part in step.parts]
         if len(sources) == 1 and sources[0].contiguous:
-            return f"{self.code.name(_readable)}({sources[0].text(self.code)})"
-        buffer = fixed(np.zeros(step.size, self.plan.dtype))
-        offset = 0
+            return [], sources[0]
+        buffer, offset, made = self._buffer(step.size), 0, list[Instruction]()
         for source in sources:
-            end = offset + source.size
-            part = fixed(buffer.get()[offset:end].reshape(source.shape))
-            self.step("pack for the group", *copying(self.code, part, source, self.plan.dtype))
-            offset = end
-        return buffer.text(self.code)
-
-    def awaited(self, stage: int) -> tuple[str, Sequence[int]]:
-        if stage not in self._together:
-            return super().awaited(stage)
-        found = self._together[stage][0]
-        others = [worker for worker in found.group if worker != self.plan.worker]
-        return f"all to come to the {found}", others
+            copy = Copy(cut(buffer, offset, source.shape), source)
+            made.append(instruction("pack for the group", copy))
+            offset += source.size
+        return made, buffer
 
     def describe(self) -> str:
-        return "; ".join([super().describe(), *self._reasons])
+        return "; ".join([self._single.describe(), *self._reasons])
 
     def abandon(self) -> None:
         # A collective cannot be cancelled; and others may have begun one that was not begun here:
         # its communicator is lost. MPI may still use the buffers of started collectives.
         for stage in self._together:
-            for request in self._receiving.pop(stage, ()):
+            for request in self._single.requests.receiving.pop(stage, ()):
                 if request:
                     keep(request)
         self._back.detach()
-        super().abandon()
+        self._single.abandon()
 
     def release(self) -> None:
-        super().release()
+        self._single.release()
         self._back()
 
 
-def with_collectives(
-    plan: Plan,
-    transport: Transport,
-    tag: int,
-    about: Callable[[], str],
-    calls: Calls | None,
-    groups: Groups,
-    choice: Choice,
-) -> Messages:
-    """Bind a plan to messages, and to collectives where selected; collective over the plan's
-    workers."""
+def taken_stages(
+    plan: Plan, groups: Groups, choice: Choice
+) -> tuple[dict[int, tuple[Pattern, int]], list[str]]:
+    """The stages of a plan that run as collectives: pattern, and index of the group's communicator,
+    by stage; and the choice for each pattern, in words. Collective over the plan's workers."""
     stages: dict[int, tuple[Pattern, int]] = {}
     numbers: dict[tuple[int, ...], int | None] = {}
     reasons = []
@@ -233,7 +242,7 @@ def with_collectives(
                 stages[stage] = found, number
         how = f"MPI_{_CALLS[found.kind][0]}" if use else "messages"
         reasons.append(f"{found} by {how} ({why})")
-    return Collectives(plan, transport, tag, about, calls, groups, stages, reasons)
+    return stages, reasons
 
 
 @dataclass(frozen=True)
@@ -325,6 +334,7 @@ class Holding(MPI.Request):
 
 def _begun(begin: Begin, mine: Array, theirs: Array) -> MPI.Request:
     """Start a collective; return its request, which keeps the buffers alive."""
+    mine = _readable(mine)
     request = Holding(begin(mine, theirs))
     request.buffers = begin, mine, theirs  # `begin` may own a buffer, too
     return request

@@ -18,7 +18,7 @@ from mpi4py import MPI
 
 from linop.backends.transports.control_channel import ALL, CALL, OWN, Channel
 from linop.backends.transports.deadlock import Key
-from linop.backends.transports.transport import ANY, MEET, Awaited, Who, check_doing, gathering
+from linop.backends.transports.transport import ANY, Awaited, Gathering, Item, Who, gathering
 from linop.backends.transports.waiting import Waits
 from linop.backends.transports.watchdog import WATCHDOG
 from linop.errors import LinopError, communication
@@ -34,7 +34,7 @@ _ALL: Key = "all", 0
 """Key of gatherings of all ranks, for deadlock detection."""
 
 
-class Ranks(Waits):
+class Ranks(Waits, Gathering):
     """One rank's transport (`linop.backends.transports.transport.Transport`) over a private
     communicator.
 
@@ -120,18 +120,9 @@ class Ranks(Waits):
                 quiet += 1
         self.comm.Free()
 
-    def gather_all(self, data: bytes, doing: str = MEET, about: object = "") -> list[bytes]:
-        if doing != MEET:
-            self.recorder.meets(doing, about)
-        said = self._gathered((doing, data), doing, about)
-        if len({one for one, _ in said}) > 1:
-            check_doing(self._gathered((doing, str(about)), doing, about))
-        return [one for _, one in said]
-
     @communication()
-    def _gathered(self, mine: Any, doing: str, about: object) -> list[Any]:
-        """Items of all workers, by worker: the all-gather of Bruck et al. (1997), in ⌈log₂ n⌉
-        rounds."""
+    def _exchanged(self, mine: Item, doing: str, about: object) -> list[Item]:
+        """The all-gather of Bruck et al. (1997), in ⌈log₂ n⌉ rounds."""
         n, me, say = self.workers, self.worker, self.channel.say
         self.busy = ANY
         # An error that ended all waits may have interrupted different gatherings.
@@ -146,10 +137,10 @@ class Ranks(Waits):
         self._gatherings, self.points[_ALL] = number, (number, math.inf)
         return items[n - me :] + items[: n - me]
 
-    def post(self, peer: int, data: bytes) -> None:
-        self.channel.say(peer, CALL, data)
+    def post(self, peer: int, item: object) -> None:
+        self.channel.say(peer, CALL, item)
 
-    def fetch(self, peer: int, who: Who, patience: float | None = None) -> bytes | None:
+    def fetch(self, peer: int, who: Who, patience: float | None = None) -> Any:
         if patience is not None:
             begun = time.monotonic()
             while not self.channel.heard(peer, CALL):
@@ -157,8 +148,7 @@ class Ranks(Waits):
                     return None
                 time.sleep(_NAP)
         self._hear(peer, CALL, who)
-        data: bytes = self.channel.next(peer, CALL)
-        return data
+        return self.channel.next(peer, CALL)
 
     def _hear(self, peer: int, kind: int, who: Who) -> None:
         heard = partial(self.channel.heard, peer, kind)

@@ -1,288 +1,251 @@
-"""Programs with point-to-point messages over a `Transport`: one packed message per peer and stage.
+"""Point-to-point messages over a `Transport`, as instructions: one packed message per peer and
+stage.
 
 Receives are posted at the start of a run, directly into the result where its target is one
-contiguous box. Each send starts as soon as it is packed; a worker's successor is first, so that not
-all address the same worker. Requests are created once and started at every run.
+contiguous box. Each send starts as soon as it is packed. Requests are created once and started at
+every run.
 """
 
 from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Sequence
-from itertools import accumulate
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any, NamedTuple
 
-import numpy as np
-
-from linop.backends.execution.arrays import NUMPY, Arrays
-from linop.backends.execution.copies import SMALL, Move
-from linop.backends.execution.program import Program
+from linop.backends.execution.communication import Communication, Instructions
+from linop.backends.execution.instructions import Call, Instruction, Operation, Set, instruction
+from linop.backends.execution.layout import Layout
+from linop.backends.execution.numbers import Item
 from linop.backends.execution.stage import Stage
-from linop.backends.execution.views import Cell, View, cut, fixed
-from linop.backends.transports.call_numbers import PACKED, Calls, Numbers
+from linop.backends.execution.views import View, fixed
+from linop.backends.transports.call_numbers import CALL, Calls, Numbers
+from linop.backends.transports.packing import Packing, is_straight, piece
 from linop.backends.transports.transport import Awaited, Transport, Who, peers_named
-from linop.planning.plan import Plan, Put, Receive, Send, Wait
-from linop.spaces.region import Region
+from linop.planning.plan import Receive, Send
 from linop.spaces.scalars import Array
 
-_APART = 256
-"""Alignment in bytes of messages that share one device buffer."""
+
+class Post(NamedTuple):
+    """A receive: its stage, its step, and the view that the message goes to."""
+
+    stage: int
+    step: Receive
+    where: View
 
 
-class Messages(Program):
-    """A plan bound to point-to-point messages, all with one tag: between two workers they keep
-    their order.
+class Requests:
+    """Requests of one plan's messages, all with one tag: between two workers they keep their order.
 
-    Args:
-        calls: call counter of all plans of the same workers; None if calls are not compared.
+    Attributes:
+        receiving: requests of the receives of each stage, and `peers`, their senders.
+        sending: requests of the sends, and `receivers`, their receivers.
     """
 
-    def __init__(
-        self,
-        plan: Plan,
-        transport: Transport,
-        tag: int,
-        about: Callable[[], str],
-        calls: Calls | None,
-        arrays: Arrays = NUMPY,
-    ) -> None:
+    def __init__(self, layout: Layout, transport: Transport, tag: int, numbers: Numbers) -> None:
+        self._layout = layout
         self._transport = transport
         self._tag = tag
-        self._numbers = Numbers(plan, calls, not arrays.asynchronous, about)
-        self._posts: list[tuple[int, Receive, View]] = []
-        self._requests: list[Any] = []
-        self._receiving: dict[int, list[Any]] = {}
-        self._peers: dict[int, list[int]] = {}
-        self._sending: list[Any] = []
-        self._receivers: list[int] = []
-        received = [step for step in plan.steps if isinstance(step, Receive)]
-        self.small_stay = not all(map(self._numbers.inside, received))
-        super().__init__(plan, about, calls, arrays)
-        self.bind()
-        self._release = weakref.finalize(self, transport.free, self._requests)
-        self._release.atexit = False
+        self._numbers = numbers
+        self.receiving: dict[int, list[Any]] = {}
+        self.peers: dict[int, list[int]] = {}
+        self.sending: list[Any] = []
+        self.receivers: list[int] = []
+        persistent: list[Any] = []
+        self._persistent = persistent
+        self.release = weakref.finalize(self, transport.free, persistent)
+        self.release.atexit = False
 
-    def memory(self, region: Region) -> Array:
-        return self.arrays.of(region.memory).zeros(region.shape, self.plan.dtype)
+    def count(self) -> Instructions:
+        """The instruction that counts a call."""
+        operations = self._numbers.counting()
+        return [instruction("count the call", *operations)] if operations else []
 
-    def receives(self, stage: Stage, steps: Sequence[Receive]) -> dict[int, View]:
-        puts = {step.peer: stage.incoming(step.peer) for step in steps}
-        inside = self._numbers.inside
-        unpacked = [s for s in steps if inside(s) or not straight(stage, puts[s.peer], s)]
-        apart = [all(stage.target(put).cell.apart for put in puts[s.peer]) for s in unpacked]
-        buffers = {s.peer: b for s, b in zip(unpacked, self._buffers(unpacked, apart), strict=True)}
-        for step in steps:
-            where = buffers.get(step.peer) or stage.target(puts[step.peer][0])
-            self._posts.append((stage.number, step, self._whole(step, where)))
-        return {id(put): piece(b, put) for peer, b in buffers.items() for put in puts[peer]}
-
-    def count(self) -> None:
-        """Emit the step that counts a call."""
-        lines = self._numbers.counting(self.code)
-        if lines:
-            self.step("count the call", *lines)
-
-    def begin(self) -> None:
-        self.count()
-        self.post(self._posts)
-
-    def post(self, posts: Sequence[tuple[int, Receive, View]]) -> None:
-        """Emit the steps that post receives of some stages."""
+    def post(self, posts: Sequence[Post]) -> Iterator[Instruction]:
+        """Instructions that post receives of some stages."""
         numbers: list[Any] = []
         started: list[Any] = []
-        new: list[tuple[int, str]] = []
-        name, receive = self.code.name, self._transport.receive
+        new: list[tuple[int, Call]] = []
         for number, step, where in posts:
-            pending = self._receiving.setdefault(number, [])
+            pending = self.receiving.setdefault(number, [])
+            peers = self.peers.setdefault(number, [])
             if self._numbers.before(step):
                 theirs = self._numbers.theirs(step)
                 numbers.append(self._transport.receiver(step.peer, self._tag, theirs))
-                self._peers.setdefault(number, []).append(step.peer)
+                peers.append(step.peer)
                 pending.append(numbers[-1])
-            self._peers.setdefault(number, []).append(step.peer)
+            peers.append(step.peer)
             if where.fixed:
                 pending.append(self._transport.receiver(step.peer, self._tag, where.get()))
                 started.append(pending[-1])
             else:
-                call = f"{name(receive)}({step.peer}, {self._tag}, {where.text(self.code)})"
-                new.append((step.peer, f"{name(pending)}[{len(pending)}] = {call}"))
+                to = [Item(pending, len(pending))]
+                arguments = (step.peer, self._tag, where)
+                new.append((step.peer, Call(self._transport.receive, arguments, to)))
                 pending.append(None)
-        self._requests += numbers + started
+        self._persistent += numbers + started
         for some in numbers, started:  # requests started together may match in any order
             if some:
-                self.step(f"post {len(some)} receives", self._starting(some))
-        for peer, post in new:
-            self.step("post a receive into the result", post, peer=peer)
+                yield instruction(f"post {len(some)} receives", self._starting(some))
+        for peer, call in new:
+            yield instruction("post a receive into the result", call, peer=peer)
 
-    def _starting(self, requests: list[Any]) -> str:
-        return f"{self.code.name(self._transport.start)}({self.code.name(requests)})"
+    def _starting(self, requests: list[Any]) -> Call:
+        return Call(self._transport.start, [requests])
 
-    def sends(self, stage: Stage, steps: Sequence[Send]) -> None:
-        # A device packs all messages first, by few kernels; else each is sent once packed.
-        for some in [steps] if self.arrays.asynchronous else [[step] for step in steps]:
-            for step, where in self.packed(stage, some):
-                size = self.bytes_of(step.size)
-                self.step(str(step), *self.leaving(step, where), peer=step.peer, bytes=size)
+    def send(self, step: Send, where: View) -> list[Operation]:
+        """Operations that send a contiguous array."""
+        operations: list[Operation] = []
+        if self._numbers.inside(step):
+            operations.append(Set([Item(self._numbers.room(step).number, 0)], CALL))
+        elif self._numbers.before(step):
+            operations.append(self._sent(step.peer, self._numbers.mine))
+        where = self.message(step, where)
+        if where.fixed:
+            return [*operations, self._sent(step.peer, where.get())]
+        to = [Item(self.sending, self.unknown(step.peer))]
+        return [*operations, Call(self._transport.send, (step.peer, self._tag, where), to)]
 
-    def packed(self, stage: Stage, steps: Sequence[Send]) -> list[tuple[Send, View]]:
-        """Emit the steps that pack each message into a contiguous array.
-
-        Returns:
-            Each send with the view to be sent: the source itself if it is contiguous, or a fixed
-                buffer.
-        """
-        sources = {step.peer: [stage.source(part) for part in step.parts] for step in steps}
-        where = {step.peer: self.as_it_is(step, *sources[step.peer]) for step in steps}
-        packing = [step for step in steps if where[step.peer] is None]
-        apart = [all(source.cell.apart for source in sources[step.peer]) for step in packing]
-        for step, buffer in zip(packing, self._buffers(packing, apart), strict=True):
-            where[step.peer], offset = buffer, 0
-            for source in sources[step.peer]:
-                part = cut(buffer, offset, source.shape)
-                about = {"peer": step.peer, "bytes": self.bytes_of(source.size)}
-                self.move(Move(f"pack for {step.peer}", part, source, about))
-                offset += source.size
-        return [(step, view) for step in steps if (view := where[step.peer]) is not None]
-
-    def _whole(self, step: Send | Receive, where: View) -> View:
+    def message(self, step: Send | Receive, where: View) -> View:
         """View of a message, with the call number if that is appended."""
         return fixed(self._numbers.room(step).whole) if self._numbers.inside(step) else where
 
-    def as_it_is(self, step: Send, first: View, *others: View) -> View | None:
-        """View of a message whose source is one contiguous box, to be sent unpacked; None if it
-        must be packed."""
-        if others or not first.contiguous or self._numbers.inside(step):
-            return None
-        if first.cell.apart:
-            self.settle()
-        if first.fixed:
-            return fixed(first.get(), first.cell.apart)
-        if not self.arrays.asynchronous and self.bytes_of(step.size) <= PACKED:
-            return None
-        # Memory that differs from run to run.
-        flat = Cell(first.shape, self.code.local(), apart=first.cell.apart)
-        how = self.code.name(np.ascontiguousarray) if flat.apart else "contiguous"
-        text = f"{flat.name} = {how}({first.text(self.code)})"
-        self.step(f"find what is for {step.peer}", text, peer=step.peer)
-        return View(flat, flat.shape)
+    def unknown(self, peer: int) -> int:
+        """Index in `sending` of a request that is new in every run."""
+        self.receivers.append(peer)
+        self.sending.append(None)
+        return len(self.sending) - 1
 
-    def leaving(self, step: Send, where: View) -> list[str]:
-        """Lines that send a contiguous array."""
-        name, sending, lines = self.code.name, self._sending, list[str]()
-        if self._numbers.inside(step):
-            lines.append(f"{name(self._numbers.room(step).number)}[0] = c")
-        elif self._numbers.before(step):
-            lines.append(self._sent(step.peer, self._numbers.mine))
-        where = self._whole(step, where)
-        if where.fixed:
-            return [*lines, self._sent(step.peer, where.get())]
-        self._receivers.append(step.peer)
-        sending.append(None)
-        call = f"{name(self._transport.send)}({step.peer}, {self._tag}, {where.text(self.code)})"
-        return [*lines, f"{name(sending)}[{len(sending) - 1}] = {call}"]
-
-    def _sent(self, peer: int, array: Array) -> str:
-        """Line that sends a fixed array, by a persistent request."""
+    def _sent(self, peer: int, array: Array) -> Call:
+        """Operation that sends a fixed array, by a persistent request."""
         request = self._transport.sender(peer, self._tag, array)
-        self._receivers.append(peer)
-        self._sending.append(request)
-        self._requests.append(request)
+        self.receivers.append(peer)
+        self.sending.append(request)
+        self._persistent.append(request)
         return self._starting([request])
 
-    def wait(self, stage: Stage, step: Wait) -> None:
-        pending, transport = self._receiving[stage.number], self._transport
-
-        self.step(
-            str(step),
-            self._waiting(pending, lambda: self._who(stage.number)),
-            *self._numbers.checking(self.code, stage.number),
+    def wait(self, stage: Stage, who: Who) -> Instruction:
+        """The instruction that waits for a stage's messages."""
+        pending, transport = self.receiving[stage.number], self._transport
+        return instruction(
+            str(stage.waits),
+            Call(transport.wait, [pending, who]),
+            *self._numbers.checking(stage.number),
             ready=lambda: transport.test(pending),
-            peers=self._peers.get(stage.number, []),
-            bytes=sum(self.bytes_of(r.size) for r in stage.receives),
+            peers=self.peers.get(stage.number, []),
+            bytes=sum(self._layout.bytes_of(r.size) for r in stage.receives),
         )
 
-    def _who(self, stage: int) -> Awaited:
-        what, late = self.awaited(stage)
-        return Awaited(f"{what} in stage {stage} of {self.about()}", late, stage)
+    def late(self, stage: int) -> list[int]:
+        """Senders of the missing messages of a stage."""
+        pending = zip(self.peers[stage], self.receiving[stage], strict=True)
+        return list({peer: 0 for peer, one in pending if not self._transport.test([one])})
 
-    def awaited(self, stage: int) -> tuple[str, Sequence[int]]:
-        """Missing messages of a stage as text, and their senders."""
-        pending = zip(self._peers[stage], self._receiving[stage], strict=True)
-        late = {peer: 0 for peer, request in pending if not self._transport.test([request])}
-        return f"a message from {peers_named(list(late))}", list(late)
+    def sent(self, about: Callable[[], str]) -> Instructions:
+        """The instruction that waits until all messages have left."""
+        sending, transport = self.sending, self._transport
 
-    def end(self) -> None:
-        sending, transport = self._sending, self._transport
+        def late() -> list[int]:
+            pending = zip(self.receivers, sending, strict=True)
+            return [peer for peer, one in pending if one is not None and not transport.test([one])]
+
+        def who() -> Awaited:
+            # A peer in this call receives them, or is at an earlier stage and waits itself.
+            words = f"its own messages of {about()} to leave"
+            return Awaited(words, late(), math.inf, needs=-1)
+
         if sending:
+            wait = Call(transport.wait, [sending, who])
+            yield instruction("wait until all is sent", wait, ready=lambda: transport.test(sending))
 
-            def late() -> list[int]:
-                requests = zip(self._receivers, sending, strict=True)
-                return [
-                    peer for peer, one in requests if one is not None and not transport.test([one])
-                ]
+    def abandon(self) -> None:
+        """Abandon the requests of an unfinished run."""
+        receives = [r for pending in self.receiving.values() for r in pending if r is not None]
+        self._transport.abandon(receives, [s for s in self.sending if s is not None])
+        self.release.detach()
 
-            def who() -> Awaited:
-                # A peer in this call receives them, or is at an earlier stage and waits itself.
-                words = f"its own messages of {self.about()} to leave"
-                return Awaited(words, late(), math.inf, needs=-1)
 
-            line = self._waiting(sending, who)
-            self.step("wait until all is sent", line, ready=lambda: transport.test(sending))
+class PointToPoint(Communication):
+    """Messages of a bound plan, over a transport.
 
-    def _waiting(self, pending: list[Any], who: Who) -> str:
-        name = self.code.name
-        return f"{name(self._transport.wait)}({name(pending)}, {name(who)})"
+    Args:
+        about: gives the plan's name for messages to users.
+        calls: call counter of all plans of the same workers; None if calls are not compared.
+        others: numbers of the stages whose messages are not supplied here.
+    """
 
-    def buffer(self, size: int, apart: bool = False) -> View:
-        """New fixed flat buffer of a number of elements; `apart`: in host memory."""
-        arrays = self.arrays.of("host") if apart else self.arrays
-        return fixed(arrays.empty((size,), self.plan.dtype), apart)
+    def __init__(
+        self,
+        layout: Layout,
+        transport: Transport,
+        tag: int,
+        about: Callable[[], str],
+        calls: Calls | None,
+        others: Collection[int] = (),
+    ) -> None:
+        self.layout = layout
+        self._about = about
+        self._transport = transport
+        numbers = Numbers(layout.plan, calls, not layout.arrays.asynchronous, about)
+        self.packing = Packing(layout, numbers)
+        self.requests = Requests(layout, transport, tag, numbers)
+        self.posts: list[Post] = []
+        received = [step for step in layout.plan.steps if isinstance(step, Receive)]
+        layout.place(layout.zeros, small_stay=not all(map(numbers.inside, received)))
+        self._numbers = numbers
+        self.inbox = [{} if s.number in others else self._inbox(s) for s in layout.stages]
 
-    def _buffers(self, steps: Sequence[Send | Receive], apart: Sequence[bool]) -> list[View]:
-        """Flat buffers of messages, in host memory where `apart` says so. On a device, small ones
-        are pieces of one buffer, so that one kernel reads or writes all of them."""
-        pairs = list(zip(steps, apart, strict=True))
-        if not self.arrays.asynchronous:
-            inside, room = self._numbers.inside, self._numbers.room
-            return [
-                fixed(room(step).message) if inside(step) else self.buffer(step.size, here)
-                for step, here in pairs
-            ]
-        each = max(1, _APART // self.plan.dtype.itemsize)
-        sizes = [-(-step.size // each) * each for step in steps]
-        small = [self.bytes_of(s.size) <= SMALL and not here for s, here in pairs]
-        ends = list(accumulate(n if one else 0 for n, one in zip(sizes, small, strict=True)))
-        together = self.buffer(ends[-1]) if sum(small) > 1 else None
-        return [
-            cut(together, end - n, (step.size,))
-            if together is not None and one
-            else self.buffer(step.size, here)
-            for (step, here), n, one, end in zip(pairs, sizes, small, ends, strict=True)
+    def _inbox(self, stage: Stage) -> dict[int, View]:
+        puts = {step.peer: stage.incoming(step.peer) for step in stage.receives}
+        inside = self._numbers.inside
+        unpacked = [
+            s for s in stage.receives if inside(s) or not is_straight(stage, puts[s.peer], s)
         ]
+        on_host = [all(stage.target(p).buffer.on_host for p in puts[s.peer]) for s in unpacked]
+        found = zip(unpacked, self.packing.buffers(unpacked, on_host), strict=True)
+        buffers = {step.peer: buffer for step, buffer in found}
+        for step in stage.receives:
+            where = buffers.get(step.peer) or stage.target(puts[step.peer][0])
+            self.posts.append(Post(stage.number, step, self.requests.message(step, where)))
+        return {id(put): piece(b, put) for peer, b in buffers.items() for put in puts[peer]}
+
+    def begin(self) -> Instructions:
+        yield from self.requests.count()
+        yield from self.requests.post(self.posts)
+
+    def sends(self, stage: Stage) -> Instructions:
+        for step in stage.sends:
+            made, ((_, where),) = self.packing.packed(stage, [step])
+            yield from made
+            yield sending(self.layout, step, self.requests.send(step, where))
+
+    def wait(self, stage: Stage) -> Instructions:
+        yield self.requests.wait(stage, lambda: self.awaited(stage.number))
+
+    def awaited(self, stage: int) -> Awaited:
+        """Description of the wait for a stage's messages."""
+        late = self.requests.late(stage)
+        return coming(f"a message from {peers_named(late)}", late, stage, self._about)
+
+    def end(self) -> Instructions:
+        return self.requests.sent(self._about)
 
     def describe(self) -> str:
         return f"messages over {self._transport.name}"
 
     def abandon(self) -> None:
-        super().abandon()
-        receives = [r for pending in self._receiving.values() for r in pending if r is not None]
-        self._transport.abandon(receives, [s for s in self._sending if s is not None])
-        self._release.detach()
+        self.requests.abandon()
 
     def release(self) -> None:
-        self._release()
+        self.requests.release()
 
 
-def straight(stage: Stage, puts: Sequence[Put], step: Receive) -> bool:
-    """True if a message can be received directly into its target: one unscaled assignment to a
-    contiguous box."""
-    if len(puts) != 1 or puts[0].coefficient != 1 or puts[0].accumulate:
-        return False
-    target = stage.target(puts[0])
-    return target.contiguous and target.size == step.size
+def sending(layout: Layout, step: Send, operations: Sequence[Operation]) -> Instruction:
+    """The instruction that sends a message."""
+    size = layout.bytes_of(step.size)
+    return instruction(str(step), *operations, peer=step.peer, bytes=size)
 
 
-def piece(buffer: View, put: Put) -> View:
-    """View of the piece of a message that a put reads."""
-    return cut(buffer, put.source.offset, put.target.shape)  # type: ignore[union-attr]
+def coming(what: str, late: Sequence[int], stage: int, about: Callable[[], str]) -> Awaited:
+    """Description of a wait for messages of a stage, `what`, by some peers that are late."""
+    return Awaited(f"{what} in stage {stage} of {about()}", late, stage)

@@ -7,17 +7,17 @@ along a tree, so that an error found by one worker is raised by all.
 from __future__ import annotations
 
 import math
-import pickle
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
-from linop import errors
 from linop.backends.transports.deadlock import Key, Point
 from linop.backends.transports.recorder import Recorder
-from linop.errors import BackendError, LinopError, interrupt
+from linop.errors import BackendError, LinopError, interrupt, restated
 from linop.spaces.scalars import Array
 
+Item = TypeVar("Item")
 ANY = -2
 """Tag that stands for no plan."""
 MEET = "meet"
@@ -152,8 +152,9 @@ class Transport(Protocol):
     def abandon(self, receives: Sequence[Any], sends: Sequence[Any]) -> None:
         """Abandon requests that may never complete; afterwards no receive buffer is written to."""
 
-    def gather_all(self, data: bytes, doing: str = MEET, about: object = "") -> list[bytes]:
-        """All-gather of byte strings of any lengths, by worker; collective over all workers.
+    def gather_all(self, item: Item, doing: str = MEET, about: object = "") -> list[Item]:
+        """All-gather of objects that pickle, by worker; collective over all workers. Each worker
+        gets copies of the others' items, and its own.
 
         Args:
             doing: name of the operation; must be the same on all workers.
@@ -163,10 +164,10 @@ class Transport(Protocol):
             BackendError: workers call different operations; on every worker.
         """
 
-    def post(self, peer: int, data: bytes) -> None:
-        """Send a control message to a worker."""
+    def post(self, peer: int, item: object) -> None:
+        """Send a control message, an object that pickles, to a worker."""
 
-    def fetch(self, peer: int, who: Who, patience: float | None = None) -> bytes | None:
+    def fetch(self, peer: int, who: Who, patience: float | None = None) -> Any:
         """Next control message of a worker; None if none arrives for `patience` seconds."""
 
     def alarm(self, error: LinopError, tag: int, call: int) -> None:
@@ -184,8 +185,8 @@ class Transport(Protocol):
 class Verdict:
     """Merged statements of workers before a call: errors found, calls made, votes."""
 
-    wrong: dict[int, tuple[str, str]] = field(default_factory=dict)
-    """Errors by worker: class name and text."""
+    wrong: dict[int, LinopError] = field(default_factory=dict)
+    """Errors by worker."""
     calls: dict[tuple[int, int], tuple[int, str]] = field(default_factory=dict)
     """Calls by (tag, call number): the first worker that makes it, and its name."""
     votes: bool = True
@@ -200,8 +201,7 @@ class Verdict:
     def error(self) -> LinopError | None:
         """The first worker's error, to be raised on every worker; None if all agree."""
         if self.wrong:
-            kind, text = self.wrong[min(self.wrong)]
-            return rebuilt(kind, text)
+            return self.wrong[min(self.wrong)]
         if len(self.calls) > 1:
             calls = "; ".join(f"worker {w} calls {what}" for w, what in sorted(self.calls.values()))
             return BackendError(
@@ -214,6 +214,24 @@ class Verdict:
 def peers_named(peers: Sequence[int]) -> str:
     """Workers as text."""
     return f"worker{'s' if len(peers) > 1 else ''} {', '.join(map(str, peers))}"
+
+
+class Gathering:
+    """Implementation of `Transport.gather_all` over an exchange of items."""
+
+    recorder: Recorder
+
+    def gather_all(self, item: Item, doing: str = MEET, about: object = "") -> list[Item]:
+        if doing != MEET:
+            self.recorder.meets(doing, about)
+        said = self._exchanged((doing, item), doing, about)
+        if len({one for one, _ in said}) > 1:
+            check_doing(self._exchanged((doing, str(about)), doing, about))
+        return [one for _, one in said]
+
+    @abstractmethod
+    def _exchanged(self, mine: Item, doing: str, about: object) -> list[Item]:
+        """Items of all workers, by worker; collective."""
 
 
 def check_doing(said: Sequence[tuple[str, object]]) -> None:
@@ -245,19 +263,10 @@ def gathering(peer: int, doing: str, about: object) -> str:
 def heard(error: LinopError, tag: int) -> LinopError:
     """New instance of an alarm's error for the receiving worker, marked with the plan's tag so that
     it raises no further alarm."""
-    mine = rebuilt(type(error).__name__, str(error))
+    mine = restated(error, str(error))
     mine.alarm = tag
     interrupt(mine)
     return mine
-
-
-def rebuilt(kind: str, text: str) -> LinopError:
-    """Instance of another worker's error: of the same class if it is one of linop's, else a
-    `BackendError`."""
-    known = getattr(errors, kind, None)
-    ours = isinstance(known, type) and issubclass(known, LinopError)
-    error: LinopError = known(text) if ours else BackendError(f"{kind}: {text}")  # type: ignore[misc]
-    return error
 
 
 class Talk:
@@ -283,7 +292,7 @@ class Talk:
             return
         interrupt(error)
         for peer in self._told:
-            self._transport.post(peer, pickle.dumps((self._topic, _TAKEN_BACK)))
+            self._transport.post(peer, (self._topic, _TAKEN_BACK))
 
     @property
     def key(self) -> Key:
@@ -308,17 +317,17 @@ class Talk:
         (default: this one)."""
         self._told.append(peer)
         topic = self._topics.get(peer, self._topic)
-        self._transport.post(peer, pickle.dumps((topic, item)))
+        self._transport.post(peer, (topic, item))
 
     def hear(self, peer: int, who: Who) -> Any:
         """Next item from a worker in this exchange. An item of another exchange is returned if it
         is not revoked within `_PATIENCE`."""
         other: Any = None
         while True:
-            data = self._transport.fetch(peer, who, None if other is None else _PATIENCE)
-            if data is None:
+            said = self._transport.fetch(peer, who, None if other is None else _PATIENCE)
+            if said is None:
                 return other
-            topic, item = pickle.loads(data)
+            topic, item = said
             self._topics[peer] = topic
             if isinstance(item, str) and item == _TAKEN_BACK:
                 other = None

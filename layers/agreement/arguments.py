@@ -7,7 +7,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -85,32 +85,25 @@ def compare_arguments(where: str, said: Sequence[Said]) -> None:
                 )
 
 
-def compare_values(
-    where: str, what: str, holders: Iterable[Sequence[int]], said: Sequence[Said]
-) -> None:
+def compare_values(where: str, spaces: Mapping[str, TensorSpace], said: Sequence[Said]) -> None:
     """Check by digests that workers that hold the same block of a tensor have equal values.
 
     Args:
         where: name of the layer, for errors.
-        what: the tensor's name in `said`.
-        holders: the workers of each block.
-        said: digests of each worker.
+        spaces: of the tensors, by name; of one without a space every worker holds the whole.
+        said: digests of each worker, by name.
 
     Raises:
         BackendError: they differ; on every worker.
     """
-    for group in holders:
-        known = [w for w in group if said[w].get(what)]
-        for w in known[1:]:
-            if said[w][what] != said[known[0]][what]:
-                raise BackendError(
-                    f"{where}: {what} differs between workers {known[0]} and {w}, which hold the "
-                    f"same piece of it; the same values expected"
-                )
-
-
-def holders_of(space: TensorSpace) -> Iterator[Sequence[int]]:
-    """The workers of each region that several of them hold."""
-    for region in space.regions:
-        if len(region.workers) > 1:
-            yield region.workers
+    for what in dict.fromkeys(name for digests in said for name in digests):
+        everybody: list[Sequence[int]] = [range(len(said))]
+        space = spaces.get(what)
+        for holders in everybody if space is None else [r.workers for r in space.regions]:
+            known = [w for w in holders if said[w].get(what)]
+            for w in known[1:]:
+                if said[w][what] != said[known[0]][what]:
+                    raise BackendError(
+                        f"{where}: {what} differs between workers {known[0]} and {w}, which hold "
+                        f"the same piece of it; the same values expected"
+                    )

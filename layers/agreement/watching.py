@@ -33,7 +33,7 @@ _INSTALLING = threading.Lock()
 _hooks: list[Any] = []
 
 
-def watch() -> None:
+def watch_modules() -> None:
     """Install hooks on the calls of all modules; once in a process."""
     with _INSTALLING:
         if not _hooks:
@@ -42,7 +42,7 @@ def watch() -> None:
             _hooks.append(module.register_module_forward_hook(_after))
 
 
-def note(tensor: Any, cut: Collection[int]) -> None:
+def mark_block(tensor: Any, cut: Collection[int]) -> None:
     """Record a tensor as a block.
 
     Args:
@@ -72,7 +72,7 @@ def _before(module: Any, args: Any) -> None:
 def _after(module: Any, args: Any, result: Any) -> None:
     cut = _cut_of(args)
     if cut and isinstance(module, _POINTWISE) and isinstance(result, torch.Tensor):
-        note(result, cut)
+        mark_block(result, cut)
 
 
 def _wrong(module: Any, cut: frozenset[int], ndim: int) -> str:

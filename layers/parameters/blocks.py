@@ -1,5 +1,5 @@
 """Registry of the parameters that are blocks of a distributed one. torch's functions take them for
-whole tensors; `linop.layers.parameters.stock` guards those whose results would be wrong.
+whole tensors; `linop.layers.parameters.torch_guards` guards those whose results would be wrong.
 
 Blocks are plain torch parameters, found through their layers, so that a replaced parameter is found
 too. A subclass of Parameter makes a step of SGD 2.0 times as long, of AdamW 1.35 times (measured, 4

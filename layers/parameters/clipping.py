@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from linop.errors import ArgumentError, BackendError
-from linop.layers.agreement.meeting import meeting_of, program
+from linop.layers.agreement.input_agreement import agreement_of, program_backend
 from linop.layers.layer import Tensor
 from linop.layers.parameters.blocks import blocks
 
@@ -57,7 +57,9 @@ def clip_grad_norm_(
     if not kind:
         raise ArgumentError(f"clip_grad_norm_: norm_type={norm_type}; another number expected")
     named = {key: p for key, p in _named(parameters).items() if p.grad is not None}
-    norms = _agreed(meeting_of(program()).told(_norms(named, kind), "clip gradients"))
+    norms = _agreed(
+        agreement_of(program_backend()).gather_objects(_norms(named, kind), "clip gradients")
+    )
     total = _norm([torch.tensor(norm.value, dtype=torch.float64) for norm in norms], kind)
     if error_if_nonfinite and not isfinite(total):
         raise BackendError(

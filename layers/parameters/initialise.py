@@ -10,7 +10,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from linop.errors import ArgumentError
-from linop.layers.agreement.meeting import program
+from linop.layers.agreement.input_agreement import program_backend
 from linop.layers.layer import Layer
 from linop.layers.parameters.weights import drawn, shares_a_process
 
@@ -47,7 +47,7 @@ def initialize(
     space, mine = layer.spaces[name], layer._parameters[name]
     kind = None if mine is None else (mine.dtype, mine.device.type)
     # Values drawn depend on dtype and device, which only workers with a block know.
-    said = layer._meeting.told(kind, "initialize", layer._name)
+    said = layer._agreement.gather_objects(kind, "initialize", layer._name)
     dtype, device = next(one for one in said if one is not None)
 
     def make() -> Any:
@@ -73,7 +73,7 @@ def seeded(seed: int) -> Iterator[None]:
         ArgumentError: on threads, a function inside draws from torch's generator, and takes no
             other: dropout, or `torch.rand_like`.
     """
-    if shares_a_process(program()):
+    if shares_a_process(program_backend()):
         with _Own(seed):
             yield
         return

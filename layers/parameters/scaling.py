@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from linop.layers.agreement.meeting import meeting_of, program
+from linop.layers.agreement.input_agreement import agreement_of, program_backend
 
 
 class GradScaler(torch.amp.GradScaler):  # type: ignore[misc]  # torch is not typed here
@@ -19,13 +19,13 @@ class GradScaler(torch.amp.GradScaler):  # type: ignore[misc]  # torch is not ty
     """
 
     def __init__(self, device: str | None = None, **kwargs: Any) -> None:
-        super().__init__(program().arrays.device if device is None else device, **kwargs)
+        super().__init__(program_backend().arrays.device if device is None else device, **kwargs)
 
     def _unscale_grads_(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
         found: dict[Any, Any] = super()._unscale_grads_(*args, **kwargs)
         # A worker without gradients has looked at none, which torch takes for a mistake.
         found = found or {self._scale.device: torch.zeros((), device=self._scale.device)}
-        if meeting_of(program()).sum(sum(int(flag) for flag in found.values())):
+        if agreement_of(program_backend()).sum(sum(int(flag) for flag in found.values())):
             for flag in found.values():
                 flag.fill_(1.0)
         return found

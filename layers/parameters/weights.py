@@ -13,8 +13,7 @@ import torch
 
 from linop.backends import Backend
 from linop.backends.threads import Thread
-from linop.backends.worker import Worker
-from linop.layers.agreement.meeting import meeting_of
+from linop.layers.agreement.input_agreement import agreement_of
 from linop.layers.layer import Layer
 from linop.spaces.tensor import TensorSpace
 
@@ -28,17 +27,16 @@ def drawn(layer: Layer, make: Callable[[], Any]) -> Any:
     Workers that are threads of one process share a generator: each draws from the state at the
     call, and the generator advances once.
     """
-    backend = layer.backend
     processes = _processes(layer)
     if len(set(processes)) == len(processes):
         return make()
-    _meet(backend)
+    agreement = agreement_of(layer.backend)
     state = torch.get_rng_state()
-    _meet(backend)  # no worker draws before all have read the state
+    agreement.gather_objects(None)  # no worker draws before all have read the state
     with _ONE_AT_A_TIME:
         torch.set_rng_state(state)
         made = make()
-    _meet(backend)
+    agreement.gather_objects(None)
     return made
 
 
@@ -55,16 +53,11 @@ def shares_a_process(backend: Backend) -> bool:
 
 def _processes(layer: Layer) -> list[str]:
     """The process of each worker. Collective: it also compares the layer that is constructed."""
-    return meeting_of(layer.backend).constructed(layer.made(), _process())
+    return agreement_of(layer.backend).agree_on_construction(layer.description(), _process())
 
 
 def _process() -> str:
     return f"{socket.gethostname()} {os.getpid()}"
-
-
-def _meet(backend: Backend) -> None:
-    assert isinstance(backend, Worker)
-    backend.transport.gather_all(b"\0")
 
 
 def hold(layer: Layer, name: str, space: TensorSpace, whole: Any) -> None:
@@ -79,10 +72,10 @@ def hold(layer: Layer, name: str, space: TensorSpace, whole: Any) -> None:
     block = None
     if layer.worker in space.partition:
         # A copy, so that the whole parameter can be freed.
-        part = whole.detach()[space.slices(layer.worker)].clone(
+        values = whole.detach()[space.slices(layer.worker)].clone(
             memory_format=torch.contiguous_format
         )
-        block = torch.nn.Parameter(part, whole.requires_grad)
+        block = torch.nn.Parameter(values, whole.requires_grad)
     layer.register_parameter(name, block)
 
 

@@ -16,15 +16,17 @@ from typing import Any
 import torch
 
 from linop.errors import ArgumentError
-from linop.layers.state.files import check_sealed, clear_parts, replacing, seal, sync_folder
+from linop.layers.state.files import check_sealed, clear_partial, replacing, seal, sync_folder
 from linop.layers.state.optimizer_state import (
     Optimized,
     check_options,
     collect_optimizer,
     staged_optimizer,
 )
-from linop.layers.state.parts import MODEL, OPTIMIZER
-from linop.layers.state.state import Workers, collect, source_of, spread
+from linop.layers.state.sharded_load import load_sharded
+from linop.layers.state.state import collect, source_of, spread
+from linop.layers.state.state_tensors import MODEL, OPTIMIZER
+from linop.layers.state.workers import Workers
 
 
 def save(
@@ -52,13 +54,12 @@ def save(
     if optimized is not None:
         check_options(optimized)
     if sharded:
-        from linop.layers.state.sharded import (
-            save_parts,  # torch's part of it takes a second to import
-        )
+        # Here: torch's module for it takes a second to import.
+        from linop.layers.state.sharded_save import save_sharded
 
-        save_parts(workers, optimized, Path(path))
+        save_sharded(workers, optimized, Path(path))
         return
-    state: Any = collect(workers, list(workers.parts.values()), 0)
+    state: Any = collect(workers, list(workers.tensors.values()), 0)
     if optimized is not None:
         state = {MODEL: state, OPTIMIZER: collect_optimizer(optimized, 0)}
     workers.each(lambda: _write(state, Path(path)) if workers.worker == 0 else None)
@@ -85,23 +86,21 @@ def load(model: Any, path: str | os.PathLike[str], optimizer: Any = None) -> Non
     """
     workers = Workers("load", model)
     optimized = _optimized(workers, optimizer)
-    if workers.told(Path(path).is_dir())[0]:
-        from linop.layers.state.sharded import load_parts
-
-        load_parts(workers, optimized, Path(path))
+    if workers.gather_objects(Path(path).is_dir())[0]:
+        load_sharded(workers, optimized, Path(path))
         return
     whole = workers.each(lambda: _read(Path(path)) if workers.worker == 0 else None)
-    both = workers.told(whole is not None and _has_optimizer(whole))[0]
+    both = workers.gather_objects(whole is not None and _has_optimizer(whole))[0]
     if optimized is not None and not both:
         raise ArgumentError(f"load: {os.fspath(path)!r} has no state of an optimizer")
     state = whole[MODEL] if both and whole is not None else whole
-    parts = list(workers.parts.values())
-    source = source_of(workers, parts, state)
+    items = list(workers.tensors.values())
+    source = source_of(workers, items, state)
     staged = None
     if optimized is not None:
         staged = staged_optimizer(optimized, None if whole is None else whole[OPTIMIZER])
     workers.materialise()
-    spread(workers, parts, state, source)
+    spread(workers, items, state, source)
     if optimized is not None and staged is not None:
         hypers, kept = staged
         workers.each(lambda: optimized.install(hypers, kept))
@@ -109,7 +108,7 @@ def load(model: Any, path: str | os.PathLike[str], optimizer: Any = None) -> Non
 
 def _optimized(workers: Workers, optimizer: Any) -> Optimized | None:
     """The optimizers of all workers, if any of them has one."""
-    some = any(workers.told(optimizer is not None))
+    some = any(workers.gather_objects(optimizer is not None))
     return Optimized(workers, optimizer) if some else None
 
 
@@ -122,7 +121,7 @@ def _write(state: Any, path: Path) -> None:
         torch.save(state, file)
         seal(file)
     sync_folder(path.parent)
-    clear_parts(path)
+    clear_partial(path)
 
 
 def _read(path: Path) -> Any:

@@ -58,7 +58,7 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
         raise
 
 
-def clear_parts(path: Path) -> None:
+def clear_partial(path: Path) -> None:
     """Remove temporary files that killed saves to this path have left."""
     left = re.compile(rf"\.{re.escape(path.name)}\.{_TOKEN}\.part")
     remove(file for file in path.parent.iterdir() if left.fullmatch(file.name))

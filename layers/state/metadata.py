@@ -69,7 +69,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 @dataclass(frozen=True)
-class Place:
+class Location:
     """Location of a stored item, and its digest, if there is one."""
 
     file: str
@@ -84,7 +84,7 @@ class Chunk:
 
     offsets: Numbers
     sizes: Numbers
-    place: Place
+    location: Location
 
 
 @dataclass(frozen=True)
@@ -152,8 +152,8 @@ def index_of(data: bytes, path: Path) -> Index:
         raise BackendError(f"{str(path)!r} is no index of a checkpoint: {error}") from error
     for entry in entries.values():
         for chunk in entry.chunks:
-            unsealed = chunk.place.digest is None
-            if unsealed and (mark or SHARD.fullmatch(chunk.place.file)):
+            unsealed = chunk.location.digest is None
+            if unsealed and (mark or SHARD.fullmatch(chunk.location.file)):
                 raise BackendError(damaged(path, "digests are missing"))
     return Index(entries, paths, bool(mark), hashlib.sha256(data).hexdigest())
 
@@ -162,32 +162,34 @@ def _decoded(
     root: Any, digests: Mapping[str, str] | None
 ) -> tuple[dict[str, Entry], dict[str, tuple[Any, ...]]]:
     state = _state(root, "Metadata")
-    places = {}
+    locations = {}
     for index, info in _mapping(state["storage_data"]).items():
         key = _state(index, "MetadataIndex")
         offset = key.get("offset")
         where = None if offset is None else _numbers(offset)
-        places[_text(key["fqn"]), where] = _place(_state(info, "_StorageInfo"), digests)
+        locations[_text(key["fqn"]), where] = _location(_state(info, "_StorageInfo"), digests)
     entries = {
-        _text(name): _entry(name, entry, places)
+        _text(name): _entry(name, entry, locations)
         for name, entry in _mapping(state["state_dict_metadata"]).items()
     }
     said = _mapping(state.get("planner_data") or {})
     return entries, {name: _path(said.get(name, (name,))) for name in entries}
 
 
-def _place(info: Mapping[str, Any], digests: Mapping[str, str] | None) -> Place:
+def _location(info: Mapping[str, Any], digests: Mapping[str, str] | None) -> Location:
     if info.get("transform_descriptors"):
         raise BackendError("what is stored is transformed, which linop does not read")
     file = _text(info["relative_path"])
     offset, length = _numbers((info["offset"], info["length"]))
     digest = None if digests is None else digests.get(key_of(file, offset))
-    return Place(file, offset, length, digest)
+    return Location(file, offset, length, digest)
 
 
-def _entry(name: str, entry: Any, places: Mapping[tuple[str, Numbers | None], Place]) -> Entry:
+def _entry(
+    name: str, entry: Any, locations: Mapping[tuple[str, Numbers | None], Location]
+) -> Entry:
     if type(entry).__name__ == "BytesStorageMetadata":
-        return Entry(None, (), (Chunk((), (), places[name, None]),))
+        return Entry(None, (), (Chunk((), (), locations[name, None]),))
     state = _state(entry, "TensorStorageMetadata")
     dtype = _dtype(state["properties"])
     shape = _numbers(state["size"])
@@ -198,7 +200,7 @@ def _entry(name: str, entry: Any, places: Mapping[tuple[str, Numbers | None], Pl
         ends = [a + n for a, n in zip(offsets, sizes, strict=True)]
         if any(end > length for end, length in zip(ends, shape, strict=True)):
             raise BackendError(f"a chunk of {name!r} lies outside of its shape {shape}")
-        chunks.append(Chunk(offsets, sizes, places[name, offsets]))
+        chunks.append(Chunk(offsets, sizes, locations[name, offsets]))
     return Entry(dtype, shape, tuple(chunks))
 
 

@@ -6,15 +6,17 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from itertools import count
 from typing import Any
 
 import torch
 
 from linop.errors import ArgumentError
-from linop.layers.layer import Tensor
-from linop.layers.state.parts import Part
-from linop.layers.state.state import Workers, collect, source_of, spread
+from linop.layers.state.state import collect, source_of, spread
+from linop.layers.state.state_tensors import StateTensor
+from linop.layers.state.workers import Workers
 
 Names = tuple[str, str]
 """Names of a parameter, and of a value that the optimizer keeps for it."""
@@ -41,7 +43,7 @@ class Optimized:
     def __init__(self, workers: Workers, optimizer: Any) -> None:
         self.workers, self.optimizer = workers, optimizer
         self._own: list[list[str | None]] = workers.each(self._names)
-        said = workers.told(None if optimizer is None else self._groups())
+        said = workers.gather_objects(None if optimizer is None else self._groups())
         known = [groups for groups in said if groups is not None]
         if not known:
             raise ArgumentError(f"{workers.what}: no worker passes an optimizer")
@@ -51,16 +53,16 @@ class Optimized:
         self.groups = []
         for lists in zip(*([keys for _, keys in groups] for groups in known), strict=True):
             together = set().union(*lists)
-            self.groups.append([key for key in workers.parts if key in together])
+            self.groups.append([key for key in workers.tensors if key in together])
 
     def _names(self) -> list[list[str | None]]:
         """Names of this worker's parameters, by group."""
         if self.optimizer is None:
             return []
         names: dict[int, str] = {}
-        for key, part in self.workers.parts.items():
-            if part.trained and part.block is not None:
-                names.setdefault(id(part.block), key)
+        for key, item in self.workers.tensors.items():
+            if item.trained and item.block is not None:
+                names.setdefault(id(item.block), key)
         own = []
         for group in self.optimizer.param_groups:
             for p in group["params"]:
@@ -73,16 +75,12 @@ class Optimized:
         return own
 
     def _groups(self) -> list[tuple[dict[str, Any], list[str]]]:
-        left = ("params", "param_names")
-        hypers = [
-            {k: v for k, v in group.items() if k not in left}
-            for group in self.optimizer.param_groups
-        ]
+        hypers = _options(self.optimizer.param_groups)
         names = [[name for name in group if name is not None] for group in self._own]
         return list(zip(hypers, names, strict=True))
 
     def kept(self) -> dict[Names, Any]:
-        """State that the optimizers keep, by names: a `Part`, or a number. Collective.
+        """State that the optimizers keep, by names: a `StateTensor`, or a number. Collective.
 
         Raises:
             ArgumentError: a value is neither of the parameter's shape nor a number, or missing on
@@ -90,10 +88,12 @@ class Optimized:
         """
         workers = self.workers
         mine = self._mine()
-        said = workers.told(workers.each(lambda: {n: self._kind(n, mine[n]) for n in mine}))
+        said = workers.gather_objects(
+            workers.each(lambda: {n: self._kind(n, mine[n]) for n in mine})
+        )
         everyones = {names: kind for kinds in said for names, kind in kinds.items()}
         workers.each(lambda: self._complete(mine, everyones))
-        order = {key: n for n, key in enumerate(workers.parts)}
+        order = {key: n for n, key in enumerate(workers.tensors)}
         kept: dict[Names, Any] = {}
         for names in sorted(everyones, key=lambda names: order[names[0]]):
             key, name = names
@@ -103,25 +103,19 @@ class Optimized:
                 workers.refuse(f"{name!r} of {key!r} differs between workers: {sorted(kinds)}")
             if is_block:
                 block = mine.get(names)
-                value = Part(f"{key}.{name}", workers.parts[key].space, block, value)
+                value = StateTensor(f"{key}.{name}", workers.tensors[key].space, block, value)
             kept[names] = value
         return kept
 
     def _mine(self) -> dict[Names, Any]:
-        mine: dict[Names, Any] = {}
-        for key, p in self._parameters().items():
-            values = self.optimizer.state.get(p, {})
-            mine.update({(key, name): value for name, value in values.items()})
-        return mine
-
-    def _parameters(self) -> dict[str, Tensor]:
-        """This worker's parameters that the optimizer has, by name."""
+        """Values that this worker's optimizer keeps, by names."""
         groups = [] if self.optimizer is None else self.optimizer.param_groups
         return {
-            key: p
-            for group, names in zip(groups, self._own, strict=True)
-            for p, key in zip(group["params"], names, strict=True)
+            (key, name): value
+            for group, keys in zip(groups, self._own, strict=True)
+            for p, key in zip(group["params"], keys, strict=True)
             if key is not None
+            for name, value in self.optimizer.state.get(p, {}).items()
         }
 
     def _kind(self, names: Names, value: Any) -> tuple[bool, Any]:
@@ -131,9 +125,9 @@ class Optimized:
         Raises:
             ArgumentError: the tensor has another shape than this worker's block.
         """
-        if not isinstance(value, torch.Tensor) or not value.ndim:
-            return False, value
-        block = self.workers.parts[names[0]].block
+        if not _is_tensor(value):
+            return False, deepcopy(value)  # the next step changes the optimizer's
+        block = self.workers.tensors[names[0]].block
         if value.shape != block.shape:
             raise ArgumentError(
                 f"the optimizer keeps {names[1]!r} of shape {tuple(value.shape)} for {names[0]!r} "
@@ -143,41 +137,30 @@ class Optimized:
 
     def _complete(self, mine: Mapping[Names, Any], everyones: Mapping[Names, Any]) -> None:
         for key, name in everyones:
-            block = self.workers.parts[key].block
+            block = self.workers.tensors[key].block
             if block is not None and block.numel() and (key, name) not in mine:
                 raise ArgumentError(f"the optimizer keeps no {name!r} for {key!r}, as others do")
 
-    def target(self, key: str, name: str, dtype: Any) -> Part:
-        """A `Part` that is split as a parameter, with a new block, uninitialised."""
-        part = self.workers.parts[key]
+    def target(self, key: str, name: str, dtype: Any) -> StateTensor:
+        """A `StateTensor` that is split as a parameter, with a new block, uninitialised."""
+        item = self.workers.tensors[key]
         block = None
-        if part.block is not None:
-            device = self.workers.device if part.block.is_meta else part.block.device
-            block = torch.empty_like(part.block, dtype=dtype, device=device)
-        return Part(f"{key}.{name}", part.space, block, dtype)
+        if item.block is not None:
+            device = self.workers.device if item.block.is_meta else item.block.device
+            block = torch.empty_like(item.block, dtype=dtype, device=device)
+        return StateTensor(f"{key}.{name}", item.space, block, dtype)
 
     def install(self, hypers: list[dict[str, Any]], kept: Mapping[Names, Any]) -> None:
         """Load this worker's share of a whole state.
 
         Args:
             hypers: what is in each group besides parameters.
-            kept: numbers, and parts that hold this worker's blocks.
+            kept: numbers, and items that hold this worker's blocks.
         """
         if self.optimizer is None:
             return
-        state: dict[int, dict[str, Any]] = {}
-        groups, number = [], 0
-        for hyper, names in zip(hypers, self._own, strict=True):
-            groups.append({**hyper, "params": list(range(number, number + len(names)))})
-            for index, key in enumerate(names, start=number):
-                found = {name: value for (k, name), value in kept.items() if k == key}
-                if found:
-                    state[index] = {
-                        name: value.block if isinstance(value, Part) else value
-                        for name, value in found.items()
-                    }
-            number += len(names)
-        self.optimizer.load_state_dict({"state": state, "param_groups": groups})
+        mine = {n: v.block if isinstance(v, StateTensor) else v for n, v in kept.items()}
+        self.optimizer.load_state_dict(_numbered(hypers, self._own, mine))
 
 
 def check_options(optimized: Optimized) -> None:
@@ -230,24 +213,38 @@ def gather_optimizer_state(
 def collect_optimizer(optimized: Optimized, worker: int | None) -> dict[str, Any] | None:
     """`gather_optimizer_state` for optimizers that are compared already. Collective."""
     kept = optimized.kept()
-    parts = [value for value in kept.values() if isinstance(value, Part)]
-    wholes = collect(optimized.workers, parts, worker)
+    items = [value for value in kept.values() if isinstance(value, StateTensor)]
+    wholes = collect(optimized.workers, items, worker)
     if wholes is None:
         return None
-    groups: list[dict[str, Any]] = []
-    state: dict[int, dict[str, Any]] = {}
-    number = 0
-    for hyper, keys in zip(optimized.hypers, optimized.groups, strict=True):
-        groups.append({**hyper, "params": list(range(number, number + len(keys)))})
-        for index, key in enumerate(keys, start=number):
-            found = {name: value for (k, name), value in kept.items() if k == key}
-            if found:
-                state[index] = {
-                    name: wholes[value.key] if isinstance(value, Part) else value
-                    for name, value in found.items()
-                }
-        number += len(keys)
-    return {"state": state, "param_groups": groups}
+    values = {n: wholes[v.key] if isinstance(v, StateTensor) else v for n, v in kept.items()}
+    return _numbered(optimized.hypers, optimized.groups, values)
+
+
+def _numbered(
+    hypers: Sequence[Mapping[str, Any]],
+    groups: Sequence[Sequence[str | None]],
+    kept: Mapping[Names, Any],
+) -> dict[str, Any]:
+    """A state in the form of torch's optimizers, where parameters have numbers.
+
+    Args:
+        hypers: options of each group.
+        groups: names of the parameters of each group; None for those outside of the model.
+        kept: values by names.
+    """
+    by_key: dict[str | None, dict[str, Any]] = {}
+    for (key, name), value in kept.items():
+        by_key.setdefault(key, {})[name] = value
+    numbers = count()
+    numbered = [[(next(numbers), key) for key in keys] for keys in groups]
+    return {
+        "state": {n: by_key[key] for group in numbered for n, key in group if key in by_key},
+        "param_groups": [
+            {**hyper, "params": [n for n, _ in group]}
+            for hyper, group in zip(hypers, numbered, strict=True)
+        ],
+    }
 
 
 def scatter_optimizer_state(model: Any, optimizer: Any, state: Mapping[str, Any] | None) -> None:
@@ -281,8 +278,8 @@ def staged_optimizer(
     if named is not None:
         hypers, values = named
         tensors = {f"{k}.{n}": v for (k, n), v in values.items() if _is_tensor(v)}
-        said = hypers, {n: v.dtype if _is_tensor(v) else v for n, v in values.items()}
-    known = [one for one in workers.told(said) if one is not None]
+        said = hypers, {n: v.dtype if _is_tensor(v) else deepcopy(v) for n, v in values.items()}
+    known = [one for one in workers.gather_objects(said) if one is not None]
     if not known:
         workers.refuse("no worker has the state; pass it on one of them, or on all")
     hypers, kinds = known[0]
@@ -290,8 +287,8 @@ def staged_optimizer(
         (key, name): optimized.target(key, name, kind) if isinstance(kind, torch.dtype) else kind
         for (key, name), kind in kinds.items()
     }
-    parts = [value for value in kept.values() if isinstance(value, Part)]
-    spread(workers, parts, tensors, source_of(workers, parts, tensors))
+    items = [value for value in kept.values() if isinstance(value, StateTensor)]
+    spread(workers, items, tensors, source_of(workers, items, tensors))
     return hypers, kept
 
 
@@ -314,13 +311,18 @@ def _named(
         for group, keys in zip(groups, optimized.groups, strict=True)
         for number, key in zip(group["params"], keys, strict=True)
     }
-    hypers = [{k: v for k, v in g.items() if k not in ("params", "param_names")} for g in groups]
     kept = {
         (names[number], name): value
         for number, values in state["state"].items()
         for name, value in values.items()
     }
-    return hypers, kept
+    return _options(groups), kept
+
+
+def _options(groups: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """What is in each group besides parameters, as copies."""
+    left = ("params", "param_names")
+    return [{k: deepcopy(v) for k, v in group.items() if k not in left} for group in groups]
 
 
 def _is_tensor(value: Any) -> bool:

@@ -6,191 +6,22 @@ Elements of every dtype travel as integers of the same size, so that none is rou
 
 from __future__ import annotations
 
-import hashlib
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from linop.backends.autograd.functions import apply
-
-# isort: split
 import torch
 
-from linop.backends import Backend
-from linop.backends.autograd.bridge import numpy_dtype
-from linop.errors import ArgumentError, BackendError, LinopError
-from linop.layers.agreement.meeting import Meeting, meeting_of, program
-from linop.layers.layer import Layer, Tensor, mine
-from linop.layers.state.parts import Part, fit, lost_on_meta, parts_of
+from linop.backends.autograd.dtypes import numpy_dtype
+from linop.backends.autograd.functions import apply
+from linop.errors import ArgumentError
+from linop.layers.layer import Tensor
+from linop.layers.state.state_tensors import StateTensor, fit
+from linop.layers.state.workers import CARRIERS, Workers, as_carrier
 from linop.operators.collectives import repartition
+from linop.spaces.decomposition import COPIES
 from linop.spaces.partition import Partition
-from linop.spaces.tensor import COPIES, TensorSpace
-
-_CARRIERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""Integer dtypes that elements travel as, by size in bytes."""
-
-
-class Workers:
-    """All workers of a model, with this worker's blocks of its state. Collective.
-
-    Args:
-        what: name of the public function that uses it, for errors.
-
-    Raises:
-        BackendError: they have different models; on every worker.
-    """
-
-    def __init__(self, what: str, model: Any) -> None:
-        layers = [module for module in model.modules() if isinstance(module, Layer)]
-        self.what = what
-        self.backend: Backend = layers[0].backend if layers else program()
-        self.worker = mine(self.backend)
-        self.meeting: Meeting = meeting_of(self.backend)
-        self.device = self.backend.arrays.device
-        self.parts = {part.key: part for part in parts_of(model)}
-        self._agree(lost_on_meta(model))
-
-    def _agree(self, lost: list[str]) -> None:
-        rows = [_described(part) for part in self.parts.values()]
-        # A triple, as a layer's call exchanges: a worker in one gets a message that it can compare.
-        everybodys = self.told(("state", self.what, (rows, lost)))
-        self._same_call(everybodys)
-        said = [rows for *_, (rows, _) in everybodys]
-        self._lost = [name for *_, (_, lost) in everybodys for name in lost]
-        for worker, theirs in enumerate(said):
-            # One error, about the first worker that differs from worker 0.
-            for first, other in zip(said[0], theirs, strict=False):
-                if first[:2] != other[:2]:
-                    self.refuse(
-                        f"worker 0 has {first[0]!r} where worker {worker} has {other[0]!r}, or in "
-                        f"other blocks; one model expected on all"
-                    )
-            if len(theirs) != len(said[0]):
-                self.refuse(f"worker {worker} has {len(theirs)} tensors, worker 0 {len(said[0])}")
-        for key, *rows in zip(self.parts, *said, strict=True):
-            kinds = [kind for *_, kind, _ in rows if kind is not None]
-            if len(set(kinds)) > 1:
-                self.refuse(f"{key!r} is of {' and '.join(map(str, sorted(set(map(str, kinds)))))}")
-            self.parts[key].dtype = kinds[0]
-        self._on_meta = [
-            key for key, *rows in zip(self.parts, *said, strict=True) if any(m for *_, m in rows)
-        ]
-
-    def told(self, mine: Any) -> list[Any]:
-        """All workers' messages, by worker: small objects, which are pickled. Collective."""
-        return self.meeting.told(mine, about=f"in {self.what}")
-
-    def _same_call(self, said: Sequence[Any]) -> None:
-        names = [s[1] if isinstance(s, tuple) and len(s) == 3 else "another" for s in said]
-        for worker, name in enumerate(names):
-            if name != names[0]:
-                raise BackendError(
-                    f"workers call different functions: worker 0 calls {names[0]}, worker {worker} "
-                    f"{name}. Call the same on every worker, in the same order"
-                )
-
-    def refuse(self, words: str) -> None:
-        """Raise a BackendError; all workers call it."""
-        raise BackendError(f"{self.what}: {words}")
-
-    def need_memory(self) -> None:
-        """Check that all blocks have values.
-
-        Raises:
-            BackendError: a block is on the meta device, which holds none; on every worker.
-        """
-        if self._on_meta:
-            self.refuse(f"{self._on_meta} on the meta device have no values; load a state first")
-
-    def materialise(self) -> None:
-        """Allocate memory for blocks on the meta device.
-
-        Raises:
-            BackendError: it cannot be allocated, or a buffer there is in no state; on every worker.
-        """
-        if self._lost:
-            self.refuse(
-                f"{sorted(set(self._lost))} on the meta device are in no state; make them with "
-                f"model.to_empty(device={self.device!r}), and fill them, before"
-            )
-        if self._on_meta:
-            self.each(self._materialise)
-
-    def _materialise(self) -> None:
-        for part in self.parts.values():
-            part.materialise(self.device)
-
-    def each(self, work: Callable[[], Any]) -> Any:
-        """Result of local work, which may fail on some workers. Collective.
-
-        Raises:
-            LinopError: it failed on a worker; on every worker.
-        """
-        result, problem = None, None
-        try:
-            result = work()
-        except Exception as error:
-            problem = error
-        said = self.told(None if problem is None else packed_error(problem))
-        for worker, told in enumerate(said):
-            if told is not None:
-                kind, words = told
-                raise kind(f"{self.what}: on worker {worker}: {words}") from problem
-        return result
-
-    def same(self, parts: Sequence[Part]) -> None:
-        """Check that tensors that each worker holds whole are equal on all. Collective.
-
-        Raises:
-            BackendError: they differ; on every worker.
-        """
-        whole = [part for part in parts if part.space is None]
-        said = self.told([_digest(part.block) for part in whole])
-        for part, *digests in zip(whole, *said, strict=True):
-            other = [w for w, digest in enumerate(digests) if digest != digests[0]]
-            if other:
-                self.refuse(
-                    f"{part.key!r}, of which each worker has the whole, differs between workers 0 "
-                    f"and {other[0]}; give all the same, or hold it in a linop.layers.Layer"
-                )
-
-    def gathered(self, part: Part, worker: int | None) -> Tensor | None:
-        """The global tensor, on one worker or on all; None on others. Collective."""
-        mine = worker in (None, self.worker)
-        if part.space is None:
-            return part.block.detach().clone() if mine else None
-        X = _carried(part.space, part.dtype)
-        given = None if part.block is None else self._as_carrier(part.block)
-        moved = self._moved(X, self._whole(X, worker), given)
-        return moved.view(part.dtype) if mine else None
-
-    def scattered(self, part: Part, whole: Tensor | None, dtype: Any, root: int) -> None:
-        """Copy the global tensor, which the root holds, into all blocks. Collective.
-
-        Args:
-            dtype: of the global tensor.
-        """
-        space = part.space
-        if space is None:
-            space = self._whole(TensorSpace(part.shape, Partition((1,)), axes=[COPIES]), None)
-        Y = _carried(space, dtype)
-        given = None if whole is None else self._as_carrier(whole)
-        moved = self._moved(self._whole(Y, root), Y, given)
-        if part.block is not None:
-            part.block.detach().copy_(moved.view(dtype))
-
-    def _as_carrier(self, tensor: Tensor) -> Tensor:
-        return _as_carrier(tensor, self.backend.arrays.device)
-
-    def _moved(self, X: TensorSpace, Y: TensorSpace, x: Tensor) -> Tensor:
-        with torch.no_grad():
-            return apply(repartition(X, Y), x, self.backend)
-
-    def _whole(self, X: TensorSpace, worker: int | None) -> TensorSpace:
-        """Space of the global tensor on one worker, or of copies on all."""
-        everyone = range(self.meeting.workers)
-        there = Partition((1,), [worker]) if worker is not None else Partition((len(everyone),))
-        return X.like(there, [COPIES])
+from linop.spaces.tensor import TensorSpace
 
 
 def scatter_state(model: Any, state: Mapping[str, Tensor] | None) -> None:
@@ -209,10 +40,10 @@ def scatter_state(model: Any, state: Mapping[str, Tensor] | None) -> None:
         none has the state. All on every worker.
     """
     workers = Workers("scatter_state", model)
-    parts = list(workers.parts.values())
-    source = source_of(workers, parts, state)
+    items = list(workers.tensors.values())
+    source = source_of(workers, items, state)
     workers.materialise()
-    spread(workers, parts, state, source)
+    spread(workers, items, state, source)
 
 
 def gather_state(model: Any, worker: int | None = None) -> OrderedDict[str, Tensor] | None:
@@ -231,20 +62,20 @@ def gather_state(model: Any, worker: int | None = None) -> OrderedDict[str, Tens
     """
     workers = Workers("gather_state", model)
     workers.need_memory()
-    return collect(workers, list(workers.parts.values()), worker)
+    return collect(workers, list(workers.tensors.values()), worker)
 
 
 def collect(
-    workers: Workers, parts: Sequence[Part], worker: int | None
+    workers: Workers, items: Sequence[StateTensor], worker: int | None
 ) -> OrderedDict[str, Tensor] | None:
-    """Global tensors of some parts, by key, on one worker or on all; None on others. Collective."""
-    if worker is not None and worker not in range(workers.meeting.workers):
-        there = workers.meeting.workers
+    """Global tensors of some items, by key, on one worker or on all; None on others. Collective."""
+    if worker is not None and worker not in range(workers.agreement.workers):
+        there = workers.agreement.workers
         raise ArgumentError(f"{workers.what}: worker {worker!r}; there are {there} workers")
-    workers.same(parts)
+    workers.same(items)
     state: OrderedDict[str, Tensor] = OrderedDict()
-    for part in parts:
-        state[part.key] = workers.gathered(part, worker)
+    for item in items:
+        state[item.key] = _gathered(workers, item, worker)
     return state if worker in (None, workers.worker) else None
 
 
@@ -261,9 +92,9 @@ class Source(NamedTuple):
 
 
 def source_of(
-    workers: Workers, parts: Sequence[Part], state: Mapping[str, Tensor] | None
+    workers: Workers, items: Sequence[StateTensor], state: Mapping[str, Tensor] | None
 ) -> Source:
-    """Find the workers that hold the state, and check that it fits the parts. Collective; no tensor
+    """Find the workers that hold the state, and check that it fits the items. Collective; no tensor
     is sent yet.
 
     Args:
@@ -273,39 +104,34 @@ def source_of(
         ArgumentError, ShapeError: the state does not fit. BackendError: no worker has one. All on
             every worker.
     """
-    said = workers.told(workers.each(lambda: None if state is None else _kinds(state)))
-    holders = [w for w, kinds in enumerate(said) if kinds is not None]
-    if not holders:
+    said = workers.gather_objects(workers.each(lambda: None if state is None else _kinds(state)))
+    kinds = next((one for one in said if one is not None), None)
+    if kinds is None:
         workers.refuse("no worker has the state; pass it on one of them, or on all")
-    kinds = said[holders[0]]
-    fit(workers.what, parts, {key: shape for key, (shape, _) in kinds.items()})
-    for part in parts:
-        if kinds[part.key][1] is None:
-            name = kinds[part.key][0]
-            raise ArgumentError(f"{workers.what}: {part.key!r} is a {name}; a tensor expected")
-    same = all(other == kinds for other in said)
-    return Source(None if same else holders[0], {key: kind for key, (_, kind) in kinds.items()})
+    fit(workers.what, items, {key: shape for key, (shape, _) in kinds.items()})
+    for item in items:
+        if kinds[item.key][1] is None:
+            name = kinds[item.key][0]
+            raise ArgumentError(f"{workers.what}: {item.key!r} is a {name}; a tensor expected")
+    root = None if all(other == kinds for other in said) else said.index(kinds)
+    return Source(root, {key: kind for key, (_, kind) in kinds.items()})
 
 
 def spread(
-    workers: Workers, parts: Sequence[Part], state: Mapping[str, Tensor] | None, source: Source
+    workers: Workers,
+    items: Sequence[StateTensor],
+    state: Mapping[str, Tensor] | None,
+    source: Source,
 ) -> None:
-    """Copy the tensors of a state into the blocks of parts. Collective, if a root sends."""
+    """Copy the tensors of a state into the blocks of items. Collective, if a root sends."""
     if source.root is None:
-        for part in parts:
-            if part.block is not None and state is not None:
-                part.block.detach().copy_(state[part.key][part.of(workers.worker)])
+        for item in items:
+            if item.block is not None and state is not None:
+                item.block.detach().copy_(state[item.key][item.of(workers.worker)])
         return
-    for part in parts:
-        whole = state[part.key] if state is not None and workers.worker == source.root else None
-        workers.scattered(part, whole, source.dtypes[part.key], source.root)
-
-
-def _described(part: Part) -> tuple[Any, ...]:
-    where = tuple(part.block.shape) if part.space is None else part.space.digest
-    if part.block is None:
-        return part.key, where, None, False
-    return part.key, where, part.block.dtype, part.block.is_meta
+    for item in items:
+        whole = state[item.key] if state is not None and workers.worker == source.root else None
+        _scatter(workers, item, whole, source.dtypes[item.key], source.root)
 
 
 def _kinds(state: Any) -> dict[str, Any]:
@@ -323,24 +149,50 @@ def _kind(value: Any) -> tuple[Any, Any]:
 
 def _carried(space: TensorSpace, dtype: Any) -> TensorSpace:
     """The space with the dtype that elements of a given dtype travel as."""
-    carrier = numpy_dtype(_CARRIERS.get(dtype.itemsize, dtype))
+    carrier = numpy_dtype(CARRIERS.get(dtype.itemsize, dtype))
     bounds = dict(enumerate(space.bounds))
     return TensorSpace(
         space.global_shape, space.partition, carrier, space.axes, space.name, bounds=bounds
     )
 
 
-def _as_carrier(tensor: Tensor, device: str = "cpu") -> Tensor:
-    plain = tensor.detach().to(device).resolve_conj().resolve_neg()
-    return plain.view(_CARRIERS.get(plain.dtype.itemsize, plain.dtype))
+def _gathered(workers: Workers, item: StateTensor, worker: int | None) -> Tensor | None:
+    """The global tensor, on one worker or on all; None on others. Collective."""
+    mine = worker in (None, workers.worker)
+    if item.space is None:
+        return item.block.detach().clone() if mine else None
+    X = _carried(item.space, item.dtype)
+    moved = _moved(workers, X, _whole(workers, X, worker), item.block)
+    return moved.view(item.dtype) if mine else None
 
 
-def _digest(tensor: Tensor) -> bytes:
-    # Of the bits: NaN is equal to itself.
-    return hashlib.sha256(_as_carrier(tensor).numpy().tobytes()).digest()
+def _scatter(
+    workers: Workers, item: StateTensor, whole: Tensor | None, dtype: Any, root: int
+) -> None:
+    """Copy the global tensor, which the root holds, into all blocks. Collective.
+
+    Args:
+        dtype: of the global tensor.
+    """
+    space = item.space
+    if space is None:
+        one = TensorSpace(item.shape, Partition((1,)), axes=[COPIES])
+        space = _whole(workers, one, None)
+    Y = _carried(space, dtype)
+    moved = _moved(workers, _whole(workers, Y, root), Y, whole)
+    if item.block is not None:
+        item.block.detach().copy_(moved.view(dtype))
 
 
-def packed_error(error: Exception) -> tuple[type[LinopError], str]:
-    if isinstance(error, LinopError):
-        return type(error), str(error)
-    return BackendError, f"{type(error).__name__}: {error}"
+def _moved(workers: Workers, X: TensorSpace, Y: TensorSpace, block: Tensor | None) -> Tensor:
+    """This worker's block of Y, from its block of X; elements as integers."""
+    backend = workers.backend
+    x = None if block is None else as_carrier(block, backend.arrays.device)
+    with torch.no_grad():
+        return apply(repartition(X, Y), x, backend)
+
+
+def _whole(workers: Workers, X: TensorSpace, worker: int | None) -> TensorSpace:
+    """Space of the global tensor on one worker, or of copies on all."""
+    holders = range(workers.agreement.workers) if worker is None else [worker]
+    return X.like(Partition((len(holders),), holders), [COPIES])

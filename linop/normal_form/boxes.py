@@ -59,7 +59,7 @@ class Table:
             self.coef[rows],
         )
 
-    def take_runs(self, axis: int, new: npt.NDArray[np.bool_]) -> tuple[Table, Ints]:
+    def merge_adjacent(self, axis: int, new: npt.NDArray[np.bool_]) -> tuple[Table, Ints]:
         """Merge runs of adjacent boxes along an axis, in a table sorted by start along it.
 
         Args:
@@ -138,17 +138,17 @@ def pairs(left: Table, right: Table) -> int:
     """Upper bound on the number of rows of ``join(left, right)``."""
     if not len(left) or not len(right):
         return 0
-    return int(_meeting(left, right)[1].sum())
+    return int(_candidate_ranges(left, right)[1].sum())
 
 
 def _candidates(left: Table, right: Table) -> tuple[Ints, Ints]:
     """Pairs (left row, right row) whose boxes may intersect in the middle space."""
-    first, count, order = _meeting(left, right)
+    first, count, order = _candidate_ranges(left, right)
     rows, within = expand(count)
     return rows, order[first[rows] + within]
 
 
-def _meeting(left: Table, right: Table) -> tuple[Ints, Ints, Ints]:
+def _candidate_ranges(left: Table, right: Table) -> tuple[Ints, Ints, Ints]:
     """Candidate right rows of each left row: first, count, and the order that these index.
 
     Candidates share the middle region, pruned by the first dimension: with the right rows sorted by
@@ -216,7 +216,7 @@ def _summed(table: Table, group: Ints) -> Table:
         start = ordered.at[:, axis]
         stop = start + ordered.extent[:, axis]
         if (new | (stop[:-1] <= start[1:])).all():
-            return ordered.take_runs(axis, new | (ordered.coef[1:] != ordered.coef[:-1]))[0]
+            return ordered.merge_adjacent(axis, new | (ordered.coef[1:] != ordered.coef[:-1]))[0]
     return _merge(*_sum_cells(*_refine(table, group, vary)))
 
 
@@ -279,7 +279,7 @@ def _merge(table: Table, group: Ints) -> Table:
         cross = np.unique(cross, return_inverse=True)[1].reshape(-1)
         order = np.argsort(row_keys(cross, table.at[:, axis]), kind="stable")
         table, new = table.take(order), _changes(cross[order])
-        table, first = table.take_runs(axis, new)
+        table, first = table.merge_adjacent(axis, new)
         group, kind = group[order[first]], kind[order[first]]
     return table
 

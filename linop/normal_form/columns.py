@@ -117,8 +117,8 @@ def encoded(a: Column) -> tuple[str, Ints]:
     its distinct numbers, and for each entry the index of its text."""
     numbers, which = _distinct(a)
     texts = sorted(map(text, numbers))
-    place = {name: k for k, name in enumerate(texts)}
-    return " ".join(texts), np.array([place[text(n)] for n in numbers], np.int64)[which]
+    rank = {name: k for k, name in enumerate(texts)}
+    return " ".join(texts), np.array([rank[text(n)] for n in numbers], np.int64)[which]
 
 
 def _ints(*columns: Column) -> bool:

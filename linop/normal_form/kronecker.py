@@ -17,7 +17,7 @@ import numpy as np
 
 from linop.normal_form.boxes import Ints, Table, canonical, expand
 from linop.normal_form.columns import ones
-from linop.normal_form.rows import Rows, digest_of, swap
+from linop.normal_form.transfer_table import TransferTable, digest_of, swap
 from linop.spaces.partition import GridAxis
 
 SHORT = 256
@@ -30,7 +30,7 @@ NO_AXIS = GridAxis(1, 1)
 
 
 @dataclass(frozen=True, eq=False)
-class Factor:
+class Relation:
     """A relation between one axis of the destinations' grid and one of the sources'.
 
     `table` has 1-d boxes, and coordinates along the two axes for region numbers. The boxes are
@@ -88,19 +88,19 @@ class Factor:
         return first, np.searchsorted(keys[listed], at, "right") - first, listed
 
 
-class Kronecker(Rows):
+class Kronecker(TransferTable):
     """The Kronecker product of relations; all coefficients are 1.
 
     Args:
-        factors: every axis of both grids, and every tensor dimension, is in exactly one of them.
+        relations: every axis of both grids, and every tensor dimension, is in exactly one of them.
         ndim: columns of the boxes: number of tensor dimensions, at least 1.
         sizes: numbers of regions, (destinations, sources).
     """
 
-    def __init__(self, factors: Sequence[Factor], ndim: int, sizes: tuple[int, int]) -> None:
+    def __init__(self, relations: Sequence[Relation], ndim: int, sizes: tuple[int, int]) -> None:
         # The slowest source axis first: the rows are then sorted by destination and source.
-        slowest = sorted(factors, key=lambda f: -f.src.stride if f.src.extent > 1 else 0)
-        self.parts = [part for part in slowest if not part.trivial]
+        slowest = sorted(relations, key=lambda f: -f.src.stride if f.src.extent > 1 else 0)
+        self.relations = [relation for relation in slowest if not relation.trivial]
         self.ndim = ndim
         self.sizes = sizes
 
@@ -113,14 +113,14 @@ class Kronecker(Rows):
 
     @cached_property
     def short(self) -> bool:
-        return prod(len(part.rows.dst) for part in self.parts) <= SHORT
+        return prod(len(relation.rows.dst) for relation in self.relations) <= SHORT
 
     def into(self, dst: Ints) -> Table:
         return super().into(dst) if self.short else self._canonical(self._into(dst))
 
     def _canonical(self, rows: Table) -> Table:
         # A factor has no empty boxes; with one box for each pair of regions this is canonical.
-        return rows if all(part.single for part in self.parts) else canonical(rows)
+        return rows if all(relation.single for relation in self.relations) else canonical(rows)
 
     def _into(self, dst: Ints) -> Table:
         return self._rows(dst, outgoing=False)
@@ -129,7 +129,7 @@ class Kronecker(Rows):
         return self._rows(src, outgoing=True)
 
     def _rows(self, wanted: Ints, outgoing: bool) -> Table:
-        matches = [part.matches(wanted, outgoing) for part in self.parts]
+        matches = [relation.matches(wanted, outgoing) for relation in self.relations]
         counts = np.ones(len(wanted), np.int64)
         for _, count, _ in matches:
             counts = counts * count
@@ -138,16 +138,18 @@ class Kronecker(Rows):
         dst, src = np.zeros(n, np.int64), np.zeros(n, np.int64)
         at, of = np.zeros((n, self.ndim), np.int64), np.zeros((n, self.ndim), np.int64)
         extent = np.ones((n, self.ndim), np.int64)
-        for part, (first, count, listed) in reversed(list(zip(self.parts, matches, strict=True))):
+        for relation, (first, count, listed) in reversed(
+            list(zip(self.relations, matches, strict=True))
+        ):
             many = count[which]
             row = listed[first[which] + within % many]
             within = within // many
-            dst += part.rows.dst[row] * part.dst.stride
-            src += part.rows.src[row] * part.src.stride
-            if part.dim is not None:
-                at[:, part.dim] = part.rows.at[row, 0]
-                of[:, part.dim] = part.rows.of[row, 0]
-                extent[:, part.dim] = part.rows.extent[row, 0]
+            dst += relation.rows.dst[row] * relation.dst.stride
+            src += relation.rows.src[row] * relation.src.stride
+            if relation.dim is not None:
+                at[:, relation.dim] = relation.rows.at[row, 0]
+                of[:, relation.dim] = relation.rows.of[row, 0]
+                extent[:, relation.dim] = relation.rows.extent[row, 0]
         return Table(dst, src, at, of, extent, ones(n))
 
     def counts_into(self, regions: int) -> Ints:
@@ -158,29 +160,31 @@ class Kronecker(Rows):
 
     def _counts(self, regions: int, outgoing: bool) -> Ints:
         counts = np.ones(regions, np.int64)
-        for part in self.parts:
-            counts *= part.matches(np.arange(regions), outgoing)[1]
+        for relation in self.relations:
+            counts *= relation.matches(np.arange(regions), outgoing)[1]
         return counts
 
     @cached_property
     def uncut(self) -> Mapping[int, int]:
         return {
-            part.dim: int(part.rows.extent[0, 0])
-            for part in self.parts
-            if part.dim is not None and part.uncut
+            relation.dim: int(relation.rows.extent[0, 0])
+            for relation in self.relations
+            if relation.dim is not None and relation.uncut
         }
 
-    def without(self, uncut: Collection[int]) -> Rows:
+    def without(self, uncut: Collection[int]) -> TransferTable:
         # A dimension in no factor has boxes of start 0 and extent 1.
-        return Kronecker([p for p in self.parts if p.dim not in uncut], self.ndim, self.sizes)
+        return Kronecker([r for r in self.relations if r.dim not in uncut], self.ndim, self.sizes)
 
     @cached_property
     def digest(self) -> bytes:
         return digest_of(
-            "kronecker", repr((self.ndim, self.sizes)), *sorted(part.digest for part in self.parts)
+            "kronecker",
+            repr((self.ndim, self.sizes)),
+            *sorted(relation.digest for relation in self.relations),
         )
 
-    def adjoint(self) -> Rows:
+    def adjoint(self) -> TransferTable:
         """The product of the adjoint relations."""
-        converses = [Factor(swap(p.table), p.src, p.dst, p.dim) for p in self.parts]
+        converses = [Relation(swap(r.table), r.src, r.dst, r.dim) for r in self.relations]
         return Kronecker(converses, self.ndim, self.sizes[::-1])

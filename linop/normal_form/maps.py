@@ -1,7 +1,7 @@
 """Local maps (linear maps inside one worker's memory), and layers of them.
 
 They are the steps of an operator that are not data movement. User-facing constructors are in
-`linop.operators.local`; this module applies maps, checks their results and builds their matrices.
+`linop.local_operators`; this module applies maps, checks their results and builds their matrices.
 """
 
 from __future__ import annotations
@@ -245,11 +245,11 @@ def _swapped(port: Port) -> Port:
     return lambda namespace: port(namespace)[::-1]
 
 
-Placed: TypeAlias = "tuple[scipy.sparse.sparray, Array, Array]"
+PositionedBlock: TypeAlias = "tuple[scipy.sparse.sparray, Array, Array]"
 """A matrix block, and the positions in flat vectors of its rows and of its columns."""
 
 
-def layer_blocks(before: Space, after: Space, layer: Layer) -> list[Placed]:
+def layer_blocks(before: Space, after: Space, layer: Layer) -> list[PositionedBlock]:
     """The blocks of a layer's matrix: those of its maps, and identities for unchanged regions."""
     used = {name for call in layer for name in call.inputs}
     made = {name for call in layer for name in call.outputs}

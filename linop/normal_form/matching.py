@@ -16,10 +16,11 @@ import numpy as np
 
 from linop.normal_form.boxes import Ints, Table, join
 from linop.normal_form.columns import ones
-from linop.normal_form.kronecker import NO_AXIS, Factor, Kronecker
+from linop.normal_form.kronecker import NO_AXIS, Kronecker, Relation
 from linop.normal_form.movement import Movement
+from linop.spaces.decomposition import REPLICATED, Bounds
 from linop.spaces.partition import GridAxis
-from linop.spaces.tensor import REPLICATED, Bounds, TensorSpace
+from linop.spaces.tensor import TensorSpace
 
 Pairs = tuple[tuple[int, ...], ...]
 """(source coordinate, target coordinate) of each pair."""
@@ -65,10 +66,11 @@ def matching(
     linked = {
         (link.source_axis, link.target_axis): tuple(map(tuple, link.pairs))
         for link in links
-        if link.source_axis in X.region_axes and link.target_axis in Y.region_axes
+        if link.source_axis in X.numbering.region_axes
+        and link.target_axis in Y.numbering.region_axes
     }
-    factors: list[Factor] = []
-    sources, targets = dict(X.region_axes), dict(Y.region_axes)
+    relations: list[Relation] = []
+    sources, targets = dict(X.numbering.region_axes), dict(Y.numbering.region_axes)
 
     def axes(a: int | None, b: int | None) -> tuple[GridAxis, GridAxis]:
         dst = NO_AXIS if b is None else targets.pop(b)
@@ -79,26 +81,26 @@ def matching(
         pairs = None if a is None or b is None else linked.pop((a, b), None)
         between = (segments or {}).get(d)
         cut = X.bounds[d], Y.bounds[d], pairs, None if between is None else tuple(between)
-        factors.append(_factor(d, *axes(a, b), *cut))
+        relations.append(_relation(d, *axes(a, b), *cut))
     for (a, b), pairs in linked.items():
         of, to = np.array(pairs, np.int64).reshape(-1, 2).T
-        factors.append(Factor(_coordinates(to, of), *axes(a, b)))
+        relations.append(Relation(_coordinates(to, of), *axes(a, b)))
     for a in list(sources):
         every = np.arange(sources[a].extent)
-        factors.append(Factor(_coordinates(0 * every, every), *axes(a, None)))
+        relations.append(Relation(_coordinates(0 * every, every), *axes(a, None)))
     for b in list(targets):
         every = np.arange(targets[b].extent)
-        factors.append(Factor(_coordinates(every, 0 * every), *axes(None, b)))
-    sizes = len(Y.holders[1]), len(X.holders[1])
-    return Movement(X, Y, Kronecker(factors, max(1, X.ndim), sizes))
+        relations.append(Relation(_coordinates(every, 0 * every), *axes(None, b)))
+    sizes = len(Y.numbering.holders[1]), len(X.numbering.holders[1])
+    return Movement(X, Y, Kronecker(relations, max(1, X.ndim), sizes))
 
 
 @lru_cache(maxsize=256)
-def _factor(
+def _relation(
     dim: int, dst: GridAxis, src: GridAxis, source: Bounds, target: Bounds, *how: Any
-) -> Factor:
+) -> Relation:
     """The factor of a tensor dimension; cached, since operators of a network share most of them."""
-    return Factor(_cuts_that_meet(source, target, *how), dst, src, dim)
+    return Relation(_cuts_that_meet(source, target, *how), dst, src, dim)
 
 
 def _cuts_that_meet(
@@ -106,27 +108,27 @@ def _cuts_that_meet(
 ) -> Table:
     """The 1-d intersections of source and target cuts of one dimension, as a composition: embed the
     source cuts in the global dimension, read it by segments, restrict it to the target cuts. With
-    `pairs` of linked cuts, each pair has a global dimension to itself."""
+    `pairs` of linked cuts, each pair has a line to itself."""
     if pairs is None and segments is None and len(source) == len(target) == 1:
         ((a, b),), ((c, d),) = source, target  # one cut each, as for a batch: most dimensions
         low = max(a, c)
         return _boxes(*([k] * (min(b, d) > low) for k in (low - c, low - a, min(b, d) - low)))
     if pairs is None:
         s, t = np.arange(len(source)), np.arange(len(target))
-        place = np.zeros(len(s), np.int64), np.zeros(len(t), np.int64)
+        line = np.zeros(len(s), np.int64), np.zeros(len(t), np.int64)
     else:
         s, t = np.array(pairs, np.int64).reshape(-1, 2).T
-        place = np.arange(len(s)), np.arange(len(t))
+        line = np.arange(len(s)), np.arange(len(t))
     low, high = np.array(source, np.int64).reshape(-1, 2)[s].T[:, :, None]
-    put = Table(place[0], s, low, 0 * low, high - low, ones(len(s)))
+    put = Table(line[0], s, low, 0 * low, high - low, ones(len(s)))
     low, high = np.array(target, np.int64).reshape(-1, 2)[t].T[:, :, None]
-    take = Table(t, place[1], 0 * low, low, high - low, ones(len(t)))
+    take = Table(t, line[1], 0 * low, low, high - low, ones(len(t)))
     if segments is None:
         return join(take, put)
-    wholes = np.unique(np.concatenate(place))
-    at, of, length = np.tile(np.array(segments, np.int64).reshape(-1, 3), (len(wholes), 1)).T
-    whole = np.repeat(wholes, len(segments))
-    read = Table(whole, whole, at[:, None], of[:, None], length[:, None], ones(len(whole)))
+    lines = np.unique(np.concatenate(line))
+    at, of, length = np.tile(np.array(segments, np.int64).reshape(-1, 3), (len(lines), 1)).T
+    line_of = np.repeat(lines, len(segments))
+    read = Table(line_of, line_of, at[:, None], of[:, None], length[:, None], ones(len(line_of)))
     return join(take, join(read, put))
 
 
@@ -155,7 +157,7 @@ def along(X: TensorSpace, grid_axes: Sequence[int]) -> list[Link]:
     return [same(grid[k], k, k) for k in range(len(grid)) if k not in grid_axes]
 
 
-def copies_apart(X: TensorSpace) -> list[Link]:
+def separate_copies(X: TensorSpace) -> list[Link]:
     """Links for two spaces on one grid: each copy with the same copy only."""
     split = [k for k, axis in enumerate(X.axes) if isinstance(axis, int) or axis is REPLICATED]
     return along(X, split)

@@ -1,8 +1,9 @@
 """The four memory primitives: allocate, deallocate, clear, add (paper, section 2).
 
 An action names the regions or subsets that it touches, and leaves the rest of the space unchanged.
-Each has an adjoint rule, a reference implementation on arrays (`run`) and its difference from the
-identity (`delta`). `linop.operators.memory` applies actions to spaces, and composes copy and move.
+Each has an adjoint rule, a reference implementation on arrays (`interpret`) and its difference from
+the identity (`delta`). `linop.operators.memory` applies actions to spaces, and composes copy and
+move.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class Action(ABC):
         return space
 
     @abstractmethod
-    def run(self, arrays: dict[str, Array], dtype: np.dtype) -> None:
+    def interpret(self, arrays: dict[str, Array], dtype: np.dtype) -> None:
         """Reference implementation: apply the action in place to a vector's arrays, by name."""
 
     @property
@@ -65,15 +66,10 @@ class Action(ABC):
 
 
 @dataclass(frozen=True, slots=True)
-class Allocate(Action):
-    """A_b: add zero-filled regions to the space (equation 3)."""
+class _OfRegions(Action):
+    """Base class of the two primitives that change the space: they add or remove whole regions."""
 
     regions: tuple[Region, ...]
-    letter: ClassVar[str] = "A"
-
-    @property
-    def adjoint(self) -> Action:
-        return Deallocate(self.regions)
 
     @property
     def parts(self) -> tuple[Region, ...]:
@@ -82,6 +78,17 @@ class Allocate(Action):
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(region.name for region in self.regions)
+
+
+@dataclass(frozen=True, slots=True)
+class Allocate(_OfRegions):
+    """A_b: add zero-filled regions to the space (equation 3)."""
+
+    letter: ClassVar[str] = "A"
+
+    @property
+    def adjoint(self) -> Action:
+        return Deallocate(self.regions)
 
     def codomain(self, space: Space) -> Space:
         for region in self.regions:
@@ -89,35 +96,26 @@ class Allocate(Action):
                 raise RegionError(f"allocate: the space has a region {region.name!r} already")
         return Space((*space.regions, *self.regions), space.dtype)
 
-    def run(self, arrays: dict[str, Array], dtype: np.dtype) -> None:
+    def interpret(self, arrays: dict[str, Array], dtype: np.dtype) -> None:
         for region in self.regions:
             arrays[region.name] = np.zeros(region.shape, dtype)
 
 
 @dataclass(frozen=True, slots=True)
-class Deallocate(Action):
+class Deallocate(_OfRegions):
     """D_b = A_b*: remove regions from the space (equation 4)."""
 
-    regions: tuple[Region, ...]
     letter: ClassVar[str] = "D"
 
     @property
     def adjoint(self) -> Action:
         return Allocate(self.regions)
 
-    @property
-    def parts(self) -> tuple[Region, ...]:
-        return self.regions
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(region.name for region in self.regions)
-
     def codomain(self, space: Space) -> Space:
         gone = {space.require(region).region.name for region in self.regions}
         return Space((r for r in space.regions if r.name not in gone), space.dtype)
 
-    def run(self, arrays: dict[str, Array], dtype: np.dtype) -> None:
+    def interpret(self, arrays: dict[str, Array], dtype: np.dtype) -> None:
         for region in self.regions:
             del arrays[region.name]
 
@@ -145,7 +143,7 @@ class Clear(Action):
     def delta(self) -> tuple[Delta, ...]:
         return ((self.part, self.part, -1),)
 
-    def run(self, arrays: dict[str, Array], dtype: np.dtype) -> None:
+    def interpret(self, arrays: dict[str, Array], dtype: np.dtype) -> None:
         arrays[self.part.region.name][self.part.index] = 0
 
 
@@ -174,7 +172,7 @@ class Add(Action):
     def delta(self) -> tuple[Delta, ...]:
         return ((self.target, self.source, 1),)
 
-    def run(self, arrays: dict[str, Array], dtype: np.dtype) -> None:
+    def interpret(self, arrays: dict[str, Array], dtype: np.dtype) -> None:
         target = arrays[self.target.region.name][self.target.index]
         target += arrays[self.source.region.name][self.source.index]
 
@@ -233,22 +231,22 @@ def deltas(actions: Sequence[Action]) -> Iterator[Delta]:
     return (delta for action in actions for delta in action.delta)
 
 
-Placed = tuple[Space, Sequence[Action], Space]
+BetweenSpaces = tuple[Space, Sequence[Action], Space]
 """(space before, actions, space after), first applied first. Several actions leave the space
 unchanged."""
 
 
-def independent_runs(placed: Iterable[Placed]) -> list[list[Placed]]:
-    """Cut a program of actions, first applied first, into runs whose matrix is I + ΣX.
+def independent_batches(product: Iterable[BetweenSpaces]) -> list[list[BetweenSpaces]]:
+    """Cut a product of actions, first applied first, into batches whose matrix is I + ΣX.
 
     A product (I + X_n)···(I + X_1) is I + ΣX exactly if X_j X_i = 0 for all j > i: no action reads
-    elements that an earlier one of its run wrote. Allocating a region that the run deallocated
-    starts a new run too, since its contents are lost.
+    elements that an earlier one of its batch wrote. Allocating a region that the batch deallocated
+    starts a new batch too, since its contents are lost.
     """
-    runs: list[list[Placed]] = [[]]
+    batches: list[list[BetweenSpaces]] = [[]]
     written: defaultdict[str, list[Subset]] = defaultdict(list)
     gone: set[str] = set()
-    for before, actions, after in placed:
+    for before, actions, after in product:
         first = 0
         for k, action in enumerate(actions):
             blocks = action.delta
@@ -258,12 +256,12 @@ def independent_runs(placed: Iterable[Placed]) -> list[list[Placed]]:
                 stale = stale or (boxes is not None and any(map(source.overlaps, boxes)))
             if stale:
                 if k > first:
-                    runs[-1].append((before, actions[first:k], before))
-                runs.append([])
+                    batches[-1].append((before, actions[first:k], before))
+                batches.append([])
                 first, written, gone = k, defaultdict(list), set()
             for target, _, _ in blocks:
                 written[target.region.name].append(target)
             if type(action) is Deallocate:
                 gone.update(region.name for region in action.regions)
-        runs[-1].append((before, actions[first:], after))
-    return runs
+        batches[-1].append((before, actions[first:], after))
+    return batches

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import scipy
@@ -21,7 +22,7 @@ from linop.normal_form.boxes import Table
 from linop.normal_form.maps import Call, Layer, LocalMap, by_worker, layer_blocks, layer_matrix
 from linop.normal_form.movement import Movement
 from linop.normal_form.primitives import Delta
-from linop.normal_form.rows import digest_of
+from linop.normal_form.transfer_table import digest_of
 from linop.provenance import Keeper
 from linop.spaces.exact import Exact
 from linop.spaces.region import Region, as_subset
@@ -61,7 +62,7 @@ class Stages(Keeper):
         return tuple(sorted(set().union(*(space.workers for space in spaces))))
 
     @cached_property
-    def placed(self) -> tuple[dict[int, Layer], ...]:
+    def calls_by_worker(self) -> tuple[dict[int, Layer], ...]:
         """The calls of each layer, by worker.
 
         Raises:
@@ -103,10 +104,10 @@ class Stages(Keeper):
         ]
         movements = []
         for i in range(depth + 1):
-            parts = [block.movements[i] for block in padded]
-            first = domain if i == 0 else _union([p.domain for p in parts], domain)
-            last = codomain if i == depth else _union([p.codomain for p in parts], domain)
-            movements.append(Movement.direct_sum(parts, first, last))
+            blocks_at = [block.movements[i] for block in padded]
+            first = domain if i == 0 else _union([m.domain for m in blocks_at], domain)
+            last = codomain if i == depth else _union([m.codomain for m in blocks_at], domain)
+            movements.append(Movement.direct_sum(blocks_at, first, last))
         layers = [tuple(c for block in padded for c in block.layers[i]) for i in range(depth)]
         return Stages(tuple(movements), tuple(layers))
 
@@ -120,12 +121,12 @@ class Stages(Keeper):
                 total = total + term.movements[0]
             return Stages((total,))
         domain, codomain = terms[0].domain, terms[0].codomain
-        apart = [t._renamed(f"{{}}+{k}".format) for k, t in enumerate(terms)]
-        spread = _union([t.domain for t in apart], domain)
-        gathered = _union([t.codomain for t in apart], domain)
+        separate = [t._renamed(f"{{}}+{k}".format) for k, t in enumerate(terms)]
+        spread = _union([t.domain for t in separate], domain)
+        gathered = _union([t.codomain for t in separate], domain)
         copies = _renaming(domain, spread, len(terms))
         totals = _renaming(codomain, gathered, len(terms)).adjoint()
-        wide = Stages.direct_sum(apart, spread, gathered)
+        wide = Stages.direct_sum(separate, spread, gathered)
         return Stages((totals,)).after(wide).after(Stages((copies,)))
 
     def _deepened(self, depth: int) -> Stages:
@@ -140,7 +141,7 @@ class Stages(Keeper):
         for i, m in enumerate(self.movements):
             domain = m.domain if inner and i == 0 else _rename(m.domain, rename)
             codomain = m.codomain if inner and i == last else _rename(m.codomain, rename)
-            movements.append(Movement(domain, codomain, m.rows))
+            movements.append(Movement(domain, codomain, m.transfers))
         layers = tuple(
             tuple(
                 Call(c.map, tuple(map(rename, c.inputs)), tuple(map(rename, c.outputs)))
@@ -218,6 +219,15 @@ class Stages(Keeper):
     @property
     def _layers_text(self) -> list[str]:
         return [repr([(c.map.symbol, c.inputs, c.outputs) for c in layer]) for layer in self.layers]
+
+
+@runtime_checkable
+class HasStages(Protocol):
+    """Protocol of objects with a normal form, as every operator."""
+
+    @property
+    def stages(self) -> Stages:
+        """Its normal form."""
 
 
 def _rename(space: Space, rename: Callable[[str], str]) -> Space:

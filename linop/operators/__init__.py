@@ -1,2 +1,2 @@
 """Linear operators: base class and algebra, memory operators, collectives, halo exchange, padding,
-offloading and local operators. Operators are built here, not run on workers: that is `backends`."""
+offloading. Operators are built here, not run on workers: that is `backends`."""

@@ -1,56 +1,22 @@
-"""Direct sums, stacks, named compositions and local maps as operators, and their constructors.
+"""Direct sums, stacks and named compositions as operators, and their constructors.
 
 Identity, zero, composition, sum and scalar multiple, which the methods of `LinearOperator` return,
-are in `linop.operators.operator`.
+are in `linop.operators.expressions`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
+from collections.abc import Iterator, Sequence
 
 from linop.errors import ArgumentError, SpaceError
-from linop.normal_form.maps import LocalMap
-from linop.normal_form.movement import Movement
 from linop.normal_form.stages import Stages
+from linop.operators.expressions import Identity, Sum, Zero
 from linop.operators.memory import deallocate
 from linop.operators.notation import joined_symbols, subscripted
-from linop.operators.operator import (
-    Arrays,
-    Identity,
-    LinearOperator,
-    Sum,
-    Zero,
-)
-from linop.provenance import remembered
+from linop.operators.operator import Arrays, LinearOperator
+from linop.operators.simplification import simplified
+from linop.provenance import records_origin
 from linop.spaces.space import Space
-
-
-class Local(LinearOperator):
-    """A linear map inside one worker's memory: a `LocalMap` as an operator. The public functions
-    that build one are in `linop.operators.local` and `linop.operators.sliding`."""
-
-    def __init__(self, local: LocalMap) -> None:
-        super().__init__(local.domain, local.codomain)
-        self.map = local
-
-    def _adjoint(self) -> LinearOperator:
-        return Local(self.map.adjoint)
-
-    def _conj(self) -> LinearOperator:
-        return Local(self.map.conj)
-
-    def _run(self, arrays: Arrays) -> Arrays:
-        results = self.map([arrays[r.name] for r in self.domain.regions])
-        return {r.name: y for r, y in zip(self.codomain.regions, results, strict=True)}
-
-    def _stages(self) -> Stages:
-        return Stages.of_map(self.map)
-
-    def symbol(self, latex: bool = False) -> str:
-        if latex and self.map.symbol.endswith("*"):
-            return self.map.symbol[:-1] + "^{*}"
-        return self.map.symbol
 
 
 class DirectSum(LinearOperator):
@@ -71,21 +37,14 @@ class DirectSum(LinearOperator):
     def _conj(self) -> LinearOperator:
         return DirectSum([block.conj() for block in self.blocks])
 
-    def _run(self, arrays: Arrays) -> Arrays:
+    def _interpret(self, arrays: Arrays) -> Arrays:
         result: Arrays = {}
         for block in self.blocks:
-            result |= block._run({r.name: arrays[r.name] for r in block.domain.regions})
+            result |= block._interpret({r.name: arrays[r.name] for r in block.domain.regions})
         return result
 
     def _stages(self) -> Stages:
         return Stages.direct_sum([b.stages for b in self.blocks], self.domain, self.codomain)
-
-    def _simplified(self) -> LinearOperator:
-        simple = [block._simplified() for block in self.blocks]
-        if all(isinstance(block, Identity) for block in simple):
-            return Identity(self.domain)
-        unchanged = all(a is b for a, b in zip(simple, self.blocks, strict=True))
-        return self if unchanged else DirectSum(simple)
 
     def symbol(self, latex: bool = False) -> str:
         return joined_symbols(self.blocks, r" \oplus " if latex else " ⊕ ", latex)
@@ -109,8 +68,8 @@ class Named(LinearOperator):
         self.body = body
         self.starred = starred
 
-    def _program(self, known: bool = False) -> Iterator[LinearOperator]:
-        yield from self.body._program(known)
+    def _flattened(self, given: bool = False) -> Iterator[LinearOperator]:
+        yield from self.body._flattened(given)
 
     def _adjoint(self) -> LinearOperator:
         return Named(self.name, self.subscript, self.body.H, not self.starred)
@@ -118,15 +77,11 @@ class Named(LinearOperator):
     def _conj(self) -> LinearOperator:
         return Named(self.name, self.subscript, self.body.conj(), self.starred)
 
-    def _run(self, arrays: Arrays) -> Arrays:
-        return self.body._run(arrays)
+    def _interpret(self, arrays: Arrays) -> Arrays:
+        return self.body._interpret(arrays)
 
     def _stages(self) -> Stages:
         return self.body.stages
-
-    def _simplified(self) -> LinearOperator:
-        simple = self.body._simplified()
-        return self if simple is self.body else simple
 
     def symbol(self, latex: bool = False) -> str:
         base = subscripted(self.name, self.subscript, latex) if self.subscript else self.name
@@ -135,50 +90,19 @@ class Named(LinearOperator):
         return base + ("^{*}" if latex else "*")
 
 
-class Known(Named):
-    """A named operator whose movement is given, and whose body is built lazily: when it is
-    expanded, simplified or interpreted. Tests compare the two for every collective.
+@simplified.register
+def _(op: DirectSum) -> LinearOperator:
+    simple = [simplified(block) for block in op.blocks]
+    if all(isinstance(block, Identity) for block in simple):
+        return Identity(op.domain)
+    unchanged = all(a is b for a, b in zip(simple, op.blocks, strict=True))
+    return op if unchanged else DirectSum(simple)
 
-    Args:
-        name, subscript, starred: the symbol, as for `Named`.
-        known: the normal form.
-        build: returns the body, an operator with this normal form.
-    """
 
-    def __init__(
-        self,
-        name: str,
-        subscript: str,
-        known: Movement,
-        build: Callable[[], LinearOperator],
-        starred: bool = False,
-    ) -> None:
-        LinearOperator.__init__(self, known.domain, known.codomain)
-        self.name = name
-        self.subscript = subscript
-        self.starred = starred
-        self.known = known
-        self._build = build
-
-    @cached_property
-    def body(self) -> LinearOperator:  # type: ignore[override]
-        return self._build()
-
-    def _program(self, known: bool = False) -> Iterator[LinearOperator]:
-        yield from (self,) if known else self.body._program()
-
-    def _adjoint(self) -> LinearOperator:
-        back = self.known.adjoint()
-        return Known(self.name, self.subscript, back, lambda: self.body.H, not self.starred)
-
-    def _conj(self) -> LinearOperator:
-        def build() -> LinearOperator:
-            return self.body.conj()
-
-        return Known(self.name, self.subscript, self.known.conj(), build, self.starred)
-
-    def _stages(self) -> Stages:
-        return Stages((self.known,))
+@simplified.register
+def _(op: Named) -> LinearOperator:
+    simple = simplified(op.body)
+    return op if simple is op.body else simple
 
 
 def expanded(op: LinearOperator) -> LinearOperator:
@@ -186,19 +110,19 @@ def expanded(op: LinearOperator) -> LinearOperator:
     return op.body if isinstance(op, Named) else op
 
 
-@remembered
+@records_origin
 def identity(space: Space) -> LinearOperator:
     """The identity operator I: space -> space."""
     return Identity(space)
 
 
-@remembered
+@records_origin
 def zero(domain: Space, codomain: Space) -> LinearOperator:
     """The zero operator O: domain -> codomain."""
     return Zero(domain, codomain)
 
 
-@remembered
+@records_origin
 def direct_sum(*ops: LinearOperator) -> LinearOperator:
     """The block-diagonal operator diag(A, B, …), from the direct sum of the domains to the direct
     sum of the codomains.
@@ -222,7 +146,7 @@ def joined_space(spaces: Sequence[Space]) -> Space:
     return Space((r for space in spaces for r in space.regions), spaces[0].dtype)
 
 
-@remembered
+@records_origin
 def hstack(*ops: LinearOperator) -> LinearOperator:
     """The block row [A B …] = Σ A_i D_i, from the direct sum of the domains to the common codomain.
     D_i deallocates the regions of all domains but the i-th.
@@ -235,7 +159,7 @@ def hstack(*ops: LinearOperator) -> LinearOperator:
     return _total([op @ _restriction(domain, op.domain) for op in ops])
 
 
-@remembered
+@records_origin
 def vstack(*ops: LinearOperator) -> LinearOperator:
     """The block column [A; B; …] = Σ D_i* A_i, from the common domain to the direct sum of the
     codomains. D_i* allocates the regions of all codomains but the i-th.

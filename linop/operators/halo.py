@@ -3,7 +3,7 @@
 The output of a sliding kernel is balanced over the workers. `halo_geometry` derives which input
 each worker needs for its block of the output, and `halo_exchange` is the operator that moves it
 there. Geometry and data movement only: the kernel itself is a local operator, such as
-`linop.convolution`.
+`linop.local_operators.convolution`.
 """
 
 from __future__ import annotations
@@ -15,15 +15,18 @@ from itertools import accumulate
 from typing import Any, NamedTuple
 
 from linop.errors import PartitionError, ShapeError, expect
-from linop.normal_form.matching import copies_apart, matching
-from linop.operators.algebra import Known, Named
-from linop.operators.collectives import out_of_place
+from linop.normal_form.matching import matching, separate_copies
+from linop.operators.algebra import Named
+from linop.operators.expressions import Identity, compose
 from linop.operators.memory import allocate, clears, copies
-from linop.operators.operator import Identity, LinearOperator, compose
-from linop.provenance import remembered
+from linop.operators.named_movement import NamedMovement, out_of_place
+from linop.operators.operator import LinearOperator
+from linop.provenance import records_origin
+from linop.spaces.blocks import intersections, is_tiled, lines
+from linop.spaces.decomposition import Bounds
 from linop.spaces.partition import Partition, balanced
 from linop.spaces.region import Region, Subset, as_subset, naturals
-from linop.spaces.tensor import Bounds, TensorSpace, common_parts
+from linop.spaces.tensor import TensorSpace
 
 PerDim = int | Sequence[int]
 """One number for all tensor dimensions, or one per dimension."""
@@ -101,7 +104,7 @@ def halo_geometry(
     return {w: _of_worker(X, geometry, w) for w in partition.workers}
 
 
-@remembered
+@records_origin
 def halo_exchange(
     X: TensorSpace,
     kernel_size: PerDim,
@@ -134,7 +137,7 @@ def halo_exchange(
             blocks of X overlap, leave gaps, or are not in order.
     """
     X = expect("halo_exchange", X, TensorSpace)
-    if not X.tiled:
+    if not is_tiled(X):
         raise PartitionError(f"halo_exchange: the blocks of X must follow one another; {X.bounds}")
     kernels = _kernels(X.global_shape, kernel_size, stride, padding, dilation)
     geometry = _geometry(X, kernels)
@@ -146,11 +149,11 @@ def halo_exchange(
     def five_stages() -> LinearOperator:
         body = _in_place(X, needed)
         E = expect("halo_exchange", body.domain, TensorSpace)
-        bulk = Named("C", "bulk", out_of_place(X, E, common_parts(X, E)))
-        trim = Named("C", "trim", out_of_place(E, Y, common_parts(E, Y)))
+        bulk = Named("C", "bulk", out_of_place(X, E, intersections(X, E)))
+        trim = Named("C", "trim", out_of_place(E, Y, intersections(E, Y)))
         return compose(trim, bulk) if isinstance(body, Identity) else compose(trim, body, bulk)
 
-    return Known("H", "", matching(X, Y, copies_apart(X)), five_stages)
+    return NamedMovement("H", "", matching(X, Y, separate_copies(X)), five_stages)
 
 
 def _in_place(X: TensorSpace, needed: Mapping[int, Bounds]) -> LinearOperator:
@@ -179,7 +182,9 @@ class _Exchange:
 
     def __init__(self, X: TensorSpace, E: TensorSpace, needed: tuple[Bounds, ...]) -> None:
         self.X, self.E, self.needed = X, E, needed
-        self.base = dict(zip(E.index, E.starts[:, : E.ndim].tolist(), strict=True))
+        self.base = dict(
+            zip(E.numbering.index, E.numbering.starts[:, : E.ndim].tolist(), strict=True)
+        )
 
     def phases(self, dim: int) -> Iterator[LinearOperator]:
         """The operators A, K_S, C_P, C_E, C_U, K_T, D of a dimension, the first applied first:
@@ -209,7 +214,7 @@ class _Exchange:
             return
         axis = self.X.axes.index(dim)
         overlaps = list(self._overlaps(dim))
-        for line in self.E.lines([axis]):
+        for line in lines(self.E, [axis]):
             for j, k, low, high in overlaps:
                 source, target = line[j], line[k]
                 box = self._slab(target, dim, low, high)

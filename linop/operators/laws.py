@@ -1,9 +1,9 @@
 """Algebraic laws of the memory primitives (paper, section 2), and the rewrite that applies them.
 
-A program is a list of steps, the first applied first. A step is an `Action` on a region or a pair
-of subsets, or an opaque object, which no law moves an action across. Actions on different regions
-commute, so a law for two neighbours also holds for an action and the last one before it that shares
-a region with it. A law is one row of `LAWS`.
+A product is a list of factors, the first applied first. A factor is an `Action` on a region or a
+pair of subsets, or an opaque object, which no law moves an action across. Actions on different
+regions commute, so a law for two neighbours also holds for an action and the last one before it
+that shares a region with it. A law is one row of `LAWS`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from linop.normal_form.primitives import Action, Add, Allocate, Clear, Deallocate
 from linop.spaces.region import Part, Subset, as_subset
 
-Step = Any
+Factor = Any
 """An `Action`, or an opaque object (a barrier)."""
 
 
@@ -70,16 +70,16 @@ LAWS: dict[tuple[type[Any], type[Any]], Law] = {
     (Add, Clear): _of_zero,
 }
 """By the classes of the later and the earlier of two actions, the law for their product: it returns
-the shorter program, or None if it does not apply."""
+the shorter product, or None if it does not apply."""
 
 
-def _copied_back(after: Add, history: Iterator[Step]) -> bool:
+def _copied_back(after: Add, history: Iterator[Factor]) -> bool:
     """True if the law S_{b→a} K_a S_{a→b} Z_b = S_{a→b} Z_b applies, where Z_b allocates or clears
     b: a copy from a to b and back to a.
 
     Args:
         after: the action S_{b→a}.
-        history: the steps before it that share a region with it, latest first, K_a included.
+        history: the factors before it that share a region with it, latest first, K_a included.
     """
     _, copied, zeroed = (next(history, None) for _ in range(3))
     return (
@@ -89,34 +89,34 @@ def _copied_back(after: Add, history: Iterator[Step]) -> bool:
     )
 
 
-def reduce_program(steps: Sequence[Step]) -> list[Step]:
-    """The program after all laws, applied until none shortens it; equal to `steps` as an operator.
-    If it is not shorter than `steps`, a copy of `steps`."""
-    current = [piece for step in steps for piece in _split(step)]
+def reduced_by_laws(factors: Sequence[Factor]) -> list[Factor]:
+    """An equal product, after all laws, applied until none shortens it. If none applies, a copy of
+    `factors`."""
+    current = [piece for factor in factors for piece in _split(factor)]
     exposed = True
     while exposed:
         current, exposed = _reduce_once(current)
     joined = _joined(current)
-    # Allocations of several regions were split; if other steps are between them, they stay split.
-    return joined if len(joined) < len(steps) else list(steps)
+    # Allocations of several regions were split; if other factors are between them, they stay split.
+    return joined if len(joined) < len(factors) else list(factors)
 
 
-def _reduce_once(steps: Sequence[Step]) -> tuple[list[Step], bool]:
-    """One sweep: each step against the last one before it that shares a region with it.
+def _reduce_once(factors: Sequence[Factor]) -> tuple[list[Factor], bool]:
+    """One sweep: each factor against the last one before it that shares a region with it.
 
     Returns:
-        The program, and True if a step was removed between two others to which a law may now apply,
-        so that another sweep is needed.
+        The product, and True if a factor was removed between two others to which a law may now
+        apply, so that another sweep is needed.
     """
-    done: list[Step | None] = []
+    done: list[Factor | None] = []
     touching: defaultdict[str, list[int]] = defaultdict(list)
     exposed = False
-    for step in steps:
-        if not isinstance(step, Action):
+    for factor in factors:
+        if not isinstance(factor, Action):
             touching.clear()  # no law applies across a barrier
-            done.append(step)
+            done.append(factor)
             continue
-        reduced: Action | None = step
+        reduced: Action | None = factor
         while reduced is not None:
             last = _last(done, touching, reduced)
             before: Any = done[last] if last >= 0 else None
@@ -133,21 +133,21 @@ def _reduce_once(steps: Sequence[Step]) -> tuple[list[Step], bool]:
                 break
             if result and result[0] is before:
                 break
-            # No later step shares a region with the result, so it commutes to the end, and is
-            # reduced against the steps before the action that it replaces.
+            # No later factor shares a region with the result, so it commutes to the end, and is
+            # reduced against the factors before the action that it replaces.
             done[last] = None
             exposed = exposed or any(touching[name][-1] > last for name in before.names)
             reduced = result[0] if result else None
-    return [step for step in done if step is not None], exposed
+    return [factor for factor in done if factor is not None], exposed
 
 
-def _last(done: Sequence[Step], touching: dict[str, list[int]], step: Action) -> int:
-    """The index of the last step in `done` that shares a region with this one; -1 if none does."""
+def _last(done: Sequence[Factor], touching: dict[str, list[int]], factor: Action) -> int:
+    """The index of the last factor in `done` that shares a region with this one; -1 if none."""
     last = -1
-    for name in step.names:
+    for name in factor.names:
         live = touching.get(name)
         if live:
-            # Removed steps are at the end: the replacement of one is appended after it.
+            # Removed factors are at the end: the replacement of one is appended after it.
             while live and done[live[-1]] is None:
                 live.pop()
             if live and live[-1] > last:
@@ -155,25 +155,27 @@ def _last(done: Sequence[Step], touching: dict[str, list[int]], step: Action) ->
     return last
 
 
-def _history(done: Sequence[Step], touching: dict[str, list[int]], step: Action) -> Iterator[Step]:
-    """The steps in `done` that share a region with this one, latest first."""
-    every = merge(*(reversed(touching.get(name, ())) for name in step.names), reverse=True)
+def _history(
+    done: Sequence[Factor], touching: dict[str, list[int]], factor: Action
+) -> Iterator[Factor]:
+    """The factors in `done` that share a region with this one, latest first."""
+    every = merge(*(reversed(touching.get(name, ())) for name in factor.names), reverse=True)
     return (done[k] for k, _ in groupby(every) if done[k] is not None)
 
 
-def _split(step: Step) -> list[Step]:
+def _split(factor: Factor) -> list[Factor]:
     """An allocation or deallocation as one per region, since laws compare single regions."""
-    if type(step) in (Allocate, Deallocate):
-        return [type(step)((region,)) for region in step.regions]
-    return [step]
+    if type(factor) in (Allocate, Deallocate):
+        return [type(factor)((region,)) for region in factor.regions]
+    return [factor]
 
 
-def _joined(steps: Sequence[Step]) -> list[Step]:
+def _joined(factors: Sequence[Factor]) -> list[Factor]:
     """Runs of consecutive allocations, or of deallocations, merged into one action each."""
-    joined: list[Step] = []
-    for kind, run in groupby(steps, type):
+    joined: list[Factor] = []
+    for kind, group in groupby(factors, type):
         if kind in (Allocate, Deallocate):
-            joined.append(kind(tuple(region for step in run for region in step.regions)))
+            joined.append(kind(tuple(region for factor in group for region in factor.regions)))
         else:
-            joined += run
+            joined += group
     return joined

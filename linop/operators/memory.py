@@ -11,13 +11,14 @@ from collections.abc import Sequence
 
 from linop.errors import ArgumentError, ShapeError, SpaceError, expect
 from linop.normal_form.primitives import Action, Add, Allocate, Clear, Deallocate, InPlace
-from linop.operators.operator import LinearOperator, Primitives, compose
-from linop.provenance import remembered
+from linop.operators.expressions import Primitives, compose
+from linop.operators.operator import LinearOperator
+from linop.provenance import records_origin
 from linop.spaces.region import Part, Region, Subset, as_subset
 from linop.spaces.space import Space
 
 
-@remembered
+@records_origin
 def allocate(space: Space, *regions: Region) -> LinearOperator:
     """A_b: space -> space ⊕ b, allocates regions filled with zeros (paper, equation 3). Its adjoint
     is `deallocate`.
@@ -25,10 +26,10 @@ def allocate(space: Space, *regions: Region) -> LinearOperator:
     Raises:
         RegionError: the space has a region of that name already.
     """
-    return _place(expect("allocate", space, Space), Allocate(_regions("allocate", regions)))
+    return _primitive(expect("allocate", space, Space), Allocate(_regions("allocate", regions)))
 
 
-@remembered
+@records_origin
 def deallocate(space: Space, *regions: Region) -> LinearOperator:
     """D_b = A_b*: space ⊕ b -> space, removes regions (paper, equation 4). Its adjoint is
     `allocate`.
@@ -36,16 +37,17 @@ def deallocate(space: Space, *regions: Region) -> LinearOperator:
     Raises:
         RegionError: the space has no such region.
     """
-    return _place(expect("deallocate", space, Space), Deallocate(_regions("deallocate", regions)))
+    gone = Deallocate(_regions("deallocate", regions))
+    return _primitive(expect("deallocate", space, Space), gone)
 
 
-@remembered
+@records_origin
 def clear(space: Space, part: Part) -> LinearOperator:
     """K_b: sets a region, or a subset of one, to zero (paper, equation 5). Self-adjoint."""
-    return _place(space, Clear(expect("clear", space, Space).require(part)))
+    return _primitive(space, Clear(expect("clear", space, Space).require(part)))
 
 
-@remembered
+@records_origin
 def add(space: Space, a: Part, b: Part) -> LinearOperator:
     """S_{a→b}: adds a to b in place, b += a (paper, equation 6). Its adjoint is S_{b→a}.
 
@@ -65,10 +67,10 @@ def add(space: Space, a: Part, b: Part) -> LinearOperator:
         raise SpaceError(
             f"add {source} to {target}: they overlap; go through a region between them"
         )
-    return _place(space, Add(source, target))
+    return _primitive(space, Add(source, target))
 
 
-@remembered
+@records_origin
 def copy(space: Space, a: Part, b: Part) -> LinearOperator:
     """C_{a→b}: in place, S_{a→b} K_b, if the space has b's region; else out of place, S_{a→b} A_b,
     with b's region allocated (paper, section 2 and appendix A.2).
@@ -86,7 +88,7 @@ def copy(space: Space, a: Part, b: Part) -> LinearOperator:
     return compose(add(bring.codomain, a, target), bring)
 
 
-@remembered
+@records_origin
 def move(space: Space, a: Part, b: Part) -> LinearOperator:
     """M_{a→b}: in place, K_a S_{a→b} K_b, if the space has b's region; else out of place,
     D_a S_{a→b} A_b, where a must be a whole region, which is deallocated (paper, section 2 and
@@ -136,7 +138,7 @@ def _allocate_or_clear(space: Space, target: Subset) -> LinearOperator:
     return allocate(space, target.region)
 
 
-def _place(space: Space, action: Action) -> LinearOperator:
+def _primitive(space: Space, action: Action) -> LinearOperator:
     return Primitives(space, (action,), action.codomain(space))
 
 

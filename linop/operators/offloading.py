@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from linop.errors import expect
 from linop.normal_form.movement import Movement
-from linop.normal_form.rows import Same
-from linop.operators.algebra import Known, identity
-from linop.operators.collectives import out_of_place
+from linop.normal_form.transfer_table import IdentityTable
+from linop.operators.algebra import identity
+from linop.operators.named_movement import NamedMovement, out_of_place
 from linop.operators.operator import LinearOperator
-from linop.provenance import remembered
+from linop.provenance import records_origin
 from linop.spaces.space import Space
 
 
-@remembered
+@records_origin
 def offload(space: Space, memory: str = "host") -> LinearOperator:
     """M_memory: space -> space.in_memory(memory), moves every region to another kind of memory of
     the workers that hold it. Its adjoint, ``.H``, moves all of them back: the prefetch. It sends no
@@ -32,6 +32,6 @@ def offload(space: Space, memory: str = "host") -> LinearOperator:
     target = expect("offload", space, Space).in_memory(memory)
     if target == space:
         return identity(space)
-    known = Movement(space, target, Same(space.shapes))
+    given = Movement(space, target, IdentityTable(space.numbering.shapes))
     pairs = list(zip(space.regions, target.regions, strict=True))
-    return Known("M", memory, known, lambda: out_of_place(space, target, pairs))
+    return NamedMovement("M", memory, given, lambda: out_of_place(space, target, pairs))

@@ -2,7 +2,7 @@
 
 Reflected and circular edges are copies of elements that may be on other workers. As an operator,
 padding has a derived adjoint, which is the gradient of a padded tensor. Padding inside one worker's
-memory is an argument of `linop.convolution`.
+memory is an argument of `linop.local_operators.convolution`.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from operator import index
 from typing import Literal, get_args
 
 from linop.errors import ArgumentError, PartitionError, ShapeError, expect
-from linop.normal_form.matching import Segment, copies_apart
-from linop.operators.collectives import collective
+from linop.normal_form.matching import Segment, separate_copies
+from linop.operators.named_movement import collective
 from linop.operators.operator import LinearOperator
-from linop.provenance import remembered
+from linop.provenance import records_origin
+from linop.spaces.blocks import is_tiled
 from linop.spaces.tensor import TensorSpace
 
 PaddingMode = Literal["zeros", "reflect", "replicate", "circular"]
@@ -23,7 +24,7 @@ Widths = Sequence[tuple[int, int]]
 """(left, right) of each dimension, in elements; a negative width crops."""
 
 
-@remembered
+@records_origin
 def pad(X: TensorSpace, widths: Widths, mode: PaddingMode = "zeros") -> LinearOperator:
     """Padding of a distributed tensor, as by ``numpy.pad`` and by torch.nn's padding layers.
 
@@ -44,7 +45,7 @@ def pad(X: TensorSpace, widths: Widths, mode: PaddingMode = "zeros") -> LinearOp
             the blocks of X overlap, leave gaps, or are not in order.
     """
     X = expect("pad", X, TensorSpace)
-    if not X.tiled:
+    if not is_tiled(X):
         raise PartitionError(f"pad: the blocks of X must follow one another; {X.bounds}")
     shape = padded_shape(X, widths)
     bounds = {}
@@ -53,7 +54,7 @@ def pad(X: TensorSpace, widths: Widths, mode: PaddingMode = "zeros") -> LinearOp
         cuts[0][0], cuts[-1][1] = 0, X.global_shape[d] + left + right
         bounds[d] = tuple((min(max(a, 0), shape[d]), min(max(b, 0), shape[d])) for a, b in cuts)
     Y = TensorSpace(shape, X.partition, X.dtype, X.axes, X.name, bounds=bounds, memory=X.memory)
-    return collective("Pad", mode, X, Y, copies_apart(X), edges(X.global_shape, widths, mode))
+    return collective("Pad", mode, X, Y, separate_copies(X), edges(X.global_shape, widths, mode))
 
 
 def padded_shape(X: TensorSpace, widths: Widths) -> tuple[int, ...]:

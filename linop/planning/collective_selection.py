@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from linop.planning.network import Network
+from linop.planning import network
 from linop.planning.patterns import Kind, Pattern, seconds
 from linop.planning.plan import (
     GROUP,
@@ -70,9 +70,11 @@ class Choice:
             return True, "asked for"
         if len(found.group) < LEAST:
             return False, f"fewer than {LEAST} workers"
-        apart, together = seconds(found, dtype.itemsize, Network())
-        said = f"predicted {together * 1e6:.3g} µs together, {apart * 1e6:.3g} µs in messages"
-        return together < apart, said
+        in_messages, in_one_call = seconds(found, dtype.itemsize, network.ASSUMED)
+        said = (
+            f"predicted {in_one_call * 1e6:.3g} µs together, {in_messages * 1e6:.3g} µs in messages"
+        )
+        return in_one_call < in_messages, said
 
 
 def chosen(plan: Plan, choice: Choice) -> dict[int, tuple[Pattern, bool, str]]:
@@ -89,18 +91,17 @@ def collected(plan: Plan, stages: Mapping[int, Pattern]) -> Plan:
         stage.append(step)
         if isinstance(step, Advance):
             found = stages.get(step.stage)
-            steps += stage if found is None else _Together(plan, found, stage).steps()
+            steps += stage if found is None else _CollectiveStage(plan, found, stage).steps()
             stage = []
     return replace(plan, steps=tuple(steps))
 
 
-def with_all(plan: Plan, choice: Choice) -> Plan:
-    """The plan with all stages rewritten as collectives that `choice` selects."""
-    used = {stage: found for stage, (found, use, _) in chosen(plan, choice).items() if use}
-    return collected(plan, used)
+def selected(plan: Plan, choice: Choice) -> dict[int, Pattern]:
+    """The collectives of a plan, by stage, that `choice` selects."""
+    return {stage: found for stage, (found, use, _) in chosen(plan, choice).items() if use}
 
 
-class _Together:
+class _CollectiveStage:
     """Rewriter of the steps of one stage of one worker's plan into a collective."""
 
     def __init__(self, plan: Plan, found: Pattern, steps: Sequence[Step]) -> None:
@@ -201,7 +202,7 @@ class _Together:
                 rest.append(put)
         region = pieces[0][0].target.region
         whole = region.size == size and all(
-            put.target.region == region and put.coefficient == 1 and _starts(put.target) == offset
+            put.target.region == region and put.coefficient == 1 and offset_of(put.target) == offset
             for put, offset in pieces
         )
         if not whole:
@@ -215,7 +216,7 @@ def _at(put: Put, start: int) -> Message:
     return Message(GROUP, start + put.source.offset)
 
 
-def _starts(box: Subset) -> int | None:
+def offset_of(box: Subset) -> int | None:
     """Offset, in elements, of a box that is contiguous in its region; None if it is not."""
     shape = box.region.shape
     ones = next((k for k, n in enumerate(box.shape) if n != 1), len(shape))

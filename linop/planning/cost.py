@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from linop.normal_form.stages import HasStages
 from linop.planning.network import Network
-from linop.planning.simulation import Staged, simulate
+from linop.planning.simulation import simulate
 
 
 @dataclass
@@ -36,7 +37,7 @@ class Cost:
     """Bytes that all workers copy from one kind of memory to another; messages not counted."""
 
 
-def cost(op: Staged, network: Network | None = None) -> Cost:
+def cost(op: HasStages, network: Network | None = None) -> Cost:
     """The cost of one application; with a predicted time if a network is given."""
     found = simulate(op, network)
     busy = np.flatnonzero(found.messages_sent + found.messages_received)

@@ -2,8 +2,8 @@
 
 Every movement becomes point-to-point messages, one per pair of workers and stage, annotated with
 the collective that they form, if any. All workers derive the same global order from the same
-canonical transfers, so messages cannot cross. Rewriting of stages belongs to
-`linop.planning.passes`, rewriting of plans to `linop.planning.collective_selection`.
+canonical transfers, so messages cannot cross. Rewriting of stages and of plans belongs to
+`linop.planning.pipeline`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def lower(stages: Stages, worker: int) -> Plan:
     Raises:
         BackendError: a local map spans several workers.
     """
-    return as_it_is(prepared(stages), worker)
+    return lower_without_passes(prepared(stages), worker)
 
 
 def lower_all(stages: Stages) -> list[Plan]:
@@ -58,7 +58,7 @@ def lower_all(stages: Stages) -> list[Plan]:
     return _lowered(prepared(stages), stages.workers)
 
 
-def as_it_is(stages: Stages, worker: int) -> Plan:
+def lower_without_passes(stages: Stages, worker: int) -> Plan:
     """The plan of one worker, without any pass.
 
     Raises:
@@ -85,11 +85,11 @@ def _lowered(stages: Stages, workers: Sequence[int]) -> list[Plan]:
             steps[worker] += moves[worker]
             if k < len(stages.layers) and stages.layers[k]:
                 before, after = movement.codomain, stages.movements[k + 1].domain
-                own = stages.placed[k].get(worker, ())
+                own = stages.calls_by_worker[k].get(worker, ())
                 steps[worker] += _layer_steps(own, before, after, worker, 2 * k + 1)
-    dtype, ends = stages.domain.dtype, (stages.domain, stages.codomain)
+    inputs, outputs = stages.domain.on, stages.codomain.on
     return [
-        Plan(w, dtype, *(end.on(w) for end in ends), tuple(steps[w]), tuple(patterns[w]))
+        Plan(w, stages.domain.dtype, inputs(w), outputs(w), tuple(steps[w]), tuple(patterns[w]))
         for w in workers
     ]
 
@@ -117,7 +117,7 @@ def _writes(movement: Movement, routes: Exchange) -> dict[int, tuple[list[Step],
     order."""
     domain, codomain, coming = movement.domain, movement.codomain, routes.coming
     t, row = coming.table, coming.row
-    holders, first, _ = domain.holders
+    holders, first, _ = domain.numbering.holders
     region = coming.receiver * len(codomain) + t.dst[row]
     # By the first holder of the source, whichever holder sends it: all holders of a replicated
     # target sum in the same order.
@@ -146,7 +146,7 @@ def _writes(movement: Movement, routes: Exchange) -> dict[int, tuple[list[Step],
     whens = (local & ~sums).tolist()
     columns = (c.tolist() for c in (holder, number, low, high, covered))
     for worker, k, a, b, many in zip(*columns, strict=True):
-        made, (early, late) = codomain.at(k), steps[worker]
+        made, (early, late) = codomain.numbering.at(k), steps[worker]
         if b == a + 1 and coef[a] == 1 and _keeps(puts[a]):
             early.append(Alias(puts[a].source.region, made))
             continue
@@ -171,7 +171,8 @@ def _boxes(space: Space, routes: Routes, numbers: str, starts: str) -> list[Subs
     """The box of each route in a space: one object for all routes of a transfer."""
     rows, which = np.unique(routes.row, return_inverse=True)
     low, extent = getattr(routes.table, starts)[rows], routes.table.extent[rows]
-    at = space.at if len(rows) < len(space) else space.regions.__getitem__
+    numbering = space.numbering
+    at = numbering.at if len(rows) < len(numbering) else space.regions.__getitem__
     regions = map(at, getattr(routes.table, numbers)[rows].tolist())
     made = [
         Subset(region, start[: region.ndim], stop[: region.ndim])
@@ -223,7 +224,7 @@ def summation(at: Ints, extent: Ints) -> tuple[Ints, np.ndarray]:
     """
     stop = at + extent
     sums = np.zeros(len(at), bool)
-    for group in _meeting(at, stop):
+    for group in _overlapping(at, stop):
         if len(group) > 1:
             low, high = at[group].min(axis=0), stop[group].max(axis=0)
             holds = ((at[group] == low) & (stop[group] == high)).all(axis=1)
@@ -233,7 +234,7 @@ def summation(at: Ints, extent: Ints) -> tuple[Ints, np.ndarray]:
     return np.argsort(sums, kind="stable"), sums
 
 
-def _meeting(at: Ints, stop: Ints) -> list[Ints]:
+def _overlapping(at: Ints, stop: Ints) -> list[Ints]:
     """Connected components of overlapping boxes, as arrays of box numbers. More than `FEW` distinct
     boxes are not separated: either none overlap, or all are one group."""
     if len(at) <= FEW:

@@ -1,8 +1,8 @@
 """Passes: rewrites of an operator's stages before lowering.
 
 Each pass is a pure function from stages to stages; `linop show --passes` prints its name. The
-result is proven equal to the operator (`linop.planning.verification`). Rewrites of plans do not
-belong here: see `linop.planning.collective_selection`.
+result is proven equal to the operator (`linop.planning.verification`). `linop.planning.pipeline`
+has the passes over plans.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ from collections.abc import Callable, Sequence
 from linop.normal_form.maps import Layer
 from linop.normal_form.movement import Movement
 from linop.normal_form.stages import Stages
-from linop.planning.shares import in_shares
+from linop.planning.reduce_scatter_sums import split_sums
 
 Pass = Callable[[Stages], Stages]
 
 
-def products_apart(stages: Stages) -> Stages:
+def factored_products(stages: Stages) -> Stages:
     """Factor movements that have far more transfers than their factors (`Movement.factored`)."""
     return _replaced(stages, Movement.factored)
 
 
-def sums_in_shares(stages: Stages) -> Stages:
+def reduce_scatter_sums(stages: Stages) -> Stages:
     """Split sums needed by several workers into a reduce-scatter and an all-gather, where that is
-    predicted to be faster (`linop.planning.shares`)."""
-    return _replaced(stages, in_shares)
+    predicted to be faster (`linop.planning.reduce_scatter_sums`)."""
+    return _replaced(stages, split_sums)
 
 
-PASSES: tuple[Pass, ...] = (products_apart, sums_in_shares)
+PASSES: tuple[Pass, ...] = (factored_products, reduce_scatter_sums)
 """All passes, in order of application."""
 
 
@@ -52,12 +52,12 @@ def prepared(stages: Stages) -> Stages:
     return done[-1][1] if done else stages
 
 
-def _replaced(stages: Stages, parts: Callable[[Movement], tuple[Movement, ...]]) -> Stages:
+def _replaced(stages: Stages, factors: Callable[[Movement], tuple[Movement, ...]]) -> Stages:
     """Stages with each movement replaced by its factors; the same object if none is factored."""
     movements: list[Movement] = []
     layers: list[Layer] = []
     for movement, layer in zip(stages.movements, (*stages.layers, None), strict=True):
-        pieces = parts(movement)
+        pieces = factors(movement)
         movements += pieces
         layers += [()] * (len(pieces) - 1) + ([] if layer is None else [layer])
     same = len(movements) == len(stages.movements)

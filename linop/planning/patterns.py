@@ -25,12 +25,13 @@ import numpy as np
 
 from linop.normal_form.boxes import FEW, Ints, Table, canonical, each_meets, row_keys
 from linop.normal_form.columns import ones
-from linop.normal_form.movement import Movement, number_of
+from linop.normal_form.movement import Movement
+from linop.normal_form.space_tables import number_of
 from linop.planning.network import Network
 from linop.planning.routing import Exchange, Routes, exchange
 from linop.spaces.exact import Exact, shown
 
-MOST = 2**18
+MOST_PAIRS = 2**18
 """Largest number of (sender, receiver) pairs of a group that is examined."""
 
 
@@ -144,7 +145,7 @@ def _collective(
         D = their_receivers | ({them} if their_senders else set())
     else:
         S = their_senders | ({them} if their_receivers else set())
-    if len(S) * len(D) > MOST:
+    if len(S) * len(D) > MOST_PAIRS:
         return None
     if their_senders != (S - {them} if them in D else set()):
         return None
@@ -161,7 +162,7 @@ def _classified(entries: Routes) -> Pattern | None:
     t = entries.table.take(entries.row)
     sources = _Boxes.of(t, entries.sender, t.src, t.of)
     targets = _Boxes.of(t, entries.receiver, t.dst, t.at)
-    if not (sources.apart and targets.apart):
+    if not (sources.disjoint and targets.disjoint):
         return None
     remote = entries.sender != entries.receiver
     # A local copy belongs to the collective if its source is sent too, or its target received.
@@ -206,8 +207,8 @@ def _classified(entries: Routes) -> Pattern | None:
     message = row_keys(
         np.zeros_like(sender) if all_S else sender, np.zeros_like(receiver) if all_D else receiver
     )
-    place = _rank(row_keys(receiver, sender))
-    aligned = not _several(row_keys(message, place), bundle)
+    position = _rank(row_keys(receiver, sender))
+    aligned = not _several(row_keys(message, position), bundle)
     whose, box = (receiver, target) if kind is Kind.REDUCE_SCATTER else (sender, source)
     # Count each box once, however many receive it.
     _, once = np.unique(box, return_index=True)
@@ -230,7 +231,7 @@ class _Boxes:
     """One end of routes: box number of each entry, and True if distinct boxes are disjoint."""
 
     box: Ints
-    apart: bool
+    disjoint: bool
 
     def shared(self, some: np.ndarray) -> np.ndarray:
         """Mask of the entries that have the box of one of some entries, given by a mask."""
@@ -306,14 +307,14 @@ def seconds(found: Pattern, itemsize: int, network: Network) -> tuple[float, flo
     per_byte = network.per_byte + (network.per_byte_added if found.kind.sums else 0)
     n = max(found.counts) * itemsize
     total = sum(found.counts) * itemsize if len(found.counts) > 1 else P * n
-    apart = others * (latency + per_byte * n)
+    in_messages = others * (latency + per_byte * n)
     match found.kind:
         case Kind.BROADCAST | Kind.REDUCE | Kind.ALL_REDUCE:
             steps = rounds + (others if found.kind is Kind.BROADCAST else rounds)
             large = steps * latency + (per_byte + network.per_byte) * n * others / P
-            return apart, min(rounds * (latency + per_byte * n), large)
+            return in_messages, min(rounds * (latency + per_byte * n), large)
         case Kind.ALL_GATHER | Kind.REDUCE_SCATTER:
-            return apart, rounds * latency + per_byte * total * others / P
+            return in_messages, rounds * latency + per_byte * total * others / P
         case _:
             pairs = others * latency + per_byte * n
             return pairs, pairs

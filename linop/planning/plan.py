@@ -11,8 +11,10 @@ never changes after its stage, and an unchanged region is passed on without a co
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 
@@ -75,9 +77,13 @@ class Make:
 
     region: Region
     zeroed: bool
+    within: Subset | None = None
+    """Subset of a region of the next stage whose memory the array shares; None: memory of its
+    own."""
 
     def __str__(self) -> str:
-        return f"make {_shaped(self.region)}{' of zeros' if self.zeroed else ''}"
+        where = "" if self.within is None else f" within {self.within}"
+        return f"make {_shaped(self.region)}{' of zeros' if self.zeroed else ''}{where}"
 
 
 @dataclass(frozen=True)
@@ -114,6 +120,22 @@ class Put:
     coefficient: Scalar
     """1, or a number of the plan's dtype."""
     accumulate: bool
+    stored: bool = False
+    """True if nothing has to be done, since the source was made within the target (`Make`)."""
+
+    @property
+    def is_copy(self) -> bool:
+        """True if this sets the subset, unscaled, without a copy from another kind of memory."""
+        return not self.accumulate and self._is_plain
+
+    @property
+    def is_addition(self) -> bool:
+        """True if this accumulates, unscaled, without a copy from another kind of memory."""
+        return self.accumulate and self._is_plain
+
+    @property
+    def _is_plain(self) -> bool:
+        return self.coefficient == 1 and not self.crosses
 
     @property
     def crosses(self) -> bool:
@@ -135,9 +157,23 @@ class Put:
     def __str__(self) -> str:
         scale = "" if self.coefficient == 1 else f"{shown(exact(self.coefficient))} · "
         text = f"{self.target} {'+=' if self.accumulate else '='} {scale}{self.source}"
+        if self.stored:
+            return f"{text}, made there"
         if not isinstance(self.source, Subset) or not self.crosses:
             return text
         return f"{text}, {self.source.memory} to {self.target.memory} memory"
+
+
+@dataclass(frozen=True)
+class Sum:
+    """Set a subset of a new region to the sum of two sources in one pass over memory: in place of a
+    put that sets it, `first`, and one that accumulates into it, `second`."""
+
+    first: Put
+    second: Put
+
+    def __str__(self) -> str:
+        return f"{self.first} + {self.second.source}"
 
 
 @dataclass(frozen=True)
@@ -172,7 +208,16 @@ class Advance:
         return "next stage"
 
 
-Step = Receive | Send | Make | Alias | Put | Wait | Apply | Advance
+Step = Receive | Send | Make | Alias | Put | Sum | Wait | Apply | Advance
+
+
+def puts_of(steps: Iterable[Step]) -> list[Put]:
+    """The puts among some steps, those of sums included, in order."""
+    found: list[Put] = []
+    for step in steps:
+        found += [step] if isinstance(step, Put) else []
+        found += [step.first, step.second] if isinstance(step, Sum) else []
+    return found
 
 
 @dataclass(frozen=True)
@@ -191,6 +236,12 @@ class Plan:
         """The pattern of a movement stage; None for a layer."""
         known = stage % 2 == 0 and stage // 2 < len(self.patterns)
         return self.patterns[stage // 2] if known else None
+
+    @property
+    def stages(self) -> list[Sequence[Step]]:
+        """The steps of each stage, the `Advance` at its end included."""
+        ends = [k for k, step in enumerate(self.steps, 1) if isinstance(step, Advance)]
+        return [self.steps[a:b] for a, b in pairwise([0, *ends])]
 
     @property
     def sends(self) -> list[Send]:
@@ -223,7 +274,7 @@ class Plan:
         written_to -= {a.target.name for a in aliases if a.source.name == a.target.name}
         if any(a.source.name != a.target.name and a.source.name in written_to for a in aliases):
             return False
-        puts = [step for step in steps if isinstance(step, Put)]
+        puts = puts_of(steps)
         new = [put for put in puts if not put.keeps]
         read = [p for step in steps if isinstance(step, Send) for p in step.parts]
         read += [put.source for put in new if isinstance(put.source, Subset)]
@@ -267,6 +318,8 @@ class Plan:
                 size = step.size
             case Put():
                 size = step.target.size
+            case Sum():
+                size = step.first.target.size
             case Make():
                 size = step.region.size
             case _:

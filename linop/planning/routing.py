@@ -18,7 +18,7 @@ from linop.normal_form.boxes import FEW, Ints, Table, expand
 from linop.normal_form.movement import Movement
 from linop.spaces.space import Space
 
-AT_ONCE = 2**19
+TRANSFERS_AT_ONCE = 2**19
 """Approximate number of transfers that `routes_by_receiver` yields at a time."""
 
 
@@ -47,16 +47,16 @@ def routes(movement: Movement) -> Routes:
 
 
 def routes_by_receiver(movement: Movement) -> Iterator[Routes]:
-    """All routes in batches of receivers, in increasing order. A batch has about `AT_ONCE`
-    transfers, which bounds the memory for an all-to-all of thousands of workers."""
-    holders, _, many = movement.codomain.holders
+    """All routes in batches of receivers, in increasing order. A batch has about
+    `TRANSFERS_AT_ONCE`, which bounds the memory for an all-to-all of thousands of workers."""
+    holders, _, many = movement.codomain.numbering.holders
     if not len(holders):
         return
-    counts = movement.rows.counts_into(len(movement.codomain))
+    counts = movement.transfers.counts_into(len(movement.codomain))
     order = np.argsort(holders, kind="stable")
     workers, first = np.unique(holders[order], return_index=True)
     load = np.add.reduceat(np.repeat(counts, many)[order], first)
-    cuts = np.flatnonzero(np.diff(np.cumsum(load) // AT_ONCE)) + 1
+    cuts = np.flatnonzero(np.diff(np.cumsum(load) // TRANSFERS_AT_ONCE)) + 1
     for receivers in np.split(workers, cuts):
         yield routes_into(movement, receivers)
 
@@ -122,8 +122,8 @@ def exchange(movement: Movement, workers: Ints) -> Exchange:
     """The routes of some workers, sorted: their entries of `routes`, computed from the transfers of
     their regions alone. Those of small movements are computed for all workers at once, and
     cached."""
-    if movement.rows.short and Exchange not in movement.kept:
-        few = int(movement.codomain.holders[2][movement.table.dst].sum()) <= FEW
+    if movement.transfers.short and Exchange not in movement.kept:
+        few = int(movement.codomain.numbering.holders[2][movement.table.dst].sum()) <= FEW
         movement.kept[Exchange] = _whole(movement, _holders(movement)) if few else None
     known: Exchange | None = movement.kept.get(Exchange)
     if known is not None:
@@ -135,7 +135,7 @@ def exchange(movement: Movement, workers: Ints) -> Exchange:
 
 def _holders(movement: Movement) -> Ints:
     """All workers of a movement, sorted."""
-    return np.union1d(movement.domain.holders[0], movement.codomain.holders[0])
+    return np.union1d(movement.domain.numbering.holders[0], movement.codomain.numbering.holders[0])
 
 
 def _whole(movement: Movement, workers: Ints) -> Exchange:
@@ -165,9 +165,9 @@ def routes_out_of(movement: Movement, workers: Ints) -> Routes:
 def held(space: Space, workers: Ints) -> tuple[Ints, Ints]:
     """(holder, number) of the regions that some workers hold, sorted by holder, then number."""
     if len(workers) == 1:
-        numbers = space.numbers_on(int(workers[0]))
+        numbers = space.numbering.numbers_on(int(workers[0]))
         return np.repeat(workers, len(numbers)), numbers
-    holders, _, many = space.holders
+    holders, _, many = space.numbering.holders
     held = np.flatnonzero(np.isin(holders, workers))
     held = held[np.argsort(holders[held], kind="stable")]
     return holders[held], np.repeat(np.arange(len(many)), many)[held]
@@ -214,14 +214,14 @@ def messages(every: Routes) -> tuple[Ints, Ints, Ints]:
 
 def _receivers(table: Table, codomain: Space) -> tuple[Ints, Ints]:
     """(row, receiver), aligned: each row once for every holder of its destination."""
-    holders, first, many = codomain.holders
+    holders, first, many = codomain.numbering.holders
     row, k = expand(many[table.dst])
     return row, holders[first[table.dst[row]] + k]
 
 
 def _served(movement: Movement, table: Table, row: Ints, receiver: Ints) -> Routes:
     """Assign senders to rows with receivers; the routes sorted by receiver, sender, row."""
-    holders, first, many = movement.domain.holders
+    holders, first, many = movement.domain.numbering.holders
     src = table.src[row]
     sender = holders[first[src] + receiver % many[src]]
     shared = many[src] > 1

@@ -7,7 +7,6 @@ of a simulation is in `linop.planning.cost`, its parameters are in `linop.planni
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -15,21 +14,14 @@ import numpy.typing as npt
 from linop.errors import SpaceError, expect
 from linop.normal_form.boxes import Ints
 from linop.normal_form.movement import Movement
-from linop.normal_form.stages import Stages
-from linop.planning.network import Network
+from linop.normal_form.stages import HasStages
+from linop.planning.network import ASSUMED, Network
 from linop.planning.passes import prepared
 from linop.planning.routing import Routes, messages, routes_by_receiver
 from linop.spaces.region import LARGEST
 from linop.text import aligned
 
 Seconds = npt.NDArray[np.float64]
-
-
-class Staged(Protocol):
-    """Protocol of objects with a normal form, as every operator."""
-
-    @property
-    def stages(self) -> Stages: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,7 +88,7 @@ class Simulation:
         return "\n".join([head, *aligned(rows)])
 
 
-def simulate(op: Staged, network: Network | None = None) -> Simulation:
+def simulate(op: HasStages, network: Network | None = None) -> Simulation:
     """Predict one application of an operator on a network.
 
     A stage sends one message for each pair of workers that exchange anything, of m bytes, say. With
@@ -112,12 +104,12 @@ def simulate(op: Staged, network: Network | None = None) -> Simulation:
 
     Args:
         op: the operator.
-        network: by default `Network()`.
+        network: by default `Network()`, which passes assume too.
 
     Raises:
         SpaceError: 2**63 bytes or more are moved.
     """
-    network = Network() if network is None else expect("network", network, Network)
+    network = ASSUMED if network is None else expect("network", network, Network)
     stages = prepared(op.stages)
     workers = np.array(stages.workers, np.int64)
     n = len(workers)
@@ -180,7 +172,7 @@ def simulate(op: Staged, network: Network | None = None) -> Simulation:
 def _most_bytes(movement: Movement) -> float:
     """Bytes of the largest region in domain and codomain, as a float: cannot overflow."""
     sizes = (
-        space.shapes.astype(float).prod(axis=1).max(initial=0.0)
+        space.numbering.shapes.astype(float).prod(axis=1).max(initial=0.0)
         for space in (movement.domain, movement.codomain)
     )
     return float(max(sizes)) * movement.domain.dtype.itemsize
@@ -191,18 +183,20 @@ def _memory_traffic(movement: Movement, every: Routes, workers: Ints) -> tuple[I
     that aliases another one (`linop.planning.plan.Alias`) is not copied."""
     table = every.table
     sizes_to, sizes_from = (
-        space.shapes.prod(axis=1) for space in (movement.codomain, movement.domain)
+        space.numbering.shapes.prod(axis=1) for space in (movement.codomain, movement.domain)
     )
     dst, src = table.dst[every.row], table.src[every.row]
-    place = np.searchsorted(workers, every.receiver) * len(sizes_to) + dst
-    places, which, many = np.unique(place, return_inverse=True, return_counts=True)
-    coming = np.bincount(which, every.volume, len(places))
-    beyond = np.maximum(coming - sizes_to[places % max(1, len(sizes_to))], 0)
+    copy = np.searchsorted(workers, every.receiver) * len(sizes_to) + dst
+    copies, which, many = np.unique(copy, return_inverse=True, return_counts=True)
+    coming = np.bincount(which, every.volume, len(copies))
+    beyond = np.maximum(coming - sizes_to[copies % max(1, len(sizes_to))], 0)
     n = len(workers)
-    added = np.bincount(places // max(1, len(sizes_to)), beyond, n).astype(np.int64)
+    added = np.bincount(copies // max(1, len(sizes_to)), beyond, n).astype(np.int64)
     whole = (every.volume == sizes_to[dst]) & (every.volume == sizes_from[src])
     local = every.sender == every.receiver
-    crossing = local & (movement.codomain.memories[dst] != movement.domain.memories[src])
+    crossing = local & (
+        movement.codomain.numbering.memories[dst] != movement.domain.numbering.memories[src]
+    )
     kept = whole & (many[which] == 1) & (table.coef[every.row] == 1) & ~crossing
     copied, between = (
         np.bincount(np.searchsorted(workers, every.receiver[mask]), every.volume[mask], n)

@@ -12,8 +12,8 @@ from dataclasses import replace
 from math import prod
 from typing import NamedTuple
 
-from linop.normal_form.rows import digest_of
 from linop.normal_form.stages import Stages
+from linop.normal_form.transfer_table import digest_of
 from linop.planning.lowering import lower
 from linop.planning.passes import prepared
 from linop.planning.patterns import Pattern
@@ -21,11 +21,11 @@ from linop.planning.plan import Alias, Make, Message, Plan, Put, Receive, Send, 
 from linop.spaces.region import Region, Subset
 from linop.spaces.tensor import TensorSpace
 
-_MOST = 1024
+_CACHE_SIZE = 1024
 """Largest number of cached plans."""
 
 
-class _Known(NamedTuple):
+class _Cached(NamedTuple):
     plan: Plan
     uncut: Mapping[int, int]
 
@@ -35,7 +35,7 @@ class Plans:
 
     def __init__(self, worker: int) -> None:
         self._worker = worker
-        self._known: dict[bytes, _Known] = {}
+        self._known: dict[bytes, _Cached] = {}
 
     def of(self, stages: Stages) -> Plan:
         """The worker's plan, equal to that of `linop.planning.lowering.lower`.
@@ -52,10 +52,10 @@ class Plans:
             return known.plan
         if known is not None:
             return stretched(known.plan, stages, known.uncut, uncut)
-        if len(self._known) == _MOST:
+        if len(self._known) == _CACHE_SIZE:
             self._known.clear()
         plan = lower(stages, self._worker)
-        self._known[essence] = _Known(plan, uncut)
+        self._known[essence] = _Cached(plan, uncut)
         return plan
 
 
@@ -68,8 +68,8 @@ def uncut_in(stages: Stages) -> Mapping[int, int]:
         return {}
     whole = {
         d: n
-        for d, n in movement.rows.uncut.items()
-        if all((space.shapes[:, d] == n).all() for space in spaces)
+        for d, n in movement.transfers.uncut.items()
+        if all((space.numbering.shapes[:, d] == n).all() for space in spaces)
     }
     return whole if whole and prepared(stages) is stages else {}
 
@@ -79,7 +79,7 @@ def _essence(stages: Stages, uncut: Mapping[int, int]) -> bytes:
     domain, codomain = stages.domain, stages.codomain
     assert isinstance(domain, TensorSpace)
     assert isinstance(codomain, TensorSpace)
-    rows = stages.movements[0].rows.without(uncut)
+    rows = stages.movements[0].transfers.without(uncut)
     sides = domain.digest_without(uncut), codomain.digest_without(uncut)
     return digest_of(repr(sorted(uncut)), *sides, rows.digest)
 

@@ -9,9 +9,9 @@ import numpy as np
 import scipy
 
 from linop.normal_form.boxes import Ints
+from linop.normal_form.stages import HasStages
 from linop.planning.passes import prepared
 from linop.planning.routing import messages, routes
-from linop.planning.simulation import Staged
 from linop.text import aligned
 
 _SHOWN = 16
@@ -60,7 +60,7 @@ class TrafficMatrix:
         return [str(g[0]) if len(g) == 1 else f"{g[0]}–{g[-1]}" for g in groups]
 
 
-def traffic_matrix(op: Staged) -> TrafficMatrix:
+def traffic_matrix(op: HasStages) -> TrafficMatrix:
     """Messages and bytes between all pairs of workers in one application of an operator.
 
     Whole-array arithmetic over the transfers, as in `linop.simulate`, for tens of thousands of

@@ -18,6 +18,22 @@ _RANK = {"b": 0, "i": 0, "u": 0, "f": 1, "V": 1, "c": 2}
 """Rank of each dtype kind: a kind holds numbers of its rank and below; V is bfloat16's kind."""
 
 
+def numeric_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
+    """The dtype of a space's elements.
+
+    Raises:
+        DTypeError: it is no dtype, or not one of numbers.
+    """
+    try:
+        given: np.dtype[Any] = np.dtype(dtype)
+    except (TypeError, ValueError):
+        raise DTypeError(f"a space holds numbers; given {dtype!r}, which is no dtype") from None
+    # Kind V is also that of numbers from other packages, such as ml_dtypes.bfloat16.
+    if given.kind not in "iufcV" or given.type is np.void:
+        raise DTypeError(f"a space holds numbers; given dtype {given}")
+    return given
+
+
 def sparse_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """The dtype of sparse matrices: float64 for 16-bit and shorter floats, which SciPy lacks."""
     short = dtype.kind not in "iuc" and dtype.itemsize < 4

@@ -1,4 +1,4 @@
-"""Spaces (direct sums of regions) and their vectors.
+"""Spaces: direct sums of regions.
 
 A `Space` owns the inner product: no other module defines one. Operators, backends and communicators
 do not belong here.
@@ -7,8 +7,7 @@ do not belong here.
 from __future__ import annotations
 
 import hashlib
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -17,9 +16,9 @@ import numpy.typing as npt
 
 from linop.errors import ArgumentError, DTypeError, RegionError, ShapeError, SpaceError, expect
 from linop.spaces.contents import accepted
-from linop.spaces.inner_products import dot, sums_by_worker
+from linop.spaces.inner_products import dot
+from linop.spaces.numbering import Numbering
 from linop.spaces.region import (
-    MEMORIES,
     Part,
     Region,
     Subset,
@@ -28,7 +27,8 @@ from linop.spaces.region import (
     known_memory,
     memory_mark,
 )
-from linop.spaces.scalars import Array, Scalar, factor_of, is_scalar, plain, reciprocal
+from linop.spaces.scalars import Array, Scalar, numeric_dtype, plain
+from linop.spaces.vector import Vector, inners
 
 
 class Space:
@@ -49,62 +49,25 @@ class Space:
             given = (regions,) if isinstance(regions, Region) else tuple(regions)
         except TypeError:
             raise ArgumentError(f"a Space is made of Regions; given {regions!r}") from None
-        self.regions: tuple[Region, ...] = given
-        for region in self.regions:
+        for region in given:
             if not isinstance(region, Region):
                 raise ArgumentError(f"a Space is made of Regions; given {region!r}")
-        if len(self._by_name) < len(self.regions):
-            names = [r.name for r in self.regions]
+        self.regions: tuple[Region, ...] = given
+        self.numbering = Numbering(given)
+        if len(self.numbering.index) < len(given):
+            names = [r.name for r in given]
             twice = sorted({n for n in names if names.count(n) > 1})
             raise RegionError(f"duplicate region {', '.join(map(repr, twice))} in a space: {names}")
-        self._set_dtype(dtype)
+        self.dtype = numeric_dtype(dtype)
 
-    def _set_dtype(self, dtype: npt.DTypeLike) -> None:
-        try:
-            self.dtype: np.dtype[Any] = np.dtype(dtype)
-        except (TypeError, ValueError):
-            raise DTypeError(f"a space holds numbers; given {dtype!r}, which is no dtype") from None
-        # Kind V is also that of numbers from other packages, such as ml_dtypes.bfloat16.
-        if self.dtype.kind not in "iufcV" or self.dtype.type is np.void:
-            raise DTypeError(f"a space holds numbers; given dtype {self.dtype}")
+    @property
+    def workers(self) -> tuple[int, ...]:
+        """Every worker that holds a region, in order."""
+        return self.numbering.workers
 
-    @cached_property
-    def _by_name(self) -> dict[str, Region]:
-        return {region.name: region for region in self.regions}
-
-    def at(self, number: int) -> Region:
-        """The region with a number: its position in `regions`, from 0."""
-        return self.regions[number]
-
-    def ordered_as(self, other: Space) -> bool:
-        """True if both have the same regions in the same order; the dtype is not compared."""
-        return self is other or self.regions == other.regions
-
-    @cached_property
-    def index(self) -> Mapping[str, int]:
-        """The number (position) of each region, by name."""
-        return {region.name: k for k, region in enumerate(self.regions)}
-
-    @cached_property
-    def shapes(self) -> npt.NDArray[np.int64]:
-        """The shapes of all regions, (n, d): one row per region, padded with ones to the largest
-        number of dimensions d, at least 1."""
-        ndim = max((region.ndim for region in self.regions), default=0) or 1
-        padded = [(*r.shape, *(1,) * (ndim - r.ndim)) for r in self.regions]
-        return np.array(padded, np.int64).reshape(len(padded), ndim)
-
-    @cached_property
-    def holders(self) -> tuple[npt.NDArray[np.int64], ...]:
-        """The workers of all regions in compressed form: the concatenated workers, and for each
-        region the offset of its first worker and the number of its workers."""
-        many = np.array([len(r.workers) for r in self.regions], np.int64)
-        flat = np.array([w for r in self.regions for w in r.workers], np.int64)
-        return flat, np.cumsum(many) - many, many
-
-    @cached_property
-    def memories(self) -> npt.NDArray[np.int64]:
-        """The memory of each region, (n,): its position in `linop.spaces.region.MEMORIES`."""
-        return np.array([MEMORIES.index(region.memory) for region in self.regions], np.int64)
+    def on(self, worker: int) -> tuple[Region, ...]:
+        """The regions that a worker holds, in the order of the space."""
+        return self.numbering.on(worker)
 
     def in_memory(self, memory: str) -> Space:
         """The same regions, all in one kind of memory; `linop.offload` moves vectors there.
@@ -132,42 +95,21 @@ class Space:
         """Dimension of the space: the number of elements, a replicated region counted once."""
         return sum(region.size for region in self.regions)
 
-    def numbers_on(self, worker: int) -> npt.NDArray[np.int64]:
-        """The numbers of the regions that a worker holds, increasing."""
-        return np.array([self.index[region.name] for region in self.on(worker)], np.int64)
-
-    @cached_property
-    def workers(self) -> tuple[int, ...]:
-        """Every worker that holds a region, in order."""
-        return tuple(sorted({w for region in self.regions for w in region.workers}))
-
-    @cached_property
-    def _on(self) -> dict[int, tuple[Region, ...]]:
-        held: dict[int, list[Region]] = {}
-        for region in self.regions:
-            for worker in region.workers:
-                held.setdefault(worker, []).append(region)
-        return {worker: tuple(regions) for worker, regions in held.items()}
-
-    def on(self, worker: int) -> tuple[Region, ...]:
-        """The regions that a worker holds, in the order of the space."""
-        return self._on.get(worker, ())
-
     def __getitem__(self, name: str) -> Region:
         try:
-            return self.at(self.index[name])
+            return self.numbering.at(self.numbering.index[name])
         except (KeyError, TypeError):
-            known = ", ".join(map(repr, self.index)) or "none at all"
+            known = ", ".join(map(repr, self.numbering.index)) or "none at all"
             raise RegionError(f"unknown region {name!r}; this space has {known}") from None
 
     def __contains__(self, item: object) -> bool:
         """True if the space has this region, or a region of this name."""
         if isinstance(item, Region):
-            return item.name in self.index and self[item.name] == item
-        return item in self.index
+            return item.name in self.numbering.index and self[item.name] == item
+        return item in self.numbering.index
 
     def __len__(self) -> int:
-        return len(self.regions)
+        return len(self.numbering)
 
     def __iter__(self) -> Iterator[Region]:
         return iter(self.regions)
@@ -177,7 +119,9 @@ class Space:
             return True
         if not isinstance(other, Space):
             return NotImplemented
-        return self.dtype == other.dtype and self._by_name == other._by_name
+        if self.dtype != other.dtype or len(self) != len(other):
+            return False
+        return self.numbering == other.numbering or all(region in self for region in other.regions)
 
     def __hash__(self) -> int:
         return self._hash
@@ -224,7 +168,7 @@ class Space:
             if len(self.regions) != 1:
                 raise ArgumentError(
                     f"a bare array fits a space of one region; this one has {len(self.regions)}: "
-                    f"give a dict by region name ({', '.join(self._by_name)})"
+                    f"give a dict by region name ({', '.join(self.numbering.index)})"
                 )
             arrays = {self.regions[0].name: arrays}
         return Vector(self, {n: self.check(self[n], array) for n, array in arrays.items()})
@@ -336,142 +280,9 @@ class Space:
         return inners([(v, w)])[0]
 
 
-Total = Callable[[Sequence[Mapping[int, Scalar]]], list[Scalar]]
-"""Function that sums partial inner products, each a mapping by worker, over all workers."""
-
-
-class Vector:
-    """An element of a space: one array for each region that this process holds.
-
-    Supports ``v[name]``, ``v + w``, ``v - w``, ``2 * v``, ``v / 2``, `inner`, `norm`, `copy`.
-    A vector made by a backend (``backend.vector``) holds one worker's regions, and its inner
-    product sums over all workers: a collective call.
-    """
-
-    __slots__ = ("_total", "arrays", "space")
-    __array_ufunc__ = None  # numpy_scalar * vector calls __rmul__
-
-    def __init__(
-        self,
-        space: Space,
-        arrays: dict[str, Array],
-        total: Total | None = None,
-    ) -> None:
-        self.space = space
-        self.arrays = arrays
-        self._total = total
-
-    def __getitem__(self, name: str) -> Array:
-        try:
-            return self.arrays[name]
-        except (KeyError, TypeError):
-            self.space[name]  # raises for an unknown name
-            raise RegionError(
-                f"region {name!r} is not held here; this process holds {list(self.arrays)}"
-            ) from None
-
-    def __contains__(self, name: object) -> bool:
-        return name in self.arrays
-
-    def __repr__(self) -> str:
-        shown = ", ".join(f"{n}={a!r}" for n, a in self.arrays.items())
-        return f"Vector({shown})"
-
-    def require_all(self, what: str) -> None:
-        """Check that the vector holds every region of its space.
-
-        Raises:
-            SpaceError: it holds some regions only, as on one worker of several.
-        """
-        if len(self.arrays) < len(self.space.regions):
-            raise SpaceError(
-                f"{what} needs all {len(self.space.regions)} regions, this vector holds "
-                f"{list(self.arrays)}; for one worker's part backend.vector(space, arrays) makes "
-                f"vectors whose inner products span all workers"
-            )
-
-    def total(self, other: Vector) -> Total:
-        """The reduction of partial inner products over workers: a backend's, or a local sum."""
-        distributed = self._total or other._total
-        if distributed is not None:
-            return distributed
-        for vector in (self, other):
-            vector.require_all("an inner product")
-        return sums_by_worker
-
-    def inner(self, other: Vector) -> Scalar:
-        """<self, other>, conjugate-linear in self; see `Space.inner`."""
-        return self.space.inner(self, expect("inner product", other, Vector))
-
-    def norm(self) -> float:
-        """The norm induced by the inner product; see `inner`."""
-        return math.sqrt(abs(self.inner(self)))
-
-    def copy(self) -> Vector:
-        """A vector with copies of all arrays."""
-        return self._map(lambda a: a.copy())
-
-    def _map(self, f: Callable[..., Array], *others: Vector) -> Vector:
-        for other in others:
-            self.space.same_as(other.space, "vector arithmetic")
-            if other.arrays.keys() != self.arrays.keys():
-                raise SpaceError(
-                    f"vector arithmetic: one side holds {list(self.arrays)}, "
-                    f"the other {list(other.arrays)}"
-                )
-        total = next((v._total for v in (self, *others) if v._total), None)
-        # A ufunc returns a scalar for 0-d arrays.
-        results = {n: f(a, *(o.arrays[n] for o in others)) for n, a in self.arrays.items()}
-        arrays = {n: np.asarray(a) if isinstance(a, np.generic) else a for n, a in results.items()}
-        return Vector(self.space, arrays, total)
-
-    def _scale(self, scalar: Any) -> Vector:
-        factor = factor_of(scalar, self.space.dtype)
-        return self._map(lambda a: np.multiply(a, factor))
-
-    def __add__(self, other: Vector) -> Vector:
-        return self._map(np.add, other) if isinstance(other, Vector) else NotImplemented
-
-    def __sub__(self, other: Vector) -> Vector:
-        return self._map(np.subtract, other) if isinstance(other, Vector) else NotImplemented
-
-    def __mul__(self, scalar: Scalar) -> Vector:
-        return self._scale(scalar) if is_scalar(scalar) else NotImplemented
-
-    __rmul__ = __mul__
-
-    def __truediv__(self, scalar: Scalar) -> Vector:
-        if not is_scalar(scalar):
-            return NotImplemented
-        inverse, dtype = reciprocal(scalar), self.space.dtype
-        if dtype.kind in "iu":
-            return self._scale(inverse)
-        factor_of(inverse, dtype)
-        divisor = factor_of(scalar, dtype)
-        return self._map(lambda a: np.divide(a, divisor))
-
-    def __neg__(self) -> Vector:
-        return self._map(np.negative)
-
-
-def inners(pairs: Sequence[tuple[Vector, Vector]]) -> list[Scalar]:
-    """Several inner products, each as by `Space.inner`; for distributed vectors in one collective
-    call. All pairs have one dtype.
-
-    Raises:
-        SpaceError: the vectors of a pair are in different spaces.
-    """
-    partial = []
-    for v, w in pairs:
-        v.space.same_as(w.space, "inner product")
-        partial.append(v.space.partial_inners(v, w))
-    totals = [v.total(w) for v, w in pairs]
-    return totals[0](partial) if pairs else []
-
-
 def side_by_side(left: Space, right: Space) -> str:
     """The regions and dtypes in which two spaces differ, in two columns; at most 12 rows."""
-    names = list(dict.fromkeys([*left._by_name, *right._by_name]))
+    names = list(dict.fromkeys([*left.numbering.index, *right.numbering.index]))
     rows = [("dtype " + left.dtype.name, "dtype " + right.dtype.name)]
     rows += [(_describe(left, n), _describe(right, n)) for n in names]
     rows = [r for r in rows if r[0] != r[1]][:12] or rows[:1]

@@ -24,9 +24,9 @@ from linop.testing.checks import (
 )
 from linop.testing.code import code
 from linop.testing.report import Element, Report, Worst
-from linop.testing.subjects.distributed import pylops_mpi_operator
-from linop.testing.subjects.pairs import Pair, pair
-from linop.testing.subjects.torch_functions import torch_function
+from linop.testing.tested_maps.distributed import pylops_mpi_operator
+from linop.testing.tested_maps.pairs import Pair, pair
+from linop.testing.tested_maps.torch_functions import torch_function
 from linop.testing.trials import dot_tolerance
 from linop.testing.workers.outcome import FailedExampleError
 from linop.testing.workers.spmd import spmd

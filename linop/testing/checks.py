@@ -1,6 +1,6 @@
 """Public checks of linear maps and their adjoints, on any backend.
 
-A check takes anything that `linop.testing.subjects.foreign` turns into a `Subject`: linop's
+A check takes anything that `linop.testing.tested_maps.foreign` turns into a `TestedMap`: linop's
 operators and plans, pairs of functions, matrices, operators of SciPy and PyLops. It returns a
 `Report`, true if the check passed. On a backend of one worker a check is collective: every worker
 makes the same call and gets the same report. A result with NaN or infinity fails every check. Each
@@ -19,9 +19,9 @@ from linop.backends.base import Backend
 from linop.testing.localise import wrong_column
 from linop.testing.matrices import worst_of_matrices
 from linop.testing.report import Report
-from linop.testing.subjects.foreign import subject
-from linop.testing.subjects.subject import Fault
-from linop.testing.subjects.whole import seen_as
+from linop.testing.tested_maps.foreign import tested_map
+from linop.testing.tested_maps.tested_map import Fault
+from linop.testing.tested_maps.whole import seen_as
 from linop.testing.trials import (
     Check,
     Where,
@@ -71,7 +71,7 @@ def check_adjoint(
         ArgumentError: `op` cannot be checked, or the tolerance, seed or number of trials is
             invalid; on every worker.
     """
-    F = subject("check_adjoint", op, backend)
+    F = tested_map("check_adjoint", op, backend)
     call = "check_adjoint(op, {})" if adjoint is None else "check_adjoint(op, {}, adjoint=adjoint)"
     check = Check(
         "dot-product test", "<F x, y> with <x, F* y>", call, F, dot_tolerance(F), tolerance
@@ -101,7 +101,7 @@ def check_dot_exact(
         UndecidableError: in floating point, a result is fractional, or larger than the integers
             that its dtype represents exactly, so that its arithmetic may round; on every worker.
     """
-    F = subject("check_dot_exact", op, backend)
+    F = tested_map("check_dot_exact", op, backend)
     extra = "" if adjoint is None else ", adjoint=adjoint"
     compared = "<F x, y> with <x, F* y>, on whole numbers"
     call = f"check_dot_exact(op, {{}}{extra})"
@@ -128,7 +128,7 @@ def check_self_adjoint(
     Args:
         op, backend, seed, trials, tolerance: as for `check_adjoint`.
     """
-    F = subject("check_self_adjoint", op, backend)
+    F = tested_map("check_self_adjoint", op, backend)
     compared, call = "<F x, y> with <x, F y>", "check_self_adjoint(op, {})"
     check = Check("self-adjointness", compared, call, F, dot_tolerance(F), tolerance)
 
@@ -159,7 +159,7 @@ def check_exact(
         adjoint: the map to test as its adjoint; by default the adjoint of `op`.
         backend, tolerance: as for `check_adjoint`.
     """
-    F = subject("check_exact", op, backend)
+    F = tested_map("check_exact", op, backend)
     extra = "" if adjoint is None else "adjoint, "
     compared = "the matrix of F* with the conjugate transpose of that of F; both for linearity"
     call = f"check_exact(op, {extra}backend={{}})"
@@ -196,7 +196,7 @@ def check_linear(
     Args:
         op, backend, seed, trials, tolerance: as for `check_adjoint`.
     """
-    F = subject("check_linear", op, backend)
+    F = tested_map("check_linear", op, backend)
     compared = (
         "F(a x + y) with a F x + F y, F 0 with 0, F x with F x again, at other scales and signs"
     )
@@ -222,7 +222,7 @@ def check_equal(
             PyLops), elements correspond by their position in flattened vectors.
         backend, seed, trials, tolerance: as for `check_adjoint`.
     """
-    F, second = subject("check_equal", op, backend), subject("check_equal", other, backend)
+    F, second = tested_map("check_equal", op, backend), tested_map("check_equal", other, backend)
     most = max(element_tolerance(F), element_tolerance(second))
     check = Check("equality", "F x with G x", "check_equal(op, other, {})", F, most, tolerance)
 
@@ -252,7 +252,7 @@ def check_inverse(
         op, inverse: the two maps.
         backend, seed, trials, tolerance: as for `check_adjoint`.
     """
-    F, G = subject("check_inverse", op, backend), subject("check_inverse", inverse, backend)
+    F, G = tested_map("check_inverse", op, backend), tested_map("check_inverse", inverse, backend)
     compared = "inverse(F x) with x, F(inverse(y)) with y"
     most = max(element_tolerance(F), element_tolerance(G))
     check = Check("inverse", compared, "check_inverse(op, inverse, {})", F, most, tolerance)
@@ -278,7 +278,7 @@ def check_unitary(
     Args:
         op, backend, seed, trials, tolerance: as for `check_adjoint`.
     """
-    F = subject("check_unitary", op, backend)
+    F = tested_map("check_unitary", op, backend)
     compared, call = "F* F x with x, F F* y with y", "check_unitary(op, {})"
     check = Check("unitarity", compared, call, F, element_tolerance(F), tolerance)
     return check.tried(lambda seed: there_and_back(F, F.H, seed, "F*"), seed, trials)

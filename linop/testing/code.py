@@ -15,23 +15,19 @@ from typing import Any
 import numpy as np
 import scipy
 
+from linop import local_operators
 from linop.normal_form.primitives import Action, Add, Allocate, Clear, Deallocate
 from linop.operators.algebra import DirectSum, Named
-from linop.operators.operator import (
-    Composition,
-    Identity,
-    LinearOperator,
-    Primitives,
-    Scaled,
-    Sum,
-    Zero,
-)
-from linop.provenance import Call
+from linop.operators.expressions import Composition, Identity, Primitives, Scaled, Sum, Zero
+from linop.operators.operator import LinearOperator
+from linop.provenance import Origin
+from linop.spaces.decomposition import Bounds, Role
 from linop.spaces.exact import Exact, Gaussian, Rational, exact
 from linop.spaces.partition import Partition
 from linop.spaces.region import Region, Subset
-from linop.spaces.space import Space, Vector
-from linop.spaces.tensor import Bounds, Role, TensorSpace
+from linop.spaces.space import Space
+from linop.spaces.tensor import TensorSpace
+from linop.spaces.vector import Vector
 
 
 @singledispatch
@@ -115,21 +111,28 @@ def _balanced(X: TensorSpace, dim: int) -> Bounds:
 
 @code.register
 def _operator(op: LinearOperator) -> str:
-    if op.call is not None:
-        return code(op.call)
-    if op._h is not None and op._h.call is not None:
+    if op.origin is not None:
+        return code(op.origin)
+    if op._h is not None and op._h.origin is not None:
         return f"{code(op._h)}.H"
     return _composed(op)
 
 
 @code.register
-def _call(call: Call) -> str:
-    function, arguments, options = call
+def _origin(origin: Origin) -> str:
+    function, arguments, options = origin
     given = [code(argument) for argument in arguments]
     given += [f"{name}={code(value)}" for name, value in options.items()]
-    if function.__qualname__ == "LinearOperator.conj":
+    if function is LinearOperator.conj:
         return f"{_bracketed(arguments[0])}.conj()"
-    return f"linop.{function.__name__}({', '.join(given)})"
+    return f"{_public(function)}({', '.join(given)})"
+
+
+def _public(function: Callable[..., Any]) -> str:
+    """The path of a public function that builds an operator."""
+    name = function.__name__
+    listed = name in local_operators.__all__ and name != "local"
+    return f"linop.local_operators.{name}" if listed else f"linop.{name}"
 
 
 @singledispatch
@@ -184,7 +187,7 @@ def _named(op: Named) -> str:
 def _identity(op: Identity) -> str:
     if op.domain is op.codomain or op.domain.regions == op.codomain.regions:
         return f"linop.identity({code(op.domain)})"
-    return f"linop.operators.operator.Identity({code(op.domain)}, {code(op.codomain)})"
+    return f"linop.operators.expressions.Identity({code(op.domain)}, {code(op.codomain)})"
 
 
 @_composed.register
@@ -212,7 +215,7 @@ _PRIMITIVES: dict[type[Action], str] = {
 def _bracketed(op: LinearOperator) -> str:
     """The expression of an operator as a factor of a product, in parentheses if needed."""
     text = code(op)
-    calls = op.call is not None or (op._h is not None and op._h.call is not None)
+    calls = op.origin is not None or (op._h is not None and op._h.origin is not None)
     several = isinstance(op, Composition | Sum | Scaled)
     several = several or (isinstance(op, Primitives) and len(op.actions) > 1)
     return text if calls or not several else f"({text})"

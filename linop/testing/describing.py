@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 import linop
 from linop import Partition, Region, Space, Subset, TensorSpace
+from linop.spaces.decomposition import Role
 from linop.spaces.region import MEMORIES
-from linop.spaces.tensor import Role
 
 try:
     import ml_dtypes  # noqa: F401 - registers bfloat16 with NumPy
@@ -33,12 +33,12 @@ Box = tuple[tuple[int, int], ...]
 PartOf = tuple[str, Box]
 """A subset: the name of a region, and a box in it."""
 
-Place = tuple[tuple[int, ...]] | tuple[tuple[int, ...], str]
+Placement = tuple[tuple[int, ...]] | tuple[tuple[int, ...], str]
 """The workers that hold a region, and its kind of memory, if that is not the default."""
 RegionDescription = tuple[Any, ...]
-"""Name, shape, and the items of a `Place`."""
+"""Name, shape, and the items of a `Placement`."""
 
-MOST = 9
+LARGEST = 9
 """Vectors hold whole numbers from -9 to 9."""
 
 COMPUTED = ("float64", "float32", "complex128", "complex64", "int64", "int32")
@@ -135,7 +135,7 @@ def holders(workers: int) -> st.SearchStrategy[tuple[int, ...]]:
     return st.one_of(one, one, several.map(lambda held: tuple(sorted(held))))
 
 
-def places(workers: int, memories: Sequence[str] = MEMORIES) -> st.SearchStrategy[Place]:
+def placements(workers: int, memories: Sequence[str] = MEMORIES) -> st.SearchStrategy[Placement]:
     """Workers of a region, and one of some kinds of memory."""
     memory = st.sampled_from(memories).map(lambda m: () if m == "default" else (m,))
     return st.tuples(holders(workers), memory).map(lambda drawn: (drawn[0], *drawn[1]))
@@ -162,7 +162,7 @@ def spaces(
     count = draw(st.integers(least, most))
     extent = (0, 6, 4, 3)[rank]
     regions = tuple(
-        (f"{prefix}{k}", draw(shapes(rank, extent)), *draw(places(workers, memories)))
+        (f"{prefix}{k}", draw(shapes(rank, extent)), *draw(placements(workers, memories)))
         for k in range(count)
     )
     return {"regions": regions, "dtype": draw(st.sampled_from(dtypes))}
@@ -196,12 +196,12 @@ def pairs(draw: st.DrawFn, space: Description) -> tuple[PartOf, PartOf]:
         reject()
     others = [r for r in alike if r[0] != a]  # preferred: they may be on another worker
     b, of_b, *_ = draw(st.sampled_from(others * 3 + alike))
-    apart = draw(st.integers(0, len(of_a) - 1)) if a == b else None
+    axis = draw(st.integers(0, len(of_a) - 1)) if a == b else None
     box_a, box_b = [], []
     for k, (m, n) in enumerate(zip(of_a, of_b, strict=True)):
-        most = m // 2 if k == apart else min(m, n)
+        most = m // 2 if k == axis else min(m, n)
         extent = draw(st.integers(1 if most and not draw(rarely) else 0, most))
-        if k == apart:
+        if k == axis:
             low = draw(st.integers(0, m - 2 * extent))
             high = draw(st.integers(low + extent, m - extent))
             first, second = draw(st.permutations([low, high]))

@@ -14,28 +14,30 @@ from itertools import product
 
 import numpy as np
 
-from linop.backends.base import Backend, held
+from linop.backends.base import Backend
+from linop.backends.execution.arguments import held
 from linop.spaces.scalars import Array, Scalar
-from linop.spaces.space import Space, Vector
+from linop.spaces.space import Space
+from linop.spaces.vector import Vector
 from linop.testing.report import Worst, element, element_in, shown
-from linop.testing.subjects.subject import Subject, epsilon, gathered, host_vector
+from linop.testing.tested_maps.tested_map import TestedMap, epsilon, gathered, host_vector
 
 Map = Callable[[Vector], Vector]
 
 
-def part_held(vector: Vector, backend: Backend) -> Vector:
+def regions_held(vector: Vector, backend: Backend) -> Vector:
     """The regions of a complete vector that the backend's worker holds, as a vector whose inner
     products sum over all workers."""
     return host_vector(vector.space, vector, backend)
 
 
-def inner(subject: Subject, v: Vector, w: Vector) -> Scalar:
+def inner(F: TestedMap, v: Vector, w: Vector) -> Scalar:
     """<v, w>; its real part, if the map is linear over the real numbers only."""
     value = v.inner(w)
-    return value.real if subject.real else value
+    return value.real if F.real else value
 
 
-def apart(F: Subject, a: Scalar, b: Scalar) -> Scalar:
+def discrepancy(F: TestedMap, a: Scalar, b: Scalar) -> Scalar:
     """The difference of two inner products. In integer dtypes it is reduced modulo 2**bits of the
     narrower dtype, to the representative nearest to zero: products wrap, so that maps are linear
     over that ring, but inner products are accumulated in 64 bits."""
@@ -46,7 +48,7 @@ def apart(F: Subject, a: Scalar, b: Scalar) -> Scalar:
     return (int((a - b).real) + half) % (2 * half) - half
 
 
-def wrong_entry(F: Subject, G: Subject, x: Vector, y: Vector, other: str) -> Worst:
+def wrong_entry(F: TestedMap, G: TestedMap, x: Vector, y: Vector, other: str) -> Worst:
     """An entry at which F differs from the conjugate transpose of G. Each map is applied about
     ``2 log2(size)`` times. Collective.
 
@@ -54,22 +56,24 @@ def wrong_entry(F: Subject, G: Subject, x: Vector, y: Vector, other: str) -> Wor
         x, y: vectors for which <F x, y> and <x, G y> differ.
         other: the name of the conjugate transpose of G, for the report.
     """
-    for subject in (F, G):
-        if moved := not_zero(subject):
+    for one in (F, G):
+        if moved := not_zero(one):
             return moved
     back = G(y)
-    j = _narrowed(x, lambda part: apart(F, inner(F, F(part), y), inner(F, part, back)), F.backend)
+    j = _narrowed(
+        x, lambda part: discrepancy(F, inner(F, F(part), y), inner(F, part, back)), F.backend
+    )
     column = F(_only(x, j, F.backend))
     only = _only(x, j, F.backend)
     i = _narrowed(
-        y, lambda part: apart(F, inner(F, column, part), inner(F, only, G(part))), F.backend
+        y, lambda part: discrepancy(F, inner(F, column, part), inner(F, only, G(part))), F.backend
     )
-    found = max(_entries(F, G, j, i), key=lambda entry: abs(apart(F, entry[0], entry[1])))
+    found = max(_entries(F, G, j, i), key=lambda entry: abs(discrepancy(F, entry[0], entry[1])))
     f, g, part = found
     source, target = element(F.domain, j), element(F.codomain, i)
     words = f"from {source} to {target}: F has {part}{shown(f)}, {other} has {part}{shown(g)}"
     eps = max(epsilon(F.domain.dtype), epsilon(F.codomain.dtype))
-    if abs(apart(F, f, g)) <= 4 * eps * max(abs(f), abs(g)):
+    if abs(discrepancy(F, f, g)) <= 4 * eps * max(abs(f), abs(g)):
         rounds = ", or rounds more than its dtype explains" if eps else ""
         words = (
             f"no single entry shows it ({words}): one of the two is not linear (check_linear)"
@@ -78,7 +82,7 @@ def wrong_entry(F: Subject, G: Subject, x: Vector, y: Vector, other: str) -> Wor
     return Worst(words, source, target, g, f)
 
 
-def _entries(F: Subject, G: Subject, j: int, i: int) -> Iterator[tuple[Scalar, Scalar, str]]:
+def _entries(F: TestedMap, G: TestedMap, j: int, i: int) -> Iterator[tuple[Scalar, Scalar, str]]:
     """Entry (i, j) of F, that of the conjugate transpose of G, and a label. For a map that is
     linear over the real numbers only, up to four entries: between real and imaginary parts."""
     for u, v in product(_units(F, F.domain), _units(F, F.codomain)):
@@ -89,13 +93,13 @@ def _entries(F: Subject, G: Subject, j: int, i: int) -> Iterator[tuple[Scalar, S
         yield inner(F, d, F(e)), inner(F, G(d), e), part
 
 
-def _units(F: Subject, space: Space) -> tuple[Scalar, ...]:
+def _units(F: TestedMap, space: Space) -> tuple[Scalar, ...]:
     """The values of the nonzero element of a unit vector: 1, and also 1j for complex spaces of a
     map that is linear over the real numbers only."""
     return (1, 1j) if F.real and space.dtype.kind == "c" else (1,)
 
 
-def wrong_column(F: Subject, A: Map, B: Map, x: Vector, names: tuple[str, str]) -> Worst:
+def wrong_column(F: TestedMap, A: Map, B: Map, x: Vector, names: tuple[str, str]) -> Worst:
     """An entry at which two linear maps differ. Collective.
 
     Args:
@@ -131,7 +135,7 @@ def wrong_value(
     return Worst(words, None, target, a, b)
 
 
-def whole_numbers(F: Subject, result: Vector, scale: float) -> str:
+def whole_numbers(F: TestedMap, result: Vector, scale: float) -> str:
     """The reason why inner products with a map's result may not be exact; empty if they are exact.
     Collective.
 
@@ -154,9 +158,9 @@ def whole_numbers(F: Subject, result: Vector, scale: float) -> str:
     return next(filter(None, gathered(F.backend, said)), "")
 
 
-def not_zero(F: Subject) -> Worst | None:
+def not_zero(F: TestedMap) -> Worst | None:
     """The largest element of F 0 as a worst case; None if F 0 is zero. Collective."""
-    result = F(part_held(F.domain.zeros(), F.backend))
+    result = F(regions_held(F.domain.zeros(), F.backend))
     i, most = largest(result, F.backend)
     if not most:
         return None

@@ -8,11 +8,11 @@ from linop.spaces.scalars import Array
 from linop.spaces.space import Space
 from linop.testing.localise import unit
 from linop.testing.report import Worst, element, shown
-from linop.testing.subjects.subject import Subject
-from linop.testing.subjects.whole import everything
+from linop.testing.tested_maps.tested_map import TestedMap
+from linop.testing.tested_maps.whole import everything
 
 
-def worst_of_matrices(F: Subject, G: Subject, relative: bool) -> tuple[float, Worst]:
+def worst_of_matrices(F: TestedMap, G: TestedMap, relative: bool) -> tuple[float, Worst]:
     """The largest difference between the matrix of G and the conjugate transpose of that of F, and
     its entry. Collective.
 
@@ -32,9 +32,9 @@ def worst_of_matrices(F: Subject, G: Subject, relative: bool) -> tuple[float, Wo
     row, column = (int(k) for k in np.unravel_index(np.argmax(difference), difference.shape))
     found, right = backward[row, column].item(), wanted[row, column].item()
     words = (
-        f"row {row}, column {column} of the adjoint, from {_place(G, G.domain, column)} "
-        f"to {_place(G, G.codomain, row)}: the adjoint has {shown(found)}, the conjugate transpose "
-        f"of F has {shown(right)}"
+        f"row {row}, column {column} of the adjoint, from {_entry_text(G, G.domain, column)} "
+        f"to {_entry_text(G, G.codomain, row)}: the adjoint has {shown(found)}, the conjugate "
+        f"transpose of F has {shown(right)}"
     )
     source = element(G.domain, column % G.domain.size)
     target = element(G.codomain, row % G.codomain.size)
@@ -42,7 +42,7 @@ def worst_of_matrices(F: Subject, G: Subject, relative: bool) -> tuple[float, Wo
     return float(difference[row, column]), worst
 
 
-def _matrix(F: Subject) -> Array:
+def _matrix(F: TestedMap) -> Array:
     """The dense matrix, of `F.shape`. If F is linear over the real numbers only, a complex side has
     twice as many rows or columns: first all real parts, then all imaginary parts."""
     columns = [
@@ -56,11 +56,11 @@ def _matrix(F: Subject) -> Array:
     return np.array(columns).reshape(len(columns), rows).T
 
 
-def _doubled(F: Subject, space: Space) -> bool:
+def _doubled(F: TestedMap, space: Space) -> bool:
     return F.real and space.dtype.kind == "c"
 
 
-def _place(F: Subject, space: Space, k: int) -> str:
+def _entry_text(F: TestedMap, space: Space, k: int) -> str:
     part = ("the real part of ", "the imaginary part of ")[k // space.size]
     return (part if _doubled(F, space) else "") + str(element(space, k % space.size))
 

@@ -72,10 +72,10 @@ class Worst:
     wanted: Scalar | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        places = {"from": self.source, "to": self.target}
+        ends = {"from": self.source, "to": self.target}
         return {
             "text": self.text,
-            **{side: at.as_dict() if at else None for side, at in places.items()},
+            **{side: at.as_dict() if at else None for side, at in ends.items()},
             "found": plain(self.found),
             "wanted": plain(self.wanted),
         }

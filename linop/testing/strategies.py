@@ -33,8 +33,9 @@ except ImportError as error:
 from linop.operators.operator import LinearOperator
 from linop.spaces.partition import Partition
 from linop.spaces.region import Region, Subset
-from linop.spaces.space import Space, Vector
+from linop.spaces.space import Space
 from linop.spaces.tensor import TensorSpace
+from linop.spaces.vector import Vector
 from linop.testing import describing, factories
 from linop.testing.code import code
 from linop.testing.describing import COMPUTED, Description
@@ -109,8 +110,8 @@ def regions(
         ndim: number of dimensions; by default 0 to 3.
         memories: kinds of memory to choose from, of `linop.spaces.region.MEMORIES`.
     """
-    place = describing.places(workers, memories)
-    return st.tuples(shapes(ndim), place).map(lambda drawn: Region(name, drawn[0], *drawn[1]))
+    placement = describing.placements(workers, memories)
+    return st.tuples(shapes(ndim), placement).map(lambda drawn: Region(name, drawn[0], *drawn[1]))
 
 
 def spaces(
@@ -194,7 +195,7 @@ def tensors(
     return drawn.map(describing.tensor_of)
 
 
-def vectors(space: Space, most: int = describing.MOST) -> st.SearchStrategy[Vector]:
+def vectors(space: Space, most: int = describing.LARGEST) -> st.SearchStrategy[Vector]:
     """Vectors of whole numbers from -most to most, from 0 in unsigned dtypes, in real and imaginary
     parts alike; they shrink to zeros.
 

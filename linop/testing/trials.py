@@ -15,22 +15,23 @@ from linop.errors import ArgumentError, UndecidableError
 from linop.operators.operator import LinearOperator
 from linop.spaces.region import integer
 from linop.spaces.scalars import Scalar
-from linop.spaces.space import Space, Vector
+from linop.spaces.space import Space
+from linop.spaces.vector import Vector
 from linop.testing.localise import (
-    apart,
+    discrepancy,
     inner,
     largest,
     not_zero,
-    part_held,
+    regions_held,
     whole_numbers,
     wrong_column,
     wrong_entry,
     wrong_value,
 )
 from linop.testing.report import Report, Worst
-from linop.testing.subjects.foreign import subject
-from linop.testing.subjects.subject import Fault, Subject, epsilon, exponents, rounding
-from linop.testing.subjects.whole import seen_as
+from linop.testing.tested_maps.foreign import tested_map
+from linop.testing.tested_maps.tested_map import Fault, TestedMap, epsilon, exponents, rounding
+from linop.testing.tested_maps.whole import seen_as
 
 Where = Callable[[], Worst]
 """Locates the worst case; collective."""
@@ -53,7 +54,7 @@ class Check:
     title: str
     compared: str
     call: str
-    F: Subject
+    F: TestedMap
     tolerance: float
     given: float | None = None
     """The caller's tolerance, which replaces the default one; None if there is none."""
@@ -104,21 +105,21 @@ class Check:
         return Report(title, name, passed, error, self.tolerance, self.compared, worst, call)
 
 
-def dot_tolerance(op: LinearOperator | Subject) -> float:
+def dot_tolerance(op: LinearOperator | TestedMap) -> float:
     """Default tolerance of the dot-product test: 16 machine epsilons of the coarser of the two
     dtypes; 0 for integers. It does not grow with the size, since rounding errors of random sign do
     not, relative to the norms. In half precision it is large, and `check_dot_exact` is sharper."""
     return 16 * max(epsilon(space.dtype) for space in (op.domain, op.codomain))
 
 
-def element_tolerance(F: Subject) -> float:
+def element_tolerance(F: TestedMap) -> float:
     """Default tolerance of a single element, relative to the largest one: a bound of the rounding
     errors of a sum of as many terms as the larger space has elements."""
     size = max(F.domain.size, F.codomain.size)
     return max(rounding(space.dtype, size) for space in (F.domain, F.codomain))
 
 
-def adjoint_of(what: str, F: Subject, given: Any) -> Subject:
+def adjoint_of(what: str, F: TestedMap, given: Any) -> TestedMap:
     """The map that a check tests as the adjoint of F: the given one, or by default ``F.H``.
 
     Args:
@@ -129,11 +130,13 @@ def adjoint_of(what: str, F: Subject, given: Any) -> Subject:
     """
     if given is None:
         return F.H
-    G = subject(what, given, F.backend)
+    G = tested_map(what, given, F.backend)
     return seen_as(G, F.codomain, F.domain, not F.anonymous)
 
 
-def random_vector(F: Subject, space: Space, seed: int, nth: int = 0, whole: bool = False) -> Vector:
+def random_vector(
+    F: TestedMap, space: Space, seed: int, nth: int = 0, whole: bool = False
+) -> Vector:
     """The nth random vector of a trial, without zeros, which would test nothing: normally
     distributed, or whole numbers from -9 to 9 (from 0 if unsigned) in integer dtypes.
 
@@ -155,10 +158,10 @@ def random_vector(F: Subject, space: Space, seed: int, nth: int = 0, whole: bool
         vector = space._fill(seed + nth, lambda rng, shape: rng.choice(numbers, shape))
     else:
         vector = space.random(seed + nth)
-    return part_held(vector, F.backend)
+    return regions_held(vector, F.backend)
 
 
-def random_scalar(F: Subject, seed: int) -> Scalar:
+def random_scalar(F: TestedMap, seed: int) -> Scalar:
     """A random scalar over which F is linear: complex, real, or 3 in integer dtypes."""
     rng = np.random.default_rng(seed)
     kinds = {F.domain.dtype.kind, F.codomain.dtype.kind}
@@ -169,8 +172,8 @@ def random_scalar(F: Subject, seed: int) -> Scalar:
 
 
 def dot_products(
-    F: Subject,
-    G: Subject,
+    F: TestedMap,
+    G: TestedMap,
     seed: int,
     exact: bool = False,
     other: str = "the conjugate transpose of the adjoint",
@@ -201,7 +204,7 @@ def dot_products(
     for S, result in ((F, forward), (G, backward)) if exact else ():
         if why := whole_numbers(S, result, scale):
             raise UndecidableError(f"check_dot_exact of {F.name}: {why}; use check_adjoint")
-    error = float(abs(apart(F, inner(F, forward, y), inner(F, x, backward))))
+    error = float(abs(discrepancy(F, inner(F, forward, y), inner(F, x, backward))))
     if rounds:
         error /= scale or 1.0
     if error <= dot_tolerance(F):
@@ -210,7 +213,7 @@ def dot_products(
     return error, lambda: wrong_entry(F, G, x, y, other)
 
 
-def _look_at_opposite(F: Subject, x: Vector, result: Vector) -> None:
+def _look_at_opposite(F: TestedMap, x: Vector, result: Vector) -> None:
     """Check that F(-x) is -F x, except in unsigned dtypes.
 
     Raises:
@@ -223,14 +226,14 @@ def _look_at_opposite(F: Subject, x: Vector, result: Vector) -> None:
         raise Fault(where())
 
 
-def _opposite(F: Subject, x: Vector, result: Vector) -> tuple[float, Where]:
+def _opposite(F: TestedMap, x: Vector, result: Vector) -> tuple[float, Where]:
     """Error of F(-x) against -F x, which rounding does not affect."""
     names = f"the {F.role} function of -x", "the opposite of that of x"
     return difference(F, F(-x), -result, names, [])
 
 
 def _in_range(
-    F: Subject, G: Subject, given: tuple[Vector, Vector], found: tuple[Vector, Vector]
+    F: TestedMap, G: TestedMap, given: tuple[Vector, Vector], found: tuple[Vector, Vector]
 ) -> tuple[Vector, Vector]:
     """F x and G y; if their elements are too small or too large to be squared, those of x and y
     scaled by a power of two."""
@@ -247,13 +250,13 @@ _MARGIN = 6
 """Distance, in powers of two, of scaled numbers from the ends of a dtype's range."""
 
 
-def _range(F: Subject) -> tuple[int, int]:
+def _range(F: TestedMap) -> tuple[int, int]:
     """(lowest, highest) exponent of two at which both dtypes of a map have full precision."""
     lows, highs = zip(*(exponents(space.dtype) for space in (F.domain, F.codomain)), strict=True)
     return max(lows), min(highs)
 
 
-def linear(F: Subject, seed: int) -> tuple[float, Where]:
+def linear(F: TestedMap, seed: int) -> tuple[float, Where]:
     """Error of linearity at two random vectors, and at one of them negated and scaled by large and
     small powers of two; relative to the largest element. Infinite if F 0 is not 0."""
     if worst := not_zero(F):
@@ -274,7 +277,7 @@ def linear(F: Subject, seed: int) -> tuple[float, Where]:
     return max(found, key=lambda one: one[0])
 
 
-def _far(F: Subject, most: float) -> list[int]:
+def _far(F: TestedMap, most: float) -> list[int]:
     """A small and a large exponent of two by which x and F x can be scaled without leaving the
     range of their dtypes; `most` is the largest element of F x."""
     low, high = _range(F)
@@ -295,7 +298,7 @@ def _finite(*sizes: float) -> float:
 
 
 def difference(
-    F: Subject, found: Vector, wanted: Vector, names: tuple[str, str], terms: list[Vector]
+    F: TestedMap, found: Vector, wanted: Vector, names: tuple[str, str], terms: list[Vector]
 ) -> tuple[float, Where]:
     """The largest difference between two vectors, and a function that locates it. In floating point
     it is relative to the largest element of both, and of the terms that they are sums of.
@@ -310,7 +313,7 @@ def difference(
     return most / (scale or 1.0), lambda: wrong_value(found, wanted, where, names, F.backend)
 
 
-def there_and_back(F: Subject, G: Subject, seed: int, name: str) -> tuple[float, Where]:
+def there_and_back(F: TestedMap, G: TestedMap, seed: int, name: str) -> tuple[float, Where]:
     """Error of G F x against x, and of F G y against y, the larger one; divided in floating point
     by the product of the gains of F and G, if that is above 1.
 
@@ -328,7 +331,7 @@ def there_and_back(F: Subject, G: Subject, seed: int, name: str) -> tuple[float,
         (G, F, y, backward, (f"F {name}", "the identity")),
     ):
 
-        def where(A: Subject = A, B: Subject = B, v: Vector = v, names: Any = names) -> Worst:
+        def where(A: TestedMap = A, B: TestedMap = B, v: Vector = v, names: Any = names) -> Worst:
             return wrong_column(F, lambda part: B(A(part)), lambda part: part, v, names)
 
         ways.append((difference(F, B(image), v, names, [])[0] / max(1.0, gain), where))

@@ -24,8 +24,9 @@ from linop.operators.operator import LinearOperator
 from linop.testing.checks import check_adjoint, check_dot_exact, check_exact, check_linear
 from linop.testing.code import code
 from linop.testing.report import Report
-from linop.testing.subjects.foreign import checkable
-from linop.testing.subjects.pairs import Pair
+from linop.testing.tested_maps.foreign import checkable
+from linop.testing.tested_maps.pairs import Pair
+from linop.testing.workers.rank import is_strategy
 
 Check = Callable[[Any, Backend | str, int, int], Report]
 """Called with an operator, a backend, a seed and a number of trials."""
@@ -56,7 +57,7 @@ class Case:
 
     @property
     def drawn(self) -> bool:
-        return _is_strategy(self.what)
+        return is_strategy(self.what)
 
     @property
     def size(self) -> str:
@@ -158,7 +159,7 @@ def _made(target: str, found: Any, workers: int) -> Any:
     Raises:
         ArgumentError: it is neither, or cannot be called.
     """
-    if not checkable(found) and not _is_strategy(found) and callable(found):
+    if not checkable(found) and not is_strategy(found) and callable(found):
         wants_workers = "workers" in inspect.signature(found).parameters
         try:
             found = found(workers=workers) if wants_workers else found()
@@ -166,13 +167,9 @@ def _made(target: str, found: Any, workers: int) -> Any:
             raise ArgumentError(
                 f"{target!r}: {error}; a function is called with nothing, or with workers"
             ) from None
-    if not checkable(found) and not _is_strategy(found):
+    if not checkable(found) and not is_strategy(found):
         raise ArgumentError(f"{target!r} is {type(found).__name__}, not an operator")
     return found
-
-
-def _is_strategy(found: Any) -> bool:
-    return hasattr(found, "flatmap") and hasattr(found, "example")
 
 
 # Checking

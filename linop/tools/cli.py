@@ -20,12 +20,13 @@ from rich.text import Text
 import linop
 from linop import LinearOperator, backends
 from linop.backends import Backend, in_mpi_job
+from linop.backends.execution.arrays import NUMPY
 from linop.errors import ArgumentError, LinopError, MissingExtraError
 from linop.operators.algebra import expanded
-from linop.planning.collective_selection import Choice, with_all
+from linop.planning.collective_selection import Choice, selected
 from linop.planning.cost import Traffic
-from linop.planning.lowering import as_it_is, lower, workers_of
-from linop.planning.passes import PASSES, passed
+from linop.planning.lowering import lower, workers_of
+from linop.planning.pipeline import Options, shown
 from linop.planning.plan import Plan
 from linop.planning.traffic import traffic_matrix
 from linop.testing.verification import Case, Result, cases, verified, verified_by_ranks
@@ -56,9 +57,9 @@ Target = Annotated[
 def doctor_command() -> None:
     """Report which packages are installed, and what each missing extra would enable."""
     table = Table("part", "found", "what it gives")
-    for part in doctor.examine():
-        found = Text(part.found, style="green" if part.present else "yellow")
-        table.add_row(part.name, found, part.purpose)
+    for component in doctor.examine():
+        found = Text(component.found, style="green" if component.present else "yellow")
+        table.add_row(component.name, found, component.purpose)
     console.print(table)
 
 
@@ -120,17 +121,12 @@ def _show_plans(name: str, op: LinearOperator, worker: int | None) -> None:
 
 
 def _show_passes(name: str, op: LinearOperator, worker: int | None) -> None:
-    """Print the plans of all workers, or of one, before any pass and after each: the passes on
-    stages, then `with_all`, which selects collectives for ranks without shared memory."""
+    """Print the plans of all workers, or of one, after each step of the pipeline, with collectives
+    as they are selected for ranks without shared memory."""
+    options = Options(lambda plan: selected(plan, Choice()), NUMPY.small)
     for one in _chosen(op, worker):
-        plans = [("before any pass", as_it_is(op.stages, one))]
-        changed = dict(passed(op.stages))
-        for what in (each.__name__ for each in PASSES):
-            plan = as_it_is(changed[what], one) if what in changed else plans[-1][1]
-            plans.append((f"after {what}", plan))
-        plans.append(("after with_all", with_all(plans[-1][1], Choice())))
         before: Plan | None = None
-        for what, plan in plans:
+        for what, plan in shown(op.stages, one, options):
             console.print(Text(f"\n{name}, worker {one}: {what}", "bold"))
             _print_as_it_is("the same" if plan == before else plan.describe())
             before = plan
@@ -272,40 +268,40 @@ def demo(
     ),
 ) -> None:
     """Blur a photograph over a 2x2 grid of workers, and restore it, on every backend."""
-    from linop.tools import demo as job
+    from linop.tools import demo as photo_demo
     from linop.tools import drawing
 
-    photo = job.photograph()
-    A = job.blur(photo.shape, linop.Partition(job.GRID), job.gaussian())
-    one = job.blur(photo.shape, linop.Partition((1, 1)), job.gaussian())
+    photo = photo_demo.photograph()
+    A = photo_demo.blur(photo.shape, linop.Partition(photo_demo.GRID), photo_demo.gaussian())
+    one = photo_demo.blur(photo.shape, linop.Partition((1, 1)), photo_demo.gaussian())
     height, width = photo.shape
     console.print(f"A photograph of {height}×{width} pixels over a {A.X.partition} grid of workers")
     for name, op in (("A", A.op), ("A*", A.op.H), ("H", expanded(A.exchange))):
         console.print(f"  {name:<2} = {op}", highlight=False, markup=False, soft_wrap=True)
-    data = job.degraded(photo)
+    data = photo_demo.degraded(photo)
     answers: dict[str, Any] = {}
 
     def solved(name: str) -> Any:
         def run() -> tuple[str, bool]:
             if name == "mpi":
                 with tempfile.TemporaryDirectory() as folder:
-                    answers[name], good = job.restored_by_mpi(data, Path(folder))
+                    answers[name], good = photo_demo.restored_by_mpi(data, Path(folder))
             else:
-                answers[name], good = job.restored_here(name, A, data)
+                answers[name], good = photo_demo.restored_here(name, A, data)
             return _difference(answers[name], answers["one"], good)
 
         return run
 
     def solved_by_one() -> tuple[str, bool]:
-        answers["one"], good = job.restored_here("reference", one, data)
+        answers["one"], good = photo_demo.restored_here("reference", one, data)
         return f"error {_error(answers['one'], photo):.4f}, data {_error(data, photo):.4f}", good
 
     def solved_by_scipy() -> tuple[str, bool]:
-        answers["scipy"] = job.restored_by_scipy(A, data)
+        answers["scipy"] = photo_demo.restored_by_scipy(A, data)
         return _difference(answers["scipy"], answers["one"], True)
 
     table = Table("what", "backend", "workers", "seconds", "found", "")
-    rows = [*job.proofs(photo.shape)]
+    rows = [*photo_demo.proofs(photo.shape)]
     with Progress(console=console, transient=True) as progress:
         task = progress.add_task("restoring", total=5)
         for what, name, workers, run in (
@@ -315,7 +311,7 @@ def demo(
             ("A* passes; cgls", "threads", 4, solved("threads")),
             ("A* passes; cgls", "mpi", 4, solved("mpi")),
         ):
-            rows.append(job.timed(what, name, workers, run))
+            rows.append(photo_demo.timed(what, name, workers, run))
             progress.advance(task)
     for row in rows:
         mark = "[green]yes[/green]" if row.good else "[red]NO[/red]"

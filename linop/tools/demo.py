@@ -88,7 +88,7 @@ def blur(shape: tuple[int, ...], partition: Partition, kernel: Array) -> Blur:
     H = linop.halo_exchange(X, kernel.shape, padding=half)
     geometry = linop.halo_geometry(shape, partition, kernel.shape, padding=half)
     local = [
-        linop.convolution(
+        linop.local_operators.convolution(
             kernel,
             H.codomain.regions[k],
             Y.region(worker),
@@ -188,7 +188,7 @@ def restore(op: Blur, data: Array, backend: Backend) -> tuple[Any, bool]:
     good = bool(linop.testing.check_adjoint(op.op, backend))
     plan = op.op.compile(backend)
     y = backend.vector(op.Y, op.Y.scatter(data))
-    return linop.cgls(plan, y, niter=ITERATIONS, damp=DAMP, tol=0)[0], good
+    return linop.solvers.cgls(plan, y, niter=ITERATIONS, damp=DAMP, tol=0)[0], good
 
 
 def restored_here(name: str, op: Blur, data: Array) -> tuple[Array, bool]:

@@ -15,7 +15,7 @@ from linop.errors import LinopError, MissingExtraError
 
 
 @dataclass(frozen=True)
-class Part:
+class Component:
     """A package, program or device that linop can use.
 
     Attributes:
@@ -31,16 +31,16 @@ class Part:
     purpose: str
 
 
-def examine() -> list[Part]:
+def examine() -> list[Component]:
     """Everything that linop can use, found or missing, in the usual order of installation. Packages
     are imported."""
-    parts = [
-        Part(
+    components = [
+        Component(
             "linop", True, f"{linop.__version__}, Python {platform.python_version()}", "the algebra"
         )
     ]
-    parts += [_package(name, "", "the algebra") for name in ("numpy", "scipy")]
-    parts += [
+    components += [_package(name, "", "the algebra") for name in ("numpy", "scipy")]
+    components += [
         _package("mpi4py", "mpi", "backend mpi: workers are ranks"),
         _mpi_library(),
         _mpiexec(),
@@ -51,19 +51,19 @@ def examine() -> list[Part]:
         _package("hypothesis", "test", "property-based tests"),
         _package("matplotlib", "plot", "pictures, the demo"),
     ]
-    return parts
+    return components
 
 
-def _package(name: str, extra: str, purpose: str) -> Part:
+def _package(name: str, extra: str, purpose: str) -> Component:
     try:
         module = importlib.import_module(name)
     except ImportError:
-        return Part(name, False, f"missing: pip install 'linop-algebra[{extra}]'", purpose)
-    return Part(name, True, str(getattr(module, "__version__", "present")), purpose)
+        return Component(name, False, f"missing: pip install 'linop-algebra[{extra}]'", purpose)
+    return Component(name, True, str(getattr(module, "__version__", "present")), purpose)
 
 
-def _asked(name: str, question: Callable[[Any], str], purpose: str) -> Part:
-    """The part whose text the MPI library gives, which is imported and started.
+def _asked(name: str, question: Callable[[Any], str], purpose: str) -> Component:
+    """The component whose text the MPI library gives, which is imported and started.
 
     Args:
         question: maps the module `MPI` to the text found.
@@ -71,12 +71,12 @@ def _asked(name: str, question: Callable[[Any], str], purpose: str) -> Part:
     try:
         from mpi4py import MPI
 
-        return Part(name, True, question(MPI), purpose)
+        return Component(name, True, question(MPI), purpose)
     except (ImportError, RuntimeError) as error:
-        return Part(name, False, f"no MPI library: {error}".splitlines()[0], purpose)
+        return Component(name, False, f"no MPI library: {error}".splitlines()[0], purpose)
 
 
-def _mpi_library() -> Part:
+def _mpi_library() -> Component:
     def version(MPI: Any) -> str:
         first = MPI.Get_library_version().strip().splitlines()[0].strip("\0, ")
         return f"{first[:60]} (MPI {'.'.join(map(str, MPI.Get_version()))})"
@@ -84,7 +84,7 @@ def _mpi_library() -> Part:
     return _asked("MPI library", version, "messages between ranks")
 
 
-def _cuda_aware() -> Part:
+def _cuda_aware() -> Component:
     def said(MPI: Any) -> str:
         from linop.backends.device.cuda_aware import asked
 
@@ -95,7 +95,7 @@ def _cuda_aware() -> Part:
     return _asked("CUDA-aware MPI", said, "messages between GPUs without staging")
 
 
-def _gpus() -> Part:
+def _gpus() -> Component:
     """The names of the GPUs that CuPy finds."""
     from linop.backends.device.device_arrays import cupy_arrays
 
@@ -104,12 +104,14 @@ def _gpus() -> Part:
         cuda = cupy_arrays().module.cuda.runtime
         names = [cuda.getDeviceProperties(k)["name"].decode() for k in range(cuda.getDeviceCount())]
     except LinopError as error:
-        return Part("GPU", False, str(error).splitlines()[0], purpose)
-    return Part("GPU", True, ", ".join(names), purpose)
+        return Component("GPU", False, str(error).splitlines()[0], purpose)
+    return Component("GPU", True, ", ".join(names), purpose)
 
 
-def _mpiexec() -> Part:
+def _mpiexec() -> Component:
     try:
-        return Part("mpiexec", True, mpirun.command(1, [])[0].rsplit("/", 1)[-1], "starts MPI jobs")
+        return Component(
+            "mpiexec", True, mpirun.command(1, [])[0].rsplit("/", 1)[-1], "starts MPI jobs"
+        )
     except MissingExtraError as error:
-        return Part("mpiexec", False, str(error), "starts MPI jobs")
+        return Component("mpiexec", False, str(error), "starts MPI jobs")

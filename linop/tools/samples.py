@@ -8,10 +8,11 @@ import numpy as np
 
 import linop
 from linop.operators.operator import LinearOperator
+from linop.spaces.decomposition import COPIES, REPLICATED
 from linop.spaces.partition import Partition
 from linop.spaces.region import Region
 from linop.spaces.space import Space
-from linop.spaces.tensor import COPIES, REPLICATED, TensorSpace
+from linop.spaces.tensor import TensorSpace
 
 
 def samples(workers: int) -> Iterator[tuple[str, LinearOperator]]:
@@ -44,7 +45,7 @@ def samples(workers: int) -> Iterator[tuple[str, LinearOperator]]:
     needed = linop.halo_exchange(split, 3)
     results = TensorSpace((2 * workers - 1, 3), line, name="y")
     ends = zip(needed.codomain.regions, results.regions, strict=True)
-    local = [linop.convolution(kernel, a, b) for a, b in ends]
+    local = [linop.local_operators.convolution(kernel, a, b) for a, b in ends]
     yield "convolution ∘ halo_exchange", linop.direct_sum(*local) @ needed
 
 

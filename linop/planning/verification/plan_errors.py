@@ -48,6 +48,14 @@ class UnwrittenError(PlanError):
     """An element of a new region is never set, or accumulated into before it is set."""
 
 
+class FusedSumError(PlanError):
+    """A sum in one pass is not a copy followed by an addition to the same subset."""
+
+
+class StorageError(PlanError):
+    """A region lies within another one that the next stage does not fill from it as it is."""
+
+
 # All plans together
 
 

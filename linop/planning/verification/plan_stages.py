@@ -27,21 +27,25 @@ from linop.planning.plan import (
     Receive,
     Send,
     Step,
+    Sum,
     Wait,
+    puts_of,
 )
 from linop.planning.verification.plan_errors import (
     CallMismatchError,
+    FusedSumError,
     MemoryMismatchError,
     OutOfBoundsError,
     SizeMismatchError,
     StageError,
     StepOrderError,
+    StorageError,
     TwoWritersError,
     UnfinishedError,
     UnknownRegionError,
     WorkerError,
 )
-from linop.spaces.region import Region, Subset
+from linop.spaces.region import Region, Subset, as_subset
 
 S = TypeVar("S", bound=Step)
 
@@ -51,14 +55,15 @@ class PlanStage:
     """One stage of one worker's plan.
 
     Args:
-        first: position of its first step in the plan.
+        steps: in order; both puts of a `Sum` in its place.
+        places: position of each step in the plan.
         before, after: regions current before and after the stage, by name.
     """
 
     worker: int
     number: int
-    first: int
     steps: Sequence[Step]
+    places: Sequence[int]
     before: Mapping[str, Region]
     after: Mapping[str, Region]
 
@@ -66,7 +71,7 @@ class PlanStage:
         """The steps of a class, with their positions in the plan."""
         if not any(issubclass(one, kind) for one in self._classes):
             return iter(())
-        steps = enumerate(self.steps, self.first)
+        steps = zip(self.places, self.steps, strict=True)
         return ((at, step) for at, step in steps if isinstance(step, kind))
 
     @cached_property
@@ -80,7 +85,7 @@ class PlanStage:
 
     def where(self, at: int) -> str:
         """Text of the step at a position of the plan, for error messages."""
-        return where(self.worker, self.number, at, self.steps[at - self.first])
+        return where(self.worker, self.number, at, self.steps[self.places.index(at)])
 
 
 def where(worker: int, stage: int, at: int, step: Step) -> str:
@@ -101,13 +106,15 @@ def read(plan: Plan) -> tuple[PlanStage, ...]:
     for at, step in enumerate(plan.steps):
         if isinstance(step, Advance):
             steps = plan.steps[first : at + 1]
-            stages.append(_Reader(plan.worker, step.stage, first, steps, current).read())
+            stages.append(_Reader(plan.worker, step.stage, steps, first, current).read())
             current, first = stages[-1].after, at + 1
     if first < len(plan.steps):
         raise UnfinishedError(
             f"worker {plan.worker}, step {first} ({plan.steps[first]}): no advance follows it; a "
             f"plan ends with the advance of its last stage"
         )
+    for before, after in pairwise([None, *stages, None]):
+        _check_storage(before, after)
     numbers = [stage.number for stage in stages]
     if any(a >= b for a, b in pairwise(numbers)):
         raise StageError(f"worker {plan.worker}: stages {numbers}; their numbers increase")
@@ -115,6 +122,34 @@ def read(plan: Plan) -> tuple[PlanStage, ...]:
         if current.get(region.name) != region:
             raise UnknownRegionError(f"worker {plan.worker}, the result: no region {region!r}")
     return tuple(stages)
+
+
+def _check_storage(stage: PlanStage | None, after: PlanStage | None) -> None:
+    """Check that the regions made within regions of the next stage are copied there, as a whole
+    and as they are, and that nothing else needs their memory."""
+    makes = [] if stage is None else [one for one in stage.of(Make) if one[1].within is not None]
+    puts = [] if after is None else list(after.of(Put))
+    if not makes and not any(put.stored for _, put in puts):
+        return
+    places = {make.within: make.region for _, make in makes}
+    for at, put in puts:
+        region = places.get(put.target)
+        if put.stored and (region is None or put.source != as_subset(region) or not put.is_copy):
+            assert after is not None
+            raise StorageError(f"{after.where(at)}: its source was not made within its target")
+    stored = {put.target for _, put in puts if put.stored}
+    for at, make in makes:
+        assert stage is not None
+        target = make.within
+        if after is None or target is None or target not in stored or places[target] != make.region:
+            raise StorageError(
+                f"{stage.where(at)}: the next stage does not copy the region to {target}"
+            )
+        others = [made for _, made in after.of(Make) if made.region == target.region]
+        kept = any(alias.source == make.region for _, alias in after.of(Alias))
+        added = any(p.accumulate and p.target.overlaps(target) for _, p in puts)
+        if make.zeroed or kept or added or any(other.zeroed or other.within for other in others):
+            raise StorageError(f"{stage.where(at)}: the memory of {target} has another use")
 
 
 def _inputs(plan: Plan) -> dict[str, Region]:
@@ -132,34 +167,38 @@ class _Reader:
         self,
         worker: int,
         number: int,
-        first: int,
         steps: Sequence[Step],
+        first: int,
         before: Mapping[str, Region],
     ) -> None:
-        self.worker, self.number, self.first, self.steps = worker, number, first, steps
+        self.worker, self.number, self.steps, self.first = worker, number, steps, first
         self.before = before
         self.after: dict[str, Region] = {}
         self.made: dict[str, Region] = {}
         self.expected: dict[int, int] = {}
         self.waited = False
-        self.at = first
+        self.at = 0
 
     @property
     def here(self) -> str:
         """Text of the current step, for error messages."""
-        return where(self.worker, self.number, self.at, self.steps[self.at - self.first])
+        return where(self.worker, self.number, self.first + self.at, self.steps[self.at])
 
     def read(self) -> PlanStage:
-        for at, step in enumerate(self.steps, self.first):
-            self.at = at
+        every: list[Step] = []
+        places: list[int] = []
+        for k, step in enumerate(self.steps):
+            self.at = k
             _CHECKS[type(step)](self, step)
+            each = puts_of([step]) if isinstance(step, Sum) else (step,)
+            every += each
+            places += [self.first + k] * len(each)
         if self.expected and not self.waited:
             raise StepOrderError(
                 f"{self.here}: messages from {sorted(self.expected)} are received, and no wait "
                 f"for them comes before the end of the stage"
             )
-        steps = self.first, self.steps
-        return PlanStage(self.worker, self.number, *steps, self.before, self.after)
+        return PlanStage(self.worker, self.number, every, places, self.before, self.after)
 
     def _of_stage(self, step: Receive | Send | Wait) -> None:
         if step.stage != self.number:
@@ -213,6 +252,13 @@ class _Reader:
         else:
             self._read_message(step.source, step.target.size)
 
+    def _sum(self, step: Sum) -> None:
+        first, second = step.first, step.second
+        if not (first.is_copy and second.is_addition and first.target == second.target):
+            raise FusedSumError(f"{self.here}: {first}, then {second}")
+        self._put(first)
+        self._put(second)
+
     def _apply(self, step: Apply) -> None:
         call = step.call
         for name in call.inputs:
@@ -249,10 +295,8 @@ class _Reader:
 
     def _in_bounds(self, part: Subset) -> None:
         start, stop, shape = part.start, part.stop, part.region.shape
-        inside = (
-            min(start, default=0) >= 0 and all(map(le, start, stop)) and all(map(le, stop, shape))
-        )
-        if not inside or not len(start) == len(stop) == len(shape):
+        ordered = all(map(le, start, stop)) and all(map(le, stop, shape))
+        if not (ordered and min(start, default=0) >= 0 and len(start) == len(stop) == len(shape)):
             raise OutOfBoundsError(
                 f"{self.here}: {part} is out of bounds of {part.region.name!r}, of shape "
                 f"{part.region.shape}"
@@ -282,6 +326,7 @@ _CHECKS: dict[type[Step], Callable[[_Reader, Any], None]] = {
     Make: _Reader._make,
     Alias: _Reader._alias,
     Put: _Reader._put,
+    Sum: _Reader._sum,
     Apply: _Reader._apply,
     Wait: _Reader._wait,
     Advance: lambda reader, step: None,

@@ -20,7 +20,8 @@ import numpy as np
 from linop.normal_form.boxes import expand
 from linop.normal_form.columns import representable
 from linop.normal_form.maps import Layer
-from linop.normal_form.movement import Movement, Transfer, table_of
+from linop.normal_form.movement import Movement, Transfer
+from linop.normal_form.space_tables import table_of
 from linop.normal_form.stages import Stages
 from linop.planning.lowering import summation
 from linop.planning.plan import GROUP, Alias, Apply, Message, Put
@@ -56,7 +57,7 @@ def wanted(stages: Stages) -> list[Wanted]:
         if k < len(stages.layers) and stages.layers[k]:
             layer, after = stages.layers[k], stages.movements[k + 1].domain
             same = _passing(movement.codomain, after, layer)
-            found.append(Wanted(2 * k + 1, same, stages.placed[k]))
+            found.append(Wanted(2 * k + 1, same, stages.calls_by_worker[k]))
     return found
 
 
@@ -148,7 +149,7 @@ class _Stage:
     def _pieces(self, plan: PlanStage) -> Iterator[Piece]:
         """The transfers into a worker's new regions, in the order of its steps."""
         arrivals: dict[int, _Arrivals] = {}
-        for at, step in enumerate(plan.steps, plan.first):
+        for at, step in zip(plan.places, plan.steps, strict=True):
             match step:
                 case Alias():
                     yield Piece(as_subset(step.target), as_subset(step.source), step, at)
@@ -174,7 +175,7 @@ class _Stage:
 
     @cached_property
     def _copies(self) -> Space:
-        """The codomain with one region for each holder of each region, in `Space.holders` order."""
+        """The codomain with one region per holder of each region, in `Numbering.holders` order."""
         codomain = self.wanted.movement.codomain
         copies = (
             Region.checked(f"{w} {r.name}", r.shape, (w,), r.memory)
@@ -185,7 +186,7 @@ class _Stage:
 
     def _check_transfers(self) -> None:
         movement = self.wanted.movement
-        table, (_, first, many) = movement.table, movement.codomain.holders
+        table, (_, first, many) = movement.table, movement.codomain.numbering.holders
         row, k = expand(many[table.dst])
         coef = representable(table.coef, movement.domain.dtype)  # rounded, as in plans
         spread = replace(table, coef=coef).take(row)
@@ -255,7 +256,7 @@ class _Stage:
     def _rank(self, piece: Piece) -> tuple[Any, ...]:
         """Sort key of terms: first holder of the source, then row order of the movement."""
         source = piece.source
-        number = self.wanted.movement.domain.index[source.region.name]
+        number = self.wanted.movement.domain.numbering.index[source.region.name]
         return source.workers[0], number, piece.target.start, source.start
 
 
@@ -284,7 +285,7 @@ class _Arrivals:
         first, last = (bisect_left(self.starts, at) for at in (begin, begin + size))
         covered = 0
         for start, part in zip(self.starts[first:last], self.parts[first:last], strict=True):
-            box = _run(put.target, start - begin, part)
+            box = _box_at(put.target, start - begin, part)
             if box is None:
                 raise MisreadError(
                     f"{plan.where(at)}: {part} comes at {start}, and is read as other boxes"
@@ -297,7 +298,7 @@ class _Arrivals:
             )
 
 
-def _run(target: Subset, position: int, part: Subset) -> Subset | None:
+def _box_at(target: Subset, position: int, part: Subset) -> Subset | None:
     """The box, of the shape of `part`, that the elements of a target from `position` on fill in C
     order; None if they do not form such a box."""
     if position == 0 and part.shape == target.shape:

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import reduce
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 
 from linop.normal_form.maps import Layer
 from linop.normal_form.movement import Movement
-from linop.normal_form.stages import Stages
+from linop.normal_form.stages import HasStages, Stages
 from linop.planning.lowering import lower_all
 from linop.planning.passes import passed, prepared
 from linop.planning.plan import Plan
@@ -30,24 +29,15 @@ from linop.planning.verification.plan_stages import PlanStage, read
 from linop.planning.verification.translation import same_as_operator
 from linop.planning.verification.writes import check_writes
 
-MOST = 2**18
+LARGEST_PRODUCT = 2**18
 """Largest product, in transfers, that is evaluated to compare it with its factors."""
 
 
-@runtime_checkable
-class Staged(Protocol):
-    """Protocol of objects with a normal form, as every operator."""
-
-    @property
-    def stages(self) -> Stages:
-        """Its normal form."""
-
-
-def verify_plans(plans: Staged | Iterable[Plan], op: Staged | Stages | None = None) -> None:
+def verify_plans(plans: HasStages | Iterable[Plan], op: HasStages | Stages | None = None) -> None:
     """Check the plans of all workers against each other, and prove that they compute an operator.
 
-    Products that a pass has factored are compared with their factors if they have at most `MOST`
-    transfers; larger ones are accepted as composed.
+    Products that a pass has factored are compared with their factors if they have at most
+    `LARGEST_PRODUCT` transfers; larger ones are accepted as composed.
 
     Args:
         plans: of all workers; or the operator, to check the plans that `lower` makes.
@@ -57,7 +47,7 @@ def verify_plans(plans: Staged | Iterable[Plan], op: Staged | Stages | None = No
         PlanError: of the subclass of the fault (`linop.planning.verification.plan_errors`); the
             message names worker, stage and step, the expected and the given.
     """
-    if isinstance(plans, Staged):
+    if isinstance(plans, HasStages):
         op, plans = plans, lower_all(plans.stages)
     by_worker: dict[int, Plan] = {}
     for plan in plans:
@@ -71,7 +61,7 @@ def verify_plans(plans: Staged | Iterable[Plan], op: Staged | Stages | None = No
     for same in _by_number(stages.values()):
         check_writes(same)
     if op is not None:
-        of = op.stages if isinstance(op, Staged) else op
+        of = op.stages if isinstance(op, HasStages) else op
         _same_ends(of, by_worker)
         same_as_operator(prepared(of), stages)
         before = of
@@ -110,7 +100,7 @@ def _same_ends(stages: Stages, plans: dict[int, Plan]) -> None:
 
 def factors_fit(before: Stages, after: Stages, name: str) -> None:
     """Check that the stages after a pass have the layers of those before it, and movements of equal
-    products between layers. Products of more than `MOST` transfers are not compared.
+    products between layers. Products of more than `LARGEST_PRODUCT` transfers are not compared.
 
     Args:
         name: of the pass, for messages.
@@ -122,7 +112,7 @@ def factors_fit(before: Stages, after: Stages, name: str) -> None:
     if [layer for _, layer in whole] != [layer for _, layer in factored]:
         raise FactorError(f"after {name}, the layers are not the operator's")
     for k, ((one, _), (many, _)) in enumerate(zip(whole, factored, strict=True)):
-        if _paths(one) <= MOST and _product(one) != _product(many):
+        if _paths(one) <= LARGEST_PRODUCT and _product(one) != _product(many):
             raise FactorError(f"after {name}, the product of movement {k}'s factors is another one")
 
 
@@ -143,8 +133,8 @@ def _product(movements: Sequence[Movement]) -> Movement:
 
 def _paths(movements: Sequence[Movement]) -> int:
     """Upper bound on the transfers of a product: paths through the factors' tables. Counting stops
-    above `MOST`."""
-    parts = [part for movement in movements for part in movement.parts]
+    above `LARGEST_PRODUCT`."""
+    parts = [part for movement in movements for part in movement.factors]
     ways = dict.fromkeys((region.name for region in parts[0].domain), 1)
     for part in parts:
         t, coming = part.table, np.array([ways[r.name] for r in part.domain], np.int64)
@@ -152,6 +142,6 @@ def _paths(movements: Sequence[Movement]) -> int:
         np.add.at(counts, t.dst, coming[t.src])
         names = (region.name for region in part.codomain)
         ways = dict(zip(names, counts.tolist(), strict=True))
-        if sum(ways.values()) > MOST:
+        if sum(ways.values()) > LARGEST_PRODUCT:
             break
     return sum(ways.values())

@@ -73,7 +73,7 @@ def repartition(source: Any, target: Any) -> LinearOperator:
 
 
 @st.composite
-def _apart(draw: st.DrawFn, workers: int) -> Description:
+def _disjoint_grids(draw: st.DrawFn, workers: int) -> Description:
     """A repartition from the lower half of the workers to the upper half, often with fewer elements
     than workers."""
     if workers < 2:
@@ -86,7 +86,7 @@ def _apart(draw: st.DrawFn, workers: int) -> Description:
     return {"source": source, "grid": grid, "workers": tuple(w + half for w in others)}
 
 
-@operator_factory(_apart)
+@operator_factory(_disjoint_grids)
 def repartition_to_other_workers(source: Any, grid: Any, workers: Any) -> LinearOperator:
     return linop.repartition(tensor_of(source), linop.Partition(grid, workers))
 

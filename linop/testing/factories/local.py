@@ -56,13 +56,15 @@ def _values(domain: Space, codomain: Space, seed: int) -> np.ndarray:
 @operator_factory(_matrices, pure=False)
 def dense_matrix(domain: Any, codomain: Any, seed: Any) -> LinearOperator:
     source, target = space_of(domain), space_of(codomain)
-    return linop.matrix(_values(source, target, seed), source, target)
+    return linop.local_operators.matrix(_values(source, target, seed), source, target)
 
 
 @operator_factory(_matrices, pure=False)
 def sparse_matrix(domain: Any, codomain: Any, seed: Any) -> LinearOperator:
     source, target = space_of(domain), space_of(codomain)
-    return linop.matrix(scipy.sparse.csc_array(_values(source, target, seed)), source, target)
+    return linop.local_operators.matrix(
+        scipy.sparse.csc_array(_values(source, target, seed)), source, target
+    )
 
 
 @operator_factory(_matrices, pure=False)
@@ -85,7 +87,7 @@ def _applied(A: np.ndarray, before: Space, after: Space, x: Any) -> Any:
 def of_scipy(domain: Any, codomain: Any, seed: Any) -> LinearOperator:
     source, target = space_of(domain), space_of(codomain)
     op = scipy.sparse.linalg.aslinearoperator(_values(source, target, seed))
-    return linop.from_scipy(op, source, target)
+    return linop.local_operators.from_scipy(op, source, target)
 
 
 @st.composite
@@ -99,13 +101,15 @@ def _regions(draw: st.DrawFn, workers: int, dtypes: Sequence[str] = COMPUTED) ->
 @operator_factory(_regions, pure=False)
 def diagonal(space: Any, seed: Any) -> LinearOperator:
     domain = space_of(space)
-    return linop.diagonal(whole_numbers(domain.regions[0].shape, domain.dtype, seed), domain)
+    return linop.local_operators.diagonal(
+        whole_numbers(domain.regions[0].shape, domain.dtype, seed), domain
+    )
 
 
 @operator_factory(lambda workers: _regions(workers, COMPLEX), pure=False, exact=False)
 def fft(space: Any, seed: Any) -> LinearOperator:
     del seed
-    return linop.fft(space_of(space))
+    return linop.local_operators.fft(space_of(space))
 
 
 @st.composite
@@ -122,7 +126,7 @@ def _restrictions(draw: st.DrawFn, workers: int) -> Description:
 def restriction(space: Any, keep: Any) -> LinearOperator:
     domain = space_of(space)
     chosen = part_of(domain, ("x0", keep)) if isinstance(keep, tuple) else np.array(keep, int)
-    return linop.restriction(domain, chosen)
+    return linop.local_operators.restriction(domain, chosen)
 
 
 @st.composite
@@ -162,7 +166,7 @@ def convolution(
     domain = Space(Region("x", shape, to), dtype_of(dtype))
     codomain = Space(Region("y", out, to), dtype_of(dtype))
     options = {"stride": stride, "padding": pads, "dilation": dilation}
-    return linop.convolution(kernel, domain, codomain, **options)
+    return linop.local_operators.convolution(kernel, domain, codomain, **options)
 
 
 @operator_factory(
@@ -186,7 +190,7 @@ def blur(source: Any, kernel_size: Any, stride: Any, padding: Any, dilation: Any
         domain = Space(region, X.dtype)
         codomain = Space(Region(f"y@{worker}", out, worker, X.memory), X.dtype)
         options = {"stride": stride, "padding": pads, "dilation": dilation}
-        blocks.append(linop.convolution(values, domain, codomain, **options))
+        blocks.append(linop.local_operators.convolution(values, domain, codomain, **options))
     return linop.direct_sum(*blocks) @ H
 
 
@@ -215,5 +219,5 @@ def fft_after_gather(source: Any) -> LinearOperator:
     """G* F G for a gather G and a Fourier transform F of the whole tensor on one worker."""
     X = tensor_of(source)
     G = linop.gather(X)
-    F = linop.fft(G.codomain, G.codomain)
+    F = linop.local_operators.fft(G.codomain, G.codomain)
     return G.H @ F @ G

@@ -20,7 +20,7 @@ from linop.testing.describing import (
     pairs,
     part_of,
     parts,
-    places,
+    placements,
     region_of,
     seeds,
     shapes,
@@ -36,7 +36,7 @@ from linop.testing.factories.registry import operator_factory
 @st.composite
 def _space_and_new_region(draw: st.DrawFn, workers: int) -> Description:
     shape = draw(st.integers(0, 3).flatmap(lambda d: shapes(d, 3)))
-    new = ("new", shape, *draw(places(workers)))
+    new = ("new", shape, *draw(placements(workers)))
     return {"space": draw(spaces(workers, least=0)), "region": new}
 
 
@@ -102,19 +102,19 @@ def send_recv_in_place(space: Any, a: Any, b: Any) -> LinearOperator:
 
 
 @st.composite
-def _space_part_and_place(draw: st.DrawFn, workers: int) -> Description:
+def _space_part_and_placement(draw: st.DrawFn, workers: int) -> Description:
     space = draw(spaces(workers))
-    return {"space": space, "a": draw(parts(space)), "to": draw(places(workers))}
+    return {"space": space, "a": draw(parts(space)), "to": draw(placements(workers))}
 
 
-@operator_factory(_space_part_and_place)
+@operator_factory(_space_part_and_placement)
 def copy_out_of_place(space: Any, a: Any, to: Any) -> LinearOperator:
     whole_space = space_of(space)
     source = part_of(whole_space, a)
     return linop.copy(whole_space, source, Region("new", source.shape, *to))
 
 
-@operator_factory(_space_part_and_place)
+@operator_factory(_space_part_and_placement)
 def send_recv(space: Any, a: Any, to: Any) -> LinearOperator:
     whole_space = space_of(space)
     source = part_of(whole_space, a)
@@ -123,7 +123,7 @@ def send_recv(space: Any, a: Any, to: Any) -> LinearOperator:
 
 @st.composite
 def _space_part_and_larger_region(draw: st.DrawFn, workers: int) -> Description:
-    described = draw(_space_part_and_place(workers))
+    described = draw(_space_part_and_placement(workers))
     before = tuple(draw(st.integers(0, 2)) for _ in described["a"][1])
     after = tuple(draw(st.integers(0, 2)) for _ in before)
     return {**described, "before": before, "after": after}
@@ -141,13 +141,13 @@ def copy_into_a_part_of_a_new_region(
 
 
 @st.composite
-def _space_region_and_place(draw: st.DrawFn, workers: int) -> Description:
+def _space_region_and_placement(draw: st.DrawFn, workers: int) -> Description:
     space = draw(spaces(workers))
     name, *_ = draw(st.sampled_from(space["regions"]))
-    return {"space": space, "name": name, "to": draw(places(workers))}
+    return {"space": space, "name": name, "to": draw(placements(workers))}
 
 
-@operator_factory(_space_region_and_place)
+@operator_factory(_space_region_and_placement)
 def move_out_of_place(space: Any, name: Any, to: Any) -> LinearOperator:
     whole_space = space_of(space)
     region = whole_space[name]
@@ -169,11 +169,13 @@ def offload(space: Any, memory: Any) -> LinearOperator:
 
 # Programs of memory and local operators
 
-Step = tuple[Any, ...]
+DescribedAction = tuple[Any, ...]
 
 
 @st.composite
-def steps_in_place(draw: st.DrawFn, space: Description, most: int, depth: int) -> tuple[Step, ...]:
+def steps_in_place(
+    draw: st.DrawFn, space: Description, most: int, depth: int
+) -> tuple[DescribedAction, ...]:
     """Steps of a program from a space to itself.
 
     Args:
@@ -182,7 +184,7 @@ def steps_in_place(draw: st.DrawFn, space: Description, most: int, depth: int) -
     """
     kinds = ["add", "copy", "move", "clear", "scale", "diagonal", "power"]
     kinds += ["sum", "adjoint", "conj"] if depth else []
-    steps: list[Step] = []
+    steps: list[DescribedAction] = []
     for _ in range(draw(st.integers(0, most))):
         kind = draw(st.sampled_from(kinds))
         if not space["regions"]:
@@ -221,7 +223,7 @@ def _programs(draw: st.DrawFn, workers: int) -> Description:
     rank = draw(st.integers(0, 2))
     space = draw(spaces(workers, COMPUTED, ndim=rank, least=0, most=3))
     regions = {region[0]: region for region in space["regions"]}
-    steps: list[Step] = []
+    steps: list[DescribedAction] = []
     for k in range(draw(st.integers(1, 4))):
         now = {**space, "regions": tuple(regions.values())}
         kind = draw(
@@ -229,7 +231,7 @@ def _programs(draw: st.DrawFn, workers: int) -> Description:
         )
         if not regions or kind == "allocate":
             shape = draw(shapes(draw(st.sampled_from([rank, 0, 1])), 3))
-            regions[f"n{k}"] = new = (f"n{k}", shape, *draw(places(workers)))
+            regions[f"n{k}"] = new = (f"n{k}", shape, *draw(placements(workers)))
             steps.append(("allocate", new))
         elif kind == "in place":
             steps += draw(steps_in_place(now, 3, 1))
@@ -240,17 +242,17 @@ def _programs(draw: st.DrawFn, workers: int) -> Description:
         elif kind == "copy":
             name, box = draw(parts(now))
             shape = tuple(b - a for a, b in box)
-            regions[f"n{k}"] = new = (f"n{k}", shape, *draw(places(workers)))
+            regions[f"n{k}"] = new = (f"n{k}", shape, *draw(placements(workers)))
             steps.append(("copy_new", (name, box), new))
         elif kind == "move":
             name, shape, *_ = draw(st.sampled_from(now["regions"]))
             del regions[name]
-            regions[f"n{k}"] = new = (f"n{k}", shape, *draw(places(workers)))
+            regions[f"n{k}"] = new = (f"n{k}", shape, *draw(placements(workers)))
             steps.append(("move_new", name, new))
         else:
-            name, _, *place = draw(st.sampled_from(now["regions"]))
+            name, _, *placement = draw(st.sampled_from(now["regions"]))
             del regions[name]
-            regions[f"n{k}"] = new = (f"n{k}", draw(shapes(draw(st.integers(0, 2)), 3)), *place)
+            regions[f"n{k}"] = new = (f"n{k}", draw(shapes(draw(st.integers(0, 2)), 3)), *placement)
             steps.append(("matrix", name, new, draw(seeds)))
     return {"space": space, "steps": tuple(steps)}
 
@@ -273,12 +275,14 @@ def _step(space: Space, kind: str, *rest: Any) -> LinearOperator:
         case "diagonal", (name, seed):
             region = space[name]
             values = whole_numbers(region.shape, space.dtype, seed)
-            return _beside(linop.diagonal(values, Space(region, space.dtype)), space)
+            return _beside(
+                linop.local_operators.diagonal(values, Space(region, space.dtype)), space
+            )
         case "matrix", (name, new, seed):
             region, target = space[name], region_of(new)
             values = whole_numbers((target.size, region.size), space.dtype, seed)
             sides = Space(region, space.dtype), Space(target, space.dtype)
-            return _beside(linop.matrix(values, *sides), space)
+            return _beside(linop.local_operators.matrix(values, *sides), space)
         case "sum", (terms,):
             first, second = (program(space, term) for term in terms)
             return first + second
@@ -299,7 +303,7 @@ def _step(space: Space, kind: str, *rest: Any) -> LinearOperator:
     raise ValueError(f"no step {kind} {rest}")
 
 
-def program(space: Space, steps: Sequence[Step]) -> LinearOperator:
+def program(space: Space, steps: Sequence[DescribedAction]) -> LinearOperator:
     op = linop.identity(space)
     for step in steps:
         op = _step(op.codomain, *step) @ op
@@ -315,7 +319,7 @@ def random_composition(space: Any, steps: Any) -> LinearOperator:
 def _movement_programs(draw: st.DrawFn, workers: int) -> Description:
     """Programs of up to 8 adds, copies, moves and clears, on subsets of a few regions."""
     space = draw(spaces(workers, COMPUTED, least=2))
-    steps: list[Step] = []
+    steps: list[DescribedAction] = []
     for _ in range(draw(st.integers(0, 8))):
         kind = draw(st.sampled_from(["add", "copy", "move", "clear"]))
         if kind == "clear":
@@ -431,7 +435,7 @@ def _fan(dtype: str, sizes: Any, common: Any, seed: int, fans: Any) -> list[Line
         source = Space(Region(f"x{k}", size, held), dtype_of(dtype))
         moved = linop.move(source, source.regions[0], Region(f"m{k}", size, common[2]))
         values = whole_numbers((target.size, size), target.dtype, seed + k)
-        ops.append(linop.matrix(values, moved.codomain, target) @ moved)
+        ops.append(linop.local_operators.matrix(values, moved.codomain, target) @ moved)
     return ops
 
 

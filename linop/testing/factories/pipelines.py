@@ -71,7 +71,9 @@ def there_and_back(name: Any, described: Any, seed: Any) -> LinearOperator:
 def _scaled(space: Space, seed: int) -> LinearOperator:
     """The direct sum of a diagonal on each region."""
     blocks = (
-        linop.diagonal(whole_numbers(region.shape, space.dtype, seed), Space(region, space.dtype))
+        linop.local_operators.diagonal(
+            whole_numbers(region.shape, space.dtype, seed), Space(region, space.dtype)
+        )
         for region in space.regions
     )
     return linop.direct_sum(*blocks)

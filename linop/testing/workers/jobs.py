@@ -1,6 +1,6 @@
 """Persistent MPI jobs for property tests: the parent's side, in pytest's process.
 
-Hypothesis runs in pytest's process. A `Job` is an ``mpiexec`` of ranks
+Hypothesis runs in pytest's process. A `PersistentJob` is an ``mpiexec`` of ranks
 (`linop.testing.workers.rank`) that runs one example after the other. Each rank has a socket to the
 parent: it can report while others are stuck, no MPI call is needed between examples, and an idle
 rank sleeps.
@@ -29,7 +29,7 @@ from linop.errors import MissingExtraError
 from linop.testing.workers.outcome import Answers, FailedExampleError, Outcome
 from linop.testing.workers.rank import FINISH, OUTPUT, Answer, socket_in
 
-__all__ = ["FailedExampleError", "Job", "job", "missing_mpi"]
+__all__ = ["FailedExampleError", "PersistentJob", "job", "missing_mpi"]
 
 WATCH = 30.0
 """Default timeout of an example, in seconds."""
@@ -66,14 +66,14 @@ def missing_mpi() -> str:
 
 
 @cache
-def job(ranks: int) -> Job:
+def job(ranks: int) -> PersistentJob:
     """The job of so many ranks that this process shares; it is closed when the process exits."""
-    shared = Job(ranks)
+    shared = PersistentJob(ranks)
     atexit.register(shared.close)
     return shared
 
 
-class Job:
+class PersistentJob:
     """A persistent MPI job that runs examples. It starts with the first example, and again after an
     example that left it unusable.
 
@@ -89,18 +89,23 @@ class Job:
         self.grace = grace
         self.starts = 0
         """Number of starts."""
-        self._ranks: Ranks | None = None
-        self._spare: Ranks | None = None
+        self._ranks: RankConnections | None = None
+        self._spare: RankConnections | None = None
         self._failed = 0
 
-    def run(self, check: Check, *arguments: Any) -> None:
+    def run(self, check: Check, *arguments: Any, watch: float | None = None) -> None:
         """Run ``check(comm, *arguments)`` on every rank, on a new communicator.
+
+        Args:
+            check: picklable; its module is imported on the ranks before the timeout begins.
+            arguments: picklable.
+            watch: timeout in seconds; by default the job's.
 
         Raises:
             FailedExampleError: a rank failed, died, or did not return in time.
         """
         __tracebackhide__ = True
-        outcome = self.ask(getattr(check, "__name__", str(check)), check, arguments)
+        outcome = self.ask(getattr(check, "__name__", str(check)), check, arguments, watch)
         if outcome.timed_out:
             self.watch = min(self.watch, HURRY)
         outcome.settle()
@@ -139,17 +144,17 @@ class Job:
             self._ranks = None
         return outcome
 
-    def _running(self) -> Ranks:
+    def _running(self) -> RankConnections:
         """The running ranks, started on first use. After a restart, spare ranks are started ahead,
         since shrinking is likely to need them."""
         if self._ranks is None:
             self.starts += 1
             self._failed = 0
-            ranks, self._spare = self._spare or Ranks(self.ranks), None
+            ranks, self._spare = self._spare or RankConnections(self.ranks), None
             ranks.meet()
             self._ranks = ranks
         if self.starts > 1 and self._spare is None:
-            self._spare = Ranks(self.ranks)
+            self._spare = RankConnections(self.ranks)
         return self._ranks
 
     @property
@@ -165,7 +170,7 @@ class Job:
         self._ranks = self._spare = None
 
 
-class Ranks:
+class RankConnections:
     """The ranks of one ``mpiexec``, and the connections to them. It is started when this is built;
     `meet` waits for it.
 

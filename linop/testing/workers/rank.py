@@ -163,6 +163,11 @@ def _loaded(module: str, name: str) -> Any:
     return getattr(sys.modules.get(module), name, ())
 
 
+def is_strategy(given: Any) -> bool:
+    """True for a strategy of Hypothesis, which is not imported to tell."""
+    return isinstance(given, _loaded("hypothesis.strategies", "SearchStrategy"))
+
+
 def words(error: BaseException) -> str:
     """The traceback of an exception as text, from the first frame that is not in `_OURS`."""
     try:

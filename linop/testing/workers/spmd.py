@@ -23,6 +23,7 @@ from linop.errors import ArgumentError
 from linop.testing.workers import jobs, leading, threaded
 from linop.testing.workers.located import MARK, OWN, Located, pickled
 from linop.testing.workers.outcome import Outcome
+from linop.testing.workers.rank import is_strategy
 from linop.testing.workers.session import OPTIONS, TALLY, skip
 
 Test = TypeVar("Test", bound=Callable[..., Any])
@@ -84,7 +85,7 @@ def _numbers(workers: Any) -> Any:
     Raises:
         ArgumentError: it is neither.
     """
-    if hasattr(workers, "filter") and hasattr(workers, "map"):
+    if is_strategy(workers):
         return workers
     several = [workers] if isinstance(workers, int) else workers
     if not isinstance(several, Iterable) or isinstance(several, str):

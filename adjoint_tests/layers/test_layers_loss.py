@@ -1,0 +1,112 @@
+"""Losses of blocks are torch's of the whole, and so are their gradients."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+
+if importlib.util.find_spec("torch") is None:
+    pytest.skip(
+        "torch is not installed: pip install 'linop-algebra[torch]'", allow_module_level=True
+    )
+
+import torch
+
+import linop
+from linop import Partition, TensorSpace
+from linop.backends import Backend
+from linop.errors import LinopError
+from support.layers.cases import WIDE, Case, normal, same
+from support.layers.losses import WORDS, is_torch_s, losses, workers
+from support.requirements import needs_mpi
+from support.workers import on_ranks
+
+
+@pytest.mark.filterwarnings("ignore:reduction")  # what KLDivLoss will mean by "mean"
+@settings(max_examples=20)
+@given(losses(5))
+def test_losses_on_threads(case: Case) -> None:
+    linop.launch(lambda backend: is_torch_s(backend, case), workers(case))
+
+
+@needs_mpi
+@pytest.mark.timeout(300)
+@settings(max_examples=15)
+@given(losses(3))
+def test_losses_on_ranks(case: Case) -> None:
+    on_ranks(workers(case), is_torch_s, case)
+
+
+def test_a_block_of_impossible_classes() -> None:
+    """All logits of a worker -inf: its gradients are zeros, as torch's are."""
+    whole = torch.tensor([[1.0, 2.0, -torch.inf, -torch.inf]], dtype=WIDE)
+    z, t = whole.clone().requires_grad_(), torch.tensor([1])
+    torch.nn.CrossEntropyLoss()(z, t).backward()
+
+    def main(backend: Backend) -> None:
+        half = slice(2 * backend.worker, 2 * backend.worker + 2)
+        x = whole[:, half].clone().requires_grad_()
+        linop.layers.CrossEntropyLoss(Partition((1, 2)))(x, t).backward()
+        same(x.grad, z.grad[:, half])
+
+    linop.launch(main, 2)
+
+
+def test_what_is_wrong_is_said_on_every_worker() -> None:
+    P = Partition((1, 2))
+
+    def main(backend: Backend) -> list[str]:
+        said = []
+
+        def wrong(name: str, x: Any, t: Any, **options: Any) -> None:
+            loss = getattr(linop.layers, name)(P, **options)
+            out = backend.worker == 2
+            with pytest.raises(LinopError) as error:
+                loss(None if out else x, None if out else t)
+            said.append(str(error.value))
+            if "reduction" in options:  # values were wrong; and nothing is broken
+                loss(None if out else x.clamp(max=1), None if out else t.clamp(max=1))
+
+        x = torch.ones(2, 2)
+        only = backend.worker == 1
+        for reduction in ("mean", "none"):
+            wrong("CrossEntropyLoss", x, torch.tensor([4 if only else 0, 1]), reduction=reduction)
+            wrong("BCELoss", x + only, x, reduction=reduction)
+        wrong("MSELoss", x, x[:, : 2 - only])
+        wrong("MSELoss", x, x.double())
+        wrong("NLLLoss", x, torch.zeros(2))
+        wrong("NLLLoss", x, torch.zeros(2).long(), weight=torch.ones(3))
+        for name, options in (
+            ("MSELoss", {"reduction": "most"}),
+            ("HuberLoss", {"delta": -1.0}),
+            ("CrossEntropyLoss", {"label_smoothing": 2.0}),
+        ):
+            with pytest.raises(LinopError) as error:
+                getattr(linop.layers, name)(P, **options)
+            said.append(str(error.value))
+        return said
+
+    first, *others = linop.launch(main, 3)
+    assert all(said == first for said in others)
+    for said, words in zip(first, WORDS, strict=True):
+        assert words in said, (words, said)
+
+
+def test_the_replicated_result_is_one() -> None:
+    """What every worker computes of the loss afterwards counts once."""
+    P = Partition((2,))
+    space = TensorSpace((4,), P)
+    whole = normal((4,), 0)
+
+    def main(backend: Backend) -> None:
+        x = whole[space.slices(backend.worker)].clone().requires_grad_()
+        loss = linop.layers.MSELoss(P, reduction="sum")(x, torch.zeros_like(x))
+        (3 * loss.sqrt()).backward()
+        z = whole.clone().requires_grad_()
+        (3 * z.square().sum().sqrt()).backward()
+        same(x.grad, z.grad[space.slices(backend.worker)])
+
+    linop.launch(main, 2)

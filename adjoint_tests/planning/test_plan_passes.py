@@ -1,0 +1,137 @@
+"""Passes over plans: what they change, that they say nothing else, and that broken ones are
+rejected. All operators of the catalogue are verified after every pass in `plans_fit`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import pytest
+
+import linop
+from linop import COPIES, LinearOperator, Partition, TensorSpace
+from linop.planning.pipeline import Options, rewritten
+from linop.planning.plan import Make, Plan, Put, Step, Sum, puts_of
+from linop.planning.verification.plan_errors import FusedSumError, PlanError, StorageError
+from support.operators.properties import plans_of
+
+Edit = Callable[[Step], Step]
+
+
+def total(workers: int, size: int) -> LinearOperator:
+    return linop.all_reduce(TensorSpace((size,), Partition((workers,)), axes=(COPIES,)))
+
+
+def passed(op: LinearOperator, small: int = 0) -> dict[str, list[Plan]]:
+    """The plans of all workers after each pass, by its name."""
+    found: dict[str, list[Plan]] = {}
+    for plan in plans_of(op):
+        for name, after in rewritten(plan, Options(small=small)):
+            found.setdefault(name, []).append(after)
+    return found
+
+
+def edited(plans: Sequence[Plan], edit: Edit) -> list[Plan]:
+    """The plans, with the steps of the last one changed."""
+    *others, last = plans
+    return [*others, replace(last, steps=tuple(map(edit, last.steps)))]
+
+
+def test_a_sum_of_two_terms_takes_one_step() -> None:
+    op = total(2, 5)
+    after = passed(op)
+    for lowered, plan in zip(plans_of(op), after["sums_fused"], strict=True):
+        (fused,) = (step for step in plan.steps if isinstance(step, Sum))
+        assert puts_of(plan.steps) == puts_of(lowered.steps)
+        assert str(fused) == f"{fused.first} + {fused.second.source}"
+        assert len(plan.steps) == len(lowered.steps) - 1
+
+
+def test_of_three_terms_the_first_two_take_one_step() -> None:
+    for plan in passed(total(3, 5))["sums_fused"]:
+        assert sum(isinstance(step, Sum) for step in plan.steps) == 1
+        assert sum(isinstance(step, Put) and step.accumulate for step in plan.steps) == 1
+
+
+def test_a_scaled_term_is_not_fused() -> None:
+    op = total(2, 5) @ (3 * linop.identity(total(2, 5).domain))
+    assert not any(isinstance(s, Sum) for plan in passed(op)["sums_fused"] for s in plan.steps)
+
+
+def test_a_share_of_a_sum_is_made_within_the_result() -> None:
+    op = total(2, 200_000)
+    for plan in passed(op)["stored_in_results"]:
+        (within,) = (s.within for s in plan.steps if isinstance(s, Make) and s.within is not None)
+        (stored,) = (put for put in puts_of(plan.steps) if put.stored)
+        assert stored.target == within
+        assert within.region == plan.outputs[0]
+        assert within.size == 100_000
+
+
+def test_small_results_have_nothing_made_within_them() -> None:
+    op = total(2, 200_000)
+    plans = passed(op, small=200_000 * 8)["stored_in_results"]
+    assert not any(put.stored for plan in plans for put in puts_of(plan.steps))
+    plans = passed(op, small=200_000 * 8 - 1)["stored_in_results"]
+    assert all(any(put.stored for put in puts_of(plan.steps)) for plan in plans)
+
+
+def other_target(step: Step) -> Step:
+    if isinstance(step, Make) and step.within is not None:
+        return replace(step, within=step.within.region[:100_000])
+    return step
+
+
+def zeroed(step: Step) -> Step:
+    return replace(step, zeroed=True) if isinstance(step, Make) else step
+
+
+def not_stored(step: Step) -> Step:
+    return replace(step, stored=False) if isinstance(step, Put) else step
+
+
+def not_within(step: Step) -> Step:
+    return replace(step, within=None) if isinstance(step, Make) else step
+
+
+@pytest.mark.parametrize(
+    ("edit", "text"),
+    [
+        (other_target, "the next stage does not copy the region to|was not made within"),
+        (zeroed, "has another use"),
+        (not_stored, "the next stage does not copy the region to"),
+        (not_within, "its source was not made within its target"),
+    ],
+)
+def test_storage_that_is_wrong_is_rejected(edit: Edit, text: str) -> None:
+    op = total(2, 200_000)
+    plans = passed(op)["stored_in_results"]
+    linop.verify_plans(plans, op)
+    broken = edited(plans, edit)
+    assert broken != plans
+    with pytest.raises(StorageError, match=text):
+        linop.verify_plans(broken, op)
+
+
+@pytest.mark.parametrize(
+    ("edit", "error"),
+    [
+        (lambda s: Sum(s.second, s.first), FusedSumError),
+        (lambda s: replace(s, first=replace(s.first, coefficient=2)), FusedSumError),
+        (lambda s: replace(s, second=replace(s.second, accumulate=False)), FusedSumError),
+        (
+            lambda s: replace(s, second=replace(s.second, target=s.first.target.region[1:])),
+            PlanError,
+        ),
+        (lambda s: replace(s, second=s.first), FusedSumError),
+    ],
+)
+def test_sums_that_are_wrong_are_rejected(
+    edit: Callable[[Sum], Step], error: type[PlanError]
+) -> None:
+    op = total(2, 5)
+    plans = passed(op)["sums_fused"]
+    linop.verify_plans(plans, op)
+    broken = edited(plans, lambda step: edit(step) if isinstance(step, Sum) else step)
+    with pytest.raises(error):
+        linop.verify_plans(broken, op)

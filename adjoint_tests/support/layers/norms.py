@@ -1,0 +1,65 @@
+"""Normalisation beside torch's, as SPMD programs. Needs torch.
+
+Ranks import this module, and no test.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import strategies as st
+
+from linop.backends import Backend
+from support.contracts.plans import mine
+from support.layers.cases import Case, block, cut, grids, made, normal, same
+
+
+@st.composite
+def norms(draw: Any, most: int) -> Case:
+    """Batch or layer normalisation, on grids of at most so many workers."""
+    if draw(st.booleans()):
+        return draw(batch_norms(most))
+    ndim = draw(st.integers(1, 4))
+    shape = tuple(draw(st.integers(1, 5)) for _ in range(ndim))
+    last = draw(st.integers(1, ndim))
+    options = {"elementwise_affine": draw(st.booleans()), "bias": draw(st.booleans())}
+    # A grid of two axes splits the first and the last dimension.
+    grid = draw(grids(most, ndim if ndim < 3 else draw(st.sampled_from([1, 3, ndim]))))
+    seed = draw(st.integers(0, 99))
+    return Case("LayerNorm", (grid,), shape, (shape[-last:],), options, kept=ndim, seed=seed)
+
+
+@st.composite
+def batch_norms(draw: Any, most: int) -> Case:
+    """Batch normalisation; with two values for each channel at least."""
+    space = draw(st.integers(0, 3))
+    shape = draw(st.integers(2, 5)), *(draw(st.integers(1, 4)) for _ in range(1 + space))
+    options = {
+        "momentum": draw(st.sampled_from([0.1, 0.5, None])),
+        "affine": draw(st.booleans()),
+        "track_running_stats": draw(st.booleans()),
+    }
+    grid = draw(grids(most, draw(st.integers(1, len(shape)))))
+    name = f"BatchNorm{max(space, 1)}d"
+    seed = draw(st.integers(0, 99))
+    return Case(name, (grid,), shape, (shape[1],), options, kept=len(shape), seed=seed)
+
+
+def keeps_statistics(backend: Backend, case: Case) -> None:
+    """After some batches, running statistics are the twin's, and so are results by them."""
+    layer, twin = made(backend, case)
+    P_x, worker = case.partitions[0], mine(backend)
+    for step in range(5):
+        if step == 4:
+            layer.eval()
+            twin.eval()
+        whole = normal(case.shape, case.seed + step) * (1 + step) + step
+        X = cut(case.shape, P_x, case.seed + step)  # cut in another way every time
+        y, wanted = layer(block(X, whole, backend)), twin(whole)
+        if worker in P_x:
+            same(y, block(X, wanted, backend))
+    ours, theirs = dict(layer.named_buffers()), dict(twin.named_buffers())
+    assert set(ours) == (set(theirs) if worker in P_x else set())
+    for name, buffer in ours.items():
+        assert layer.spaces[name].global_shape == theirs[name].shape
+        same(buffer, theirs[name][layer.spaces[name].slices(worker)])

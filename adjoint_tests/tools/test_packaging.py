@@ -1,0 +1,126 @@
+"""What is installed is what stands in the tree: no module forgotten, none left over."""
+
+import importlib
+import json
+import subprocess
+import sys
+from collections.abc import Iterable
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+import linop
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDERS = {"linop": "linop", "backends": "linop/backends", "layers": "linop/layers"}
+"""Folder of the tree → where its modules are installed. A folder that is not there has none."""
+
+
+def in_tree() -> set[str]:
+    """The modules of the tree, by the path at which a wheel installs them."""
+    return {
+        f"{home}/{module.relative_to(ROOT / folder).as_posix()}"
+        for folder, home in FOLDERS.items()
+        for module in (ROOT / folder).rglob("*.py")
+    }
+
+
+def differences(wanted: Iterable[str], given: Iterable[str]) -> list[str]:
+    """What `given` lacks of `wanted`, and what it has beyond it, in words."""
+    wanted, given = set(wanted), set(given)
+    lacks = [f"not installed: {name}" for name in sorted(wanted - given)]
+    return lacks + [f"not in the tree: {name}" for name in sorted(given - wanted)]
+
+
+@pytest.fixture
+def installed() -> set[str]:
+    """The files of the distribution, if it was installed from this tree by copying."""
+    try:
+        distribution = metadata.distribution("linop-algebra")
+    except metadata.PackageNotFoundError:
+        pytest.skip("linop-algebra is not installed")
+    origin = json.loads(distribution.read_text("direct_url.json") or "{}")
+    if not origin:
+        pytest.skip("linop-algebra was installed from an index, not from this tree")
+    if origin.get("dir_info", {}).get("editable"):
+        pytest.skip("linop-algebra is installed in editable mode: nothing was copied")
+    return {file.as_posix() for file in distribution.files or ()}
+
+
+def test_every_module_is_installed(installed: set[str]) -> None:
+    modules = {file for file in installed if file.startswith("linop/") and file.endswith(".py")}
+    assert differences(in_tree(), modules) == []
+
+
+def test_the_type_marker_is_installed(installed: set[str]) -> None:
+    assert "linop/py.typed" in installed
+
+
+def test_differences_names_both_sides() -> None:
+    """The helper must fail where it should."""
+    assert differences(["linop/a.py", "linop/b.py"], ["linop/b.py", "linop/c.py"]) == [
+        "not installed: linop/a.py",
+        "not in the tree: linop/c.py",
+    ]
+
+
+def test_the_tree_has_modules() -> None:
+    """An empty tree equals an empty wheel: the comparison would say nothing."""
+    assert {"linop/__init__.py", "linop/backends/__init__.py"} <= in_tree()
+
+
+def test_a_checkout_is_the_same_package() -> None:
+    """Imported from its root, not installed: all floors are there, and nothing else of the tree."""
+    text = f"""
+import importlib, pathlib, sys
+sys.path.insert(0, {str(ROOT)!r})
+sys.meta_path = [m for m in sys.meta_path if "editable" not in repr(m).lower()]
+import linop, linop.backends.threads
+assert pathlib.Path(linop.__file__).parent == pathlib.Path({str(ROOT)!r}) / "linop"
+assert pathlib.Path(linop.backends.__file__).parts[-2:] == ("backends", "__init__.py")
+for name in ("linop.linop", "linop.benchmarks", "linop.adjoint_tests", "linop.docs"):
+    try:
+        importlib.import_module(name)
+    except ModuleNotFoundError:
+        continue
+    raise AssertionError(name)
+print(linop.broadcast)
+"""
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_public_names() -> None:
+    """`dir(linop)` has less than fifty, and no modules of the house."""
+    assert dir(linop) == sorted(linop.__all__)
+    assert len(dir(linop)) < 50
+    assert not {"spaces", "normal_form", "planning", "operators", "tools", "verify"} & set(
+        dir(linop)
+    )
+
+
+MOVED = {
+    "linop.local_operators": "convolution diagonal fft from_scipy matrix restriction",
+    "linop.normal_form.movement": "Transfer",
+    "linop.planning": "Cost Network Simulation TrafficMatrix traffic_matrix",
+    "linop.solvers": "cgls",
+}
+
+
+def test_names_that_moved_warn_and_say_where_to() -> None:
+    with pytest.deprecated_call(match=r"linop\.verify is linop\.verify_plans now"):
+        assert linop.verify is linop.verify_plans
+    for module, names in MOVED.items():
+        for name in names.split():
+            assert name not in dir(linop)
+            with pytest.deprecated_call(match=rf"linop\.{name} is {module}\.{name} now"):
+                assert getattr(linop, name) is getattr(importlib.import_module(module), name)
+
+
+def test_what_compile_returns_is_a_plan() -> None:
+    op = linop.identity(linop.Space(linop.Region("x", 2)))
+    for name in ("reference", "threads"):
+        assert isinstance(op.compile(linop.backends.get(name)), linop.Plan)
+    held = linop.launch(lambda backend: isinstance(op.compile(backend), linop.Plan), 2, "threads")
+    assert held == [True, True]

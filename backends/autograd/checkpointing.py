@@ -1,0 +1,94 @@
+"""Activation checkpointing: results of plans are recorded, and replayed instead of communicated
+again."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from linop.backends.autograd.bridge import Bridge
+from linop.errors import BackendError
+
+Kept = list[tuple[Bridge, list[Any], int]]
+"""Of each call: the bridge, the results, and the sum of their version counters."""
+
+
+def checkpoint_context() -> tuple[Any, Any]:
+    """Context function for ``torch.utils.checkpoint.checkpoint(…, use_reentrant=False,
+    context_fn=linop.autograd.checkpoint_context)``: results of operators are kept, and are not
+    communicated again in the recomputation. So one worker may checkpoint layers that others do not.
+
+    Returns:
+        The contexts of the first computation, and of its recomputations.
+    """
+    kept: Kept = []
+    return _Context(kept, replays=False), _Context(kept, replays=True)
+
+
+class _Context:
+    """Context in which `run` records results of this thread's plans, or replays them in order."""
+
+    def __init__(self, kept: Kept, replays: bool) -> None:
+        self._kept, self._replays = kept, replays
+
+    def __enter__(self) -> None:
+        self._before = _LOCAL.context, _LOCAL.replays
+        _LOCAL.context, _LOCAL.replays = self, self._replays or _LOCAL.replays
+        self._left = iter(self._kept)
+
+    def __exit__(self, *error: object) -> None:
+        _LOCAL.context, _LOCAL.replays = self._before
+
+    def run(self, bridge: Bridge, tensors: Sequence[Any]) -> tuple[Any, ...]:
+        if self._replays:
+            return self._replayed(bridge)
+        results = bridge.run(tensors)
+        # A detached tensor shares memory and version counter with the original.
+        seen = [result.detach() for result in results]
+        self._kept.append((bridge, seen, sum(result._version for result in seen)))
+        return results
+
+    def _replayed(self, bridge: Bridge) -> tuple[Any, ...]:
+        first, kept, version = next(self._left, (None, [], 0))
+        if first is None:
+            raise BackendError(f"{bridge.plan!r}: was not called when this was computed first")
+        if first is not bridge:
+            raise BackendError(f"{bridge.plan!r}: first, {first.plan!r} was called here")
+        if sum(tensor._version for tensor in kept) != version:
+            raise BackendError(
+                f"{bridge.plan!r}: a result that linop.autograd.checkpoint_context keeps was "
+                f"changed in place; change a copy"
+            )
+        return tuple(tensor.detach() for tensor in kept)
+
+
+class _Local(threading.local):
+    """Checkpointing state of a thread."""
+
+    context: _Context | None = None
+    replays = False
+
+
+_LOCAL = _Local()
+
+
+def in_checkpoint() -> bool:
+    """True if results of plans are recorded or replayed in this thread."""
+    return _LOCAL.context is not None
+
+
+def is_replaying() -> bool:
+    """True if recorded results are replayed in this thread."""
+    return _LOCAL.replays
+
+
+def opened(bridge: Bridge) -> int:
+    """Number of a new call; 0 for a replayed one, which has a number."""
+    return 0 if _LOCAL.replays else bridge.order.opened()
+
+
+def run(bridge: Bridge, tensors: Sequence[Any]) -> tuple[Any, ...]:
+    """Call a plan, recording or replaying its results under `checkpoint_context`."""
+    context = _LOCAL.context
+    return bridge.run(tensors) if context is None else context.run(bridge, tensors)

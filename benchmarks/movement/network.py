@@ -1,0 +1,144 @@
+"""Fit of `linop.planning.Network` to measured runs here; and the error of its predictions for
+runs that are held out of the fit.
+
+    python benchmarks/movement/network.py [--ranks 2] [--seconds 0.2]
+
+It starts the MPI job itself, and prints the fit, which can be pasted into a program, and a table of
+predicted beside measured times, in Markdown.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import scipy.optimize
+import typer
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))  # this checkout is measured, whatever is installed
+
+import linop  # noqa: E402
+from linop import COPIES, LinearOperator, Partition, TensorSpace  # noqa: E402
+from linop.backends import in_mpi_job  # noqa: E402
+from linop.backends.jobs import mpirun  # noqa: E402
+from linop.planning import Network  # noqa: E402
+
+Make = Callable[[int, int], LinearOperator]
+"""Builds an operator for a number of workers, and of float32 elements a worker."""
+ELEMENTS = (2, 256, 4096, 65536, 1 << 20)
+
+
+def line(n: int, workers: int) -> TensorSpace:
+    """Blocks of n elements on a line of workers."""
+    return TensorSpace((n * workers,), Partition((workers,)), np.float32)
+
+
+def copies(n: int, workers: int) -> TensorSpace:
+    """A copy of n elements on every worker."""
+    return TensorSpace((n,), Partition((workers,)), np.float32, axes=[COPIES])
+
+
+def rows(n: int, workers: int) -> TensorSpace:
+    """A matrix in blocks of rows, about n elements each."""
+    side = max(int(n**0.5) // workers, 1) * workers
+    return TensorSpace((side * workers, side), Partition((workers, 1)), np.float32)
+
+
+FITTED: dict[str, Make] = {
+    "shift": lambda p, n: linop.shift(line(n, p), 1),
+    "all-reduce": lambda p, n: linop.all_reduce(copies(n, p)),
+    "all-gather": lambda p, n: linop.all_gather(line(n, p)),
+}
+HELD_OUT: dict[str, Make] = {
+    "broadcast": lambda p, n: linop.sum_reduce(copies(n, p), Partition((1,))).H,
+    "sum-reduce": lambda p, n: linop.sum_reduce(copies(n, p), Partition((1,))),
+    "repartition": lambda p, n: linop.repartition(rows(n, p), Partition((1, p))),
+    "halo 2-D": lambda p, n: linop.halo_exchange(rows(n, p), 3, padding=1),
+    "halo 2-D, adjoint": lambda p, n: linop.halo_exchange(rows(n, p), 3, padding=1).H,
+}
+
+
+def main(
+    ranks: Annotated[int, typer.Option(min=2, help="how many")] = 2,
+    seconds: Annotated[float, typer.Option(help="for each operator and size")] = 0.2,
+) -> None:
+    """Measure, fit, compare."""
+    if in_mpi_job():
+        measure(seconds)
+        return
+    arguments = [sys.executable, __file__, "--seconds", str(seconds)]
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    job = mpirun.mpiexec(ranks, arguments, timeout=900, env={"PYTHONPATH": path})
+    if job.returncode:
+        raise SystemExit(job.stderr)
+    found = json.loads(job.stdout)
+    fitted = [(FITTED[name](ranks, n), t) for name, n, t in found if name in FITTED]
+    network = fit(fitted)
+    print(f"{found_machine()}\n\n    {network}\n")
+    print("| operator | bytes a worker | measured µs | predicted µs | predicted / measured | |")
+    print("| --- | --- | --- | --- | --- | --- |")
+    errors = []
+    for name, n, t in found:
+        op = (FITTED.get(name) or HELD_OUT[name])(ranks, n)
+        predicted = linop.simulate(op, network).time
+        errors += [abs(np.log(predicted / t))] if name in HELD_OUT else []
+        note = "" if name in HELD_OUT else "fitted"
+        row = f"{t * 1e6:.1f} | {predicted * 1e6:.1f} | {predicted / t:.2f} | {note}"
+        print(f"| {name} | {4 * n} | {row} |")
+    typical, worst = (float(np.exp(f(errors))) for f in (np.median, np.max))
+    print(f"\nOf those not fitted: off by a factor of {typical:.2f} (median), {worst:.2f} (most).")
+
+
+def measure(seconds: float) -> None:
+    """Program of a rank: rank 0 prints, as JSON, (operator, elements, median seconds of the slowest
+    rank)."""
+    from mpi4py import MPI
+
+    from benchmarks.harness.measure import interleaved
+
+    backend = linop.backends.get("mpi")
+    found: list[tuple[str, int, float]] = []
+    for name, make in (FITTED | HELD_OUT).items():
+        for n in ELEMENTS:
+            with make(backend.workers or 1, n).compile(backend) as plan:
+                vector = plan.domain.integers(1)
+                held = [vector[r.name] for r in plan.domain.on(backend.worker or 0)]
+                x: Any = held[0] if held else None
+                times = interleaved(MPI.COMM_WORLD, {"run": lambda p=plan, x=x: p(x)}, seconds)
+                found.append((name, n, times.times["run"].median * 1e-6))
+    if backend.worker == 0:
+        print(json.dumps(found))
+
+
+def fit(measured: list[tuple[LinearOperator, float]]) -> Network:
+    """The network whose predictions are nearest to the measured times, in seconds: robust least
+    squares (soft L1) of the logarithms."""
+    times = np.log([t for _, t in measured])
+
+    def misses(logarithms: Any) -> Any:
+        network = Network(*np.exp(logarithms).tolist())
+        return np.log([linop.simulate(op, network).time for op, _ in measured]) - times
+
+    guess = np.log([5e-6, 1e-10, 1e-10, 1e-10])
+    found = scipy.optimize.least_squares(misses, guess, loss="soft_l1", diff_step=1e-3)
+    return Network(*(float(f"{number:.2g}") for number in np.exp(found.x)))
+
+
+def found_machine() -> str:
+    """Cores, MPI library and Python version, in a line."""
+    import platform
+
+    from mpi4py import MPI
+
+    library = MPI.Get_library_version().split(",")[0].split("\n")[0].strip("\0 ")
+    return f"{os.cpu_count()} cores, {library}, Python {platform.python_version()}"
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,187 @@
+"""Saving a checkpoint folder in the format of torch's distributed checkpointing: each worker writes
+its own blocks.
+
+torch.distributed is not initialised: the planner and the writer of torch.distributed.checkpoint are
+called here, and workers exchange their plans over linop's control channel. Files of new names are
+written and synced; then `.metadata`, which lists them, is replaced, and those no longer listed are
+removed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint import DefaultSavePlanner, FileSystemWriter
+from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION, _StoragePrefix
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    MetadataIndex,
+    StorageMeta,
+    TensorProperties,
+)
+from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
+
+from linop.errors import BackendError
+from linop.layers.state.files import (
+    View,
+    clear_partial,
+    digest_of,
+    new_token,
+    remove,
+    replacing,
+    sync_folder,
+)
+from linop.layers.state.metadata import NAME, key_of, sealed
+from linop.layers.state.optimizer_state import Optimized
+from linop.layers.state.state_tensors import MODEL, OPTIMIZER, StateTensor
+from linop.layers.state.workers import Workers
+
+_ANY_SHARD = re.compile(r"__\d+_.*\.distcp")
+"""Names of torch's files, and of linop's."""
+
+
+class _Shard:
+    """A `StateTensor` with the methods that torch's planner calls on an item to be written."""
+
+    def __init__(self, workers: Workers, item: StateTensor) -> None:
+        self.item, self.worker = item, workers.worker
+        self.block = None if item.block is None else item.block.detach()
+
+    def chunk(self) -> ChunkStorageMetadata | None:
+        """Position of the block in the global tensor; None if it has no elements, or there is no
+        block. A global tensor without elements has empty chunks."""
+        item = self.item
+        if self.block is None or (not self.block.numel() and 0 not in item.shape):
+            return None
+        offsets = [s.start or 0 for s in item.of(self.worker)]
+        return ChunkStorageMetadata(torch.Size(offsets), self.block.shape)
+
+    def __create_write_items__(self, name: str, _: Any) -> list[WriteItem]:
+        chunk = self.chunk()
+        if chunk is None:
+            return []
+        # Holders of the same block all give an item; torch's global plan keeps one of them.
+        properties = TensorProperties.create_from_tensor(self.block)
+        data = TensorWriteData(chunk, properties, torch.Size(self.item.shape))
+        index = MetadataIndex(name, chunk.offsets)
+        return [WriteItem(index, WriteItemType.SHARD, tensor_data=data)]
+
+
+class _Writing(DefaultSavePlanner):  # type: ignore[misc]  # torch is not typed here
+    def lookup_object(self, index: MetadataIndex) -> Any:
+        found = self.state_dict[index.fqn]
+        return found.block if isinstance(found, _Shard) else found
+
+
+def save_sharded(workers: Workers, optimized: Optimized | None, path: Path) -> None:
+    """Save a model's state, and its optimizers', to a folder.
+
+    Raises:
+        LinopError: it cannot be written; on every worker. The checkpoint that was there stays.
+    """
+    state: dict[str, Any] = {key: _Shard(workers, item) for key, item in workers.tensors.items()}
+    if optimized is not None:
+        state = {MODEL: state, OPTIMIZER: _optimizer_shards(workers, optimized)}
+    workers.same(list(workers.tensors.values()))
+    first = workers.worker == 0
+    token, is_new = workers.gather_objects((new_token(), not path.exists()))[0]
+    workers.each(lambda: path.mkdir(parents=True, exist_ok=True))
+    try:
+        metadata, written = _write_blocks(workers, state, path, token)
+        workers.each(lambda: _publish(path, metadata, written) if first else None)
+    except BaseException:
+        # Worker 0 alone knows whether it was published; the next save removes leftover files.
+        if first and token.encode() not in _bytes_of(path / NAME):
+            remove(path.glob(f"__*_{token}_*"))
+            if is_new:
+                with suppress(OSError):
+                    path.rmdir()
+        raise
+    workers.each(lambda: _settle(path, metadata) if first else None)
+
+
+def _write_blocks(
+    workers: Workers, state: dict[str, Any], path: Path, token: str
+) -> tuple[Any, dict[str, tuple[int, str]]]:
+    """Write this worker's blocks. Collective.
+
+    Returns:
+        Of all workers' items: torch's metadata; and (length in bytes, digest), by `key_of`.
+    """
+    planner, writer = _Writing(), FileSystemWriter(path)
+
+    def planned() -> Any:
+        planner.set_up_planner(state, is_coordinator=workers.worker == 0)
+        return planner.create_local_plan()
+
+    def written() -> tuple[Any, dict[str, tuple[int, str]]]:
+        storage = _StoragePrefix(f"__{workers.worker}_{token}_")
+        mine = planner.finish_plan(replace(plans[workers.worker], storage_data=storage))
+        results = writer.write_data(mine, planner).wait()
+        return results, dict(_digest_in(path, result.storage_data) for result in results)
+
+    everybodys = workers.gather_objects(workers.each(planned))
+    plans, metadata = workers.each(lambda: planner.create_global_plan(everybodys))
+    said = workers.gather_objects(workers.each(written))
+    metadata.storage_data = {r.index: r.storage_data for results, _ in said for r in results}
+    metadata.version, metadata.storage_meta = CURRENT_DCP_VERSION, StorageMeta(save_id=token)
+    return metadata, {key: one for _, digests in said for key, one in digests.items()}
+
+
+def _digest_in(path: Path, info: Any) -> tuple[str, tuple[int, str]]:
+    with (path / info.relative_path).open("rb") as file:
+        digest = digest_of(View(file, info.offset, info.length))
+    return key_of(info.relative_path, info.offset), (info.length, digest)
+
+
+def _publish(path: Path, metadata: Any, written: Mapping[str, tuple[int, str]]) -> None:
+    """Make the written files the folder's checkpoint, atomically: replace its `.metadata`."""
+    for info in metadata.storage_data.values():
+        file = path / info.relative_path
+        if not file.is_file() or file.stat().st_size < info.offset + info.length:
+            raise BackendError(
+                f"{str(file)!r}, which another worker has written, is not there for worker 0; a "
+                f"folder expected that all workers see"
+            )
+    sync_folder(path)
+    with replacing(path / NAME) as file:
+        file.write(sealed(metadata, {key: digest for key, (_, digest) in written.items()}))
+
+
+def _settle(path: Path, metadata: Any) -> None:
+    """Sync the published checkpoint, and remove the files of the one that it replaced."""
+    sync_folder(path)
+    sync_folder(path.parent)
+    kept = {info.relative_path for info in metadata.storage_data.values()}
+    files = [file for file in path.iterdir() if _ANY_SHARD.fullmatch(file.name)]
+    remove(file for file in files if file.name not in kept)
+    clear_partial(path / NAME)
+
+
+def _bytes_of(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
+def _optimizer_shards(workers: Workers, optimized: Optimized) -> dict[str, Any]:
+    """Optimizer state by names of parameters, as torch's get_optimizer_state_dict gives it.
+    Collective."""
+    state: dict[str, Any] = {}
+    kept = optimized.kept()
+    workers.same([value for value in kept.values() if isinstance(value, StateTensor)])
+    for (key, name), value in kept.items():
+        found = _Shard(workers, value) if isinstance(value, StateTensor) else value
+        state.setdefault(key, {})[name] = found
+    groups = [
+        {**hyper, "params": keys}
+        for hyper, keys in zip(optimized.hypers, optimized.groups, strict=True)
+    ]
+    return {"state": state, "param_groups": groups}

@@ -1,0 +1,111 @@
+"""Tensors of a distributed model's state, each with this worker's block. Nothing is sent here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from linop.errors import ArgumentError, ShapeError
+from linop.layers.layer import Layer, Tensor
+from linop.spaces.tensor import TensorSpace
+
+MODEL, OPTIMIZER = "model", "optimizer"
+"""Top-level keys of a checkpoint that holds an optimizer's state too."""
+
+
+@dataclass
+class StateTensor:
+    """One tensor of the state, with this worker's block.
+
+    Args:
+        key: the tensor's name in the sequential state.
+        space: of the global tensor; None if every worker holds the whole.
+        block: this worker's; None if it holds none.
+        dtype: the same on all workers; None until they have agreed.
+        trained: True for a parameter, False for a buffer.
+    """
+
+    key: str
+    space: TensorSpace | None
+    block: Tensor
+    dtype: Any = None
+    trained: bool = False
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The global shape."""
+        return tuple(self.block.shape) if self.space is None else self.space.global_shape
+
+    def of(self, worker: int) -> tuple[slice, ...]:
+        """Slices of a worker's block in the global tensor."""
+        return (slice(None),) * len(self.shape) if self.space is None else self.space.slices(worker)
+
+    def materialise(self, device: Any) -> None:
+        """Allocate memory on a device for a block on the meta device. The tensor stays the same
+        object, to which an optimizer or another module may refer."""
+        block = self.block
+        if block is None or not block.is_meta:
+            return
+        memory = torch.empty_like(block, device=device)
+        if isinstance(block, torch.nn.Parameter):
+            memory = torch.nn.Parameter(memory, block.requires_grad)
+        memory.__class__ = block.__class__
+        memory.__dict__.update(block.__dict__)
+        torch.utils.swap_tensors(block, memory)
+
+
+def state_tensors(model: Any) -> Iterator[StateTensor]:
+    """Tensors of a model's state, with this worker's blocks, in the order of `state_dict`."""
+
+    def walk(module: Any, prefix: str) -> Iterator[StateTensor]:
+        spaces = module.spaces if isinstance(module, Layer) else {}
+        kept = {
+            n: b for n, b in module._buffers.items() if n not in module._non_persistent_buffers_set
+        }
+        for tensors, trained in ((module._parameters, True), (kept, False)):
+            for name, tensor in tensors.items():
+                if name in spaces or tensor is not None:
+                    yield StateTensor(prefix + name, spaces.get(name), tensor, None, trained)
+        for name, child in module._modules.items():
+            if child is not None:
+                yield from walk(child, f"{prefix}{name}.")
+
+    return walk(model, "")
+
+
+def lost_on_meta(model: Any) -> list[str]:
+    """Names of non-persistent buffers on the meta device, which no state can fill."""
+    return [
+        f"{prefix}.{name}".lstrip(".")
+        for prefix, module in model.named_modules()
+        for name, tensor in module._buffers.items()
+        if name in module._non_persistent_buffers_set and tensor is not None and tensor.is_meta
+    ]
+
+
+def fit(what: str, items: Sequence[StateTensor], shapes: Mapping[str, Any]) -> None:
+    """Check that a state has the names of the items, no others, and their shapes.
+
+    Args:
+        what: name of the function, for errors.
+        shapes: of the state, by name; the name of its type for a value that is no tensor, which
+            is not checked.
+
+    Raises:
+        ArgumentError: names are missing or unexpected. ShapeError: a shape differs.
+    """
+    wanted = {item.key: item.shape for item in items}
+    missing = [key for key in wanted if key not in shapes]
+    unexpected = [key for key in shapes if key not in wanted]
+    if missing or unexpected:
+        raise ArgumentError(
+            f"{what}: the state does not fit the model: missing {missing}, unexpected {unexpected}"
+        )
+    for key, shape in wanted.items():
+        if not isinstance(shapes[key], str) and tuple(shapes[key]) != shape:
+            raise ShapeError(
+                f"{what}: {key!r} has shape {tuple(shapes[key])} in the state; {shape} expected"
+            )

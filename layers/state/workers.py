@@ -1,0 +1,164 @@
+"""Agreement of all workers on a model, and on the outcome of what each does with its blocks."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, NoReturn, TypeVar
+
+import torch
+
+from linop.backends import Backend
+from linop.backends.transports.transport import Item
+from linop.errors import BackendError, restated
+from linop.layers.agreement.input_agreement import InputAgreement, agreement_of, program_backend
+from linop.layers.layer import Layer, Tensor, worker_of
+from linop.layers.state.state_tensors import StateTensor, lost_on_meta, state_tensors
+
+CARRIERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Integer dtypes that elements travel as, by size in bytes."""
+Result = TypeVar("Result")
+
+
+class _Row(NamedTuple):
+    """A worker's description of a tensor of its state."""
+
+    key: str
+    where: Any
+    """The global space; of a tensor that each worker holds whole, its shape."""
+    dtype: Any = None
+    on_meta: bool = False
+
+
+class Workers:
+    """All workers of a model, with this worker's blocks of its state. Collective.
+
+    Args:
+        what: name of the public function that uses it, for errors.
+
+    Raises:
+        BackendError: they have different models; on every worker.
+    """
+
+    def __init__(self, what: str, model: Any) -> None:
+        layers = [module for module in model.modules() if isinstance(module, Layer)]
+        self.what = what
+        self.backend: Backend = layers[0].backend if layers else program_backend()
+        self.worker = worker_of(self.backend)
+        self.agreement: InputAgreement = agreement_of(self.backend)
+        self.device = self.backend.arrays.device
+        self.tensors = {item.key: item for item in state_tensors(model)}
+        self._agree(lost_on_meta(model))
+
+    def _agree(self, lost: list[str]) -> None:
+        said = self.gather_objects(([_described(item) for item in self.tensors.values()], lost))
+        self._lost = sorted({name for _, names in said for name in names})
+        first, *others = [rows for rows, _ in said]
+        for worker, rows in enumerate(others, start=1):
+            # One error, about the first worker that differs from worker 0.
+            for one, other in zip(first, rows, strict=False):
+                if one[:2] != other[:2]:
+                    self.refuse(
+                        f"worker 0 has {one.key!r} where worker {worker} has {other.key!r}, or in "
+                        f"other blocks; one model expected on all"
+                    )
+            if len(rows) != len(first):
+                self.refuse(f"worker {worker} has {len(rows)} tensors, worker 0 {len(first)}")
+        self._on_meta = []
+        for item, *same in zip(self.tensors.values(), first, *others, strict=True):
+            kinds = sorted({row.dtype for row in same} - {None}, key=str)
+            if len(kinds) > 1:
+                self.refuse(f"{item.key!r} is of {' and '.join(map(str, kinds))}")
+            item.dtype = kinds[0]
+            if any(row.on_meta for row in same):
+                self._on_meta.append(item.key)
+
+    def gather_objects(self, mine: Item) -> list[Item]:
+        """All workers' messages, by worker: small objects that pickle. Collective.
+
+        Raises:
+            BackendError: other workers call other functions; on every worker.
+        """
+        return self.agreement.gather_objects(mine, f"call linop.layers.{self.what}")
+
+    def refuse(self, words: str) -> NoReturn:
+        """Raise a BackendError; all workers call it."""
+        raise BackendError(f"{self.what}: {words}")
+
+    def need_memory(self) -> None:
+        """Check that all blocks have values.
+
+        Raises:
+            BackendError: a block is on the meta device, which holds none; on every worker.
+        """
+        if self._on_meta:
+            self.refuse(f"{self._on_meta} on the meta device have no values; load a state first")
+
+    def materialise(self) -> None:
+        """Allocate memory for blocks on the meta device.
+
+        Raises:
+            BackendError: it cannot be allocated, or a buffer there is in no state; on every worker.
+        """
+        if self._lost:
+            self.refuse(
+                f"{self._lost} on the meta device are in no state; make them with "
+                f"model.to_empty(device={self.device!r}), and fill them, before"
+            )
+        if self._on_meta:
+            self.each(self._materialise)
+
+    def _materialise(self) -> None:
+        for item in self.tensors.values():
+            item.materialise(self.device)
+
+    def each(self, work: Callable[[], Result]) -> Result:
+        """Result of local work, which may fail on some workers. Collective.
+
+        Raises:
+            LinopError: it failed on a worker; on every worker.
+        """
+        problem: Exception | None = None
+        try:
+            result = work()
+        except Exception as error:
+            problem = error
+        said = self.gather_objects(None if problem is None else restated(problem, str(problem)))
+        for worker, theirs in enumerate(said):
+            if theirs is not None:
+                raise restated(theirs, f"{self.what}: on worker {worker}: {theirs}") from problem
+        return result
+
+    def same(self, items: Sequence[StateTensor]) -> None:
+        """Check that tensors that each worker holds whole are equal on all. Collective.
+
+        Raises:
+            BackendError: they differ; on every worker.
+        """
+        whole = [item for item in items if item.space is None]
+        said = self.gather_objects([_digest(item.block) for item in whole])
+        for item, *digests in zip(whole, *said, strict=True):
+            other = [w for w, digest in enumerate(digests) if digest != digests[0]]
+            if other:
+                self.refuse(
+                    f"{item.key!r}, of which each worker has the whole, differs between workers 0 "
+                    f"and {other[0]}; give all the same, or hold it in a linop.layers.Layer"
+                )
+
+
+def _described(item: StateTensor) -> _Row:
+    where = tuple(item.block.shape) if item.space is None else item.space.digest
+    if item.block is None:
+        return _Row(item.key, where)
+    return _Row(item.key, where, item.block.dtype, item.block.is_meta)
+
+
+def as_carrier(tensor: Tensor, device: str = "cpu") -> Tensor:
+    """The tensor's elements as integers of the same size."""
+    plain = tensor.detach().to(device).resolve_conj().resolve_neg()
+    return plain.view(CARRIERS.get(plain.dtype.itemsize, plain.dtype))
+
+
+def _digest(tensor: Tensor) -> bytes:
+    # Of the bits: NaN is equal to itself.
+    return hashlib.sha256(as_carrier(tensor).numpy().tobytes()).digest()

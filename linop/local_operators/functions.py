@@ -1,0 +1,134 @@
+"""A pair of functions as an operator inside one worker's memory; checks of its regions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from linop.errors import ArgumentError, SpaceError
+from linop.normal_form.maps import Function, LocalMap, Port
+from linop.normal_form.stages import Stages
+from linop.operators.operator import Arrays, LinearOperator
+from linop.provenance import records_origin
+from linop.spaces.array_modules import HOST
+from linop.spaces.region import Region
+from linop.spaces.space import Space
+
+RegionOrSpace = Region | Space
+
+
+class Local(LinearOperator):
+    """A linear map inside one worker's memory: a `LocalMap` as an operator."""
+
+    def __init__(self, local: LocalMap) -> None:
+        super().__init__(local.domain, local.codomain)
+        self.map = local
+
+    def _adjoint(self) -> LinearOperator:
+        return Local(self.map.adjoint)
+
+    def _conj(self) -> LinearOperator:
+        return Local(self.map.conj)
+
+    def _interpret(self, arrays: Arrays) -> Arrays:
+        results = self.map([arrays[r.name] for r in self.domain.regions])
+        return {r.name: y for r, y in zip(self.codomain.regions, results, strict=True)}
+
+    def _stages(self) -> Stages:
+        return Stages.of_map(self.map)
+
+    def symbol(self, latex: bool = False) -> str:
+        if latex and self.map.symbol.endswith("*"):
+            return self.map.symbol[:-1] + "^{*}"
+        return self.map.symbol
+
+
+@records_origin
+def local(
+    domain: RegionOrSpace,
+    codomain: RegionOrSpace,
+    forward: Function,
+    adjoint: Function,
+    *,
+    name: str = "L",
+    dtype: npt.DTypeLike = np.float64,
+) -> LinearOperator:
+    """A linear map given as a function and its adjoint. Neither is checked here:
+    `linop.testing.check_adjoint` tests that they are linear and adjoint.
+
+    Args:
+        domain, codomain: regions or spaces, all on one worker.
+        forward, adjoint: functions of a bare array if a side has one region, otherwise of a dict of
+            arrays by region name; results likewise. They must not change their argument, which is
+            read-only in host memory. Results are copied, so they may be views or reused buffers. On
+            a device backend, arrays are device arrays; NumPy arrays if all regions are in host
+            memory.
+        name: the symbol.
+        dtype: of the space, if a `Region` is given.
+
+    Raises:
+        ArgumentError: a side is neither a `Region` nor a `Space`.
+        SpaceError: regions are on different workers, or the sides' dtypes differ.
+    """
+    source, target = as_space(domain, dtype), as_space(codomain, dtype)
+    return local_operator(source, target, lambda namespace: (forward, adjoint), name, fresh=False)
+
+
+def local_operator(
+    domain: Space,
+    codomain: Space,
+    port: Port,
+    name: str,
+    known: Any = None,
+    portable: bool = True,
+    fresh: bool = True,
+) -> LinearOperator:
+    """A pair of functions as an operator.
+
+    Args:
+        domain, codomain: spaces, all regions of which are on the same workers.
+        port: returns (forward, adjoint) for an array module, such as NumPy's or CuPy's.
+        name: the symbol.
+        known: returns the sparse matrix; None if it is unknown.
+        portable: True if `port` accepts other array modules than NumPy's.
+        fresh: True if both functions return newly allocated memory, and write to nothing else; see
+            `LocalMap`.
+
+    Raises:
+        SpaceError: the regions are on different workers, or dtypes differ.
+    """
+    holders = {r.workers for space in (domain, codomain) for r in space.regions}
+    if len(holders) > 1:
+        raise SpaceError(
+            f"local operator {name}: its regions are on different workers: {domain} -> {codomain}; "
+            f"a local operator stays inside one worker"
+        )
+    forward, backward = port(HOST)
+    ported = port if portable else None
+    return Local(LocalMap(domain, codomain, forward, backward, name, known, ported, fresh=fresh))
+
+
+def as_space(given: RegionOrSpace, dtype: npt.DTypeLike) -> Space:
+    """A `Space` as it is; a `Region` as the space of that region alone, with the given dtype.
+
+    Raises:
+        ArgumentError: it is neither.
+    """
+    if isinstance(given, Space):
+        return given
+    if isinstance(given, Region):
+        return Space(given, dtype)
+    raise ArgumentError(f"expected a Region or a Space, given {given!r}")
+
+
+def single_region(what: str, space: Space) -> Region:
+    """The only region of a space.
+
+    Raises:
+        SpaceError: it has none, or several.
+    """
+    if len(space) != 1:
+        raise SpaceError(f"{what}: a space of one region expected, given {space}")
+    return space.regions[0]

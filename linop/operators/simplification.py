@@ -1,0 +1,111 @@
+"""Simplification: an equal expression, reduced by the laws of `linop.operators.laws`.
+
+`simplified` dispatches on the class of an operator; a class without a rule is not simplified, one
+of a user registers its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import singledispatch
+from itertools import groupby
+from typing import Any
+
+from linop.normal_form.primitives import Add, Clear
+from linop.operators import laws
+from linop.operators.expressions import (
+    Composition,
+    Identity,
+    Primitives,
+    Scaled,
+    Sum,
+    Zero,
+    compose,
+)
+from linop.operators.operator import LinearOperator
+from linop.spaces.exact import Exact
+from linop.spaces.space import Space
+
+
+@singledispatch
+def simplified(op: LinearOperator) -> LinearOperator:
+    """An equal operator; regions may be in another order. The operator itself if no law applies."""
+    return op
+
+
+@simplified.register
+def _(op: Primitives) -> LinearOperator:
+    few = laws.reduced_by_laws(op.actions)
+    return _composed(few, op.domain, op.codomain) if len(few) < len(op.actions) else op
+
+
+@simplified.register
+def _(op: Composition) -> LinearOperator:
+    scalar: Exact = 1
+    pieces: list[Any] = []
+    changed = False
+    for factor in op._flattened():
+        simple = factor if isinstance(factor, Primitives) else simplified(factor)
+        changed |= simple is not factor
+        if isinstance(simple, Scaled):
+            scalar, simple, changed = scalar * simple.scalar, simple.operand, True
+        if isinstance(simple, Zero):
+            return Zero(op.domain, op.codomain)
+        for piece in simple._flattened():
+            pieces += piece.actions if isinstance(piece, Primitives) else (piece,)
+    kept = [piece for piece in pieces if not isinstance(piece, Identity)]
+    reduced = laws.reduced_by_laws(kept)
+    if not changed and len(reduced) == len(pieces):
+        return op
+    return _without_scalar(Scaled(scalar, _composed(reduced, op.domain, op.codomain)))
+
+
+@simplified.register
+def _(op: Sum) -> LinearOperator:
+    simple = [simplified(term) for term in op.terms]
+    kept = [term for term in simple if not isinstance(term, Zero)]
+    if not kept:
+        return Zero(op.domain, op.codomain)
+    if len(kept) == 1:
+        return kept[0]
+    unchanged = all(a is b for a, b in zip(kept, op.terms, strict=False))
+    return op if unchanged and len(kept) == len(op.terms) else Sum(kept)
+
+
+@simplified.register
+def _(op: Scaled) -> LinearOperator:
+    simple = simplified(op.operand)
+    return _without_scalar(op if simple is op.operand else Scaled(op.scalar, simple))
+
+
+def _without_scalar(op: Scaled) -> LinearOperator:
+    """The operand if the scalar is 1, the zero operator if either is 0, else the operator."""
+    if op.scalar == 0 or isinstance(op.operand, Zero):
+        return Zero(op.domain, op.codomain)
+    return op.operand if op.scalar == 1 else op
+
+
+def _composed(pieces: Sequence[Any], domain: Space, codomain: Space) -> LinearOperator:
+    """The composition of actions and operators, the first applied first; the identity from domain
+    to codomain if there are none."""
+    space = domain
+    factors: list[LinearOperator] = []
+    for in_place, some in groupby(pieces, lambda piece: isinstance(piece, Add | Clear)):
+        group = list(some)
+        for piece in [Primitives(space, group, space)] if in_place else group:
+            if isinstance(piece, LinearOperator):
+                factors.append(piece)
+            else:
+                factors.append(Primitives(space, [piece], piece.codomain(space)))
+            space = factors[-1].codomain
+    return compose(*reversed(factors)) if factors else Identity(domain, codomain)
+
+
+def in_order(op: LinearOperator, domain: Space, codomain: Space) -> LinearOperator:
+    """The operator composed with identities that put the regions in the order of these spaces."""
+    factors = [op]
+    if op.domain.regions != domain.regions:
+        factors.append(Identity(domain, op.domain))
+    if op.codomain.regions != codomain.regions:
+        factors.insert(0, Identity(op.codomain, codomain))
+    return compose(*factors)

@@ -1,0 +1,112 @@
+"""Passes over one worker's plan that save passes over its memory; they change no message.
+
+`sums_fused` forms a sum of two terms in one pass, within the memory in which messages arrive.
+`stored_in_results` forms a sum where the next stage would copy it to. Their conditions are those of
+the memory of one worker, so workers need not agree on them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+from linop.planning.collective_selection import offset_of
+from linop.planning.plan import Alias, Make, Plan, Put, Step, Sum, puts_of
+from linop.spaces.region import Region, Subset
+
+
+def sums_fused(plan: Plan) -> Plan:
+    """Join each put that sets a subset with the accumulation into it that follows, if that covers
+    the same subset and no other."""
+    steps: list[Step] = []
+    for stage in plan.stages:
+        first = {id(second): put for put, second in _pairs(puts_of(stage))}
+        joined = {id(put) for put in first.values()}
+        for step in stage:
+            if id(step) in first and isinstance(step, Put):
+                steps.append(Sum(first[id(step)], step))
+            elif id(step) not in joined:
+                steps.append(step)
+    return replace(plan, steps=tuple(steps))
+
+
+def _pairs(puts: Sequence[Put]) -> Iterator[tuple[Put, Put]]:
+    adding: dict[str, list[Put]] = {}
+    for put in puts:
+        if put.accumulate:
+            adding.setdefault(put.target.region.name, []).append(put)
+    for put in puts:
+        over = (o for o in adding.get(put.target.region.name, ()) if o.target.overlaps(put.target))
+        second = next(over, None)
+        if put.is_copy and second is not None and second.is_addition:
+            if second.target == put.target:
+                yield put, second
+
+
+def stored_in_results(plan: Plan, small: int) -> Plan:
+    """Make a region that the next stage copies, as a whole and as it is, into a contiguous subset
+    of a result, within that subset, if it is a sum.
+
+    Args:
+        small: bytes of results up to which the plan is returned unchanged, since such results are
+            allocated in every run (`linop.backends.execution.numbering`).
+    """
+    results = _results(plan)
+    size = sum(region.size for made in results for region in made.values()) * plan.dtype.itemsize
+    if size <= small:
+        return plan
+    stages = [list(stage) for stage in plan.stages]
+    for k, (stage, after) in enumerate(pairwise(stages)):
+        within = _within(stage, after, results[k], results[k + 1])
+        for at, step in enumerate(stage):
+            if isinstance(step, Make) and step.region.name in within:
+                stage[at] = replace(step, within=within[step.region.name].target)
+        stored = {id(put) for put in within.values()}
+        for at, step in enumerate(after):
+            if isinstance(step, Put) and id(step) in stored:
+                after[at] = replace(step, stored=True)
+    return replace(plan, steps=tuple(step for stage in stages for step in stage))
+
+
+def _within(
+    stage: Sequence[Step],
+    after: Sequence[Step],
+    own: Mapping[str, Region],
+    results: Mapping[str, Region],
+) -> dict[str, Put]:
+    """Copies of sums of a stage into results in the next one, by the name of the sum's region.
+
+    Args:
+        own, results: the regions made in each of the stages that are results.
+    """
+    sums = {
+        s.first.target.region.name for s in stage if isinstance(s, Sum) and s.first.target.whole
+    }
+    sums -= own.keys()
+    sums -= {step.source.name for step in after if isinstance(step, Alias)}
+    zeroed = {s.region.name for s in after if isinstance(s, Make) and s.zeroed}
+    added = [put.target for put in puts_of(after) if put.accumulate]
+    found: dict[str, Put] = {}
+    for put in after:
+        if not isinstance(put, Put) or not put.is_copy or not isinstance(put.source, Subset):
+            continue
+        name, target = put.source.region.name, put.target
+        if name not in sums or name in found or not put.source.whole:
+            continue
+        if target.region.name not in results.keys() - zeroed or offset_of(target) is None:
+            continue
+        if not any(target.overlaps(other) for other in added):
+            found[name] = put
+    return found
+
+
+def _results(plan: Plan) -> list[dict[str, Region]]:
+    """For each stage the regions made in it, by name, whose arrays are results of the plan."""
+    wanted = {region.name for region in plan.outputs}
+    found: list[dict[str, Region]] = []
+    for stage in reversed(plan.stages):
+        made = {step.region.name: step.region for step in stage if isinstance(step, Make)}
+        found.insert(0, {name: region for name, region in made.items() if name in wanted})
+        wanted = {s.source.name for s in stage if isinstance(s, Alias) and s.target.name in wanted}
+    return found

@@ -1,1 +1,0 @@
-"""Subjects of checks: conversion of operators, pairs of functions and matrices to `Subject`."""
