@@ -30,13 +30,26 @@ def table_of_blocks(domain: Space, codomain: Space, blocks: Iterable[Block]) -> 
         targets.append(target)
         sources.append(source)
         numbers.append(exact(coefficient))
-    ndim, index = table_ndim(domain, codomain), (codomain.numbering.index, domain.numbering.index)
+    dst = [codomain.numbering.index[target.region.name] for target in targets]
+    return table_of(domain, codomain, dst, targets, sources, numbers)
+
+
+def table_of(
+    domain: Space,
+    codomain: Space,
+    dst: Sequence[int],
+    targets: Sequence[Subset],
+    sources: Sequence[Subset],
+    numbers: Iterable[Exact],
+) -> Table:
+    """The table of the sum of blocks in columns, not canonical. Of the targets only the boxes are
+    used; `dst` numbers their regions in the codomain."""
+    ndim, index = table_ndim(domain, codomain), domain.numbering.index
     at = _corners([target.start for target in targets], ndim, 0)
     of = _corners([source.start for source in sources], ndim, 0)
     stop = _corners([target.stop for target in targets], ndim, 1)
-    dst = np.array([index[0][target.region.name] for target in targets], np.int64)
-    src = np.array([index[1][source.region.name] for source in sources], np.int64)
-    return Table(dst, src, at, of, stop - at, column(numbers))
+    src = np.array([index[source.region.name] for source in sources], np.int64)
+    return Table(np.array(dst, np.int64), src, at, of, stop - at, column(numbers))
 
 
 def _corners(corners: Sequence[tuple[int, ...]], ndim: int, beyond: int) -> Ints:

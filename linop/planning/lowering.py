@@ -171,13 +171,20 @@ def _boxes(space: Space, routes: Routes, numbers: str, starts: str) -> list[Subs
     """The box of each route in a space: one object for all routes of a transfer."""
     rows, which = np.unique(routes.row, return_inverse=True)
     low, extent = getattr(routes.table, starts)[rows], routes.table.extent[rows]
-    regions = map(space.numbering.at, getattr(routes.table, numbers)[rows].tolist())
-    corners = (zip(*corner.T.tolist(), strict=True) for corner in (low, low + extent))
+    numbering = space.numbering
+    at = numbering.at if len(rows) < len(numbering) else space.regions.__getitem__
+    regions = map(at, getattr(routes.table, numbers)[rows].tolist())
     made = [
         Subset(region, start[: region.ndim], stop[: region.ndim])
-        for region, start, stop in zip(regions, *corners, strict=True)
+        for region, start, stop in zip(regions, _tuples(low), _tuples(low + extent), strict=True)
     ]
     return [made[k] for k in which.tolist()]
+
+
+def _tuples(rows: Ints) -> list[tuple[int, ...]]:
+    """Rows as tuples: one object for equal rows, since most workers' boxes are alike."""
+    known: dict[tuple[int, ...], tuple[int, ...]] = {}
+    return [known.setdefault(row, row) for row in zip(*rows.T.tolist(), strict=True)]
 
 
 def _factor(coefficient: Exact, dtype: np.dtype[Any]) -> Scalar:

@@ -130,7 +130,7 @@ class Subset:
 
     @property
     def size(self) -> int:
-        return math.prod(self.shape)
+        return math.prod(map(operator.sub, self.stop, self.start))
 
     @property
     def workers(self) -> tuple[int, ...]:

@@ -39,7 +39,7 @@ def match_messages(plans: Mapping[int, Plan], stages: Read) -> None:
             SizeMismatchError, DTypeMismatchError.
     """
     sends, receives = _messages(stages, Send, plans), _messages(stages, Receive, plans)
-    for key in sorted(sends.keys() | receives.keys()):
+    for key in sorted(sends.keys() | receives.keys()) if sends != receives else ():
         stage, sender, receiver = key
         what = f"stage {stage}, worker {sender} to worker {receiver}"
         if key not in receives:
@@ -267,7 +267,7 @@ def _run(stages: Sequence[PlanStage], done: set[Key]) -> Iterator[Key | list[Key
     """
     for stage in stages:
         needed: list[Key] = []
-        for _, step in stage.steps:
+        for step in stage.steps:
             match step:
                 case Receive(peer=peer) if peer != GROUP:
                     needed.append((stage.number, peer, stage.worker))

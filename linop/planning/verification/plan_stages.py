@@ -8,11 +8,12 @@ bounds; receives are posted before the wait, and messages read after it. Element
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise, zip_longest
-from typing import TypeVar
+from itertools import pairwise
+from operator import le
+from typing import Any, TypeVar
 
 from linop.planning.plan import (
     Advance,
@@ -54,19 +55,28 @@ class PlanStage:
     """One stage of one worker's plan.
 
     Args:
-        steps: (position in the plan, step); both puts of a `Sum` in its place.
+        steps: in order; both puts of a `Sum` in its place.
+        places: position of each step in the plan.
         before, after: regions current before and after the stage, by name.
     """
 
     worker: int
     number: int
-    steps: Sequence[tuple[int, Step]]
+    steps: Sequence[Step]
+    places: Sequence[int]
     before: Mapping[str, Region]
     after: Mapping[str, Region]
 
     def of(self, kind: type[S]) -> Iterator[tuple[int, S]]:
         """The steps of a class, with their positions in the plan."""
-        return ((at, step) for at, step in self.steps if isinstance(step, kind))
+        if not any(issubclass(one, kind) for one in self._classes):
+            return iter(())
+        steps = zip(self.places, self.steps, strict=True)
+        return ((at, step) for at, step in steps if isinstance(step, kind))
+
+    @cached_property
+    def _classes(self) -> set[type[Step]]:
+        return set(map(type, self.steps))
 
     @cached_property
     def sent(self) -> Mapping[int, tuple[Subset, ...]]:
@@ -75,8 +85,7 @@ class PlanStage:
 
     def where(self, at: int) -> str:
         """Text of the step at a position of the plan, for error messages."""
-        step = next(step for k, step in self.steps if k == at)
-        return where(self.worker, self.number, at, step)
+        return where(self.worker, self.number, at, self.steps[self.places.index(at)])
 
 
 def where(worker: int, stage: int, at: int, step: Step) -> str:
@@ -92,16 +101,16 @@ def read(plan: Plan) -> tuple[PlanStage, ...]:
             `linop.planning.verification.plan_errors`, or WorkerError.
     """
     stages: list[PlanStage] = []
-    steps: list[tuple[int, Step]] = []
+    first = 0
     current: Mapping[str, Region] = _inputs(plan)
     for at, step in enumerate(plan.steps):
-        steps.append((at, step))
         if isinstance(step, Advance):
-            stages.append(_Reader(plan.worker, step.stage, steps, current).read())
-            current, steps = stages[-1].after, []
-    if steps:
+            steps = plan.steps[first : at + 1]
+            stages.append(_Reader(plan.worker, step.stage, steps, first, current).read())
+            current, first = stages[-1].after, at + 1
+    if first < len(plan.steps):
         raise UnfinishedError(
-            f"worker {plan.worker}, step {steps[0][0]} ({steps[0][1]}): no advance follows it; a "
+            f"worker {plan.worker}, step {first} ({plan.steps[first]}): no advance follows it; a "
             f"plan ends with the advance of its last stage"
         )
     for before, after in pairwise([None, *stages, None]):
@@ -120,6 +129,8 @@ def _check_storage(stage: PlanStage | None, after: PlanStage | None) -> None:
     and as they are, and that nothing else needs their memory."""
     makes = [] if stage is None else [one for one in stage.of(Make) if one[1].within is not None]
     puts = [] if after is None else list(after.of(Put))
+    if not makes and not any(put.stored for _, put in puts):
+        return
     places = {make.within: make.region for _, make in makes}
     for at, put in puts:
         region = places.get(put.target)
@@ -156,10 +167,11 @@ class _Reader:
         self,
         worker: int,
         number: int,
-        steps: Sequence[tuple[int, Step]],
+        steps: Sequence[Step],
+        first: int,
         before: Mapping[str, Region],
     ) -> None:
-        self.worker, self.number, self.steps = worker, number, steps
+        self.worker, self.number, self.steps, self.first = worker, number, steps, first
         self.before = before
         self.after: dict[str, Region] = {}
         self.made: dict[str, Region] = {}
@@ -170,55 +182,54 @@ class _Reader:
     @property
     def here(self) -> str:
         """Text of the current step, for error messages."""
-        at, step = self.steps[self.at]
-        return where(self.worker, self.number, at, step)
+        return where(self.worker, self.number, self.first + self.at, self.steps[self.at])
 
     def read(self) -> PlanStage:
-        every: list[tuple[int, Step]] = []
-        for k, (at, step) in enumerate(self.steps):
+        every: list[Step] = []
+        places: list[int] = []
+        for k, step in enumerate(self.steps):
             self.at = k
-            self._check(step)
-            each = puts_of([step]) if isinstance(step, Sum) else [step]
-            every += [(at, one) for one in each]
+            _CHECKS[type(step)](self, step)
+            each = puts_of([step]) if isinstance(step, Sum) else (step,)
+            every += each
+            places += [self.first + k] * len(each)
         if self.expected and not self.waited:
             raise StepOrderError(
                 f"{self.here}: messages from {sorted(self.expected)} are received, and no wait "
                 f"for them comes before the end of the stage"
             )
-        return PlanStage(self.worker, self.number, every, self.before, self.after)
+        return PlanStage(self.worker, self.number, every, places, self.before, self.after)
 
-    def _check(self, step: Step) -> None:
-        if isinstance(step, Receive | Send | Wait) and step.stage != self.number:
+    def _of_stage(self, step: Receive | Send | Wait) -> None:
+        if step.stage != self.number:
             raise StageError(f"{self.here}: of stage {step.stage}, in stage {self.number}")
-        match step:
-            case Receive():
-                self._receive(step)
-            case Send():
-                if isinstance(step, Collective) and self.waited:
-                    raise StepOrderError(f"{self.here}: begins after the wait of its stage")
-                for part in step.parts:
-                    self._read(part)
-            case Make():
-                self._bring(step.region)
-                self.made[step.region.name] = step.region
-            case Alias():
-                self._alias(step)
-            case Put():
-                self._put(step)
-            case Sum():
-                self._sum(step)
-            case Apply():
-                self._apply(step)
-            case Wait():
-                if self.waited:
-                    raise StepOrderError(f"{self.here}: a second wait in this stage")
-                self.waited = True
 
     def _receive(self, step: Receive) -> None:
+        self._of_stage(step)
         if self.waited:
             raise StepOrderError(f"{self.here}: comes after the wait of its stage, not before it")
         # A duplicate is reported by `linop.planning.verification.correspondence`.
         self.expected[step.peer] = step.size
+
+    def _send(self, step: Send) -> None:
+        self._of_stage(step)
+        for part in step.parts:
+            self._read(part)
+
+    def _collective(self, step: Collective) -> None:
+        if self.waited:
+            raise StepOrderError(f"{self.here}: begins after the wait of its stage")
+        self._send(step)
+
+    def _wait(self, step: Wait) -> None:
+        self._of_stage(step)
+        if self.waited:
+            raise StepOrderError(f"{self.here}: a second wait in this stage")
+        self.waited = True
+
+    def _make(self, step: Make) -> None:
+        self._bring(step.region)
+        self.made[step.region.name] = step.region
 
     def _alias(self, step: Alias) -> None:
         self._same_shape(step.source, step.target)
@@ -283,8 +294,9 @@ class _Reader:
         self._in_bounds(part)
 
     def _in_bounds(self, part: Subset) -> None:
-        ends = zip_longest(part.start, part.stop, part.region.shape, fillvalue=-1)
-        if not all(0 <= a <= b <= n for a, b, n in ends):
+        start, stop, shape = part.start, part.stop, part.region.shape
+        ordered = all(map(le, start, stop)) and all(map(le, stop, shape))
+        if not (ordered and min(start, default=0) >= 0 and len(start) == len(stop) == len(shape)):
             raise OutOfBoundsError(
                 f"{self.here}: {part} is out of bounds of {part.region.name!r}, of shape "
                 f"{part.region.shape}"
@@ -305,3 +317,18 @@ class _Reader:
     def _same_shape(self, source: Region | Subset, target: Region | Subset) -> None:
         if source.shape != target.shape:
             raise SizeMismatchError(f"{self.here}: shapes {source.shape} and {target.shape} differ")
+
+
+_CHECKS: dict[type[Step], Callable[[_Reader, Any], None]] = {
+    Receive: _Reader._receive,
+    Send: _Reader._send,
+    Collective: _Reader._collective,
+    Make: _Reader._make,
+    Alias: _Reader._alias,
+    Put: _Reader._put,
+    Sum: _Reader._sum,
+    Apply: _Reader._apply,
+    Wait: _Reader._wait,
+    Advance: lambda reader, step: None,
+}
+"""The check of each class of steps."""

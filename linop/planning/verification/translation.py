@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -21,7 +21,7 @@ from linop.normal_form.boxes import expand
 from linop.normal_form.columns import representable
 from linop.normal_form.maps import Layer
 from linop.normal_form.movement import Movement, Transfer
-from linop.normal_form.space_tables import Block
+from linop.normal_form.space_tables import table_of
 from linop.normal_form.stages import Stages
 from linop.planning.lowering import summation
 from linop.planning.plan import GROUP, Alias, Apply, Message, Put
@@ -35,6 +35,7 @@ from linop.planning.verification.plan_errors import (
     WrongTransferError,
 )
 from linop.planning.verification.plan_stages import PlanStage
+from linop.spaces.exact import Exact, exact
 from linop.spaces.region import Region, Subset, as_subset
 from linop.spaces.space import Space
 
@@ -98,8 +99,7 @@ def _same_regions(where: str, space: Space, worker: int, found: Mapping[str, Reg
             raise WrongRegionError(f"{where}: {name!r} is {given!r}, {expected!r} expected")
 
 
-@dataclass(frozen=True)
-class Piece:
+class Piece(NamedTuple):
     """One transfer of a plan, between subsets of regions of the same or of two workers, and the
     step that writes it, with its position."""
 
@@ -122,10 +122,9 @@ class _Stage:
             where = f"worker {worker} after stage {plan.number}"
             _same_regions(where, movement.codomain, worker, plan.after)
             self._check_calls(plan)
-        pieces = {worker: list(self._pieces(plan)) for worker, plan in self.plans.items()}
-        self._check_transfers(pieces)
-        for worker, own in pieces.items():
-            self._check_sums(self.plans[worker], own)
+        self._check_transfers()
+        for plan in self.plans.values():
+            self._check_sums(plan)
 
     # Local maps
 
@@ -150,7 +149,7 @@ class _Stage:
     def _pieces(self, plan: PlanStage) -> Iterator[Piece]:
         """The transfers into a worker's new regions, in the order of its steps."""
         arrivals: dict[int, _Arrivals] = {}
-        for at, step in plan.steps:
+        for at, step in zip(plan.places, plan.steps, strict=True):
             match step:
                 case Alias():
                     yield Piece(as_subset(step.target), as_subset(step.source), step, at)
@@ -177,13 +176,15 @@ class _Stage:
     @cached_property
     def _copies(self) -> Space:
         """The codomain with one region per holder of each region, in `Numbering.holders` order."""
-        regions = self.wanted.movement.codomain.regions
-        return Space(
-            (_copy(region, worker) for region in regions for worker in region.workers),
-            self.wanted.movement.codomain.dtype,
+        codomain = self.wanted.movement.codomain
+        copies = (
+            Region.checked(f"{w} {r.name}", r.shape, (w,), r.memory)
+            for r in codomain.regions
+            for w in r.workers
         )
+        return Space(copies, codomain.dtype)
 
-    def _check_transfers(self, pieces: Mapping[int, Sequence[Piece]]) -> None:
+    def _check_transfers(self) -> None:
         movement = self.wanted.movement
         table, (_, first, many) = movement.table, movement.codomain.numbering.holders
         row, k = expand(many[table.dst])
@@ -191,14 +192,25 @@ class _Stage:
         spread = replace(table, coef=coef).take(row)
         spread = replace(spread, dst=first[table.dst[row]] + k)
         expected = Movement(movement.domain, self._copies, spread)
-        blocks = (_block(p, worker) for worker, own in pieces.items() for p in own)
-        given = Movement.of_blocks(movement.domain, self._copies, blocks)
+        copies = ((r.name, w) for r in movement.codomain.regions for w in r.workers)
+        number = {copy: k for k, copy in enumerate(copies)}
+        # Columns instead of an object per piece, which the garbage collector would visit.
+        dst: list[int] = []
+        targets: list[Subset] = []
+        sources: list[Subset] = []
+        factors: list[Exact] = []
+        for worker, plan in self.plans.items():
+            for target, source, step, _ in self._pieces(plan):
+                dst.append(number[target.region.name, worker])
+                targets.append(target)
+                sources.append(source)
+                factors.append(exact(step.coefficient) if isinstance(step, Put) else 1)
+        written = table_of(movement.domain, self._copies, dst, targets, sources, factors)
+        given = Movement(movement.domain, self._copies, written)
         if given != expected:
-            self._differ(expected, given, pieces)
+            self._differ(expected, given)
 
-    def _differ(
-        self, expected: Movement, given: Movement, pieces: Mapping[int, Sequence[Piece]]
-    ) -> None:
+    def _differ(self, expected: Movement, given: Movement) -> None:
         """Raise WrongTransferError with the first box that differs, and the steps that write it."""
         box = next(iter(given - expected)).target
         (worker,) = box.workers
@@ -206,7 +218,7 @@ class _Stage:
         region = next(r for r in self.plans[worker].after.values() if r.name == name)
         target = Subset(region, box.start, box.stop)
         plan = self.plans[worker]
-        steps = {p.at: p for p in pieces[worker] if p.target.overlaps(target)}
+        steps = {p.at: p for p in self._pieces(plan) if p.target.overlaps(target)}
         by = "; ".join(f"step {at} ({p.step})" for at, p in steps.items()) or "no step"
         raise WrongTransferError(
             f"worker {worker}, stage {plan.number}, {target}: {_into(expected, box)} expected, "
@@ -215,10 +227,12 @@ class _Stage:
 
     # Sums
 
-    def _check_sums(self, plan: PlanStage, pieces: Sequence[Piece]) -> None:
+    def _check_sums(self, plan: PlanStage) -> None:
         """Check the order of the terms of sums; two terms commute, so they need no check."""
+        if sum(put.accumulate for _, put in plan.of(Put)) < 2:
+            return
         by_region: dict[str, list[Piece]] = {}
-        for piece in pieces:
+        for piece in self._pieces(plan):
             source = getattr(piece.step, "source", None)
             if not (isinstance(source, Message) and source.peer == GROUP):
                 by_region.setdefault(piece.target.region.name, []).append(piece)
@@ -287,6 +301,8 @@ class _Arrivals:
 def _box_at(target: Subset, position: int, part: Subset) -> Subset | None:
     """The box, of the shape of `part`, that the elements of a target from `position` on fill in C
     order; None if they do not form such a box."""
+    if position == 0 and part.shape == target.shape:
+        return target
     shape, extent = _padded(target.shape, part.shape), _padded(part.shape, target.shape)
     at = np.unravel_index(position, shape)
     stop = [int(a) + n for a, n in zip(at, extent, strict=True)]
@@ -322,17 +338,6 @@ def _between(parts: Sequence[Subset], low: int, high: int, plan: PlanStage) -> l
             )
         start = stop
     return found
-
-
-def _copy(region: Region, worker: int) -> Region:
-    return Region.checked(f"{worker} {region.name}", region.shape, (worker,), region.memory)
-
-
-def _block(piece: Piece, worker: int) -> Block:
-    target = piece.target
-    copy = Subset(_copy(target.region, worker), target.start, target.stop)
-    coefficient = piece.step.coefficient if isinstance(piece.step, Put) else 1
-    return copy, piece.source, coefficient
 
 
 def _into(movement: Movement, box: Subset) -> str:
