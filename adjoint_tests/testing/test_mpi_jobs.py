@@ -181,7 +181,7 @@ def test_a_temporary_folder_with_a_long_name(
     folder = tmp_path / ("x" * 150)
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    ranks = jobs.Ranks(2)
+    ranks = jobs.RankConnections(2)
     try:
         ranks.meet()
         assert sorted(ranks.links) == [0, 1]
