@@ -118,8 +118,8 @@ backend = linop.backends.get("mpi", debug=True, collectives=True)
 op = linop.all_gather(TensorSpace((4,), Partition((2,)))).H
 first = 4 * backend.worker
 assert op.compile(backend)(np.arange(4.0)).tolist() == [first, first + 2]
-gives = collective_selection._Together.gives
-collective_selection._Together.gives = lambda self: gives(self)[::-1]
+gives = collective_selection._CollectiveStage.gives
+collective_selection._CollectiveStage.gives = lambda self: gives(self)[::-1]
 try:
     op.compile(backend)
 except WrongTransferError as error:
