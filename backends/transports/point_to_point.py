@@ -62,33 +62,44 @@ class Requests:
         return [instruction("count the call", *operations)] if operations else []
 
     def post(self, posts: Sequence[Post]) -> Iterator[Instruction]:
-        """Instructions that post receives of some stages."""
-        numbers: list[Any] = []
-        started: list[Any] = []
-        new: list[tuple[int, Call]] = []
+        """Instructions that post receives of some stages.
+
+        Those of one sender are posted in the order of its sends, each by an instruction of its own:
+        MPI may start requests in any order that are started together.
+        """
+        rounds: list[list[tuple[int, Any]]] = []  # one receive of each sender: a request or a call
+        before: dict[int, int] = {}
+
+        def add(peer: int, receive: Any) -> None:
+            number = before[peer] = before.get(peer, -1) + 1
+            if number == len(rounds):
+                rounds.append([])
+            rounds[number].append((peer, receive))
+
         for number, step, where in posts:
             pending = self.receiving.setdefault(number, [])
             peers = self.peers.setdefault(number, [])
             if self._numbers.before(step):
                 theirs = self._numbers.theirs(step)
-                numbers.append(self._transport.receiver(step.peer, self._tag, theirs))
+                pending.append(self._transport.receiver(step.peer, self._tag, theirs))
                 peers.append(step.peer)
-                pending.append(numbers[-1])
+                add(step.peer, pending[-1])
             peers.append(step.peer)
             if where.fixed:
                 pending.append(self._transport.receiver(step.peer, self._tag, where.get()))
-                started.append(pending[-1])
+                add(step.peer, pending[-1])
             else:
                 to = [Item(pending, len(pending))]
-                arguments = (step.peer, self._tag, where)
-                new.append((step.peer, Call(self._transport.receive, arguments, to)))
+                add(step.peer, Call(self._transport.receive, (step.peer, self._tag, where), to))
                 pending.append(None)
-        self._persistent += numbers + started
-        for some in numbers, started:  # requests started together may match in any order
-            if some:
-                yield instruction(f"post {len(some)} receives", self._starting(some))
-        for peer, call in new:
-            yield instruction("post a receive into the result", call, peer=peer)
+        for receives in rounds:
+            started = [one for _, one in receives if not isinstance(one, Call)]
+            self._persistent += started
+            if started:
+                yield instruction(f"post {len(started)} receives", self._starting(started))
+            for peer, one in receives:
+                if isinstance(one, Call):
+                    yield instruction("post a receive into the result", one, peer=peer)
 
     def _starting(self, requests: list[Any]) -> Call:
         return Call(self._transport.start, [requests])

@@ -354,8 +354,12 @@ def agree(talk: Talk, me: int, group: Sequence[int], mine: Verdict, what: str) -
 
     def fetch(k: int, at: int) -> Verdict:
         words = f"worker {group[k]} to {what}"
-        said: Verdict = talk.hear(group[k], lambda: talk.awaited(words, group[k], at, at + 1))
-        return said
+        said = talk.hear(group[k], lambda: talk.awaited(words, group[k], at, at + 1))
+        if isinstance(said, Verdict):
+            return said
+        # An item of another exchange, in which that worker is.
+        words = f"worker {group[k]} does something else, and others {what}; do the same, in the "
+        return Verdict({group[k]: BackendError(f"{words}same order, on every worker")})
 
     step = 1
     children: list[int] = []

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -71,6 +72,29 @@ def test_a_compile_that_others_do_not_call_is_a_deadlock() -> None:
 
     text = "worker 0 has ended; worker 1 has ended; worker 2 waits for worker 0 to compile B_"
     promptly(DeadlockError, text, main)
+
+
+def test_a_call_while_others_end_a_trace_is_told(tmp_path: Path) -> None:
+    """An item of their exchange comes to a worker that waits for a verdict about its call."""
+    said: list[BaseException] = []
+
+    def main(backend: Backend) -> None:
+        plans = [total(3, 50).compile(backend) for _ in range(2)]
+        try:
+            with backend.trace(tmp_path / "run.json"):
+                plans[0](np.ones(50))
+                if backend.worker == 0:
+                    raise ValueError("planted")
+        except ValueError:
+            try:
+                plans[1](np.ones(50))
+            except BackendError as error:
+                said.append(error)
+                raise
+
+    with pytest.raises((BackendError, DeadlockError)):
+        linop.launch(main, workers=3)
+    assert "worker 1 does something else, and others call plan 2" in str(said[0])
 
 
 def test_deadlocks_of_workers_that_have_threads_are_told() -> None:

@@ -196,3 +196,28 @@ def test_a_call_left_out_is_not_told_twice(program: Path) -> None:
     end = 'raised(lambda: spread(n, 3).compile(backend))\nos.write(1, b"caught\\n")'
     text = ONE_WAY.format(windows=True, end=end)
     assert runs(2, program, text) == ["caught"] * 2
+
+
+def test_receives_of_one_sender_are_posted_in_the_order_of_its_sends(program: Path) -> None:
+    """A share of a sum is received into a lent result, and a message of the next stage into a
+    buffer that is the plan's."""
+    text = """
+size = 80_000
+terms = [linop.Region(f"x{w}", size, w) for w in range(2)]
+first, second = linop.Region("y0", size, 0), linop.Region("y1", size + 1, 1)
+op = linop.allocate(linop.Space(terms), first, second)
+for target in first[:], second[1:]:
+    for term in terms:
+        op = linop.add(op.codomain, term, target) @ op
+op = linop.add(op.codomain, terms[0][:1], second[:1]) @ op
+for term in terms:
+    op = linop.deallocate(op.codomain, term) @ op
+plan = op.compile(linop.backends.get("mpi", windows=False))
+for k in range(3):
+    values = [np.arange(size) + float(k), np.arange(size) * 1000.0]
+    total = values[0] + values[1]
+    expected = np.r_[values[0][:1], total] if me else total
+    assert np.array_equal(plan(values[me]), expected)
+assert any(put.stored for put in puts_of(plan._program.plan.steps))
+"""
+    runs(2, program, "from linop.planning.plan import puts_of\n" + text)
