@@ -35,6 +35,13 @@ def test_its_place_and_its_tests_exist(fault: Fault) -> None:
         assert start in (ROOT / runner.target(ROOT, file)).read_text(), test
 
 
+@checkout
+def test_no_two_test_files_have_one_name() -> None:
+    """A fault names a test's file without its folder."""
+    names = [path.name for path in (ROOT / "adjoint_tests").rglob("test_*.py")]
+    assert len(set(names)) == len(names)
+
+
 def test_there_are_some_of_each_kind_in_each_part() -> None:
     assert {fault.kind for fault in FAULTS} == set(KINDS)
     assert all(ROOMS.values())

@@ -240,6 +240,8 @@ class Windows(Communication):
         done = self._pool.numbers(segment, peer)
         places = zip(step.parts, offer.places[stage.number], strict=True)
         boxes = [(part, stage.source(part), self._box(place, peer)) for part, place in places]
+        # One signal for each buffer: this worker may be a run ahead of who reads it.
+        at = _slot(peer) + line if offer.turns > 1 else line
         pieces = offer.pieces[stage.number]
         if pieces:
             ((part, source, target),) = boxes
@@ -251,7 +253,7 @@ class Windows(Communication):
             ]
             yield instruction(
                 f"write {part} to {peer}, {len(pieces)} pieces",
-                Set([Item(done, line + 1)], MARK),
+                Set([Item(done, at + 1)], MARK),
                 For([_FIRST, _SECOND, PIECE], parts, body),
                 peer=peer,
                 bytes=self.layout.bytes_of(part.size),
@@ -261,7 +263,6 @@ class Windows(Communication):
             size = self.layout.bytes_of(part.size)
             copy = Copy(target, source)
             yield instruction(f"write {part} to {peer}", copy, peer=peer, bytes=size)
-        at = _slot(peer) + line if offer.turns > 1 else line
         yield instruction(f"tell {peer}", *sync, Set([Item(done, at)], MARK), peer=peer)
 
     def _box(self, place: Place, peer: int) -> View:
@@ -303,7 +304,7 @@ class Windows(Communication):
         lines = self._lines(stage.number, peers)
         until_piece, ready = self._signals.until_pieces(stage.number, lines)
         after = {peer: line + 1 for peer, line in lines.items()}
-        until_whole, _ = self._signals.until_come(stage.number, after, 1)
+        until_whole, _ = self._signals.until_come(stage.number, after, self._turns or 1)
         add = Add(target.at(_TO), first.at(_FIRST), second.at(_SECOND))
         return instruction(
             f"{step}, {len(pieces)} pieces",

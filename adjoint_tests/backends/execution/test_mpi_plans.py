@@ -72,6 +72,7 @@ def test_runs_overlap(windows: bool | None, ranks: int, seed: int) -> None:
         plan_contracts.a_plan_inside_a_plan,
         plan_contracts.released_plans_end,
         plan_contracts.senders_may_be_ahead,
+        plan_contracts.long_sums_may_be_ahead,
         plan_contracts.stages_keep_apart,
     ],
     ids=lambda f: f.__name__,

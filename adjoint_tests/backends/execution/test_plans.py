@@ -43,6 +43,7 @@ def test_any_strides_will_do(backend: str, what: str) -> None:
         plan_contracts.one_run_at_a_time,
         plan_contracts.released_plans_end,
         plan_contracts.senders_may_be_ahead,
+        plan_contracts.long_sums_may_be_ahead,
         plan_contracts.stages_keep_apart,
     ],
 )

@@ -65,6 +65,17 @@ def tall(workers: int) -> LinearOperator:
     return H.H @ H
 
 
+def collected(workers: int, size: int = SMALL) -> LinearOperator:
+    """A replicated region becomes the sum of one region of each worker."""
+    parts = [Region(f"x{w}", size, w) for w in range(workers)]
+    everywhere = Region("r", size, range(workers))
+    op = linop.allocate(Space(parts), everywhere)
+    for part in parts:
+        op = linop.add(op.codomain, part, everywhere) @ op
+        op = linop.deallocate(op.codomain, part) @ op
+    return op
+
+
 def several(workers: int, size: int = SMALL) -> LinearOperator:
     """Two regions on every worker but the first; one stays where it is."""
     space = Space([Region(f"{n}{w}", size, w) for w in range(workers) for n in "ab"[: 1 + (w > 0)]])
@@ -359,6 +370,15 @@ def senders_may_be_ahead(backend: Backend) -> None:
             time.sleep(0.05)
         for seed in range(4):
             same(plan(argument(plan, seed)), result(plan, seed), (length, seed))
+
+
+def long_sums_may_be_ahead(backend: Backend) -> None:
+    """A message that is summed in pieces, while its sender is a call ahead: 512 KiB, the longest of
+    which two are under way."""
+    plan = collected(size(backend), 1 << 16).compile(backend)
+    x, y = argument(plan, 1), result(plan, 1)
+    for k in range(50):
+        same(plan(x), y, k)
 
 
 def stages_keep_apart(backend: Backend) -> None:
