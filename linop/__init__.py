@@ -24,14 +24,17 @@ if not (pathlib.Path(__path__[0]) / "backends").is_dir():
         def find_spec(
             name: str, path: object = None, target: object = None
         ) -> importlib.machinery.ModuleSpec | None:
+            if name not in ("linop.backends", "linop.layers"):
+                return None
             folder = pathlib.Path(__path__[0]).parent / name.removeprefix("linop.")
-            if name not in ("linop.backends", "linop.layers") or not folder.is_dir():
+            if not folder.is_dir():
                 return None
             return importlib.util.spec_from_file_location(
                 name, folder / "__init__.py", submodule_search_locations=[str(folder)]
             )
 
-    sys.meta_path.append(_Checkout)
+    # The first one: an editable installation of another checkout has a finder of these names, too.
+    sys.meta_path.insert(0, _Checkout)
 
 from linop.errors import LinopError
 from linop.local_operators import local

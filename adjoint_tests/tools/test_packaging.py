@@ -91,6 +91,23 @@ print(linop.broadcast)
     assert done.returncode == 0, done.stderr
 
 
+def test_a_copy_of_a_checkout_is_not_mixed_with_the_installed_package(tmp_path: Path) -> None:
+    """Also where that is another checkout, in editable mode."""
+    for folder in ("linop", "backends"):
+        (tmp_path / folder).symlink_to(ROOT / folder)
+    text = f"""
+import sys
+sys.path.insert(0, {str(tmp_path)!r})
+import linop, linop.backends.threads
+print(linop.__file__, linop.backends.threads.__file__, sep="\\n")
+"""
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [
+        str(tmp_path / "linop/__init__.py"),
+        str(tmp_path / "backends/threads.py"),
+    ]
+
+
 def test_public_names() -> None:
     """`dir(linop)` has less than fifty, and no modules of the house."""
     assert dir(linop) == sorted(linop.__all__)

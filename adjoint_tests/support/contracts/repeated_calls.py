@@ -334,11 +334,12 @@ def buffers_live_as_long_as_requests(backend: Backend, calls: int) -> None:
     for k in range(calls):
         x = np.asfortranarray(argument(plan, k))
         plan.start(x)
-        sending = [r for r in plan._program._sending if r is not None]  # type: ignore[attr-defined]
-        held = [b for r in sending for b in r.buffers if isinstance(b, np.ndarray)]
+        requests = plan._program.messages._single.requests  # type: ignore[attr-defined]
+        begun = [r for r in requests.sending if r is not None]
+        held = [b for r in begun for b in r.buffers if isinstance(b, np.ndarray)]
         assert any(b.size == x.size and (b.reshape(shape) == x).all() for b in held)
-        del sending, held
+        del begun, held
         junk = [np.full(shape, -1) for _ in range(20)]
         same(plan.finish(), result(plan, k), k)
         del junk
-        assert not any(plan._program._sending)  # type: ignore[attr-defined]
+        assert not any(requests.sending)
