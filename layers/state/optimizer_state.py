@@ -320,7 +320,7 @@ def _named(
 
 
 def _options(groups: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """What is in each group besides parameters, as copies."""
+    """Copies of the options of each group, without its parameters."""
     left = ("params", "param_names")
     return [{k: deepcopy(v) for k, v in group.items() if k not in left} for group in groups]
 
