@@ -156,6 +156,7 @@ class WorkerPlan(BoundPlan):
             else:
                 about = {"operator": str(self.op), "peers": self.group}
                 program = tracing.timed(self._here, "agree on the plan", "step", about, meet)
+            self._worker.transport.recorder.withdraw(self._tag)
         elif wrong is not None:
             self._enter()
             self._fail(wrong)

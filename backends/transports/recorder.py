@@ -93,6 +93,12 @@ class Recorder:
         said = (lambda: about) if isinstance(about, str) else weakref.ref(about)
         self.note(Met(doing, said, users_line(), time.perf_counter()))
 
+    def withdraw(self, tag: int) -> None:
+        """Remove the last record if it is of this plan: a first call is recorded while its workers
+        meet, and again when it runs."""
+        if self._last and self._last[-1] == tag:
+            self._last.pop()
+
     def words(self, bound: Mapping[int, Recorded]) -> str:
         """Report in lines: the last calls, oldest first, and summaries of their plans.
 
