@@ -6,6 +6,7 @@ No framework is imported before one of its backends is asked for.
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,11 +24,14 @@ BACKENDS = {
     "threads": "linop.backends.threads",
     "mpi": "linop.backends.mpi",
     "cupy": "linop.backends.gpu",
+    "torch": "linop.backends.process_group",
 }
 """Backend name to module. Each module has ``get(**options) -> Backend`` and ``launch(main, workers)
 -> list``."""
 RANKS = ("mpi", "cupy")
 """Backends whose workers are the ranks of a communicator."""
+PROCESSES = (*RANKS, "torch")
+"""Backends whose workers are processes that a launcher starts."""
 
 __all__ = ["BACKENDS", "Backend", "BoundPlan", "current", "get", "launch", "use"]
 
@@ -47,8 +51,9 @@ def get(name: str, **options: Any) -> Backend:
         options: ``workers`` for ``reference`` and ``threads``: number of workers, by default as
             many as an operator needs; ``arrays`` for ``threads``: "numpy", or "cupy" for workers
             that share a GPU; ``comm`` for ``mpi`` and ``cupy``: the communicator, by default
-            COMM_WORLD. The other options of these two are those of ``linop.backends.mpi.get`` and
-            ``linop.backends.gpu.get``.
+            COMM_WORLD; ``group`` for ``torch``: the process group, by default all processes. The
+            other options of these are those of ``linop.backends.mpi.get``,
+            ``linop.backends.gpu.get`` and ``linop.backends.process_group.get``.
 
     Raises:
         ArgumentError: no such backend. MissingExtraError: it needs a package that is not installed.
@@ -64,12 +69,15 @@ def launch(
     backend: str | None = None,
     **options: Any,
 ) -> list[Any]:
-    """Run ``main(backend)`` on every worker: on the ranks under ``mpiexec``, else on threads.
+    """Run ``main(backend)`` on every worker: on the processes of ``mpiexec`` or ``torchrun``, else
+    on threads.
 
     Args:
         main: the SPMD program.
-        workers: number of workers; by default all ranks, or 1 thread.
-        backend: name of the backend; by default "mpi" under ``mpiexec``, else "threads".
+        workers: number of workers; by default all processes, or 1 thread.
+        backend: name of the backend; by default "mpi" under ``mpiexec``; "torch" under
+            ``torchrun``, or if torch.distributed has a process group, of several processes; else
+            "threads".
         options: options of that backend's `get`, without ``workers``.
 
     Returns:
@@ -77,16 +85,19 @@ def launch(
 
     Raises:
         ArgumentError: `workers` is below 1, or the name is unknown. BackendError: there are fewer
-            ranks than workers; or the process was started by ``torchrun`` (each process would run
-            the whole program), unless ``backend="threads"`` asks for that. Exceptions of `main` are
-            passed on. Under ``mpiexec`` an uncaught exception or a nonzero exit status ends the
+            processes than workers; or a backend over MPI is asked for under ``torchrun``, or
+            ``srun`` started several tasks without MPI, where each process would run the whole
+            program. Exceptions of `main` are passed on. Under
+            ``mpiexec`` and ``torchrun`` an uncaught exception or a nonzero exit status ends the
             whole job.
     """
     if workers is not None and (workers := integer(workers, "launch: workers")) < 1:
         raise ArgumentError(f"launch: workers is a whole number from 1; given {workers!r}")
-    if backend is None or backend in RANKS:
-        _check_launcher()
-    name = backend or ("mpi" if in_mpi_job() else "threads")
+    name = backend or _name()
+    if name in RANKS:
+        _check_launcher(name)
+    if backend is None and workers is None:
+        _check_slurm(name)
 
     def work(backend: Backend) -> Any:
         try:
@@ -94,7 +105,7 @@ def launch(
                 return main(backend)
         finally:
             # A thread's backend ends with its program; a rank's with its communicator.
-            backend.ended = name not in RANKS
+            backend.ended = name not in PROCESSES
 
     results: list[Any] = _module(name).launch(work, workers, **options)
     return results
@@ -102,8 +113,8 @@ def launch(
 
 def current() -> Backend:
     """The backend that this thread uses: inside `launch` the one passed to `main`; inside `use` its
-    argument; otherwise COMM_WORLD's under ``mpiexec``, else ``threads`` with all workers in this
-    process."""
+    argument; otherwise that of all ranks under ``mpiexec`` or ``torchrun``, else ``threads`` with
+    all workers in this process."""
     return _HERE.backend or _default()
 
 
@@ -129,29 +140,68 @@ def use(backend: Backend) -> Iterator[None]:
 
 @cache
 def _default() -> Backend:
-    return get("mpi" if in_mpi_job() else "threads")
+    return get(_name())
+
+
+def _name() -> str:
+    """Name of the backend of this process's launcher."""
+    return "mpi" if in_mpi_job() else "torch" if in_torch_job() else "threads"
 
 
 def in_mpi_job() -> bool:
-    """True if this process was started by an ``mpiexec``, judged by its environment variables."""
+    """True if this process was started by an ``mpiexec``, judged by its environment variables.
+    Processes of a torchrun that ``srun --mpi=pmix`` or ``mpiexec`` started are no ranks."""
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        return False
     marks = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMI_RANK", "PMIX_RANK", "MPI_LOCALNRANKS")
     return any(mark in os.environ for mark in marks)
 
 
-def _check_launcher() -> None:
+def in_torch_job() -> bool:
+    """True if this is one of several processes of torch.distributed: started by ``torchrun``,
+    judged by its environment variables, or in a process group. An MPI job is none."""
+    if in_mpi_job():
+        return False
+    workers = os.environ.get("WORLD_SIZE", "")
+    if _marks() and workers.isdecimal() and int(workers) > 1:
+        return True
+    dist: Any = sys.modules.get("torch.distributed")
+    known = dist is not None and dist.is_available() and dist.is_initialized()
+    return known and dist.get_world_size() > 1
+
+
+def _marks() -> list[str]:
+    return [name for name in ("TORCHELASTIC_RUN_ID", "RANK") if name in os.environ]
+
+
+def _check_launcher(name: str) -> None:
     """Check that a job of several processes was started by ``mpiexec``.
 
     Raises:
-        BackendError: ``torchrun``'s variables are set, with a world size above 1.
+        BackendError: this is one of several processes of torch.distributed.
     """
-    marks = [name for name in ("TORCHELASTIC_RUN_ID", "RANK") if name in os.environ]
-    workers = os.environ.get("WORLD_SIZE", "")
-    if marks and workers.isdecimal() and int(workers) > 1 and not in_mpi_job():
-        found = ", ".join(f"{name}={os.environ[name]}" for name in (*marks, "WORLD_SIZE"))
+    if in_torch_job():
+        found = ", ".join(f"{one}={os.environ.get(one)}" for one in (*_marks(), "WORLD_SIZE"))
         raise BackendError(
-            f"launch: this is one of {workers} processes of torchrun ({found}), which linop cannot "
-            f"connect: each would run the whole program. Start it with mpiexec -n {workers}; or "
-            f"ask for threads in each process, by backend='threads'"
+            f"launch: this is one of several processes of torch.distributed ({found}), which "
+            f"backend {name!r} cannot connect: each would run the whole program. Start it with "
+            f"mpiexec; or ask for backend='torch', or for threads in each process"
+        )
+
+
+def _check_slurm(name: str) -> None:
+    """Check that Slurm's tasks are one job.
+
+    Raises:
+        BackendError: ``srun`` started this process as one of several, without the PMI that its MPI
+            needs.
+    """
+    tasks = os.environ.get("SLURM_STEP_NUM_TASKS", "1")
+    if name == "threads" and tasks != "1" and "SLURM_PROCID" in os.environ and not _marks():
+        raise BackendError(
+            f"launch: srun started {tasks} tasks without MPI: each would run the whole program. "
+            f"Start it with srun --mpi=pmix (Open MPI), srun --mpi=pmi2 (MPICH), or mpiexec inside "
+            f"the allocation; or ask for workers=1 in each"
         )
 
 

@@ -18,8 +18,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from linop.backends.execution.arguments import held, held_arrays, out_arrays
-from linop.backends.execution.arrays import NUMPY, Arrays, arrays_of_map
+from linop.backends.arrays.arguments import held, held_arrays, out_arrays
+from linop.backends.arrays.interface import NUMPY, Arrays, arrays_of_map
 from linop.backends.execution.calls import IN_PLACE, MISSED, NEW, OUT, Fast
 from linop.backends.execution.counters import CounterTable, Ledger
 from linop.backends.execution.program import Program
@@ -29,7 +29,8 @@ from linop.errors import BackendError
 from linop.normal_form.maps import bare_or_dict
 from linop.operators.operator import LinearOperator
 from linop.planning.lowering import lower, workers_of
-from linop.planning.plan import Plan
+from linop.planning.placement import Placement
+from linop.planning.plan import LoweredPlan
 from linop.provenance import Keeper
 from linop.spaces.scalars import Array
 from linop.spaces.space import Space
@@ -49,6 +50,8 @@ class Backend(Keeper, ABC):
         debug: True if calls are compared at every call, and plans are proven.
         ended: True if the program is over, and its plans are no longer needed.
         started: plans with an unfinished run, kept alive since messages still arrive.
+        placement: the machine of each worker, the same on all workers; None if they are on one.
+            Set before the first plan is compiled.
     """
 
     name: str
@@ -56,6 +59,7 @@ class Backend(Keeper, ABC):
     workers: int | None = None
     debug = False
     ended = False
+    placement: Placement | None = None
 
     def __init__(self, arrays: Arrays = NUMPY) -> None:
         self.arrays = arrays
@@ -206,6 +210,18 @@ class BoundPlan(Keeper, ABC):
             return results[0]
         return self._wrapped(results, isinstance(x, Vector))
 
+    @property
+    def receives_early(self) -> bool:
+        """True if no sender waits for this worker's next call to begin, after the first one; then
+        `start` of a worker that only receives gains nothing."""
+        return False
+
+    def in_any_order(self, x: Any = None) -> Any:
+        """A call as between `start` and `finish`: on other workers, its place among the calls of
+        other plans may be another one."""
+        self.start(x)
+        return self.finish()
+
     def start(self, x: Any = None, *, out: Any = None) -> None:
         """Start a run without waiting: check the argument, then post all messages that do not
         depend on others. The argument must not change before `finish`. An unfinished run keeps its
@@ -287,13 +303,13 @@ class BoundPlan(Keeper, ABC):
         # A memory-mapped array is used as a plain one, so that copies of it are in memory.
         return tuple(np.asarray(a) if isinstance(a, np.memmap) else a for a in arrays)
 
-    def _outs(self, out: Any, given: Sequence[Array], in_place: bool = False) -> Any:
+    def _outs(self, out: Any, given: Sequence[Array]) -> Any:
         """The validated ``out`` arrays, or None; see `out_arrays`."""
         if out is None:
             return None
         names = (region.name for region in self._regions_in)
         by_name = dict(zip(names, given, strict=True))
-        return out_arrays(self.codomain, self._here, out, by_name, in_place, self.backend.arrays)
+        return out_arrays(self.codomain, self._here, out, by_name, self.backend.arrays)
 
     def _fits(self, x: Any) -> bool:
         """Fast check: True if `x` is an array of the only region's shape and dtype, or None without
@@ -306,7 +322,8 @@ class BoundPlan(Keeper, ABC):
         """Text: messages, steps and transport of this worker's plan, or of all workers' plans."""
         workers = workers_of(self.op.stages) if self._here is None else (self._here,)
         way = self.backend.way()
-        return "\n".join(described(lower(self.op.stages, w), way) for w in workers)
+        plans = (lower(self.op.stages, w, self.backend.placement) for w in workers)
+        return "\n".join(described(plan, way) for plan in plans)
 
     def release(self) -> None:
         """Release buffers, requests and shared memory, the adjoint's too, as garbage collection
@@ -335,7 +352,7 @@ class BoundPlan(Keeper, ABC):
         return f"<plan of {self.op!r} on {self.backend.name}>"
 
 
-def described(plan: Plan, way: str) -> str:
+def described(plan: LoweredPlan, way: str) -> str:
     """Text of a plan and its transport."""
     if not plan.sends and not plan.receives:
         way = "nothing: this worker exchanges no messages"

@@ -1,8 +1,9 @@
-"""The ``cupy`` backend: one rank per worker, arrays on GPUs, messages through mpi4py.
+"""The ``cupy`` backend: one rank per worker, arrays on GPUs, messages through mpi4py or NCCL.
 
 A CUDA-aware MPI library gets pointers to device memory; otherwise messages are staged through host
-memory (`linop.backends.device.staging`, which also states when the host waits for the device). This
-module chooses the device and the way of each rank.
+memory (`linop.backends.device.staging`, which also states when the host waits for the device), or
+go through NCCL (`linop.backends.device.nccl_messages`). This module chooses the device and the way
+of each rank.
 """
 
 from __future__ import annotations
@@ -13,15 +14,18 @@ from typing import Any
 from linop.backends import settings
 from linop.backends.base import Backend
 from linop.backends.device.device_arrays import DeviceArrays, cupy_arrays
+from linop.backends.execution.communication import Communication
 from linop.backends.execution.program import Program
-from linop.backends.mpi import communicator, joined_alike, launch_by
+from linop.backends.mpi import communicator, joined_alike, launch_by, machine_of
 from linop.errors import BackendError, LinopError, restated
-from linop.planning.plan import Plan
+from linop.planning.plan import LoweredPlan
 
 # isort: split
 from mpi4py import MPI
 
 from linop.backends.device.cuda_aware import Answer, asked, tried
+from linop.backends.device.nccl import Nccl, opened, version
+from linop.backends.device.nccl_messages import WAY, NcclMessages
 from linop.backends.device.staging import DeviceMessages, way
 from linop.backends.jobs.lifetime import RankWorker, kept, new_key
 from linop.backends.transports.mpi_transport import Ranks
@@ -42,16 +46,19 @@ def get(
             for a communicator is collective, since it is duplicated; the options of that call hold
             for all. `way`, `wait_limit` and `debug` must be the same on all ranks.
         way: "aware": pass device memory to MPI, whatever it reports (an MPI library that cannot
-            read it ends the process). "staged": send from host memory. "auto", the default unless
-            LINOP_GPU_WAY is set: query and test the library.
+            read it ends the process). "staged": send from host memory. "nccl": send by NCCL, for
+            ranks with a GPU each; calls, `start` and `finish` have one order on all workers, those
+            of all threads together. "auto", the default unless LINOP_GPU_WAY is set: query and
+            test the library, and choose "aware" or "staged".
         device: index of the GPU; by default the rank's number on its machine, modulo the number of
             GPUs, so that ranks share a GPU if there are more of them.
         wait_limit, debug: as of the backend ``mpi``.
         arrays: another array module with CuPy's names.
 
     Raises:
-        BackendError, MissingExtraError: a rank finds no GPU, or no CuPy; on every rank.
-            ArgumentError: a setting is invalid. BackendError: settings differ between ranks.
+        BackendError, MissingExtraError: a rank finds no GPU, or no CuPy; or, if asked for, no NCCL,
+            or shares its GPU with another; on every rank. ArgumentError: a setting is invalid.
+            BackendError: settings differ between ranks.
     """
     comm = communicator(comm)
 
@@ -60,11 +67,15 @@ def get(
         transport, agreed = joined_alike(comm, mine)
         try:
             found = _found(transport, device, arrays)
+            nccl = None
+            if agreed["way"] == "nccl":
+                nccl = opened(transport, found, machine_of(transport.comm))
             choice = _chosen(transport, found, agreed["way"])
-        except BaseException:
-            transport.leave()
+        except BaseException as error:
+            transport.give_up(error)
             raise
-        return Gpu(transport, found, choice, agreed["debug"])
+        options = {**agreed, "device": device, "arrays": arrays}
+        return Gpu(transport, found, choice, options, nccl)
 
     return kept(comm, _KEY, made)
 
@@ -88,7 +99,7 @@ def _found(transport: Ranks, device: int | None, arrays: DeviceArrays | None) ->
     here.Free()
     try:
         arrays = arrays or cupy_arrays()
-        arrays.use(number, device)
+        _use(arrays.module.cuda, number, device)
     except LinopError as error:
         problem = restated(error, str(error))
     for worker, said in enumerate(transport.gather_all(problem)):
@@ -98,13 +109,26 @@ def _found(transport: Ranks, device: int | None, arrays: DeviceArrays | None) ->
     return arrays
 
 
+def _use(cuda: Any, local: int, number: int | None) -> None:
+    """Set the current device of this thread: of a number, by default this rank's number on its
+    machine modulo the number of devices.
+
+    Raises:
+        BackendError: there is no such device.
+    """
+    there = cuda.runtime.getDeviceCount()
+    if number is not None and not 0 <= number < there:
+        raise BackendError(f"device {number} wanted; there are {there}")
+    cuda.Device(local % there if number is None else number).use()
+
+
 def _chosen(transport: Ranks, arrays: DeviceArrays, wanted: str) -> Answer:
     """Decision to pass device memory to MPI, with its reason; collective, the same on all ranks.
 
     Raises:
         BackendError: "aware" is asked for, and the test transfer failed.
     """
-    if wanted == "staged":
+    if wanted in ("staged", "nccl"):
         return Answer(False, "asked for")
     if wanted == "aware":
         answer = tried(transport, arrays)
@@ -123,22 +147,50 @@ class Gpu(RankWorker):
 
     Attributes:
         aware: whether device memory is passed to MPI, and the reason.
+
+    Args:
+        options: settings, as all ranks agreed on them, and the arguments of `get`.
+        nccl: communicator for all messages of plans; None: they are MPI's.
     """
 
-    def __init__(self, transport: Ranks, arrays: DeviceArrays, aware: Answer, debug: bool) -> None:
-        super().__init__("cupy", transport, debug, arrays)
+    def __init__(
+        self,
+        transport: Ranks,
+        arrays: DeviceArrays,
+        aware: Answer,
+        options: dict[str, Any],
+        nccl: Nccl | None = None,
+    ) -> None:
+        super().__init__(get, options, transport, arrays)
         self._device = arrays
+        self._nccl = nccl
         self.aware = aware
 
+    def prepare(self, plan: LoweredPlan) -> None:
+        """Open NCCL's communicator anew if a failed call has closed it; collective."""
+        if self._nccl is not None:
+            self._nccl.mend()
+
+    def leave(self) -> None:
+        if self._nccl is not None:
+            self._nccl.leave()
+        super().leave()
+
     def program(
-        self, plan: Plan, group: Sequence[int], tag: int, about: Callable[[], str]
+        self, plan: LoweredPlan, group: Sequence[int], tag: int, about: Callable[[], str]
     ) -> Program:
         layout, calls, aware = self.layout(plan), self.calls(group), self.aware.yes
-        how = DeviceMessages(layout, self.transport, tag, about, self._device, aware, calls)
+        how: Communication
+        if self._nccl is not None:
+            how = NcclMessages(layout, self.transport, tag, about, self._nccl, calls)
+        else:
+            how = DeviceMessages(layout, self.transport, tag, about, self._device, aware, calls)
         return Program(layout, how, calls)
 
     def way(self, program: Program | None = None) -> str:
         del program
+        if self._nccl is not None:
+            return f"{WAY}: NCCL {version(self._device.module.cuda)}, asked for"
         return f"{way(self.aware.yes)}: {self.aware.why}"
 
 

@@ -20,18 +20,23 @@ from linop.backends import settings
 from linop.backends.base import Backend, BoundPlan
 from linop.backends.execution.program import Program
 from linop.backends.jobs import ending
-from linop.backends.transports.agreement import compare_calls
-from linop.backends.transports.transport import Awaited, Talk, Verdict, agree
+from linop.backends.transports.agreement import Talk, Verdict, agree
+from linop.backends.transports.call_numbers import compare_calls
+from linop.backends.transports.transport import Awaited
 from linop.backends.worker import Worker
 from linop.errors import ArgumentError, BackendError, LinopError, MissingExtraError
 from linop.operators.operator import LinearOperator
 from linop.planning.collective_selection import Choice, selected
 from linop.planning.pipeline import Options
-from linop.planning.plan import Plan
+from linop.planning.placement import Placement
+from linop.planning.plan import LoweredPlan
 
 # Open MPI's component for one-sided traffic over UCX prints an error on every rank when a window is
 # made, where there is no UCX device. Windows of one machine do not use it; users may say otherwise.
 os.environ.setdefault("OMPI_MCA_osc", "^ucx")
+# UCX, in MPICH and others, gives up TCP connections that do not answer its probes. After a cable
+# was cut for 60 s, MPICH then ended by a segmentation fault.
+os.environ.setdefault("UCX_TCP_KEEPIDLE", "inf")
 
 try:
     from mpi4py import MPI
@@ -41,8 +46,10 @@ try:
     from linop.backends.shared_memory.plan_memory import NoRoomError, memory_needed
     from linop.backends.shared_memory.pool import NoWindowError, Pool, wanted
     from linop.backends.shared_memory.windows import Windows
+    from linop.backends.transports.hybrid import Hybrid
     from linop.backends.transports.mpi_collectives import Collectives, Groups, taken_stages
     from linop.backends.transports.mpi_transport import Ranks
+    from linop.backends.transports.point_to_point import PointToPoint
 except (ImportError, RuntimeError) as error:
     raise MissingExtraError(
         f"backend 'mpi' needs mpi4py and an MPI library: pip install 'linop-algebra[mpi]' ({error})"
@@ -51,6 +58,10 @@ except (ImportError, RuntimeError) as error:
 _OFFERED = 3
 """Progress of binding a plan (for `Talk.awaited`) at which workers have sent their offers of shared
 memory; the vote before it counts as 1 and 2."""
+
+_EAGER = 65_000
+"""Bytes of a message that both MPI libraries send at once over TCP: less than 64 KiB, with their
+header. A longer one waits for an answer of its receiver."""
 
 
 def get(
@@ -90,7 +101,7 @@ def get(
         mine = settings.found("mpi", wait_limit=wait_limit, debug=debug, **given)
         transport, agreed = joined_alike(comm, mine)
         choice = Choice(agreed["collectives"], agreed["sums"] == "any")
-        return Rank(transport, agreed["windows"], agreed["debug"], choice)
+        return Rank(transport, agreed, choice)
 
     return kept(comm, _KEY, made)
 
@@ -121,8 +132,7 @@ def joined_alike(comm: MPI.Comm, mine: settings.Founds) -> tuple[Ranks, dict[str
     try:
         return transport, settings.alike(said)
     except LinopError as error:
-        transport.leave()
-        transport.end(error)
+        transport.give_up(error)
         raise
 
 
@@ -147,6 +157,13 @@ def launch_by(
 ) -> list[Any]:
     """`launch` with backends from a given ``get`` function."""
     world: MPI.Comm = MPI.COMM_WORLD
+    started = os.environ.get("PMI_SIZE", "1")
+    if workers is None and world.size == 1 and started != "1":
+        raise BackendError(
+            f"launch: {started} processes were started, and this MPI library finds one: each would "
+            "run the whole program. Under Slurm, Open MPI needs srun --mpi=pmix, MPICH --mpi=pmi2; "
+            "else use the mpiexec of this MPI library"
+        )
     size: int = world.size if workers is None else workers
     if size > world.size:
         raise BackendError(
@@ -170,34 +187,48 @@ def launch_by(
     return results
 
 
+def machine_of(comm: MPI.Intracomm) -> int:
+    """The lowest rank on this rank's machine; collective."""
+    here = comm.Split_type(MPI.COMM_TYPE_SHARED)
+    first: int = here.bcast(comm.rank)
+    here.Free()
+    return first
+
+
 class Rank(RankWorker):
     """One rank as a worker. Ranks of one machine exchange through shared memory.
 
+    Attributes:
+        machines: the lowest rank on each rank's machine, by rank.
+
     Args:
         transport: transport of its messages and control channels.
-        windows: True: use shared memory if all ranks are on one machine.
-        debug: as for `Worker`.
+        options: settings, as all ranks agreed on them.
         choice: selection of MPI collectives.
     """
 
-    def __init__(self, transport: Ranks, windows: bool, debug: bool, choice: Choice) -> None:
-        super().__init__("mpi", transport, debug)
+    def __init__(self, transport: Ranks, options: dict[str, Any], choice: Choice) -> None:
+        super().__init__(get, options, transport)
+        windows = options["windows"]
         self.groups = Groups(transport)
         self._choice = choice
         self._pool: Pool | None = None
         self._why = "" if windows else "shared memory is switched off"
-        if not self._why and transport.workers > 1:
-            here = transport.comm.Split_type(MPI.COMM_TYPE_SHARED)
-            together = here.size == transport.workers
-            here.Free()
-            if together:
-                self._share()
-            else:
-                self._why = "the ranks are on several machines"
+        self.machines = transport.gather_all(machine_of(transport.comm), "compare machines")
+        if len(set(self.machines)) > 1:
+            self.placement = Placement(self.machines)
+            mine = self.machines[self.worker]
+            transport.eager = {w: _EAGER for w, one in enumerate(self.machines) if one != mine}
+        if windows and len(set(self.machines)) < transport.workers:
+            self._share()
+        elif windows:
+            alone = transport.workers == 1
+            self._why = "there is one rank" if alone else "the ranks are on several machines"
 
     def _share(self) -> None:
+        here = [w for w, one in enumerate(self.machines) if one == self.machines[self.worker]]
         try:
-            self._pool = Pool.of(self.transport.comm, self.transport.gather_all)
+            self._pool = Pool.of(self.transport.comm, self.transport.gather_all, here)
         except NoWindowError as error:
             self._why = f"there is no shared memory: {error}"
         else:
@@ -208,7 +239,7 @@ class Rank(RankWorker):
             self._pool.retire()
         return super()._compile(op)
 
-    def prepare(self, plan: Plan) -> None:
+    def prepare(self, plan: LoweredPlan) -> None:
         """Allocate a new shared-memory window if a plan and its adjoint do not fit into the
         existing ones; collective."""
         if self._pool is None:
@@ -224,15 +255,16 @@ class Rank(RankWorker):
         return replace(super().options, collectives=lambda plan: selected(plan, self._choice))
 
     def program(
-        self, plan: Plan, group: Sequence[int], tag: int, about: Callable[[], str]
+        self, plan: LoweredPlan, group: Sequence[int], tag: int, about: Callable[[], str]
     ) -> Program:
         program = None
-        if self._pool is not None and self.worker in group and len(group) > 1:
+        shared = len({self.machines[worker] for worker in group}) < len(group)
+        if self._pool is not None and self.worker in group and shared:
             program = self._shared(plan, self._pool, group, tag, about)
         return program or self._messages(plan, group, tag, about)
 
     def _messages(
-        self, plan: Plan, group: Sequence[int], tag: int, about: Callable[[], str]
+        self, plan: LoweredPlan, group: Sequence[int], tag: int, about: Callable[[], str]
     ) -> Program:
         stages, reasons = taken_stages(plan, self.groups, self._choice)
         patterns = {stage: found for stage, (found, _) in stages.items()}
@@ -246,27 +278,40 @@ class Rank(RankWorker):
         super().leave()
 
     def way(self, program: Program | None = None) -> str:
-        if program is not None and isinstance(program.messages, Windows):
+        if program is not None and isinstance(program.messages, Windows | Hybrid):
             return program.describe()
         if program is not None:
-            why = self._why or "a worker lacked room in shared memory"
+            room = "a worker lacked room in shared memory"
+            apart = "its workers share no machine, or "
+            why = self._why or (apart if self.placement is not None else "") + room
             return f"{program.describe()}, for {why}"
         shared = "shared memory, for all ranks are on one machine"
+        if len(set(self.machines)) > 1:
+            shared = "shared memory inside each machine, and messages over MPI between machines"
         likely = f"messages over MPI, for {self._why}" if self._pool is None else shared
         return f"a way chosen at the first call; likely {likely}"
 
     def _shared(
-        self, plan: Plan, pool: Pool, group: Sequence[int], tag: int, about: Callable[[], str]
+        self,
+        plan: LoweredPlan,
+        pool: Pool,
+        group: Sequence[int],
+        tag: int,
+        about: Callable[[], str],
     ) -> Program | None:
-        """The plan bound to shared-memory windows; None on every worker of the group if one lacks
-        room."""
+        """The plan bound to shared-memory windows, with messages to other machines; None on every
+        worker of the group if one lacks room."""
         calls = self.calls(group)
         assert calls is not None  # the group has several workers
         layout = self.layout(plan, super().options)
         transport = self.transport
+        machines = [self.machines[worker] for worker in group]
+        here = [w for w in group if self.machines[w] == self.machines[self.worker]]
+        near = layout if len(set(machines)) == 1 else layout.part(here)
         windows: Windows | None = None
         with suppress(NoRoomError):
-            windows = Windows(layout, pool, transport.until, transport.spins, about, calls)
+            waits = transport.until, transport.spins
+            windows = Windows(near, pool, *waits, about, calls, small_stay=near is not layout)
         verdict = Verdict(votes=windows is not None)
         with Talk(transport, ("bind", tag)) as talk:
             me = group.index(self.worker)
@@ -283,7 +328,11 @@ class Rank(RankWorker):
 
             said = {peer: talk.hear(peer, partial(who, peer)) for peer in offers}
         windows.connect(said)
-        return Program(layout, windows, calls)
+        if near is layout:
+            return Program(layout, windows, calls)
+        far = layout.part([worker for worker in group if worker not in here])
+        messages = PointToPoint(far, transport, tag, about, calls, beside=True)
+        return Program(layout, Hybrid(layout, windows, messages), calls)
 
 
 _KEY = new_key()

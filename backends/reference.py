@@ -11,17 +11,17 @@ from typing import Any
 
 import numpy as np
 
+from linop.backends.arrays.arguments import written
 from linop.backends.base import Backend, BoundPlan, check_workers
-from linop.backends.execution.arguments import written
 from linop.backends.execution.program import Program
 from linop.backends.threads import run
-from linop.backends.transports.agreement import check_agreement
+from linop.backends.transports.compile_agreement import check_agreement
 from linop.backends.transports.mailboxes import Mailbox
 from linop.backends.whole import Whole
 from linop.backends.worker import Worker
 from linop.errors import SpaceError
 from linop.operators.operator import LinearOperator
-from linop.planning.plan import Plan
+from linop.planning.plan import LoweredPlan
 from linop.spaces.scalars import Array
 from linop.spaces.vector import Vector
 
@@ -49,7 +49,7 @@ class Reference(Whole):
         del program
         return _WAY
 
-    def bind(self, op: LinearOperator) -> tuple[Callable[[Vector], Vector], Sequence[Plan]]:
+    def bind(self, op: LinearOperator) -> tuple[Callable[[Vector], Vector], Sequence[LoweredPlan]]:
         return op, ()
 
 

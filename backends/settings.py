@@ -148,11 +148,11 @@ SUMS = Setting(
 GPU_WAY = Setting(
     "way",
     "LINOP_GPU_WAY",
-    "auto, aware or staged",
+    "auto, aware, staged or nccl",
     "auto",
     "auto",
-    _one_of("auto", "aware", "staged"),
-    "MPI is given the memory of a GPU, or messages are staged through main memory",
+    _one_of("auto", "aware", "staged", "nccl"),
+    "MPI is given the memory of a GPU, or messages are staged through main memory, or NCCL's",
 )
 SPMD_WORKERS = Setting(
     "--linop-workers",

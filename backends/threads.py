@@ -12,24 +12,24 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from linop.backends.arrays.interface import NUMPY, Arrays, arrays_named
 from linop.backends.base import Backend
-from linop.backends.execution.arrays import NUMPY, Arrays, arrays_named
 from linop.backends.execution.communication import Communication
 from linop.backends.execution.layout import Layout
 from linop.backends.execution.program import Program
 from linop.backends.proving import prove
 from linop.backends.settings import DEBUG, WAIT_LIMIT
-from linop.backends.transports.agreement import check_calls
-from linop.backends.transports.call_numbers import Calls
+from linop.backends.transports.call_numbers import Calls, check_calls
 from linop.backends.transports.mailboxes import Group, Mailbox
 from linop.backends.transports.point_to_point import PointToPoint
 from linop.backends.whole import Whole
 from linop.backends.worker import Worker
 from linop.errors import BackendError
+from linop.normal_form.stages import Stages
 from linop.operators.operator import LinearOperator
 from linop.planning.lowering import lower, workers_of
 from linop.planning.pipeline import Options, bound_plan
-from linop.planning.plan import Plan
+from linop.planning.plan import LoweredPlan
 from linop.spaces.scalars import Array
 from linop.spaces.vector import Vector
 
@@ -124,8 +124,12 @@ class Thread(Worker):
 
     transport: Mailbox
 
+    def _part(self, parts: Sequence[tuple[int, ...]], mine: tuple[int, ...]) -> Worker:
+        del parts
+        return Thread(self.name, self.transport.part(mine), self.debug, self.arrays)
+
     def program(
-        self, plan: Plan, group: Sequence[int], tag: int, about: Callable[[], str]
+        self, plan: LoweredPlan, group: Sequence[int], tag: int, about: Callable[[], str]
     ) -> Program:
         return bound(self.layout(plan), self.transport, tag, about, self.calls(group))
 
@@ -160,11 +164,14 @@ class Threads(Whole):
     def _options(self) -> Options:
         return Options(small=self.arrays.small)
 
-    def bind(self, op: LinearOperator) -> tuple[Callable[[Vector], Vector], Sequence[Plan]]:
+    def _planned(self, stages: Stages, worker: int) -> LoweredPlan:
+        return lower(stages, worker, self.placement)
+
+    def bind(self, op: LinearOperator) -> tuple[Callable[[Vector], Vector], Sequence[LoweredPlan]]:
         if DEBUG.found().checked():
-            prove(op, lower, self._options)
+            prove(op, self._planned, self._options, self.placement)
         needed = workers_of(op.stages)
-        plans = [lower(op.stages, worker) for worker in range(max(needed, default=0) + 1)]
+        plans = [self._planned(op.stages, worker) for worker in range(max(needed, default=0) + 1)]
 
         def apply(x: Vector) -> Vector:
             tracing, name = self.tracing, str(op) if self.tracing else ""

@@ -7,12 +7,12 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from linop.backends.arrays.arguments import written
+from linop.backends.arrays.interface import NUMPY, Arrays
 from linop.backends.base import Backend, BoundPlan, check_here, check_workers
-from linop.backends.execution.arguments import written
-from linop.backends.execution.arrays import NUMPY, Arrays
 from linop.errors import ArgumentError
 from linop.operators.operator import LinearOperator
-from linop.planning.plan import Plan
+from linop.planning.plan import LoweredPlan
 from linop.spaces.region import integer
 from linop.spaces.scalars import Array
 from linop.spaces.vector import Vector
@@ -29,7 +29,7 @@ class Whole(Backend):
         self.workers = workers
 
     @abstractmethod
-    def bind(self, op: LinearOperator) -> tuple[Callable[[Vector], Vector], Sequence[Plan]]:
+    def bind(self, op: LinearOperator) -> tuple[Callable[[Vector], Vector], Sequence[LoweredPlan]]:
         """Bind an operator.
 
         Returns:

@@ -9,21 +9,22 @@ from itertools import starmap
 from typing import Any
 from weakref import WeakValueDictionary
 
+from linop.backends.arrays.interface import NUMPY, Arrays
 from linop.backends.base import Backend, BoundPlan, check_here, check_workers
-from linop.backends.execution.arrays import NUMPY, Arrays
 from linop.backends.execution.layout import Layout
 from linop.backends.execution.program import Program
-from linop.backends.transports.agreement import check_agreement
 from linop.backends.transports.call_numbers import Calls
-from linop.backends.transports.deadlock import PAST, Key, Point
+from linop.backends.transports.compile_agreement import check_agreement
 from linop.backends.transports.point_to_point import PointToPoint
 from linop.backends.transports.transport import Transport
+from linop.backends.waits.deadlock import PAST, Key, Point
 from linop.backends.worker_plan import WorkerPlan
-from linop.errors import LinopError
+from linop.errors import BackendError, LinopError
 from linop.normal_form.stages import Stages
 from linop.operators.operator import LinearOperator
 from linop.planning.pipeline import Options, bound_plan
-from linop.planning.plan import Plan
+from linop.planning.placement import Placement
+from linop.planning.plan import LoweredPlan
 from linop.planning.stretching import Plans
 from linop.spaces.scalars import Scalar
 from linop.spaces.space import Space
@@ -51,8 +52,10 @@ class Worker(Backend):
         self._plans = 0
         self.early: dict[int, tuple[LinopError, int]] = {}
         self._calls: dict[tuple[int, ...], Calls] = {}
-        self._plans_of: dict[int, Plans] = {}
+        self._plans_of: dict[tuple[int, Placement | None], Plans] = {}
         transport.plans = self
+        self.parted: dict[frozenset[tuple[int, ...]], Worker] = {}
+        """This worker's parts of it, by the division of the workers."""
         self.meeting = threading.RLock()
         """Held during an exchange on the control channel: two threads' messages would mix."""
 
@@ -63,7 +66,7 @@ class Worker(Backend):
     def _compile(self, op: LinearOperator) -> BoundPlan:
         # Agreement first: it is collective; errors found below may occur on some workers only,
         # such as a coefficient that the dtype cannot represent, so lowering errors take part in it.
-        lowered: Plan | LinopError
+        lowered: LoweredPlan | LinopError
         try:
             lowered = self.planned(op.stages, self.worker)
         except LinopError as error:
@@ -73,10 +76,44 @@ class Worker(Backend):
             calls.again()
         check_workers(op, self)
         check_here(op, self)
-        assert isinstance(lowered, Plan)
+        assert isinstance(lowered, LoweredPlan)
         plan = WorkerPlan(op, self, 2 * self._plans, lowered)
         self.prepare(plan.plan)
         return plan
+
+    def part(self, workers: Sequence[int]) -> Worker:
+        """Backend of some of the workers, this one among them: of its own plans, calls and waits.
+        Collective: all workers of this backend call it, each with its own part of them; parts have
+        no common workers. The same division again gives the same backend.
+
+        Args:
+            workers: in ascending order; they are numbered so from 0.
+
+        Raises:
+            BackendError: parts overlap, or a worker is not in its own, or not in ascending order;
+                on every worker.
+        """
+        said = self.transport.gather_all(tuple(workers), "divide the workers")
+        parts = sorted(set(said))
+        for worker, its in enumerate(said):
+            if worker not in its or [*its] != sorted({*its}):
+                raise BackendError(
+                    f"worker {worker}: the workers of its part in ascending order, {worker} among "
+                    f"them, expected; given {its}"
+                )
+        if len({w for part in parts for w in part}) < sum(map(len, parts)):
+            raise BackendError(f"parts without common workers expected; given {parts}")
+        if len(parts) == 1:
+            return self
+        key = frozenset(parts)
+        if key not in self.parted:
+            self.parted[key] = self._part(parts, said[self.worker])
+        return self.parted[key]
+
+    def _part(self, parts: Sequence[tuple[int, ...]], mine: tuple[int, ...]) -> Worker:
+        """The backend of this worker's part of all of them; collective."""
+        del parts, mine
+        raise BackendError(f"backend {self.name!r} cannot be divided")
 
     # Interface for transports (`linop.backends.transports.transport.Plans`)
 
@@ -121,27 +158,28 @@ class Worker(Backend):
         for calls in self._calls.values():
             calls.stop()
 
-    def planned(self, stages: Stages, worker: int) -> Plan:
+    def planned(self, stages: Stages, worker: int) -> LoweredPlan:
         """Lowered plan of a worker: this worker's to run; the others' for verification."""
-        if worker not in self._plans_of:
-            self._plans_of[worker] = Plans(worker)
-        return self._plans_of[worker].of(stages)
+        key = worker, self.placement
+        if key not in self._plans_of:
+            self._plans_of[key] = Plans(*key)
+        return self._plans_of[key].of(stages)
 
     @property
     def options(self) -> Options:
         """Options of the passes over plans that run here."""
         return Options(small=self.arrays.small)
 
-    def layout(self, plan: Plan, options: Options | None = None) -> Layout:
+    def layout(self, plan: LoweredPlan, options: Options | None = None) -> Layout:
         """Memory of a lowered plan, after the passes over plans."""
         return Layout(bound_plan(plan, options or self.options), self.arrays)
 
-    def prepare(self, plan: Plan) -> None:
+    def prepare(self, plan: LoweredPlan) -> None:
         """Prepare resources shared by plans, such as shared-memory windows; collective at compile
         time."""
 
     def program(
-        self, plan: Plan, group: Sequence[int], tag: int, about: Callable[[], str]
+        self, plan: LoweredPlan, group: Sequence[int], tag: int, about: Callable[[], str]
     ) -> Program:
         """A plan bound to its transport; collective over the group."""
         layout, calls = self.layout(plan), self.calls(group)

@@ -16,19 +16,20 @@ from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from linop.backends.arrays.arguments import written
 from linop.backends.base import BoundPlan, described
 from linop.backends.execution.calls import IN_PLACE, NEW, OUT, Caller, checked, fast
 from linop.backends.execution.counters import Counters
 from linop.backends.execution.functions import Form
 from linop.backends.execution.program import Program
 from linop.backends.proving import prove
-from linop.backends.transports.deadlock import PAST, Key, Point
-from linop.backends.transports.recorder import Called, users_line
-from linop.backends.transports.transport import Talk, Verdict, agree
+from linop.backends.transports.agreement import Talk, Verdict, agree
+from linop.backends.waits.deadlock import PAST, Key, Point
+from linop.backends.waits.recorder import Called, users_line
 from linop.errors import BackendError, LinopError, interrupt, restated
 from linop.operators.operator import LinearOperator
 from linop.planning.lowering import workers_of
-from linop.planning.plan import Plan
+from linop.planning.plan import LoweredPlan
 from linop.spaces.scalars import Array
 
 if TYPE_CHECKING:  # it makes these plans
@@ -43,11 +44,11 @@ class WorkerPlan(BoundPlan):
     or from one of the plan's own local operators, is an error."""
 
     def __init__(
-        self, op: LinearOperator, backend: Worker, tag: int, plan: Plan | None = None
+        self, op: LinearOperator, backend: Worker, tag: int, plan: LoweredPlan | None = None
     ) -> None:
         super().__init__(op, backend)
         if backend.debug:
-            prove(op, backend.planned, backend.options)
+            prove(op, backend.planned, backend.options, backend.placement)
         self.plan = plan or backend.planned(op.stages, backend.worker)
         self.counters.sends([self.plan])
         self.group = workers_of(op.stages)
@@ -56,10 +57,15 @@ class WorkerPlan(BoundPlan):
         self._calls = 0
         self._program: Program | None = None
         self._together = len(self.group) > 1
+        self.compares = backend.debug
+        """True if every call is compared with those of the other workers, which waits for them. To
+        be set False, on all of them and before the first call, where receives are to be posted
+        early."""
         self._broken: str | None = None
         self._seconds = 0.0
         self._checked: dict[Form, Callable[..., Sequence[Array]]] = {}
         self._line = ""
+        self._late: Sequence[Array] | None = None
         self._failed = False
         self.alarm = backend.early.pop(tag, None)
         """The error of another worker's alarm and the call it is about, until it is raised here;
@@ -77,8 +83,9 @@ class WorkerPlan(BoundPlan):
         arrays, outs, program = self._ready(x, out)
         self._enter()
         tracing = self._worker.tracing
+        self._late = outs if program.overwrites(arrays, outs) else None
         with self._failing(), tracing.steps(program, str(self.op)) if tracing else nullcontext():
-            program.start(arrays, outs)
+            program.start(arrays, None if self._late else outs)
         self._seconds = time.perf_counter() - self.counters.begun
 
     def _end(self) -> Sequence[Array]:
@@ -86,21 +93,29 @@ class WorkerPlan(BoundPlan):
         self._worker.transport.busy = self._tag
         begun = time.perf_counter()
         with self._failing():
-            results = self._program.finish()
+            results = self._put(self._program.finish(), self._late)
+            self._late = None
         self.counters.calls += 1
         self.counters.seconds += self._seconds + time.perf_counter() - begun
         return results
 
     def _run(self, x: Any, out: Any) -> Sequence[Array]:
         arrays, outs, program = self._ready(x, out)
-        form = program.form(arrays, outs)
+        late = outs if program.overwrites(arrays, outs) else None
+        form = program.form(arrays, None if late else outs)
         if form not in self._checked:
             self._checked[form] = checked(program, form, self._caller)
-        results = self._checked[form](*arrays, *(outs or ()))
+        results = self._put(self._checked[form](*arrays, *((outs or ()) if form.out else ())), late)
         how = NEW if out is None else OUT if out is not x else IN_PLACE
-        if self._fast[how] is None and self.alarm is None and not self._worker.debug:
+        if self._fast[how] is None and self.alarm is None and not self.compares:
             self._fast[how] = fast(program, how, self._caller)
         return results
+
+    def _put(self, results: Sequence[Array], late: Sequence[Array] | None) -> Sequence[Array]:
+        """The results, copied to arrays in which they could not be computed, if there are any."""
+        if late is None:
+            return results
+        return written(self._regions_out, results, late, self.backend.arrays)
 
     @property
     def _caller(self) -> Caller:
@@ -140,13 +155,13 @@ class WorkerPlan(BoundPlan):
         outs: Sequence[Array] | None = None
         try:
             arrays = self._arguments(x)
-            outs = self._outs(out, arrays, self.plan.in_place)
+            outs = self._outs(out, arrays)
         except LinopError as error:
             wrong = error
         if self._broken is not None:
             raise BackendError(f"{self!r} was interrupted: {self._broken}; compile it again")
         program = self._program
-        if program is None or self._worker.debug:
+        if program is None or self.compares:
             self._enter()
             self._line = self._line or users_line()
             tracing = self._worker.tracing
@@ -208,6 +223,16 @@ class WorkerPlan(BoundPlan):
         return self._broken is not None
 
     @property
+    def receives_early(self) -> bool:
+        return self._program is not None and self._program.messages.early
+
+    def in_any_order(self, x: Any = None) -> Any:
+        if self._program is None:
+            return super().in_any_order(x)
+        with self._program.uncounted:
+            return self(x)
+
+    @property
     def is_running(self) -> bool:
         """True during a call; with `start`, until the end of `finish`."""
         return self.lock.locked() and not self._released
@@ -224,8 +249,11 @@ class WorkerPlan(BoundPlan):
 
     @property
     def point(self) -> Point:
-        """Progress in this plan: the current call. Progress within it is reported by its waits."""
-        return PAST if self.is_broken or self.is_due else (self.call, math.inf)
+        """Progress in this plan: the current call, and the stage at which `start` has left it.
+        Progress within a wait of it is reported by that."""
+        if self.is_broken or self.is_due:
+            return PAST
+        return self.call, math.inf if self._program is None else self._program.reached
 
     def called(self) -> Called:
         counters, runs = self.counters, self.is_running
@@ -252,6 +280,12 @@ class WorkerPlan(BoundPlan):
         self.alarm = None
         self.slow_down()
         self._worker.interrupted()
+
+    def fail(self, error: BaseException) -> None:
+        """Break the plan, here and on its other workers, which may wait in it: for an error of this
+        worker between calls, such as one in what computes the next argument."""
+        if not self.is_broken:
+            self._fail(restated(error, str(error)))
 
     def end(self, why: str) -> None:
         """End the plan with its backend: later calls raise."""

@@ -11,9 +11,8 @@ needs the extra `examples`.
 
 from __future__ import annotations
 
-import gzip
 import json
-import os
+import sys
 import time
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -30,16 +29,10 @@ import linop
 from linop import Partition
 from linop.layers import Conv2d, Linear, MaxPool2d, Repartition
 
-WORKERS = 4
-MNIST = "https://ossci-datasets.s3.amazonaws.com/mnist/"
-HASHES = {
-    "train-images-idx3": "0b367032e93c5d0cea0925647cfdb18614af8ee15f83e6f2fc2ad904a6835971",
-    "train-labels-idx1": "1787548bbe0bff1ec2ecdc0ef292b02df999e2d1a6002d27500982c652b17203",
-    "t10k-images-idx3": "1a1a05eab793c14bb050b398624a11b0ffd1a2953baed553b1b9bd079e2a20be",
-    "t10k-labels-idx1": "b91679a0acfe4ba0e50a2437a903084cba1f5f92592b016a25a7dfd00455798b",
-}
-"""SHA-256 of MNIST's files, whose names end with -ubyte.gz."""
+sys.path.insert(0, str(Path(__file__).parent))
+import handwritten
 
+WORKERS = 4
 Data = tuple[torch.Tensor, torch.Tensor]
 """Images of shape (n, 1, 28, 28), and their labels."""
 
@@ -95,40 +88,22 @@ def distributed() -> nn.Module:
 
 
 def digits() -> tuple[Data, Data]:
-    """The 1,797 digits of scikit-learn, 8x8, enlarged to 24x24 with a margin of 2; for training,
-    and, the last 261, for testing."""
-    from sklearn.datasets import load_digits
-
-    raw = load_digits()
-    order = np.random.default_rng(0).permutation(len(raw.images))
-    large = np.kron(raw.images[order] / 16, np.ones((3, 3)))
-    images = torch.tensor(np.pad(large, ((0, 0), (2, 2), (2, 2))), dtype=torch.float32)[:, None]
-    labels = torch.tensor(raw.target[order])
-    return (images[:1536], labels[:1536]), (images[1536:], labels[1536:])
+    """The digits of scikit-learn, enlarged to 24x24 with a margin of 2; two parts."""
+    train, test = handwritten.digits()
+    return _tensors(train, 3, 2), _tensors(test, 3, 2)
 
 
 def mnist() -> tuple[Data, Data]:
-    """MNIST, for training and for testing: from the folder that LINOP_MNIST names, else
-    downloaded, once."""
-    files = {f"{name}-ubyte.gz": f"sha256:{known}" for name, known in HASHES.items()}
-    folder = os.environ.get("LINOP_MNIST")
-    if folder is None:
-        import pooch
-
-        folder = pooch.os_cache("linop") / "mnist"
-        for name, known in files.items():
-            pooch.retrieve(MNIST + name, known, name, folder)
-    arrays = [torch.tensor(_idx(Path(folder, name))) for name in files]
-    images = [a[:, None].float() / 255 for a in arrays[::2]]
-    labels = [a.long() for a in arrays[1::2]]
-    return (images[0], labels[0]), (images[1], labels[1])
+    """MNIST, for training and for testing."""
+    train, test = handwritten.mnist()
+    return _tensors(train), _tensors(test)
 
 
-def _idx(path: Path) -> np.ndarray:
-    """The array of bytes in an IDX file, whose fourth byte is the number of dimensions."""
-    raw = gzip.decompress(path.read_bytes())
-    start = 4 + 4 * raw[3]
-    return np.frombuffer(raw, np.uint8, offset=start).reshape(np.frombuffer(raw[4:start], ">i4"))
+def _tensors(data: handwritten.Images, enlarged: int = 1, margin: int = 0) -> Data:
+    large = np.kron(data.images, np.ones((enlarged, enlarged), np.float32))
+    around = (margin, margin)
+    images = torch.tensor(np.pad(large, ((0, 0), around, around)))[:, None]
+    return images, torch.tensor(data.labels)
 
 
 def held(data: Data, root: bool, dtype: torch.dtype) -> Data:

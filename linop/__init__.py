@@ -3,7 +3,8 @@
 Regions of memory on workers, memory operators on them, and their compositions: collectives, halo
 exchanges and repartitions, whose adjoints are derived. This module holds the public names that
 nearly every program uses; others are in `linop.local_operators`, `linop.planning`, `linop.solvers`,
-`linop.errors`, `linop.backends`, `linop.testing`, `linop.autograd` and `linop.layers`.
+`linop.networks`, `linop.errors`, `linop.backends`, `linop.testing`, `linop.autograd`,
+`linop.layers` and `linop.strategies`.
 """
 
 import importlib
@@ -17,16 +18,23 @@ import warnings
 if not (pathlib.Path(__path__[0]) / "backends").is_dir():
 
     class _Checkout:
-        """Meta-path finder of linop.backends and linop.layers in a checkout imported from its root.
-        Their folders are beside this one; in an installation setup.cfg maps them into it."""
+        """Meta-path finder of linop.backends, linop.layers and linop.strategies in a checkout
+        imported from its root. Their folders are not in this one; in an installation setup.cfg maps
+        them into it."""
+
+        folders: typing.ClassVar = {
+            "linop.backends": "backends",
+            "linop.layers": "layers",
+            "linop.strategies": "layers/strategies",
+        }
 
         @staticmethod
         def find_spec(
             name: str, path: object = None, target: object = None
         ) -> importlib.machinery.ModuleSpec | None:
-            if name not in ("linop.backends", "linop.layers"):
+            if name not in _Checkout.folders:
                 return None
-            folder = pathlib.Path(__path__[0]).parent / name.removeprefix("linop.")
+            folder = pathlib.Path(__path__[0]).parent / _Checkout.folders[name]
             if not folder.is_dir():
                 return None
             return importlib.util.spec_from_file_location(
@@ -39,7 +47,7 @@ if not (pathlib.Path(__path__[0]) / "backends").is_dir():
 from linop.errors import LinopError
 from linop.local_operators import local
 from linop.normal_form.movement import Movement
-from linop.operators.algebra import direct_sum, hstack, identity, vstack, zero
+from linop.operators.algebra import direct_sum, hstack, identity, in_steps, vstack, zero
 from linop.operators.collectives import (
     all_gather,
     all_reduce,
@@ -58,7 +66,7 @@ from linop.operators.memory import add, allocate, clear, copy, deallocate, move
 from linop.operators.offloading import offload
 from linop.operators.operator import LinearOperator
 from linop.operators.padding import pad
-from linop.operators.ring import ring_all_reduce
+from linop.operators.ring import ring_all_gather, ring_all_reduce
 from linop.planning import simulate, verify_plans
 from linop.spaces.decomposition import COPIES, REPLICATED
 from linop.spaces.partition import Partition
@@ -76,6 +84,7 @@ from linop.backends import launch
 if typing.TYPE_CHECKING:
     from linop import autograd as autograd
     from linop import layers as layers
+    from linop import networks as networks
 
 __version__ = "0.1.0"
 
@@ -109,6 +118,7 @@ __all__ = [
     "halo_geometry",
     "hstack",
     "identity",
+    "in_steps",
     "launch",
     "local",
     "move",
@@ -116,6 +126,7 @@ __all__ = [
     "pad",
     "reduce_scatter",
     "repartition",
+    "ring_all_gather",
     "ring_all_reduce",
     "scatter",
     "send_recv",
@@ -144,7 +155,7 @@ _MOVED = {
 
 def __getattr__(name: str) -> typing.Any:
     """Import a public module on first access; resolve deprecated names."""
-    if name in ("autograd", "layers", "solvers"):
+    if name in ("autograd", "layers", "networks", "schedules", "solvers", "strategies"):
         return importlib.import_module(f"linop.{name}")
     if name == "verify":
         warnings.warn("linop.verify is linop.verify_plans now", DeprecationWarning, stacklevel=2)

@@ -7,10 +7,12 @@ repeating it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cached_property, wraps
+from functools import wraps
 from typing import Any, NamedTuple, ParamSpec, Self, TypeVar
 
 import numpy as np
+
+from linop.caching import cached_property
 
 Args = ParamSpec("Args")
 Made = TypeVar("Made")

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from mutation import algebra, running, tops
+from mutation import (
+    algebra,
+    data_parallel,
+    running,
+    saved_memory,
+    schedules,
+    simulation,
+    strategies,
+    tensor_parallel,
+    tops,
+)
 from mutation.fault import Fault
 
 ROOMS: Mapping[str, tuple[Fault, ...]] = {
@@ -13,6 +23,8 @@ ROOMS: Mapping[str, tuple[Fault, ...]] = {
     "operators": algebra.OPERATORS,
     "planning": running.PLANNING,
     "verifier": running.VERIFIER,
+    "schedules": schedules.SCHEDULES,
+    "simulation": simulation.SIMULATION,
     "execution": running.EXECUTION,
     "messages": running.MESSAGES,
     "windows": running.WINDOWS,
@@ -21,6 +33,10 @@ ROOMS: Mapping[str, tuple[Fault, ...]] = {
     "agreement": running.AGREEMENT,
     "autograd": tops.AUTOGRAD,
     "layers": tops.LAYERS,
+    "strategies": strategies.STRATEGIES,
+    "data parallel": data_parallel.DATA_PARALLEL,
+    "saved memory": saved_memory.SAVED_MEMORY,
+    "tensor parallel": tensor_parallel.TENSOR_PARALLEL,
     "checkpoints": tops.CHECKPOINTS,
     "testing": tops.TESTING,
 }

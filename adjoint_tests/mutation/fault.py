@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-FOLDERS = ("backends", "layers")
-"""Packages of linop that are folders beside `linop/`."""
+FOLDERS = {"backends": "backends", "layers": "layers", "strategies": "layers/strategies"}
+"""Packages of linop whose folders are not in `linop/`."""
 
 KINDS = {
     "address": "the wrong element, box, worker or root",
@@ -62,7 +62,7 @@ class Fault:
     def file(self) -> str:
         """The module's file, from the tree's root."""
         _, *parts = self.place.partition(":")[0].split(".")
-        return "/".join(parts if parts[0] in FOLDERS else ["linop", *parts]) + ".py"
+        return "/".join([FOLDERS.get(parts[0], f"linop/{parts[0]}"), *parts[1:]]) + ".py"
 
     def planted(self, root: Path) -> str:
         """The file's text with the fault in it.
@@ -94,7 +94,11 @@ class Fault:
 
     def _missing(self, what: str, root: Path) -> PlaceError:
         name = self.place.partition(":")[2]
-        files = (f for folder in ("linop", *FOLDERS) for f in sorted((root / folder).rglob("*.py")))
+        files = (
+            f
+            for folder in ("linop", "backends", "layers")
+            for f in sorted((root / folder).rglob("*.py"))
+        )
         hints = [
             f.relative_to(root).as_posix()
             for f in files

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -32,6 +33,9 @@ CALM = 900.0
 """Seconds for the tests without a fault: none of them ends at once."""
 ENDED = "pytest ended"
 GONE = "its place is gone"
+_PARSING = threading.Lock()
+"""CPython 3.11 counts the depth of `ast.parse` for all threads together, and fails where two parse
+at once (gh-106905)."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +99,8 @@ def attempt(fault: Fault, whole: Path, folder: Path, limit: float) -> Outcome:
         folder: where copies are made.
     """
     try:
-        text = fault.planted(whole)
+        with _PARSING:
+            text = fault.planted(whole)
     except PlaceError as error:
         return Outcome(fault, False, f"{GONE}: {error}", 0.0, "")
     copy = Path(tempfile.mkdtemp(dir=folder))

@@ -18,9 +18,9 @@ from linop.backends import Backend
 from linop.normal_form.boxes import Table
 from linop.normal_form.stages import Stages
 from linop.planning.lowering import lower, lower_all, workers_of
-from linop.planning.passes import prepared
 from linop.planning.plan import Receive, Send
 from linop.planning.routing import Routes, routes, routes_into, routes_out_of
+from linop.planning.stage_passes import prepared
 from linop.spaces.space import Space
 from support.operators.catalogue import NAMES, build, describe, fewer, operators
 from support.operators.properties import backend_agrees, plans_fit, written_out

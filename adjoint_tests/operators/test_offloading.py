@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 import linop
 from linop import COPIES, LinearOperator, Movement, Partition, Region, Space, TensorSpace
 from linop.backends import Backend
-from linop.errors import ArgumentError, BackendError
+from linop.errors import BackendError
 from linop.normal_form.stages import Stages
-from linop.planning.passes import prepared
 from linop.planning.plan import Alias, Make, Put
+from linop.planning.stage_passes import prepared
 from linop.spaces.region import MEMORIES
 from linop.testing.describing import (
     COMPUTED,
@@ -324,8 +324,7 @@ def test_a_name_in_another_memory_is_not_worked_on_in_place() -> None:
     def main(backend: Backend) -> None:
         plan = op.compile(backend)
         x = argument(plan, 1)
-        with pytest.raises(ArgumentError, match="shares memory"):
-            plan(x, out=x)
+        same(plan(x, out=x), result(plan, 1))
         same(plan(x, out=argument(plan, 2)), result(plan, 1))
 
     linop.launch(main, 1)

@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 import linop
 from linop import COPIES, LinearOperator, Partition, TensorSpace, simulate
 from linop.backends import Backend
-from linop.backends.execution.arrays import NUMPY, Arrays
+from linop.backends.arrays.interface import NUMPY, Arrays
+from linop.backends.arrays.overlap import near
 from linop.backends.execution.views import Buffer
 from linop.normal_form.boxes import Table, canonical
 from linop.normal_form.matching import matching
@@ -218,9 +219,9 @@ def test_layers_of_one_shape_share_plans(monkeypatch: pytest.MonkeyPatch) -> Non
     layers = pytest.importorskip("linop.layers")
     made = [0] * 4
 
-    def counted(stages: Any, worker: int) -> Any:
+    def counted(stages: Any, worker: int, placement: Any) -> Any:
         made[worker] += 1
-        return lower(stages, worker)
+        return lower(stages, worker, placement)
 
     monkeypatch.setattr("linop.planning.stretching.lower", counted)
 
@@ -309,7 +310,7 @@ def test_arrays_that_meet_are_all_found(data: st.DataObject) -> None:
         memory[data.draw(slices), data.draw(st.slices(10))]
         for _ in range(data.draw(st.integers(13, 16)))
     ]
-    pairs = [*NUMPY.near(arrays)]
+    pairs = [*near(arrays)]
     assert len({frozenset(pair) for pair in pairs}) == len(pairs)
     found = {tuple(sorted(p)) for p in pairs if NUMPY.may_share_memory(*(arrays[k] for k in p))}
     wanted = {

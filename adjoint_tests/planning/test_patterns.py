@@ -16,8 +16,9 @@ from linop.operators.algebra import identity
 from linop.operators.expressions import compose
 from linop.operators.memory import add, allocate, copy, deallocate
 from linop.planning import Network
-from linop.planning.patterns import Kind, Pattern, pattern, seconds, spans
-from linop.planning.plan import Message, Plan, Put, Receive, Send
+from linop.planning.collective_selection import seconds
+from linop.planning.patterns import Kind, Pattern, pattern, spans
+from linop.planning.plan import LoweredPlan, Message, Put, Receive, Send
 from linop.spaces.region import Part, Region
 from linop.spaces.space import Space
 from linop.testing.describing import seeds
@@ -96,7 +97,7 @@ def test_messages_are_those_of_the_collective(name: str, data: st.DataObject) ->
                 fits(plan, 2 * k, found)
 
 
-def fits(plan: Plan, stage: int, found: Pattern) -> None:
+def fits(plan: LoweredPlan, stage: int, found: Pattern) -> None:
     """A plan sends and receives what its pattern says."""
     sends = {s.peer: s.size for s in plan.steps if isinstance(s, Send) and s.stage == stage}
     gets = {s.peer: s.size for s in plan.steps if isinstance(s, Receive) and s.stage == stage}

@@ -11,7 +11,7 @@ import pytest
 import linop
 from linop import COPIES, LinearOperator, Partition, TensorSpace
 from linop.planning.pipeline import Options, rewritten
-from linop.planning.plan import Make, Plan, Put, Step, Sum, puts_of
+from linop.planning.plan import LoweredPlan, Make, Put, Step, Sum, puts_of
 from linop.planning.verification.plan_errors import FusedSumError, PlanError, StorageError
 from support.operators.properties import plans_of
 
@@ -22,16 +22,16 @@ def total(workers: int, size: int) -> LinearOperator:
     return linop.all_reduce(TensorSpace((size,), Partition((workers,)), axes=(COPIES,)))
 
 
-def passed(op: LinearOperator, small: int = 0) -> dict[str, list[Plan]]:
+def passed(op: LinearOperator, small: int = 0) -> dict[str, list[LoweredPlan]]:
     """The plans of all workers after each pass, by its name."""
-    found: dict[str, list[Plan]] = {}
+    found: dict[str, list[LoweredPlan]] = {}
     for plan in plans_of(op):
         for name, after in rewritten(plan, Options(small=small)):
             found.setdefault(name, []).append(after)
     return found
 
 
-def edited(plans: Sequence[Plan], edit: Edit) -> list[Plan]:
+def edited(plans: Sequence[LoweredPlan], edit: Edit) -> list[LoweredPlan]:
     """The plans, with the steps of the last one changed."""
     *others, last = plans
     return [*others, replace(last, steps=tuple(map(edit, last.steps)))]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import linop
 from linop import COPIES, LinearOperator, Partition, Region, TensorSpace
-from linop.planning import Network, Simulation
+from linop.planning import Link, Network, Placement, Simulation
 from linop.planning.plan import Advance, Send
 from support.operators.catalogue import NAMES, operators
 from support.operators.properties import plans_of
@@ -55,7 +55,7 @@ def test_predictions_are_those_of_the_plans(name: str, data: st.DataObject) -> N
     assert cost.seconds == found.time
     assert op.cost().seconds is None
     for k, worker in enumerate(found.workers):
-        traffic = cost.workers.get(worker, linop.planning.cost.Traffic())
+        traffic = cost.workers.get(worker, linop.planning.Traffic())
         assert found.messages_sent[k] == traffic.messages_sent
         assert found.messages_received[k] == traffic.messages_received
         assert found.bytes_sent[k] == traffic.bytes_sent
@@ -78,6 +78,46 @@ def test_a_sum_by_hand() -> None:
     assert (found.time, found.messages, found.bytes) == (10.84, 2, 80)
     # Back, worker 0 sends two messages and keeps its own; the others wait for both.
     assert parts(linop.simulate(total.H, network)) == [[10, 0, 0, 0], [0, 10, 0, 0], [0, 10, 0, 0]]
+
+
+def test_messages_between_machines_have_their_own_cost() -> None:
+    """A ring of four workers of 40 bytes each: those at the ends of a machine send over the
+    network, or receive from it."""
+    ring = linop.shift(TensorSpace((20,), Partition((4,))), 1)
+    network = Network(1, 0.1, 0, 0, between=Link(latency=10, per_byte=0.5))
+    found = linop.simulate(ring, network, Placement([0, 0, 1, 1]))
+    assert found.bytes_between_machines.tolist() == [0, 40, 0, 40]
+    assert found.sending.tolist() == [5, 30, 5, 30]
+    assert found.seconds.tolist() == [30, 30, 30, 30]
+    assert ring.cost(network, Placement([0, 0, 1, 1])).seconds == 30
+    for one in (None, Placement([3, 3, 3, 3])):
+        assert linop.simulate(ring, network, one).seconds.tolist() == [5, 5, 5, 5]
+    assert linop.simulate(ring, Network(1, 0.1, 0, 0), Placement([0, 1, 2, 3])).time == 5
+
+
+def test_workers_of_a_machine_share_its_link() -> None:
+    """Two machines exchange 40 bytes for each of two workers: 80 bytes at the rate of a machine."""
+    swap = linop.shift(TensorSpace((20,), Partition((4,))), 2)
+    placement = Placement([0, 0, 1, 1])
+    for rate, seconds in ((None, 40), (0.5, 40), (0.25, 30), (0, 30), (1, 80)):
+        network = Network(1, 0, 0, 0, between=Link(10, 0.5, rate))
+        found = linop.simulate(swap, network, placement)
+        assert found.sending.tolist() == [seconds] * 4
+        assert found.time == seconds
+    # Only those wait that send to other machines, or receive from them.
+    total = linop.sum_reduce(TensorSpace((5,), Partition((4,)), axes=[COPIES]), Partition((1,)))
+    network = Network(1, 0, 0, 0, between=Link(0, 0.5))
+    found = linop.simulate(total, network, Placement([0, 0, 1, 2]))
+    assert found.sending.tolist() == [0, 1, 20, 20]
+    assert found.time == 1 + 20 + 20
+
+
+def test_a_hundred_thousand_workers_on_machines() -> None:
+    grid = Partition((250, 400))
+    halo = linop.halo_exchange(TensorSpace((500, 800), grid, np.float32), 3, padding=1)
+    found = linop.simulate(halo, placement=Placement.of_blocks(100_000, 400))
+    # A row of the grid is a machine: faces of 2 elements, and corners of 1, go to the next rows.
+    assert found.bytes_between_machines.sum() == 4 * 2 * 249 * (400 * 2 + 2 * 399)
 
 
 def test_a_stage_waits_for_the_one_before_it() -> None:
@@ -131,5 +171,6 @@ def test_it_prints() -> None:
     assert columns.split("  ")[-1] == "slowest (worker 0)"
     assert rows[0].split() == ["messages", "sent", "0.667", "1", "0"]
     assert rows[4].split() == ["bytes", "between", "memories", "0", "0", "0"]
-    assert rows[6].split() == ["seconds", "waiting", "0.667", "2", "2"]
+    assert rows[5].split() == ["bytes", "between", "machines", "0", "0", "0"]
+    assert rows[7].split() == ["seconds", "waiting", "0.667", "2", "2"]
     assert len({len(row) for row in (columns, *rows)}) == 1

@@ -14,6 +14,7 @@ import linop
 from linop import COPIES, REPLICATED, LinearOperator, Partition, TensorSpace
 from linop.normal_form.stages import Stages
 from linop.planning.lowering import lower
+from linop.planning.placement import Placement
 from linop.planning.stretching import Plans, uncut_in
 
 Make = Callable[[TensorSpace], LinearOperator]
@@ -76,9 +77,9 @@ def lowered(monkeypatch: pytest.MonkeyPatch) -> list[Stages]:
     """All stages that `Plans` has lowered."""
     found: list[Stages] = []
 
-    def counted(stages: Stages, worker: int) -> Any:
+    def counted(stages: Stages, worker: int, placement: Placement | None) -> Any:
         found.append(stages)
-        return lower(stages, worker)
+        return lower(stages, worker, placement)
 
     monkeypatch.setattr("linop.planning.stretching.lower", counted)
     return found

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import linop
 from linop import COPIES, REPLICATED, LinearOperator, Partition, TensorSpace
 from linop.errors import PlanError
-from linop.planning.plan import Plan
+from linop.planning.plan import LoweredPlan
 from support.operators.catalogue import NAMES, operators
 from support.operators.properties import (
     COLLECTIVES,
@@ -31,7 +31,7 @@ DRAWS = 3
 """Vectors of whole numbers that plans are compared on."""
 
 
-def results(op: LinearOperator, plans: Sequence[Plan]) -> list[dict[int, Arrays]]:
+def results(op: LinearOperator, plans: Sequence[LoweredPlan]) -> list[dict[int, Arrays]]:
     """Results of plans, of some vectors."""
     found = []
     for seed in range(DRAWS):
@@ -53,7 +53,9 @@ def same_results(a: list[dict[int, Arrays]], b: list[dict[int, Arrays]]) -> bool
     )
 
 
-def computes(op: LinearOperator, plans: Sequence[Plan], wanted: list[dict[int, Arrays]]) -> bool:
+def computes(
+    op: LinearOperator, plans: Sequence[LoweredPlan], wanted: list[dict[int, Arrays]]
+) -> bool:
     """True if plans compute what is wanted of some vectors."""
     try:
         return same_results(results(op, plans), wanted)
@@ -61,7 +63,7 @@ def computes(op: LinearOperator, plans: Sequence[Plan], wanted: list[dict[int, A
         return False
 
 
-def accepted(op: LinearOperator, plans: Sequence[Plan]) -> bool:
+def accepted(op: LinearOperator, plans: Sequence[LoweredPlan]) -> bool:
     try:
         linop.verify_plans(plans, op)
     except PlanError:
@@ -88,7 +90,7 @@ def test_a_changed_plan_is_rejected_or_computes_the_same(name: str, data: st.Dat
         assert not accepted(op, broken) or computes(op, broken, wanted)
 
 
-def few() -> Iterator[tuple[LinearOperator, list[Plan]]]:
+def few() -> Iterator[tuple[LinearOperator, list[LoweredPlan]]]:
     """Operators of two workers and three, in messages and in collectives."""
     for n in (2, 3):
         split = TensorSpace((2 * n,), Partition((n,)))

@@ -25,9 +25,9 @@ from linop.planning.plan import (
     Alias,
     Apply,
     Collective,
+    LoweredPlan,
     Make,
     Message,
-    Plan,
     Put,
     Receive,
     Send,
@@ -67,7 +67,7 @@ from support.operators.properties import plans_of, together
 Edit = Callable[[Step], Sequence[Step]]
 
 
-def edited(plans: Iterable[Plan], worker: int, edit: Edit) -> list[Plan]:
+def edited(plans: Iterable[LoweredPlan], worker: int, edit: Edit) -> list[LoweredPlan]:
     """The plans, each step of one worker's replaced by those that `edit` gives."""
     return [
         replace(p, steps=tuple(new for step in p.steps for new in edit(step)))
@@ -334,7 +334,7 @@ def test_a_dtype_that_differs_between_workers_is_rejected() -> None:
         linop.verify_plans(both, gathered())
 
 
-def late(plan: Plan) -> Plan:
+def late(plan: LoweredPlan) -> LoweredPlan:
     """The same plan, sending at the end of the stage what it sent at its beginning."""
     rest = [step for step in plan.steps if not isinstance(step, Send | Advance)]
     sends = [step for step in plan.steps if isinstance(step, Send)]
@@ -382,7 +382,7 @@ def test_other_arguments_and_results_are_rejected() -> None:
 
 
 def test_a_region_kept_in_another_shape_is_rejected() -> None:
-    keep = Plan(0, np.dtype(float), (A,), (NEW,), (Alias(A, NEW), Advance(0)))
+    keep = LoweredPlan(0, np.dtype(float), (A,), (NEW,), (Alias(A, NEW), Advance(0)))
     with pytest.raises(SizeMismatchError, match="shapes"):
         linop.verify_plans([keep])
 
@@ -465,7 +465,7 @@ def test_stages_that_are_lowered_are_compared_with_the_operator() -> None:
     stages = linop.all_reduce(TensorSpace((4,), Partition((2,)), axes=(COPIES,))).stages
     (movement,) = stages.movements
     back = movement.adjoint()
-    stages.kept["passed"] = [("one", Stages((movement, back), ((),)))]
+    stages.kept["passed", None] = [("one", Stages((movement, back), ((),)))]
     with pytest.raises(FactorError, match="after one, the product of movement 0's factors is anot"):
         linop.verify_plans([lower(stages, w) for w in stages.workers], stages)
     stages = applied().stages

@@ -3,13 +3,14 @@ the other, since starting ranks takes longer than most programs do."""
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import linop
-from linop.backends.jobs import mpirun
+from linop.backends.jobs import builds, mpirun
 from linop.testing.workers.jobs import job
 
 HOME = Path(linop.__file__).parents[1]
@@ -38,6 +39,16 @@ def fail():
     doomed()
     raise ValueError("planted")
 """
+
+
+def other_sources(folder: Path) -> None:
+    """Put a copy of linop in a folder, of the same version, that pickles other control messages."""
+    for package in builds.folders():
+        shutil.copytree(package, folder / package.relative_to(HOME), dirs_exist_ok=True)
+    found = next(folder.rglob("control_channel.py"))
+    text = found.read_text()
+    found.write_text(text.replace("((self.epoch, item))", "((item, self.epoch))"))
+    assert found.read_text() != text
 
 
 def mpiexec(ranks: int, program: Path, text: str, **env: str) -> subprocess.CompletedProcess[str]:

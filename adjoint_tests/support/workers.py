@@ -12,7 +12,11 @@ from typing import Any
 
 import linop
 from linop.backends import use
+from linop.backends.base import Backend
 from linop.testing.workers.jobs import job
+
+MACHINES = "machines"
+"""As the option ``windows`` of `on_ranks`: even and odd ranks count as on two machines."""
 
 
 def on_threads(workers: int, contract: Callable[..., None], *arguments: Any) -> None:
@@ -44,6 +48,20 @@ def _on_rank(
 ) -> None:
     if torch := sys.modules.get("torch"):
         torch.set_num_threads(1)  # ranks share the cores
-    backend = linop.backends.get("mpi", comm=comm, **options)
+    backend = on_mpi(comm, **options)
     with use(backend):
         contract(backend, *arguments)
+
+
+def on_mpi(comm: Any, windows: bool | str | None = None, **options: Any) -> Backend:
+    """The backend ``mpi`` of a rank; `windows` may be `MACHINES`."""
+    if windows != MACHINES:
+        return linop.backends.get("mpi", comm=comm, windows=windows, **options)
+    from linop.backends import mpi
+
+    real = mpi.machine_of
+    mpi.machine_of = lambda ranks: ranks.rank % 2
+    try:
+        return linop.backends.get("mpi", comm=comm, **options)
+    finally:
+        mpi.machine_of = real

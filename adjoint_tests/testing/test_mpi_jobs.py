@@ -10,12 +10,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 from hypothesis import find, settings
 
+from linop.backends.jobs import mpirun
 from linop.testing.describing import Description
 from linop.testing.workers import jobs
 from linop.testing.workers.jobs import FailedExampleError, PersistentJob
@@ -107,6 +108,28 @@ def shift() -> Description:
         lambda description: build("shift", description).cost().messages > 0,
         settings=settings(max_examples=2000, database=None, derandomize=True),
     )
+
+
+@pytest.mark.parametrize("failures", [2, 3])
+def test_a_launcher_that_fails_by_chance_is_started_again(
+    monkeypatch: pytest.MonkeyPatch, failures: int
+) -> None:
+    right, calls = mpirun.Job.command, list[int]()
+
+    def command(workers: int, arguments: Sequence[str]) -> list[str]:
+        calls.append(workers)
+        if len(calls) > failures:
+            return right(workers, arguments)
+        return ["sh", "-c", f'echo "{mpirun._UNSTARTED}"; exit 1']
+
+    monkeypatch.setattr(mpirun.Job, "command", staticmethod(command))
+    own = PersistentJob(2)
+    try:
+        with pytest.raises(RuntimeError) if failures == mpirun.STARTS else contextlib.nullcontext():
+            own.run(mpi_contracts.sleeps, 0)
+    finally:
+        own.close()
+    assert len(calls) == 3
 
 
 @pytest.mark.parametrize("what", library_faults.BREAKS)

@@ -33,6 +33,8 @@ wrong = linop.local(Region("x", 3), Region("y", 3), np.cumsum, np.cumsum, name="
 number = 3
 matrix = np.eye(2)
 
+grid = linop.halo_exchange(TensorSpace((40, 8), Partition((2, 2))), 3, padding=1)
+
 class Box:
     inner = linop.halo_exchange(X, 3)
 
@@ -166,10 +168,12 @@ def test_show_prints_plans_before_and_after_each_pass(run: Run) -> None:
     assert result.exit_code == 0, result.output
     for side in ("operator", "adjoint"):
         _, _, plans = result.output.partition(f"{target}, {side}, worker 1: before any pass")
-        before, apart, shares, collectives, fused, stored = plans.split("worker 1: after ")[:6]
+        steps = plans.split("worker 1: after ")
+        before, apart, levels, shares, collectives, fused, stored = steps[:7]
         assert "all-reduce over workers 0, 1" in before
         assert "send 100000 elements to 0: x@1" in before
         assert apart.splitlines()[:2] == ["factored_products", "the same"]
+        assert levels.splitlines()[:2] == ["two_levels", "the same"]
         assert shares.startswith("reduce_scatter_sums\n")
         assert "reduce-scatter over workers 0, 1, 50000 elements each" in shares
         assert "send 50000 elements to 0: share 1 of sum 0" in shares
@@ -179,6 +183,38 @@ def test_show_prints_plans_before_and_after_each_pass(run: Run) -> None:
     result = run("show", "--passes", "--worker", "2", target)
     assert result.exit_code == 2
     assert "2; there are 0, 1" in result.output
+
+
+def test_show_places_workers_on_machines(run: Run, folder: Path) -> None:
+    target = f"{MODULE}:grid"
+    (folder / "machines").write_text("left\nright\nleft slots=1\nright:1\n")
+    result = run("show", "--machines", "machines", target)
+    assert result.exit_code == 0, result.output
+    table = {row[0]: row[1:] for row in rows(result.output)}
+    # Blocks of 20×4: columns of the grid are on one machine, rows would exchange shorter faces.
+    assert table["bytes between machines"] == [str(4 * 8 * 21)] * 2
+    assert result.output.splitlines()[-6:] == [
+        "bytes from  to left  to right",
+        "      left       64       336",
+        "     right      336        64",
+        "another order of the workers (a heuristic) saves 512 bytes between machines:",
+        "  left: 2, 3",
+        "  right: 0, 1",
+    ]
+
+
+def test_show_prints_two_levels(run: Run) -> None:
+    result = run("show", "--ranks-per-machine", "1", "--passes", f"{MODULE}:shift")
+    assert result.exit_code == 0, result.output
+    assert "no order of the workers was found that sends fewer bytes" in result.output
+    target = f"{MODULE}:ring"
+    result = run("show", "--ranks-per-machine", "2", "--passes", "--worker", "0", target)
+    assert "after two_levels\nworker 0" in result.output
+    assert "reduce to worker 0 over workers 0, 1, 8 elements each" in result.output
+    assert "send 8 elements to 2: partial sum 0 on machine 0" in result.output
+    result = run("show", "--ranks-per-machine", "2", "--machines", "f", target)
+    assert result.exit_code == 2
+    assert "give --ranks-per-machine or --machines, not both" in result.output
 
 
 @pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="needs matplotlib")

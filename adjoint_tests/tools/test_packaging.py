@@ -13,17 +13,23 @@ import pytest
 import linop
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDERS = {"linop": "linop", "backends": "linop/backends", "layers": "linop/layers"}
-"""Folder of the tree → where its modules are installed. A folder that is not there has none."""
+FOLDERS = {
+    "layers/strategies": "linop/strategies",
+    "linop": "linop",
+    "backends": "linop/backends",
+    "layers": "linop/layers",
+}
+"""Folder of the tree → where its modules are installed: a module's is the first that it is in. A
+folder that is not there has none."""
 
 
 def in_tree() -> set[str]:
     """The modules of the tree, by the path at which a wheel installs them."""
-    return {
-        f"{home}/{module.relative_to(ROOT / folder).as_posix()}"
-        for folder, home in FOLDERS.items()
-        for module in (ROOT / folder).rglob("*.py")
-    }
+    found: dict[Path, str] = {}
+    for folder, home in FOLDERS.items():
+        for module in (ROOT / folder).rglob("*.py"):
+            found.setdefault(module, f"{home}/{module.relative_to(ROOT / folder).as_posix()}")
+    return set(found.values())
 
 
 def differences(wanted: Iterable[str], given: Iterable[str]) -> list[str]:

@@ -9,11 +9,11 @@ from typing import Any, cast
 import torch
 
 from linop.backends import current
+from linop.backends.arrays.arguments import Unfit, held
 from linop.backends.autograd.dtypes import torch_dtype
 from linop.backends.autograd.ports import Port
 from linop.backends.base import Backend, BoundPlan
 from linop.backends.device.device_arrays import DeviceArrays
-from linop.backends.execution.arguments import Unfit, held
 from linop.errors import ArgumentError, LinopError
 from linop.operators.operator import LinearOperator
 
@@ -161,11 +161,11 @@ class DeviceBridge(Bridge):
         self._waits = any(p.kind is not self._arrays for p in (*self._into, *self._out_of))
 
     def run(self, tensors: Sequence[Any]) -> tuple[Any, ...]:
-        with self._arrays.stream_of(torch):
+        with self._arrays.tensors.stream(torch):
             results = super().run(tensors)
             if self._waits:
                 # With tensors in host memory torch's graph does not order streams.
-                self._arrays.mark().synchronize()
+                self._arrays.streams.mark().synchronize()
             return results
 
 

@@ -20,7 +20,7 @@ from linop.backends.autograd.bridge import Bridge, bridge_of
 from linop.backends.autograd.checkpointing import checkpoint_context, opened, run
 from linop.backends.autograd.dtypes import is_of
 from linop.backends.base import Backend, BoundPlan
-from linop.backends.transports.recorder import namers
+from linop.backends.waits.recorder import namers
 from linop.errors import LinopError, name_layer
 from linop.operators.operator import LinearOperator
 

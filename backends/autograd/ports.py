@@ -36,8 +36,8 @@ class Port:
         self._shared: Callable[[Any], Array] = torch.Tensor.numpy
         tensor = torch.from_numpy
         if isinstance(self.kind, DeviceArrays):
-            self._fast, self._shared = None, self.kind.of_tensor
-            tensor = partial(self.kind.to_tensor, torch)
+            self._fast, self._shared = None, self.kind.tensors.array
+            tensor = partial(self.kind.tensors.tensor, torch)
         # Of bfloat16, which is ml_dtypes' among arrays, torch takes the bits.
         self._bits = numpy_dtype(dtype) if dtype is torch.bfloat16 else None
         self.tensor: Callable[[Array], Any] = tensor

@@ -89,7 +89,7 @@ def tried(transport: Ranks, arrays: DeviceArrays) -> Answer:
         for size in _SIZES:  # all sizes, even after a failure: other ranks wait for them
             given = arrays.put(_pattern(transport.worker, size))
             result = arrays.put(np.zeros(size, np.uint8))
-            arrays.mark().synchronize()
+            arrays.streams.mark().synchronize()
             pending = [transport.receive(left, _TAG, result), transport.send(right, _TAG, given)]
             transport.wait(pending, lambda: "a few bytes from device to device")
             if not np.array_equal(arrays.fetched(result), _pattern(left, size)):

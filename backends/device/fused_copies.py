@@ -52,7 +52,7 @@ def _fusible(each: Instruction, arrays: DeviceArrays, dtype: np.dtype[Any]) -> C
         case [Copy(coefficient=1, creates=False, keeps=None) as copy]:
             on_host = copy.target.buffer.on_host or copy.source.buffer.on_host
             size = copy.target.size * dtype.itemsize
-            fits = 0 < size <= FUSED and arrays.has_kernels(dtype) and not on_host
+            fits = 0 < size <= FUSED and arrays.kernels.take(dtype) and not on_host
             return copy if fits else None
     return None
 
@@ -72,7 +72,7 @@ def _kernel(key: Key, copies: list[Copy], arrays: DeviceArrays) -> Call:
     target, source, accumulate = key
     written = _indices([_places(copy.target) for copy in copies], arrays)
     read = _indices([_places(copy.source) for copy in copies], arrays)
-    return Call(arrays.boxes(accumulate), (whole(source), read, written, whole(target)))
+    return Call(arrays.kernels.boxes(accumulate), (whole(source), read, written, whole(target)))
 
 
 def _indices(places: list[Array], arrays: DeviceArrays) -> Array:

@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
+from linop.backends.arrays.interface import arrays_of_map
 from linop.backends.device.device_arrays import DeviceArrays
-from linop.backends.execution.arrays import arrays_of_map
 from linop.backends.execution.emitter import copied_on_host
 from linop.backends.execution.instructions import (
     Add,
@@ -46,7 +46,7 @@ class Crossing:
     def __init__(self, arrays: DeviceArrays) -> None:
         self._device = arrays
         self._queued: list[tuple[Any, Array]] = []
-        weakref.finalize(self, arrays.hold, self._queued).atexit = False
+        weakref.finalize(self, arrays.streams.hold, self._queued).atexit = False
 
     def over(self) -> bool:
         """True if all queued copies are complete."""
@@ -64,7 +64,7 @@ class Crossing:
         """Queue a copy from the device to a contiguous array in host memory."""
         if source.size:
             whole = self._device.module.ascontiguousarray(source)
-            self._queued.append((self._device.down(whole, target), target))
+            self._queued.append((self._device.host.down(whole, target), target))
 
     def up(self, target: Array, source: Array) -> None:
         """Queue a copy from host memory to a contiguous array of the device."""
@@ -75,8 +75,8 @@ class Crossing:
             packed = self._device.host.empty(source.shape, source.dtype)
             packed[...] = source
             source = packed
-        self._device.up(source, target)
-        self._queued.append((self._device.mark(), source))
+        self._device.host.up(source, target)
+        self._queued.append((self._device.streams.mark(), source))
 
     def here(self, source: Array) -> Array:
         """Queue a copy to new host memory; valid after `settle`."""

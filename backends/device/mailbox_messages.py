@@ -7,7 +7,9 @@ moved twice. The host waits for the device only if the target is in host memory.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
 
 from linop.backends.device.device_arrays import DeviceArrays
 from linop.backends.execution.communication import Communication, Instructions
@@ -36,6 +38,23 @@ class Handover(Transport, Protocol):
         """Next message; wait for it."""
 
 
+class Message(NamedTuple):
+    """A device array sent from one thread to another."""
+
+    array: Array
+    stream: Any
+    ready: Any
+    """Event after which the array has its contents."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self.array.dtype
+
+    @property
+    def size(self) -> int:
+        return self.array.size
+
+
 class MailboxMessages(Communication):
     """Messages of a bound plan through mailboxes, with device arrays."""
 
@@ -51,8 +70,8 @@ class MailboxMessages(Communication):
         self.layout = layout
         self._mailbox = transport
         self._tag = tag
-        self._device = layout.arrays
-        self._numbers = Numbers(layout.plan, calls, False, about)
+        self._device, self._streams = layout.arrays, layout.arrays.streams
+        self._numbers = Numbers(layout.messages, layout.dtype, calls, -1, about)
         # The source may change before the receiver has read it: so all is packed.
         self._packing = Packing(layout, self._numbers, self._allocate, unpacked=False)
         self._made: list[Instruction] = []
@@ -101,8 +120,14 @@ class MailboxMessages(Communication):
             number = Buffer((1,))
             before = [Call(self._numbers.mine.copy, (), [number]), Call(hand, (*to, whole(number)))]
         message = Buffer(where.shape)
-        call = Call(self._device.message, [where], [message])
+        call = Call(self._message, [where], [message])
         return [*before, call, Call(hand, (*to, whole(message)))]
+
+    def _message(self, array: Array) -> Any:
+        """A message for another thread, from an array in device or host memory."""
+        if isinstance(array, np.ndarray):
+            return array
+        return Message(array, self._streams.current, self._streams.mark())
 
     def wait(self, stage: Stage) -> Instructions:
         coming, tag, has = self._coming[stage.number], self._tag, self._mailbox.has
@@ -126,18 +151,30 @@ class MailboxMessages(Communication):
         number[...] = self._mailbox.take(peer, self._tag, 1, number.dtype)
 
     def _take(self, peer: int, size: int, here: bool) -> Array:
-        """Array of a message, in device or host memory."""
+        """Array of a message, in host memory (`here`) or on the device; a copy if it is in the
+        other memory. A copy to host memory is waited for."""
         message = self._mailbox.take(peer, self._tag, size, self.layout.dtype)
         self._taken.append(message)
-        return self._device.arrived(message, here)
+        if isinstance(message, np.ndarray):
+            return message if here else self._device.put(message)
+        stream = self._streams.current
+        if stream != message.stream:
+            stream.wait_event(message.ready)
+        return self._device.fetched(message.array) if here else message.array
 
     def end(self) -> Instructions:
         if any(self._coming.values()):
             yield instruction("let go of what came", Call(self._let_go))
 
     def _let_go(self) -> None:
-        self._device.keep(self._taken)
+        """Keep messages alive until this stream has read them: the sender's memory pool would reuse
+        their memory on its own stream."""
+        stream = self._streams.current
+        read = [m for m in self._taken if isinstance(m, Message) and m.stream != stream]
         self._taken.clear()
+        if read:
+            self._streams.hold([(self._streams.mark(), read)])
+            self._streams.let_go()
 
     def describe(self) -> str:
         return f"messages over {self._mailbox.name}"

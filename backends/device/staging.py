@@ -107,7 +107,9 @@ class DeviceMessages(Communication):
             every = whole(flat) if view.buffer.piece_of else view
             key = id(flat) if view.buffer.piece_of else id(view)
             if key not in found:
-                pinned = fixed(self._device.pinned(every.shape, self.layout.dtype), on_host=True)
+                pinned = fixed(
+                    self._device.host.empty(every.shape, self.layout.dtype), on_host=True
+                )
                 found[key] = Staged(every, pinned, [])
             pinned = found[key].pinned
             part = cut(pinned, begin, view.shape) if view.buffer.piece_of else pinned
@@ -117,7 +119,7 @@ class DeviceMessages(Communication):
     def _copied_down(self, staged: Staged) -> tuple[Instruction, list[Operation]]:
         """A copy to host memory; and the operations that wait for it."""
         marks: list[Any] = [None]
-        down = Call(self._device.down, (staged.where, staged.pinned), [Item(marks, 0)])
+        down = Call(self._device.host.down, (staged.where, staged.pinned), [Item(marks, 0)])
         peers = [step.peer for step, _ in staged.messages]
         size = self.layout.bytes_of(staged.where.size)
         made = instruction("copy down what is sent", down, peers=peers, bytes=size)
@@ -147,7 +149,7 @@ class DeviceMessages(Communication):
             yield sending(self.layout, step, operations)
 
     def _packed(self) -> None:
-        self._device.mark().synchronize()
+        self._device.streams.mark().synchronize()
 
     def wait(self, stage: Stage) -> Instructions:
         if stage.number in self._landing:
@@ -163,7 +165,7 @@ class DeviceMessages(Communication):
         of = dict(zip(requests.peers[number], requests.receiving[number], strict=True))
         parts = [[of[step.peer] for step, _ in one.messages] for one in staged]
         buffers = [one.pinned.get() for one in staged]
-        test, up = self._ranks.test, self._device.up
+        test, up = self._ranks.test, self._device.host.up
 
         def land(targets: Sequence[Array]) -> None:
             left = list(range(len(parts)))
@@ -175,7 +177,7 @@ class DeviceMessages(Communication):
                 return not left
 
             self._ranks.until(come, lambda: messages.awaited(number))
-            read.append(self._device.mark())
+            read.append(self._device.streams.mark())
 
         pending = [request for some in parts for request in some]
         return instruction(
@@ -207,7 +209,7 @@ def _done(marks: list[Any]) -> None:
 def _held(device: DeviceArrays, pinned: Sequence[tuple[list[Any], list[Array]]]) -> None:
     """Finalizer: keep pinned buffers alive until they have been copied to the device."""
     for marks, buffers in pinned:
-        device.hold((mark, buffers) for mark in marks)
+        device.streams.hold((mark, buffers) for mark in marks)
 
 
 def way(aware: bool) -> str:

@@ -1,2 +1,2 @@
-"""Execution of plans: binding to memory, generated source, array modules, result buffers, counters,
-traces."""
+"""Execution of plans: binding to memory, instructions, generated source, counters, traces. Array
+modules and the memory of results are in `linop.backends.arrays`."""

@@ -2,7 +2,7 @@
 (alarms, progress, counters, failure).
 
 `checked` calls take arrays that are validated already. A `fast` call is one that nearly every call
-is: one input array that fits, one output array, no tracing; any other call is left to
+is: arrays that fit, a new result or one output array, no tracing; any other call is left to
 `linop.backends.base.BoundPlan`, by returning `MISSED`.
 """
 
@@ -65,31 +65,40 @@ def fast(program: Program, how: int, caller: Caller) -> Fast:
     """
     plan, functions = program.plan, program.functions
     inputs, outputs = plan.inputs, plan.outputs
-    if len(inputs) > 1 or len(outputs) > 1 or (how != NEW and not outputs):
+    if how != NEW and (len(inputs) > 1 or len(outputs) != 1):
         return _miss
     if any(program.arrays.of(region.memory) is not program.arrays for region in inputs + outputs):
         return _miss
-    same = bool(inputs) and inputs[0].name == outputs[0].name if outputs else False
+    same = [region.name for region in inputs] == [region.name for region in outputs]
     if how == IN_PLACE and not (same and plan.in_place):
         return _miss
     name = functions.emitter.name
-    dtype = name(plan.dtype)
 
     def unfit(array: str, shape: tuple[int, ...]) -> str:
-        wrong = f"type({array}) is not ndarray or {array}.shape != {name(shape)}"
-        return f"{wrong} or ({array}.dtype is not {dtype} and {array}.dtype != {dtype})"
+        return functions.emitter.unlike(array, shape, plan.dtype)
 
     wrong = unfit("x", inputs[0].shape) if inputs else "x is not None"
+    taken: list[str] = []
+    if len(inputs) > 1:
+        pairs = list(zip(functions.given, inputs, strict=True))
+        taken = [f"if type(x) is not dict or len(x) != {len(pairs)}: return {name(MISSED)}"]
+        taken += [f"{given} = x.get({region.name!r})" for given, region in pairs]
+        wrong = " or ".join(unfit(given, region.shape) for given, region in pairs)
     if how != NEW:
         wrong += f" or {unfit('out', outputs[0].shape)} or not out.flags.{program.arrays.plain}"
         if inputs and how != IN_PLACE:
             wrong += f" or {name(program.arrays.module.may_share_memory)}(x, out)"
     stay = frozenset(region.name for region in outputs if how == IN_PLACE)
     lines, results = functions.text(Form(how != NEW, how != NEW, stay))
-    before = [f"{given} = x" for given in functions.given]
+    before = [] if taken else [f"{given} = x" for given in functions.given]
     before += [f"{passed} = out" for passed in functions.passed] if how != NEW else []
-    call = _surrounded(program, [*before, *lines], results[0] if results else "None", caller)
+    result = results[0] if results else "None"
+    if len(outputs) > 1:
+        named = zip(outputs, results, strict=True)
+        result = f"{{{', '.join(f'{region.name!r}: {array}' for region, array in named)}}}"
+    call = _surrounded(program, [*before, *lines], result, caller)
     text = [
+        *taken,
         f"if {wrong} or {name(caller.backend)}.tracing is not None: return {name(MISSED)}",
         f"if not {name(caller.lock.acquire)}(False): return {name(MISSED)}",
         "try:",

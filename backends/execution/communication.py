@@ -9,9 +9,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 
+from linop.backends.arrays.lending import lender
 from linop.backends.execution.instructions import Add, Call, Instruction, Operation, instruction
 from linop.backends.execution.layout import Layout
-from linop.backends.execution.lending import lender
 from linop.backends.execution.stage import Stage
 from linop.backends.execution.views import View
 from linop.planning.plan import Sum
@@ -29,12 +29,15 @@ class Communication(ABC):
         takes_out: True if results can be computed in arrays that a caller passes.
         lent: a sequence that is empty when the last buffer of the pool is lent: the results are
             copied then; None if that never happens.
+        early: True if messages come into memory of the plan, so that no sender waits for the run
+            that receives them to begin.
     """
 
     layout: Layout
     inbox: Sequence[Mapping[int, View]]
     takes_out = True
     lent: Sequence[object] | None = None
+    early = False
 
     def lending(self) -> Sequence[Operation]:
         """Operations that take buffers for the open results from a pool."""

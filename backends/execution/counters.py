@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields
 
 from linop.operators.operator import LinearOperator
-from linop.planning.plan import Plan
+from linop.planning.plan import LoweredPlan
 from linop.text import aligned
 
 _SHOWN = 60
@@ -51,7 +51,7 @@ class Counters:
         """Bytes sent to other workers."""
         return self.calls * self.bytes_each
 
-    def sends(self, plans: Iterable[Plan]) -> None:
+    def sends(self, plans: Iterable[LoweredPlan]) -> None:
         """Set messages and bytes per run to the sums over these plans."""
         for plan in plans:
             self.messages_each += len(plan.sends)

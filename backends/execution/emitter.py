@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from linop.backends.execution.arrays import NUMPY, Arrays
+from linop.backends.arrays.interface import NUMPY, Arrays
 from linop.backends.execution.instructions import (
     Add,
     Apply,
@@ -299,19 +299,38 @@ class Emitter:
         short = 1 < columns <= _NARROW // self.dtype.itemsize
         return short and view.size >= rows * columns and not view.contiguous
 
+    def unlike(self, array: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> str:
+        """A condition: the array named so is not of this shape and dtype."""
+        kind, wrong = self.name(dtype), f"{array}.shape != {self.name(shape)}"
+        # NumPy has one object for each dtype of its own: `is` is faster, and not enough.
+        odd = f"({array}.dtype is not {kind} and {array}.dtype != {kind})"
+        return f"type({array}) is not ndarray or {wrong} or {odd}"
+
     def _apply(self, apply: Apply) -> list[str]:
         local, name = apply.local.on(self.arrays), self.name
-        if len(apply.sources) != 1 or len(apply.results) != 1:
+        alone = len(apply.sources) == 1
+        if len(apply.results) != 1 or not (alone or local.fresh):
             return [self._call(Call(local, [Views(apply.sources)], apply.results, unpack=True))]
-        (source,), (result,) = apply.sources, apply.results
-        x, y = self.view(source), self.variable(result)
-        dtype = apply.local.codomain.dtype
-        wrong = f"{y}.shape != {name(result.shape)} or {y}.dtype != {name(dtype)}"
-        wrong, checked = f"type({y}) is not ndarray or {wrong}", name(local.checked)
+        (result,) = apply.results
+        views = [self.view(source) for source in apply.sources]
+        named = zip(local.domain.regions, views, strict=True)
+        forward = local.forward
+        if alone:
+            x = views[0]
+        elif local.apart is not None:
+            forward, x = local.apart, ", ".join(views)
+        else:
+            x = f"{{{', '.join(f'{r.name!r}: {view}' for r, view in named)}}}"
+        y = self.variable(result)
+        wrong, checked = (
+            self.unlike(y, result.shape, apply.local.codomain.dtype),
+            name(local.checked),
+        )
         if local.fresh:
-            line = f"{y} = {name(local.forward)}({x})"
+            line = f"{y} = {name(forward)}({x})"
             return [line, f"if {wrong}: ({y},) = {checked}({y})"]
         before: list[str] = []
+        (source,) = apply.sources
         if source.fixed:
             x = name(read_only(source.get()))
         elif not self.arrays.asynchronous:

@@ -4,7 +4,6 @@ results, as a run at once, as a generator that stops before each instruction, an
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cached_property
 from typing import Any, NamedTuple
 
 from linop.backends.execution.communication import Communication
@@ -12,6 +11,7 @@ from linop.backends.execution.emitter import Emitter, Mode
 from linop.backends.execution.instructions import Instruction
 from linop.backends.execution.layout import Layout
 from linop.backends.execution.views import Buffer, whole
+from linop.caching import cached_property
 
 
 class Form(NamedTuple):

@@ -7,6 +7,7 @@ copies (`linop.backends.device`), and `linop.backends.execution.emitter` turns a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -154,12 +155,17 @@ class Instruction:
         label: name in traces.
         about: attributes in traces: peers, bytes.
         ready: for an instruction that waits: returns True if it would not have to.
+        stage: messages of later stages have not left before it.
+        together: peers wait for each other in it, so `start` executes it on all of them: it waits
+            for what comes before.
     """
 
     label: str
     operations: Sequence[Operation]
     about: Mapping[str, Any] = field(default_factory=dict)
     ready: Ready | None = None
+    stage: float = math.inf
+    together: bool = False
 
 
 def instruction(

@@ -1,19 +1,20 @@
 """Memory of a bound plan: the buffer of each region in each stage, and which of them are results.
 
 A result has memory of its own, allocated by the run if all results are small, else lent from a
-pool (`linop.backends.execution.lending`). Every other buffer is fixed, and used by all runs.
+pool (`linop.backends.arrays.lending`). Every other buffer is fixed, and used by all runs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from copy import copy
 
 import numpy as np
 
-from linop.backends.execution.arrays import Arrays
+from linop.backends.arrays.interface import Arrays
 from linop.backends.execution.stage import Stage, buffer_of
 from linop.backends.execution.views import Buffer
-from linop.planning.plan import Plan
+from linop.planning.plan import LoweredPlan, Receive, Send
 from linop.spaces.region import Region
 from linop.spaces.scalars import Array
 
@@ -31,7 +32,7 @@ class Layout:
         open: results whose buffer differs from run to run, each with its index.
     """
 
-    def __init__(self, plan: Plan, arrays: Arrays) -> None:
+    def __init__(self, plan: LoweredPlan, arrays: Arrays) -> None:
         self.plan = plan
         self.arrays = arrays
         self.inputs = tuple(buffer_of(region, arrays) for region in plan.inputs)
@@ -73,7 +74,21 @@ class Layout:
                 elif buffer not in self._own or (self.small and small_stay):
                     buffer.array = memory(make.region)
         made = [buffer for buffer in self._own if buffer.array is None]
-        self.open = {buffer: k for k, buffer in enumerate(made)}
+        self.open.update((buffer, k) for k, buffer in enumerate(made))
+
+    def part(self, peers: Collection[int]) -> Layout:
+        """The same memory, with the messages of some peers only."""
+        part = copy(self)
+        part.stages = [stage.part(peers) for stage in self.stages]
+        return part
+
+    @property
+    def messages(self) -> list[Send | Receive]:
+        """Sends and receives of all stages, in order."""
+        every: list[Send | Receive] = []
+        for stage in self.stages:
+            every += [*stage.sends, *stage.receives]
+        return every
 
     def zeros(self, region: Region) -> Array:
         """Zeros in ordinary memory, as `place` wants them."""

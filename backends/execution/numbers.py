@@ -68,7 +68,7 @@ class Condition:
 
 @dataclass(frozen=True, eq=False)
 class Joined:
-    """Conditions joined by ``and`` or ``or``."""
+    """Conditions, or numbers that are not 0, joined by ``and`` or ``or``."""
 
     word: str
-    conditions: Sequence[Condition]
+    conditions: Sequence[Condition | Number]

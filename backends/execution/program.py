@@ -7,12 +7,14 @@ result only, or nothing with ``out``.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from linop.backends.execution.arguments import same_array
+from linop.backends.arrays.arguments import same_array
 from linop.backends.execution.communication import Communication, Instructions
 from linop.backends.execution.emitter import Emitter
 from linop.backends.execution.functions import NEW, Form, Functions
@@ -21,6 +23,7 @@ from linop.backends.execution.layout import Layout
 from linop.backends.execution.stage import Stage, creates
 from linop.backends.execution.views import View, whole
 from linop.backends.transports.call_numbers import Calls
+from linop.caching import cached_property
 from linop.planning.plan import Put, Sum
 from linop.spaces.region import Subset
 from linop.spaces.scalars import Array
@@ -43,7 +46,8 @@ class Program:
         self.arrays = layout.arrays
         self.messages = messages
         self._layout = layout
-        self._calls = calls
+        self.uncounted: AbstractContextManager[None] = calls or nullcontext()
+        """Context of calls without a number."""
         self._follow = self.arrays.following()
         self._where: AbstractContextManager[Any] = nullcontext()
         self.instructions, self._settle = self.arrays.adapted(self._bound(), self.plan.dtype)
@@ -65,7 +69,8 @@ class Program:
             yield from self._cleared(stage)
         yield from self.messages.begin()
         for stage, inbox in zip(stages, self.messages.inbox, strict=True):
-            yield from self._of_stage(stage, inbox)
+            for each in self._of_stage(stage, inbox):
+                yield replace(each, stage=min(each.stage, stage.number))
         yield from self.messages.end()
 
     def _cleared(self, stage: Stage) -> Instructions:
@@ -129,7 +134,7 @@ class Program:
             self._where = self.arrays.surroundings()
         function = self.functions.run(self.form(arrays, out), walk=True)
         self._walk, self._recording = function(*arrays, *(out or ())), self._record
-        with self._calls or nullcontext():
+        with self.uncounted:
             self._at = next(self._walk)
             self._go(waiting=False)
 
@@ -144,12 +149,26 @@ class Program:
             self._follow()
         return results
 
+    @cached_property
+    def _joint(self) -> int:
+        """Number of instructions up to the last one of `Instruction.together`."""
+        return max((k + 1 for k, each in enumerate(self.instructions) if each.together), default=0)
+
+    @property
+    def reached(self) -> float:
+        """The stage at which a run waits between `start` and `finish`: messages of later ones have
+        not left. Infinity without such a run."""
+        at = self._at
+        return self.instructions[at].stage if isinstance(at, int) else math.inf
+
     def _go(self, waiting: bool) -> None:
-        """Execute instructions: to the end, or (not `waiting`) up to one that would have to
-        wait."""
+        """Execute instructions: to the end, or (not `waiting`) up to one that would have to wait,
+        after those that peers execute together."""
+        last = 0 if waiting else self._joint
         while isinstance(self._at, int):
             step = self.instructions[self._at]
-            if not waiting and step.ready is not None and not step.ready():
+            ready = waiting or self._at < last or step.ready is None or step.ready()
+            if not ready:
                 return
             go = partial(next, self._walk)
             record = self._recording
@@ -174,6 +193,11 @@ class Program:
         outs = zip(self.plan.outputs, out, strict=True)
         same = (r.name for r, o in outs if r.name in given and same_array(o, given[r.name]))
         return Form(out=True, straight=straight, in_place=frozenset(same))
+
+    def overwrites(self, arrays: Sequence[Array], out: Sequence[Array] | None) -> bool:
+        """True if a run that computes its results in ``out`` would overwrite an argument before it
+        has been read."""
+        return not self.plan.in_place and bool(self.form(arrays, out).in_place)
 
     def describe(self) -> str:
         """Transport of the messages, as one line of text."""

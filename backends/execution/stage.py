@@ -3,9 +3,10 @@ it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from copy import copy
 
-from linop.backends.execution.arrays import Arrays
+from linop.backends.arrays.interface import Arrays
 from linop.backends.execution.views import Buffer, View
 from linop.planning.plan import (
     Advance,
@@ -68,6 +69,13 @@ class Stage:
         self.sends.sort(key=lambda send: (send.peer < worker, send.peer))
         self.created = frozenset(p.target.region.name for p in self.puts if creates(p))
         """Regions that one put sets as a whole."""
+
+    def part(self, peers: Collection[int]) -> Stage:
+        """The stage with the messages of some peers only."""
+        part = copy(self)
+        part.sends = [send for send in self.sends if send.peer in peers]
+        part.receives = [receive for receive in self.receives if receive.peer in peers]
+        return part
 
     @property
     def sums(self) -> list[Sum]:

@@ -3,7 +3,6 @@ or Speedscope."""
 
 from __future__ import annotations
 
-import json
 import platform
 import threading
 import time
@@ -13,14 +12,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
+from linop import trace_events
 from linop.backends.execution.program import Program
-from linop.backends.transports.transport import Awaited, Talk, Transport
+from linop.backends.transports.agreement import Talk
+from linop.backends.transports.transport import Awaited, Transport
 from linop.errors import ArgumentError, BackendError
 
 Result = TypeVar("Result")
-
-_NAME = 80
-"""Longest name of an event, in characters; its arguments contain the operator's whole text."""
 
 
 class Event(NamedTuple):
@@ -140,7 +138,7 @@ def _first_does(transport: Transport | None, path: Path, work: Callable[[], Any]
 
 
 def _write(path: Path, parts: Sequence[Part]) -> None:
-    path.write_text(json.dumps({"traceEvents": events(parts), "displayTimeUnit": "ns"}))
+    path.write_text(trace_events.file(events(parts)))
 
 
 def events(parts: Sequence[Part]) -> list[dict[str, Any]]:
@@ -159,27 +157,21 @@ def events(parts: Sequence[Part]) -> list[dict[str, Any]]:
         process = last + 1 if worker is None else worker
         name = "all workers" if worker is None else f"worker {worker}"
         order = -1 if worker is None else worker
-        found.append(_about(process, "process_name", name=name))
-        found.append(_about(process, "process_sort_index", sort_index=order))
+        found += trace_events.process(process, name, order)
         threads: dict[int, int] = {}
         for event in sorted(row, key=lambda event: (event.begun, -event.seconds)):
             found.append(
-                {
-                    "ph": "X",
-                    "pid": process,
-                    "tid": threads.setdefault(event.thread, len(threads)),
-                    "name": event.name[:_NAME],
-                    "cat": event.category,
-                    "ts": (event.begun - start[machine]) * 1e6,
-                    "dur": event.seconds * 1e6,
-                    "args": event.about,
-                }
+                trace_events.complete(
+                    process,
+                    threads.setdefault(event.thread, len(threads)),
+                    event.name,
+                    event.category,
+                    event.begun - start[machine],
+                    event.seconds,
+                    event.about,
+                )
             )
     return found
-
-
-def _about(process: int, what: str, **arguments: Any) -> dict[str, Any]:
-    return {"ph": "M", "pid": process, "tid": 0, "name": what, "args": arguments}
 
 
 def _machine() -> str:

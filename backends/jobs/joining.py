@@ -2,7 +2,7 @@
 
 A rank announces its end (`linop.backends.jobs.ending`), and ranks that wait for it to join check
 for that. A rank that has joined waits for the others at its end, and tells those that wait for it
-in a plan that it has ended (`linop.backends.transports.waiting`). The numbers of calls that all
+in a plan that it has ended (`linop.backends.waits.mpi_waits`). The numbers of calls that all
 have made are compared then.
 """
 
@@ -18,12 +18,13 @@ from collections.abc import Generator, Iterator, Sequence
 import numpy as np
 from mpi4py import MPI
 
+from linop.backends.jobs import builds
 from linop.backends.jobs.ending import has_ended
-from linop.backends.transports.agreement import compare_calls
+from linop.backends.transports.call_numbers import compare_calls
 from linop.backends.transports.mpi_transport import Ranks, keep
 from linop.backends.transports.transport import Awaited
-from linop.backends.transports.watchdog import WATCHDOG
-from linop.errors import DeadlockError, communication
+from linop.backends.waits.watchdog import WATCHDOG
+from linop.errors import BackendError, DeadlockError, communication
 
 _NAP = 1e-3
 """Seconds between polls."""
@@ -38,16 +39,31 @@ def joined(comm: MPI.Comm, limit: float) -> Ranks:
     """The transport of this rank, over a private communicator; collective.
 
     Raises:
-        DeadlockError: a rank has ended, or the limit is reached.
+        BackendError: ranks have different sources of linop; on every rank. DeadlockError: a rank
+            has ended, or the limit is reached.
     """
-    ranks = Ranks(MPI.Intracomm(duplicated(comm, limit)), limit)
+    private = MPI.Intracomm(duplicated(comm, limit))
+
+    def gathered(mine: bytes) -> list[bytes]:
+        said = np.empty((private.size, len(mine)), np.uint8)
+        request = private.Iallgather(np.frombuffer(mine, np.uint8), said)
+        _wait(request, comm, limit, said)
+        return [one.tobytes() for one in said]
+
+    try:
+        builds.check(gathered)
+    except DeadlockError:
+        raise  # others may not have the result yet
+    except BackendError:
+        private.Free()
+        raise
+    ranks = Ranks(private, limit)
     _LIVE.add(ranks)
     if ranks.workers > 1 and limit < math.inf:
         WATCHDOG.watch(ranks)
     return ranks
 
 
-@communication()
 def duplicated(comm: MPI.Comm, limit: float) -> MPI.Comm:
     """Duplicate of a communicator; collective, with a bounded wait.
 
@@ -55,6 +71,20 @@ def duplicated(comm: MPI.Comm, limit: float) -> MPI.Comm:
         DeadlockError: a rank has ended, or the limit (in seconds) is reached.
     """
     twin, request = comm.Idup()
+    _wait(request, comm, limit, twin)
+    return twin
+
+
+@communication()
+def _wait(request: MPI.Request, comm: MPI.Comm, limit: float, kept: object) -> None:
+    """Wait for a collective request of a communicator.
+
+    Args:
+        kept: kept alive if the request is abandoned.
+
+    Raises:
+        DeadlockError: a rank has ended, or the limit (in seconds) is reached.
+    """
     begun, asking, words = time.monotonic(), _ASKED, _MINUTE
     polls = 0
     while not request.Test():
@@ -65,7 +95,7 @@ def duplicated(comm: MPI.Comm, limit: float) -> MPI.Comm:
         if waited > asking:
             asking, left = waited + _ASKED, _ended(comm)
         if left or waited > limit:
-            _lost.append((twin, request))
+            _lost.append((kept, request))
             who = f"rank {left[0]} of COMM_WORLD, which has ended" if left else "all others"
             what = "to call linop.launch, or to get the backend of its communicator"
             how = "deadlock" if left else f"a wait took longer than {limit:g} s"
@@ -73,11 +103,10 @@ def duplicated(comm: MPI.Comm, limit: float) -> MPI.Comm:
         if waited > words:
             words += _MINUTE
             sys.stderr.write(f"linop: rank {comm.rank} waits for all others to start linop\n")
-    return twin
 
 
-_lost: list[tuple[MPI.Comm, MPI.Request]] = []
-"""Incomplete duplicates, kept alive: MPI may still write to them."""
+_lost: list[tuple[object, MPI.Request]] = []
+"""Incomplete requests, and what they fill, kept alive: MPI may still write to them."""
 
 
 def _ended(comm: MPI.Comm) -> list[int]:

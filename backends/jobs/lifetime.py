@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from mpi4py import MPI
 
+from linop.backends.base import Backend
 from linop.backends.jobs import ending
 from linop.backends.jobs.joining import meet
 from linop.backends.transports.mpi_transport import Ranks
@@ -18,12 +19,34 @@ from linop.errors import BackendError
 
 
 class RankWorker(Worker):
-    """A worker that is a rank of a communicator."""
+    """A worker that is a rank of a communicator.
+
+    Args:
+        get: makes backends of its kind.
+        options: its settings, arguments of that.
+        own: transport and array module (NumPy by default).
+    """
 
     transport: Ranks
 
+    def __init__(self, get: Callable[..., Backend], options: dict[str, Any], *own: Any) -> None:
+        super().__init__(options["backend"], own[0], options["debug"], *own[1:])
+        self._get = get
+        self._options = {name: value for name, value in options.items() if name != "backend"}
+        self._comms: list[MPI.Comm] = []
+
+    def _part(self, parts: Sequence[tuple[int, ...]], mine: tuple[int, ...]) -> Worker:
+        # All ranks have arrived, so Split does not block.
+        comm = self.transport.comm.Split(mine[0], self.worker)
+        self._comms.append(comm)
+        part = self._get(comm, **self._options)
+        assert isinstance(part, Worker)
+        return part
+
     def leave(self) -> None:
-        """Free the communicators of this backend; collective."""
+        """Free the communicators of this backend and of its parts; collective."""
+        for comm in self._comms:
+            comm.Free()
         self.transport.leave()
 
 

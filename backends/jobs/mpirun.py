@@ -35,7 +35,18 @@ DEFAULTS = {
     # A rank that is aborted, by MPI or by `end`, prints where it was.
     "PYTHONFAULTHANDLER": "1",
 }
-_RANK = {b"PMIX_RANK", b"PMI_RANK"}
+_RANK = {b"PMIX_RANK", b"PMI_RANK", b"LOCAL_RANK"}
+"""Variables that only ranks have: of MPI's launchers, and of torchrun."""
+STARTS = 3
+"""Starts of a job whose launcher fails."""
+_UNSTARTED = "The PMIx server's listener thread failed to start"
+"""Open MPI's error where its launcher fails by chance, before any rank exists: once in about a
+thousand starts on a loaded machine."""
+
+
+def by_chance(said: str) -> bool:
+    """True if a launcher that said this failed by chance, before it started a rank."""
+    return _UNSTARTED in said
 
 
 def command(workers: int, arguments: Sequence[str]) -> list[str]:
@@ -57,7 +68,13 @@ def command(workers: int, arguments: Sequence[str]) -> list[str]:
 
 class Job(subprocess.Popen[str]):
     """A running MPI job; options as for `subprocess.Popen`, but `env` is added to this process's
-    environment."""
+    environment.
+
+    Attributes:
+        command: command line of a program on a number of ranks.
+    """
+
+    command = staticmethod(command)
 
     def __init__(
         self,
@@ -72,7 +89,7 @@ class Job(subprocess.Popen[str]):
         mark = {"LINOP_JOB": uuid.uuid4().hex}
         self._mark = b"LINOP_JOB=" + mark["LINOP_JOB"].encode()
         super().__init__(
-            command(workers, arguments),
+            self.command(workers, arguments),
             env=DEFAULTS | os.environ | dict(env or {}) | mark,
             stdin=subprocess.DEVNULL,
             start_new_session=True,  # Ctrl-C reaches this process only, which then ends the job
@@ -118,7 +135,8 @@ def mpiexec(
     timeout: float,
     env: Mapping[str, str] | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program on a number of ranks to its end; returns status and output.
+    """Run a program on a number of ranks to its end; returns status and output. A launcher that
+    fails by chance, before it starts a rank, is started again.
 
     Args:
         workers: number of ranks.
@@ -131,6 +149,16 @@ def mpiexec(
         BackendError: the timeout expired. The job is killed; the message has its output so far and
             the stacks of its ranks.
     """
+    for _ in range(STARTS):
+        done = _run(workers, arguments, timeout, env)
+        if not (done.returncode and by_chance(done.stderr)):
+            break
+    return done
+
+
+def _run(
+    workers: int, arguments: Sequence[str], timeout: float, env: Mapping[str, str] | None
+) -> subprocess.CompletedProcess[str]:
     pipe = subprocess.PIPE
     with Job(workers, arguments, env=env, stdout=pipe, stderr=pipe) as job:
         try:

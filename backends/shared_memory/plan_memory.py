@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from linop.backends.execution.alignment import PAGE
-from linop.backends.execution.arrays import SMALL
-from linop.backends.execution.lending import PooledBuffer
+from linop.backends.arrays.alignment import PAGE
+from linop.backends.arrays.interface import SMALL
+from linop.backends.arrays.lending import PooledBuffer
 from linop.backends.shared_memory.pool import ALIGNED, Block, Pool, Slots
-from linop.planning.plan import Make, Plan, Receive, Send
+from linop.planning.plan import LoweredPlan, Make, Receive, Send
 from linop.spaces.scalars import Array
 
 SLOTS = 3
@@ -92,7 +92,7 @@ class PlanMemory:
             self.pool.give(self._blocks.pop())
 
 
-def memory_needed(plan: Plan) -> int:
+def memory_needed(plan: LoweredPlan) -> int:
     """Bytes of shared memory that a plan and its adjoint may need on one worker."""
     made = sum(step.region.size for step in plan.steps if isinstance(step, Make))
     moved = sum(step.size for step in plan.steps if isinstance(step, Send | Receive))

@@ -29,8 +29,8 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from linop.backends.execution.alignment import PAGE, placed
-from linop.backends.execution.lending import PooledBuffer
+from linop.backends.arrays.alignment import PAGE, placed
+from linop.backends.arrays.lending import PooledBuffer
 from linop.spaces.scalars import Array
 
 ALIGNED = 64
@@ -75,38 +75,43 @@ class NoWindowError(Exception):
 
 
 class Segment:
-    """One window: this rank's memory with its free blocks, and views of all ranks' memory.
+    """One window: this rank's memory with its free blocks, and views of that of the ranks of its
+    machine, by rank.
 
     Args:
-        gather_all: all-gather of texts by rank; creating a window is collective.
+        gather_all: all-gather of texts by rank; creating a window is collective over the ranks of
+            all machines, each of which creates its own.
+        here: ranks of this machine.
         size: bytes per rank.
 
     Raises:
         NoWindowError: on every rank.
     """
 
-    def __init__(self, gather_all: GatherAll, rank: int, ranks: int, size: int) -> None:
+    def __init__(self, gather_all: GatherAll, rank: int, here: Sequence[int], size: int) -> None:
         self.size = -(-size // PAGE) * PAGE
-        path = _made(self.size * ranks) if rank == 0 else ""
-        path = gather_all(path)[0]
+        first, ranks, mine = here[0], len(here), here.index(rank)
+        path = _made(self.size * ranks) if rank == first else ""
+        path = gather_all(path)[first]
         try:
             shared: mmap.mmap | None = None
             wrong = ""
             try:
-                shared = _mapped(path, self.size * rank, self.size, self.size * ranks)
+                shared = _mapped(path, self.size * mine, self.size, self.size * ranks)
             except OSError as error:
                 wrong = f"{error.strerror} on worker {rank}"
             except ValueError as error:  # the file is short: other ranks' allocations failed
                 wrong = f"{error} on worker {rank}"
             said = [text for text in gather_all(wrong) if text]
         finally:
-            if rank == 0:
+            if rank == first:
                 Path(path).unlink(missing_ok=True)
         if said or shared is None:
             raise NoWindowError(said[0])
-        self.memory: list[Array] = [
-            np.frombuffer(shared, np.uint8, self.size, self.size * k) for k in range(ranks)
-        ]
+        self.memory: dict[int, Array] = {
+            one: np.frombuffer(shared, np.uint8, self.size, self.size * k)
+            for k, one in enumerate(here)
+        }
         self._at = _address(self.memory[rank])
         self._free: list[tuple[int, int]] = [(0, self.size)]
 
@@ -141,33 +146,34 @@ class Segment:
 
 
 class Pool:
-    """Windows of the ranks of a communicator, all on one machine. Use `of` to create them.
+    """Windows of the ranks of a communicator, one for each machine. Use `of` to create them.
 
     Raises:
         NoWindowError: the first window could not be created; on every rank.
     """
 
-    def __init__(self, gather_all: GatherAll, rank: int, ranks: int) -> None:
-        self._rank, self._ranks = rank, ranks
-        if rank == 0:
+    def __init__(self, gather_all: GatherAll, rank: int, here: Sequence[int]) -> None:
+        self._rank, self._here = rank, here
+        if rank == here[0]:
             _sweep()
-        bells = Segment(gather_all, rank, ranks, ALIGNED)
-        self.bells = [memory.data.cast("q") for memory in bells.memory]
-        """Numbers of each rank that change at an alarm for it: cheaper to poll than MPI."""
+        bells = Segment(gather_all, rank, here, ALIGNED)
+        self.bells = {one: memory.data.cast("q") for one, memory in bells.memory.items()}
+        """Numbers of each rank of this machine that change at an alarm for it: cheaper to poll than
+        MPI."""
         self.segments: list[Segment] = []
         self._retired: deque[Block] = deque()
         self._idle: list[Block] = []
         self._fence: MPI.Win | None = None
 
     @staticmethod
-    def of(comm: MPI.Intracomm, gather_all: GatherAll) -> Pool:
-        """The pool of a communicator's ranks, shared by all communicators of the same ranks;
-        collective."""
+    def of(comm: MPI.Intracomm, gather_all: GatherAll, here: Sequence[int]) -> Pool:
+        """The pool of a communicator's ranks on this machine, shared by all communicators of the
+        same ranks; collective."""
         group, world = comm.Get_group(), MPI.COMM_WORLD.Get_group()
-        ranks = tuple(group.Translate_ranks(None, world))
-        if ranks not in _POOLS:
-            _POOLS[ranks] = Pool(gather_all, comm.rank, comm.size)
-        return _POOLS[ranks]
+        key = tuple(group.Translate_ranks(None, world)), tuple(here)
+        if key not in _POOLS:
+            _POOLS[key] = Pool(gather_all, comm.rank, here)
+        return _POOLS[key]
 
     def room(self) -> tuple[int, int]:
         """Longest free block of this rank, and the largest possible new window per rank, in
@@ -177,12 +183,12 @@ class Pool:
             free = shutil.disk_usage(WHERE).free
         except OSError:
             free = 0
-        return longest, free // _SHARE // self._ranks
+        return longest, free // _SHARE // len(self._here)
 
     def grow(self, gather_all: GatherAll, size: int) -> None:
         """Add a window of at least `size` bytes per rank, if all ranks can map it; collective."""
         with contextlib.suppress(NoWindowError):
-            self.segments.append(Segment(gather_all, self._rank, self._ranks, aligned(size)))
+            self.segments.append(Segment(gather_all, self._rank, self._here, aligned(size)))
 
     def take(self, size: int) -> Block | None:
         """Take a free block of this rank's memory; None if there is none."""
@@ -299,9 +305,9 @@ class Slots:
                 self._pool.give(block)
 
 
-_POOLS: dict[tuple[int, ...], Pool] = {}
-"""Pools by ranks in COMM_WORLD, kept for the process: creating windows is slow, and results lie in
-them."""
+_POOLS: dict[tuple[tuple[int, ...], tuple[int, ...]], Pool] = {}
+"""Pools by ranks in COMM_WORLD and those of this machine, kept for the process: creating windows is
+slow, and results lie in them."""
 
 
 def wanted(need: int, room: Sequence[tuple[int, int]]) -> int | None:

@@ -13,8 +13,9 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
-from linop.backends.execution.arrays import SMALL
+from linop.backends.arrays.interface import SMALL
 from linop.backends.execution.communication import Communication, Instructions
 from linop.backends.execution.instructions import (
     Add,
@@ -60,6 +61,10 @@ class Windows(Communication):
     """Messages of a bound plan through shared-memory windows. Binding takes two steps: `offers`
     gives the locations for each peer, and `connect` takes those of the peers.
 
+    Args:
+        layout: of the plan, or the part of it that has the messages of this machine.
+        small_stay: as for `Layout.place`.
+
     Raises:
         NoRoomError: there is too little shared memory.
     """
@@ -72,6 +77,7 @@ class Windows(Communication):
         spins: int,
         about: Callable[[], str],
         calls: Calls,
+        small_stay: bool = False,
     ) -> None:
         self.layout = layout
         self._pool = pool
@@ -83,19 +89,19 @@ class Windows(Communication):
         self._met: set[int] = set()
         self._in_pieces: dict[tuple[int, int], list[Piece]] = {}
         self._memory = PlanMemory(pool, layout.dtype)
-        steps = layout.plan.steps
-        receivers = {s.peer for s in steps if isinstance(s, Send)}
-        receives = [s.peer for s in steps if isinstance(s, Receive)]
+        receivers = {s.peer for s in layout.messages if isinstance(s, Send)}
+        receives = [s.peer for s in layout.messages if isinstance(s, Receive)]
+        self._from = frozenset(receives)
         peers, lines = sorted(receivers.union(receives)), len(receivers) + len(receives)
         self._signals = Signals(self._memory, peers, lines, until, spins, about)
         self._receivers = {p: Offer(ready=self._signals.line()) for p in sorted(receivers)}
         self._choose()
-        layout.place(self._array)
+        layout.place(self._array, small_stay)
         if self._direct:
             self._memory.add_slots(buffer.shape for buffer in layout.open)
         self._slots = self._memory.slots
         self.lent = None if self._slots is None else self._slots.free
-        self.takes_out = not self._direct
+        self.takes_out = self.early = not self._direct
         self.inbox = [self._inbox(stage) for stage in layout.stages]
         self._release = weakref.finalize(self, _give_back, self._memory, self._signals.runs)
         self._release.atexit = False
@@ -106,7 +112,7 @@ class Windows(Communication):
         """Decide if peers write into results, which then lie in shared memory, or into separate
         buffers used in turn, so that they need not wait for this worker's call."""
         layout = self.layout
-        moved = [(s, p) for s in layout.stages for p in s.puts if isinstance(p.source, Message)]
+        moved = [(s, p) for s in layout.stages for p in s.puts if self._comes(p)]
         size = layout.bytes_of(sum(p.target.size for s, p in moved if self._is_straight(s, p)))
         results = layout.bytes_of(sum(region.size for region in layout.plan.outputs))
         limit = max(_LEAST, results // _SHARE)
@@ -119,12 +125,16 @@ class Windows(Communication):
         self._turns = MANY if beside <= SMALL else FEW if beside <= _LONG else 1
         self._turns = 0 if self._direct else self._turns
 
+    def _comes(self, put: Put) -> bool:
+        """True if a put reads a message that comes through shared memory."""
+        return isinstance(put.source, Message) and put.source.peer in self._from
+
     def _is_straight(self, stage: Stage, put: Put) -> bool:
         """True if a message alone determines a box of the result, with contiguous runs that are
         long enough."""
         runs, size = (self.layout.bytes_of(n) for n in (stage.target(put).run, put.target.size))
         alone = put.is_copy and not any(put is step.first for step in stage.sums)
-        return alone and isinstance(put.source, Message) and runs >= min(_RUN, size)
+        return alone and self._comes(put) and runs >= min(_RUN, size)
 
     def _array(self, region: Region) -> Array:
         return self._memory.array(region.shape) if self._direct else self.layout.zeros(region)
@@ -172,7 +182,8 @@ class Windows(Communication):
             both = step.first, step.second
             if any(put is one for one in both):
                 peers = [one.source.peer for one in both if isinstance(one.source, Message)]
-                if peers and all(len(stage.incoming(peer)) == 1 for peer in peers):
+                here = all(p in self._from and len(stage.incoming(p)) == 1 for p in peers)
+                if peers and here:
                     return pieces_of(put.target.shape, self.layout.dtype.itemsize)
         return []
 
@@ -288,7 +299,8 @@ class Windows(Communication):
         spin = signals.spin(Condition(signals.flag(k), ">=", RUN), ready, who)
         slot = RUN % turns if turns else signals.flag(k + 1)
         choose = Set([_slot(peer)], slot)
-        return instruction(f"wait until {peer} is ready", *spin, choose, ready=ready, peer=peer)
+        wait = instruction(f"wait until {peer} is ready", *spin, choose, ready=ready, peer=peer)
+        return replace(wait, stage=stage - 0.5)
 
     def sum(self, stage: Stage, step: Sum, first: View, second: View) -> Instruction:
         """Sum of two boxes. Each piece of a long message is added once it has arrived, while the

@@ -1,2 +1,2 @@
-"""Transports: messages between workers, agreement over the control channel, waits, deadlock
-detection."""
+"""Transports: messages between workers, and their agreement over the control channel. Deadlocks and
+the ends of waits are in `linop.backends.waits`; those of threads in `mailboxes`."""

@@ -1,101 +1,220 @@
-"""Collective checks when all workers compile an operator: all built the same one, all could lower
-it, and all made the same calls before."""
+"""Agreement of workers over the control channel, so that an error found by one is raised by all.
+
+`agree` merges the verdicts of a plan's workers along a tree: at its first call, and when it is
+bound. `Gathering` is an all-gather of objects, of all workers, which have to do the same;
+`linop.backends.transports.compile_agreement` is by one.
+"""
 
 from __future__ import annotations
 
+import math
+from abc import abstractmethod
 from collections.abc import Sequence
-from functools import partial
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from typing import Any
 
-from linop.backends.transports.transport import Counts, Transport
-from linop.errors import BackendError, LinopError, restated
-from linop.operators.operator import LinearOperator
-
-_SHOWN = 160
-"""Longest text of an operator in an error."""
+from linop.backends.transports.transport import MEET, Awaited, Item, Transport, Who
+from linop.backends.waits.deadlock import Key, Point
+from linop.backends.waits.recorder import Recorder
+from linop.errors import BackendError, LinopError, interrupt
 
 
-class Said(NamedTuple):
-    """Contribution of one worker to the check."""
+@dataclass
+class Verdict:
+    """Merged statements of workers before a call: errors found, calls made, votes."""
 
-    digest: bytes
-    """Digest of the operator's construction."""
-    plans: int
-    """Number of plans compiled so far."""
-    wrong: LinopError | None
-    """Error raised by lowering."""
-    calls: Counts
+    wrong: dict[int, LinopError] = field(default_factory=dict)
+    """Errors by worker."""
+    calls: dict[tuple[int, int], tuple[int, str]] = field(default_factory=dict)
+    """Calls by (tag, call number): the first worker that makes it, and its name."""
+    votes: bool = True
+    """True if all workers vote yes."""
+
+    def merged(self, other: Verdict) -> Verdict:
+        calls = dict(self.calls)
+        for call, said in other.calls.items():
+            calls[call] = min(said, calls.get(call, said))
+        return Verdict(self.wrong | other.wrong, calls, self.votes and other.votes)
+
+    def error(self) -> LinopError | None:
+        """The first worker's error, to be raised on every worker; None if all agree."""
+        if self.wrong:
+            return self.wrong[min(self.wrong)]
+        if len(self.calls) > 1:
+            calls = "; ".join(f"worker {w} calls {what}" for w, what in sorted(self.calls.values()))
+            return BackendError(
+                f"workers call different plans: {calls}. Call the same plans in the same order on "
+                f"every worker; plans that several threads call, once before these begin"
+            )
+        return None
 
 
-def check_agreement(
-    op: LinearOperator,
-    transport: Transport,
-    plans: int = 0,
-    lowered: object = None,
-    calls: Counts | None = None,
-) -> int:
-    """Check collectively that all workers built the same operator, could lower it, and have made
-    the same calls before.
+class Talk:
+    """A tagged exchange over the control channel; on abort, unconsumed messages are revoked, so
+    that the next exchange does not take them for its own.
 
     Args:
-        plans: number of plans that this worker has compiled.
-        lowered: result of lowering the operator on this worker; an error if it failed.
-        calls: calls made on this worker.
+        topic: tag of the exchange: equal on all participants, and different for each exchange.
+    """
 
-    Returns:
-        The largest number of plans of any worker: numbers differ if an error interrupted some
-            workers.
+    def __init__(self, transport: Transport, topic: tuple[object, ...]) -> None:
+        self._transport = transport
+        self._topic = topic
+        self._told: list[int] = []
+        self._topics: dict[int, tuple[object, ...]] = {}
+
+    def __enter__(self) -> Talk:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is None:
+            self._transport.points[self.key] = self.number, math.inf
+            return
+        interrupt(error)
+        for peer in self._told:
+            self._transport.post(peer, (self._topic, _TAKEN_BACK))
+
+    @property
+    def key(self) -> Key:
+        """Kind and tag of the exchange, without its number."""
+        about = self._topic[1] if len(self._topic) > 1 else 0
+        assert isinstance(about, int)
+        return str(self._topic[0]), about
+
+    @property
+    def number(self) -> int:
+        """Number of the control exchange among those of its key."""
+        number = self._topic[2] if len(self._topic) > 2 else 1
+        assert isinstance(number, int)
+        return number
+
+    def awaited(self, words: str, peer: int, at: int, needs: int) -> Awaited:
+        """Description of a wait in this exchange, at a stage of it."""
+        return Awaited(words, (peer,), at, needs, key=self.key, number=self.number)
+
+    def say(self, peer: int, item: Any) -> None:
+        """Send an item to a worker, with the tag of the exchange that it was last heard in
+        (default: this one)."""
+        self._told.append(peer)
+        topic = self._topics.get(peer, self._topic)
+        self._transport.post(peer, (topic, item))
+
+    def hear(self, peer: int, who: Who) -> Any:
+        """Next item from a worker in this exchange. An item of another exchange is returned if it
+        is not revoked within `_PATIENCE`."""
+        other: Any = None
+        while True:
+            said = self._transport.fetch(peer, who, None if other is None else _PATIENCE)
+            if said is None:
+                return other
+            topic, item = said
+            self._topics[peer] = topic
+            if isinstance(item, str) and item == _TAKEN_BACK:
+                other = None
+            elif topic == self._topic:
+                return item
+            else:
+                other = item
+
+
+_TAKEN_BACK = "taken back"
+_PATIENCE = 0.1
+"""Seconds to wait for a revocation of an aborted exchange's message."""
+
+
+def agree(talk: Talk, me: int, group: Sequence[int], mine: Verdict, what: str) -> Verdict:
+    """All-reduce of verdicts over a group: merged up a binomial tree, and sent down again. Each
+    worker communicates with at most ⌈log₂ n⌉ others.
+
+    Args:
+        me: index of this worker in the group.
+        what: the operation that follows, for a report of a wait.
+    """
+    n = len(group)
+
+    def fetch(k: int, at: int) -> Verdict:
+        words = f"worker {group[k]} to {what}"
+        said = talk.hear(group[k], lambda: talk.awaited(words, group[k], at, at + 1))
+        if isinstance(said, Verdict):
+            return said
+        # An item of another exchange, in which that worker is.
+        words = f"worker {group[k]} does something else, and others {what}; do the same, in the "
+        return Verdict({group[k]: BackendError(f"{words}same order, on every worker")})
+
+    step = 1
+    children: list[int] = []
+    while step < n and me % (2 * step) == 0:
+        if me + step < n:
+            children.append(me + step)
+            mine = mine.merged(fetch(me + step, 0))
+        step *= 2
+    if me:
+        talk.say(group[me - step], mine)
+        mine = fetch(me - step, 1)
+    for child in reversed(children):
+        talk.say(group[child], mine)
+    return mine
+
+
+ALL: Key = "all", 0
+"""Key of gatherings of all workers, for deadlock detection."""
+_BITS = 40
+
+
+class Gathering:
+    """Implementation of `Transport.gather_all` over an exchange of items."""
+
+    recorder: Recorder
+    points: dict[Key, Point]
+    _gatherings = 0
+
+    def _number(self, epoch: int) -> int:
+        """Number of the current gathering.
+
+        Args:
+            epoch: number of errors so far that ended the waits of all workers. They may have
+                interrupted different gatherings.
+        """
+        return max(self._gatherings, epoch << _BITS) + 1
+
+    def _gathered(self, number: int) -> None:
+        """Record that a gathering is complete here."""
+        self._gatherings, self.points[ALL] = number, (number, math.inf)
+
+    def gather_all(self, item: Item, doing: str = MEET, about: object = "") -> list[Item]:
+        if doing != MEET:
+            self.recorder.meets(doing, about)
+        said = self._exchanged((doing, item), doing, about)
+        if len({one for one, _ in said}) > 1:
+            check_doing(self._exchanged((doing, str(about)), doing, about))
+        return [one for _, one in said]
+
+    @abstractmethod
+    def _exchanged(self, mine: Item, doing: str, about: object) -> list[Item]:
+        """Items of all workers, by worker; collective."""
+
+
+def check_doing(said: Sequence[tuple[str, object]]) -> None:
+    """Check that all workers call the same operation.
+
+    Args:
+        said: operation and subject of each worker.
 
     Raises:
-        BackendError: operators or numbers of calls differ; or the first worker's error in lowering.
-            Either on every worker, with the same text.
+        BackendError: the operations differ.
     """
-    meet = partial(transport.gather_all, doing="compile", about=op)
-    # First a cheap digest of the construction; equal operators may be constructed in two ways.
-    wrong = restated(lowered, str(lowered)) if isinstance(lowered, LinopError) else None
-    mine = Said(op.stages.digest, plans, wrong, dict(calls or {}))
-    said = meet(mine)
-    digests = [one.digest for one in said]
-    if len(set(digests)) > 1:
-        digests = meet(op.stages.fingerprint)
-    if len(set(digests)) == 1:
-        for worker, one in enumerate(said):
-            if one.wrong is not None:
-                raise restated(one.wrong, f"worker {worker}, compiling {op!r}: {one.wrong}")
-        compare_calls(transport, [one.calls for one in said])
-        return max(one.plans for one in said)
-    names = meet(repr(op)[:_SHOWN].rstrip())
-    built = []
-    for known in dict.fromkeys(digests):
-        workers = [w for w, digest in enumerate(digests) if digest == known]
-        built.append(f"workers {workers} built {names[workers[0]]}")
-    raise BackendError(
-        f"workers built different operators: {'; '.join(built)}. Build it from the same arguments "
-        f"on every worker"
-    )
+    if len({doing for doing, _ in said}) > 1:
+        each = (f"worker {w}: {in_words(*one)}" for w, one in enumerate(said))
+        raise BackendError(
+            f"workers do different things: {'; '.join(each)}. Do the same, in the same order, on "
+            f"every worker"
+        )
 
 
-def compare_calls(transport: Transport, said: Sequence[Counts]) -> None:
-    """`check_calls` of the workers of a transport, which remembers that it raised."""
-    try:
-        check_calls(said)
-    except BackendError:
-        transport.out_of_step = True
-        raise
+def in_words(doing: str, about: object) -> str:
+    return f"{doing} {about}".rstrip()
 
 
-def check_calls(said: Sequence[Counts]) -> None:
-    """Check that all workers of each group made the same number of calls of its plans.
-
-    Raises:
-        BackendError: a worker left out a call, or made an additional one; on every worker.
-    """
-    for group in sorted({group for one in said for group in one}):
-        made = [(w, many) for w in group if (many := said[w].get(group)) is not None]
-        if len({many for _, many in made}) > 1:
-            each = ", ".join(f"{many} on worker {w}" for w, many in made)
-            raise BackendError(
-                f"workers are out of step: of plans of workers {list(group)} they have made other "
-                f"numbers of calls since they last compiled: {each}; one of them left out a call, "
-                f"or made one more. Call the same plans in the same order on every worker"
-            )
+def gathering(peer: int, doing: str, about: object) -> str:
+    """Description of the wait for a worker in `Transport.gather_all`."""
+    return f"worker {peer} to {in_words(doing, about)}"

@@ -6,21 +6,22 @@ worker leaves out a call, or makes an additional one, the numbers of the next pl
 In shared memory the number is in the word that signals a message
 (`linop.backends.shared_memory.runs`). In other transports it is appended to a message packed in
 host memory, at negligible cost, or is a message of its own, sent first. MPI collectives carry no
-number.
+number. All numbers are compared when all workers compile, and at the end of a program.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from linop.backends.execution.instructions import Call, If, Operation, Set
 from linop.backends.execution.numbers import Condition, Field, Item, Joined, Returned, Variable
+from linop.backends.transports.transport import Counts, Transport
 from linop.errors import BackendError
-from linop.planning.plan import GROUP, Plan, Receive, Send
+from linop.planning.plan import GROUP, Receive, Send
 from linop.spaces.scalars import Array
 
 PACKED = 8 * 1024
@@ -127,6 +128,32 @@ def check_step(peer: int, theirs: int, mine: int, about: Callable[[], str]) -> N
         )
 
 
+def compare_calls(transport: Transport, said: Sequence[Counts]) -> None:
+    """`check_calls` of the workers of a transport, which remembers that it raised."""
+    try:
+        check_calls(said)
+    except BackendError:
+        transport.out_of_step = True
+        raise
+
+
+def check_calls(said: Sequence[Counts]) -> None:
+    """Check that all workers of each group made the same number of calls of its plans.
+
+    Raises:
+        BackendError: a worker left out a call, or made an additional one; on every worker.
+    """
+    for group in sorted({group for one in said for group in one}):
+        made = [(w, many) for w in group if (many := said[w].get(group)) is not None]
+        if len({many for _, many in made}) > 1:
+            each = ", ".join(f"{many} on worker {w}" for w, many in made)
+            raise BackendError(
+                f"workers are out of step: of plans of workers {list(group)} they have made other "
+                f"numbers of calls since they last compiled: {each}; one of them left out a call, "
+                f"or made one more. Call the same plans in the same order on every worker"
+            )
+
+
 class Room(NamedTuple):
     """Buffer of a message with a call number at its end."""
 
@@ -143,28 +170,37 @@ class Room(NamedTuple):
 
 
 class Numbers:
-    """Call numbers in the messages of one plan.
+    """Call numbers in some messages of one plan.
 
     Args:
+        messages: its sends and receives, in order.
         calls: call counter of the plan's workers; None if there are no other workers, or calls are
             not compared.
-        inside: True if messages of at most `PACKED` bytes have the number appended.
+        most: bytes of the largest message that has the number appended; -1 if none has.
         about: gives the plan's name.
+        counted: True if other instructions count the calls.
 
     Attributes:
         mine: buffer of the current call's number, for a message of its own.
     """
 
     def __init__(
-        self, plan: Plan, calls: Calls | None, inside: bool, about: Callable[[], str]
+        self,
+        messages: Sequence[Send | Receive],
+        dtype: np.dtype[Any],
+        calls: Calls | None,
+        most: int,
+        about: Callable[[], str],
+        counted: bool = False,
     ) -> None:
-        self._dtype = plan.dtype
+        self._dtype = dtype
+        self._counted = counted
         self._calls = calls
-        self._most = PACKED if inside else -1
+        self._most = most
         self._about = about
         self._first: dict[tuple[bool, int], Send | Receive] = {}
-        for step in plan.steps if calls is not None else ():
-            if isinstance(step, Send | Receive) and step.peer != GROUP:
+        for step in messages if calls is not None else ():
+            if step.peer != GROUP:
                 self._first.setdefault((isinstance(step, Send), step.peer), step)
         self.mine: Array = np.zeros(1, _NUMBER)
         self._theirs: dict[int, list[tuple[int, memoryview]]] = {}
@@ -176,7 +212,7 @@ class Numbers:
             return []
         alone = any(isinstance(step, Send) and self.before(step) for step in self._first.values())
         said: list[Operation] = [Set([Item(self.mine.data, 0)], CALL)] if alone else []
-        return [*counting(self._calls), *said]
+        return [*([] if self._counted else counting(self._calls)), *said]
 
     def inside(self, step: Send | Receive) -> bool:
         """True if the number is appended to this message."""

@@ -80,6 +80,10 @@ class Channel:
         """The next control message from a rank, once `heard` is true."""
         return self._boxes[peer, kind].popleft()[1]
 
+    def progress(self) -> None:
+        """Let MPI proceed with messages."""
+        self.comm.Iprobe(MPI.ANY_SOURCE, ALARM)
+
     def anyone(self, kind: int) -> tuple[int, int, Any] | None:
         """The next control message from any rank, as (rank, epoch, item); None if none has
         arrived."""

@@ -20,22 +20,15 @@ from typing import Any
 
 import numpy as np
 
-from linop.backends.execution.arrays import NUMPY, Arrays
-from linop.backends.transports.deadlock import Key as About
-from linop.backends.transports.deadlock import Point, is_of_python, joins, who_waits
-from linop.backends.transports.recorder import Recorder, at_place
-from linop.backends.transports.transport import (
-    ANY,
-    Alone,
-    Gathering,
-    Item,
-    Plans,
-    Who,
-    awaited,
-    gathering,
-    heard,
-)
-from linop.backends.transports.watchdog import stacks
+from linop.backends.arrays.interface import NUMPY, Arrays
+from linop.backends.transports.agreement import Gathering, gathering
+from linop.backends.transports.call_numbers import PACKED
+from linop.backends.transports.transport import ANY, Alone, Item, Plans, Who, awaited, heard
+from linop.backends.waits.deadlock import Key as About
+from linop.backends.waits.deadlock import Point, who_waits
+from linop.backends.waits.recorder import Recorder, at_place
+from linop.backends.waits.threads import is_of_python, joins
+from linop.backends.waits.watchdog import stacks
 from linop.errors import BackendError, DeadlockError, LinopError
 from linop.spaces.scalars import Array
 
@@ -48,8 +41,10 @@ _LIMIT = 600.0
 unobserved."""
 
 
-Key = tuple[int, int, int]
-"""Sender, receiver, tag."""
+Key = tuple[int, ...]
+"""Sender, receiver, tag, and the number of the part of the workers that talk (empty for all)."""
+Address = tuple[int, ...]
+"""A worker, and the number of the part."""
 
 
 class Group:
@@ -63,14 +58,21 @@ class Group:
         self.surroundings = [arrays.surroundings() for _ in range(workers)]
         self.results: list[Any] = [None] * workers
         self.failure: BaseException | None = None
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._ends = threading.Condition(self._lock)
+        """Notified when a worker has ended."""
+        self._woken: dict[Key, list[threading.Condition]] = {}
+        """By mailbox: a condition for each thread that waits for it. Waking all threads for each
+        message would take time in proportion to the cube of the number of workers."""
         self._boxes: dict[Key, deque[Any]] = {}
         self._waiting: dict[tuple[int, int], tuple[Key, Who]] = {}
         """Waits by worker and thread: the mailbox, and a description."""
         self._threads: list[set[threading.Thread]] = [set() for _ in range(workers)]
         """By worker: the threads that have waited in linop, and the one that runs its program."""
+        self._has_several = False
+        """True if some worker has, or had, several threads: a deadlock may then go undetected."""
         self._ended: set[int] = set()
-        self._alarms: dict[int, list[tuple[int, LinopError, int]]] = {}
+        self._alarms: dict[Address, list[tuple[int, LinopError, int]]] = {}
 
     def work(self, worker: int, main: Callable[[Mailbox], Any]) -> None:
         """Body of a worker's thread: run the program, and record its result or failure."""
@@ -85,28 +87,29 @@ class Group:
                 error.add_note(f"raised on worker {worker} of {self.workers}")
                 self._fail(error)
         finally:
-            with self._changed:
+            with self._lock:
                 del self._running[worker]
                 self._ended.add(worker)
                 self._threads[worker].discard(threading.current_thread())
                 self._detect_deadlock()
-                self._changed.notify_all()
+                self._wake_all()
 
     def join(self, threads: Sequence[threading.Thread]) -> None:
         """Join the workers' threads, except those that were still busy when a wait reached its
         limit."""
         if self._limit < math.inf:
-            with self._changed:
-                self._changed.wait_for(lambda: len(self._ended | self._late) == self.workers)
+            with self._lock:
+                self._ends.wait_for(lambda: len(self._ended | self._late) == self.workers)
         for worker, thread in enumerate(threads):
             if worker not in self._late:
                 thread.join()
 
     def put(self, key: Key, item: Any) -> None:
         """Append an item to a mailbox."""
-        with self._changed:
+        with self._lock:
             self._boxes.setdefault(key, deque()).append(item)
-            self._changed.notify_all()
+            for woken in self._woken.get(key, ()):
+                woken.notify()
 
     def has(self, key: Key) -> bool:
         """True if a mailbox is not empty."""
@@ -128,7 +131,7 @@ class Group:
                 that is being called.
         """
         receiver, here = key[1], threading.get_ident()
-        with self._changed:
+        with self._lock:
             self._register(receiver)
             begun = 0.0
             while True:
@@ -137,16 +140,16 @@ class Group:
                     return box.popleft()
                 if self.failure is not None:
                     raise self._aborted(receiver)
-                self.check(receiver, plans, busy)
+                self.check(key, plans, busy)
                 if patience is not None:
-                    if not self._changed.wait(patience):
+                    if not self._wait(key, patience):
                         return None
                     continue
                 self._waiting[receiver, here] = key, who
                 self._detect_deadlock()
                 if self.failure is None:
                     begun = begun or time.monotonic()
-                    self._pause(begun)
+                    self._pause(key, begun)
                 del self._waiting[receiver, here]  # its description may refer to a plan
 
     def message(self, key: Key, plans: Plans, size: int, dtype: np.dtype[Any], who: Who) -> Any:
@@ -163,24 +166,24 @@ class Group:
             )
         return message
 
-    def alarm(self, worker: int, error: LinopError, tag: int, call: int) -> None:
-        """Raise an error on every other worker: at once if it waits in this call of the plan, else
-        when it makes the call."""
-        with self._changed:
-            for other in range(self.workers):
-                if other != worker:
-                    self._alarms.setdefault(other, []).append((tag, error, call))
-            self._changed.notify_all()
+    def alarm(self, others: Sequence[Address], error: LinopError, tag: int, call: int) -> None:
+        """Raise an error on other workers: at once if they wait in this call of the plan, else when
+        they make the call."""
+        with self._lock:
+            for other in others:
+                self._alarms.setdefault(other, []).append((tag, error, call))
+            self._wake_all()
 
-    def alarmed(self, worker: int) -> bool:
+    def alarmed(self, address: Address) -> bool:
         """True if a worker has a pending alarm."""
-        return bool(self._alarms.get(worker))
+        return bool(self._alarms.get(address))
 
-    def check(self, worker: int, plans: Plans, tag: int) -> None:
-        """Deliver pending alarms to the plans, and raise the error of one about this plan, if there
-        is one."""
-        for plan, error, call in self._alarms.pop(worker, ()):
-            plans.hear(plan, error, call)
+    def check(self, key: Key, plans: Plans, tag: int) -> None:
+        """Deliver pending alarms of a mailbox's receiver to the plans, and raise the error of one
+        about this plan, if there is one."""
+        if self._alarms:
+            for plan, error, call in self._alarms.pop((key[1], *key[3:]), ()):
+                plans.hear(plan, error, call)
         mine = plans.alarm(tag)
         if mine is not None:
             raise heard(mine, tag)
@@ -196,30 +199,50 @@ class Group:
         mine, thread = self._threads[worker], threading.current_thread()
         if thread not in mine and is_of_python(thread):
             mine.add(thread)
-            self._changed.notify_all()
+            self._has_several = self._has_several or len(mine) > 1
+            self._wake_all()
 
-    def _has_several(self) -> bool:
-        """True if some worker has, or had, several threads: a deadlock may then go undetected."""
-        return any(len(threads) > 1 for threads in self._threads)
+    def _wait(self, key: Key, seconds: float | None) -> bool:
+        """Wait until something is put into a mailbox or all threads are woken; False if neither is
+        done in time."""
+        woken = threading.Condition(self._lock)
+        waiting = self._woken.setdefault(key, [])
+        waiting.append(woken)
+        try:
+            return woken.wait(seconds)
+        finally:
+            waiting.remove(woken)
+            if not waiting:
+                self._woken.pop(key, None)
+
+    def _wake_all(self) -> None:
+        self._ends.notify_all()
+        for waiting in self._woken.values():
+            for woken in waiting:
+                woken.notify()
 
     def _detect_deadlock(self) -> None:
         """Record a deadlock if all known threads of all workers wait or have ended."""
         if self.failure is not None or not self._waiting:
             return
+        if len(self._waiting) < len(self._running) and not self._has_several:
+            return
         if any(self._boxes.get(key) for key, _ in self._waiting.values()):
             return
         waiting = Counter(worker for worker, _ in self._waiting)
         for worker, threads in enumerate(self._threads):
-            alive = [thread for thread in threads if thread.is_alive()]
+            # The program's own thread is alive until it says that it has ended.
+            own = self._running[worker][0] if worker in self._running else None
+            alive = [thread for thread in threads if thread.ident == own or thread.is_alive()]
             if len(alive) > max(1, waiting[worker]):
                 idents = {thread for _, thread in self._waiting}
                 alive = [thread for thread in alive if not joins(thread, idents)]
             if len(alive) > waiting[worker] or not (threads or worker in self._ended):
                 return
-        if any(self._alarms.get(worker) for worker in waiting):
+        if any(self._alarms.get((key[1], *key[3:])) for key, _ in self._waiting.values()):
             return  # a waiting worker has an alarm to raise
         self.failure = DeadlockError(f"deadlock: {self._who_waits()}")
-        self._changed.notify_all()
+        self._wake_all()
 
     def _who_waits(self) -> str:
         words: dict[int, list[str]] = {}
@@ -230,15 +253,15 @@ class Group:
         busy = {w: at_place("does not wait in linop", running[w]) for w in self._late}
         return who_waits(waits, self._ended.difference(waits), busy)
 
-    def _pause(self, begun: float) -> None:
+    def _pause(self, key: Key, begun: float) -> None:
         """Wait for a change, at most until the limit; at the limit, end all waits with a report."""
-        several = self._has_several()
+        several = self._has_several
         limit = min(self._limit, _LIMIT) if several else self._limit
         left = begun + limit - time.monotonic()
         if left > 0:
             # No notification comes when another thread of a worker ends.
             pause = min(left, _AGAIN) if several else left
-            self._changed.wait(None if pause == math.inf else pause)
+            self._wait(key, None if pause == math.inf else pause)
             return
         self._late = frozenset(self._running).difference(worker for worker, _ in self._waiting)
         text = f"a wait took longer than {limit:g} s: {self._who_waits()}"
@@ -248,13 +271,13 @@ class Group:
             said.append(f"worker {worker}, its last calls, the oldest first:\n{calls}")
         sys.stderr.write("".join(said) + stacks())
         self.failure = DeadlockError(text)
-        self._changed.notify_all()
+        self._wake_all()
 
     def _fail(self, error: BaseException) -> None:
-        with self._changed:
+        with self._lock:
             if self.failure is None:
                 self.failure = error
-            self._changed.notify_all()
+            self._wake_all()
 
 
 class AbortedError(SystemExit):
@@ -262,29 +285,75 @@ class AbortedError(SystemExit):
 
 
 class Mailbox(Gathering):
-    """One worker's transport (`linop.backends.transports.transport.Transport`)."""
+    """One worker's transport (`linop.backends.transports.transport.Transport`).
+
+    Args:
+        worker: its number among the members.
+        members: workers of the group, by default all.
+        part: number of this part of the workers; no other part of a member has it.
+    """
 
     name = "mailboxes in memory"
+    packed = PACKED
+    spins = 0
 
-    def __init__(self, group: Group, worker: int) -> None:
+    def __init__(
+        self,
+        group: Group,
+        worker: int,
+        members: Sequence[int] | None = None,
+        part: tuple[int, ...] = (),
+    ) -> None:
         self._group = group
+        self._members = range(group.workers) if members is None else members
+        self._part = part
+        self._parts = 0
         self.worker = worker
-        self.workers = group.workers
+        self.workers = len(self._members)
+        self._address = self._members[worker], *part
         self.busy = ANY
         self.plans: Plans = Alone()
         self.points: dict[About, Point] = {}
         self.recorder = Recorder()
         self.out_of_step = False
+        self.eager: dict[int, int] = {}
+
+    def part(self, workers: Sequence[int]) -> Mailbox:
+        """Transport between some of the workers, numbered in ascending order. All workers call this
+        in the same order, each with its own part."""
+        self._parts += 1
+        members = [self._members[worker] for worker in workers]
+        me = workers.index(self.worker)
+        return Mailbox(self._group, me, members, (*self._part, self._parts))
+
+    def _to(self, peer: int, tag: int) -> Key:
+        return self._members[self.worker], self._members[peer], tag, *self._part
+
+    def _from(self, peer: int, tag: int) -> Key:
+        return self._members[peer], self._members[self.worker], tag, *self._part
+
+    def _told(self, who: Who) -> Who:
+        """Description of a wait, for a report about all workers of the group."""
+        if not self._part:
+            return who
+        members = ", ".join(map(str, self._members))
+        return lambda: f"{awaited(who()).words} (of workers {members}, numbered from 0)"
 
     def receiver(self, peer: int, tag: int, buffer: Array) -> _Receive:
         return _Receive(self, peer, tag, buffer)
 
     def sender(self, peer: int, tag: int, buffer: Array) -> _Send:
-        return _Send(self._group, (self.worker, peer, tag), buffer)
+        return _Send(self._group, self._to(peer, tag), buffer)
 
-    def start(self, requests: list[_Receive | _Send]) -> None:
-        for request in requests:
-            request.start()
+    def starter(self, requests: list[_Receive | _Send]) -> Callable[[], object]:
+        if len(requests) == 1:
+            return requests[0].start
+
+        def start() -> None:
+            for request in requests:
+                request.start()
+
+        return start
 
     def receive(self, peer: int, tag: int, buffer: Array) -> _Receive:
         request = self.receiver(peer, tag, buffer)
@@ -298,11 +367,11 @@ class Mailbox(Gathering):
 
     def hand(self, peer: int, tag: int, message: Any) -> None:
         """Send an object without a copy."""
-        self._group.put((self.worker, peer, tag), message)
+        self._group.put(self._to(peer, tag), message)
 
     def has(self, peer: int, tag: int) -> bool:
         """True if a message has arrived."""
-        return self._group.has((peer, self.worker, tag))
+        return self._group.has(self._from(peer, tag))
 
     def take(self, peer: int, tag: int, size: int, dtype: np.dtype[Any]) -> Any:
         """Next message; wait for it."""
@@ -310,10 +379,15 @@ class Mailbox(Gathering):
         return self.message(peer, tag, size, dtype, lambda: who)
 
     def message(self, peer: int, tag: int, size: int, dtype: np.dtype[Any], who: Who) -> Any:
-        return self._group.message((peer, self.worker, tag), self.plans, size, dtype, who)
+        key = self._from(peer, tag)
+        return self._group.message(key, self.plans, size, dtype, self._told(who))
 
     def test(self, pending: Sequence[_Receive | _Send]) -> bool:
         return all(request.ready() for request in pending)
+
+    def tests(self, pending: Sequence[_Receive | _Send | None]) -> Sequence[Callable[[], bool]]:
+        del pending
+        return ()
 
     def wait(self, pending: Sequence[_Receive | _Send], who: Who) -> None:
         for request in pending:
@@ -329,32 +403,32 @@ class Mailbox(Gathering):
         everybody, data = range(self.workers), pickle.dumps(mine)
         for peer in everybody:
             if peer != self.worker:
-                self._group.put((self.worker, peer, _AGREE), data)
+                self._group.put(self._to(peer, _AGREE), data)
 
         def taken(peer: int) -> Item:
-            key = peer, self.worker, _AGREE
-            who = partial(gathering, peer, doing, about)
+            key, who = self._from(peer, _AGREE), self._told(partial(gathering, peer, doing, about))
             item: Item = pickle.loads(self._group.take(key, self.plans, ANY, who))
             return item
 
         return [mine if peer == self.worker else taken(peer) for peer in everybody]
 
     def post(self, peer: int, item: object) -> None:
-        self._group.put((self.worker, peer, _CALL), pickle.dumps(item))
+        self._group.put(self._to(peer, _CALL), pickle.dumps(item))
 
     def fetch(self, peer: int, who: Who, patience: float | None = None) -> Any:
-        key = peer, self.worker, _CALL
-        data = self._group.take(key, self.plans, self.busy, who, patience)
+        key = self._from(peer, _CALL)
+        data = self._group.take(key, self.plans, self.busy, self._told(who), patience)
         return None if data is None else pickle.loads(data)
 
     def alarm(self, error: LinopError, tag: int, call: int) -> None:
-        self._group.alarm(self.worker, error, tag, call)
+        others = [(w, *self._part) for k, w in enumerate(self._members) if k != self.worker]
+        self._group.alarm(others, error, tag, call)
 
     def alarmed(self) -> bool:
-        return self._group.alarmed(self.worker)
+        return self._group.alarmed(self._address)
 
     def check(self, tag: int) -> None:
-        self._group.check(self.worker, self.plans, tag)
+        self._group.check(self._from(self.worker, tag), self.plans, tag)
 
 
 class _Send:
@@ -378,19 +452,21 @@ class _Receive:
     """Receive request: `wait` takes the message from the mailbox and copies it to the buffer."""
 
     def __init__(self, mailbox: Mailbox, peer: int, tag: int, buffer: Array) -> None:
-        self._mailbox, self._peer, self._tag, self._buffer = mailbox, peer, tag, buffer
+        self._mailbox, self._key, self._buffer = mailbox, mailbox._from(peer, tag), buffer
+        self._group = mailbox._group
         self._due = False
 
     def start(self) -> None:
         self._due = True
 
     def ready(self) -> bool:
-        return not self._due or self._mailbox.has(self._peer, self._tag)
+        return not self._due or self._group.has(self._key)
 
     def wait(self, who: Who) -> None:
         if not self._due:
             return
-        buffer = self._buffer
-        message = self._mailbox.message(self._peer, self._tag, buffer.size, buffer.dtype, who)
+        buffer, mailbox = self._buffer, self._mailbox
+        told = mailbox._told(who) if mailbox._part else who
+        message = self._group.message(self._key, mailbox.plans, buffer.size, buffer.dtype, told)
         buffer[...] = message.reshape(buffer.shape)
         self._due = False

@@ -29,7 +29,7 @@ from linop.backends.transports.point_to_point import PointToPoint, coming
 from linop.backends.transports.transport import Awaited, Transport, Who
 from linop.planning.collective_selection import Choice, chosen
 from linop.planning.patterns import Kind, Pattern
-from linop.planning.plan import GROUP, Collective, Plan, Send
+from linop.planning.plan import GROUP, Collective, LoweredPlan, Send
 from linop.spaces.scalars import Array
 
 _PLANS = 63
@@ -224,7 +224,7 @@ class Collectives(Communication):
 
 
 def taken_stages(
-    plan: Plan, groups: Groups, choice: Choice
+    plan: LoweredPlan, groups: Groups, choice: Choice
 ) -> tuple[dict[int, tuple[Pattern, int]], list[str]]:
     """The stages of a plan that run as collectives: pattern, and index of the group's communicator,
     by stage; and the choice for each pattern, in words. Collective over the plan's workers."""

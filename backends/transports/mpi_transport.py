@@ -7,21 +7,27 @@ Device arrays are accepted if mpi4py and the MPI library accept them.
 from __future__ import annotations
 
 import ctypes
-import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import Any
 
-import numpy as np
 from mpi4py import MPI
 
+from linop.backends.transports.agreement import ALL as EVERYBODY
+from linop.backends.transports.agreement import Gathering, gathering
+from linop.backends.transports.call_numbers import PACKED
 from linop.backends.transports.control_channel import ALL, CALL, OWN, Channel
-from linop.backends.transports.deadlock import Key
-from linop.backends.transports.transport import ANY, Awaited, Gathering, Item, Who, gathering
-from linop.backends.transports.waiting import Waits
-from linop.backends.transports.watchdog import WATCHDOG
-from linop.errors import LinopError, communication
+from linop.backends.transports.transport import ANY, Awaited, Item, Who
+from linop.backends.waits.mpi_waits import MPIWaits
+from linop.backends.waits.watchdog import WATCHDOG
+from linop.errors import (
+    BackendError,
+    DeadlockError,
+    LinopError,
+    communication,
+    has_interrupted,
+)
 from linop.planning import collective_selection
 from linop.spaces.scalars import Array
 
@@ -29,12 +35,11 @@ _QUIET = 3
 """Consecutive probes without a message after which none is in flight."""
 _NAP = 50e-6
 """Seconds of a sleep between polls."""
-_BITS = 40
-_ALL: Key = "all", 0
-"""Key of gatherings of all ranks, for deadlock detection."""
+_FEW = 4
+"""Number of requests up to which a test of each is faster than one of all, which mpi4py copies."""
 
 
-class Ranks(Waits, Gathering):
+class Ranks(MPIWaits, Gathering):
     """One rank's transport (`linop.backends.transports.transport.Transport`) over a private
     communicator.
 
@@ -43,13 +48,14 @@ class Ranks(Waits, Gathering):
     """
 
     name = "MPI"
+    packed = PACKED
 
     def __init__(self, comm: MPI.Intracomm, limit: float) -> None:
         super().__init__(Channel(comm), limit)
         self.comm = comm
         self.out_of_step = False
+        self.eager: dict[int, int] = {}
         self._over = False
-        self._gatherings = 0
         self._tags: int = (comm.Get_attr(MPI.TAG_UB) or 32767) - OWN
 
     def receiver(self, peer: int, tag: int, buffer: Array) -> MPI.Prequest:
@@ -58,8 +64,10 @@ class Ranks(Waits, Gathering):
     def sender(self, peer: int, tag: int, buffer: Array) -> MPI.Prequest:
         return self.comm.Send_init(_message(buffer), peer, self._tag(tag))
 
-    def start(self, requests: list[MPI.Prequest]) -> None:
-        MPI.Prequest.Startall(requests)
+    def starter(self, requests: list[MPI.Prequest]) -> Callable[[], object]:
+        if len(requests) == 1:
+            return requests[0].Start  # half of the time of Startall
+        return partial(MPI.Prequest.Startall, requests)
 
     def receive(self, peer: int, tag: int, buffer: Array) -> MPI.Request:
         return self.comm.Irecv(_message(buffer), peer, self._tag(tag))
@@ -72,6 +80,11 @@ class Ranks(Waits, Gathering):
 
     def test(self, pending: Sequence[MPI.Request]) -> bool:
         return MPI.Request.Testall(pending)
+
+    def tests(self, pending: Sequence[Any]) -> Sequence[Callable[[], bool]]:
+        if len(pending) <= _FEW and None not in pending:
+            return [request.Test for request in pending]
+        return [partial(MPI.Request.Testall, pending)]
 
     def wait(self, pending: Sequence[MPI.Request], who: Who) -> None:
         testall = MPI.Request.Testall
@@ -120,13 +133,21 @@ class Ranks(Waits, Gathering):
                 quiet += 1
         self.comm.Free()
 
+    def give_up(self, error: BaseException) -> None:
+        """End before a backend is made. The communicator is freed only after an error that all
+        ranks raise together: else others may still send, and MPI aborts the job if a message
+        arrives for a later, smaller communicator of the same context."""
+        told = error if isinstance(error, LinopError) else None
+        if told and not (isinstance(told, DeadlockError) or has_interrupted(told)):
+            self.leave()
+        self.end(told or BackendError(f"the backend could not be made: {error}"))
+
     @communication()
     def _exchanged(self, mine: Item, doing: str, about: object) -> list[Item]:
         """The all-gather of Bruck et al. (1997), in ⌈log₂ n⌉ rounds."""
         n, me, say = self.workers, self.worker, self.channel.say
         self.busy = ANY
-        # An error that ended all waits may have interrupted different gatherings.
-        number = max(self._gatherings, self.channel.epoch << _BITS) + 1
+        number = self._number(self.channel.epoch)
         items, step = [mine], 1
         while step < n:
             peer = (me + step) % n
@@ -134,7 +155,7 @@ class Ranks(Waits, Gathering):
             self._hear(peer, ALL, partial(_waits, peer, doing, about, len(items), number))
             items += self.channel.next(peer, ALL)
             step *= 2
-        self._gatherings, self.points[_ALL] = number, (number, math.inf)
+        self._gathered(number)
         return items[n - me :] + items[: n - me]
 
     def post(self, peer: int, item: object) -> None:
@@ -157,7 +178,7 @@ class Ranks(Waits, Gathering):
 
 
 def _waits(peer: int, doing: str, about: object, at: int, number: int) -> Awaited:
-    return Awaited(gathering(peer, doing, about), (peer,), at, key=_ALL, number=number)
+    return Awaited(gathering(peer, doing, about), (peer,), at, key=EVERYBODY, number=number)
 
 
 def keep(request: MPI.Request) -> None:
@@ -166,12 +187,13 @@ def keep(request: MPI.Request) -> None:
 
 
 def _message(buffer: Array) -> list[Any]:
-    """Buffer specification of a contiguous array for mpi4py."""
-    data = _bytes(buffer)
+    """Buffer specification of a contiguous array for mpi4py: its bytes, since a movement does not
+    depend on values."""
+    size = buffer.nbytes
     return (
-        [data, MPI.BYTE]
-        if data.nbytes <= collective_selection.LARGE
-        else [data, 1, _large(data.nbytes)]
+        [buffer, size, MPI.BYTE]
+        if size <= collective_selection.LARGE
+        else [buffer, 1, _large(size)]
     )
 
 
@@ -184,8 +206,3 @@ def _large(size: int) -> MPI.Datatype:
     large = MPI.Datatype.Create_struct([count, rest], [0, count * piece], [whole, MPI.BYTE])
     whole.Free()
     return large.Commit()
-
-
-def _bytes(buffer: Array) -> Array:
-    """Bytes of a contiguous array: a movement does not depend on values."""
-    return buffer.reshape(-1).view(np.uint8)

@@ -34,6 +34,8 @@ class Packing:
     Args:
         allocate: as `Allocate`; by default fixed buffers.
         unpacked: True if a message that is one contiguous box is sent from where it is.
+        in_host_memory: False: all messages lie in device memory. True: those do not whose boxes are
+            all in host memory.
     """
 
     def __init__(
@@ -42,11 +44,13 @@ class Packing:
         numbers: Numbers,
         allocate: Allocate | None = None,
         unpacked: bool = True,
+        in_host_memory: bool = True,
     ) -> None:
         self._layout = layout
         self._numbers = numbers
         self._allocate = allocate or self._fixed
         self._unpacked = unpacked
+        self._in_host_memory = in_host_memory
 
     def _fixed(self, size: int, on_host: bool) -> View:
         arrays = self._layout.arrays.of("host") if on_host else self._layout.arrays
@@ -66,11 +70,15 @@ class Packing:
                 made += found[0]
                 where[step.peer] = found[1]
         packing = [step for step in sends if step.peer not in where]
-        on_host = [all(one.buffer.on_host for one in sources[step.peer]) for step in packing]
+        on_host = [self._on_host(sources[step.peer]) for step in packing]
         for step, buffer in zip(packing, self.buffers(packing, on_host), strict=True):
             where[step.peer] = buffer
             made += self._filled(step, buffer, sources[step.peer])
         return made, [(step, where[step.peer]) for step in sends]
+
+    def _on_host(self, boxes: Sequence[View]) -> bool:
+        """True if the message of some boxes lies in host memory."""
+        return self._in_host_memory and all(box.buffer.on_host for box in boxes)
 
     def _filled(self, step: Send, buffer: View, sources: Sequence[View]) -> Iterator[Instruction]:
         offset = 0
@@ -87,9 +95,9 @@ class Packing:
         instructions; None if it must be packed."""
         first = sources[0]
         packs = len(sources) > 1 or not first.contiguous or self._numbers.inside(step)
-        if packs or not self._unpacked:
-            return None
         on_host = first.buffer.on_host
+        if packs or not self._unpacked or on_host != self._on_host(sources):
+            return None
         before = [instruction("wait for copies", Settle())] if on_host else []
         if first.fixed:
             return before, fixed(first.get(), on_host)
@@ -98,6 +106,24 @@ class Packing:
         flat = Buffer(first.shape, on_host=on_host)  # memory that differs from run to run
         find = instruction(f"find what is for {step.peer}", Contiguous(flat, first), peer=step.peer)
         return [*before, find], whole(flat)
+
+    def arriving(self, stage: Stage) -> tuple[list[tuple[Receive, View]], dict[int, View]]:
+        """(each receive with the view that its message goes to, the views that puts read, by their
+        ids): a contiguous target itself, which its put leaves out, or a buffer."""
+        puts = {step.peer: stage.incoming(step.peer) for step in stage.receives}
+        targets = {peer: [stage.target(put) for put in each] for peer, each in puts.items()}
+        unpacked = [
+            step
+            for step in stage.receives
+            if self._numbers.inside(step)
+            or not is_straight(stage, puts[step.peer], step)
+            or self._on_host(targets[step.peer]) != targets[step.peer][0].buffer.on_host
+        ]
+        on_host = [self._on_host(targets[step.peer]) for step in unpacked]
+        found = zip(unpacked, self.buffers(unpacked, on_host), strict=True)
+        buffers = {step.peer: buffer for step, buffer in found}
+        where = [(s, buffers.get(s.peer) or targets[s.peer][0]) for s in stage.receives]
+        return where, {id(put): piece(b, put) for peer, b in buffers.items() for put in puts[peer]}
 
     def buffers(self, steps: Sequence[Send | Receive], on_host: Sequence[bool]) -> list[View]:
         """Flat buffers of messages, in host memory where `on_host` says so. On a device, small ones

@@ -11,19 +11,38 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from linop.backends.execution.communication import Communication, Instructions
-from linop.backends.execution.instructions import Call, Instruction, Operation, Set, instruction
+from linop.backends.execution.instructions import (
+    Call,
+    Instruction,
+    Operation,
+    Set,
+    Spin,
+    instruction,
+)
 from linop.backends.execution.layout import Layout
-from linop.backends.execution.numbers import Item
+from linop.backends.execution.numbers import Item, Joined, Returned
 from linop.backends.execution.stage import Stage
 from linop.backends.execution.views import View, fixed
 from linop.backends.transports.call_numbers import CALL, Calls, Numbers
-from linop.backends.transports.packing import Packing, is_straight, piece
+from linop.backends.transports.packing import Packing
 from linop.backends.transports.transport import Awaited, Transport, Who, peers_named
 from linop.planning.plan import Receive, Send
 from linop.spaces.scalars import Array
+
+_MOST_PIECES = 3
+"""Largest number of pieces in which a message is sent. Sending more took longer than waiting until
+the receiver is ready."""
+
+
+Start = Callable[[int, int, Array], Any]
+"""`Transport.send` or `Transport.receive`."""
 
 
 class Post(NamedTuple):
@@ -32,6 +51,23 @@ class Post(NamedTuple):
     stage: int
     step: Receive
     where: View
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of a message: a range of its bytes, by default all."""
+
+    bytes: slice | None = None
+
+    def of(self, message: Array) -> Array:
+        """The piece of a contiguous array."""
+        return message if self.bytes is None else message.reshape(-1).view(np.uint8)[self.bytes]
+
+    def by(self, start: Start) -> Start:
+        """A transport's `send` or `receive` of the piece, given the message."""
+        if self.bytes is None:
+            return start
+        return lambda peer, tag, message: start(peer, tag, self.of(message))
 
 
 class Requests:
@@ -84,14 +120,16 @@ class Requests:
                 pending.append(self._transport.receiver(step.peer, self._tag, theirs))
                 peers.append(step.peer)
                 add(step.peer, pending[-1])
-            peers.append(step.peer)
-            if where.fixed:
-                pending.append(self._transport.receiver(step.peer, self._tag, where.get()))
-                add(step.peer, pending[-1])
-            else:
-                to = [Item(pending, len(pending))]
-                add(step.peer, Call(self._transport.receive, (step.peer, self._tag, where), to))
-                pending.append(None)
+            for part in self._pieces(step):
+                peers.append(step.peer)
+                if where.fixed:
+                    buffer = part.of(where.get())
+                    pending.append(self._transport.receiver(step.peer, self._tag, buffer))
+                    add(step.peer, pending[-1])
+                else:
+                    to, receive = [Item(pending, len(pending))], part.by(self._transport.receive)
+                    add(step.peer, Call(receive, (step.peer, self._tag, where), to))
+                    pending.append(None)
         for receives in rounds:
             started = [one for _, one in receives if not isinstance(one, Call)]
             self._persistent += started
@@ -102,7 +140,15 @@ class Requests:
                     yield instruction("post a receive into the result", one, peer=peer)
 
     def _starting(self, requests: list[Any]) -> Call:
-        return Call(self._transport.start, [requests])
+        return Call(self._transport.starter(requests))
+
+    def _waiting(self, pending: Sequence[Any], who: Who) -> Operation:
+        """Operation that waits for requests: it polls for a while, then calls the transport."""
+        wait, tests = Call(self._transport.wait, [pending, who]), self._transport.tests(pending)
+        if not tests:
+            return wait
+        come = Joined("and", [Returned(test) for test in tests])
+        return Spin(max(self._transport.spins, 1), come, wait)
 
     def send(self, step: Send, where: View) -> list[Operation]:
         """Operations that send a contiguous array."""
@@ -112,10 +158,24 @@ class Requests:
         elif self._numbers.before(step):
             operations.append(self._sent(step.peer, self._numbers.mine))
         where = self.message(step, where)
-        if where.fixed:
-            return [*operations, self._sent(step.peer, where.get())]
-        to = [Item(self.sending, self.unknown(step.peer))]
-        return [*operations, Call(self._transport.send, (step.peer, self._tag, where), to)]
+        for part in self._pieces(step):
+            if where.fixed:
+                operations.append(self._sent(step.peer, part.of(where.get())))
+            else:
+                to = [Item(self.sending, self.unknown(step.peer))]
+                send = Call(part.by(self._transport.send), (step.peer, self._tag, where), to)
+                operations.append(send)
+        return operations
+
+    def _pieces(self, step: Send | Receive) -> list[Piece]:
+        """The pieces in which a message is sent: as few as the transport sends at once, unless
+        these are many."""
+        size = self._layout.bytes_of(step.size)
+        many = math.ceil(size / self._transport.eager.get(step.peer, math.inf))
+        if not 1 < many <= _MOST_PIECES:
+            return [Piece()]
+        cuts = [size * k // many for k in range(many + 1)]
+        return [Piece(slice(*ends)) for ends in pairwise(cuts)]
 
     def message(self, step: Send | Receive, where: View) -> View:
         """View of a message, with the call number if that is appended."""
@@ -140,7 +200,7 @@ class Requests:
         pending, transport = self.receiving[stage.number], self._transport
         return instruction(
             str(stage.waits),
-            Call(transport.wait, [pending, who]),
+            self._waiting(pending, who),
             *self._numbers.checking(stage.number),
             ready=lambda: transport.test(pending),
             peers=self.peers.get(stage.number, []),
@@ -166,7 +226,7 @@ class Requests:
             return Awaited(words, late(), math.inf, needs=-1)
 
         if sending:
-            wait = Call(transport.wait, [sending, who])
+            wait = self._waiting(sending, who)
             yield instruction("wait until all is sent", wait, ready=lambda: transport.test(sending))
 
     def abandon(self) -> None:
@@ -183,6 +243,8 @@ class PointToPoint(Communication):
         about: gives the plan's name for messages to users.
         calls: call counter of all plans of the same workers; None if calls are not compared.
         others: numbers of the stages whose messages are not supplied here.
+        beside: True if other messages of the plan go another way, which has given the layout its
+            memory, and counts the calls.
     """
 
     def __init__(
@@ -193,32 +255,26 @@ class PointToPoint(Communication):
         about: Callable[[], str],
         calls: Calls | None,
         others: Collection[int] = (),
+        beside: bool = False,
     ) -> None:
         self.layout = layout
         self._about = about
         self._transport = transport
-        numbers = Numbers(layout.plan, calls, not layout.arrays.asynchronous, about)
+        most = -1 if layout.arrays.asynchronous else transport.packed
+        numbers = Numbers(layout.messages, layout.dtype, calls, most, about, beside)
         self.packing = Packing(layout, numbers)
         self.requests = Requests(layout, transport, tag, numbers)
         self.posts: list[Post] = []
-        received = [step for step in layout.plan.steps if isinstance(step, Receive)]
-        layout.place(layout.zeros, small_stay=not all(map(numbers.inside, received)))
-        self._numbers = numbers
+        if not beside:
+            received = [step for step in layout.messages if isinstance(step, Receive)]
+            layout.place(layout.zeros, small_stay=not all(map(numbers.inside, received)))
         self.inbox = [{} if s.number in others else self._inbox(s) for s in layout.stages]
 
     def _inbox(self, stage: Stage) -> dict[int, View]:
-        puts = {step.peer: stage.incoming(step.peer) for step in stage.receives}
-        inside = self._numbers.inside
-        unpacked = [
-            s for s in stage.receives if inside(s) or not is_straight(stage, puts[s.peer], s)
-        ]
-        on_host = [all(stage.target(p).buffer.on_host for p in puts[s.peer]) for s in unpacked]
-        found = zip(unpacked, self.packing.buffers(unpacked, on_host), strict=True)
-        buffers = {step.peer: buffer for step, buffer in found}
-        for step in stage.receives:
-            where = buffers.get(step.peer) or stage.target(puts[step.peer][0])
+        arriving, inbox = self.packing.arriving(stage)
+        for step, where in arriving:
             self.posts.append(Post(stage.number, step, self.requests.message(step, where)))
-        return {id(put): piece(b, put) for peer, b in buffers.items() for put in puts[peer]}
+        return inbox
 
     def begin(self) -> Instructions:
         yield from self.requests.count()

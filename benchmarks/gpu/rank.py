@@ -24,8 +24,8 @@ from benchmarks.harness.measure import interleaved
 from benchmarks.harness.sides import emit, software
 from benchmarks.harness.task import KIB, MIB, Task
 from linop import COPIES, Partition, Region, Space, TensorSpace
+from linop.backends.arrays.interface import arrays_named
 from linop.backends.device.device_arrays import DeviceArrays
-from linop.backends.execution.arrays import arrays_named
 
 ARRAYS = "LINOP_BENCH_ARRAYS"
 """Environment variable that names the device arrays: "cupy", or ``module:name`` of simulated
@@ -227,8 +227,8 @@ def exchanges(
     split = TensorSpace((n * ranks,), Partition((ranks,)), FLOAT)
     right, left = (comm.rank + 1) % ranks, (comm.rank - 1) % ranks
     x, y = arrays.zeros((n,), FLOAT), arrays.zeros((n,), FLOAT)
-    below, above = arrays.pinned((n,), FLOAT), arrays.pinned((n,), FLOAT)
-    wait = arrays.mark
+    below, above = arrays.host.empty((n,), FLOAT), arrays.host.empty((n,), FLOAT)
+    wait = arrays.streams.mark
 
     def ring_aware() -> None:
         wait().synchronize()
@@ -236,19 +236,19 @@ def exchanges(
         MPI.Request.Waitall(requests)
 
     def ring_staged() -> None:
-        arrays.down(x, below).synchronize()
+        arrays.host.down(x, below).synchronize()
         requests = [comm.Irecv(above, left), comm.Isend(below, right)]
         MPI.Request.Waitall(requests)
-        arrays.up(above, y)
+        arrays.host.up(above, y)
 
     def sum_aware() -> None:
         wait().synchronize()
         comm.Allreduce(x, y)
 
     def sum_staged() -> None:
-        arrays.down(x, below).synchronize()
+        arrays.host.down(x, below).synchronize()
         comm.Allreduce(below, above)
-        arrays.up(above, y)
+        arrays.host.up(above, y)
 
     copies = TensorSpace((n,), Partition((ranks,)), FLOAT, axes=(COPIES,))
     for name, op, by_hand in (
@@ -266,7 +266,7 @@ def finished(arrays: DeviceArrays, run: Run) -> Run:
 
     def whole() -> Any:
         result = run()
-        arrays.mark().synchronize()
+        arrays.streams.mark().synchronize()
         return result
 
     return whole

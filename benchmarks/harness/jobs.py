@@ -52,3 +52,18 @@ def run_job(ranks: int, task: Task, counter: Path | None) -> Iterator[dict[str, 
             said.seek(0)
             tail = said.read()[-3000:]
             raise RuntimeError(f"the job with {ranks} ranks ended with status {status}:\n{tail}")
+
+
+def printed(ranks: int, script: str, *arguments: object) -> str:
+    """Output of a script that ranks run, in which rank 0 prints.
+
+    Raises:
+        SystemExit: the job failed; with its stderr.
+    """
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    env = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, script, *map(str, arguments)]
+    job = mpirun.mpiexec(ranks, command, timeout=JOB_SECONDS, env=env)
+    if job.returncode:
+        raise SystemExit(job.stderr)
+    return job.stdout

@@ -4,7 +4,8 @@ runs that are held out of the fit.
     python benchmarks/movement/network.py [--ranks 2] [--seconds 0.2]
 
 It starts the MPI job itself, and prints the fit, which can be pasted into a program, and a table of
-predicted beside measured times, in Markdown.
+predicted beside measured times, in Markdown. Where ranks run on several machines, the link between
+machines is fitted as well.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))  # this checkout is measured, whatever is installed
 
 import linop  # noqa: E402
+from benchmarks.harness.jobs import printed  # noqa: E402
 from linop import COPIES, LinearOperator, Partition, TensorSpace  # noqa: E402
 from linop.backends import in_mpi_job  # noqa: E402
-from linop.backends.jobs import mpirun  # noqa: E402
-from linop.planning import Network  # noqa: E402
+from linop.planning import Link, Network, Placement  # noqa: E402
 
 Make = Callable[[int, int], LinearOperator]
 """Builds an operator for a number of workers, and of float32 elements a worker."""
@@ -72,21 +73,18 @@ def main(
     if in_mpi_job():
         measure(seconds)
         return
-    arguments = [sys.executable, __file__, "--seconds", str(seconds)]
-    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    job = mpirun.mpiexec(ranks, arguments, timeout=900, env={"PYTHONPATH": path})
-    if job.returncode:
-        raise SystemExit(job.stderr)
-    found = json.loads(job.stdout)
+    machines, found = json.loads(printed(ranks, __file__, "--seconds", seconds))
+    placement = Placement(machines)
     fitted = [(FITTED[name](ranks, n), t) for name, n, t in found if name in FITTED]
-    network = fit(fitted)
-    print(f"{found_machine()}\n\n    {network}\n")
+    network = fit(fitted, placement)
+    where = f", {len(placement.names)} machines" if placement.spans(range(ranks)) else ""
+    print(f"{found_machine()}{where}\n\n    {network}\n")
     print("| operator | bytes a worker | measured µs | predicted µs | predicted / measured | |")
     print("| --- | --- | --- | --- | --- | --- |")
     errors = []
     for name, n, t in found:
         op = (FITTED.get(name) or HELD_OUT[name])(ranks, n)
-        predicted = linop.simulate(op, network).time
+        predicted = linop.simulate(op, network, placement).time
         errors += [abs(np.log(predicted / t))] if name in HELD_OUT else []
         note = "" if name in HELD_OUT else "fitted"
         row = f"{t * 1e6:.1f} | {predicted * 1e6:.1f} | {predicted / t:.2f} | {note}"
@@ -96,13 +94,13 @@ def main(
 
 
 def measure(seconds: float) -> None:
-    """Program of a rank: rank 0 prints, as JSON, (operator, elements, median seconds of the slowest
-    rank)."""
+    """Program of a rank: rank 0 prints, as JSON, the machine of each rank, and a list of (operator,
+    elements, median seconds of the slowest rank)."""
     from mpi4py import MPI
 
     from benchmarks.harness.measure import interleaved
 
-    backend = linop.backends.get("mpi")
+    backend: Any = linop.backends.get("mpi")
     found: list[tuple[str, int, float]] = []
     for name, make in (FITTED | HELD_OUT).items():
         for n in ELEMENTS:
@@ -113,21 +111,27 @@ def measure(seconds: float) -> None:
                 times = interleaved(MPI.COMM_WORLD, {"run": lambda p=plan, x=x: p(x)}, seconds)
                 found.append((name, n, times.times["run"].median * 1e-6))
     if backend.worker == 0:
-        print(json.dumps(found))
+        print(json.dumps([backend.machines, found]))
 
 
-def fit(measured: list[tuple[LinearOperator, float]]) -> Network:
+def fit(measured: list[tuple[LinearOperator, float]], placement: Placement) -> Network:
     """The network whose predictions are nearest to the measured times, in seconds: robust least
-    squares (soft L1) of the logarithms."""
+    squares (soft L1) of the logarithms. A link between machines is fitted if there are several."""
     times = np.log([t for _, t in measured])
 
-    def misses(logarithms: Any) -> Any:
-        network = Network(*np.exp(logarithms).tolist())
-        return np.log([linop.simulate(op, network).time for op, _ in measured]) - times
+    def network(times: Any) -> Network:
+        inside, between = times.tolist()[:4], times.tolist()[4:]
+        return Network(*inside, between=Link(*between) if between else None)
 
-    guess = np.log([5e-6, 1e-10, 1e-10, 1e-10])
+    def misses(logarithms: Any) -> Any:
+        found = network(np.exp(logarithms))
+        predicted = [linop.simulate(op, found, placement).time for op, _ in measured]
+        return np.log(predicted) - times
+
+    several = placement.spans(range(len(placement)))
+    guess = np.log([5e-6, 1e-10, 1e-10, 1e-10, *([3e-5, 1e-9] if several else [])])
     found = scipy.optimize.least_squares(misses, guess, loss="soft_l1", diff_step=1e-3)
-    return Network(*(float(f"{number:.2g}") for number in np.exp(found.x)))
+    return network(np.array([float(f"{number:.2g}") for number in np.exp(found.x)]))
 
 
 def found_machine() -> str:

@@ -89,8 +89,9 @@ def compare(comm: MPI.Intracomm, case: Case, backend: Any, seconds: float) -> di
         ours = {"linop": Rival(partial(bound, given))}
         if takes_out:
             ours["linop out="] = with_out(bound, given, case.in_place)
-        if direction == case.one_buffer:
-            ours[ONE_BUFFER] = Rival(partial(bound, given, out=given))
+        if direction == case.one_buffer:  # where it is refused, its plan is broken
+            own = plan.op.compile(backend) if bound is plan else plan.op.H.compile(backend)
+            ours[ONE_BUFFER] = Rival(partial(own, given, out=given))
         add_sides(comm, direction, ours | rivals, sides, failed)
         if case.in_place and f"{direction}/linop out=" in sides:
             del sides[f"{direction}/linop"]  # its copies would drive the others' data out of cache

@@ -37,6 +37,9 @@ def main(
     peers: Annotated[bool, typer.Option(help="PyLops-MPI and torch.distributed too.")] = True,
     output: Annotated[Path, typer.Option(help="Folder of the tables.")] = ROOT
     / "benchmarks/results",
+    label: Annotated[
+        str, typer.Option(help="Where the ranks are, for the file and the title; for machines.py.")
+    ] = "",
     write_readme: Annotated[
         bool, typer.Option(help="Put the ratios into benchmarks/README.md.")
     ] = False,
@@ -77,14 +80,15 @@ def main(
         errors += [f"{r.operation} {r.direction}: {r.against}: {r.note}" for r in wrong]
     verdict = report.verdict([row for table in tables.values() for row in table])
     console.print(verdict)
-    name = saving.library_name(facts)
+    name = saving.library_name(facts) + (f"-{label}" if label else "")
     saving.save(output, name, facts, tables, verdict, errors)
     rows = saving.records(tables)
     if raw is not None:
         saving.save_raw(raw, {"machine": facts, "verdict": verdict, "errors": errors, "rows": rows})
     if write_readme:
         summary = [report.summary(rows, RAW), report.summary(rows, None)]
-        saving.into_readme((BEGIN, END), name, str(facts.get("MPI")), facts, verdict, summary)
+        title = " ".join(filter(None, [str(facts.get("MPI")), label]))
+        saving.into_readme((BEGIN, END), name, title, facts, verdict, summary)
     for said in errors:
         console.print(said, style="red", markup=False)
     raise typer.Exit(1 if errors else 0)

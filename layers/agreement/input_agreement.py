@@ -23,7 +23,7 @@ from linop.backends.autograd.bridge import bridge_of
 from linop.backends.autograd.checkpointing import in_checkpoint, run
 from linop.backends.transports.transport import MEET, Item
 from linop.backends.worker import Worker
-from linop.errors import ArgumentError, BackendError
+from linop.errors import ArgumentError, BackendError, restated
 from linop.layers.agreement.arguments import Said, compare_arguments
 from linop.layers.agreement.metadata import CallMetadata
 from linop.operators.collectives import all_reduce
@@ -199,6 +199,29 @@ class InputAgreement:
             return [mine]
         assert isinstance(self._backend, Worker)
         return self._backend.transport.gather_all(mine, doing, about)
+
+    def each(self, work: Callable[[], Value], what: str, doing: str) -> Value:
+        """Result of local work, which may fail on some workers. Collective.
+
+        Args:
+            what: name of the public function, for the error.
+            doing: as in `gather_objects`.
+
+        Raises:
+            LinopError: it failed on a worker; on every worker.
+        """
+        problem: Exception | None = None
+        try:
+            result = work()
+        except Exception as error:
+            problem = error
+        said = self.gather_objects(
+            None if problem is None else restated(problem, str(problem)), doing
+        )
+        for worker, theirs in enumerate(said):
+            if theirs is not None:
+                raise restated(theirs, f"{what}: on worker {worker}: {theirs}") from problem
+        return result
 
 
 def _key(value: Any) -> Any:

@@ -10,7 +10,11 @@ from typing import Any, NamedTuple
 import torch
 
 from linop.errors import ArgumentError, BackendError
-from linop.layers.agreement.input_agreement import agreement_of, program_backend
+from linop.layers.agreement.input_agreement import (
+    InputAgreement,
+    agreement_of,
+    program_backend,
+)
 from linop.layers.layer import Tensor
 from linop.layers.parameters.blocks import blocks
 
@@ -57,10 +61,8 @@ def clip_grad_norm_(
     if not kind:
         raise ArgumentError(f"clip_grad_norm_: norm_type={norm_type}; another number expected")
     named = {key: p for key, p in _named(parameters).items() if p.grad is not None}
-    norms = _agreed(
-        agreement_of(program_backend()).gather_objects(_norms(named, kind), "clip gradients")
-    )
-    total = _norm([torch.tensor(norm.value, dtype=torch.float64) for norm in norms], kind)
+    norms = agreed_norms(agreement_of(program_backend()), named, kind)
+    total = total_norm(norms, kind)
     if error_if_nonfinite and not isfinite(total):
         raise BackendError(
             f"clip_grad_norm_: the norm of order {norm_type} of all gradients is {total.item()}, "
@@ -70,6 +72,25 @@ def clip_grad_norm_(
     total = total.to(reduce(torch.promote_types, dtypes))
     torch.nn.utils.clip_grads_with_norm_(named.values(), max_norm, total, foreach)
     return total
+
+
+def agreed_norms(agreement: InputAgreement, named: Mapping[Key, Tensor], kind: float) -> list[Norm]:
+    """Norms of all workers' gradients, each element counted once. Collective.
+
+    Args:
+        named: this worker's parameters that have gradients.
+        kind: order of the norm.
+
+    Raises:
+        BackendError: workers have different norms of a gradient that each holds whole; on every
+            worker.
+    """
+    return _agreed(agreement.gather_objects(_norms(named, kind), "clip gradients"))
+
+
+def total_norm(norms: Sequence[Norm], kind: float) -> Tensor:
+    """The norm of all, in float64."""
+    return _norm([torch.tensor(norm.value, dtype=torch.float64) for norm in norms], kind)
 
 
 def _named(parameters: Any) -> dict[Key, Tensor]:

@@ -1,4 +1,5 @@
-"""Initialisation of distributed parameters as of the sequential layer's, and seeds for threads."""
+"""For users, after construction: parameters filled by an initialiser as the sequential layer's are;
+and seeds for threads. Layers make theirs by `linop.layers.parameters.weights`."""
 
 from __future__ import annotations
 

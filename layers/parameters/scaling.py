@@ -21,6 +21,12 @@ class GradScaler(torch.amp.GradScaler):  # type: ignore[misc]  # torch is not ty
     def __init__(self, device: str | None = None, **kwargs: Any) -> None:
         super().__init__(program_backend().arrays.device if device is None else device, **kwargs)
 
+    def _check_scale_growth_tracker(self, *args: Any) -> tuple[Any, Any]:
+        if self._scale is None:  # this worker has no loss, which others have scaled
+            self._lazy_init_scale_growth_tracker(torch.device(self._device))
+        found: tuple[Any, Any] = super()._check_scale_growth_tracker(*args)
+        return found
+
     def _unscale_grads_(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
         found: dict[Any, Any] = super()._unscale_grads_(*args, **kwargs)
         # A worker without gradients has looked at none, which torch takes for a mistake.

@@ -1,5 +1,5 @@
-"""Parameters and buffers of distributed layers: drawn as by the sequential layer, registered in
-blocks."""
+"""Parameters and buffers as layers make them when they are constructed: drawn as by the sequential
+layer, registered in blocks. `linop.layers.parameters.initialise` fills them anew for users."""
 
 from __future__ import annotations
 

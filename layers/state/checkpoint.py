@@ -62,7 +62,7 @@ def save(
     state: Any = collect(workers, list(workers.tensors.values()), 0)
     if optimized is not None:
         state = {MODEL: state, OPTIMIZER: collect_optimizer(optimized, 0)}
-    workers.each(lambda: _write(state, Path(path)) if workers.worker == 0 else None)
+    workers.each(lambda: write_state(state, Path(path)) if workers.worker == 0 else None)
 
 
 def load(model: Any, path: str | os.PathLike[str], optimizer: Any = None) -> None:
@@ -89,8 +89,8 @@ def load(model: Any, path: str | os.PathLike[str], optimizer: Any = None) -> Non
     if workers.gather_objects(Path(path).is_dir())[0]:
         load_sharded(workers, optimized, Path(path))
         return
-    whole = workers.each(lambda: _read(Path(path)) if workers.worker == 0 else None)
-    both = workers.gather_objects(whole is not None and _has_optimizer(whole))[0]
+    whole = workers.each(lambda: read_state(Path(path)) if workers.worker == 0 else None)
+    both = workers.gather_objects(whole is not None and has_optimizer(whole))[0]
     if optimized is not None and not both:
         raise ArgumentError(f"load: {os.fspath(path)!r} has no state of an optimizer")
     state = whole[MODEL] if both and whole is not None else whole
@@ -112,11 +112,13 @@ def _optimized(workers: Workers, optimizer: Any) -> Optimized | None:
     return Optimized(workers, optimizer) if some else None
 
 
-def _has_optimizer(state: Mapping[str, Any]) -> bool:
+def has_optimizer(state: Mapping[str, Any]) -> bool:
+    """True if a checkpoint has the state of an optimizer beside that of its model."""
     return all(isinstance(state.get(name), Mapping) for name in (MODEL, OPTIMIZER))
 
 
-def _write(state: Any, path: Path) -> None:
+def write_state(state: Any, path: Path) -> None:
+    """Write a sequential state to a file, atomically."""
     with replacing(path) as file:
         torch.save(state, file)
         seal(file)
@@ -124,7 +126,12 @@ def _write(state: Any, path: Path) -> None:
     clear_partial(path)
 
 
-def _read(path: Path) -> Any:
+def read_state(path: Path) -> Any:
+    """The sequential state in a file, checked.
+
+    Raises:
+        ArgumentError: it is no mapping. BackendError, and errors of torch.load: it cannot be read.
+    """
     with path.open("rb") as file:
         check_sealed(file, path)
         state = torch.load(file, map_location="cpu", weights_only=True)

@@ -160,7 +160,7 @@ class Optimized:
         if self.optimizer is None:
             return
         mine = {n: v.block if isinstance(v, StateTensor) else v for n, v in kept.items()}
-        self.optimizer.load_state_dict(_numbered(hypers, self._own, mine))
+        self.optimizer.load_state_dict(numbered(hypers, self._own, mine))
 
 
 def check_options(optimized: Optimized) -> None:
@@ -218,10 +218,10 @@ def collect_optimizer(optimized: Optimized, worker: int | None) -> dict[str, Any
     if wholes is None:
         return None
     values = {n: wholes[v.key] if isinstance(v, StateTensor) else v for n, v in kept.items()}
-    return _numbered(optimized.hypers, optimized.groups, values)
+    return numbered(optimized.hypers, optimized.groups, values)
 
 
-def _numbered(
+def numbered(
     hypers: Sequence[Mapping[str, Any]],
     groups: Sequence[Sequence[str | None]],
     kept: Mapping[Names, Any],
@@ -237,12 +237,12 @@ def _numbered(
     for (key, name), value in kept.items():
         by_key.setdefault(key, {})[name] = value
     numbers = count()
-    numbered = [[(next(numbers), key) for key in keys] for keys in groups]
+    each = [[(next(numbers), key) for key in keys] for keys in groups]
     return {
-        "state": {n: by_key[key] for group in numbered for n, key in group if key in by_key},
+        "state": {n: by_key[key] for group in each for n, key in group if key in by_key},
         "param_groups": [
             {**hyper, "params": [n for n, _ in group]}
-            for hyper, group in zip(hypers, numbered, strict=True)
+            for hyper, group in zip(hypers, each, strict=True)
         ],
     }
 

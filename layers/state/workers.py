@@ -10,7 +10,7 @@ import torch
 
 from linop.backends import Backend
 from linop.backends.transports.transport import Item
-from linop.errors import BackendError, restated
+from linop.errors import BackendError
 from linop.layers.agreement.input_agreement import InputAgreement, agreement_of, program_backend
 from linop.layers.layer import Layer, Tensor, worker_of
 from linop.layers.state.state_tensors import StateTensor, lost_on_meta, state_tensors
@@ -79,7 +79,11 @@ class Workers:
         Raises:
             BackendError: other workers call other functions; on every worker.
         """
-        return self.agreement.gather_objects(mine, f"call linop.layers.{self.what}")
+        return self.agreement.gather_objects(mine, self._doing)
+
+    @property
+    def _doing(self) -> str:
+        return f"call linop.layers.{self.what}"
 
     def refuse(self, words: str) -> NoReturn:
         """Raise a BackendError; all workers call it."""
@@ -118,16 +122,7 @@ class Workers:
         Raises:
             LinopError: it failed on a worker; on every worker.
         """
-        problem: Exception | None = None
-        try:
-            result = work()
-        except Exception as error:
-            problem = error
-        said = self.gather_objects(None if problem is None else restated(problem, str(problem)))
-        for worker, theirs in enumerate(said):
-            if theirs is not None:
-                raise restated(theirs, f"{self.what}: on worker {worker}: {theirs}") from problem
-        return result
+        return self.agreement.each(work, self.what, self._doing)
 
     def same(self, items: Sequence[StateTensor]) -> None:
         """Check that tensors that each worker holds whole are equal on all. Collective.

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from math import prod
 
 import numpy as np
 
+from linop.caching import cached_property
 from linop.normal_form.boxes import Ints, Table, canonical, expand
 from linop.normal_form.columns import ones
 from linop.normal_form.transfer_table import TransferTable, digest_of, swap

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any, TypeAlias
 
 import numpy as np
 import scipy
 
+from linop.caching import cached_property
 from linop.errors import ArgumentError, BackendError, DTypeError, ShapeError
 from linop.spaces.array_modules import HOST, Namespace
 from linop.spaces.region import Region
@@ -34,7 +34,9 @@ class LocalMap:
     (codomain.size, domain.size); None if it is unknown. `port` builds the functions for device
     arrays; None if they take NumPy's only. `fresh`: both functions return newly allocated arrays
     that have no other reference, and write to no other memory. Functions that are not fresh get
-    read-only views (of NumPy arrays), and their results are copied.
+    read-only views (of NumPy arrays), and their results are copied. `apart`: `forward` of a map
+    with several arguments as a function of their arrays, in the order of the domain's regions;
+    faster, since no dict is made.
     """
 
     domain: Space
@@ -46,6 +48,7 @@ class LocalMap:
     port: Port | None = None
     namespace: Namespace = HOST
     fresh: bool = False
+    apart: Callable[..., Any] | None = None
 
     def on(self, namespace: Namespace) -> LocalMap:
         """The same map for the arrays of another module; its constants (a matrix, a kernel) are
@@ -58,7 +61,13 @@ class LocalMap:
             return self
         forward, backward = self._ported()(namespace)
         return replace(
-            self, forward=forward, backward=backward, matrix=None, port=None, namespace=namespace
+            self,
+            forward=forward,
+            backward=backward,
+            matrix=None,
+            port=None,
+            namespace=namespace,
+            apart=None,
         )
 
     def check_on(self, namespace: Namespace) -> None:
@@ -91,6 +100,7 @@ class LocalMap:
             symbol=starred,
             matrix=matrix,
             port=port,
+            apart=None,
         )
         back.__dict__["adjoint"] = self
         return back
@@ -117,7 +127,13 @@ class LocalMap:
 
         ports = None if port is None else ported
         other = replace(
-            self, forward=forward, backward=backward, symbol=barred, matrix=matrix, port=ports
+            self,
+            forward=forward,
+            backward=backward,
+            symbol=barred,
+            matrix=matrix,
+            port=ports,
+            apart=None,
         )
         other.__dict__["conj"] = self
         return other

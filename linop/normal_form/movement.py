@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 import scipy
 
+from linop.caching import cached_property
 from linop.errors import SpaceError
 from linop.normal_form import boxes
 from linop.normal_form.boxes import Table, same_rows

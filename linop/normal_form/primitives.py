@@ -231,6 +231,22 @@ def deltas(actions: Sequence[Action]) -> Iterator[Delta]:
     return (delta for action in actions for delta in action.delta)
 
 
+def _effects(
+    actions: Sequence[Action],
+) -> Iterator[tuple[Sequence[Delta], Sequence[str], Sequence[str]]]:
+    """The `delta` blocks of each action, and the names that it allocates and deallocates."""
+    if isinstance(actions, InPlace):  # without an object for each
+        return (((block,), (), ()) for block in deltas(actions))
+    return (
+        (
+            action.delta,
+            action.names if type(action) is Allocate else (),
+            action.names if type(action) is Deallocate else (),
+        )
+        for action in actions
+    )
+
+
 BetweenSpaces = tuple[Space, Sequence[Action], Space]
 """(space before, actions, space after), first applied first. Several actions leave the space
 unchanged."""
@@ -248,9 +264,8 @@ def independent_batches(product: Iterable[BetweenSpaces]) -> list[list[BetweenSp
     gone: set[str] = set()
     for before, actions, after in product:
         first = 0
-        for k, action in enumerate(actions):
-            blocks = action.delta
-            stale = type(action) is Allocate and any(r.name in gone for r in action.regions)
+        for k, (blocks, allocated, deallocated) in enumerate(_effects(actions)):
+            stale = not gone.isdisjoint(allocated)
             for _, source, _ in blocks:
                 boxes = written.get(source.region.name)
                 stale = stale or (boxes is not None and any(map(source.overlaps, boxes)))
@@ -261,7 +276,6 @@ def independent_batches(product: Iterable[BetweenSpaces]) -> list[list[BetweenSp
                 first, written, gone = k, defaultdict(list), set()
             for target, _, _ in blocks:
                 written[target.region.name].append(target)
-            if type(action) is Deallocate:
-                gone.update(region.name for region in action.regions)
+            gone.update(deallocated)
         batches[-1].append((before, actions[first:], after))
     return batches

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 import scipy
 
+from linop.caching import cached_property
 from linop.errors import UndecidableError
 from linop.normal_form import entries
 from linop.normal_form.boxes import Table
@@ -49,6 +49,16 @@ class Stages(Keeper):
     def pure(self) -> bool:
         """True if this is a single movement, without local maps."""
         return not any(self.layers) and len(self.movements) == 1
+
+    @property
+    def merged(self) -> Movement | None:
+        """The map as a single movement, the product of all; None if there are local maps."""
+        if any(self.layers):
+            return None
+        product = self.movements[0]
+        for movement in self.movements[1:]:
+            product = movement @ product
+        return product
 
     @property
     def calls(self) -> tuple[Call, ...]:
@@ -130,9 +140,14 @@ class Stages(Keeper):
         return Stages((totals,)).after(wide).after(Stages((copies,)))
 
     def _deepened(self, depth: int) -> Stages:
+        """The stages with identities after them; before a movement that has more results than
+        arguments, so that fewer elements, and no zeros, pass the layers of other blocks."""
         more = depth - len(self.layers)
-        still = Movement.between(self.codomain, self.codomain)
-        return Stages(self.movements + (still,) * more, self.layers + ((),) * more)
+        early = not self.layers and self.domain.size < self.codomain.size
+        side = self.domain if early else self.codomain
+        still = (Movement.between(side, side),) * more
+        movements = still + self.movements if early else self.movements + still
+        return Stages(movements, self.layers + ((),) * more)
 
     def _renamed(self, rename: Callable[[str], str], inner: bool = False) -> Stages:
         """The stages with regions renamed; with `inner` all but those of domain and codomain."""
@@ -168,8 +183,9 @@ class Stages(Keeper):
         """
         if self.same_as(other):
             return True
-        if self.pure and other.pure:
-            return False
+        here, there = self.merged, other.merged
+        if here is not None and there is not None:
+            return here == there
         calls = (*self.calls, *other.calls)
         unknown = sorted({c.map.symbol for c in calls if c.map.matrix is None})
         if unknown:
@@ -179,8 +195,8 @@ class Stages(Keeper):
             )
         into = Stages((Movement.between(self.domain, other.domain),))
         out = Stages((Movement.between(other.codomain, self.codomain),))
-        there = entries.product([side._entries() for side in (into, other, out)])
-        return entries.same(self._entries(), there, self.domain.dtype)
+        product = entries.product([side._entries() for side in (into, other, out)])
+        return entries.same(self._entries(), product, self.domain.dtype)
 
     def _entries(self) -> Table:
         """The exact matrix, entry by entry (`linop.normal_form.entries`)."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from functools import cached_property
 
 import numpy as np
 
+from linop.caching import cached_property
 from linop.normal_form.boxes import Ints, Table, concatenate, expand, join, pairs
 from linop.normal_form.columns import conjugates, multiples, ones
 from linop.normal_form.transfer_table import TransferTable, digest_of

@@ -12,10 +12,10 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
-from functools import cached_property
 
 import numpy as np
 
+from linop.caching import cached_property
 from linop.normal_form.boxes import Ints, Table, canonical, expand
 from linop.normal_form.columns import conjugates, encoded, ones
 from linop.spaces.exact import Exact

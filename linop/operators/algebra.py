@@ -7,6 +7,7 @@ are in `linop.operators.expressions`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 from linop.errors import ArgumentError, SpaceError
 from linop.normal_form.stages import Stages
@@ -48,6 +49,38 @@ class DirectSum(LinearOperator):
 
     def symbol(self, latex: bool = False) -> str:
         return joined_symbols(self.blocks, r" \oplus " if latex else " ⊕ ", latex)
+
+
+class Steps(LinearOperator):
+    """The composition of operators, first applied last, that runs as it is written: the data
+    movements of two factors are never made into one."""
+
+    def __init__(self, factors: Sequence[LinearOperator]) -> None:
+        for after, before in pairwise(factors):
+            before.codomain.same_as(after.domain, "in_steps")
+        super().__init__(factors[-1].domain, factors[0].codomain)
+        self.factors = tuple(factors)
+
+    def _adjoint(self) -> LinearOperator:
+        return Steps([factor.H for factor in reversed(self.factors)])
+
+    def _conj(self) -> LinearOperator:
+        return Steps([factor.conj() for factor in self.factors])
+
+    def _interpret(self, arrays: Arrays) -> Arrays:
+        for factor in reversed(self.factors):
+            arrays = factor._interpret(arrays)
+        return arrays
+
+    def _stages(self) -> Stages:
+        parts = [factor.stages for factor in reversed(self.factors)]
+        layers = list(parts[0].layers)
+        for part in parts[1:]:
+            layers += [(), *part.layers]
+        return Stages(tuple(m for part in parts for m in part.movements), tuple(layers))
+
+    def symbol(self, latex: bool = False) -> str:
+        return joined_symbols(self.factors, r" \cdot " if latex else " · ", latex)
 
 
 class Named(LinearOperator):
@@ -133,6 +166,19 @@ def direct_sum(*ops: LinearOperator) -> LinearOperator:
     """
     _check_operators("direct_sum", ops)
     return ops[0] if len(ops) == 1 else DirectSum(ops)
+
+
+@records_origin
+def in_steps(*ops: LinearOperator) -> LinearOperator:
+    """The composition A B …, run in the steps in which it is written, and its adjoint in the steps'
+    adjoints. ``A @ B`` is the same map, and runs as the one data movement that it is.
+
+    Raises:
+        SpaceError: an operator's domain is not the codomain of the next one.
+        ArgumentError: an argument is no operator, or there is none.
+    """
+    _check_operators("in_steps", ops)
+    return ops[0] if len(ops) == 1 else Steps(ops)
 
 
 def joined_space(spaces: Sequence[Space]) -> Space:

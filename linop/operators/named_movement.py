@@ -6,8 +6,8 @@ The composition of memory operators that such a name stands for is built lazily,
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
 
+from linop.caching import cached_property
 from linop.normal_form.matching import Link, Segment, matching
 from linop.normal_form.movement import Movement
 from linop.normal_form.stages import Stages

@@ -11,18 +11,19 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from functools import cached_property
 from typing import Any, overload
 
 import numpy as np
 import scipy  # submodules load on first use: importing them takes as long as all of linop
 
+from linop.caching import cached_property
 from linop.errors import ArgumentError, SpaceError, UndecidableError
 from linop.normal_form.maps import bare_or_dict
 from linop.normal_form.movement import Movement
 from linop.normal_form.stages import Stages
-from linop.planning.cost import Cost, cost
 from linop.planning.network import Network
+from linop.planning.placement import Placement
+from linop.planning.prediction.cost import Cost, cost
 from linop.provenance import WithOrigin, records_origin
 from linop.spaces.exact import Exact
 from linop.spaces.region import LARGEST, integer
@@ -138,13 +139,14 @@ class LinearOperator(WithOrigin, ABC):
         Raises:
             UndecidableError: it contains local operators.
         """
-        if not self.stages.pure:
+        found = self.stages.merged
+        if found is None:
             local = ", ".join(sorted({call.map.symbol for call in self.stages.calls}))
             raise UndecidableError(
                 f"{self!r} is not data movement alone: it contains the local operators {local}; "
                 f"see its .stages"
             )
-        return self.stages.movements[0]
+        return found
 
     def to_matrix(self) -> scipy.sparse.csr_array:
         """The matrix as a sparse array of `shape`. Rows and columns follow the spaces' regions,
@@ -177,15 +179,19 @@ class LinearOperator(WithOrigin, ABC):
 
         return in_order(simplified(self), self.domain, self.codomain)
 
-    def cost(self, network: Network | None = None) -> Cost:
+    def cost(self, network: Network | None = None, placement: Placement | None = None) -> Cost:
         """Messages and bytes that every worker sends and receives, predicted without running
         anything.
 
         Args:
             network: if given, the time in seconds on this network is predicted, too;
                 `linop.simulate` reports it in more detail.
+            placement: the machine of each worker; by default all are on one.
+
+        Raises:
+            ArgumentError: a worker has no machine.
         """
-        return cost(self, network)
+        return cost(self, network, placement)
 
     def compile(self, backend: Any) -> Any:
         """The plan that runs this operator on a backend: ``plan(x)``, ``plan.H(y)``.

@@ -1,4 +1,4 @@
-"""Ring all-reduce: a collective as a sequence of steps, in place."""
+"""Collectives around a ring of workers, as sequences of steps."""
 
 from __future__ import annotations
 
@@ -8,14 +8,18 @@ from typing import Any
 
 from linop.errors import expect
 from linop.normal_form.primitives import InPlace
-from linop.operators.algebra import Named, identity
+from linop.operators.algebra import Named, identity, in_steps
+from linop.operators.collectives import all_gather
 from linop.operators.expressions import Primitives
 from linop.operators.grids import copied_axes
+from linop.operators.memory import adds, allocate
+from linop.operators.named_movement import out_of_place
 from linop.operators.operator import LinearOperator
 from linop.provenance import records_origin
 from linop.spaces.blocks import lines
 from linop.spaces.partition import balanced
 from linop.spaces.region import Region, Subset, as_subset
+from linop.spaces.space import Space
 from linop.spaces.tensor import TensorSpace
 
 
@@ -51,6 +55,63 @@ def ring_all_reduce(Y: TensorSpace, grid_axes: int | Sequence[int] | None = None
                         sources += [target] * copies + [source]
     body = Primitives(Y, InPlace(targets, sources), Y) if targets else identity(Y)
     return Named("Ring", str(len(rings[0])), body)
+
+
+@records_origin
+def ring_all_gather(X: TensorSpace, grid_axis: int = 0) -> LinearOperator:
+    """Ring all-gather: the same map as `all_gather`, in P - 1 steps around a ring of P workers, in
+    each of which every worker sends one block to the next. Its adjoint, in the steps' adjoints, is
+    the ring reduce-scatter; both together are the ring all-reduce (Patarasuk and Yuan, 2009).
+
+    Args:
+        X: blocks.
+        grid_axis: the workers along it form a ring; it splits a dimension.
+
+    Raises:
+        PartitionError: there is no such grid axis, or it splits nothing.
+    """
+    X = expect("ring_all_gather", X, TensorSpace)
+    Y = expect("ring_all_gather", all_gather(X, grid_axis).codomain, TensorSpace)
+    rings = list(zip(lines(X, [grid_axis]), lines(Y, [grid_axis]), strict=True))
+    size = len(rings[0][0])
+
+    # Between steps, every block that a worker has is a region of its own, so that no step copies
+    # more than its message.
+    def chunk(blocks: Sequence[Region], k: int, copy: Region) -> Region:
+        return Region(f"{copy.name}:{k}", blocks[k].shape, copy.workers, copy.memory)
+
+    first = [(xs[k], chunk(xs, k, ys[k])) for xs, ys in rings for k in range(size)]
+    space = Space([held for _, held in first], X.dtype)
+    steps = [out_of_place(X, space, first)]
+    for step in range(size - 1):
+        pairs = [
+            (chunk(xs, c, ys[k]), chunk(xs, c, ys[(k + 1) % size]))
+            for xs, ys in rings
+            for k, c in ((k, (k - step) % size) for k in range(size))
+        ]
+        more = allocate(space, *(there for _, there in pairs))
+        space = more.codomain
+        sent = [(as_subset(a), as_subset(b)) for a, b in pairs if a.size]
+        steps.append(adds(space, [a for a, _ in sent], [b for _, b in sent]) @ more)
+    every = [
+        (chunk(xs, c, y), _part(X, xs[c], Y, y))
+        for xs, ys in rings
+        for y in ys
+        for c in range(size)
+        if xs[c].size
+    ]
+    steps.append(out_of_place(space, Y, every))
+    # The first and the last step include the copies before and after them.
+    if len(steps) > 2:
+        steps = [steps[1] @ steps[0], *steps[2:]]
+    steps = [*steps[:-2], steps[-1] @ steps[-2]]
+    return Named("RingG", str(size), in_steps(*reversed(steps)))
+
+
+def _part(X: TensorSpace, block: Region, Y: TensorSpace, copy: Region) -> Subset:
+    """The part of a block of Y that holds the elements of a block of X."""
+    bounds = zip(X.block(block), Y.block(copy), strict=True)
+    return copy[tuple(slice(a.start - b.start, a.stop - b.start) for a, b in bounds)]
 
 
 def _chunks(block: Region, count: int) -> list[Any]:

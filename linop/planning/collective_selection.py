@@ -13,18 +13,20 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from math import ceil, log2
 from typing import Any
 
 import numpy as np
 
 from linop.planning import network
-from linop.planning.patterns import Kind, Pattern, seconds
+from linop.planning.network import Network
+from linop.planning.patterns import Kind, Pattern
 from linop.planning.plan import (
     GROUP,
     Advance,
     Collective,
+    LoweredPlan,
     Message,
-    Plan,
     Put,
     Receive,
     Send,
@@ -62,7 +64,7 @@ class Choice:
         if found.kind.sums:
             if found.coefficient != 1:
                 return False, "what it adds is scaled"
-            if dtype.char not in SUMMED:
+            if dtype.char not in SUMMED or not dtype.isnative:
                 return False, f"MPI does not add {dtype}"
             if not (dtype.kind in "iu" or len(found.group) == 2 or self.any_order):
                 return False, "sums have a fixed order"
@@ -77,13 +79,43 @@ class Choice:
         return in_one_call < in_messages, said
 
 
-def chosen(plan: Plan, choice: Choice) -> dict[int, tuple[Pattern, bool, str]]:
+def seconds(found: Pattern, itemsize: int, links: Network) -> tuple[float, float]:
+    """Predicted times, in seconds, of a collective: (as point-to-point messages between all pairs,
+    as one library call). The library is assumed to use trees, or a scatter and a gather for large
+    messages; the two times of an all-to-all are equal.
+
+    Source: Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operations in
+    MPICH" (2005), table of costs.
+
+    Args:
+        itemsize: bytes per element.
+    """
+    P = len(found.group)
+    others, rounds = P - 1, ceil(log2(P))
+    latency = links.latency
+    per_byte = links.per_byte + (links.per_byte_added if found.kind.sums else 0)
+    n = max(found.counts) * itemsize
+    total = sum(found.counts) * itemsize if len(found.counts) > 1 else P * n
+    in_messages = others * (latency + per_byte * n)
+    match found.kind:
+        case Kind.BROADCAST | Kind.REDUCE | Kind.ALL_REDUCE:
+            steps = rounds + (others if found.kind is Kind.BROADCAST else rounds)
+            large = steps * latency + (per_byte + links.per_byte) * n * others / P
+            return in_messages, min(rounds * (latency + per_byte * n), large)
+        case Kind.ALL_GATHER | Kind.REDUCE_SCATTER:
+            return in_messages, rounds * latency + per_byte * total * others / P
+        case _:
+            pairs = others * latency + per_byte * n
+            return pairs, pairs
+
+
+def chosen(plan: LoweredPlan, choice: Choice) -> dict[int, tuple[Pattern, bool, str]]:
     """The collectives of a plan by stage: (pattern, True if run as one call, reason)."""
     found = {2 * k: one for k, one in enumerate(plan.patterns) if one.kind.collective}
     return {stage: (one, *choice.of(one, plan.dtype)) for stage, one in found.items()}
 
 
-def collected(plan: Plan, stages: Mapping[int, Pattern]) -> Plan:
+def collected(plan: LoweredPlan, stages: Mapping[int, Pattern]) -> LoweredPlan:
     """The plan with the given stages, by number, rewritten as collectives."""
     steps: list[Step] = []
     stage: list[Step] = []
@@ -96,7 +128,7 @@ def collected(plan: Plan, stages: Mapping[int, Pattern]) -> Plan:
     return replace(plan, steps=tuple(steps))
 
 
-def selected(plan: Plan, choice: Choice) -> dict[int, Pattern]:
+def selected(plan: LoweredPlan, choice: Choice) -> dict[int, Pattern]:
     """The collectives of a plan, by stage, that `choice` selects."""
     return {stage: found for stage, (found, use, _) in chosen(plan, choice).items() if use}
 
@@ -104,7 +136,7 @@ def selected(plan: Plan, choice: Choice) -> dict[int, Pattern]:
 class _CollectiveStage:
     """Rewriter of the steps of one stage of one worker's plan into a collective."""
 
-    def __init__(self, plan: Plan, found: Pattern, steps: Sequence[Step]) -> None:
+    def __init__(self, plan: LoweredPlan, found: Pattern, steps: Sequence[Step]) -> None:
         self.worker = plan.worker
         self.in_place = plan.in_place
         self.found = found

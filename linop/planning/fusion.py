@@ -12,11 +12,11 @@ from dataclasses import replace
 from itertools import pairwise
 
 from linop.planning.collective_selection import offset_of
-from linop.planning.plan import Alias, Make, Plan, Put, Step, Sum, puts_of
+from linop.planning.plan import Alias, LoweredPlan, Make, Put, Step, Sum, puts_of
 from linop.spaces.region import Region, Subset
 
 
-def sums_fused(plan: Plan) -> Plan:
+def sums_fused(plan: LoweredPlan) -> LoweredPlan:
     """Join each put that sets a subset with the accumulation into it that follows, if that covers
     the same subset and no other."""
     steps: list[Step] = []
@@ -44,7 +44,7 @@ def _pairs(puts: Sequence[Put]) -> Iterator[tuple[Put, Put]]:
                 yield put, second
 
 
-def stored_in_results(plan: Plan, small: int) -> Plan:
+def stored_in_results(plan: LoweredPlan, small: int) -> LoweredPlan:
     """Make a region that the next stage copies, as a whole and as it is, into a contiguous subset
     of a result, within that subset, if it is a sum.
 
@@ -101,7 +101,7 @@ def _within(
     return found
 
 
-def _results(plan: Plan) -> list[dict[str, Region]]:
+def _results(plan: LoweredPlan) -> list[dict[str, Region]]:
     """For each stage the regions made in it, by name, whose arrays are results of the plan."""
     wanted = {region.name for region in plan.outputs}
     found: list[dict[str, Region]] = []

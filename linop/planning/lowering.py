@@ -18,15 +18,15 @@ from linop.normal_form.columns import ones
 from linop.normal_form.maps import Layer
 from linop.normal_form.movement import Movement
 from linop.normal_form.stages import Stages
-from linop.planning.passes import prepared
 from linop.planning.patterns import Pattern, pattern
+from linop.planning.placement import Placement
 from linop.planning.plan import (
     Advance,
     Alias,
     Apply,
+    LoweredPlan,
     Make,
     Message,
-    Plan,
     Put,
     Receive,
     Send,
@@ -34,37 +34,44 @@ from linop.planning.plan import (
     Wait,
 )
 from linop.planning.routing import Exchange, Routes, exchange, held
+from linop.planning.stage_passes import prepared
 from linop.spaces.exact import Exact, rounded
 from linop.spaces.region import Subset
 from linop.spaces.scalars import Scalar
 from linop.spaces.space import Space
 
 
-def lower(stages: Stages, worker: int) -> Plan:
-    """The plan of one worker, after all passes (`linop.planning.passes`).
+def lower(stages: Stages, worker: int, placement: Placement | None = None) -> LoweredPlan:
+    """The plan of one worker, after all passes (`linop.planning.stage_passes`).
+
+    Args:
+        placement: of the workers, the same on all of them, here and below; by default on one
+            machine.
 
     Raises:
         BackendError: a local map spans several workers.
     """
-    return lower_without_passes(prepared(stages), worker)
+    return lower_without_passes(prepared(stages, placement), worker, placement)
 
 
-def lower_all(stages: Stages) -> list[Plan]:
+def lower_all(stages: Stages, placement: Placement | None = None) -> list[LoweredPlan]:
     """The plans of all workers, in order: each as `lower` makes it, in a fraction of the time.
 
     Raises:
         BackendError: a local map spans several workers.
     """
-    return _lowered(prepared(stages), stages.workers)
+    return _lowered(prepared(stages, placement), stages.workers, placement)
 
 
-def lower_without_passes(stages: Stages, worker: int) -> Plan:
+def lower_without_passes(
+    stages: Stages, worker: int, placement: Placement | None = None
+) -> LoweredPlan:
     """The plan of one worker, without any pass.
 
     Raises:
         BackendError: a local map spans several workers.
     """
-    (plan,) = _lowered(stages, (worker,))
+    (plan,) = _lowered(stages, (worker,), placement)
     return plan
 
 
@@ -73,15 +80,17 @@ def workers_of(stages: Stages) -> tuple[int, ...]:
     return stages.workers
 
 
-def _lowered(stages: Stages, workers: Sequence[int]) -> list[Plan]:
+def _lowered(
+    stages: Stages, workers: Sequence[int], placement: Placement | None
+) -> list[LoweredPlan]:
     """The plans of some workers, sorted, by whole-array arithmetic over all of them."""
     steps: dict[int, list[Step]] = {worker: [] for worker in workers}
     patterns: dict[int, list[Pattern]] = {worker: [] for worker in workers}
     for k, movement in enumerate(stages.movements):
-        routes = exchange(movement, np.array(workers, np.int64))
+        routes = exchange(movement, np.array(workers, np.int64), placement)
         moves = _movement_steps(movement, routes, 2 * k)
         for worker in workers:
-            patterns[worker].append(pattern(movement, worker, routes))
+            patterns[worker].append(pattern(movement, worker, routes, placement))
             steps[worker] += moves[worker]
             if k < len(stages.layers) and stages.layers[k]:
                 before, after = movement.codomain, stages.movements[k + 1].domain
@@ -89,7 +98,9 @@ def _lowered(stages: Stages, workers: Sequence[int]) -> list[Plan]:
                 steps[worker] += _layer_steps(own, before, after, worker, 2 * k + 1)
     inputs, outputs = stages.domain.on, stages.codomain.on
     return [
-        Plan(w, stages.domain.dtype, inputs(w), outputs(w), tuple(steps[w]), tuple(patterns[w]))
+        LoweredPlan(
+            w, stages.domain.dtype, inputs(w), outputs(w), tuple(steps[w]), tuple(patterns[w])
+        )
         for w in workers
     ]
 

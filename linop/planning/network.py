@@ -4,16 +4,41 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from linop.errors import ArgumentError
+from linop.errors import ArgumentError, expect
+
+
+@dataclass(frozen=True)
+class Link:
+    """Times, in seconds, of messages over one kind of link. The defaults are round numbers for
+    messages over TCP, sent from Python, on Ethernet of 10 Gbit/s.
+
+    Raises:
+        ArgumentError: a value is not a number, negative, or not finite.
+    """
+
+    latency: float = 3e-5
+    """α: per message, at each of its two ends, independent of size."""
+    per_byte: float = 1e-9
+    """β: per byte sent, packing included; and per byte received."""
+    per_byte_of_machine: float | None = None
+    """Per byte that all workers of a machine send, or receive, together: the rate of its network
+    card (max-rate model of Gropp, Olson and Samfass, "Modeling MPI Communication Performance on SMP
+    Nodes", 2016). By default `per_byte`: one worker can use all of it."""
+
+    def __post_init__(self) -> None:
+        _check(self)
 
 
 @dataclass(frozen=True)
 class Network:
     """Times, in seconds, of messages and memory traffic of one worker: α, β and γ as in Thakur,
     Rabenseifner and Gropp, "Optimization of Collective Communication Operations in MPICH" (2005).
+    Messages have two levels: those inside a machine, and those between machines.
 
     The defaults are round numbers for messages sent from Python between machines of this decade.
 
@@ -31,16 +56,55 @@ class Network:
     """γ: per byte accumulated into a region."""
     per_byte_copied: float = 1e-10
     """Per byte copied inside a worker's memory."""
+    between: Link | None = None
+    """Messages between machines; None if they are like those inside a machine. Workers are on one
+    machine unless a `linop.planning.Placement` says otherwise."""
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if not (isinstance(value, int | float | np.number) and 0 <= value < math.inf):
-                raise ArgumentError(
-                    f"network: {field.name} is a number of seconds from 0; given {value!r}"
-                )
+        _check(self)
+        if self.between is not None:
+            expect("network: between", self.between, Link)
+
+    def link(self, between: bool) -> Link:
+        """The link of messages inside a machine, or between machines."""
+        inside = Link(self.latency, self.per_byte)
+        return self.between if between and self.between is not None else inside
+
+    @property
+    def per_byte_of_machine(self) -> float:
+        """Per byte that all workers of a machine send to, or receive from, other machines."""
+        if self.between is None:
+            return 0
+        rate = self.between.per_byte_of_machine
+        return self.between.per_byte if rate is None else rate
+
+    def seconds(self, sizes: npt.NDArray[Any], between: npt.NDArray[np.bool_]) -> Any:
+        """Time, in seconds, of messages at each end; (n,).
+
+        Args:
+            sizes: (n,) bytes.
+            between: (n,) True for messages between machines.
+        """
+        inside, outside = self.link(False), self.link(True)
+        latency = np.where(between, outside.latency, inside.latency)
+        return latency + np.where(between, outside.per_byte, inside.per_byte) * sizes
 
 
-ASSUMED = Network()
-"""The network for which sums are split and collectives are chosen, and that is simulated by
-default."""
+def _check(times: Link | Network) -> None:
+    """Check that all times are numbers of seconds."""
+    what = type(times).__name__.lower()
+    for field in fields(times):
+        value = getattr(times, field.name)
+        if value is None and field.default is None:
+            continue
+        if field.name != "between" and not (
+            isinstance(value, int | float | np.number) and 0 <= value < math.inf
+        ):
+            raise ArgumentError(
+                f"{what}: {field.name} is a number of seconds from 0; given {value!r}"
+            )
+
+
+ASSUMED = Network(between=Link())
+"""The network for which sums are split, two levels and collectives are chosen, and that is
+simulated by default."""

@@ -16,10 +16,10 @@ recognised without further rules. Lowering always plans messages between pairs o
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
-from math import ceil, log2
 
 import numpy as np
 
@@ -27,7 +27,7 @@ from linop.normal_form.boxes import FEW, Ints, Table, canonical, each_meets, row
 from linop.normal_form.columns import ones
 from linop.normal_form.movement import Movement
 from linop.normal_form.space_tables import number_of
-from linop.planning.network import Network
+from linop.planning.placement import Placement
 from linop.planning.routing import Exchange, Routes, exchange
 from linop.spaces.exact import Exact, shown
 
@@ -94,7 +94,12 @@ class Pattern:
         return f"{text}, {many} elements each{scale}"
 
 
-def pattern(movement: Movement, worker: int, known: Exchange | None = None) -> Pattern:
+def pattern(
+    movement: Movement,
+    worker: int,
+    known: Exchange | None = None,
+    placement: Placement | None = None,
+) -> Pattern:
     """The pattern of a worker in a movement; all members of a group find the same. Cached.
 
     Computed from the worker's routes and, if these may belong to a collective, from those of its
@@ -102,13 +107,18 @@ def pattern(movement: Movement, worker: int, known: Exchange | None = None) -> P
 
     Args:
         known: the routes of the worker, and of others, if already computed.
+        placement: of the workers; by default on one machine.
     """
-    found: dict[int, Pattern] = movement.kept.setdefault(Pattern, {})
+    found: dict[int, Pattern] = movement.kept.setdefault((Pattern, placement), {})
     if worker in found:
         return found[worker]
-    known = known or exchange(movement, np.array([worker]))
+
+    def routed(workers: Ints) -> Exchange:
+        return exchange(movement, workers, placement)
+
+    known = known or routed(np.array([worker]))
     senders, receivers = known.peers(worker)
-    mine = _collective(movement, worker, senders, receivers, known)
+    mine = _collective(worker, senders, receivers, known, routed)
     if mine is None:
         peers = {*senders, *receivers}
         kind = Kind.POINT_TO_POINT if peers else Kind.LOCAL
@@ -119,7 +129,11 @@ def pattern(movement: Movement, worker: int, known: Exchange | None = None) -> P
 
 
 def _collective(
-    movement: Movement, me: int, senders: list[int], receivers: list[int], known: Exchange
+    me: int,
+    senders: list[int],
+    receivers: list[int],
+    known: Exchange,
+    routed: Callable[[Ints], Exchange],
 ) -> Pattern | None:
     """The collective of a worker's group, or None if its messages do not form one.
 
@@ -131,12 +145,13 @@ def _collective(
     Args:
         senders, receivers: other workers that the worker receives from and sends to, sorted.
         known: the routes of some workers.
+        routed: computes those of others.
     """
     if not senders + receivers:
         return None
     them = (senders or receivers)[0]
     if them not in known.workers:
-        known = exchange(movement, np.array([them]))
+        known = routed(np.array([them]))
     their_senders, their_receivers = map(set, known.peers(them))
     S, D = set(senders), set(receivers)
     if S and D:
@@ -153,7 +168,7 @@ def _collective(
         return None
     if min(len(S), len(D)) > 1 and not (S <= D or D <= S):
         return None
-    every = exchange(movement, np.array(sorted(S | D)))
+    every = routed(np.array(sorted(S | D)))
     return _classified(every.coming) if every.closed else None
 
 
@@ -288,33 +303,3 @@ def spans(numbers: tuple[int, ...]) -> str:
         f"{run[0]}–{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs if run
     ]
     return ", ".join(texts)
-
-
-def seconds(found: Pattern, itemsize: int, network: Network) -> tuple[float, float]:
-    """Predicted times, in seconds, of a collective: (as point-to-point messages between all pairs,
-    as one library call). The library is assumed to use trees, or a scatter and a gather for large
-    messages; the two times of an all-to-all are equal.
-
-    Source: Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operations in
-    MPICH" (2005), table of costs.
-
-    Args:
-        itemsize: bytes per element.
-    """
-    P = len(found.group)
-    others, rounds = P - 1, ceil(log2(P))
-    latency = network.latency
-    per_byte = network.per_byte + (network.per_byte_added if found.kind.sums else 0)
-    n = max(found.counts) * itemsize
-    total = sum(found.counts) * itemsize if len(found.counts) > 1 else P * n
-    in_messages = others * (latency + per_byte * n)
-    match found.kind:
-        case Kind.BROADCAST | Kind.REDUCE | Kind.ALL_REDUCE:
-            steps = rounds + (others if found.kind is Kind.BROADCAST else rounds)
-            large = steps * latency + (per_byte + network.per_byte) * n * others / P
-            return in_messages, min(rounds * (latency + per_byte * n), large)
-        case Kind.ALL_GATHER | Kind.REDUCE_SCATTER:
-            return in_messages, rounds * latency + per_byte * total * others / P
-        case _:
-            pairs = others * latency + per_byte * n
-            return pairs, pairs

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
 
+from linop.caching import cached_property
 from linop.normal_form.maps import Call
 from linop.planning.patterns import Pattern
 from linop.spaces.exact import exact, shown
@@ -221,7 +221,7 @@ def puts_of(steps: Iterable[Step]) -> list[Put]:
 
 
 @dataclass(frozen=True)
-class Plan:
+class LoweredPlan:
     """The steps of one worker, with the regions of its arguments and of its results."""
 
     worker: int

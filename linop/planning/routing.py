@@ -1,21 +1,22 @@
 """Routing: assignment of the transfers of a movement to pairs of sender and receiver.
 
 Every holder of the destination receives. A receiver that also holds the source reads its own copy;
-other receivers are distributed over the holders of the source. Steps and messages are made by
-`linop.planning.lowering`.
+other receivers are distributed over the holders of the source, those on the receiver's machine if
+there are any. Steps and messages are made by `linop.planning.lowering`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
+from linop.caching import cached_property
 from linop.normal_form.boxes import FEW, Ints, Table, expand
 from linop.normal_form.movement import Movement
+from linop.planning.placement import Placement
 from linop.spaces.space import Space
 
 TRANSFERS_AT_ONCE = 2**19
@@ -40,13 +41,18 @@ class Routes:
         )
 
 
-def routes(movement: Movement) -> Routes:
+def routes(movement: Movement, placement: Placement | None = None) -> Routes:
     """All routes of a movement, local copies included, ordered by receiver, sender and row. A
-    message is packed in this order."""
-    return _served(movement, movement.table, *_receivers(movement.table, movement.codomain))
+    message is packed in this order.
+
+    Args:
+        placement: of the workers, here and below; by default on one machine.
+    """
+    table = movement.table
+    return _served(movement, table, *_receivers(table, movement.codomain), placement)
 
 
-def routes_by_receiver(movement: Movement) -> Iterator[Routes]:
+def routes_by_receiver(movement: Movement, placement: Placement | None = None) -> Iterator[Routes]:
     """All routes in batches of receivers, in increasing order. A batch has about
     `TRANSFERS_AT_ONCE`, which bounds the memory for an all-to-all of thousands of workers."""
     holders, _, many = movement.codomain.numbering.holders
@@ -58,7 +64,7 @@ def routes_by_receiver(movement: Movement) -> Iterator[Routes]:
     load = np.add.reduceat(np.repeat(counts, many)[order], first)
     cuts = np.flatnonzero(np.diff(np.cumsum(load) // TRANSFERS_AT_ONCE)) + 1
     for receivers in np.split(workers, cuts):
-        yield routes_into(movement, receivers)
+        yield routes_into(movement, receivers, placement)
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,19 +124,21 @@ class Parcel(NamedTuple):
     """Number of elements."""
 
 
-def exchange(movement: Movement, workers: Ints) -> Exchange:
+def exchange(movement: Movement, workers: Ints, placement: Placement | None = None) -> Exchange:
     """The routes of some workers, sorted: their entries of `routes`, computed from the transfers of
     their regions alone. Those of small movements are computed for all workers at once, and
     cached."""
-    if movement.transfers.short and Exchange not in movement.kept:
+    key = Exchange, placement
+    if movement.transfers.short and key not in movement.kept:
         few = int(movement.codomain.numbering.holders[2][movement.table.dst].sum()) <= FEW
-        movement.kept[Exchange] = _whole(movement, _holders(movement)) if few else None
-    known: Exchange | None = movement.kept.get(Exchange)
+        movement.kept[key] = _whole(movement, _holders(movement), placement) if few else None
+    known: Exchange | None = movement.kept.get(key)
     if known is not None:
         return known.of(workers)
     if len(workers) > 1 and np.isin(_holders(movement), workers).all():
-        return _whole(movement, workers)
-    return Exchange(workers, routes_into(movement, workers), routes_out_of(movement, workers))
+        return _whole(movement, workers, placement)
+    coming = routes_into(movement, workers, placement)
+    return Exchange(workers, coming, routes_out_of(movement, workers, placement))
 
 
 def _holders(movement: Movement) -> Ints:
@@ -138,26 +146,26 @@ def _holders(movement: Movement) -> Ints:
     return np.union1d(movement.domain.numbering.holders[0], movement.codomain.numbering.holders[0])
 
 
-def _whole(movement: Movement, workers: Ints) -> Exchange:
+def _whole(movement: Movement, workers: Ints, placement: Placement | None) -> Exchange:
     """All routes of a movement; no others than `workers` have any."""
-    every = routes(movement)
+    every = routes(movement, placement)
     remote = every.of(every.sender != every.receiver)
     return Exchange(workers, every, remote.of(np.argsort(remote.sender, kind="stable")))
 
 
-def routes_into(movement: Movement, workers: Ints) -> Routes:
+def routes_into(movement: Movement, workers: Ints, placement: Placement | None = None) -> Routes:
     """The routes into some workers, local copies included, ordered as `routes`."""
     receiver, number = held(movement.codomain, workers)
     table = movement.into(_distinct(number, workers))
     first, last = (np.searchsorted(table.dst, number, side) for side in ("left", "right"))
     which, within = expand(last - first)
-    return _served(movement, table, first[which] + within, receiver[which])
+    return _served(movement, table, first[which] + within, receiver[which], placement)
 
 
-def routes_out_of(movement: Movement, workers: Ints) -> Routes:
+def routes_out_of(movement: Movement, workers: Ints, placement: Placement | None = None) -> Routes:
     """The routes from some workers to others, ordered by sender, receiver and row."""
     table = movement.out_of(_distinct(held(movement.domain, workers)[1], workers))
-    every = _served(movement, table, *_receivers(table, movement.codomain))
+    every = _served(movement, table, *_receivers(table, movement.codomain), placement)
     leaving = every.of(_among(every.sender, workers) & (every.receiver != every.sender))
     return leaving.of(np.argsort(leaving.sender, kind="stable")) if len(workers) > 1 else leaving
 
@@ -212,6 +220,33 @@ def messages(every: Routes) -> tuple[Ints, Ints, Ints]:
     return pairs // span, pairs % span, sizes
 
 
+def memory_traffic(movement: Movement, every: Routes, workers: Ints) -> tuple[Ints, Ints, Ints]:
+    """(elements copied, of these between kinds of memory, elements accumulated) by worker. A region
+    that aliases another one (`linop.planning.plan.Alias`) is not copied."""
+    table = every.table
+    sizes_to, sizes_from = (
+        space.numbering.shapes.prod(axis=1) for space in (movement.codomain, movement.domain)
+    )
+    dst, src = table.dst[every.row], table.src[every.row]
+    copy = np.searchsorted(workers, every.receiver) * len(sizes_to) + dst
+    copies, which, many = np.unique(copy, return_inverse=True, return_counts=True)
+    coming = np.bincount(which, every.volume, len(copies))
+    beyond = np.maximum(coming - sizes_to[copies % max(1, len(sizes_to))], 0)
+    n = len(workers)
+    added = np.bincount(copies // max(1, len(sizes_to)), beyond, n).astype(np.int64)
+    whole = (every.volume == sizes_to[dst]) & (every.volume == sizes_from[src])
+    local = every.sender == every.receiver
+    crossing = local & (
+        movement.codomain.numbering.memories[dst] != movement.domain.numbering.memories[src]
+    )
+    kept = whole & (many[which] == 1) & (table.coef[every.row] == 1) & ~crossing
+    copied, between = (
+        np.bincount(np.searchsorted(workers, every.receiver[mask]), every.volume[mask], n)
+        for mask in (local & ~kept, crossing)
+    )
+    return copied.astype(np.int64), between.astype(np.int64), added
+
+
 def _receivers(table: Table, codomain: Space) -> tuple[Ints, Ints]:
     """(row, receiver), aligned: each row once for every holder of its destination."""
     holders, first, many = codomain.numbering.holders
@@ -219,7 +254,9 @@ def _receivers(table: Table, codomain: Space) -> tuple[Ints, Ints]:
     return row, holders[first[table.dst[row]] + k]
 
 
-def _served(movement: Movement, table: Table, row: Ints, receiver: Ints) -> Routes:
+def _served(
+    movement: Movement, table: Table, row: Ints, receiver: Ints, placement: Placement | None
+) -> Routes:
     """Assign senders to rows with receivers; the routes sorted by receiver, sender, row."""
     holders, first, many = movement.domain.numbering.holders
     src = table.src[row]
@@ -231,6 +268,25 @@ def _served(movement: Movement, table: Table, row: Ints, receiver: Ints) -> Rout
         held = np.repeat(np.arange(len(many)), many) * span + holders
         own = shared & np.isin(src * span + receiver, held)
         sender[own] = receiver[own]
+        if placement is not None:
+            away = np.flatnonzero(shared & ~own)
+            near, server = _nearby(movement.domain, src[away], receiver[away], placement)
+            sender[away[near]] = server
     order = np.lexsort((row, sender, receiver))
     volume = table.extent.prod(axis=1)[row]
     return Routes(table, row[order], sender[order], receiver[order], volume[order])
+
+
+def _nearby(
+    domain: Space, src: Ints, receiver: Ints, placement: Placement
+) -> tuple[np.ndarray, Ints]:
+    """Mask of the receivers that have a holder of the source on their machine; and of these the
+    holder that serves each."""
+    holders, first, many = domain.numbering.holders
+    which, k = expand(many[src])
+    holder = holders[first[src[which]] + k]
+    near = placement.of(holder) == placement.of(receiver)[which]
+    count = np.bincount(which[near], minlength=len(src))
+    some = count > 0
+    turn = receiver[some] % count[some]
+    return some, holder[near][(np.cumsum(count) - count)[some] + turn]

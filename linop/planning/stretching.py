@@ -15,9 +15,10 @@ from typing import NamedTuple
 from linop.normal_form.stages import Stages
 from linop.normal_form.transfer_table import digest_of
 from linop.planning.lowering import lower
-from linop.planning.passes import prepared
 from linop.planning.patterns import Pattern
-from linop.planning.plan import Alias, Make, Message, Plan, Put, Receive, Send, Step
+from linop.planning.placement import Placement
+from linop.planning.plan import Alias, LoweredPlan, Make, Message, Put, Receive, Send, Step
+from linop.planning.stage_passes import prepared
 from linop.spaces.region import Region, Subset
 from linop.spaces.tensor import TensorSpace
 
@@ -26,26 +27,31 @@ _CACHE_SIZE = 1024
 
 
 class _Cached(NamedTuple):
-    plan: Plan
+    plan: LoweredPlan
     uncut: Mapping[int, int]
 
 
 class Plans:
-    """Plan cache of one worker; operators that differ in uncut extents only are lowered once."""
+    """Cache of one worker's plans; operators that differ in uncut extents only are lowered once.
 
-    def __init__(self, worker: int) -> None:
+    Args:
+        placement: of the workers; by default on one machine.
+    """
+
+    def __init__(self, worker: int, placement: Placement | None = None) -> None:
         self._worker = worker
+        self._placement = placement
         self._known: dict[bytes, _Cached] = {}
 
-    def of(self, stages: Stages) -> Plan:
+    def of(self, stages: Stages) -> LoweredPlan:
         """The worker's plan, equal to that of `linop.planning.lowering.lower`.
 
         Raises:
             BackendError: a local map spans several workers.
         """
-        uncut = uncut_in(stages)
+        uncut = uncut_in(stages, self._placement)
         if not uncut:
-            return lower(stages, self._worker)
+            return lower(stages, self._worker, self._placement)
         essence = _essence(stages, uncut)
         known = self._known.get(essence)
         if known is not None and known.uncut == uncut:
@@ -54,12 +60,12 @@ class Plans:
             return stretched(known.plan, stages, known.uncut, uncut)
         if len(self._known) == _CACHE_SIZE:
             self._known.clear()
-        plan = lower(stages, self._worker)
+        plan = lower(stages, self._worker, self._placement)
         self._known[essence] = _Cached(plan, uncut)
         return plan
 
 
-def uncut_in(stages: Stages) -> Mapping[int, int]:
+def uncut_in(stages: Stages, placement: Placement | None = None) -> Mapping[int, int]:
     """Extents, by dimension, of the uncut tensor dimensions: all regions, and both boxes of all
     transfers, have the full extent. Empty if there are several movements, or if passes change
     the stages, since the choice of shares of sums depends on sizes."""
@@ -71,7 +77,7 @@ def uncut_in(stages: Stages) -> Mapping[int, int]:
         for d, n in movement.transfers.uncut.items()
         if all((space.numbering.shapes[:, d] == n).all() for space in spaces)
     }
-    return whole if whole and prepared(stages) is stages else {}
+    return whole if whole and prepared(stages, placement) is stages else {}
 
 
 def _essence(stages: Stages, uncut: Mapping[int, int]) -> bytes:
@@ -85,8 +91,8 @@ def _essence(stages: Stages, uncut: Mapping[int, int]) -> bytes:
 
 
 def stretched(
-    plan: Plan, stages: Stages, before: Mapping[int, int], after: Mapping[int, int]
-) -> Plan:
+    plan: LoweredPlan, stages: Stages, before: Mapping[int, int], after: Mapping[int, int]
+) -> LoweredPlan:
     """The plan of stages, from a plan of stages that differ in uncut extents only.
 
     Args:
@@ -130,4 +136,4 @@ def stretched(
         return replace(pattern, counts=tuple(map(size, pattern.counts)))
 
     steps, patterns = map(step_of, plan.steps), map(pattern_of, plan.patterns)
-    return Plan(plan.worker, plan.dtype, inputs, outputs, tuple(steps), tuple(patterns))
+    return LoweredPlan(plan.worker, plan.dtype, inputs, outputs, tuple(steps), tuple(patterns))

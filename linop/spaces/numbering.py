@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from itertools import repeat
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from linop.caching import cached_property
 from linop.spaces.decomposition import REPLICATED, Axis, Bounds, Role
 from linop.spaces.partition import GridAxis, Partition
 from linop.spaces.region import MEMORIES, Region

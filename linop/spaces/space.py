@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from linop.caching import cached_property
 from linop.errors import ArgumentError, DTypeError, RegionError, ShapeError, SpaceError, expect
 from linop.spaces.contents import accepted
 from linop.spaces.inner_products import dot

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Mapping, Sequence
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from linop.caching import cached_property
 from linop.errors import ShapeError, SpaceError, expect
 from linop.spaces.decomposition import Axis, Bounds, checked_axes, checked_bounds
 from linop.spaces.numbering import BlockNumbering

@@ -14,8 +14,8 @@ from itertools import product
 
 import numpy as np
 
+from linop.backends.arrays.arguments import held
 from linop.backends.base import Backend
-from linop.backends.execution.arguments import held
 from linop.spaces.scalars import Array, Scalar
 from linop.spaces.space import Space
 from linop.spaces.vector import Vector

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -20,17 +21,16 @@ from rich.text import Text
 import linop
 from linop import LinearOperator, backends
 from linop.backends import Backend, in_mpi_job
-from linop.backends.execution.arrays import NUMPY
+from linop.backends.jobs import mpirun
 from linop.errors import ArgumentError, LinopError, MissingExtraError
 from linop.operators.algebra import expanded
-from linop.planning.collective_selection import Choice, selected
-from linop.planning.cost import Traffic
-from linop.planning.lowering import lower, workers_of
-from linop.planning.pipeline import Options, shown
-from linop.planning.plan import Plan
-from linop.planning.traffic import traffic_matrix
-from linop.testing.verification import Case, Result, cases, verified, verified_by_ranks
-from linop.tools import doctor, reporting
+from linop.planning.lowering import workers_of
+from linop.planning.placement import Placement
+from linop.planning.prediction.cost import Traffic
+from linop.planning.prediction.traffic import traffic_matrix
+from linop.schedules import GENERATORS
+from linop.testing.verify_command import Case, Result, cases, verified, verified_by_ranks
+from linop.tools import doctor, mpi_links, reporting, schedule_showing, showing
 from linop.tools.samples import samples
 
 app = typer.Typer(
@@ -54,8 +54,20 @@ Target = Annotated[
 
 
 @app.command("doctor")
-def doctor_command() -> None:
+def doctor_command(
+    mpi: Annotated[
+        bool,
+        typer.Option(
+            "--mpi",
+            help="measure MPI's latency and bandwidth between the ranks of this job (mpiexec -n 4 "
+            "linop doctor --mpi), or between two ranks here, and look at their binding",
+        ),
+    ] = False,
+) -> None:
     """Report which packages are installed, and what each missing extra would enable."""
+    if mpi:
+        _mpi_links()
+        return
     table = Table("part", "found", "what it gives")
     for component in doctor.examine():
         found = Text(component.found, style="green" if component.present else "yellow")
@@ -63,9 +75,34 @@ def doctor_command() -> None:
     console.print(table)
 
 
+def _mpi_links() -> None:
+    """Print the links of this job, or of a job of two ranks."""
+    if not in_mpi_job():
+        command = [sys.executable, "-m", "linop", "doctor", "--mpi"]
+        done = mpirun.mpiexec(2, command, timeout=60, env={"COLUMNS": str(console.width)})
+        sys.stdout.write(done.stdout)
+        sys.stderr.write(done.stderr)
+        raise typer.Exit(done.returncode)
+    from mpi4py import MPI
+
+    comm = MPI.COMM_WORLD.Dup()
+    ranks = mpi_links.facts(comm)
+    table = Table("ranks", "machines", "latency µs", "bandwidth GB/s")
+    for link in mpi_links.links(comm, ranks):
+        one, other = link.hosts
+        where = one if one == other else f"{one}, {other}"
+        numbers = f"{link.latency * 1e6:.3g}", f"{link.bandwidth * 1e-9:.3g}"
+        table.add_row(", ".join(map(str, link.ranks)), where, *numbers)
+    if comm.rank == 0:
+        console.print(table)
+        for fault in mpi_links.faults(ranks):
+            console.print(Text(fault, style="yellow"))
+    comm.Free()
+
+
 @app.command()
 def show(
-    target: Target,
+    target: Target = None,
     plan: Annotated[
         bool, typer.Option("--plan", help="print the workers' plans, and the predicted time, too")
     ] = False,
@@ -78,19 +115,86 @@ def show(
     traffic: Annotated[
         Path | None, typer.Option(metavar="FILE.png", help="draw who sends how much to whom")
     ] = None,
+    ranks_per_machine: Annotated[
+        int | None, typer.Option(min=1, help="place this many consecutive workers on each machine")
+    ] = None,
+    machines: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="place workers as MPI's machine file does, in its order"),
+    ] = None,
+    schedule: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help=f"a pipeline's schedule, no operator: {', '.join(GENERATORS)}"
+        ),
+    ] = None,
+    stages: Annotated[
+        int | None, typer.Option(min=1, help="with --schedule: of the pipeline, all chunks counted")
+    ] = None,
+    micro_batches: Annotated[
+        int | None, typer.Option(min=1, help="with --schedule: of a batch")
+    ] = None,
+    chunks: Annotated[
+        int | None, typer.Option(min=1, help="with --schedule: stages of each worker")
+    ] = None,
+    file: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.csv", help="a schedule of your own, in torch's form"),
+    ] = None,
+    svg: Annotated[
+        Path | None, typer.Option(metavar="FILE.svg", help="draw the simulated schedule")
+    ] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.json", help="write it in Chrome's trace format"),
+    ] = None,
 ) -> None:
     """Print an operator and its adjoint in mathematical notation, and the messages and bytes of
-    every worker; for up to 16 workers, also bytes between each two of them."""
+    every worker; for up to 16 workers, also bytes between each two of them. With workers placed on
+    machines, also bytes between machines, and whether another order of the workers saves any.
+
+    With --schedule or --file, print and draw the schedule of a pipeline: its table, its checks, and
+    its predicted time, bubble and memory."""
+    if schedule is not None or file is not None:
+        if (
+            target
+            or plan
+            or passes
+            or worker is not None
+            or traffic
+            or ranks_per_machine
+            or machines
+        ):
+            raise typer.BadParameter("an operator and its options do not go with a schedule")
+        try:
+            chosen = schedule_showing.chosen(schedule, stages, micro_batches, chunks, file)
+        except ArgumentError as error:
+            raise typer.BadParameter(str(error)) from None
+        schedule_showing.show(chosen, console, svg, trace)
+        return
+    if stages or micro_batches or chunks or svg or trace:
+        raise typer.BadParameter("options of a schedule: give --schedule or --file, too")
+    if target is None:
+        raise typer.BadParameter("give MODULE:OPERATOR, --schedule or --file")
+    if ranks_per_machine and machines:
+        raise typer.BadParameter("give --ranks-per-machine or --machines, not both")
     for name, op in _operators(target, workers=4):
+        placement = Placement.read(machines) if machines else None
+        if ranks_per_machine:
+            many = max(workers_of(op.stages), default=0) + 1
+            placement = Placement.of_blocks(many, ranks_per_machine)
         console.print(Text.assemble((name, "bold"), f": {op.domain} -> {op.codomain}"))
         table = Table("", "operator", "adjoint", title=None)
         back = op.H
         table.add_row("named", str(op), str(back))
         table.add_row("expanded", str(expanded(op)), str(expanded(back)))
         table.add_row("simplified", str(op.simplify()), str(back.simplify()))
-        costs = op.cost(), back.cost()
+        costs = op.cost(placement=placement), back.cost(placement=placement)
         table.add_row("messages", *(str(c.messages) for c in costs))
         table.add_row("bytes", *(str(c.bytes) for c in costs))
+        if placement is not None:
+            between = (str(c.bytes_between_machines) for c in costs)
+            table.add_row("bytes between machines", *between)
         console.print(table, highlight=False, markup=False)
         sides = ("sends", "bytes", "receives", "bytes")
         every = Table("worker", *sides, *(f"{side}, adjoint" for side in sides))
@@ -99,37 +203,24 @@ def show(
             numbers = (n for t in both for n in dataclasses.astuple(t))
             every.add_row(str(number), *map(str, numbers))
         console.print(every)
-        matrix = traffic_matrix(op)
+        matrix = traffic_matrix(op, placement)
         if 1 < len(matrix.workers) <= _MATRIX:
             _print_as_it_is(matrix)
+        if placement is not None:
+            _print_as_it_is(matrix.by_machine(placement))
+            _print_as_it_is(showing.another_order(op, placement))
         for side, which in (("operator", op), ("adjoint", back)):
+            workers = _chosen(which, worker) if plan or passes else ()
             if plan:
-                _show_plans(f"{name}, {side}", which, worker)
+                console.print(Text(f"\n{name}, {side}", "bold"))
+                for text in showing.plans(which, workers, placement):
+                    _print_as_it_is(text)
             if passes:
-                _show_passes(f"{name}, {side}", which, worker)
+                for step, text in showing.passes(which, workers, placement):
+                    console.print(Text(f"\n{name}, {side}, {step}", "bold"))
+                    _print_as_it_is(text)
         if traffic is not None:
             _draw_traffic(traffic, op)
-
-
-def _show_plans(name: str, op: LinearOperator, worker: int | None) -> None:
-    """Print the plans of all workers, or of one, and their predicted time."""
-    workers = _chosen(op, worker)
-    console.print(Text(f"\n{name}", "bold"))
-    for one in workers:
-        _print_as_it_is(lower(op.stages, one).describe())
-    _print_as_it_is(f"predicted: {linop.simulate(op)}")
-
-
-def _show_passes(name: str, op: LinearOperator, worker: int | None) -> None:
-    """Print the plans of all workers, or of one, after each step of the pipeline, with collectives
-    as they are selected for ranks without shared memory."""
-    options = Options(lambda plan: selected(plan, Choice()), NUMPY.small)
-    for one in _chosen(op, worker):
-        before: Plan | None = None
-        for what, plan in shown(op.stages, one, options):
-            console.print(Text(f"\n{name}, worker {one}: {what}", "bold"))
-            _print_as_it_is("the same" if plan == before else plan.describe())
-            before = plan
 
 
 def _chosen(op: LinearOperator, worker: int | None) -> Sequence[int]:

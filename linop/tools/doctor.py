@@ -4,12 +4,14 @@ are printed by `linop.tools.cli`."""
 from __future__ import annotations
 
 import importlib
+import os
 import platform
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import linop
+from linop.backends import in_torch_job
 from linop.backends.jobs import mpirun
 from linop.errors import LinopError, MissingExtraError
 
@@ -46,8 +48,10 @@ def examine() -> list[Component]:
         _mpiexec(),
         _cuda_aware(),
         _package("torch", "torch", "operators in autograd, layers"),
+        _process_groups(),
         _package("cupy", "cupy", "backend cupy: arrays on GPUs"),
         _gpus(),
+        _nccl(),
         _package("hypothesis", "test", "property-based tests"),
         _package("matplotlib", "plot", "pictures, the demo"),
     ]
@@ -95,6 +99,20 @@ def _cuda_aware() -> Component:
     return _asked("CUDA-aware MPI", said, "messages between GPUs without staging")
 
 
+def _process_groups() -> Component:
+    """The backends of torch.distributed, and whether this process is one of a job."""
+    name, purpose = "torch.distributed", "backend torch: workers are processes of torchrun"
+    try:
+        import torch.distributed as dist
+    except ImportError:
+        return Component(name, False, "torch is missing", purpose)
+    if not (dist.is_available() and dist.is_gloo_available()):
+        return Component(name, False, "this torch is built without gloo", purpose)
+    others = ", NCCL, which linop does not use" if dist.is_nccl_available() else ""
+    job = f"; this is one of {os.environ.get('WORLD_SIZE')} processes" if in_torch_job() else ""
+    return Component(name, True, f"gloo{others}{job}", purpose)
+
+
 def _gpus() -> Component:
     """The names of the GPUs that CuPy finds."""
     from linop.backends.device.device_arrays import cupy_arrays
@@ -106,6 +124,19 @@ def _gpus() -> Component:
     except LinopError as error:
         return Component("GPU", False, str(error).splitlines()[0], purpose)
     return Component("GPU", True, ", ".join(names), purpose)
+
+
+def _nccl() -> Component:
+    """NCCL's version, if CuPy is installed and finds it."""
+    purpose = "messages of backend cupy with way='nccl'"
+    try:
+        import cupy
+    except ImportError:
+        return Component("NCCL", False, "CuPy is missing", purpose)
+    from linop.backends.device.nccl import missing, version
+
+    why = missing(cupy.cuda)
+    return Component("NCCL", not why, why or version(cupy.cuda), purpose)
 
 
 def _mpiexec() -> Component:

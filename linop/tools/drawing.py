@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from linop.operators.operator import LinearOperator
-from linop.planning.traffic import TrafficMatrix, traffic_matrix
+from linop.planning.prediction.traffic import TrafficMatrix, traffic_matrix
 from linop.spaces.scalars import Array
 from linop.tools.demo import Blur
 

@@ -1,5 +1,5 @@
 """Output of ``linop verify``: a table for every check, and JSON and JUnit files for other programs.
-Results are computed in `linop.testing.verification`."""
+Results are computed in `linop.testing.verify_command`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from linop.errors import ArgumentError, MissingExtraError
-from linop.testing.verification import PROPERTIES, Result
+from linop.testing.verify_command import PROPERTIES, Result
 
 
 def show(results: Sequence[Result], console: Console) -> None:

@@ -29,6 +29,7 @@ def samples(workers: int) -> Iterator[tuple[str, LinearOperator]]:
     yield "sum_reduce", linop.sum_reduce(copied, one)
     yield "all_reduce", linop.all_reduce(copied)
     yield "ring_all_reduce", linop.ring_all_reduce(copied)
+    yield "ring_all_gather", linop.ring_all_gather(split)
     yield "all_gather, copies", linop.all_gather(split)
     yield "all_gather, replicated", linop.all_gather(split, into=REPLICATED)
     yield "reduce_scatter", linop.reduce_scatter(copied)

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from linop.planning.lowering import workers_of
 from linop.testing.describing import seeds
 from support.device import checks as device_checks
+from support.device import nccl as device_nccl
 from support.device import plans as device_plans
 from support.device import tensors as device_tensors
 from support.device.plans import CONTRACTS, NAMES
@@ -123,3 +124,30 @@ def test_checks_under_mpi(ranks: int, contract: Callable[..., None], way: str) -
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_tensors_under_mpi(ranks: int, contract: Callable[..., None], way: str) -> None:
     on_ranks(ranks, KIND, way, in_every_case, contract, device_tensors.CONTRACTS[contract])
+
+
+def _gpus() -> int:
+    return cupy_arrays().module.cuda.runtime.getDeviceCount()
+
+
+@needs_mpi
+@each_contract
+def test_contracts_over_nccl(contract: Callable[..., None]) -> None:
+    """With a GPU for each rank, of which there may be one alone."""
+    on_ranks(min(_gpus(), 4), KIND, "nccl", in_every_case, contract, CONTRACTS[contract])
+
+
+@needs_mpi
+def test_failures_over_nccl_are_heard_and_mended() -> None:
+    on_ranks(min(_gpus(), 4), KIND, "nccl", device_nccl.a_failure_is_heard_and_mended)
+
+
+@needs_mpi
+@each_operator
+@FEW
+@given(data=st.data(), seed=seeds)
+def test_operators_over_nccl(name: str, data: st.DataObject, seed: int) -> None:
+    ranks = min(_gpus(), 4)
+    description = data.draw(describe(name, ranks), label=name)
+    assume(stays_exact(build(name, description)))
+    on_ranks(ranks, KIND, "nccl", device_plans.operator_agrees, name, description, seed)

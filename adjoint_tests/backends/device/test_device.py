@@ -47,7 +47,8 @@ named = attrgetter("__name__")
 each_operator = pytest.mark.parametrize("name", NAMES)
 each_contract = pytest.mark.parametrize("contract", CONTRACTS, ids=named)
 each_check = pytest.mark.parametrize("contract", device_checks.CONTRACTS, ids=named)
-each_way = pytest.mark.parametrize("way", ["aware", "staged"])
+WAYS = ("aware", "staged", "nccl")
+each_way = pytest.mark.parametrize("way", WAYS)
 FEW = settings(max_examples=max(1, settings().max_examples // 10))
 """The program is that of NumPy's arrays, which other tests run with many more."""
 
@@ -229,7 +230,7 @@ def test_layers_on_threads(workers: int) -> None:
 @FEW
 @given(
     ranks=st.integers(1, 4),
-    way=st.sampled_from(["aware", "staged"]),
+    way=st.sampled_from(WAYS),
     data=st.data(),
     seed=seeds,
 )

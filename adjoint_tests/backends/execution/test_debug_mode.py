@@ -15,7 +15,8 @@ from linop.backends import Backend, proving
 from linop.normal_form.stages import Stages
 from linop.planning.lowering import lower
 from linop.planning.pipeline import Options
-from linop.planning.plan import Plan, Put
+from linop.planning.placement import Placement
+from linop.planning.plan import LoweredPlan, Put
 from linop.planning.stretching import stretched
 from linop.planning.verification.plan_errors import UnfinishedError, WrongTransferError
 from support.contracts.plans import total
@@ -23,9 +24,9 @@ from support.job_programs import mpiexec
 from support.requirements import needs_mpi
 
 
-def unfinished(stages: Stages, worker: int) -> Plan:
+def unfinished(stages: Stages, worker: int, placement: Placement | None = None) -> LoweredPlan:
     """A plan without its last step."""
-    plan = lower(stages, worker)
+    plan = lower(stages, worker, placement)
     return replace(plan, steps=plan.steps[:-1])
 
 
@@ -80,7 +81,7 @@ def test_a_plan_made_from_one_for_another_batch_size_is_proven(
 ) -> None:
     """The plan that runs is the one proven, on every worker, not one lowered for the proof."""
 
-    def doubled(plan: Plan, *others: Any) -> Plan:
+    def doubled(plan: LoweredPlan, *others: Any) -> LoweredPlan:
         """A plan whose last put writes twice what came, but on the first worker."""
         made = stretched(plan, *others)
         if not made.worker:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from linop.backends.execution.arrays import NUMPY
+from linop.backends.arrays.interface import NUMPY
 from linop.backends.execution.emitter import Emitter
 from linop.backends.execution.instructions import Add, Call, Copy, For, If, Operation, Set, Spin
 from linop.backends.execution.numbers import (

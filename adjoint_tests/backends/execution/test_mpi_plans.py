@@ -18,7 +18,7 @@ from support.contracts import failing_calls as call_contracts
 from support.contracts import mpi_plans
 from support.contracts import plans as plan_contracts
 from support.requirements import needs_mpi
-from support.workers import on_ranks
+from support.workers import MACHINES, on_ranks
 
 pytestmark = [needs_mpi, pytest.mark.timeout(300)]
 
@@ -26,7 +26,9 @@ CYCLES = int(os.environ.get("LINOP_TEST_CYCLES", "1000"))
 """Of compiling, calling and dropping a plan. 10,000, more than MPICH has communicators (2048), take
 one or two minutes."""
 
-windows = pytest.mark.parametrize("windows", [None, False], ids=["windows", "messages"])
+windows = pytest.mark.parametrize(
+    "windows", [None, False, MACHINES], ids=["windows", "messages", "machines"]
+)
 several = pytest.mark.parametrize("ranks", [2, 3, 4])
 operators = pytest.mark.parametrize("what", plan_contracts.OPERATORS)
 in_proc = pytest.mark.skipif(not Path("/proc").is_dir(), reason="memory is looked up in /proc")
@@ -36,29 +38,33 @@ in_proc = pytest.mark.skipif(not Path("/proc").is_dir(), reason="memory is looke
 @operators
 @pytest.mark.parametrize(
     "contract",
-    [plan_contracts.results_are_kept, plan_contracts.any_strides_will_do],
+    [
+        plan_contracts.results_are_kept,
+        plan_contracts.any_strides_will_do,
+        plan_contracts.the_argument_as_out,
+    ],
     ids=lambda f: f.__name__,
 )
-def test_arrays(contract: Callable[..., None], what: str, windows: bool | None) -> None:
+def test_arrays(contract: Callable[..., None], what: str, windows: bool | str | None) -> None:
     on_ranks(3, contract, what, windows=windows)
 
 
 @windows
 @pytest.mark.parametrize("length", [plan_contracts.SMALL, plan_contracts.LARGE])
-def test_in_place_is_by_region(length: int, windows: bool | None) -> None:
+def test_in_place_is_by_region(length: int, windows: bool | str | None) -> None:
     on_ranks(2, plan_contracts.in_place_is_by_region, length, windows=windows)
 
 
 @windows
 @pytest.mark.parametrize("length", [plan_contracts.SMALL, plan_contracts.LARGE])
-def test_out_is_refused(length: int, windows: bool | None) -> None:
+def test_out_is_refused(length: int, windows: bool | str | None) -> None:
     on_ranks(2, plan_contracts.out_is_refused, length, windows=windows)
 
 
 @windows
 @settings(max_examples=10)
 @given(ranks=st.integers(2, 4), seed=st.integers(0, 999))
-def test_runs_overlap(windows: bool | None, ranks: int, seed: int) -> None:
+def test_runs_overlap(windows: bool | str | None, ranks: int, seed: int) -> None:
     on_ranks(ranks, plan_contracts.runs_overlap, seed, windows=windows)
 
 
@@ -74,11 +80,17 @@ def test_runs_overlap(windows: bool | None, ranks: int, seed: int) -> None:
         plan_contracts.senders_may_be_ahead,
         plan_contracts.long_sums_may_be_ahead,
         plan_contracts.stages_keep_apart,
+        plan_contracts.several_regions_are_checked_in_later_calls,
     ],
     ids=lambda f: f.__name__,
 )
-def test_a_plan(contract: Callable[..., None], ranks: int, windows: bool | None) -> None:
+def test_a_plan(contract: Callable[..., None], ranks: int, windows: bool | str | None) -> None:
     on_ranks(ranks, contract, windows=windows)
+
+
+@pytest.mark.parametrize("n", [7, 30_000])
+def test_two_levels_between_machines(n: int) -> None:
+    on_ranks(4, mpi_plans.boxes_cross_once, n, windows=MACHINES)
 
 
 @windows
@@ -97,20 +109,20 @@ def test_a_plan(contract: Callable[..., None], ranks: int, windows: bool | None)
     ],
     ids=lambda f: f.__name__,
 )
-def test_a_call(contract: Callable[..., None], ranks: int, windows: bool | None) -> None:
+def test_a_call(contract: Callable[..., None], ranks: int, windows: bool | str | None) -> None:
     on_ranks(ranks, contract, windows=windows, wait_limit=10)
 
 
 @windows
 @pytest.mark.parametrize("ranks", [2, 3])
 @pytest.mark.parametrize("wrong", call_contracts.WRONG_OUTS)
-def test_a_wrong_out_fails_everywhere(wrong: str, ranks: int, windows: bool | None) -> None:
+def test_a_wrong_out_fails_everywhere(wrong: str, ranks: int, windows: bool | str | None) -> None:
     on_ranks(ranks, call_contracts.a_wrong_out_fails_everywhere, wrong, windows=windows)
 
 
 @windows
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_threads_have_plans_of_their_own(ranks: int, windows: bool | None) -> None:
+def test_threads_have_plans_of_their_own(ranks: int, windows: bool | str | None) -> None:
     on_ranks(ranks, call_contracts.threads_have_plans_of_their_own, 2.5, windows=windows)
 
 
@@ -119,7 +131,7 @@ def test_threads_have_plans_of_their_own(ranks: int, windows: bool | None) -> No
 @pytest.mark.parametrize("trouble", call_contracts.TROUBLES)
 @pytest.mark.parametrize("delay", [0, 0.02])
 def test_a_later_call_fails_everywhere(
-    trouble: str, delay: float, ranks: int, windows: bool | None
+    trouble: str, delay: float, ranks: int, windows: bool | str | None
 ) -> None:
     contract = call_contracts.a_later_call_fails_everywhere
     on_ranks(ranks, contract, trouble, delay, windows=windows, wait_limit=10)
@@ -127,7 +139,7 @@ def test_a_later_call_fails_everywhere(
 
 @windows
 @several
-def test_debug_mode_agrees_on_every_call(ranks: int, windows: bool | None) -> None:
+def test_debug_mode_agrees_on_every_call(ranks: int, windows: bool | str | None) -> None:
     contract = call_contracts.debug_mode_agrees_on_every_call
     on_ranks(ranks, contract, windows=windows, debug=True, wait_limit=10)
 
@@ -135,7 +147,7 @@ def test_debug_mode_agrees_on_every_call(ranks: int, windows: bool | None) -> No
 @windows
 @pytest.mark.parametrize("when", ["compile", "first call", "later call"])
 @pytest.mark.parametrize(("ranks", "odd"), [(2, 0), (3, 1), (4, 3)])
-def test_waits_end(ranks: int, odd: int, when: str, windows: bool | None) -> None:
+def test_waits_end(ranks: int, odd: int, when: str, windows: bool | str | None) -> None:
     job(ranks).run(mpi_plans.waits_end, windows, when, odd)
 
 

@@ -25,14 +25,17 @@ operators = pytest.mark.parametrize("what", plan_contracts.OPERATORS)
 
 @spmd
 @operators
-def test_results_are_kept(backend: str, what: str) -> None:
-    linop.launch(lambda b: plan_contracts.results_are_kept(b, what), 3, backend)
-
-
-@spmd
-@operators
-def test_any_strides_will_do(backend: str, what: str) -> None:
-    linop.launch(lambda b: plan_contracts.any_strides_will_do(b, what), 3, backend)
+@pytest.mark.parametrize(
+    "contract",
+    [
+        plan_contracts.results_are_kept,
+        plan_contracts.any_strides_will_do,
+        plan_contracts.the_argument_as_out,
+    ],
+    ids=lambda f: f.__name__,
+)
+def test_arrays(backend: str, contract: Callable[..., None], what: str) -> None:
+    linop.launch(lambda b: contract(b, what), 3, backend)
 
 
 @spmd
@@ -45,6 +48,7 @@ def test_any_strides_will_do(backend: str, what: str) -> None:
         plan_contracts.senders_may_be_ahead,
         plan_contracts.long_sums_may_be_ahead,
         plan_contracts.stages_keep_apart,
+        plan_contracts.several_regions_are_checked_in_later_calls,
     ],
 )
 def test_a_plan(backend: str, contract: Callable[..., None]) -> None:
@@ -81,10 +85,10 @@ def copies_in_place(draw: st.DrawFn) -> LinearOperator:
     return op
 
 
-@settings(max_examples=max(100, settings().max_examples))
+@settings(max_examples=max(300, settings().max_examples))
 @given(op=copies_in_place(), seed=seeds)
-def test_in_place_or_not_at_all(op: LinearOperator, seed: int) -> None:
-    linop.launch(lambda b: plan_contracts.in_place_or_not_at_all(b, op, seed), 2)
+def test_out_may_be_the_argument(op: LinearOperator, seed: int) -> None:
+    linop.launch(lambda b: plan_contracts.out_may_be_the_argument(b, op, seed), 2)
 
 
 @spmd

@@ -257,3 +257,19 @@ def test_the_mpiexec_beside_python_comes_first(
     assert command == [str(tmp_path / "beside" / "mpiexec"), "-n", "3", "python", "x.py"]
     (tmp_path / "beside" / "mpiexec").unlink()
     assert mpirun.command(1, [])[0] == str(tmp_path / "path" / "mpiexec")
+
+
+def test_a_launcher_that_fails_by_chance_is_started_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    launcher = tmp_path / "mpiexec"
+    launcher.write_text(
+        f"#!/bin/sh\necho start >> {tmp_path}/starts\n"
+        f"[ $(wc -l < {tmp_path}/starts) -gt 1 ] && exec echo ran\n"
+        'echo "The PMIx server\'s listener thread failed to start. We cannot" >&2\nexit 1\n'
+    )
+    launcher.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    job = mpirun.mpiexec(2, ["x"], timeout=60)
+    assert (job.returncode, job.stdout) == (0, "ran\n")
+    assert len((tmp_path / "starts").read_text().split()) == 2

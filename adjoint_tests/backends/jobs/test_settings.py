@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import linop
+from linop import backends
 from linop.backends import Backend, settings
 from linop.backends.jobs import mpirun
 from linop.backends.settings import SETTINGS, Found
@@ -20,7 +21,7 @@ from linop.errors import ArgumentError, BackendError
 from linop.testing.workers.jobs import job
 from support.contracts import settings as settings_contracts
 from support.job_programs import ENVIRONMENT
-from support.requirements import needs_mpi
+from support.requirements import needs_mpi, needs_torch
 
 ROOT = Path(__file__).parents[3]
 VALID: dict[str, list[tuple[str, Any]]] = {
@@ -29,7 +30,7 @@ VALID: dict[str, list[tuple[str, Any]]] = {
     "debug": [("0", False), ("1", True)],
     "collectives": [("0", False), ("1", True)],
     "sums": [("fixed", "fixed"), ("any", "any")],
-    "way": [("auto", "auto"), ("aware", "aware"), ("staged", "staged")],
+    "way": [("auto", "auto"), ("aware", "aware"), ("staged", "staged"), ("nccl", "nccl")],
     "--linop-workers": [("3", 3)],
     "--linop-backend": [("mpi", "mpi"), ("threads", "threads")],
     "--linop-timeout": [("2.5", 2.5)],
@@ -106,6 +107,7 @@ def test_differences_say_who_has_what() -> None:
         settings_contracts.wrong_values_are_told,
         settings_contracts.equal_values_need_not_be_said_alike,
         settings_contracts.other_backends_are_told,
+        settings_contracts.other_sources_are_told,
     ],
 )
 def test_all_ranks_have_the_same_settings(contract: Any) -> None:
@@ -167,20 +169,32 @@ def never(backend: Backend) -> None:
     raise AssertionError("this has run")
 
 
-@pytest.mark.parametrize("backend", [None, "mpi", "cupy"])
+@pytest.mark.parametrize("backend", ["mpi", "cupy"])
 @pytest.mark.parametrize("workers", [None, 2])
-def test_torchrun_is_refused(
-    backend: str | None, workers: int | None, torchrun: pytest.MonkeyPatch
+def test_mpi_under_torchrun_is_refused(
+    backend: str, workers: int | None, torchrun: pytest.MonkeyPatch
 ) -> None:
     words = (
-        r"^launch: this is one of 2 processes of torchrun \(TORCHELASTIC_RUN_ID=none, RANK=1, "
-        r"WORLD_SIZE=2\), .*Start it with mpiexec -n 2; "
+        r"^launch: this is one of several processes of torch\.distributed "
+        rf"\(TORCHELASTIC_RUN_ID=none, RANK=1, WORLD_SIZE=2\), which backend '{backend}' cannot "
     )
     with pytest.raises(BackendError, match=words):
         linop.launch(never, workers, backend=backend)
     torchrun.delenv("TORCHELASTIC_RUN_ID")
-    with pytest.raises(BackendError, match=r"torchrun \(RANK=1, WORLD_SIZE=2\)"):
+    with pytest.raises(BackendError, match=r"distributed \(RANK=1, WORLD_SIZE=2\)"):
         linop.launch(never, workers, backend=backend)
+
+
+@needs_torch
+@pytest.mark.parametrize("backend", [None, "torch"])
+def test_a_process_group_needs_torchruns_variables(
+    backend: str | None, torchrun: pytest.MonkeyPatch
+) -> None:
+    for name in ("MASTER_ADDR", "MASTER_PORT"):
+        torchrun.delenv(name, raising=False)
+    words = r"needs a process group: start .* torchrun, .*not set: MASTER_ADDR, MASTER_PORT"
+    with pytest.raises(BackendError, match=words):
+        linop.launch(never, backend=backend)
 
 
 def test_what_is_no_job_of_torchrun_runs(torchrun: pytest.MonkeyPatch) -> None:
@@ -200,5 +214,48 @@ def test_torchruns_variables_under_mpiexec_are_no_matter(tmp_path: Path) -> None
     program = tmp_path / "program.py"
     program.write_text("import linop\nlinop.launch(lambda b: print(b.workers))\n")
     command = [sys.executable, str(program)]
-    done = mpirun.mpiexec(2, command, timeout=60, env=ENVIRONMENT | TORCHRUN)
+    env = {name: TORCHRUN[name] for name in ("RANK", "WORLD_SIZE")}
+    done = mpirun.mpiexec(2, command, timeout=60, env=ENVIRONMENT | env)
     assert done.stdout.split() == ["2", "2"], done.stderr
+
+
+def test_torchrun_may_be_started_by_an_mpiexec(torchrun: pytest.MonkeyPatch) -> None:
+    """Or by ``srun --mpi=pmix``, whose variables its processes inherit."""
+    assert backends.in_torch_job()
+    for name in MPIEXEC:
+        torchrun.setenv(name, "1")
+    assert backends.in_torch_job() and not backends.in_mpi_job()
+    torchrun.delenv("TORCHELASTIC_RUN_ID")
+    assert backends.in_mpi_job() and not backends.in_torch_job()
+
+
+def test_tasks_of_slurm_without_mpi_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless the number of workers is asked for; one task, or a shell of Slurm's, is no matter."""
+    for name in (*MPIEXEC, *TORCHRUN):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "4")
+    assert linop.launch(lambda backend: backend.workers) == [1]
+    monkeypatch.setenv("SLURM_PROCID", "0")
+    with pytest.raises(
+        BackendError, match=r"^launch: srun started 4 tasks without MPI: each would "
+    ):
+        linop.launch(never)
+    assert linop.launch(lambda backend: backend.workers, 1) == [1]
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "1")
+    assert linop.launch(lambda backend: backend.workers) == [1]
+
+
+@needs_mpi
+def test_processes_that_mpi_does_not_join_are_refused(program: Path) -> None:
+    """As under ``srun --mpi=pmi2`` with Open MPI, here with a variable alone."""
+    text = "import linop\nlinop.launch(lambda b: print(b.workers))\n"
+    program.write_text(text)
+    command = [
+        sys.executable,
+        "-c",
+        f"import os; from mpi4py import MPI; "
+        f"os.environ['PMI_SIZE'] = '4'; exec(open({str(program)!r}).read())",
+    ]
+    done = mpirun.mpiexec(1, command, timeout=60, env=ENVIRONMENT)
+    assert "launch: 4 processes were started, and this MPI library finds one" in done.stderr
+    assert done.returncode != 0

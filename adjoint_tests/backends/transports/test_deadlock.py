@@ -3,6 +3,7 @@ plans, whose notes and messages arrive late and in any order that is possible.""
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -11,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from linop.backends.transports.deadlock import Key, Member, Note, State, Wait, is_deadlock
+from linop.backends.waits.deadlock import Key, Member, Note, State, Wait, is_deadlock
+from linop.backends.waits.threads import remaining
 
 Call = tuple[int, tuple[int, ...]]
 """A plan, and its group: in each of two stages, everybody sends to everybody."""
@@ -181,3 +183,21 @@ def wait(key: int, at: int, peers: tuple[int, ...], ended: bool = False) -> Stat
 )
 def test_what_is_a_deadlock(states: list[State], expected: bool) -> None:
     assert is_deadlock(dict(enumerate(states))) is expected
+
+
+def test_threads_that_begin_to_wait_while_others_are_looked_at() -> None:
+    threads: set[threading.Thread] = set()
+    late = threading.Thread()
+
+    class Ended(threading.Thread):
+        def is_alive(self) -> bool:
+            threads.add(late)
+            return False
+
+    class Running(threading.Thread):
+        def is_alive(self) -> bool:
+            threads.add(late)
+            return True
+
+    threads |= {Ended(), running := Running()}
+    assert set(remaining(threads)) == {running, late} == threads

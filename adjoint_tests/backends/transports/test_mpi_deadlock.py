@@ -102,6 +102,24 @@ def test_programs_go_on_after_a_deadlock(program: Path) -> None:
 
 
 @pytest.mark.parametrize("windows", ["0", "1"])
+def test_what_was_started_goes_no_further(windows: str, program: Path) -> None:
+    """A rank that waits elsewhere has not sent what comes after the wait where `start` left."""
+    text = """
+    twice = [linop.local(r, r, lambda a: 2 * a, lambda a: 2 * a) for r in A.domain.regions]
+    C = (A.op @ linop.direct_sum(*twice) @ A.op).compile(backend)
+    C(x)
+    odd or time.sleep(0.5)
+    C.start(x)
+    v.norm() if odd else C.finish()
+"""
+    begun = time.monotonic()
+    job = mpiexec(3, program, PROGRAM.format(misuse=text.strip()), LINOP_WINDOWS=windows)
+    assert time.monotonic() - begun < SOON
+    (said,) = set(job.stdout.splitlines())
+    assert re.search(r"deadlock: worker 0 waits for .*; worker 2 waits for worker \d to take", said)
+
+
+@pytest.mark.parametrize("windows", ["0", "1"])
 def test_a_slow_rank_is_no_deadlock(windows: str, program: Path) -> None:
     """Be it in its own code, or in a local map of a plan."""
     text = """

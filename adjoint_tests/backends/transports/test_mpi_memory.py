@@ -246,7 +246,7 @@ def test_a_file_that_is_too_short_is_no_window() -> None:
 
     try:
         with pytest.raises(pool.NoWindowError, match="on worker 1"):
-            pool.Segment(gather_all, 1, 3, 4096)
+            pool.Segment(gather_all, 1, range(3), 4096)
     finally:
         path.unlink()
 

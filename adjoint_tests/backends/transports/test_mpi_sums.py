@@ -16,15 +16,15 @@ from mpi4py import MPI
 
 comm = MPI.COMM_WORLD
 backend = linop.backends.get("mpi", windows=False, collectives=True, wait_limit=20)
-for dtype in ("int8", "uint8", "int16", "uint16", "int32", "uint64"):
+for dtype in ("int8", "uint8", "int16", "uint16", "int32", "uint64", ">i4"):
     ends = np.iinfo(dtype)
     for size in (1, 16, 33, 5000):
         X = TensorSpace((size,), Partition((comm.size,)), dtype, axes=(COPIES,))
         rows = np.random.default_rng(size).integers(
-            ends.min, ends.max, (comm.size, size), dtype, endpoint=True
-        )
+            ends.min, ends.max, (comm.size, size), ends.dtype.newbyteorder("="), endpoint=True
+        ).astype(dtype)
         y = linop.all_reduce(X).compile(backend)(rows[comm.rank])
-        assert (y == rows.sum(axis=0, dtype=dtype)).all(), (dtype, size)
+        assert (y == rows.sum(axis=0, dtype=y.dtype.type)).all(), (dtype, size)
 """
 
 

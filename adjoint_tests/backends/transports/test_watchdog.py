@@ -16,8 +16,8 @@ import pytest
 import linop
 from linop import COPIES, Partition, TensorSpace
 from linop.backends import Backend
-from linop.backends.transports.recorder import Called, Recorder, at_place
-from linop.backends.transports.watchdog import Watchdog, stacks
+from linop.backends.waits.recorder import Called, Recorder, at_place
+from linop.backends.waits.watchdog import Watchdog, stacks
 from linop.errors import ArgumentError, DeadlockError
 from support.job_programs import mpiexec
 from support.requirements import needs_mpi

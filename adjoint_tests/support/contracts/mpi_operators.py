@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import linop
-from linop import Space, Vector
-from linop.backends import BoundPlan
+from linop import LinearOperator, Space, Vector
+from linop.backends import Backend, BoundPlan
 from linop.testing.describing import Description
 from support.operators.catalogue import FACTORIES, build
 from support.operators.properties import dot_products, rounding, same_arrays
@@ -25,15 +25,24 @@ if TYPE_CHECKING:
 def operator(
     comm: MPI.Comm, name: str, description: Description, seed: int, messages: bool = False
 ) -> None:
-    """Forward and adjoint are the reference's, on whole numbers exactly, and those of threads to
-    the bit on any numbers; and the dot products agree, over all workers.
+    """`three_ways` on ranks.
 
     Args:
         messages: whether ranks exchange messages though they share memory.
     """
-    op = build(name, description)
-    tolerance = 0.0 if FACTORIES[name].exact else rounding(op)
     backend = linop.backends.get("mpi", comm=comm, windows=False if messages else None)
+    of_the_catalogue(backend, name, description, seed)
+
+
+def of_the_catalogue(backend: Backend, name: str, description: Description, seed: int) -> None:
+    """`three_ways`, for an operator of the catalogue."""
+    op = build(name, description)
+    three_ways(backend, op, seed, 0.0 if FACTORIES[name].exact else rounding(op))
+
+
+def three_ways(backend: Backend, op: LinearOperator, seed: int, tolerance: float = 0.0) -> None:
+    """Forward and adjoint are the reference's, on whole numbers exactly, and those of threads to
+    the bit on any numbers; and the dot products agree, over all workers."""
     plan = op.compile(backend)
     assert plan.H.H is plan
     x, y = op.domain.integers(seed), op.codomain.integers(seed + 1)

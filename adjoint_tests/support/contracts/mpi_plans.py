@@ -19,8 +19,11 @@ import numpy as np
 
 import linop
 from linop import COPIES, Partition, TensorSpace
+from linop.backends import Backend
 from linop.errors import DeadlockError
+from linop.planning import Placement
 from support.contracts.plans import argument, raised, result, same, stencil, total, works
+from support.workers import on_mpi
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -44,13 +47,27 @@ def makes_no_communicators(comm: MPI.Comm) -> None:
     assert len(set(handles)) == 1, handles
 
 
+def boxes_cross_once(backend: Backend, n: int) -> None:
+    """Between two machines of two ranks, collectives are of two levels, and give the same."""
+    assert backend.placement == Placement([0, 1, 0, 1])
+    each = TensorSpace((n,), Partition((4,)), axes=[COPIES])
+    gather = linop.all_gather(TensorSpace((4 * n,), Partition((4,))))
+    total = linop.sum_reduce(each, Partition((1,)))
+    for op in (linop.all_reduce(each), total, total.H, gather, gather.H):
+        plan, x = op.compile(backend), op.domain.integers(n)
+        found, wanted = plan(backend.vector(op.domain, x.arrays)), op(x)
+        for name, array in found.arrays.items():
+            assert (array == wanted[name]).all()
+        assert backend.worker in (1, 2) or plan.describe().count("next stage") > 1
+
+
 LIMIT = 2.0
 
 
-def waits_end(comm: MPI.Comm, windows: bool | None, when: str, odd: int) -> None:
+def waits_end(comm: MPI.Comm, windows: bool | str | None, when: str, odd: int) -> None:
     """Where one rank leaves out a call, all ranks that wait are told within seconds; it is told,
     too, when it waits next."""
-    backend = linop.backends.get("mpi", comm=comm, windows=windows, wait_limit=LIMIT)
+    backend = on_mpi(comm, windows=windows, wait_limit=LIMIT)
     plan = total(comm.size).compile(backend)
     if when != "first call":
         works(plan)

@@ -17,7 +17,7 @@ import numpy as np
 import linop
 from linop import COPIES, LinearOperator, Partition, Region, TensorSpace
 from linop.backends import Backend, BoundPlan
-from linop.backends.execution.arrays import Arrays
+from linop.backends.arrays.interface import Arrays
 from linop.backends.worker import Worker
 from linop.errors import LinopError
 from linop.testing.describing import Description

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import linop
+from linop.backends.jobs import builds
 from linop.errors import LinopError
 from support.contracts.plans import total
 
@@ -86,3 +87,19 @@ def other_backends_are_told(comm: MPI.Comm) -> None:
         assert words in str(error), str(error)
     else:
         raise AssertionError
+
+
+def other_sources_are_told(comm: MPI.Comm) -> None:
+    """On every rank, before any control message; and the communicator can be used after that."""
+    mine = builds.digest
+    if comm.rank == comm.size - 1:
+        builds.digest = lambda: bytes(16)
+    try:
+        text = said(comm)
+    finally:
+        builds.digest = mine
+    words = "BackendError: workers have different versions of linop, or different sources of it: "
+    last, others = comm.size - 1, "worker 0" if comm.size == 2 else "workers 0, 1"
+    assert text.startswith(f"{words}{others}: {linop.__version__} of sources "), text
+    assert f"; worker {last}: {linop.__version__} of sources 00000000, " in text, text
+    assert not said(comm)

@@ -6,26 +6,36 @@ some on its stream, whoever else still reads it. An array refuses to become NumP
 So a synchronisation that is missing gives wrong values. MPI gets at an array as at one of CuPy's,
 by ``__cuda_array_interface__``; the addresses are those of main memory, so that any MPI will do.
 
-It simulates what the order of work depends on, and no arithmetic of CUDA.
+Messages between devices are those of `simulated_nccl`: what waits for one is done when somebody
+asks whether it is, and by a thread after a while, since devices of peers may wait for it while the
+host asks nothing of this one. It simulates what the order of work depends on, and no arithmetic of
+CUDA.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
 import weakref
 from collections import deque
 from collections.abc import Callable
+from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
 from linop.backends.device.device_arrays import DeviceArrays
+from linop.backends.device.host_memory import HostMemory
+from linop.backends.device.tensors import Tensors
+from support.device import simulated_nccl
 
 __version__ = "simulated"
 POISON = 0xA5
+_A_WHILE = 0.02
+"""Seconds between two looks at what has not proceeded."""
 _LOCK = threading.RLock()
 _HERE = threading.local()
 
@@ -42,20 +52,46 @@ class Stream:
     """A queue of work."""
 
     def __init__(self, null: bool = False, non_blocking: bool = False) -> None:
-        self._queue: deque[Callable[[], None]] = deque()
+        self._queue: deque[Callable[[], object]] = deque()
         self.added = self.done = 0
+        self._exchanged = 0
         self.pool: dict[int, list[np.ndarray]] = {}
+        self.ptr = id(self)
+        STREAMS[self.ptr] = self
 
-    def add(self, work: Callable[[], None]) -> None:
+    def add(self, work: Callable[[], object]) -> None:
+        """Queue work; what returns False is not over, and is called again."""
         with _LOCK:
             self._queue.append(work)
             self.added += 1
 
+    def exchange(self, proceed: Callable[[], bool]) -> None:
+        """Queue what proceeds by itself, as the work before it does then."""
+        with _LOCK:
+            self.add(proceed)
+            self._exchanged = self.added
+        _start_proceeding()
+
     def run_to(self, number: int) -> None:
+        begun = time.monotonic()
+        while not self._runs_to(number):
+            assert time.monotonic() - begun < simulated_nccl.PATIENCE, "the device hangs"
+            time.sleep(1e-4)
+
+    def _runs_to(self, number: int) -> bool:
         with _LOCK, np.errstate(all="ignore"):
             while self.done < number:
-                self._queue.popleft()()
+                if self._queue[0]() is False:
+                    return False
+                self._queue.popleft()
                 self.done += 1
+        return True
+
+    def reached(self, number: int) -> bool:
+        """True if work is done; if not, what waits for an exchange may proceed."""
+        if self.done < min(number, self._exchanged):
+            self._runs_to(min(number, self._exchanged))
+        return self.done >= number
 
     def synchronize(self) -> None:
         Counts.waits += 1
@@ -63,7 +99,7 @@ class Stream:
 
     def wait_event(self, event: Event) -> None:
         number, stream = event.number, event.stream
-        self.add(lambda: stream.run_to(number))
+        self.add(lambda: stream._runs_to(number))
 
     def __enter__(self) -> Stream:
         _HERE.__dict__.setdefault("streams", []).append(self)
@@ -73,7 +109,23 @@ class Stream:
         _HERE.streams.pop()
 
 
+STREAMS: weakref.WeakValueDictionary[int, Stream] = weakref.WeakValueDictionary()
+"""Streams by their addresses."""
 NULL, TORCH = Stream(), Stream()
+
+
+@cache
+def _start_proceeding() -> None:
+    """Start the thread that lets exchanges proceed."""
+    threading.Thread(target=_proceed, daemon=True, name="the simulated device").start()
+
+
+def _proceed() -> None:
+    while True:
+        time.sleep(_A_WHILE)
+        for known in STREAMS.valuerefs():  # all at once: other threads make streams
+            if (stream := known()) is not None:
+                stream.reached(stream.added)
 
 
 def current() -> Stream:
@@ -92,7 +144,7 @@ class Event:
 
     @property
     def done(self) -> bool:
-        return self.stream.done >= self.number
+        return self.stream.reached(self.number)
 
     def synchronize(self) -> None:
         Counts.waits += 1
@@ -100,8 +152,15 @@ class Event:
 
 
 class Device:
+    shared = False
+    """True if all processes of this machine have the same device."""
+
     def __init__(self, number: int = 0) -> None:
         self.id = number
+
+    @property
+    def pci_bus_id(self) -> str:
+        return "0000:00:00.0" if Device.shared else f"simulated:{os.getpid()}"
 
     def use(self) -> None:
         pass
@@ -158,6 +217,7 @@ class ndarray:  # as CuPy calls it
     shape = property(lambda self: self.data_.shape)
     dtype = property(lambda self: self.data_.dtype)
     size = property(lambda self: self.data_.size)
+    data = property(lambda self: SimpleNamespace(ptr=self.data_.__array_interface__["data"][0]))
     ndim = property(lambda self: self.data_.ndim)
     strides = property(lambda self: self.data_.strides)
     itemsize = property(lambda self: self.data_.itemsize)
@@ -392,6 +452,7 @@ cuda = SimpleNamespace(
     runtime=SimpleNamespace(getDeviceCount=lambda: 1),
     get_current_stream=current,
     alloc_pinned_memory=lambda size: bytearray([POISON]) * size,
+    nccl=simulated_nccl,
 )
 
 
@@ -410,27 +471,35 @@ def _scipy(part: str) -> Any:
     return {"fft": fft, "sparse": SimpleNamespace(csr_matrix=_Sparse)}[part]
 
 
-class SimulatedArrays(DeviceArrays):
-    """The device's arrays for linop's backends; tensors in main memory stand for its tensors."""
+class _HostMemory(HostMemory):
+    """The pool of pinned memory gives what was given back to somebody who writes to it."""
 
-    def __init__(self) -> None:
-        super().__init__(sys.modules[__name__], _scipy, device="cpu")  # stands for CuPy
-
-    def pinned(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
-        """The pool of pinned memory gives what was given back to somebody who writes to it."""
-        array = super().pinned(shape, dtype)
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
+        array = super().empty(shape, dtype)
         memory = np.frombuffer(array.base.base, np.uint8)
         weakref.finalize(array, memory.fill, POISON).atexit = False
         return array
 
-    def of_tensor(self, tensor: Any) -> Any:
+
+class _Tensors(Tensors):
+    """Tensors in main memory stand for the device's."""
+
+    def array(self, tensor: Any) -> Any:
         return ndarray(tensor.numpy())
 
-    def to_tensor(self, torch: Any, array: Any) -> Any:
+    def tensor(self, torch: Any, array: Any) -> Any:
         return torch.from_numpy(array.get())
 
-    def stream_of(self, torch: Any) -> Any:
+    def stream(self, torch: Any) -> Any:
         return TORCH
 
 
-ARRAYS = SimulatedArrays()
+def _arrays() -> DeviceArrays:
+    """The device's arrays for linop's backends: this module stands for CuPy."""
+    module = sys.modules[__name__]
+    arrays = DeviceArrays(module, _scipy, device="cpu")
+    arrays.host, arrays.tensors = _HostMemory(cuda, arrays.streams), _Tensors(module)
+    return arrays
+
+
+ARRAYS = _arrays()

@@ -1,15 +1,10 @@
 """The networks of examples/ as SPMD programs, on threads and on ranks: they train as their
 sequential twins do. Needs torch.
-
-Examples are scripts, so they are loaded by their paths.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import threading
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -19,6 +14,7 @@ import torch._dynamo  # the first optimizer would, in seconds of an example's wa
 from linop import Partition, TensorSpace
 from linop.backends import Backend
 from support.contracts.plans import mine
+from support.examples import example
 from support.layers.cases import WIDE, normal, same
 
 TABLE_1 = {
@@ -35,17 +31,6 @@ TABLE_1 = {
 }
 """Of the paper: shapes, and on which workers they are."""
 _TWINS = threading.Lock()
-
-
-def example(name: str) -> ModuleType:
-    """A script of examples/ as a module."""
-    path = Path(__file__).resolve().parents[3] / "examples" / f"{name}.py"
-    spec = importlib.util.spec_from_file_location(f"example_{name}", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
 
 lenet, unet = example("lenet5"), example("unet3d")
 

@@ -326,6 +326,30 @@ linop.planning.Network(latency=-1e-6)
     ArgumentError: network: latency is a number of seconds from 0; given -1e-06
 linop.planning.Network(per_byte=float("nan"))
     ArgumentError: network: per_byte is a number of seconds from 0; given nan
+linop.planning.Network(between=1e-6)
+    ArgumentError: network: between: expected a Link, given 1e-06
+linop.planning.Link(latency=None)
+    ArgumentError: link: latency is a number of seconds from 0; given None
+linop.planning.Link(per_byte_of_machine="x")
+    ArgumentError: link: per_byte_of_machine is a number of seconds from 0; given 'x'
+linop.planning.Placement([[0, 1]])
+    ArgumentError: placement: expected a machine for each worker, numbers or names such as [0, 0, 1
+linop.planning.Placement(["a", 0])
+    ArgumentError: numbers or names such as [0, 0, 1, 1]; given ['a', 0]
+linop.planning.Placement.read(None)
+    ArgumentError: machine file None: cannot be read
+linop.planning.traffic_matrix(linop.shift(X, 1)).by_machine([0, 0, 1])
+    ArgumentError: placement: expected a Placement, given [0, 0, 1]
+linop.planning.Placement([0.5, 1])
+    ArgumentError: numbers or names such as [0, 0, 1, 1]; given [0.5, 1]
+linop.planning.Placement.of_blocks(4, 0)
+    ArgumentError: placement: workers per machine is a number from 1; given 0
+linop.simulate(linop.shift(X, 1), placement=[0, 0, 1])
+    ArgumentError: placement: expected a Placement, given [0, 0, 1]
+linop.shift(X, 1).cost(placement=linop.planning.Placement([0, 1]))
+    ArgumentError: placement: of 2 workers, and worker 2 takes part; give the machine of every worke
+linop.planning.Placement.read("no such file")
+    ArgumentError: machine file no such file: cannot be read
 
 # Local operators
 

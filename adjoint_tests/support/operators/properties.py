@@ -22,7 +22,7 @@ from linop.operators.expressions import Composition, Scaled, Sum
 from linop.planning.collective_selection import Choice, selected
 from linop.planning.lowering import lower, workers_of
 from linop.planning.pipeline import Options, in_collectives, rewritten
-from linop.planning.plan import Plan, Put, Send
+from linop.planning.plan import LoweredPlan, Put, Send
 
 MOST = 9
 """Vectors hold whole numbers from -9 to 9."""
@@ -221,12 +221,12 @@ def backend_agrees(
     dot_products(forward, y, x, backward, tolerance)
 
 
-def plans_of(op: LinearOperator) -> list[Plan]:
+def plans_of(op: LinearOperator) -> list[LoweredPlan]:
     """The plans of all workers of an operator."""
     return [lower(op.stages, worker) for worker in workers_of(op.stages)]
 
 
-def together(plans: Sequence[Plan]) -> list[Plan]:
+def together(plans: Sequence[LoweredPlan]) -> list[LoweredPlan]:
     """Plans with all stages run by collectives that can be."""
     return [in_collectives(plan, COLLECTIVES) for plan in plans]
 
@@ -238,7 +238,7 @@ COLLECTIVES = Options(lambda plan: selected(plan, ALL), small=0)
 """The same, with every collective that there is."""
 
 
-def after_passes(plans: Sequence[Plan], options: Options) -> list[list[Plan]]:
+def after_passes(plans: Sequence[LoweredPlan], options: Options) -> list[list[LoweredPlan]]:
     """The plans of all workers after each pass over plans."""
     each = zip(*(rewritten(plan, options) for plan in plans), strict=True)
     return [[plan for _, plan in after] for after in each]

@@ -14,9 +14,9 @@ from linop.planning.plan import (
     Alias,
     Apply,
     Collective,
+    LoweredPlan,
     Make,
     Message,
-    Plan,
     Put,
     Receive,
     Send,
@@ -27,7 +27,7 @@ from linop.planning.plan import (
 from linop.spaces.region import Region, Subset
 
 
-def changed_plans(plan: Plan, at: int) -> Iterator[Plan]:
+def changed_plans(plan: LoweredPlan, at: int) -> Iterator[LoweredPlan]:
     """Plans that differ from one at a step: without it, with it twice, with another, elsewhere."""
     steps = plan.steps
     step = steps[at]
@@ -40,7 +40,7 @@ def changed_plans(plan: Plan, at: int) -> Iterator[Plan]:
         yield replace(plan, steps=(*steps[:at], *steps[at + 1 : to + 1], step, *steps[to + 1 :]))
 
 
-def changed_ends(plan: Plan) -> Iterator[Plan]:
+def changed_ends(plan: LoweredPlan) -> Iterator[LoweredPlan]:
     """Plans that differ from one in what they are given, or give, or in their dtype or worker."""
     yield replace(plan, inputs=plan.inputs[::-1], outputs=plan.outputs[::-1])
     yield replace(plan, inputs=plan.inputs[1:])
@@ -51,7 +51,7 @@ def changed_ends(plan: Plan) -> Iterator[Plan]:
     yield replace(plan, steps=plan.steps[: len(plan.steps) // 2])
 
 
-def _known(plan: Plan) -> list[Region]:
+def _known(plan: LoweredPlan) -> list[Region]:
     """The regions that a plan has at any time."""
     new = [s.region for s in plan.steps if isinstance(s, Make)]
     new += [s.target for s in plan.steps if isinstance(s, Alias)]

@@ -18,9 +18,9 @@ from linop.planning.plan import (
     Alias,
     Apply,
     Collective,
+    LoweredPlan,
     Make,
     Message,
-    Plan,
     Put,
     Receive,
     Send,
@@ -37,7 +37,7 @@ class Broken(Exception):
     """The plans cannot run."""
 
 
-def interpret(plans: Sequence[Plan], arguments: Mapping[int, Arrays]) -> dict[int, Arrays]:
+def interpret(plans: Sequence[LoweredPlan], arguments: Mapping[int, Arrays]) -> dict[int, Arrays]:
     """The results of all workers, by region name.
 
     Raises:
@@ -73,7 +73,7 @@ def require(condition: Any, what: str) -> None:
 class _Run:
     """One worker while it runs."""
 
-    def __init__(self, plan: Plan, arguments: Arrays, mail: dict[Any, Any]) -> None:
+    def __init__(self, plan: LoweredPlan, arguments: Arrays, mail: dict[Any, Any]) -> None:
         self.plan, self.mail = plan, mail
         self.done = 0
         self.random = np.random.default_rng(plan.worker + 1)

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
 from linop.planning.patterns import Kind, Pattern
-from linop.planning.plan import GROUP, Collective, Plan, Receive, Send, Wait
+from linop.planning.plan import GROUP, Collective, LoweredPlan, Receive, Send, Wait
 from linop.planning.verification.plan_errors import (
     CollectiveMismatchError,
     CycleError,
@@ -30,7 +30,7 @@ Key = tuple[int, int, int]
 """(stage, sender, receiver) of a message."""
 
 
-def match_messages(plans: Mapping[int, Plan], stages: Read) -> None:
+def match_messages(plans: Mapping[int, LoweredPlan], stages: Read) -> None:
     """Check that every message is sent once and received once, in the same stage, with equal sizes,
     and that all plans have the same dtype.
 
@@ -56,7 +56,7 @@ def match_messages(plans: Mapping[int, Plan], stages: Read) -> None:
 
 
 def _messages(
-    stages: Read, kind: type[Send | Receive], plans: Mapping[int, Plan]
+    stages: Read, kind: type[Send | Receive], plans: Mapping[int, LoweredPlan]
 ) -> dict[Key, int]:
     """Sizes, in elements, of the point-to-point messages that are sent, or received, by key."""
     found: dict[Key, int] = {}

@@ -10,19 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import pairwise
 from operator import le
 from typing import Any, TypeVar
 
+from linop.caching import cached_property
 from linop.planning.plan import (
     Advance,
     Alias,
     Apply,
     Collective,
+    LoweredPlan,
     Make,
     Message,
-    Plan,
     Put,
     Receive,
     Send,
@@ -93,7 +93,7 @@ def where(worker: int, stage: int, at: int, step: Step) -> str:
     return f"worker {worker}, stage {stage}, step {at} ({step})"
 
 
-def read(plan: Plan) -> tuple[PlanStage, ...]:
+def read(plan: LoweredPlan) -> tuple[PlanStage, ...]:
     """Divide a plan into its stages, and check every step.
 
     Raises:
@@ -152,7 +152,7 @@ def _check_storage(stage: PlanStage | None, after: PlanStage | None) -> None:
             raise StorageError(f"{stage.where(at)}: the memory of {target} has another use")
 
 
-def _inputs(plan: Plan) -> dict[str, Region]:
+def _inputs(plan: LoweredPlan) -> dict[str, Region]:
     given = {region.name: region for region in plan.inputs}
     for region in plan.inputs:
         if plan.worker not in region.workers or given[region.name] != region:

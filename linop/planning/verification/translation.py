@@ -12,11 +12,11 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from linop.caching import cached_property
 from linop.normal_form.boxes import expand
 from linop.normal_form.columns import representable
 from linop.normal_form.maps import Layer

@@ -16,8 +16,9 @@ from linop.normal_form.maps import Layer
 from linop.normal_form.movement import Movement
 from linop.normal_form.stages import HasStages, Stages
 from linop.planning.lowering import lower_all
-from linop.planning.passes import passed, prepared
-from linop.planning.plan import Plan
+from linop.planning.placement import Placement
+from linop.planning.plan import LoweredPlan
+from linop.planning.stage_passes import passed, prepared
 from linop.planning.verification.correspondence import match_collectives, match_messages, no_cycle
 from linop.planning.verification.plan_errors import (
     DTypeMismatchError,
@@ -33,7 +34,11 @@ LARGEST_PRODUCT = 2**18
 """Largest product, in transfers, that is evaluated to compare it with its factors."""
 
 
-def verify_plans(plans: HasStages | Iterable[Plan], op: HasStages | Stages | None = None) -> None:
+def verify_plans(
+    plans: HasStages | Iterable[LoweredPlan],
+    op: HasStages | Stages | None = None,
+    placement: Placement | None = None,
+) -> None:
     """Check the plans of all workers against each other, and prove that they compute an operator.
 
     Products that a pass has factored are compared with their factors if they have at most
@@ -42,14 +47,15 @@ def verify_plans(plans: HasStages | Iterable[Plan], op: HasStages | Stages | Non
     Args:
         plans: of all workers; or the operator, to check the plans that `lower` makes.
         op: the operator, or its stages; without it, plans are checked against each other only.
+        placement: of the workers, for which the plans were made; by default on one machine.
 
     Raises:
         PlanError: of the subclass of the fault (`linop.planning.verification.plan_errors`); the
             message names worker, stage and step, the expected and the given.
     """
     if isinstance(plans, HasStages):
-        op, plans = plans, lower_all(plans.stages)
-    by_worker: dict[int, Plan] = {}
+        op, plans = plans, lower_all(plans.stages, placement)
+    by_worker: dict[int, LoweredPlan] = {}
     for plan in plans:
         if plan.worker in by_worker:
             raise WorkerError(f"two plans for worker {plan.worker}")
@@ -63,9 +69,9 @@ def verify_plans(plans: HasStages | Iterable[Plan], op: HasStages | Stages | Non
     if op is not None:
         of = op.stages if isinstance(op, HasStages) else op
         _same_ends(of, by_worker)
-        same_as_operator(prepared(of), stages)
+        same_as_operator(prepared(of, placement), stages)
         before = of
-        for name, after in passed(of):
+        for name, after in passed(of, placement):
             factors_fit(before, after, name)
             before = after
 
@@ -78,7 +84,7 @@ def _by_number(plans: Iterable[tuple[PlanStage, ...]]) -> Iterator[list[PlanStag
     return iter(found.values())
 
 
-def _same_ends(stages: Stages, plans: dict[int, Plan]) -> None:
+def _same_ends(stages: Stages, plans: dict[int, LoweredPlan]) -> None:
     """Check that plans have the operator's workers, dtype, arguments and results."""
     for worker in stages.workers:
         if worker not in plans:

@@ -212,6 +212,21 @@ def all_gather(source: Any, grid_axes: Any) -> LinearOperator:
     return linop.all_gather(tensor_of(source), grid_axes)
 
 
+@st.composite
+def _rings(draw: st.DrawFn, workers: int) -> Description:
+    """A tensor, and one of the grid axes that split it."""
+    source = draw(acting(workers, "split", ndim=draw(st.integers(1, 3))))
+    split = [k for k, role in enumerate(source["axes"]) if isinstance(role, int)]
+    if not split:
+        reject()
+    return {"source": source, "grid_axis": draw(st.sampled_from(split))}
+
+
+@operator_factory(_rings, pure=False)
+def ring_all_gather(source: Any, grid_axis: Any) -> LinearOperator:
+    return linop.ring_all_gather(tensor_of(source), grid_axis)
+
+
 @operator_factory(_splits)
 def all_gather_replicated(source: Any, grid_axes: Any) -> LinearOperator:
     return linop.all_gather(tensor_of(source), grid_axes, into=linop.REPLICATED)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 from hypothesis import strategies as st
@@ -50,7 +51,24 @@ def pipeline(cuts: Any, seed: Any, back: Any) -> LinearOperator:
     return op.H @ op if back else op
 
 
-_FRAMES = ("broadcast", "halo_exchange", "all_gather", "ring_all_reduce", "scatter", "shift")
+@operator_factory(_pipelines, pure=False)
+def in_steps(cuts: Any, seed: Any, back: Any) -> LinearOperator:
+    """Repartitions from each decomposition to the next, run one by one."""
+    spaces = list(map(tensor_of, cuts))
+    steps = [linop.repartition(a, b) for a, b in pairwise(spaces)]
+    op = linop.in_steps(*reversed(steps))
+    return linop.in_steps(op.H, op) if back else op
+
+
+_FRAMES = (
+    "broadcast",
+    "halo_exchange",
+    "all_gather",
+    "ring_all_reduce",
+    "ring_all_gather",
+    "scatter",
+    "shift",
+)
 
 
 @st.composite

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from linop.backends.arrays.arguments import held, held_arrays
 from linop.backends.base import Backend
-from linop.backends.execution.arguments import held, held_arrays
 from linop.backends.transports.transport import Item
 from linop.backends.worker import Worker
 from linop.errors import ArgumentError, BackendError

@@ -150,12 +150,22 @@ class PersistentJob:
         if self._ranks is None:
             self.starts += 1
             self._failed = 0
-            ranks, self._spare = self._spare or RankConnections(self.ranks), None
-            ranks.meet()
-            self._ranks = ranks
+            self._ranks = self._met()
         if self.starts > 1 and self._spare is None:
             self._spare = RankConnections(self.ranks)
         return self._ranks
+
+    def _met(self) -> RankConnections:
+        """Ranks that have started; a launcher that fails by chance is started again."""
+        for left in reversed(range(mpirun.STARTS)):
+            ranks, self._spare = self._spare or RankConnections(self.ranks), None
+            try:
+                ranks.meet()
+                break
+            except RuntimeError as error:
+                if not left or not mpirun.by_chance(str(error)):
+                    raise
+        return ranks
 
     @property
     def folder(self) -> Path:

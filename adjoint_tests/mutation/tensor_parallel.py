@@ -1,0 +1,84 @@
+"""Faults of parallel training: tensor-parallel modules."""
+
+from __future__ import annotations
+
+from mutation.fault import Fault
+
+EXACT = ("test_tensor_parallel.py::test_exact_on_threads",)
+MODELS = ("test_tensor_parallel.py::test_language_models_on_threads",)
+REFUSED = ("test_tensor_parallel.py::test_refused",)
+
+TENSOR_PARALLEL = (
+    Fault(
+        "copies of copies",
+        "independent copies that are to stay are summed",
+        "replication",
+        "linop.strategies.tensor.layouts:between",
+        "along(X, ()) if ends == (COPIES, COPIES) else ()",
+        "()",
+        MODELS,
+    ),
+    Fault(
+        "norm of a part",
+        "the parameters of a norm on a split sequence get the gradient of this worker's part",
+        "local",
+        "linop.strategies.tensor.sequence:SequenceNorm._parameters_by_E",
+        "embed(torch.stack([getattr(self, name) for name in names]))",
+        "torch.stack([getattr(self, name) for name in names])",
+        MODELS,
+    ),
+    Fault(
+        "heads in pieces",
+        "features are cut within heads",
+        "boundary",
+        "linop.strategies.tensor.styles:_sizes",
+        "[k * (n // heads) for k in balanced(heads, axis.size)]",
+        "balanced(n, axis.size)",
+        MODELS,
+    ),
+    Fault(
+        "rows of the first",
+        "words are looked up from the table's begin on every worker",
+        "address",
+        "linop.strategies.tensor.embedding:ParallelEmbedding.bind",
+        "x[here] - rows.start",
+        "x[here] % len(self.weight)",
+        MODELS,
+    ),
+    Fault(
+        "sums without their tops",
+        "exponentials beside the largest logits of blocks are added as if beside one",
+        "coefficient",
+        "linop.strategies.tensor.cross_entropy:CrossEntropyLoss.bind",
+        "(sums * (top - most).exp()).sum(0)",
+        "sums.sum(0)",
+        MODELS,
+    ),
+    Fault(
+        "parameters of plain modules",
+        "a module that is not in the plan may compute with a split tensor",
+        "blind",
+        "linop.strategies.tensor.types:Types._of_result",
+        "[x for x in given if x not in self._layouts and x.requires_grad and x.is_leaf]",
+        "[]",
+        REFUSED,
+    ),
+    Fault(
+        "order of a Sequential",
+        "layouts along a Sequential are not compared before its call",
+        "blind",
+        "linop.strategies.tensor.chains:_differ",
+        "one is not other",
+        "False",
+        REFUSED,
+    ),
+    Fault(
+        "first values",
+        "a worker's net may have other values",
+        "agreement",
+        "linop.strategies.tensor.parallelize:_compare",
+        "one.get(name) != other.get(name)",
+        "False",
+        ("test_tensor_parallel.py::test_refused_of_workers",),
+    ),
+)

@@ -1,0 +1,48 @@
+"""Parallel training as schedules and operators (`linop.strategies`): meshes of workers,
+pipelines of torch modules, and tensor-parallel ones."""
+
+import linop.backends.autograd  # first: without torch it says what to install
+from linop.strategies.checkpointed import checkpoint
+from linop.strategies.data.data_parallel import DataParallel
+from linop.strategies.data.fully_shard import (
+    full_state_dict,
+    fully_shard,
+    load_full_state_dict,
+)
+from linop.strategies.data.sharded_optimizer import ShardedOptimizer
+from linop.strategies.mesh import Axis, Mesh
+from linop.strategies.pipeline import Pipeline
+from linop.strategies.reversible import Reversible
+from linop.strategies.splitting import split
+from linop.strategies.tensor.cross_entropy import CrossEntropyLoss
+from linop.strategies.tensor.parallelize import parallelize_module
+from linop.strategies.tensor.styles import (
+    ColwiseParallel,
+    PrepareModuleInput,
+    PrepareModuleOutput,
+    RowwiseParallel,
+    SequenceParallel,
+)
+
+__all__ = [
+    "Axis",
+    "ColwiseParallel",
+    "CrossEntropyLoss",
+    "DataParallel",
+    "Mesh",
+    "Pipeline",
+    "PrepareModuleInput",
+    "PrepareModuleOutput",
+    "Reversible",
+    "RowwiseParallel",
+    "SequenceParallel",
+    "ShardedOptimizer",
+    "checkpoint",
+    "full_state_dict",
+    "fully_shard",
+    "load_full_state_dict",
+    "parallelize_module",
+    "split",
+]
+
+del linop  # not a public name

@@ -1,0 +1,252 @@
+"""The parts of a pipeline, checked before anything is sent: the same on all workers."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from linop.backends import Backend
+from linop.errors import ArgumentError, BackendError, LinopError, expect, restated
+from linop.layers.agreement.input_agreement import InputAgreement
+from linop.schedules import Action, Kind, Schedule, check
+from linop.spaces.partition import Partition
+from linop.strategies.execution import Graph, Pair
+from linop.strategies.exported import Stages
+
+Made = TypeVar("Made")
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A pipeline's stages, edges and actions.
+
+    Attributes:
+        graph: its edges.
+        table: the schedule, with messages.
+        grids: workers of each row.
+        slots: of each edge, (a, b) for outputs and (b, a) for gradients.
+        groups: micro-batches of each update of the last stage.
+        worker: this worker.
+        mine: this worker's stages.
+    """
+
+    graph: Graph
+    table: Schedule
+    grids: Sequence[Partition]
+    slots: Mapping[Pair, int]
+    groups: Sequence[Sequence[int]]
+    worker: int
+    mine: Sequence[int]
+
+    @property
+    def digest(self) -> str:
+        """Text that is equal on workers with equal plans."""
+        grids = [(grid.shape, grid.workers) for grid in self.grids]
+        text = repr((self.table.to_csv(), self.graph.outputs, grids, sorted(self.slots.items())))
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    @property
+    def stages(self) -> int:
+        return self.table.stages
+
+    @property
+    def is_first(self) -> bool:
+        """True if this worker takes the input."""
+        return any(not self.graph.sources[s] for s in self.mine)
+
+    @property
+    def is_last(self) -> bool:
+        """True if this worker has the output."""
+        return any(not self.graph.sinks[s] for s in self.mine)
+
+    def grid(self, stage: int) -> Partition:
+        """Workers of a stage."""
+        return self.grids[self.graph.place[stage]]
+
+    def forwards(self, micro_batches: int) -> Schedule:
+        """The part of the table that evaluates the first micro-batches."""
+        kinds = Kind.FORWARD, Kind.SEND_F, Kind.RECV_F
+        rows = [
+            tuple(
+                action
+                for action in row
+                if action.kind in kinds and (action.micro_batch or 0) < micro_batches
+            )
+            for row in self.table.workers
+        ]
+        return Schedule(tuple(rows), self.table.name)
+
+    def row_of(self, table: Schedule) -> Sequence[Action]:
+        """This worker's actions."""
+        pairs = zip(table.workers, self.grids, strict=True)
+        return next((row for row, grid in pairs if self.worker in grid), ())
+
+    @property
+    def row(self) -> Sequence[Action]:
+        """This worker's actions of a step."""
+        return self.row_of(self.table)
+
+
+def together(
+    agreement: InputAgreement, doing: str, make: Callable[[], tuple[Made, Item]]
+) -> tuple[Made, list[Item]]:
+    """This worker's result of `make`, and by worker the other half, which pickles. Collective.
+
+    Raises:
+        LinopError: the first worker's error in `make`; on every worker.
+    """
+    cause: Exception | None = None
+    said: Any
+    try:
+        made, said = make()
+    except LinopError as error:
+        cause, said = error, type(error)(str(error))
+    except Exception as error:
+        cause, said = error, restated(error, str(error))
+    everybodys = agreement.gather_objects(said, f"{doing} linop.strategies.Pipeline")
+    for worker, theirs in enumerate(everybodys):
+        if isinstance(theirs, LinopError):
+            raise type(theirs)(f"Pipeline: on worker {worker}: {theirs}") from cause
+    return made, everybodys
+
+
+def planned(
+    stages: Sequence[Any],
+    schedule: Schedule,
+    backend: Backend,
+    workers: Sequence[int | Partition] | None,
+    edges: Sequence[tuple[int, ...]] | None,
+    slots: int | None,
+) -> Plan:
+    """The plan of a pipeline, of arguments of `linop.strategies.Pipeline`.
+
+    Raises:
+        ArgumentError, BackendError: they do not fit together. ScheduleError: the schedule is wrong.
+    """
+    expect("schedule", schedule, Schedule)
+    if backend.worker is None or backend.workers is None:
+        raise BackendError(
+            f"backend {backend.name!r} holds all workers; a pipeline runs on one worker of a "
+            f"program: start it by linop.launch, or mpiexec"
+        )
+    if backend.arrays.device != "cpu":
+        raise BackendError(
+            f"backend {backend.name!r} has arrays in {backend.arrays.memory}; pipelines run on "
+            f"backends of host memory until now"
+        )
+    if slots is not None and slots < 1:
+        raise ArgumentError(f"slots: at least 1 expected, given {slots}")
+    schedule = _with_updates(schedule)
+    count = schedule.stages
+    if len(stages) != count:
+        raise ArgumentError(f"{len(stages)} stages given; the schedule has {count}")
+    lacking = [s for s in range(count) if s not in schedule.placement]
+    if lacking:
+        raise ArgumentError(f"stages {lacking} without workers: they are in no row of the schedule")
+    chain = [(s, s + 1) for s in range(count - 1)]
+    if edges is None:
+        edges = stages.edges if isinstance(stages, Stages) else chain
+    outputs = _outputs(edges, count)
+    pairs = list(outputs)
+    found = check(schedule, edges=pairs, sends="eager" if slots is None else slots)
+    grids = _grids(schedule, workers, backend.workers)
+    graph = Graph(outputs, schedule.placement)
+    table = found.schedule
+    mine = [s for s in range(count) if backend.worker in grids[schedule.placement[s]]]
+    for s in mine:
+        if not callable(stages[s]):
+            raise ArgumentError(
+                f"stage {s}: a torch.nn.Module expected, or a function of a partition that makes "
+                f"one, given {stages[s]!r}"
+            )
+    given = found.slots if slots is None else dict.fromkeys(found.slots, slots)
+    groups = _groups(schedule)
+    return Plan(graph, table, grids, given, groups, backend.worker, mine)
+
+
+def _with_updates(schedule: Schedule) -> Schedule:
+    """A schedule without updates, as torch writes them, with those of every stage at the end."""
+    if any(action.kind == Kind.UPDATE for row in schedule.workers for action in row):
+        return schedule
+    rows = [
+        (*row, *(Action(s, Kind.UPDATE) for s in sorted({action.stage for action in row})))
+        for row in schedule.workers
+    ]
+    return Schedule(tuple(rows), schedule.name)
+
+
+def _outputs(edges: Sequence[Any], stages: int) -> dict[Pair, list[int]]:
+    """Numbers of the outputs that go along each edge."""
+    outputs: dict[Pair, list[int]] = {}
+    for edge in edges:
+        if len(edge) not in (2, 3) or not 0 <= edge[0] < edge[1] < stages:
+            raise ArgumentError(
+                f"edge {edge}: two of the stages 0 to {stages - 1} expected, the first one lower, "
+                f"and the number of an output"
+            )
+        a, b, k = (*edge, 0)[:3]
+        numbers = outputs.setdefault((a, b), [])
+        if k in numbers or k < 0:
+            raise ArgumentError(f"edge {edge}: each output of a stage once, from 0, expected")
+        numbers.append(k)
+    ends = [s for s in range(stages) if not any(a == s for a, *_ in edges)]
+    if ends != [stages - 1]:
+        raise ArgumentError(
+            f"edges {list(edges)}: the last stage alone has the output; stages {ends[:-1]} lead "
+            f"nowhere"
+        )
+    return {pair: sorted(numbers) for pair, numbers in outputs.items()}
+
+
+def _grids(
+    schedule: Schedule, workers: Sequence[int | Partition] | None, there: int
+) -> list[Partition]:
+    rows = len(schedule.workers)
+    given = range(rows) if workers is None else workers
+    if len(given) != rows:
+        raise ArgumentError(f"workers: {rows} expected, one for each row, given {len(given)}")
+    grids = [w if isinstance(w, Partition) else Partition((1,), (w,)) for w in given]
+    every = [w for grid in grids for w in grid.workers]
+    if len(set(every)) < len(every):
+        raise ArgumentError(f"workers {every}: each in one row of the schedule expected")
+    missing = [w for w in every if w >= there]
+    if missing:
+        raise BackendError(
+            f"stages of workers {missing} without workers: here there are {there}; start more: "
+            f"linop.launch(main, workers=…), or mpiexec -n …"
+        )
+    for grid in grids:
+        if grid.shape[0] > 1:
+            raise ArgumentError(f"workers {grid!r}: a grid whose first axis has extent 1 expected")
+    return grids
+
+
+def _groups(schedule: Schedule) -> list[list[int]]:
+    """Micro-batches between updates of the last stage; the last ones may have none."""
+    groups: list[list[int]] = [[]]
+    last = schedule.stages - 1
+    for action in (a for row in schedule.workers for a in row if a.stage == last):
+        if action.kind in (Kind.BACKWARD, Kind.BACKWARD_INPUT) and action.micro_batch is not None:
+            groups[-1].append(action.micro_batch)
+        elif action.kind == Kind.UPDATE:
+            groups.append([])
+    return [group for group in groups if group]
+
+
+def check_updates_last(plan: Plan, what: str) -> None:
+    """Check that all gradients are there at the first update of each worker.
+
+    Raises:
+        ArgumentError: they are not.
+    """
+    for row in plan.table.workers:
+        kinds = [action.kind for action in row]
+        first = kinds.index(Kind.UPDATE) if Kind.UPDATE in kinds else len(kinds)
+        if any(kind != Kind.UPDATE for kind in kinds[first:]):
+            raise ArgumentError(
+                f"{what}: the gradients of all stages are there at an update if updates come "
+                f"last in the schedule; those of {plan.table.name!r} do not"
+            )

@@ -1,0 +1,1 @@
+"""Data parallel training: replicated and sharded parameters, and their gradients."""

@@ -1,0 +1,170 @@
+"""Data parallel training: copies of a module, whose gradients are summed over the workers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from linop.errors import ArgumentError, LinopError
+from linop.layers.agreement.input_agreement import agreement_of, program_backend
+from linop.operators.operator import LinearOperator
+from linop.spaces.partition import Partition
+from linop.strategies.data.bucket import MEBIBYTE, Flat
+from linop.strategies.data.operators import replication, summation
+from linop.strategies.data.reducer import Reducer
+from linop.strategies.data.replicas import (
+    SERVER,
+    Spread,
+    agree,
+    check_equal,
+    described,
+    module_checked,
+)
+from linop.strategies.mesh import Axis
+
+Tensor = Any
+"""torch is not typed here."""
+_NAME = "DataParallel"
+
+
+class DataParallel(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
+    """Copies of a module on the workers of a mesh's axis, each with its part of the batch.
+    Collective: all workers of the axis construct it, call it, and run backward, in the same order.
+
+    The parameters are E θ, copies of one θ that moves nowhere; the gradients, in ``grad`` after
+    backward, are E.H of the workers' own: an all-reduce, in buckets that start while backward runs.
+    They are sums, of all terms that the workers' losses are of one loss, and nothing is divided
+    unless asked for. A parameter that no worker used has the gradient None; one that some used, the
+    sum of theirs. Gradients are discarded by setting them to None, as ``zero_grad`` does.
+
+    Args:
+        module: the same on all workers.
+        axis: such as ``mesh["dp"]``; all workers of the current backend by default.
+        algorithm: "all-reduce", or "ring": the same sum in steps around a ring.
+        server: the parameters are worker `server`'s of the axis, B θ on the others: it alone gets
+            gradients (others None), and its updates are broadcast before the next forward.
+        reduction: "sum"; or "mean": gradients are divided by the number of workers, as by torch's
+            DistributedDataParallel, whatever their batches' sizes.
+        broadcast_buffers: at each forward of training take the buffers of worker 0 (such as running
+            means).
+        init_sync: take parameters and buffers of worker 0 at construction; False: they are to be
+            equal.
+        bucket_cap_mb: mebibytes of a bucket.
+
+    Attributes:
+        module: the given one. Its ``state_dict`` is that of the sequential model.
+
+    Raises:
+        ArgumentError: the module is none, has no parameters with gradients, or is parallel already;
+            an argument is invalid. BackendError: modules or arguments differ between workers. On
+            every worker.
+    """
+
+    def __init__(
+        self,
+        module: Any,
+        axis: Axis | None = None,
+        *,
+        algorithm: str = "all-reduce",
+        server: int | None = None,
+        reduction: str = "sum",
+        broadcast_buffers: bool = True,
+        init_sync: bool = True,
+        bucket_cap_mb: float = 25,
+    ) -> None:
+        super().__init__()
+        self.backend = program_backend() if axis is None else axis.backend
+        self.workers = self.backend.workers or 1
+        group = Partition((self.workers,))
+
+        def operator(size: int, dtype: Any) -> LinearOperator:
+            total = summation(size, dtype, group, algorithm, server)
+            return total / self.workers if reduction == "mean" else total
+
+        said: Any
+        parameters: dict[str, Tensor] = {}
+        try:
+            if reduction not in ("sum", "mean"):
+                raise ArgumentError(f"reduction: 'sum' or 'mean' expected, given {reduction!r}")
+            parameters = module_checked(module, self.backend)
+            operator(1, torch.float64)
+            every = dict(module.named_parameters()), dict(module.named_buffers())
+            options = (algorithm, server, reduction, broadcast_buffers, init_sync, bucket_cap_mb)
+            said = *map(described, every), options
+        except LinopError as error:
+            said = type(error)(str(error))
+        agree(self.backend, _NAME, said)
+        self.module = module
+        self._trained = [*parameters.values()]
+        state = every[0] | every[1]
+        if init_sync:
+            values = [*state.values()]
+            Spread(values, self.backend, 0)(values)
+        else:
+            check_equal(state, self.backend, _NAME)
+        self._reducer = Reducer(parameters, self.backend, operator, bucket_cap_mb * MEBIBYTE)
+        for p in parameters.values():
+            p._linop_strategy = "data parallel" if server is None else SERVER
+        self._frozen = [(n, p) for n, p in module.named_parameters() if n not in parameters]
+        self._server: Spread | None = None
+        if server is not None:
+            self._server = Spread(self._trained, self.backend, server)
+        self._spread = 0
+        buffers = [*every[1].values()] if broadcast_buffers else []
+        self._of_buffers = Spread(buffers, self.backend, 0) if buffers else None
+        self._totals: dict[tuple[Any, int], Flat] = {}
+
+    def forward(self, *arguments: Any, **options: Any) -> Any:
+        """The module's output, on this worker's part of the batch."""
+        self._reducer.check_idle()
+        thawed = [name for name, p in self._frozen if p.requires_grad]
+        if thawed:
+            raise ArgumentError(
+                f"DataParallel: parameters {thawed} had no gradients when it was constructed; "
+                f"construct it again after a change of requires_grad"
+            )
+        if self._server is not None and self._spread < self._reducer.reductions:
+            self._spread = self._reducer.reductions
+            self._server(self._trained)
+        if self._of_buffers is not None and self.training and self._reducer.enabled:
+            self._of_buffers([*self.module.buffers()])
+        return self.module(*arguments, **options)
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Context of micro-batches whose gradients are kept, and summed over the workers with those
+        of the first backward after it, or by `reduce_gradients`."""
+        before, self._reducer.enabled = self._reducer.enabled, False
+        try:
+            yield
+        finally:
+            self._reducer.enabled = before
+
+    def reduce_gradients(self) -> None:
+        """Sum the gradients that have not been summed: after ``no_sync``, or where gradients are
+        not backward's alone, as in a step of a `Pipeline` without optimizer. Collective."""
+        self._reducer.reduce()
+
+    def share(self, rows: int) -> float:
+        """This worker's part of all rows: a mean over its own, times this, is its term of the mean
+        over the global batch. Collective."""
+        return rows / agreement_of(self.backend).sum(rows)
+
+    def total(self, value: Tensor) -> Tensor:
+        """Sum over the workers, such as of losses, without gradient. Collective."""
+        key = value.dtype, value.numel()
+        if key not in self._totals:
+            E = replication(value.numel(), value.dtype, Partition((self.workers,)))
+            self._totals[key] = Flat(E.H, self.backend, value.dtype)
+        return self._totals[key](value.detach().reshape(-1)).view(value.shape)
+
+    def check(self) -> None:
+        """Check that parameters are equal on all workers. Collective.
+
+        Raises:
+            BackendError: they are not; on every worker.
+        """
+        check_equal(dict(self.module.named_parameters()), self.backend, _NAME)

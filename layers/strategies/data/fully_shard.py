@@ -1,0 +1,176 @@
+"""Sharded parameters: each worker keeps a part of every parameter, and has all of it while a module
+computes with it (`linop.strategies.data.unit`)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from linop.errors import ArgumentError, LinopError
+from linop.strategies.data.replicas import agree, check_equal, described
+from linop.strategies.data.unit import Member, Unit, rows, units_of
+from linop.strategies.mesh import Axis
+
+Tensor = Any
+"""torch is not typed here."""
+_NAME = "fully_shard"
+
+
+def fully_shard(module: Any, axis: Axis, *, reshard_after_forward: bool = True) -> Any:
+    """Shard the parameters of a module over the workers of a mesh's axis, in place. Collective.
+
+    Each worker keeps a block of the rows of every parameter, balanced, and any optimizer of torch
+    that treats elements alone (such as SGD and Adam) has a state for these alone. The parameters of
+    one call are gathered together, before the module's forward; so call it for the layers of a
+    model first, and then for the model, which takes what is left. Gradients of shards, in ``grad``
+    after backward, are sums over the workers; nothing is divided. All workers call the same modules
+    in the same order, and run the same backward.
+
+    Args:
+        module: the same on all workers. Parameters on the meta device become shards of NaN, to
+            which `load_full_state_dict` gives values.
+        axis: such as ``mesh["dp"]``.
+        reshard_after_forward: True (ZeRO stage 3): whole parameters are given up after forward, and
+            gathered again in backward. False (stage 2): they are kept until backward has used them.
+
+    Returns:
+        The module.
+
+    Raises:
+        ArgumentError: it is no module, all its parameters are sharded already, or one is shared
+            with a module that is sharded. BackendError: modules or values differ between workers.
+            On every worker.
+    """
+    said: Any
+    places: dict[Any, list[tuple[Any, str]]] = {}
+    names: dict[Any, str] = {}
+    if not isinstance(axis, Axis):
+        raise ArgumentError(f"axis: one of a linop.strategies.Mesh expected, given {axis!r}")
+    try:
+        if not isinstance(module, torch.nn.Module):
+            raise ArgumentError(f"a torch.nn.Module expected, given {module!r}")
+        _collect(module, places, names)
+        found = {names[p]: p for p in places}
+        said = described(found), reshard_after_forward
+    except LinopError as error:
+        said = type(error)(str(error))
+    agree(axis.backend, _NAME, said)
+    check_equal(found, axis.backend, _NAME)
+    for unit, parameters in units_of(type(module).__name__, found, places, axis):
+        unit.reshards = reshard_after_forward
+        pairs = zip(unit.members, parameters, strict=True)
+        unit.shards = [_shard(member, p, axis) for member, p in pairs]
+        unit.put(unit.shards)
+        module.register_forward_pre_hook(unit.enter)
+        # The last one that entered leaves first.
+        module.register_forward_hook(unit.leave, always_call=True, prepend=True)
+        module._linop_units = [*getattr(module, "_linop_units", ()), unit]
+    for p in found.values():
+        p._linop_strategy = "sharded"
+    return module
+
+
+def _collect(module: Any, places: dict[Any, list[tuple[Any, str]]], names: dict[Any, str]) -> None:
+    """Parameters that are not sharded yet, with all places that have them."""
+    for prefix, owner in module.named_modules():
+        for attribute, p in owner._parameters.items():
+            already = "" if p is None else getattr(p, "_linop_strategy", "")
+            if p is None or already == "shard":
+                continue
+            name = f"{prefix}.{attribute}".removeprefix(".")
+            if already:
+                both = " and shared with this one: shard both in one call"
+                shared = both if already == "sharded" else ""
+                raise ArgumentError(
+                    f"parameter {name!r} is in a module that is already {already}{shared}"
+                )
+            places.setdefault(p, []).append((owner, attribute))
+            names.setdefault(p, name)
+    if not places:
+        raise ArgumentError("the module has no parameters, or all are sharded already")
+
+
+def _shard(member: Member, p: Tensor, axis: Axis) -> Tensor:
+    """This worker's rows of a parameter, in memory of their own."""
+    if p.device.type == "meta":
+        shape = member.space.local_shape(axis.index)
+        block = torch.full(shape, float("nan"), dtype=p.dtype)
+    else:
+        block = rows(member, p, axis).clone()
+    shard = torch.nn.Parameter(block, requires_grad=p.requires_grad)
+    shard._linop_strategy, shard._linop_backend = "shard", axis.backend
+    return shard
+
+
+def _units(module: Any) -> list[tuple[str, Unit]]:
+    """Units of a module, with the path of their modules."""
+    return [
+        (prefix + "." if prefix else "", unit)
+        for prefix, owner in module.named_modules()
+        for unit in getattr(owner, "_linop_units", ())
+    ]
+
+
+def full_state_dict(module: Any) -> dict[str, Tensor]:
+    """The state of the sequential model, on every worker: whole parameters, and this worker's
+    buffers. Collective.
+
+    Raises:
+        ArgumentError: the module has no sharded parameters.
+    """
+    whole: dict[int, Tensor] = {}
+    with torch.no_grad():
+        for _, unit in _checked(module):
+            for shard, tensor in zip(unit.shards, unit.gathered(), strict=True):
+                whole[id(shard)] = tensor
+    state = module.state_dict(keep_vars=True)
+    return {key: whole.get(id(t), t).detach() for key, t in state.items()}
+
+
+def load_full_state_dict(module: Any, state: dict[str, Tensor]) -> None:
+    """Give shards and buffers the values of a sequential model's state: each worker copies its own
+    rows, so that a state in a file (``torch.load(file, mmap=True)``) is read in part.
+
+    Raises:
+        ArgumentError: names or shapes differ; on every worker, before anything is changed.
+    """
+    units = _checked(module)
+    own = module.state_dict(keep_vars=True)
+    members = {
+        id(shard): (member, unit)
+        for _, unit in units
+        for shard, member in zip(unit.shards, unit.members, strict=True)
+    }
+
+    def shape(key: str) -> tuple[int, ...]:
+        found = members.get(id(own[key]))
+        return tuple(own[key].shape) if found is None else found[0].shape
+
+    said: Any = None
+    try:
+        if off := own.keys() ^ state.keys():
+            raise ArgumentError(f"state with the keys of the model expected; {sorted(off)} differ")
+        wrong = [key for key in own if tuple(state[key].shape) != shape(key)]
+        if wrong:
+            raise ArgumentError(
+                f"{wrong[0]!r}: shape {tuple(state[wrong[0]].shape)} given, {shape(wrong[0])} "
+                f"expected"
+            )
+    except LinopError as error:
+        said = type(error)(str(error))
+    agree(units[0][1].axis.backend, "load_full_state_dict", said)
+    with torch.no_grad():
+        for key, tensor in own.items():
+            value = state[key]
+            if (found := members.get(id(tensor))) is not None:
+                member, unit = found
+                value = rows(member, value, unit.axis)
+            tensor.copy_(value)
+
+
+def _checked(module: Any) -> list[tuple[str, Unit]]:
+    units = _units(module)
+    if not units:
+        raise ArgumentError("the module has no sharded parameters: call fully_shard first")
+    return units

@@ -1,0 +1,197 @@
+"""Sums of gradients over workers, in buckets, while backward runs.
+
+The parameters of data parallel workers are copies E θ of one replicated θ. Their gradients on θ are
+E.H of those on the copies: an all-reduce, which hooks of torch start for a bucket when all
+gradients of it are there. Buckets start in one order on all workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch.autograd.graph import get_gradient_edge
+
+from linop.backends import Backend
+from linop.errors import ArgumentError, BackendError
+from linop.operators.operator import LinearOperator
+from linop.strategies.data.bucket import Flat, flattened, grouped, views
+
+Tensor = Any
+"""torch is not typed here."""
+
+
+class _Bucket:
+    """Parameters whose gradients are summed together: with a number for each that says how many
+    workers have one."""
+
+    def __init__(self, members: list[int], tensors: list[Tensor]) -> None:
+        self.members = members
+        self.size = sum(p.numel() for p in tensors)
+        self.flat = tensors[0].detach().new_zeros(self.size + len(members))
+        self.zeros = [self.flat.new_zeros(1).expand(p.numel()) for p in tensors]
+        self.left = len(members)
+        self.flat_plan: Flat
+
+
+class Reducer:
+    """Sums of parameters' gradients over the workers of a backend. Constructed by all of them.
+
+    Gradients of a backward are summed and then added to ``grad``; with `enabled` False they are
+    kept there, and summed with those of the next one.
+
+    Args:
+        parameters: by name; the same, in one order, on all workers.
+        operator: of a number of elements and a dtype: from all workers' flat gradients to their
+            sum.
+        cap: bytes of a bucket.
+    """
+
+    def __init__(
+        self,
+        parameters: Mapping[str, Tensor],
+        backend: Backend,
+        operator: Callable[[int, Any], LinearOperator],
+        cap: float,
+    ) -> None:
+        self.enabled = True
+        self.reductions = 0
+        self._names = [*parameters][::-1]  # backward reaches the last ones first
+        self._parameters = [parameters[name] for name in self._names]
+        self._local: set[int] = set()
+        """Parameters whose ``grad`` is this worker's alone."""
+        self._before: dict[int, Tensor] = {}
+        """Gradients that were summed earlier, set aside."""
+        self._buckets: list[_Bucket] = []
+        self._bucket_of: dict[int, _Bucket] = {}
+        for members in grouped(self._parameters, cap):
+            bucket = _Bucket(members, [self._parameters[k] for k in members])
+            op = operator(len(bucket.flat), bucket.flat.dtype)
+            bucket.flat_plan = Flat(op, backend, bucket.flat.dtype)
+            self._buckets.append(bucket)
+            self._bucket_of |= dict.fromkeys(members, bucket)
+        self._begun: int | None = None
+        """Number of buckets that have started; None outside of a backward."""
+        self._nodes = [get_gradient_edge(p).node for p in self._parameters]
+        for k, (p, node) in enumerate(zip(self._parameters, self._nodes, strict=True)):
+            node.register_prehook(partial(self._set_aside, k))
+            p.register_post_accumulate_grad_hook(partial(self._added, k))
+
+    def _set_aside(self, k: int, gradients: Any = None) -> None:
+        """Before a gradient is added to ``grad``: from now on that is this worker's alone."""
+        del gradients
+        p = self._parameters[k]
+        if k in self._local:
+            if p.grad is None:  # the user discarded what was there
+                self._before.pop(k, None)
+            return
+        self._local.add(k)
+        if p.grad is not None:
+            self._before[k], p.grad = p.grad, None
+
+    def _added(self, k: int, p: Tensor) -> None:
+        """After a gradient was added to ``grad``."""
+        if not self.enabled:
+            return
+        try:
+            self._check(k, p)
+            if self._begun is None:
+                self._begun = 0
+                for bucket in self._buckets:
+                    bucket.left = len(bucket.members)
+                torch.autograd.Variable._execution_engine.queue_callback(self.reduce)
+            self._bucket_of[k].left -= 1
+            # The last bucket is called when backward ends: nothing is left to overlap with.
+            while self._begun < len(self._buckets) - 1 and not self._buckets[self._begun].left:
+                self._fill(self._buckets[self._begun])
+                self._buckets[self._begun].flat_plan.start(self._buckets[self._begun].flat)
+                self._begun += 1
+        except BaseException as error:
+            self._fail(error)
+            raise
+
+    def _check(self, k: int, p: Tensor) -> None:
+        if p.grad.layout is not torch.strided or p.grad.requires_grad:
+            what = "create_graph=True" if p.grad.requires_grad else f"layout {p.grad.layout}"
+            raise ArgumentError(
+                f"gradient of {self._names[k]!r}: {what}; dense gradients without a graph expected"
+            )
+        if self._begun is not None and not self._bucket_of[k].left:
+            raise ArgumentError(
+                f"gradient of {self._names[k]!r}: computed twice in one backward; expected once: "
+                f"use checkpoint(..., use_reentrant=False), or no_sync() and reduce_gradients()"
+            )
+
+    def check_idle(self) -> None:
+        """Check that the last backward has ended well.
+
+        Raises:
+            BackendError: it has not; other workers' waits for this one are ended.
+        """
+        if self._begun is not None:
+            error = BackendError("an earlier backward failed on this worker")
+            self._fail(error)
+            raise error
+
+    def reduce(self) -> None:
+        """Sum what has not been summed yet. Collective."""
+        begun, self._begun = self._begun or 0, None
+        try:
+            for k, p in enumerate(self._parameters):
+                self._find(k, p)
+            for number, bucket in enumerate(self._buckets):
+                if number >= begun:
+                    self._fill(bucket)
+                    if number < len(self._buckets) - 1:
+                        bucket.flat_plan.start(bucket.flat)
+            for bucket in self._buckets[:-1]:
+                self._give(bucket, bucket.flat_plan.finish())
+            for bucket in self._buckets[-1:]:
+                self._give(bucket, bucket.flat_plan(bucket.flat))
+        except BaseException as error:
+            self._fail(error)
+            raise
+        finally:
+            self._local.clear()
+            self._before.clear()
+        self.reductions += 1
+
+    def _find(self, k: int, p: Tensor) -> None:
+        """Put a gradient that was summed earlier aside, if no backward has; count one that was set
+        by other means as this worker's."""
+        if k not in self._local and p.grad is not None:
+            if getattr(p.grad, "_linop_is_summed", False):
+                self._before[k] = p.grad
+            else:
+                self._local.add(k)
+
+    def _fill(self, bucket: _Bucket) -> None:
+        gradients, flags = [], []
+        for k, zeros in zip(bucket.members, bucket.zeros, strict=True):
+            own = self._parameters[k].grad if k in self._local else None
+            gradients.append(zeros if own is None else own)
+            flags.append(float(own is not None))
+        flattened(gradients, bucket.flat[: bucket.size])
+        bucket.flat[bucket.size :] = torch.tensor(flags)
+
+    def _give(self, bucket: _Bucket, total: Tensor) -> None:
+        """Set ``grad`` of a bucket's parameters; None where no worker has one."""
+        parameters = [self._parameters[k] for k in bucket.members]
+        if total is None:  # the sum is a server's
+            for p in parameters:
+                p.grad = None
+            return
+        used = (total[bucket.size :] != 0).tolist()
+        for k, p, one, has in zip(
+            bucket.members, parameters, views(total[: bucket.size], parameters), used, strict=True
+        ):
+            before = self._before.get(k)
+            p.grad = before if not has else one if before is None else before + one
+            if p.grad is not None:
+                p.grad._linop_is_summed = True
+
+    def _fail(self, error: BaseException) -> None:
+        for bucket in self._buckets:
+            bucket.flat_plan.fail(error)

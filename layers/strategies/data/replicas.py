@@ -1,0 +1,145 @@
+"""Copies of one module on several workers: the same structure, and the same values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from linop.backends import Backend
+from linop.errors import ArgumentError, BackendError, LinopError
+from linop.layers.agreement.arguments import digest
+from linop.layers.agreement.input_agreement import agreement_of
+from linop.spaces.partition import Partition
+from linop.strategies.data.bucket import Flat, flattened, grouped, views
+from linop.strategies.data.operators import from_server
+
+Tensor = Any
+"""torch is not typed here."""
+SERVER = "data parallel, with a server"
+"""Mark of parameters of which the server alone has the gradients."""
+CAP = 2**28
+"""Bytes of one message of values."""
+
+
+def agree(backend: Backend, name: str, mine: Any) -> list[Any]:
+    """The workers' words, by worker; an error among them is raised on all of them. Collective.
+
+    Raises:
+        The first worker's error; BackendError: workers say different things. On every worker.
+    """
+    said = agreement_of(backend).gather_objects(mine, f"construct linop.strategies.{name}")
+    for worker, theirs in enumerate(said):
+        if isinstance(theirs, LinopError):
+            raise type(theirs)(f"{name}: on worker {worker}: {theirs}")
+    for worker, theirs in enumerate(said):
+        if theirs != said[0]:
+            where = _difference(said[0], theirs)
+            raise BackendError(
+                f"{name}: worker {worker} has {where[1]}, worker 0 {where[0]}; the same expected "
+                f"on every worker"
+            )
+    return said
+
+
+def _difference(a: Any, b: Any) -> tuple[Any, Any]:
+    """The first items that differ."""
+    if isinstance(a, tuple) and isinstance(b, tuple):
+        pairs = [(x, y) for x, y in zip(a, b, strict=False) if x != y]
+        if pairs:
+            return _difference(*pairs[0])
+        return f"{len(a)} items", f"{len(b)} items"
+    return a, b
+
+
+def described(tensors: Mapping[str, Tensor]) -> tuple[Any, ...]:
+    """Names, shapes and dtypes, to be compared."""
+    return tuple(
+        f"{name!r} of {t.dtype} and shape {tuple(t.shape)}"
+        + (" without gradient" * (isinstance(t, torch.nn.Parameter) and not t.requires_grad))
+        for name, t in tensors.items()
+    )
+
+
+class Spread:
+    """Broadcast of tensors from one worker to copies, B. Constructed by all workers.
+
+    Args:
+        tensors: of the shapes and dtypes of those that it is called with.
+        server: the worker whose values all get.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor], backend: Backend, server: int) -> None:
+        group = Partition((backend.workers or 1,))
+        self._parts = []
+        plain = [*map(_plain, tensors)]
+        for members in grouped(plain, CAP):
+            size, dtype = sum(plain[k].numel() for k in members), plain[members[0]].dtype
+            op = from_server(size, dtype, group, server)
+            self._parts.append((members, size, Flat(op, backend, dtype)))
+        self._serves = backend.worker == server
+
+    def __call__(self, tensors: Sequence[Tensor]) -> None:
+        """Copy the values. Collective."""
+        plain = [*map(_plain, tensors)]
+        for members, size, plan in self._parts:
+            some = [plain[k] for k in members]
+            flat = some[0].new_empty(size)
+            if self._serves:
+                flattened(some, flat)
+            found = plan(flat)
+            if not self._serves:
+                for tensor, value in zip(some, views(found, some), strict=True):
+                    tensor.copy_(value)
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    """A tensor's memory, of a dtype that operators have."""
+    plain = tensor.detach()
+    return plain.view(torch.uint8) if plain.dtype is torch.bool else plain
+
+
+def check_equal(tensors: Mapping[str, Tensor], backend: Backend, name: str) -> None:
+    """Check that all workers have the same values. Collective.
+
+    Raises:
+        BackendError: they have not; on every worker.
+    """
+    mine = {key: digest(t) for key, t in tensors.items()}
+    said = agreement_of(backend).gather_objects(mine, f"compare values of linop.strategies.{name}")
+    differ = [key for key in mine if len({one[key] for one in said}) > 1]
+    if differ:
+        first = differ[0]
+        others = [w for w, one in enumerate(said) if one[first] != said[0][first]]
+        raise BackendError(
+            f"{name}: {', '.join(map(repr, differ[:8]))} differ between workers ({first!r} on "
+            f"workers {others} from worker 0's); copies of one value expected: load the same state "
+            f"and make the same updates on every worker"
+        )
+
+
+def module_checked(module: Any, backend: Backend) -> dict[str, Tensor]:
+    """A module's parameters that have gradients, by name. Shards may have copies on other workers
+    than those that they are cut over.
+
+    Raises:
+        ArgumentError: it is no module, has none, or is data parallel already.
+    """
+    if not isinstance(module, torch.nn.Module):
+        raise ArgumentError(f"a torch.nn.Module expected, given {module!r}")
+    for name, p in module.named_parameters():
+        already = getattr(p, "_linop_strategy", "")
+        if already == "shard":
+            already = "sharded over these workers" * (p._linop_backend is backend)
+        if already:
+            raise ArgumentError(f"parameter {name!r} is in a module that is already {already}")
+        if p.device.type == "meta":
+            raise ArgumentError(
+                f"parameter {name!r} is on the meta device; give it memory first: "
+                f"module.to_empty(device='cpu'), and values"
+            )
+    found = {name: p for name, p in module.named_parameters() if p.requires_grad}
+    if not found:
+        raise ArgumentError("the module has no parameters with gradients")
+    return found

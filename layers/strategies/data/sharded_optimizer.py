@@ -1,0 +1,73 @@
+"""Optimizers of which each worker has a part, of parameters that all have (ZeRO stage 1)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from linop.errors import ArgumentError
+from linop.strategies.data.replicas import SERVER, agree, described
+from linop.strategies.data.unit import rows, units_of
+from linop.strategies.mesh import Axis
+
+Tensor = Any
+"""torch is not typed here."""
+
+
+class ShardedOptimizer:
+    """An optimizer of a `DataParallel` module, whose state is divided over the workers. Collective.
+
+    Gradients are the same on all workers after backward. A step updates this worker's block of the
+    rows of every parameter, by torch's optimizer of these alone, and gathers the others': G after
+    the step. It is right for optimizers that treat elements alone, such as SGD and Adam.
+
+    Args:
+        module: parallel over the axis, or its ``module``.
+        axis: such as ``mesh["dp"]``.
+        optimizer: makes one of torch of blocks of parameters, such as ``partial(torch.optim.AdamW,
+            lr=1e-3)``.
+
+    Attributes:
+        optimizer: this worker's; any learning-rate scheduler of torch may have it, and its
+            ``state_dict`` is this worker's part.
+
+    Raises:
+        ArgumentError: the module has no parameters with gradients, its parameters are sharded, or a
+            server has them. BackendError: modules differ between workers. On every worker.
+    """
+
+    def __init__(self, module: Any, axis: Axis, optimizer: Callable[[list[Tensor]], Any]) -> None:
+        found = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        said: Any = described(found)
+        known = {getattr(p, "_linop_strategy", "") for p in found.values()}
+        if not found or known & {"shard", SERVER}:
+            said = ArgumentError(
+                "parameters expected whole, with equal gradients on every worker; sharded ones, "
+                "and those of a server, take any optimizer of torch"
+            )
+        agree(axis.backend, "ShardedOptimizer", said)
+        self._parts = units_of("ShardedOptimizer", found, {}, axis)
+        for unit, parameters in self._parts:
+            pairs = zip(unit.members, parameters, strict=True)
+            unit.shards = [torch.nn.Parameter(rows(member, p, axis)) for member, p in pairs]
+        self._axis = axis
+        self.optimizer = optimizer([shard for unit, _ in self._parts for shard in unit.shards])
+
+    def step(self) -> None:
+        """Update all parameters. Collective."""
+        for unit, parameters in self._parts:
+            for member, shard, p in zip(unit.members, unit.shards, parameters, strict=True):
+                shard.grad = None if p.grad is None else rows(member, p.grad, self._axis)
+        self.optimizer.step()
+        with torch.no_grad():
+            for unit, parameters in self._parts:
+                for p, whole in zip(parameters, unit.gathered(), strict=True):
+                    p.copy_(whole)
+
+    def zero_grad(self) -> None:
+        """Discard all gradients."""
+        for _, parameters in self._parts:
+            for p in parameters:
+                p.grad = None

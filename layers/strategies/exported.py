@@ -1,0 +1,117 @@
+"""Stages of a module that torch exported and cut: the edges between them, as `Pipeline` takes them.
+
+torch writes the cut module as a graph of calls: a stage takes outputs of any stages before it, and
+the module's input. Here the input comes to later stages through the first one, and results of
+earlier stages leave through the last one.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+from linop.errors import ArgumentError
+
+Module = Any
+Node = Any
+"""torch is not typed here."""
+Port = tuple[int, int]
+"""A stage, and the number of its output."""
+
+
+class Stages(list[Module]):
+    """Stages, and the edges between them.
+
+    Attributes:
+        edges: triples (a, b, k): stage b takes the k-th output of stage a.
+    """
+
+    edges: list[tuple[int, int, int]]
+
+
+def stages_of(cut: Any) -> Stages:
+    """The stages of a `torch.distributed.pipelining.Pipe`, each of which takes its inputs by
+    ascending edges.
+
+    Raises:
+        ArgumentError: a stage is empty or used out of order, the first one does not take the input,
+            or another one takes no tensor.
+    """
+    calls = [node for node in cut.split_gm.graph.nodes if node.op == "call_module"]
+    if [call.target for call in calls] != [f"submod_pp_{s}" for s in range(cut.num_stages)]:
+        raise ArgumentError(
+            "split: a stage would be empty, or used out of order; cut the module elsewhere"
+        )
+    stages = Stages(cut.get_stage_module(s) for s in range(cut.num_stages))
+    ports = _ports(cut.split_gm.graph.nodes, calls)
+    read = [node for call in calls[1:] for node in call.args] + _results(cut.split_gm)
+    if any(node.op == "placeholder" for node in read):
+        _pass_input(stages[0], next(iter(cut.split_gm.graph.nodes)), ports)
+    taken: list[dict[Port, Node]] = [
+        {ports[node]: own for node, own in zip(call.args, _placeholders(stage), strict=True)}
+        for stage, call in zip(stages, calls, strict=True)
+        if call is not calls[0]
+    ]
+    results = [ports[node] for node in _results(cut.split_gm)]
+    if results != [(len(stages) - 1, k) for k in range(len(_results(stages[-1])))]:
+        _pass_results(stages[-1], len(stages) - 1, results, taken[-1])
+    stages.edges = []
+    for b, (stage, inputs) in enumerate(zip(stages[1:], taken, strict=True), 1):
+        if not inputs:
+            raise ArgumentError(
+                f"split: stage {b} takes no tensor of those before it; cut elsewhere"
+            )
+        for port in sorted(inputs, reverse=True):
+            first = next(iter(stage.graph.nodes))
+            if first is not inputs[port]:
+                first.prepend(inputs[port])
+        stage.recompile()
+        stages.edges += [(a, b, k) for a, k in sorted(inputs)]
+    return stages
+
+
+def _ports(nodes: Sequence[Node], calls: Sequence[Node]) -> dict[Node, Port]:
+    """The stage and the number of each output, by the node that stands for it."""
+    ports = {call: (s, 0) for s, call in enumerate(calls)}
+    for node in nodes:
+        if node.op == "call_function" and node.target is operator.getitem:
+            ports[node] = ports[node.args[0]][0], node.args[1]
+    return ports
+
+
+def _pass_input(first: Module, given: Node, ports: dict[Node, Port]) -> None:
+    """Make the input of the first stage one more output of it."""
+    own = _placeholders(first)
+    if len(own) != 1:
+        raise ArgumentError("split: the first stage does not take the input; cut later")
+    ports[given] = 0, len(_results(first))
+    _return(first, [*_results(first), own[0]])
+
+
+def _pass_results(
+    last: Module, number: int, results: Sequence[Port], taken: dict[Port, Node]
+) -> None:
+    """Let the last stage return all results of the model, those of earlier stages too."""
+    own = _results(last)
+    for port in results:
+        if port[0] != number and port not in taken:
+            with last.graph.inserting_before():
+                taken[port] = last.graph.placeholder(f"passed_{port[0]}_{port[1]}")
+    _return(last, [own[k] if s == number else taken[s, k] for s, k in results])
+
+
+def _placeholders(module: Module) -> list[Node]:
+    return [node for node in module.graph.nodes if node.op == "placeholder"]
+
+
+def _results(module: Module) -> list[Node]:
+    (found,) = (node.args[0] for node in module.graph.nodes if node.op == "output")
+    return list(found) if isinstance(found, tuple | list) else [found]
+
+
+def _return(module: Module, results: Sequence[Node]) -> None:
+    """Replace the results of a module."""
+    (output,) = (node for node in module.graph.nodes if node.op == "output")
+    output.args = (tuple(results) if len(results) > 1 else results[0],)
+    module.recompile()

@@ -1,0 +1,444 @@
+"""Pipelines: a model cut into stages on different workers, trained by a verified schedule."""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from operator import index
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from linop.backends import Backend
+from linop.errors import ArgumentError, BackendError
+from linop.layers.agreement.input_agreement import Cache, agreement_of, program_backend
+from linop.layers.agreement.metadata import call_metadata
+from linop.schedules import Schedule
+from linop.spaces.partition import Partition
+from linop.strategies.binding import Call, Tracer, Tracing
+from linop.strategies.checkpoints import Checkpoints
+from linop.strategies.construction import Plan, check_updates_last, planned, together
+from linop.strategies.execution import Pair, Step, receives
+from linop.strategies.gradient_norm import GradientNorm
+from linop.strategies.lanes import Edge, Lane
+from linop.strategies.random_numbers import initial_seed
+from linop.strategies.stage import Stage, joined
+from linop.strategies.stage_backends import made, parts_of
+from linop.strategies.stage_states import gathered, load, own
+from linop.strategies.tied_weights import TiedWeights, check_shared
+
+Tensor = Any
+"""torch is not typed here."""
+Loss = Callable[[Tensor, Tensor], Tensor]
+Optimizer = Callable[[list[Tensor]], Any]
+
+_CACHE_SIZE = 32
+"""Calls, and sizes of micro-batches, for which what was compiled is kept."""
+
+
+def _numbers(sizes: Any) -> tuple[int, ...] | str | None:
+    """Sizes of micro-batches that a user gives, or, if they are no numbers, a description."""
+    try:
+        return None if sizes is None else tuple(map(index, sizes))
+    except Exception:  # of whatever the user gives: all workers are to hear of it
+        return repr(sizes)
+
+
+class _Batch(NamedTuple):
+    """All workers' call."""
+
+    sizes: Sequence[int]
+    edges: Sequence[Mapping[Pair, Sequence[Edge]]]
+    receives: Sequence[tuple[Lane, Sequence[int]]]
+    table: Schedule
+
+
+class Pipeline:
+    """Training of a chain of modules, or of any directed acyclic graph of them, over several
+    workers. Collective: all workers of the backend construct it, and call its methods, in the same
+    order.
+
+    A step runs the actions of the schedule: every worker its own row, in order. Data go between
+    stages by the operator `linop.repartition`, gradients back by its adjoint. For a schedule whose
+    updates come last the gradients are, bit for bit, those of one process that adds the gradients
+    of the same micro-batches in the order of each stage's backwards. Two limits: tensors between
+    workers arrive contiguous, and torch may sum others in another order; and a stage on whose
+    output the loss does not depend gets gradients of zero, where one process has None.
+
+    Random numbers of a forward, as of dropout, depend on the seed of torch's generator on worker 0
+    when the pipeline is constructed, on the stage, on the micro-batch and on the number of steps
+    before: not on schedule or backend. A stage on several workers draws from torch's generator as
+    it is, which threads share; there use `linop.layers.Dropout`.
+
+    Args:
+        stages: modules, each called with one tensor for every edge into it (the first with the
+            input), which returns one tensor, or several in a tuple, list or dict, whose first
+            dimension is that of the batch. Those of other workers may be None.
+            `linop.strategies.split` cuts a module. A function instead of a module makes it on the
+            stage's workers alone: of their partition, in which they count from 0, for layers of
+            linop.layers that are cut over them.
+        schedule: of all workers and micro-batches; sends and receives may be left out, and so may
+            updates, which then come last.
+        loss: ``loss(output, target)`` for the last stage's result for one micro-batch: a scalar.
+        reduction: "sum": losses of micro-batches add up to that of the batch, with no division.
+            "mean": `loss` is a mean over its rows; each micro-batch's is multiplied by its share of
+            the rows of its update, so that they add up to the mean over all.
+        optimizer: makes a torch optimizer of this worker's parameters, such as ``partial(
+            torch.optim.SGD, lr=0.1)``; None: gradients stay in ``grad``, to which later steps add.
+        workers: for each row of the schedule a worker of the backend, or a `Partition`: then all
+            its workers hold the row's stages together, and axis k of it splits dimension k of
+            tensors between stages, but not the first; by default row w is worker w.
+        edges: pairs of stages (a, b), by default those that `split` found, or each and the next: b
+            takes the output of a, and its gradient goes back, where those of all that take it are
+            added. (a, b, k): b takes the k-th of several outputs of a. A stage takes its inputs by
+            ascending (a, k).
+        recompute: True: compute forwards again in backward, and keep their inputs only.
+        tied: groups of parameters that are one in the sequential model, by their keys in its
+            state (`state_dict`): their gradients are added. Updates have to come last.
+        max_norm: clip gradients by the norm of those of all stages before updates, which have to
+            come last in the schedule.
+        slots: messages on their way along an edge, for which senders do not wait; by default so
+            many that none ever waits.
+        backend: by default the current one.
+
+    Attributes:
+        stages: this worker's modules, by index.
+        optimizer: this worker's, or None; any learning-rate scheduler of torch may have it.
+        losses: those of the last step's micro-batches, on the last stage's worker.
+
+    Raises:
+        ArgumentError, BackendError: stages, edges, workers and schedule do not fit together, or
+            differ between workers; `optimizer` raises on one; an error of `linop.schedules.check`.
+            On every worker.
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[Any],
+        schedule: Schedule,
+        loss: Loss | None = None,
+        *,
+        reduction: str = "sum",
+        optimizer: Optimizer | None = None,
+        workers: Sequence[int | Partition] | None = None,
+        edges: Sequence[tuple[int, ...]] | None = None,
+        recompute: bool = False,
+        tied: Sequence[Sequence[str]] = (),
+        max_norm: float | None = None,
+        slots: int | None = None,
+        backend: Backend | None = None,
+    ) -> None:
+        self.backend = program_backend() if backend is None else backend
+        self._agreement = agreement_of(self.backend)
+        self._number = self._agreement.new_number()
+        self._plan = self._planned(
+            partial(
+                planned, stages, schedule, self.backend, workers=workers, edges=edges, slots=slots
+            ),
+            (loss is None, reduction, optimizer is None, recompute, max_norm, str(tied)),
+            stages,
+            tied,
+        )
+        if reduction not in ("sum", "mean"):
+            raise ArgumentError(
+                f"Pipeline: reduction 'sum' or 'mean' expected, given {reduction!r}"
+            )
+        self._parts = parts_of(self._plan, self.backend)
+        self._stages: dict[int, Stage] = {}
+        self.stages: dict[int, Any] = {}
+        self.optimizer: Any = None
+        make = partial(self._make, stages, optimizer, recompute)
+        _, seeds = together(self._agreement, "make stages and optimizer of", make)
+        for stage in self._stages.values():
+            stage.random.seed = seeds[0]
+        self._loss, self._reduction, self._ties = loss, reduction, tied
+        self.losses: list[Tensor] = []
+        self._batches = Cache[_Batch](_CACHE_SIZE)
+        self._tracing = Tracing(self._plan, self.backend, self._agreement, _CACHE_SIZE)
+        self._broken = ""
+        self._max_norm, self._updates = max_norm, 0
+        self._norm: GradientNorm | None = None
+        self._tied: TiedWeights | None = None
+        if tied:
+            check_updates_last(self._plan, "tied")
+            self._tied = TiedWeights(tied, self._plan, self.backend, self._agreement, self._own)
+        if max_norm is not None:
+            check_updates_last(self._plan, "max_norm")
+            self._norm = self._gradient_norm()
+
+    def _gradient_norm(self) -> GradientNorm:
+        copies = () if self._tied is None else self._tied.copies
+        return GradientNorm(
+            self._plan, self.backend, self._agreement, self._stages, self._parts, copies
+        )
+
+    def _planned(
+        self,
+        plan: Callable[[], Plan],
+        options: tuple[Any, ...],
+        stages: Sequence[Any],
+        tied: Sequence[Sequence[str]],
+    ) -> Plan:
+        """The plan of the pipeline, as all workers agree."""
+
+        def checked() -> tuple[Plan, Any]:
+            mine = plan()
+            check_shared(mine, stages, tied)
+            return mine, (mine.digest, options)
+
+        mine, everybodys = together(self._agreement, "construct", checked)
+        for worker, theirs in enumerate(everybodys):
+            if theirs != everybodys[0]:
+                raise BackendError(
+                    f"Pipeline: worker {worker} has another schedule, edges or options than worker "
+                    f"0; the same expected on every worker"
+                )
+        return mine
+
+    def _make(
+        self, stages: Sequence[Any], optimizer: Optimizer | None, recompute: bool
+    ) -> tuple[None, int]:
+        """Make this worker's stages and its optimizer; torch's seed."""
+        plan = self._plan
+        self.stages = {s: made(s, stages[s], plan.grid(s), self._parts[s]) for s in plan.mine}
+        self._own = own(self.stages, self._parts)
+        self._stages = {
+            s: Stage(
+                s,
+                self.stages[s],
+                plan.row,
+                plan.graph.taken(s),
+                recompute,
+                halves=plan.grid(s).size == 1,
+            )
+            for s in plan.mine
+        }
+        self.optimizer = None if optimizer is None else optimizer(self._parameters())
+        return None, initial_seed()
+
+    def _parameters(self) -> list[Tensor]:
+        found = list(dict.fromkeys(self.parameters()))  # stages may share some
+        # torch's optimizers take no empty list, and their schedulers are to work everywhere.
+        return found or [torch.nn.Parameter(torch.empty(0))]
+
+    # Interface for users
+
+    def step(
+        self, x: Tensor = None, target: Tensor = None, sizes: Sequence[int] | None = None
+    ) -> Tensor:
+        """One run of the schedule: gradients, and the updates. Collective.
+
+        Args:
+            x: the whole batch, on the worker of the first stage (of several, each its block);
+                ignored on others.
+            target: the whole batch's, on the last stage's workers, or None; ignored on others.
+            sizes: rows of each micro-batch, on all workers; balanced by default.
+
+        Returns:
+            The loss of the batch, a scalar, on the last stage's worker (of several, what `loss` is
+            of its blocks); of a schedule with several updates one for each. None on others.
+
+        Raises:
+            ArgumentError: the batch cannot be split; a tensor or a module does not fit, or a module
+                raised. On every worker, before anything of the step is sent.
+            BackendError: an earlier step failed.
+        """
+        if self._loss is None:
+            raise ArgumentError("Pipeline: it has no loss, which step needs")
+        batch = self._agreed(True, x, target, sizes)
+        targets = self._cut(target, batch.sizes) if self._plan.is_last else []
+        shares = self._shares(batch.sizes)
+
+        def loss(m: int, y: Tensor) -> Tensor:
+            assert self._loss is not None
+            value = self._loss(y, targets[m])
+            if not isinstance(value, torch.Tensor) or value.numel() != 1:
+                raise ArgumentError(f"Pipeline: a loss with one element expected, given {value!r}")
+            return value if shares is None else value * shares[m]
+
+        step = self._run(batch, x, loss)
+        self.losses = [value for _, value in sorted(step.losses.items())]
+        if not self._plan.is_last:
+            return None
+        sums = [sum(step.losses[m] for m in group) for group in self._plan.groups]
+        return sums[0] if len(sums) == 1 else torch.stack(sums)
+
+    def __call__(self, x: Tensor = None, sizes: Sequence[int] | None = None) -> Any:
+        """The model's output, without gradients. Collective; see `step`. A batch may have fewer
+        rows than the schedule has micro-batches.
+
+        Returns:
+            The output for the whole batch on the last stage's workers; None on others.
+        """
+        batch = self._agreed(False, x, None, sizes)
+        step = self._run(batch, x, None)
+        if not self._plan.is_last:
+            return None
+        return joined([y for _, y in sorted(step.outputs.items())])
+
+    def parameters(self) -> Iterator[Tensor]:
+        """This worker's parameters."""
+        for module in self.stages.values():
+            yield from module.parameters()
+
+    def train(self, mode: bool = True) -> Pipeline:
+        """Set the mode of this worker's modules."""
+        for module in self.stages.values():
+            module.train(mode)
+        return self
+
+    def eval(self) -> Pipeline:
+        """As ``train(False)``."""
+        return self.train(False)
+
+    def clip_grad_norm_(self, max_norm: float) -> Tensor:
+        """Clip the gradients of all stages by their norm, as `torch.nn.utils.clip_grad_norm_` does
+        those of the whole model; return the norm. Collective."""
+        self._norm = self._norm or self._gradient_norm()
+        return self._norm.clip(max_norm) if self._plan.mine else None
+
+    def state_dict(self) -> OrderedDict[str, Tensor]:
+        """The state of the sequential model, on every worker, in new tensors. Collective. Its keys
+        are those of the module that `linop.strategies.split` cut, or of a Sequential of the stages.
+
+        Raises:
+            ArgumentError: a value is no tensor. BackendError: workers of a stage differ in what
+                each holds whole. On every worker.
+        """
+        return gathered(self.backend, self._agreement, self._own)
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Load the state of the sequential model, which every worker has. Collective.
+
+        Raises:
+            ArgumentError, ShapeError: names or shapes differ; on every worker, and nothing is
+                loaded.
+        """
+        load(self._agreement, self._own, state)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Save the state of the sequential model, and of its optimizer if there is one, in a file
+        that `linop.layers.load` and pipelines on other workers load. Collective.
+
+        Raises:
+            LinopError: the file cannot be written, or the optimizer keeps what could not be loaded;
+                on every worker. An earlier file stays.
+        """
+        self._checkpoints().save(Path(path))
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Load what `save`, or `linop.layers.save` of the sequential model, has saved; worker 0
+        reads the file. Collective.
+
+        Raises:
+            ArgumentError, ShapeError: it is not this model's, or has no optimizer's state.
+                BackendError: it cannot be read, or is damaged. On every worker, and nothing is
+                loaded.
+        """
+        self._checkpoints().load(Path(path))
+
+    def _checkpoints(self) -> Checkpoints:
+        copies = {key: group[0] for group in self._ties for key in group[1:]}
+        return Checkpoints(self.backend, self._agreement, self._own, self.optimizer, copies)
+
+    def zero_grad(self) -> None:
+        """Forget this worker's gradients."""
+        for p in self.parameters():
+            p.grad = None
+
+    # Steps
+
+    def _agreed(
+        self, trains: bool, x: Tensor, target: Tensor, sizes: Sequence[int] | None
+    ) -> _Batch:
+        plan = self._plan
+        given = call_metadata(
+            [x if plan.is_first else None, target if plan.is_last else None], trains, ()
+        )
+        device = self.backend.arrays.device
+        cast = str(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else ""
+        mine = Call(given.tensors, trains, cast, _numbers(sizes), self._broken)
+        total = self._agreement.total(self._number, mine)  # type: ignore[arg-type]
+        known = self._batches.get(total)
+        if known is not None:
+            return known
+        everybodys = self._agreement.gather_objects(mine, "call linop.strategies.Pipeline")
+        tracer = Tracer(everybodys, self._tracing, self._stages)
+        edges = tracer.edges()
+        table = plan.table if trains else plan.forwards(len(tracer.sizes))
+        batch = _Batch(tracer.sizes, edges, receives(table, edges), table)
+        return self._batches.keep(total, batch)
+
+    def _cut(self, tensor: Tensor, sizes: Sequence[int]) -> Sequence[Tensor]:
+        return [None] * len(sizes) if tensor is None else tensor.split(list(sizes))
+
+    def _shares(self, sizes: Sequence[int]) -> dict[int, float] | None:
+        """Share of each micro-batch in the rows of its update; None if losses add up."""
+        if self._reduction == "sum":
+            return None
+        rows = [sum(sizes[m] for m in group) for group in self._plan.groups]
+        return {
+            m: sizes[m] / n for group, n in zip(self._plan.groups, rows, strict=True) for m in group
+        }
+
+    def _run(self, batch: _Batch, x: Tensor, loss: Callable[[int, Tensor], Tensor] | None) -> Step:
+        try:
+            if loss is not None:
+                self._begin()
+            inputs = self._cut(x, batch.sizes) if self._plan.is_first else []
+            step = Step(
+                self._plan.graph,
+                self._stages,
+                batch.edges,
+                batch.receives,
+                inputs,
+                loss,
+                self._update,
+            )
+            with torch.set_grad_enabled(loss is not None):
+                step.run(self._plan.row_of(batch.table))
+        except BaseException as error:
+            self._broken = f"{type(error).__name__}: {error}"
+            for lane in {id(lane): lane for lane, _ in batch.receives}.values():
+                lane.fail(error)
+            for collective in (self._tied, self._norm):
+                if collective is not None:
+                    collective.fail(error)
+            raise
+        return step
+
+    def _begin(self) -> None:
+        """Begin a step."""
+        self._updates = 0
+        if self._tied is not None:
+            self._tied.begin()
+        for stage in self._stages.values():
+            stage.begin()
+
+    def _update(self, stage: Stage) -> None:
+        """Apply the gradients of a stage, and forget them."""
+        self._updates += 1
+        if self._updates == 1 and self._tied is not None:
+            self._tied.add()
+        if self._updates == 1 and self._norm is not None and self._max_norm is not None:
+            self._norm.clip(self._max_norm)
+        if self.optimizer is not None:
+            stage.renew()
+            own = {id(p) for p in stage.parameters}
+            others = [
+                (p, p.grad)
+                for s in self._stages.values()
+                for p in s.parameters
+                if p.grad is not None and id(p) not in own
+            ]
+            for p, _ in others:
+                p.grad = None
+            self.optimizer.step()
+            for p in stage.parameters:
+                p.grad = None
+            for p, grad in others:
+                p.grad = grad
+        stage.renewed()

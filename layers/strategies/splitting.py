@@ -1,0 +1,131 @@
+"""Cuts of a chain of modules into the stages of a pipeline, by names of submodules."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from linop.errors import ArgumentError
+from linop.strategies.exported import Stages, stages_of
+
+Module = Any
+"""torch is not typed here."""
+
+
+_MARK = "linop_piece"
+"""Attribute of modules that `split` cut off."""
+
+
+def split(model: Module, names: Sequence[str], example: Any = None) -> list[Module]:
+    """Cut a module into stages, whose states have the keys of its `state_dict`.
+
+    A `torch.nn.Sequential` is cut without being run; the stages share its submodules. Other modules
+    are exported by torch, for the shape of an example (`torch.distributed.pipelining.pipeline`).
+    Any number of tensors may cross a cut, and skip stages: the list then has the edges between the
+    stages as its attribute `edges`, from where `Pipeline` takes them. If the model returns several
+    tensors, in a tuple or a dict, the last stage returns a tuple of them.
+
+    Args:
+        model: in a Sequential, submodules that are Sequentials may be cut too.
+        names: paths of the submodules that the stages after the first begin with, as ``"3"`` or
+            ``"encoder.2"``, in the order of the model.
+        example: an input, for modules that are no Sequentials.
+
+    Raises:
+        ArgumentError: `model` is no Sequential, and there is no example, or torch cannot export it;
+            a name is not that of a submodule (of a Sequential), is the first one, or comes out of
+            order; a stage would be empty or run twice; the first one does not take the input, or
+            another one takes no tensor.
+    """
+    if isinstance(names, str):
+        raise ArgumentError(f"split: a list of names expected, given {names!r}")
+    if isinstance(model, torch.nn.Sequential):
+        stages: list[Module] = _split_sequential(model, names)
+    elif example is None:
+        raise ArgumentError(
+            f"split: a torch.nn.Sequential expected, given {type(model).__name__}; for another "
+            f"module, give an example of its input, or pass a list of stages to the pipeline"
+        )
+    else:
+        stages = _split_exported(model, names, example)
+    for stage in stages:
+        setattr(stage, _MARK, True)
+        # Copies of a graph's module keep this, and no other attributes.
+        getattr(stage, "meta", {})[_MARK] = True
+    return stages
+
+
+def is_piece(module: Module) -> bool:
+    """True if `split` cut the module off: its state has the keys of the whole model's."""
+    return getattr(module, _MARK, False) or _MARK in getattr(module, "meta", {})
+
+
+def _split_exported(model: Module, names: Sequence[str], example: Any) -> Stages:
+    from torch.distributed.pipelining import SplitPoint, pipeline
+
+    known = [name for name, _ in model.named_modules() if name]
+    for name in names:
+        if name not in known:
+            raise ArgumentError(
+                f"split: there is no submodule {name!r} to cut at; there are {', '.join(known)}"
+            )
+    try:
+        cut = pipeline(model, (example,), split_spec=dict.fromkeys(names, SplitPoint.BEGINNING))
+    except Exception as error:
+        raise ArgumentError(f"split: torch cannot export the module: {error}") from error
+    if cut.num_stages != len(names) + 1:
+        raise ArgumentError(
+            f"split: {cut.num_stages} stages, not {len(names) + 1}, begin at {names}"
+        )
+    return stages_of(cut)
+
+
+def _split_sequential(model: Module, names: Sequence[str]) -> list[Module]:
+    pieces, rest, before = [], model, ""
+    for name in names:
+        if not _has(model, name):
+            known = ", ".join(key for key, _ in model.named_modules() if key and _has(model, key))
+            raise ArgumentError(
+                f"split: there is no submodule {name!r} to cut at; there are {known}"
+            )
+        if not _has(rest, name):
+            after = f"comes before {before!r}" if before else "is no submodule"
+            raise ArgumentError(
+                f"split: {name!r} {after}; names in the order of the model expected"
+            )
+        head, rest = _cut(rest, name.split("."))
+        if not any(True for _ in _leaves(head)):
+            raise ArgumentError(f"split: no submodule is left for the stage before {name!r}")
+        pieces.append(head)
+        before = name
+    return [*pieces, rest if names else torch.nn.Sequential(OrderedDict(model.named_children()))]
+
+
+def _has(model: Module, name: str) -> bool:
+    for part in name.split("."):
+        if not isinstance(model, torch.nn.Sequential) or part not in model._modules:
+            return False
+        model = model._modules[part]
+    return True
+
+
+def _leaves(model: Module) -> Any:
+    """Submodules that are no Sequentials."""
+    for child in model.children():
+        yield from _leaves(child) if isinstance(child, torch.nn.Sequential) else (child,)
+
+
+def _cut(model: Module, path: Sequence[str]) -> tuple[Module, Module]:
+    """The submodules before one of them, and the others, under their names."""
+    name, *inner = path
+    children = list(model.named_children())
+    at = [key for key, _ in children].index(name)
+    head, rest = children[:at], children[at:]
+    if inner:
+        first, second = _cut(children[at][1], inner)
+        head = [*head, (name, first)]
+        rest = [(name, second), *children[at + 1 :]]
+    return tuple(torch.nn.Sequential(OrderedDict(part)) for part in (head, rest))

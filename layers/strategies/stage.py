@@ -1,0 +1,330 @@
+"""A stage of a pipeline on one worker: its forwards, backwards and updates, by torch's autograd.
+
+A version of the parameters is a dict of leaves that share memory with them. An update of a stage
+whose older versions are still needed moves the parameters to new memory first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.utils.checkpoint import checkpoint
+
+from linop.backends.autograd.checkpointing import checkpoint_context
+from linop.errors import ArgumentError
+from linop.schedules import Action, Kind
+from linop.schedules.actions import COMPUTE
+from linop.strategies.halves import Part, input_half, weight_half
+from linop.strategies.random_numbers import RandomNumbers
+
+Tensor = Any
+"""torch is not typed here."""
+Result = Any
+"""Of a module: a tensor, or a tuple, list or mapping of several."""
+Version = Mapping[str, Tensor]
+Gradients = Mapping[int, Tensor] | None
+"""Of outputs, by number; None for the loss."""
+Roots = tuple[Sequence[GradientEdge], Sequence[Tensor]]
+"""Nodes, and the gradients that come to them; None for the loss."""
+
+
+@dataclass
+class _Saved:
+    """Data that a forward leaves for its backward; the output itself is not kept."""
+
+    inputs: Sequence[Tensor]
+    edges: Mapping[int, GradientEdge]
+    """Nodes of the graph that computed the outputs, or the loss; none of what requires no
+    gradient."""
+    weights: Version | None
+    roots: Roots = ((), ())
+    """Between the two halves of a backward."""
+    parts: Sequence[Part] | None = None
+    """Nodes at which the second half starts."""
+
+    def started(self, gradients: Mapping[int, Tensor] | None) -> Roots:
+        """The nodes at which a backward begins."""
+        if gradients is None:
+            return list(self.edges.values()), [None] * len(self.edges)
+        used = [k for k in self.edges if k in gradients]
+        return [self.edges[k] for k in used], [gradients[k] for k in used]
+
+
+class Stage:
+    """A module, and what is in flight of it.
+
+    Args:
+        index: of the stage.
+        module: called with a tensor for each edge into the stage.
+        row: the worker's actions; those of other stages are ignored.
+        outputs: numbers of the outputs that others take; none for the last stage.
+        recompute: True: forwards keep their inputs only, and are computed again in backward.
+        halves: False: compute both halves of a backward in the first, as a stage on several workers
+            has to: its messages are of both.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        module: Any,
+        row: Sequence[Action],
+        outputs: Sequence[int] = (),
+        recompute: bool = False,
+        halves: bool = True,
+    ) -> None:
+        self.index = index
+        self.module = module
+        self._outputs = outputs
+        self._recompute, self._halves = recompute, halves
+        self._writes = False
+        self.random = RandomNumbers(index, alone=halves)
+        self._plan = _updates([a for a in row if a.stage == index])
+        self._stashes = any(update.old for update in self._plan)
+        self.parameters = list(module.parameters())  # they may be frozen and thawed between steps
+        self._saved: dict[int, _Saved] = {}
+        self._versions: dict[int, Version] = {}
+        self._updates = 0
+
+    def begin(self) -> None:
+        """Begin a step: versions count from 0."""
+        self._saved, self._updates = {}, 0
+        self.random.step += 1
+        if self._stashes:
+            self._versions = {0: self._leaves()}
+
+    def _leaves(self) -> Version:
+        return {
+            name: p.data.requires_grad_(p.requires_grad)
+            for name, p in self.module.named_parameters()
+        }
+
+    def forward(
+        self,
+        micro_batch: int,
+        inputs: Sequence[Tensor],
+        version: int | None = None,
+        loss: Callable[[Result], Tensor] | None = None,
+    ) -> tuple[dict[int, Tensor], Tensor]:
+        """Outputs and loss (None if there is none) for one micro-batch, without graph. To be called
+        with gradients enabled."""
+        weights = None
+        if self._stashes:
+            weights = self._versions[self._updates if version is None else version]
+        result = self._called(micro_batch, inputs, weights)
+        outputs = results = self.checked(result)
+        if loss is not None:
+            results = {0: loss(result)}
+        edges = {k: get_gradient_edge(y) for k, y in results.items() if y.requires_grad}
+        self._saved[micro_batch] = _Saved(inputs, edges, weights)
+        plain = {k: y.detach() for k, y in outputs.items()}
+        return plain, None if loss is None else results[0].detach()
+
+    def _called(
+        self, micro_batch: int, inputs: Sequence[Tensor], weights: Version | None
+    ) -> Result:
+        plain = weights is None and not (self._recompute or self._writes)
+        if plain and not self.random.draws(self.module.training):
+            return self.module(*inputs)
+        changed: Version = {}
+        seeded = partial(self.random.of, self.module.training, micro_batch)
+
+        def call(*inputs: Tensor) -> Tensor:
+            if self._writes:  # a module that begins in place, as of its predecessor's output
+                inputs = tuple(x.clone() if x.requires_grad else x for x in inputs)
+            with seeded():
+                # A second forward reads the buffers of the first, and leaves the module's alone.
+                if weights is None and not changed:
+                    return self.module(*inputs)
+                given = {**(weights or {}), **{name: b.clone() for name, b in changed.items()}}
+                return torch.func.functional_call(self.module, given, inputs)
+
+        if not self._recompute:
+            return call(*inputs)
+        before = {name: b.clone() for name, b in self.module.named_buffers()}
+        y = checkpoint(
+            call,
+            *inputs,
+            use_reentrant=False,
+            context_fn=checkpoint_context,
+            preserve_rng_state=not self._halves,  # of torch's generator, which threads share
+        )
+        after = dict(self.module.named_buffers())
+        # Norms change theirs without a new version: values are compared.
+        changed = {name: b for name, b in before.items() if not torch.equal(b, after[name])}
+        return y
+
+    def evaluate(
+        self, micro_batch: int, inputs: Sequence[Tensor]
+    ) -> tuple[dict[int, Tensor], Result]:
+        """Outputs, and the module's result, for the newest parameters, without graph."""
+        with torch.no_grad(), self.random.of(self.module.training, f"evaluation {micro_batch}"):
+            result = self.module(*inputs)
+        return self.checked(result), result
+
+    def probe(self, inputs: Sequence[Tensor]) -> dict[int, Tensor]:
+        """Outputs for any values, which leaves neither the module's buffers nor random numbers
+        changed.
+
+        Raises:
+            ArgumentError: one is no tensor, or of another shape the second time.
+        """
+        shapes = []
+        for _ in range(2):
+            own = {name: b.clone() for name, b in self.module.named_buffers()}
+            with torch.no_grad(), self.random.probing(self.module.training):
+                again = [x.clone() for x in inputs]
+                versions = [x._version for x in again]
+                found = self.checked(torch.func.functional_call(self.module, own, tuple(again)))
+            self._writes |= versions != [x._version for x in again]
+            torch.clear_autocast_cache()  # casts of weights without graph, which a step would use
+            shapes.append([(tuple(y.shape), y.dtype) for y in found.values()])
+        if shapes[0] != shapes[1]:
+            raise ArgumentError(
+                f"stage {self.index}: its module returns a tensor of {shapes[0]}, then one of "
+                f"{shapes[1]} for the same input; one shape for all micro-batches of a size "
+                f"expected"
+            )
+        return found
+
+    def checked(self, result: Result) -> dict[int, Tensor]:
+        """The module's outputs that others take, by number; all of the last stage.
+
+        Raises:
+            ArgumentError: one is not there, or is no tensor with rows.
+        """
+        if type(result) is torch.Tensor and result.ndim and self._outputs in ([0], []):
+            return {0: result}
+        parts = dict(enumerate(_parts(result)))
+        for k in self._outputs or parts or (0,):
+            y = parts.get(k)
+            if not isinstance(y, torch.Tensor) or not y.ndim:
+                kind = "a tensor without dimensions" if k in parts else f"no output {k}"
+                if k in parts and not isinstance(y, torch.Tensor):
+                    kind = repr(type(y))
+                raise ArgumentError(
+                    f"stage {self.index}: its module returns {kind}; a tensor whose first "
+                    f"dimension is that of the batch expected"
+                )
+        return {k: parts[k] for k in self._outputs or parts}
+
+    def backward(self, micro_batch: int, gradients: Gradients) -> list[Tensor]:
+        """Add the gradients of the parameters to their ``grad``; return those of the inputs.
+
+        Args:
+            gradients: of the outputs, by number; None for the loss.
+        """
+        saved = self._saved.pop(micro_batch)
+        edges, roots = saved.started(gradients)
+        if edges:
+            torch.autograd.backward(edges, roots)
+            self._collect(saved.weights)
+        return [_gradient(x) for x in saved.inputs]
+
+    def backward_input(self, micro_batch: int, gradients: Gradients) -> list[Tensor]:
+        """Gradients of the inputs alone, if halves are apart; `backward_weight` is to follow."""
+        saved = self._saved[micro_batch]
+        if not self._halves:
+            found = self.backward(micro_batch, gradients)
+            self._saved[micro_batch] = _Saved((), {}, None)
+            return found
+        saved.roots = saved.started(gradients)
+        wanted = [x for x in saved.inputs if x.requires_grad]
+        if saved.roots[0] and wanted:
+            saved.parts = input_half(*saved.roots, wanted)
+        return [_gradient(x) for x in saved.inputs]
+
+    def backward_weight(self, micro_batch: int) -> None:
+        """Add the gradients of the parameters to their ``grad``."""
+        saved = self._saved.pop(micro_batch)
+        if saved.parts is not None:
+            weight_half(saved.parts)
+        elif saved.roots[0]:
+            leaves = self.parameters if saved.weights is None else list(saved.weights.values())
+            leaves = [leaf for leaf in leaves if leaf.requires_grad]
+            if leaves:
+                torch.autograd.backward(*saved.roots, inputs=leaves)
+        self._collect(saved.weights)
+
+    def _collect(self, weights: Version | None) -> None:
+        """Move the gradients of a version to the parameters."""
+        if weights is None:
+            return
+        for name, p in self.module.named_parameters():
+            grad, weights[name].grad = weights[name].grad, None
+            if grad is not None and p.grad is not None:
+                p.grad += grad
+            elif grad is not None:
+                p.grad = grad
+
+    def renew(self) -> None:
+        """Before an update: move the parameters to new memory, if their old version is needed."""
+        if self._stashes and self._plan[self._updates].old:
+            for p in self.parameters:
+                if p.requires_grad:
+                    p.data = p.detach().clone()
+
+    def renewed(self) -> None:
+        """After an update: a new version, and the end of those that no forward reads any more."""
+        if self._stashes:
+            self._versions[self._updates + 1] = self._leaves()
+            wanted = self._plan[self._updates].wanted
+            self._versions = {v: w for v, w in self._versions.items() if v in wanted}
+        self._updates += 1
+
+
+def _parts(result: Result) -> Sequence[Tensor]:
+    if isinstance(result, torch.Tensor):
+        return (result,)
+    if isinstance(result, Mapping):
+        return list(result.values())
+    return result if isinstance(result, tuple | list) else [result]
+
+
+def joined(results: Sequence[Result]) -> Result:
+    """The rows of several results of a module, as one."""
+    first = results[0]
+    if isinstance(first, Mapping):
+        return {key: torch.cat([result[key] for result in results]) for key in first}
+    if isinstance(first, tuple | list):
+        return tuple(map(torch.cat, zip(*results, strict=True)))
+    return torch.cat(results)
+
+
+def _gradient(x: Tensor) -> Tensor:
+    grad, x.grad = x.grad, None
+    return torch.zeros_like(x) if grad is None and x.requires_grad else grad
+
+
+class _Update(NamedTuple):
+    """Versions that an update of a stage has to keep."""
+
+    old: bool
+    """True if the version before it is read later."""
+    wanted: Collection[int]
+    """Versions that later forwards read, and the new one."""
+
+
+def _updates(row: Sequence[Action]) -> list[_Update]:
+    """The updates of a stage, by its actions."""
+    newest, read_by = 0, {}
+    last: dict[int, int] = {}
+    last_forward: dict[int, int] = {}
+    for k, action in enumerate(row):
+        if action.kind == Kind.UPDATE:
+            newest += 1
+        elif action.kind == Kind.FORWARD:
+            version = newest if action.version is None else action.version
+            read_by[action.micro_batch] = version
+            last[version] = last_forward[version] = k
+        elif action.kind in COMPUTE:
+            last[read_by[action.micro_batch]] = k
+    positions = [k for k, action in enumerate(row) if action.kind == Kind.UPDATE]
+    return [
+        _Update(last.get(v, -1) > k, {v + 1, *(w for w, at in last_forward.items() if at > k)})
+        for v, k in enumerate(positions)
+    ]

@@ -1,0 +1,64 @@
+"""Stages on several workers: the part of the backend that their layers belong to, and modules made
+there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from linop.backends import Backend, threads, use
+from linop.backends.worker import Worker
+from linop.errors import ArgumentError
+from linop.layers.layer import Layer
+from linop.spaces.partition import Partition
+from linop.strategies.construction import Plan
+
+Module = Any
+"""torch is not typed here."""
+
+
+def parts_of(plan: Plan, backend: Backend) -> dict[int, Backend]:
+    """The backend of the workers of each of this worker's stages. Collective."""
+    assert isinstance(backend, Worker)
+    parts: dict[int, Backend] = {}
+    for grid in plan.grids:
+        # Of one worker: no other one is needed to make it.
+        here = plan.worker in grid
+        together = sorted(grid.workers) if here else [plan.worker]
+        part = backend.part(together) if grid.size > 1 else None
+        if here:
+            own = {s: part or threads.alone() for s in plan.mine if plan.grid(s) is grid}
+            parts.update(own)
+    return parts
+
+
+def local(grid: Partition) -> Partition:
+    """The grid with the numbers that its workers have in their part of the backend."""
+    order = sorted(grid.workers)
+    return Partition(grid.shape, [order.index(worker) for worker in grid.workers])
+
+
+def made(s: int, given: Any, grid: Partition, part: Backend) -> Module:
+    """The module of a stage of this worker: given, or made by a function of a partition.
+
+    Raises:
+        ArgumentError: it is none, or its layers are of other workers than the stage.
+    """
+    module = given
+    if not isinstance(given, torch.nn.Module):
+        with use(part):
+            module = given(local(grid))
+        if not isinstance(module, torch.nn.Module):
+            raise ArgumentError(
+                f"stage {s}: a torch.nn.Module expected, its function returns {module!r}"
+            )
+    for name, layer in module.named_modules():
+        backend = layer.backend if isinstance(layer, Layer) else part
+        if (backend.workers, backend.worker) != (part.workers, part.worker):
+            raise ArgumentError(
+                f"stage {s}: layer {name!r} is of {backend.workers} workers, the stage of the "
+                f"workers of {grid!r}; give a function of a partition that makes the stage, in "
+                f"place of the stage"
+            )
+    return module

@@ -1,0 +1,160 @@
+"""The state of all stages in the form of the sequential model's, and back, bit for bit."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from linop.backends import Backend, use
+from linop.backends.autograd.dtypes import numpy_dtype
+from linop.backends.autograd.functions import apply
+from linop.errors import ArgumentError, LinopError, ShapeError
+from linop.layers.agreement.input_agreement import InputAgreement
+from linop.layers.state.state import gather_state, scatter_state
+from linop.layers.state.state_tensors import state_tensors
+from linop.operators.collectives import repartition
+from linop.spaces.decomposition import COPIES
+from linop.spaces.partition import Partition
+from linop.spaces.tensor import TensorSpace
+from linop.strategies.splitting import is_piece
+
+Tensor = Any
+"""torch is not typed here."""
+
+
+def prefix_of(stage: int, module: Any) -> str:
+    """The prefix of the names of a stage in the keys of the sequential model."""
+    return "" if is_piece(module) else f"{stage}."
+
+
+class Own(NamedTuple):
+    """A stage of this worker. Its keys are those of the sequential model: the one that `split` cut,
+    or a Sequential of the stages."""
+
+    module: Any
+    prefix: str
+    part: Backend
+    """Of its workers."""
+
+    @property
+    def is_cut(self) -> bool:
+        """True if it is on several workers."""
+        return self.part.workers != 1
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of the whole tensors of its state, by key."""
+        if self.is_cut:
+            return {self.prefix + item.key: item.shape for item in state_tensors(self.module)}
+        state = self.module.state_dict()
+        return {self.prefix + key: tuple(value.shape) for key, value in state.items()}
+
+    def state(self) -> dict[str, Tensor]:
+        """Its whole state, on its first worker; none on others. Collective over its workers."""
+        state = self.module.state_dict() if not self.is_cut else self._within(gather_state, 0) or {}
+        return {self.prefix + key: value for key, value in state.items()}
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Load its share of the sequential model's state. Collective over its workers."""
+        mine = {key.removeprefix(self.prefix): state[key] for key in self.shapes()}
+        if self.is_cut:
+            self._within(scatter_state, mine)
+        else:
+            self.module.load_state_dict(mine)
+
+    def _within(self, work: Callable[..., Any], *arguments: Any) -> Any:
+        with use(self.part):
+            return work(self.module, *arguments)
+
+
+def own(modules: Mapping[int, Any], parts: Mapping[int, Backend]) -> dict[int, Own]:
+    """This worker's stages."""
+    return {s: Own(module, prefix_of(s, module), parts[s]) for s, module in modules.items()}
+
+
+def gathered(
+    backend: Backend, agreement: InputAgreement, stages: Mapping[int, Own]
+) -> OrderedDict[str, Tensor]:
+    """State of all stages, on every worker, in new tensors: of each worker one message of bytes.
+    Collective.
+
+    Raises:
+        ArgumentError: a value is no tensor. BackendError: workers of a stage differ in what each
+            holds whole. On every worker.
+    """
+
+    def work() -> dict[int, dict[str, Tensor]]:
+        mine = {s: one.state() for s, one in stages.items()}
+        for key, value in ((k, v) for state in mine.values() for k, v in state.items()):
+            if not isinstance(value, torch.Tensor):
+                raise ArgumentError(f"{key!r} is no tensor")
+        return mine
+
+    mine = agreement.each(work, "state_dict", "call linop.strategies.Pipeline.state_dict")
+    keys = {s: list(state) for s, state in mine.items() if state}
+    said = agreement.gather_objects(keys, "call linop.strategies.Pipeline.state_dict")
+    flat = {key: value for state in mine.values() for key, value in state.items()}
+    values = on_all(backend, agreement, flat)
+    order = sorted(pair for theirs in said for pair in theirs.items())
+    return OrderedDict((key, values[key]) for _, own in order for key in own)
+
+
+def on_all(
+    backend: Backend, agreement: InputAgreement, mine: Mapping[Any, Tensor]
+) -> dict[Any, Tensor]:
+    """All workers' tensors by key, on every worker, in new memory: of each worker one message of
+    bytes. Collective."""
+    rows = [(key, tuple(value.shape), value.dtype) for key, value in mine.items()]
+    values: dict[Any, Tensor] = {}
+    for worker, kinds in enumerate(
+        agreement.gather_objects(rows, "exchange tensors of linop.strategies.Pipeline")
+    ):
+        lengths = [torch.Size(shape).numel() * dtype.itemsize for _, shape, dtype in kinds]
+        whole = torch.empty(0, dtype=torch.uint8)
+        if sum(lengths):
+            bytes_ = None
+            if worker == backend.worker:
+                flat = [_bytes(value) for value in mine.values()]
+                bytes_ = torch.cat(flat).to(backend.arrays.device)
+            X = TensorSpace((sum(lengths),), Partition((1,), (worker,)), numpy_dtype(torch.uint8))
+            everyone = X.like(Partition((agreement.workers,)), [COPIES])
+            with torch.no_grad():
+                whole = apply(repartition(X, everyone), bytes_, backend)
+        for (key, shape, dtype), part in zip(kinds, whole.split(lengths), strict=True):
+            values[key] = part.clone().view(dtype).reshape(shape)
+    return values
+
+
+def load(agreement: InputAgreement, stages: Mapping[int, Own], state: Mapping[str, Tensor]) -> None:
+    """Load the sequential model's state, which every worker has. Collective.
+
+    Raises:
+        ArgumentError, ShapeError: names or shapes are not those of the model; on every worker, and
+            nothing is loaded.
+    """
+    shapes = {key: shape for one in stages.values() for key, shape in one.shapes().items()}
+    wrong: LinopError | None = None
+    for key, shape in shapes.items():
+        if key not in state:
+            wrong = ArgumentError(f"load_state_dict: {key!r} is missing")
+        elif tuple(state[key].shape) != shape:
+            wrong = ShapeError(
+                f"load_state_dict: {key!r} has shape {tuple(state[key].shape)}; {shape} expected"
+            )
+    said = agreement.gather_objects(
+        (list(shapes), wrong), "call linop.strategies.Pipeline.load_state_dict"
+    )
+    for worker, (_, error) in enumerate(said):
+        if error is not None:
+            raise type(error)(f"{error}, on worker {worker}")
+    unknown = [key for key in state if not any(key in keys for keys, _ in said)]
+    if unknown:
+        raise ArgumentError(f"load_state_dict: the model has no {unknown[:8]}")
+    for one in stages.values():
+        one.load(state)
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)

@@ -1,0 +1,57 @@
+"""Layouts along chains of modules (`torch.nn.Sequential`), compared before anything runs. Those of
+other modules are compared at their first call (`linop.strategies.tensor.types`)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from linop.errors import PartitionError
+from linop.spaces.decomposition import REPLICATED
+from linop.strategies.tensor.layer import ParallelLayer
+from linop.strategies.tensor.layouts import Layout, in_words
+from linop.strategies.tensor.styles import ELEMENTWISE
+
+
+def check_chains(net: Any, inputs: Layout) -> None:
+    """Compare the output of each module of a Sequential with the input of the next one.
+
+    Args:
+        inputs: layout of the net's input.
+
+    Raises:
+        PartitionError: they differ.
+    """
+    for path, chain in net.named_modules():
+        if type(chain) is not torch.nn.Sequential:
+            continue
+        layout: Layout | None = inputs if chain is net else None
+        before = "the input"
+        for name, module in chain.named_children():
+            where = f"{path}.{name}".lstrip(".")
+            if isinstance(module, ParallelLayer):
+                if layout is not None and _differ(layout, module.layouts[0]):
+                    _refuse(where, in_words(module.layouts[0]), before, layout)
+                layout = module.output_layout
+            elif not isinstance(module, (*ELEMENTWISE, torch.nn.Dropout)):
+                if layout not in (None, REPLICATED) and [*module.parameters(recurse=False)]:
+                    _refuse(
+                        f"{where} ({type(module).__name__})", in_words(REPLICATED), before, layout
+                    )
+                layout = None
+            before = where
+
+
+def _differ(one: Layout, other: Layout) -> bool:
+    """True if layouts differ in tensors of any number of dimensions."""
+    if isinstance(one, int) and isinstance(other, int):
+        return one != other and (one < 0) == (other < 0)
+    return one is not other
+
+
+def _refuse(where: str, wanted: str, before: str, found: Layout | None) -> None:
+    raise PartitionError(
+        f"parallelize_module: {where}: an input {wanted} expected; that of {before} is "
+        f"{in_words(found)}. Name the module in the plan, or give input_layouts= or output_layouts="
+    )

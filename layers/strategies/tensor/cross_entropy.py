@@ -1,0 +1,124 @@
+"""Cross entropy of logits whose classes are split (vocabulary-parallel)."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from linop.backends.autograd.dtypes import numpy_dtype, torch_dtype
+from linop.errors import ArgumentError, DTypeError, ShapeError
+from linop.layers.layer import Function, Tensor
+from linop.layers.moments import wide
+from linop.spaces.decomposition import REPLICATED, Axis
+from linop.spaces.tensor import TensorSpace
+from linop.strategies.mesh import Axis as MeshAxis
+from linop.strategies.tensor.layer import ParallelLayer
+
+_REDUCTIONS = "mean", "sum", "none"
+
+
+class CrossEntropyLoss(ParallelLayer):
+    """`torch.nn.CrossEntropyLoss` of logits whose classes, dimension 1, are split over an axis, as
+    a `ColwiseParallel` projection leaves them. Collective among the axis's workers.
+
+    Workers exchange four numbers for each element of the batch: the largest logit of their block,
+    the sum of the exponentials beside it, the logit of the target where it is theirs, and the sum
+    of all. What they gather is replicated: its adjoint is a slice, and backward sends nothing.
+
+    Args:
+        axis: ``mesh["tp"]``.
+        ignore_index, reduction, label_smoothing: as in torch.
+
+    The target, int64, has the shape of the logits without dimension 1, and is the same on all
+    workers. The loss is replicated: every worker has it, and calls ``loss.backward()``.
+
+    Raises:
+        ArgumentError: there is no such reduction, or label_smoothing is not from 0 to 1; or, from a
+            call, a target is no class. ShapeError, DTypeError: target and logits do not fit.
+    """
+
+    floating = False
+
+    def __init__(
+        self,
+        axis: MeshAxis,
+        *,
+        ignore_index: int = -100,
+        reduction: str = "mean",
+        label_smoothing: float = 0.0,
+    ) -> None:
+        super().__init__(axis, [1, REPLICATED], REPLICATED)
+        if reduction not in _REDUCTIONS:
+            raise ArgumentError(
+                f"{self._name}: reduction={reduction!r}; one of {', '.join(_REDUCTIONS)} expected"
+            )
+        if not 0 <= label_smoothing <= 1:
+            raise ArgumentError(
+                f"{self._name}: label_smoothing={label_smoothing}; from 0 to 1 expected"
+            )
+        self.ignore_index, self.reduction = ignore_index, reduction
+        self.label_smoothing = label_smoothing
+
+    def axes(self, number: int, ndim: int) -> list[Axis]:
+        if number == 0 and ndim < 2:
+            raise ShapeError(f"{self._name}: logits of {ndim} dimensions; (batch, classes, …)")
+        return list(super().axes(number, ndim))
+
+    def bind(self, *inputs: TensorSpace) -> Function:
+        X, T = inputs
+        shape = *X.global_shape[:1], *X.global_shape[2:]
+        if T.global_shape != shape:
+            raise ShapeError(
+                f"{self._name}: logits of global shape {X.global_shape}, and a target of shape "
+                f"{T.global_shape}; {shape} expected"
+            )
+        if T.dtype != np.int64:
+            raise DTypeError(f"{self._name}: a target of {T.dtype}; int64 expected: use .long()")
+        dtype, count = torch_dtype(wide(self, X)), 4
+        each = TensorSpace(
+            (len(X.regions), count, *shape), X.partition, numpy_dtype(dtype), [0], "terms"
+        )
+        _, gather = self.converted(each, REPLICATED)
+        where, classes = X.slices(self.worker)[1], X.global_shape[1]
+
+        def loss(x: Tensor, t: Tensor) -> Tensor:
+            counts = self._counts(t, classes)
+            top, sums, right, every = gather(_terms(x.to(dtype), t, where)[None]).unbind(1)
+            top = top.detach()
+            most = top.amax(0)
+            logarithm = most + (sums * (top - most).exp()).sum(0).log()
+            terms = logarithm - right.sum(0)
+            if self.label_smoothing:
+                rest = logarithm - every.sum(0) / classes
+                terms = (1 - self.label_smoothing) * terms + self.label_smoothing * rest
+            terms = torch.where(counts, terms, 0)
+            if self.reduction != "none":
+                terms = terms.sum()
+            return (terms / counts.sum() if self.reduction == "mean" else terms).to(x.dtype)
+
+        return loss
+
+    def _counts(self, t: Tensor, classes: int) -> Tensor:
+        """True for targets that count."""
+        counts = t != self.ignore_index
+        if (counts & ((t < 0) | (t >= classes))).any():
+            raise ArgumentError(
+                f"{self._name}: targets from 0 to {classes - 1}, or ignore_index="
+                f"{self.ignore_index}, expected"
+            )
+        return counts
+
+
+def _terms(x: Tensor, t: Tensor, where: slice) -> Tensor:
+    """Of each element of the batch: the largest logit of a block, the sum of the exponentials
+    beside it, the target's logit or 0, and the sum of all logits."""
+    least = torch.finfo(x.dtype).min
+    top = x.detach().amax(1) if x.shape[1] else x.new_full((len(x), *x.shape[2:]), least)
+    top = top.clamp(min=least)  # finite, also of a block that is all -inf
+    mine = (where.start <= t) & (t < where.stop)
+    if x.shape[1]:
+        at = (t - where.start).clamp(0, x.shape[1] - 1).unsqueeze(1)
+        right = torch.where(mine, x.gather(1, at).squeeze(1), 0)
+    else:
+        right = x.sum(1)
+    return torch.stack([top, (x - top.unsqueeze(1)).exp().sum(1), right, x.sum(1)])

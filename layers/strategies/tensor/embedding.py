@@ -1,0 +1,81 @@
+"""Embeddings whose table is cut by words (vocabulary-parallel) or by features."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from linop.errors import ArgumentError, DTypeError, SubsetError
+from linop.layers.layer import Function, Tensor
+from linop.spaces.decomposition import COPIES, REPLICATED
+from linop.spaces.tensor import TensorSpace
+from linop.strategies.mesh import Axis
+from linop.strategies.tensor.layer import ParallelLayer
+from linop.strategies.tensor.layouts import Layout
+
+
+class ParallelEmbedding(ParallelLayer):
+    """Rows of a table by their indices, which every worker has.
+
+    Args:
+        axis: the axis.
+        whole: the sequential module, a `torch.nn.Embedding`.
+        dim: the dimension of the table that is cut: 0, words, of which each worker finds its own,
+            and the results are summed; or 1, features.
+        output: layout of the output.
+        sizes: lengths of the table's blocks.
+
+    Raises:
+        ArgumentError: the module has max_norm, sparse gradients, or gradients scaled by frequency.
+        SubsetError: from a call, an index is out of range; it is an IndexError.
+    """
+
+    floating = False
+
+    def __init__(
+        self, axis: Axis, whole: Any, dim: int, output: Layout, sizes: Sequence[int]
+    ) -> None:
+        super().__init__(axis, [REPLICATED], output)
+        for option in ("max_norm", "scale_grad_by_freq", "sparse"):
+            if getattr(whole, option):
+                raise ArgumentError(f"Embedding: {option}= is not supported on several workers")
+        self.num_embeddings, self.embedding_dim = whole.num_embeddings, whole.embedding_dim
+        self.padding_idx, self.dim, self.sizes = whole.padding_idx, dim, tuple(sizes)
+        self.hold_cut("weight", whole.weight, dim, self.sizes)
+
+    def bind(self, *inputs: TensorSpace) -> Function:
+        (X,) = inputs
+        if X.dtype.kind != "i":
+            raise DTypeError(f"Embedding: indices of {X.dtype}; whole numbers expected")
+        shape, dtype = (*X.global_shape, self.embedding_dim), self.dtype_of("weight")
+        layout, cut = (X.ndim, {X.ndim: self.sizes}) if self.dim else (COPIES, None)
+        found = TensorSpace(shape, X.partition, np.dtype(dtype), [layout], sizes=cut)
+        _, laid_out = self.converted(found, self.output_layout)
+        rows, padding = self.spaces["weight"].slices(self.worker)[0], self.padding_idx
+        if padding is not None and not self.dim:
+            padding = padding - rows.start if rows.start <= padding < rows.stop else None
+
+        def looked_up(x: Tensor) -> Tensor:
+            self._check(x)
+            if self.dim:
+                return laid_out(torch.nn.functional.embedding(x, self.weight, padding))
+            here = (rows.start <= x) & (x < rows.stop)
+            at = x[here] - rows.start
+            values = torch.nn.functional.embedding(at, self.weight, padding)
+            mine = values.new_zeros((*x.shape, self.embedding_dim))
+            return laid_out(mine.index_put((here,), values))
+
+        return looked_up
+
+    def _check(self, x: Tensor) -> None:
+        if not x.numel():
+            return
+        low, high = (int(n) for n in torch.aminmax(x))
+        if low < 0 or high >= self.num_embeddings:
+            raise SubsetError(
+                f"Embedding: indices from {low} to {high}; there are {self.num_embeddings} "
+                f"embeddings"
+            )

@@ -1,0 +1,153 @@
+"""Base class of tensor-parallel modules: a `linop.layers.Layer` over one axis of a mesh, with
+conversions between layouts instead of partitions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from linop.backends import use
+from linop.backends.autograd.checkpointing import is_replaying
+from linop.errors import LinopError, PartitionError, name_layer
+from linop.layers.agreement.input_agreement import Cache
+from linop.layers.agreement.metadata import call_metadata
+from linop.layers.agreement.naming import path_of
+from linop.layers.layer import Function, Layer, Tensor
+from linop.layers.parameters.weights import hold
+from linop.spaces.decomposition import Axis
+from linop.spaces.partition import Partition
+from linop.spaces.tensor import TensorSpace
+from linop.strategies.mesh import Axis as MeshAxis
+from linop.strategies.tensor.calls import Calls
+from linop.strategies.tensor.layouts import Layout, between, in_words
+
+_CACHE_SIZE = 32
+"""Input signatures for which a module caches its functions."""
+
+
+class ParallelLayer(Layer):
+    """Base class of modules whose workers are those of an axis. Collective among them.
+
+    Args:
+        axis: the axis.
+        inputs: layout of each input.
+        output: layout of the output.
+    """
+
+    def __init__(self, axis: MeshAxis, inputs: Sequence[Layout], output: Layout) -> None:
+        with use(axis.backend):
+            super().__init__([axis.partition] * len(inputs), axis.partition)
+        self.axis, self.layouts, self.output_layout = axis, tuple(inputs), output
+        self.calls: Calls | None = None
+        self._known = Cache[Function](_CACHE_SIZE)
+
+    def axes(self, number: int, ndim: int) -> Sequence[Axis]:
+        return [_in_range(self._name, self.layouts[number], ndim)]
+
+    def output_axes(self, grid: Partition, ndim: int) -> Sequence[Axis]:
+        return [_in_range(self._name, self.output_layout, ndim)]
+
+    def converted(
+        self,
+        X: TensorSpace,
+        layout: Layout,
+        sizes: Sequence[int] | None = None,
+        of: int | None = None,
+    ) -> tuple[TensorSpace, Function]:
+        """The same global tensor in another layout, and the function to a worker's block of it from
+        that of X. Collective.
+
+        Args:
+            sizes: lengths of the blocks of a dimension; by default those of X, where it is split
+                along that already, or balanced.
+            of: the number of the input that it is applied to, as in `Layer.moved`.
+        """
+        layout = _in_range(self._name, layout, X.ndim)
+        cut = None
+        if isinstance(layout, int):
+            kept = [b - a for a, b in X.bounds[layout]] if layout in X.axes else None
+            given = kept if sizes is None else sizes
+            cut = None if given is None else {layout: given}
+        Y = TensorSpace(X.global_shape, X.partition, X.dtype, [layout], X.name, sizes=cut)
+        return Y, self.moved(between, X, Y, of=of)
+
+    def hold_cut(
+        self,
+        name: str,
+        whole: Tensor,
+        layout: Layout,
+        sizes: Sequence[int] | None = None,
+        grid: Partition | None = None,
+    ) -> None:
+        """Register this worker's block of a parameter; None for an absent one, and on workers that
+        are not in the grid.
+
+        Args:
+            whole: the sequential module's.
+            sizes: lengths of the blocks; balanced by default.
+            grid: the workers that have blocks, by default all.
+        """
+        if whole is None:
+            self.register_parameter(name, None)
+            return
+        cut = {layout: sizes} if isinstance(layout, int) and sizes is not None else None
+        here = self.inputs[0] if grid is None else grid
+        hold(self, name, TensorSpace(whole.shape, here, axes=[layout], sizes=cut), whole)
+
+    def forward(self, *tensors: Tensor) -> Tensor:
+        """This worker's block of the output. See `Layer`."""
+        types = None if self.calls is None else self.calls.types
+        if types is None:
+            return super().forward(*tensors)
+        try:
+            types.check(self.layouts, tensors)
+        except LinopError as error:
+            name_layer(error, path_of(self), self._name)
+            raise
+        with types.suspended():
+            result = super().forward(*tensors)
+        types.mark(result, self.output_layout)
+        return result
+
+    def _function(self, tensors: Sequence[Tensor]) -> Function:
+        # The workers agreed on the call of the whole net, from which this one follows.
+        calls = self.calls
+        if calls is None or self._agreement.debug or not (calls.running or is_replaying()):
+            return super()._function(tensors)
+        own = tuple(
+            (n, p.shape, p.dtype, p.device) for n, p in self._parameters.items() if p is not None
+        )
+        given = call_metadata(tensors, self.training, own)
+        key = calls.total, given
+        known = self._known.get(key)
+        return known or self._known.keep(key, self._new_function(given, {}))
+
+    def extra_repr(self) -> str:
+        ins = ", ".join(map(in_words, self.layouts))
+        return f"{self.axis.name} of {self.axis.size}, {ins} → {in_words(self.output_layout)}"
+
+
+class Redistribute(ParallelLayer):
+    """A tensor in another layout.
+
+    Args:
+        axis: the axis.
+        source, target: layouts.
+    """
+
+    floating = False
+
+    def __init__(self, axis: MeshAxis, source: Layout, target: Layout) -> None:
+        super().__init__(axis, [source], target)
+
+    def bind(self, *inputs: TensorSpace) -> Function:
+        return self.converted(inputs[0], self.output_layout, of=0)[1]
+
+
+def _in_range(name: str, layout: Layout, ndim: int) -> Layout:
+    if not isinstance(layout, int):
+        return layout
+    if not -ndim <= layout < ndim:
+        raise PartitionError(
+            f"{name}: a tensor of {ndim} dimensions, which is to be split along dimension {layout}"
+        )
+    return layout % ndim

@@ -1,0 +1,91 @@
+"""Linear modules whose weight is cut by output (column-parallel) or by input (row-parallel), as
+Megatron's pair."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from linop.errors import ShapeError
+from linop.layers.layer import Function, Tensor
+from linop.spaces.decomposition import COPIES
+from linop.spaces.tensor import TensorSpace
+from linop.strategies.mesh import Axis
+from linop.strategies.tensor.layer import ParallelLayer
+from linop.strategies.tensor.layouts import Layout
+
+
+class _Linear(ParallelLayer):
+    """``y = x W^T + b`` with the weight in blocks.
+
+    Args:
+        axis: the axis.
+        whole: the sequential module, a `torch.nn.Linear`.
+        input, output: layouts.
+        sizes: lengths of the weight's blocks along the dimension that is cut.
+    """
+
+    def __init__(
+        self, axis: Axis, whole: Any, input: Layout, output: Layout, sizes: Sequence[int]
+    ) -> None:
+        super().__init__(axis, [input], output)
+        self.in_features, self.out_features = whole.in_features, whole.out_features
+        self.sizes = tuple(sizes)
+
+    def _shape_of_products(self, X: TensorSpace) -> tuple[int, ...]:
+        if not X.ndim or X.global_shape[-1] != self.in_features:
+            raise ShapeError(
+                f"{self._name}: an input of global shape {X.global_shape}; (…, "
+                f"{self.in_features}) expected"
+            )
+        return (*X.global_shape[:-1], self.out_features)
+
+
+class ColwiseLinear(_Linear):
+    """Every worker has the whole input, and makes some of the output's features."""
+
+    def __init__(
+        self, axis: Axis, whole: Any, input: Layout, output: Layout, sizes: Sequence[int]
+    ) -> None:
+        super().__init__(axis, whole, input, output, sizes)
+        self.hold_cut("weight", whole.weight, 0, self.sizes)
+        self.hold_cut("bias", whole.bias, 0, self.sizes)
+
+    def bind(self, *inputs: TensorSpace) -> Function:
+        (X,) = inputs
+        shape, last = self._shape_of_products(X), X.ndim - 1
+        _, spread = self.converted(X, COPIES, of=0)
+        cut = {last: self.sizes}
+        products = TensorSpace(shape, X.partition, X.dtype, [last], X.name, sizes=cut)
+        _, laid_out = self.converted(products, self.output_layout)
+
+        def affine(x: Tensor) -> Tensor:
+            return laid_out(torch.nn.functional.linear(spread(x), self.weight, self.bias))
+
+        return affine
+
+
+class RowwiseLinear(_Linear):
+    """Every worker has some of the input's features, and makes a term of the output. The first one
+    adds the bias to its term, and so holds it alone."""
+
+    def __init__(
+        self, axis: Axis, whole: Any, input: Layout, output: Layout, sizes: Sequence[int]
+    ) -> None:
+        super().__init__(axis, whole, input, output, sizes)
+        self.hold_cut("weight", whole.weight, 1, self.sizes)
+        self.hold_cut("bias", whole.bias, 0, grid=axis.partition[:1])
+
+    def bind(self, *inputs: TensorSpace) -> Function:
+        (X,) = inputs
+        shape, last = self._shape_of_products(X), X.ndim - 1
+        _, cut = self.converted(X, last, self.sizes, of=0)
+        terms = TensorSpace(shape, X.partition, X.dtype, [COPIES], X.name)
+        _, summed = self.converted(terms, self.output_layout)
+
+        def affine(x: Tensor) -> Tensor:
+            return summed(torch.nn.functional.linear(cut(x), self.weight, self.bias))
+
+        return affine

@@ -1,0 +1,260 @@
+"""Parameters that are one in the sequential model, and that several stages hold: E leads from
+one to all, in the blocks of each, and after backward E E.H adds the gradients of all holders."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from linop.backends import Backend
+from linop.backends.autograd.bridge import bridge_of
+from linop.backends.autograd.dtypes import numpy_dtype
+from linop.backends.autograd.functions import apply
+from linop.errors import ArgumentError
+from linop.layers.agreement.arguments import digest
+from linop.layers.agreement.input_agreement import InputAgreement
+from linop.layers.state.state import collect
+from linop.layers.state.workers import Workers
+from linop.operators.algebra import identity, vstack
+from linop.operators.collectives import repartition
+from linop.operators.operator import LinearOperator
+from linop.spaces.decomposition import COPIES
+from linop.spaces.partition import Partition
+from linop.spaces.tensor import TensorSpace
+from linop.strategies.construction import Plan, check_updates_last
+from linop.strategies.lanes import fail
+from linop.strategies.stage_states import Own, prefix_of
+
+Tensor = Any
+"""torch is not typed here."""
+
+
+_PROCESS = uuid.uuid4().hex
+"""This process, in messages to others."""
+
+
+class _Holder(NamedTuple):
+    """A worker's parameter, in words that others compare."""
+
+    space: TensorSpace
+    """Of the whole parameter, on the workers of the program."""
+    dtype: Any
+    digest: str
+    """Of the whole values."""
+    object: tuple[str, int] | None
+    """Process and identifier; None if it is made for a cut stage."""
+
+    @property
+    def about(self) -> tuple[Any, ...]:
+        """Shape, dtype and values."""
+        return self.space.global_shape, self.dtype, self.digest
+
+
+class _Tie(NamedTuple):
+    """A group of tied parameters: those held here, by the region that they are blocks of, and the
+    sum over all holders (None for one)."""
+
+    held: dict[str, list[Tensor]]
+    sum: LinearOperator | None
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        """All that are held here."""
+        return [p for held in self.held.values() for p in held]
+
+
+class TiedWeights:
+    """Groups of tied parameters. Constructed by all workers.
+
+    Args:
+        names: of each group, the keys of its parameters in the state of the sequential model.
+
+    Attributes:
+        copies: identifiers of this worker's parameters that another one of their group precedes.
+
+    Raises:
+        ArgumentError: a name is not that of a parameter of which a stage holds blocks, or one
+            worker all; or parameters of a group differ. On every worker.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[Sequence[str]],
+        plan: Plan,
+        backend: Backend,
+        agreement: InputAgreement,
+        stages: Mapping[int, Own],
+    ) -> None:
+        self._backend = backend
+        keys = {key for group in names for key in group}
+        own = {
+            one.prefix + name: p
+            for one in stages.values()
+            for name, p in one.module.named_parameters()
+        }
+        doing = "tie parameters of linop.strategies.Pipeline"
+
+        def work() -> dict[str, _Holder]:
+            every = [_holders(one, plan.grid(s), keys) for s, one in stages.items()]
+            return {key: holder for holders in every for key, holder in holders.items()}
+
+        said = agreement.gather_objects(agreement.each(work, "tied", doing), doing)
+        self._ties = [_tie(group, own, said, plan, backend) for group in names]
+        self.copies = {
+            id(own[key])
+            for group in names
+            for key in group[1:]
+            if key in own and own[key] is not own.get(group[0])
+        }
+        self._before: list[list[Tensor]] = []
+
+    def begin(self) -> None:
+        """Begin a step: put the gradients of earlier ones, which are added already, aside."""
+        self._before = [[p.grad for p in tie.parameters] for tie in self._ties]
+        for tie in self._ties:
+            for p in tie.parameters:
+                p.grad = None
+
+    def fail(self, error: BaseException) -> None:
+        """End the other workers' waits for this one, whose step failed."""
+        for tie in self._ties:
+            if tie.held and tie.sum is not None:
+                fail(bridge_of(tie.sum, self._backend).plan, error)
+
+    def add(self) -> None:
+        """Add the gradients of all holders. Collective over the workers of each group."""
+        for tie, before in zip(self._ties, self._before, strict=True):
+            if not tie.held:
+                continue
+            sums: dict[str, Tensor] = {}
+            for name, held in tie.held.items():
+                grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in held]
+                sums[name] = sum(grads[1:], grads[0])
+            old = iter(before)
+            for name, total in _summed(tie, sums, self._backend).items():
+                for p in tie.held[name]:
+                    was = next(old)
+                    p.grad = total.clone() if was is None else was + total
+
+
+def check_shared(plan: Plan, modules: Sequence[Any], names: Sequence[Sequence[str]]) -> None:
+    """Check parameters that several of the given stages contain: their workers' updates are to be
+    those of one.
+
+    Args:
+        modules: stages; those of other workers may be None.
+        names: as in `TiedWeights`.
+
+    Raises:
+        ArgumentError: such a parameter is on several workers and not in `names`, or updates do not
+            come last.
+    """
+    found: dict[int, dict[str, int]] = {}
+    for s, module in enumerate(modules):
+        for name, p in module.named_parameters() if isinstance(module, torch.nn.Module) else ():
+            found.setdefault(id(p), {})[prefix_of(s, module) + name] = plan.graph.place[s]
+    for keys in (keys for keys in found.values() if len(keys) > 1):
+        if len(set(keys.values())) > 1 and not any(keys.keys() <= {*group} for group in names):
+            raise ArgumentError(
+                f"parameters {list(keys)} are one, and in stages of several workers: name them in "
+                f"tied=[{list(keys)}], so that their gradients are added"
+            )
+        check_updates_last(plan, f"parameters {list(keys)}, which are one")
+
+
+def _holders(one: Own, grid: Partition, keys: Collection[str]) -> dict[str, _Holder]:
+    """A stage's parameters of some keys. Collective over its workers."""
+    found: dict[str, _Holder] = {}
+    if not one.is_cut:
+        for name, p in one.module.named_parameters():
+            if (key := one.prefix + name) in keys:
+                space = TensorSpace(p.shape, Partition((1,), grid.workers), axes=[COPIES])
+                found[key] = _Holder(space, p.dtype, digest(p), (_PROCESS, id(p)))
+        return found
+    workers = Workers("gather_state", one.module)
+    order = sorted(grid.workers)
+    for item in workers.tensors.values():
+        if (key := one.prefix + item.key) not in keys or not item.trained:
+            continue
+        if item.space is None:
+            raise ArgumentError(
+                f"{key!r} is held whole by each of the workers {order}; a parameter of a "
+                f"layer of linop.layers expected"
+            )
+        (whole,) = (collect(workers, [item], None) or {}).values()
+        at = item.space.partition
+        there = Partition(at.shape, [order[worker] for worker in at.workers])
+        bounds = dict(enumerate(item.space.bounds))
+        space = TensorSpace(item.shape, there, axes=item.space.axes, bounds=bounds)
+        found[key] = _Holder(space, item.dtype, digest(whole), None)
+    return found
+
+
+def _tie(
+    group: Sequence[str],
+    own: Mapping[str, Tensor],
+    said: Sequence[Mapping[str, _Holder]],
+    plan: Plan,
+    backend: Backend,
+) -> _Tie:
+    holders = {key: one for theirs in said for key, one in theirs.items()}
+    for key in group:
+        if key not in holders:
+            raise ArgumentError(f"tied: {key!r} is no parameter of a stage")
+        first, one = holders[group[0]], holders[key]
+        there, others = one.space.partition, first.space.partition
+        if one.object is not None and one.object == first.object and there != others:
+            raise ArgumentError(
+                f"tied: {key!r} and {group[0]!r} are one tensor in the memory of workers "
+                f"{others.workers[0]} and {there.workers[0]}, which are threads; a copy for each "
+                f"expected"
+            )
+        if one.about != first.about:
+            what = "values"
+            if one.about[:2] != first.about[:2]:
+                what = f"{one.about[:2]} and {first.about[:2]}"
+            raise ArgumentError(f"tied: {key!r} and {group[0]!r} are to be equal, and have {what}")
+    dtype = numpy_dtype(holders[group[0]].dtype)
+    places: dict[Any, list[str]] = {}  # one for equal blocks on equal workers
+    for key in group:
+        X = holders[key].space
+        places.setdefault((X.partition, tuple(X.axes), X.bounds), []).append(key)
+    spaces = [
+        TensorSpace(
+            holders[keys[0]].space.global_shape,
+            grid,
+            dtype,
+            axes,
+            f"tie{n}",
+            bounds=dict(enumerate(bounds)),
+        )
+        for n, ((grid, axes, bounds), keys) in enumerate(places.items())
+    ]
+    held: dict[str, list[Tensor]] = {}
+    for X, keys in zip(spaces, places.values(), strict=True):
+        here = list({id(own[key]): own[key] for key in keys if key in own}.values())
+        if here:
+            held[X.region(plan.worker).name] = here
+    if len(spaces) == 1:
+        return _Tie(held, None)
+    E = vstack(identity(spaces[0]), *(repartition(spaces[0], Y) for Y in spaces[1:]))
+    tie = _Tie(held, E @ E.H)
+    bridge_of(tie.sum, backend)  # compiling is collective over all workers
+    if held:  # the first call binds the plan
+        _summed(tie, {name: torch.zeros_like(own[0]) for name, own in held.items()}, backend)
+    return tie
+
+
+def _summed(tie: _Tie, grads: Mapping[str, Tensor], backend: Backend) -> Mapping[str, Tensor]:
+    """Sums of this worker's gradients and all others', by region."""
+    if tie.sum is None:
+        return grads
+    with torch.no_grad():
+        if len(grads) > 1:
+            found: Mapping[str, Tensor] = apply(tie.sum, dict(grads), backend)
+            return found
+        ((name, grad),) = grads.items()
+        return {name: apply(tie.sum, grad, backend)}

@@ -1,0 +1,59 @@
+"""Elementwise functions of tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from linop.networks.blockwise import blockwise, check_fractions, check_tensors
+from linop.networks.derivatives import scaling
+from linop.networks.maps import Map
+from linop.spaces.scalars import Array
+from linop.spaces.tensor import TensorSpace
+
+Elementwise = Callable[[Array], Array]
+
+
+def sigmoid(X: TensorSpace, name: str = "h") -> Map:
+    """1 / (1 + exp(-x)), elementwise.
+
+    Args:
+        X: of any shape and division, of floating-point numbers.
+        name: of the result, which is divided as `X` is.
+
+    Raises:
+        ArgumentError: `X` is no `TensorSpace`. DTypeError: it has integers.
+    """
+    check_tensors("sigmoid", X)
+    check_fractions("sigmoid", X)
+    # tanh does not overflow, and takes complex arguments: derivatives by complex steps.
+    return _elementwise("σ", X, name, lambda x: 0.5 + 0.5 * np.tanh(0.5 * x), lambda y: y * (1 - y))
+
+
+def relu(X: TensorSpace, name: str = "h") -> Map:
+    """max(x, 0), elementwise; its derivative at 0 is 0. Arguments as for `sigmoid`; integers too.
+
+    Raises:
+        ArgumentError: `X` is no `TensorSpace`.
+    """
+    return _elementwise(
+        "relu", X, name, lambda x: np.maximum(x, 0), lambda y: (y > 0).astype(y.dtype)
+    )
+
+
+def _elementwise(
+    symbol: str, X: TensorSpace, name: str, value: Elementwise, slope: Elementwise
+) -> Map:
+    """An elementwise function; `slope` is its derivative, as a function of its value."""
+    check_tensors(symbol, X)
+    Y = TensorSpace(
+        X.global_shape, X.partition, X.dtype, X.axes, name, bounds=dict(enumerate(X.bounds))
+    )
+    return blockwise(
+        symbol,
+        [X],
+        Y,
+        value,
+        lambda x, y: (lambda at: scaling(x, y, X.dtype, lambda: slope(at.arrays[1])),),
+    )

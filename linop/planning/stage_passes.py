@@ -1,0 +1,86 @@
+"""Passes: rewrites of an operator's stages before lowering.
+
+Each pass is a pure function from stages to stages; `linop show --passes` prints its name. The
+result is proven equal to the operator (`linop.planning.verification`). `linop.planning.pipeline`
+has the passes over plans.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from linop.errors import expect
+from linop.normal_form.maps import Layer
+from linop.normal_form.movement import Movement
+from linop.normal_form.stages import Stages
+from linop.planning.placement import Placement
+from linop.planning.reduce_scatter_sums import split_sums
+from linop.planning.two_levels import two_level
+
+Pass = Callable[[Stages, Placement | None], Stages]
+"""``f(stages, placement)``; the placement is None if all workers are on one machine."""
+
+
+def factored_products(stages: Stages, placement: Placement | None) -> Stages:
+    """Factor movements that have far more transfers than their factors (`Movement.factored`)."""
+    del placement
+    return _replaced(stages, Movement.factored)
+
+
+def two_levels(stages: Stages, placement: Placement | None) -> Stages:
+    """Factor movements between machines into sums inside machines, transfers between machines, and
+    copies inside machines, where that is predicted to be faster (`linop.planning.two_levels`)."""
+    if placement is None:
+        return stages
+    return _replaced(stages, partial(two_level, placement=placement))
+
+
+def reduce_scatter_sums(stages: Stages, placement: Placement | None) -> Stages:
+    """Split sums needed by several workers into a reduce-scatter and an all-gather, where that is
+    predicted to be faster (`linop.planning.reduce_scatter_sums`)."""
+    return _replaced(stages, partial(split_sums, placement=placement))
+
+
+STAGE_PASSES: tuple[Pass, ...] = (factored_products, two_levels, reduce_scatter_sums)
+"""All passes, in order of application."""
+
+
+def passed(stages: Stages, placement: Placement | None = None) -> Sequence[tuple[str, Stages]]:
+    """(name, stages after it) of each pass that changes the stages; cached with the stages.
+
+    Args:
+        placement: of the workers, here and below; by default on one machine.
+    """
+    if placement is not None:
+        spans = expect("placement", placement, Placement).spans(stages.workers)
+        placement = placement if spans else None
+    key = "passed", placement
+    if key not in stages.kept:
+        done, before = list[tuple[str, Stages]](), stages
+        for one in STAGE_PASSES:
+            after = one(before, placement)
+            if after is not before:
+                done.append((one.__name__, after))
+            before = after
+        stages.kept[key] = done
+    known: list[tuple[str, Stages]] = stages.kept[key]
+    return known
+
+
+def prepared(stages: Stages, placement: Placement | None = None) -> Stages:
+    """The stages after all passes, to be lowered; the same object if no pass changes them."""
+    done = passed(stages, placement)
+    return done[-1][1] if done else stages
+
+
+def _replaced(stages: Stages, factors: Callable[[Movement], tuple[Movement, ...]]) -> Stages:
+    """Stages with each movement replaced by its factors; the same object if none is factored."""
+    movements: list[Movement] = []
+    layers: list[Layer] = []
+    for movement, layer in zip(stages.movements, (*stages.layers, None), strict=True):
+        pieces = factors(movement)
+        movements += pieces
+        layers += [()] * (len(pieces) - 1) + ([] if layer is None else [layer])
+    same = len(movements) == len(stages.movements)
+    return stages if same else Stages(tuple(movements), tuple(layers))

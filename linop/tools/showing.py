@@ -1,0 +1,52 @@
+"""Texts of ``linop show``: a better order of the workers, plans, and plans after each pass."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import linop
+from linop import LinearOperator
+from linop.backends.arrays.interface import NUMPY
+from linop.planning.collective_selection import Choice, selected
+from linop.planning.lowering import lower, workers_of
+from linop.planning.patterns import spans
+from linop.planning.pipeline import Options, shown
+from linop.planning.placement import Placement
+from linop.planning.plan import LoweredPlan
+from linop.planning.prediction.rank_order import better_order, bytes_between
+
+
+def another_order(op: LinearOperator, placement: Placement) -> str:
+    """The bytes that another order of the workers saves between machines, and that order."""
+    better = better_order(op, placement)
+    if better is placement:
+        return "no order of the workers was found that sends fewer bytes between machines"
+    workers = workers_of(op.stages)
+    saved = bytes_between(op, placement) - bytes_between(op, better)
+    names = [better.names[machine] for machine in better.machines]
+    rows = [
+        f"  {name}: {spans(tuple(w for w in workers if names[w] == name))}"
+        for name in placement.names
+    ]
+    head = f"another order of the workers (a heuristic) saves {saved} bytes between machines:"
+    return "\n".join([head, *rows])
+
+
+def plans(op: LinearOperator, workers: Sequence[int], placement: Placement | None) -> Iterator[str]:
+    """The plans of these workers, and the operator's predicted time."""
+    for worker in workers:
+        yield lower(op.stages, worker, placement).describe()
+    yield f"predicted: {linop.simulate(op, placement=placement)}"
+
+
+def passes(
+    op: LinearOperator, workers: Sequence[int], placement: Placement | None
+) -> Iterator[tuple[str, str]]:
+    """(worker and step, plan after it) of every step of the pipeline, with collectives as they are
+    selected for ranks without shared memory."""
+    options = Options(lambda plan: selected(plan, Choice()), NUMPY.small)
+    for worker in workers:
+        before: LoweredPlan | None = None
+        for what, plan in shown(op.stages, worker, options, placement):
+            yield f"worker {worker}: {what}", "the same" if plan == before else plan.describe()
+            before = plan
