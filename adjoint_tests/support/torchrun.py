@@ -26,9 +26,9 @@ from support.contracts.torchrun import Cases
 from support.job_programs import ENVIRONMENT
 from support.operators.catalogue import NAMES, build, describe
 
-START = 60.0
+START = 100.0
 """Seconds in which a job has to start."""
-WATCH = 30.0
+WATCH = 75.0
 """Seconds in which a contract has to return."""
 EACH = 1
 """Operators of each factory."""

@@ -15,6 +15,7 @@ def serve(address: str) -> None:
     for those that want a new one."""
     with Client(address) as link:
         import torch
+        import torch._dynamo  # the first optimizer or layer would, in seconds that count
         import torch.distributed as dist
 
         torch.set_num_threads(1)  # ranks share the cores

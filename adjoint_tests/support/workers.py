@@ -15,6 +15,9 @@ from linop.backends import use
 from linop.backends.base import Backend
 from linop.testing.workers.jobs import job
 
+WATCH = 75.0
+"""Default timeout of a contract on ranks, in seconds: machines of CI stand still for 30 s at times.
+Less than pytest's, which has no stacks of ranks."""
 MACHINES = "machines"
 """As the option ``windows`` of `on_ranks`: even and odd ranks count as on two machines."""
 
@@ -28,13 +31,13 @@ def on_ranks(
     ranks: int,
     contract: Callable[..., None],
     *arguments: Any,
-    watch: float | None = None,
+    watch: float = WATCH,
     **options: Any,
 ) -> None:
     """Run a contract on ranks, which find it by its module and name.
 
     Args:
-        watch: timeout in seconds; by default the job's.
+        watch: timeout in seconds.
         options: of the backend ``mpi``, which is the current one meanwhile.
 
     Raises:

@@ -126,9 +126,9 @@ class Side:
         from linop.spaces.partition import Partition
         from linop.spaces.tensor import TensorSpace
         from linop.strategies import Pipeline
-        from linop.strategies.construction import planned
-        from linop.strategies.lanes import Edge
-        from linop.strategies.stage import Stage
+        from linop.strategies.pipelines.construction import planned
+        from linop.strategies.pipelines.lanes import Edge
+        from linop.strategies.pipelines.stage import Stage
 
         torch.manual_seed(0)
         layers = [
@@ -173,7 +173,7 @@ class Side:
         """This rank's actions, with messages that are there already, as the other's run beside."""
         import torch
 
-        from linop.strategies.execution import Step
+        from linop.strategies.pipelines.execution import Step
 
         lane: Any = Here(self.message)
         edge: Any = type("Both", (), {"forward": lane, "back": lane})

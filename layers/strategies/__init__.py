@@ -2,7 +2,6 @@
 pipelines of torch modules, and tensor-parallel ones."""
 
 import linop.backends.autograd  # first: without torch it says what to install
-from linop.strategies.checkpointed import checkpoint
 from linop.strategies.data.data_parallel import DataParallel
 from linop.strategies.data.fully_shard import (
     full_state_dict,
@@ -10,10 +9,11 @@ from linop.strategies.data.fully_shard import (
     load_full_state_dict,
 )
 from linop.strategies.data.sharded_optimizer import ShardedOptimizer
+from linop.strategies.memory.checkpointed import checkpoint
+from linop.strategies.memory.reversible import Reversible
 from linop.strategies.mesh import Axis, Mesh
-from linop.strategies.pipeline import Pipeline
-from linop.strategies.reversible import Reversible
-from linop.strategies.splitting import split
+from linop.strategies.pipelines.pipeline import Pipeline
+from linop.strategies.pipelines.splitting import split
 from linop.strategies.tensor.cross_entropy import CrossEntropyLoss
 from linop.strategies.tensor.parallelize import parallelize_module
 from linop.strategies.tensor.styles import (

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch._dynamo  # the first optimizer would, in seconds of an example's watch
 
 from linop import Partition, TensorSpace
 from linop.backends import Backend

@@ -12,7 +12,7 @@ from linop.backends import Backend
 from linop.backends.arrays.arguments import held
 from linop.backends.autograd.ports import Port
 from linop.operators.operator import LinearOperator
-from linop.strategies.lanes import fail
+from linop.strategies.pipelines.lanes import fail
 
 Tensor = Any
 """torch is not typed here."""

@@ -8,6 +8,7 @@ until the parent has sent its `sys.path`, so linop need not be installed. Thread
 from __future__ import annotations
 
 import faulthandler
+import importlib
 import os
 import pickle
 import sys
@@ -109,10 +110,13 @@ def serve(parent: Connection, world: Any) -> None:
             try:
                 sys.path[:] = order[0]
                 check, arguments = pickle.loads(order[1])
+                if "torch" in sys.modules:
+                    # The first optimizer or layer would, in seconds that count.
+                    importlib.import_module("torch._dynamo")
             except BaseException as error:
                 parent.send(Answer("failed", words(error), usable=False))
                 continue
-            # The check's module is imported by now, which may take longer than the timeout.
+            # All is imported by now, which may take longer than the timeout.
             parent.send(Answer())
             before = set(threading.enumerate())
             comm, said = play(world, check, arguments)

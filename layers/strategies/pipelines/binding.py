@@ -15,10 +15,10 @@ from linop.layers.agreement.input_agreement import Cache, InputAgreement
 from linop.layers.agreement.metadata import Meta, call_metadata, space_of
 from linop.spaces.partition import Partition, balanced
 from linop.spaces.tensor import TensorSpace
-from linop.strategies.construction import Plan
-from linop.strategies.execution import Pair
-from linop.strategies.lanes import Edge
-from linop.strategies.stage import Stage
+from linop.strategies.pipelines.construction import Plan
+from linop.strategies.pipelines.execution import Pair
+from linop.strategies.pipelines.lanes import Edge
+from linop.strategies.pipelines.stage import Stage
 
 
 class Call(NamedTuple):

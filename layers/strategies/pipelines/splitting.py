@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from linop.errors import ArgumentError
-from linop.strategies.exported import Stages, stages_of
+from linop.strategies.pipelines.exported import Stages, stages_of
 
 Module = Any
 """torch is not typed here."""

@@ -12,7 +12,7 @@ from linop.backends.worker import Worker
 from linop.errors import ArgumentError
 from linop.layers.layer import Layer
 from linop.spaces.partition import Partition
-from linop.strategies.construction import Plan
+from linop.strategies.pipelines.construction import Plan
 
 Module = Any
 """torch is not typed here."""

@@ -24,9 +24,9 @@ from linop.operators.operator import LinearOperator
 from linop.spaces.decomposition import COPIES
 from linop.spaces.partition import Partition
 from linop.spaces.tensor import TensorSpace
-from linop.strategies.construction import Plan, check_updates_last
-from linop.strategies.lanes import fail
-from linop.strategies.stage_states import Own, prefix_of
+from linop.strategies.pipelines.construction import Plan, check_updates_last
+from linop.strategies.pipelines.lanes import fail
+from linop.strategies.pipelines.stage_states import Own, prefix_of
 
 Tensor = Any
 """torch is not typed here."""

@@ -16,9 +16,9 @@ from linop.operators.collectives import all_reduce
 from linop.spaces.decomposition import COPIES
 from linop.spaces.partition import Partition
 from linop.spaces.tensor import TensorSpace
-from linop.strategies.construction import Plan
-from linop.strategies.lanes import fail
-from linop.strategies.stage import Stage, Tensor
+from linop.strategies.pipelines.construction import Plan
+from linop.strategies.pipelines.lanes import fail
+from linop.strategies.pipelines.stage import Stage, Tensor
 
 
 class GradientNorm:

@@ -19,7 +19,7 @@ from linop.operators.collectives import repartition
 from linop.spaces.decomposition import COPIES
 from linop.spaces.partition import Partition
 from linop.spaces.tensor import TensorSpace
-from linop.strategies.splitting import is_piece
+from linop.strategies.pipelines.splitting import is_piece
 
 Tensor = Any
 """torch is not typed here."""

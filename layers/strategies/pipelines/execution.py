@@ -8,8 +8,8 @@ from typing import Any
 
 from linop.caching import cached_property
 from linop.schedules import Action, Kind, Schedule
-from linop.strategies.lanes import Edge, Lane
-from linop.strategies.stage import Stage
+from linop.strategies.pipelines.lanes import Edge, Lane
+from linop.strategies.pipelines.stage import Stage
 
 Tensor = Any
 """torch is not typed here."""

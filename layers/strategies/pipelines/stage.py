@@ -19,8 +19,8 @@ from linop.backends.autograd.checkpointing import checkpoint_context
 from linop.errors import ArgumentError
 from linop.schedules import Action, Kind
 from linop.schedules.actions import COMPUTE
-from linop.strategies.halves import Part, input_half, weight_half
-from linop.strategies.random_numbers import RandomNumbers
+from linop.strategies.pipelines.halves import Part, input_half, weight_half
+from linop.strategies.pipelines.random_numbers import RandomNumbers
 
 Tensor = Any
 """torch is not typed here."""

@@ -28,7 +28,7 @@ from linop.layers.state.optimizer_state import (
 from linop.layers.state.state import collect
 from linop.layers.state.state_tensors import MODEL, OPTIMIZER, StateTensor
 from linop.layers.state.workers import Workers
-from linop.strategies.stage_states import Own, gathered, load, on_all
+from linop.strategies.pipelines.stage_states import Own, gathered, load, on_all
 
 Tensor = Any
 """torch is not typed here."""

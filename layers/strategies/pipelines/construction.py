@@ -12,8 +12,8 @@ from linop.errors import ArgumentError, BackendError, LinopError, expect, restat
 from linop.layers.agreement.input_agreement import InputAgreement
 from linop.schedules import Action, Kind, Schedule, check
 from linop.spaces.partition import Partition
-from linop.strategies.execution import Graph, Pair
-from linop.strategies.exported import Stages
+from linop.strategies.pipelines.execution import Graph, Pair
+from linop.strategies.pipelines.exported import Stages
 
 Made = TypeVar("Made")
 Item = TypeVar("Item")

@@ -18,17 +18,17 @@ from linop.layers.agreement.input_agreement import Cache, agreement_of, program_
 from linop.layers.agreement.metadata import call_metadata
 from linop.schedules import Schedule
 from linop.spaces.partition import Partition
-from linop.strategies.binding import Call, Tracer, Tracing
-from linop.strategies.checkpoints import Checkpoints
-from linop.strategies.construction import Plan, check_updates_last, planned, together
-from linop.strategies.execution import Pair, Step, receives
-from linop.strategies.gradient_norm import GradientNorm
-from linop.strategies.lanes import Edge, Lane
-from linop.strategies.random_numbers import initial_seed
-from linop.strategies.stage import Stage, joined
-from linop.strategies.stage_backends import made, parts_of
-from linop.strategies.stage_states import gathered, load, own
-from linop.strategies.tied_weights import TiedWeights, check_shared
+from linop.strategies.pipelines.binding import Call, Tracer, Tracing
+from linop.strategies.pipelines.checkpoints import Checkpoints
+from linop.strategies.pipelines.construction import Plan, check_updates_last, planned, together
+from linop.strategies.pipelines.execution import Pair, Step, receives
+from linop.strategies.pipelines.gradient_norm import GradientNorm
+from linop.strategies.pipelines.lanes import Edge, Lane
+from linop.strategies.pipelines.random_numbers import initial_seed
+from linop.strategies.pipelines.stage import Stage, joined
+from linop.strategies.pipelines.stage_backends import made, parts_of
+from linop.strategies.pipelines.stage_states import gathered, load, own
+from linop.strategies.pipelines.tied_weights import TiedWeights, check_shared
 
 Tensor = Any
 """torch is not typed here."""

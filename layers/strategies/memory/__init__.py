@@ -1,0 +1,1 @@
+"""Less memory for activations: they are computed again, or rebuilt by an inverse."""
