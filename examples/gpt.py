@@ -171,8 +171,8 @@ class Run(NamedTuple):
     parts: int = 1
 
     def step(self, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        """Loss of the whole batch, after backward. Each worker's term of it is the mean over its
-        rows, times their share."""
+        """Loss of the whole batch, after backward. Each worker's term of it is the mean over
+        its rows, times their share."""
         rows, wanted = (one.tensor_split(self.parts)[self.part] for one in (x, target))
         term = self.loss(self.net(rows), wanted) * (len(rows) / len(x))
         term.backward()
