@@ -112,8 +112,20 @@ def rows(x: Region, y: Region, dtype: np.dtype) -> LinearOperator:
 
 
 def scaling(x: Region, y: Region, dtype: np.dtype, d: Constant) -> LinearOperator:
-    """x -> d x, elementwise; the adjoint multiplies by the conjugate of d."""
-    return _local(x, y, dtype, lambda X: d() * X, lambda Y: d().conj() * Y, "diag")
+    """x -> d x, elementwise; the adjoint multiplies by the conjugate of d. Each d is a new array,
+    which is overwritten."""
+
+    def forward(X: Array) -> Array:
+        product = d()
+        product *= X
+        return product
+
+    def backward(Y: Array) -> Array:
+        product = d().conj()
+        product *= Y
+        return product
+
+    return _local(x, y, dtype, forward, backward, "diag")
 
 
 def functional(

@@ -43,11 +43,11 @@ def softmax_cross_entropy(
     factor = Z.dtype.type(1 / max(Z.global_shape[0], 1) if scale is None else scale)
 
     def value(z: Array, t: Array) -> tuple[Array, Array, Array, Array]:
-        if z.dtype.kind != "c":
-            z = z - np.maximum.reduce(z, 1, keepdims=True)  # large scores must not overflow
-        powers = np.exp(z)
+        # Large scores must not overflow.
+        logs: Array = z - np.maximum.reduce(z.real, 1, keepdims=True)
+        powers = np.exp(logs)
         sums = np.add.reduce(powers, 1, keepdims=True)
-        logs = z - np.log(sums)
+        logs -= np.log(sums)
         total = np.array([-factor * np.dot(t.reshape(-1), logs.reshape(-1))], Z.dtype)
         return total, logs, powers, sums
 
