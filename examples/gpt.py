@@ -138,7 +138,8 @@ class GPT(nn.Module):
         self.pairs = kind is not Block
         self.norm = nn.LayerNorm(size.width)
         self.head = nn.Linear(size.width, BYTES, bias=False)
-        nn.init.normal_(self.words.weight, std=0.02)
+        for embedding in (self.words, self.positions):
+            nn.init.normal_(embedding.weight, std=0.02)
         self.head.weight = self.words.weight
 
     def forward(self, text: torch.Tensor) -> torch.Tensor:

@@ -81,7 +81,7 @@ def test_language_models_on_threads(workers: int, case: Case) -> None:
     on_threads(workers, is_its_twin, case)
 
 
-GROUPS = [(2, 2, 1), (4, 4, 1), (4, 8, 2), (8, 8, 4), (6, 12, 3)]
+GROUPS = [(2, 2, 1), (4, 8, 2), (6, 12, 3)]
 """Workers, heads, and fewer groups of them."""
 
 
