@@ -98,6 +98,11 @@ def restated(error: BaseException, text: str) -> LinopError:
     return kind(text) if kind else BackendError(f"{type(error).__name__}: {text}")
 
 
+def was_told(error: BaseException) -> bool:
+    """True if the error is another worker's, which this one was told by an alarm."""
+    return isinstance(error, LinopError) and error.alarm is not None
+
+
 def name_layer(error: LinopError, where: str, kind: str = "") -> None:
     """Prefix an error's text with the layer in which it was raised, unless it has one.
 

@@ -19,6 +19,7 @@ from linop.strategies.pipelines.construction import Plan
 from linop.strategies.pipelines.execution import Pair
 from linop.strategies.pipelines.lanes import Edge
 from linop.strategies.pipelines.stage import Stage
+from linop.strategies.pipelines.stage_backends import fail
 
 
 class Call(NamedTuple):
@@ -39,9 +40,17 @@ class Call(NamedTuple):
 class Tracing:
     """State shared by calls of a pipeline: the compiled edges by sizes of micro-batches."""
 
-    def __init__(self, plan: Plan, backend: Backend, agreement: InputAgreement, most: int) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        backend: Backend,
+        parts: Mapping[int, Backend],
+        agreement: InputAgreement,
+        most: int,
+    ) -> None:
         self.plan = plan
         self.backend = backend
+        self.parts = parts
         self.agreement = agreement
         self.edges = Cache[Mapping[Pair, Sequence[Edge]]](most)
 
@@ -163,9 +172,11 @@ class Tracer:
 
     def _outputs(self, s: int, sources: Sequence[TensorSpace]) -> dict[int, TensorSpace]:
         """Spaces of a stage's outputs, by number."""
-        grid, me = self._plan.grid(s), self._plan.worker
-        mine: tuple[Meta, ...] | LinopError = ()
-        if s in self._stages:
+        grid, me, tracing = self._plan.grid(s), self._plan.worker, self._tracing
+
+        def probed() -> tuple[None, tuple[Meta, ...]]:
+            if s not in self._stages:
+                return None, ()
             try:
                 inputs = [
                     torch.zeros(
@@ -176,17 +187,14 @@ class Tracer:
                     for X in sources
                 ]
                 found = self._stages[s].probe(inputs).values()
-                mine = call_metadata(list(found), False, ()).tensors
             except Exception as error:
-                mine = restated(
-                    error, f"stage {s} on worker {me}, {inputs_named(sources)}: {error}"
-                )
-        said = self._tracing.agreement.gather_objects(mine, "trace linop.strategies.Pipeline")
-        metas: list[tuple[Meta, ...]] = []
-        for one in said:
-            if isinstance(one, LinopError):
-                raise one
-            metas.append(one)
+                if not isinstance(error, LinopError):  # a layer raises linop's on all its workers
+                    fail([tracing.parts[s]], tracing.backend, error)
+                raise located(error, f"stage {s}, {inputs_named(sources)}: {error}") from error
+            return None, call_metadata(list(found), False, ()).tensors
+
+        doing = "trace linop.strategies.Pipeline"
+        _, metas = tracing.agreement.together(probed, "Pipeline", doing)
         numbers = self._plan.graph.taken(s) or [0]
         return {
             k: self._space(s, [one[at] if one else None for one in metas], sources)
@@ -214,6 +222,13 @@ class Tracer:
 def on_grid(X: TensorSpace, grid: Partition) -> TensorSpace:
     """The space of the same tensor in balanced blocks on another grid, or X itself on its own."""
     return X if X.partition == grid else TensorSpace(X.global_shape, grid, X.dtype)
+
+
+def located(error: Exception, text: str) -> LinopError:
+    """An error with another text, which was told by another worker if the error was."""
+    found = restated(error, text)
+    found.alarm = error.alarm if isinstance(error, LinopError) else None
+    return found
 
 
 def inputs_named(sources: Sequence[TensorSpace]) -> str:

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from linop.backends import Backend
-from linop.errors import ArgumentError, BackendError, LinopError, expect, restated
-from linop.layers.agreement.input_agreement import InputAgreement
+from linop.errors import ArgumentError, BackendError, expect
 from linop.schedules import Action, Kind, Schedule, check
 from linop.spaces.partition import Partition
 from linop.strategies.pipelines.execution import Graph, Pair
 from linop.strategies.pipelines.exported import Stages
-
-Made = TypeVar("Made")
-Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -88,29 +84,6 @@ class Plan:
     def row(self) -> Sequence[Action]:
         """This worker's actions of a step."""
         return self.row_of(self.table)
-
-
-def together(
-    agreement: InputAgreement, doing: str, make: Callable[[], tuple[Made, Item]]
-) -> tuple[Made, list[Item]]:
-    """This worker's result of `make`, and by worker the other half, which pickles. Collective.
-
-    Raises:
-        LinopError: the first worker's error in `make`; on every worker.
-    """
-    cause: Exception | None = None
-    said: Any
-    try:
-        made, said = make()
-    except LinopError as error:
-        cause, said = error, type(error)(str(error))
-    except Exception as error:
-        cause, said = error, restated(error, str(error))
-    everybodys = agreement.gather_objects(said, f"{doing} linop.strategies.Pipeline")
-    for worker, theirs in enumerate(everybodys):
-        if isinstance(theirs, LinopError):
-            raise type(theirs)(f"Pipeline: on worker {worker}: {theirs}") from cause
-    return made, everybodys
 
 
 def planned(

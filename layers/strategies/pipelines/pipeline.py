@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from operator import index
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -20,13 +20,13 @@ from linop.schedules import Schedule
 from linop.spaces.partition import Partition
 from linop.strategies.pipelines.binding import Call, Tracer, Tracing
 from linop.strategies.pipelines.checkpoints import Checkpoints
-from linop.strategies.pipelines.construction import Plan, check_updates_last, planned, together
+from linop.strategies.pipelines.construction import Plan, check_updates_last, planned
 from linop.strategies.pipelines.execution import Pair, Step, receives
 from linop.strategies.pipelines.gradient_norm import GradientNorm
 from linop.strategies.pipelines.lanes import Edge, Lane
 from linop.strategies.pipelines.random_numbers import initial_seed
 from linop.strategies.pipelines.stage import Stage, joined
-from linop.strategies.pipelines.stage_backends import made, parts_of
+from linop.strategies.pipelines.stage_backends import fail, made, parts_of
 from linop.strategies.pipelines.stage_states import gathered, load, own
 from linop.strategies.pipelines.tied_weights import TiedWeights, check_shared
 
@@ -34,6 +34,8 @@ Tensor = Any
 """torch is not typed here."""
 Loss = Callable[[Tensor, Tensor], Tensor]
 Optimizer = Callable[[list[Tensor]], Any]
+Made = TypeVar("Made")
+Item = TypeVar("Item")
 
 _CACHE_SIZE = 32
 """Calls, and sizes of micro-batches, for which what was compiled is kept."""
@@ -151,13 +153,15 @@ class Pipeline:
         self.stages: dict[int, Any] = {}
         self.optimizer: Any = None
         make = partial(self._make, stages, optimizer, recompute)
-        _, seeds = together(self._agreement, "make stages and optimizer of", make)
+        _, seeds = self._together(make, "make stages and optimizer of")
         for stage in self._stages.values():
             stage.random.seed = seeds[0]
         self._loss, self._reduction, self._ties = loss, reduction, tied
         self.losses: list[Tensor] = []
         self._batches = Cache[_Batch](_CACHE_SIZE)
-        self._tracing = Tracing(self._plan, self.backend, self._agreement, _CACHE_SIZE)
+        self._tracing = Tracing(
+            self._plan, self.backend, self._parts, self._agreement, _CACHE_SIZE
+        )
         self._broken = ""
         self._max_norm, self._updates = max_norm, 0
         self._norm: GradientNorm | None = None
@@ -189,7 +193,7 @@ class Pipeline:
             check_shared(mine, stages, tied)
             return mine, (mine.digest, options)
 
-        mine, everybodys = together(self._agreement, "construct", checked)
+        mine, everybodys = self._together(checked, "construct")
         for worker, theirs in enumerate(everybodys):
             if theirs != everybodys[0]:
                 raise BackendError(
@@ -198,10 +202,27 @@ class Pipeline:
                 )
         return mine
 
+    def _together(
+        self, make: Callable[[], tuple[Made, Item]], doing: str
+    ) -> tuple[Made, list[Item]]:
+        return self._agreement.together(make, "Pipeline", f"{doing} linop.strategies.Pipeline")
+
+    def _fail(self, error: BaseException) -> None:
+        fail(self._parts.values(), self.backend, error)
+
     def _make(
         self, stages: Sequence[Any], optimizer: Optimizer | None, recompute: bool
     ) -> tuple[None, int]:
         """Make this worker's stages and its optimizer; torch's seed."""
+        try:
+            return self._made(stages, optimizer, recompute)
+        except BaseException as error:
+            self._fail(error)
+            raise
+
+    def _made(
+        self, stages: Sequence[Any], optimizer: Optimizer | None, recompute: bool
+    ) -> tuple[None, int]:
         plan = self._plan
         self.stages = {s: made(s, stages[s], plan.grid(s), self._parts[s]) for s in plan.mine}
         self._own = own(self.stages, self._parts)
@@ -402,6 +423,7 @@ class Pipeline:
                 step.run(self._plan.row_of(batch.table))
         except BaseException as error:
             self._broken = f"{type(error).__name__}: {error}"
+            self._fail(error)
             for lane in {id(lane): lane for lane, _ in batch.receives}.values():
                 lane.fail(error)
             for collective in (self._tied, self._norm):

@@ -3,6 +3,7 @@ there."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -26,11 +27,19 @@ def parts_of(plan: Plan, backend: Backend) -> dict[int, Backend]:
         # Of one worker: no other one is needed to make it.
         here = plan.worker in grid
         together = sorted(grid.workers) if here else [plan.worker]
-        part = backend.part(together) if grid.size > 1 else None
+        part = backend.part(together, "pipeline") if grid.size > 1 else None
         if here:
             own = {s: part or threads.alone() for s in plan.mine if plan.grid(s) is grid}
             parts.update(own)
     return parts
+
+
+def fail(parts: Iterable[Backend], backend: Backend, error: BaseException) -> None:
+    """Tell the other workers of this worker's stages that it cannot go on: they may wait for it in
+    a layer, where it never comes."""
+    for part in parts:
+        if isinstance(part, Worker) and part is not backend and part.workers > 1:
+            part.fail(error, f"on worker {backend.worker}: {error}")
 
 
 def local(grid: Partition) -> Partition:
