@@ -19,7 +19,7 @@ from linop.backends.transports.point_to_point import PointToPoint
 from linop.backends.transports.transport import ANY, Transport
 from linop.backends.waits.deadlock import PAST, Key, Point
 from linop.backends.worker_plan import WorkerPlan
-from linop.errors import BackendError, LinopError, restated
+from linop.errors import BackendError, LinopError
 from linop.normal_form.stages import Stages
 from linop.operators.operator import LinearOperator
 from linop.planning.pipeline import Options, bound_plan
@@ -124,16 +124,12 @@ class Worker(Backend):
             for (division, its, _), part in self.parted.items()
         )
 
-    def fail(self, error: BaseException, text: str) -> None:
+    def fail(self, error: LinopError) -> None:
         """End this backend on all its workers, which may wait for this one in any plan, compilation
-        or agreement: for an error of this worker between calls. All calls raise it from now on.
-
-        Args:
-            text: of the error that the others raise.
-        """
+        or agreement: for an error of this worker between calls. All calls raise it from now on."""
         if self.failure is None:
-            self.transport.alarm(restated(error, text), ANY, 0)
-            self._end(restated(error, text))
+            self.transport.alarm(error, ANY, 0)
+            self._end(error)
 
     def _end(self, error: LinopError) -> None:
         self.failure = self.failure or error

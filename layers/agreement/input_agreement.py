@@ -231,8 +231,8 @@ class InputAgreement:
         everybodys = self.gather_objects(said, doing)
         failures = [(w, one) for w, one in enumerate(everybodys) if isinstance(one, _Failure)]
         if failures:
-            worker, (error, _) = min(failures, key=lambda pair: pair[1].told)
-            raise restated(error, f"{what}: on worker {worker}: {error}") from problem
+            worker, (first, _) = min(failures, key=lambda pair: pair[1].told)
+            raise restated(first, f"{what}: on worker {worker}: {first}") from problem
         return result, everybodys
 
     def each(self, work: Callable[[], Value], what: str, doing: str) -> Value:

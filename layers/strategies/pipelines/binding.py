@@ -4,6 +4,7 @@ the compiled edges for them."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -11,7 +12,7 @@ import torch
 from linop.backends import Backend
 from linop.backends.autograd.dtypes import torch_dtype
 from linop.errors import ArgumentError, BackendError, LinopError, restated
-from linop.layers.agreement.input_agreement import Cache, InputAgreement
+from linop.layers.agreement.input_agreement import Cache, InputAgreement, agreement_of
 from linop.layers.agreement.metadata import Meta, call_metadata, space_of
 from linop.spaces.partition import Partition, balanced
 from linop.spaces.tensor import TensorSpace
@@ -19,7 +20,10 @@ from linop.strategies.pipelines.construction import Plan
 from linop.strategies.pipelines.execution import Pair
 from linop.strategies.pipelines.lanes import Edge
 from linop.strategies.pipelines.stage import Stage
-from linop.strategies.pipelines.stage_backends import fail
+from linop.strategies.pipelines.stage_backends import within
+
+Tensor = Any
+"""torch is not typed here."""
 
 
 class Call(NamedTuple):
@@ -33,6 +37,8 @@ class Call(NamedTuple):
     """Its dtype; empty if it is off."""
     sizes: tuple[int, ...] | str | None
     """Of micro-batches; text if they are none."""
+    pipeline: int
+    """Its number."""
     broken: str
     """The error of an earlier call, if there was one."""
 
@@ -80,6 +86,7 @@ class Tracer:
                     f"another one"
                 )
         for what, each in (
+            ("another pipeline", [call.pipeline for call in calls]),
             ("step on some, and evaluation", [call.trains for call in calls]),
             ("other autocast", [call.autocast for call in calls]),
             ("other sizes", [call.sizes for call in calls]),
@@ -172,34 +179,37 @@ class Tracer:
 
     def _outputs(self, s: int, sources: Sequence[TensorSpace]) -> dict[int, TensorSpace]:
         """Spaces of a stage's outputs, by number."""
-        grid, me, tracing = self._plan.grid(s), self._plan.worker, self._tracing
+        tracing, doing = self._tracing, "trace linop.strategies.Pipeline"
 
         def probed() -> tuple[None, tuple[Meta, ...]]:
             if s not in self._stages:
                 return None, ()
             try:
-                inputs = [
-                    torch.zeros(
-                        on_grid(X, grid).local_shape(me),
-                        dtype=torch_dtype(X.dtype),
-                        device=self._arrays.device,
-                    )
-                    for X in sources
-                ]
-                found = self._stages[s].probe(inputs).values()
+                with within(tracing.parts[s], tracing.backend):
+                    found = self._probe(s, sources)
             except Exception as error:
-                if not isinstance(error, LinopError):  # a layer raises linop's on all its workers
-                    fail([tracing.parts[s]], tracing.backend, error)
-                raise located(error, f"stage {s}, {inputs_named(sources)}: {error}") from error
-            return None, call_metadata(list(found), False, ()).tensors
+                raise located(error, f"stage {s}, {inputs_named(sources)}") from error
+            return None, call_metadata([*found.values()], False, ()).tensors
 
-        doing = "trace linop.strategies.Pipeline"
         _, metas = tracing.agreement.together(probed, "Pipeline", doing)
         numbers = self._plan.graph.taken(s) or [0]
         return {
             k: self._space(s, [one[at] if one else None for one in metas], sources)
             for at, k in enumerate(numbers)
         }
+
+    def _probe(self, s: int, sources: Sequence[TensorSpace]) -> dict[int, Tensor]:
+        """Outputs of a stage of this worker for zeros. Collective over its workers."""
+        inputs = [
+            torch.zeros(
+                on_grid(X, self._plan.grid(s)).local_shape(self._plan.worker),
+                dtype=torch_dtype(X.dtype),
+                device=self._arrays.device,
+            )
+            for X in sources
+        ]
+        meet = agreement_of(self._tracing.parts[s]).gather_objects
+        return self._stages[s].probe(inputs, partial(meet, None, f"trace stage {s}"))
 
     def _space(self, s: int, metas: Sequence[Meta], sources: Sequence[TensorSpace]) -> TensorSpace:
         grid = self._plan.grid(s)
@@ -224,9 +234,10 @@ def on_grid(X: TensorSpace, grid: Partition) -> TensorSpace:
     return X if X.partition == grid else TensorSpace(X.global_shape, grid, X.dtype)
 
 
-def located(error: Exception, text: str) -> LinopError:
-    """An error with another text, which was told by another worker if the error was."""
-    found = restated(error, text)
+def located(error: Exception, where: str) -> LinopError:
+    """An error with its place, which was told by another worker if the error was."""
+    first = restated(error, str(error))
+    found = restated(first, f"{where}: {first}")
     found.alarm = error.alarm if isinstance(error, LinopError) else None
     return found
 

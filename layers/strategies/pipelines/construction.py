@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -138,6 +139,50 @@ def planned(
     given = found.slots if slots is None else dict.fromkeys(found.slots, slots)
     groups = _groups(schedule)
     return Plan(graph, table, grids, given, groups, backend.worker, mine)
+
+
+def options_checked(
+    loss: Any, reduction: Any, optimizer: Any, recompute: Any, max_norm: Any
+) -> tuple[Any, ...]:
+    """Options of `linop.strategies.Pipeline`, for comparison with those of other workers.
+
+    Raises:
+        ArgumentError: one is not as expected.
+    """
+    for name, given in (("loss", loss), ("optimizer", optimizer)):
+        if given is not None and not callable(given):
+            raise ArgumentError(f"{name}: a function or None expected, given {given!r}")
+    if not isinstance(reduction, str) or reduction not in ("sum", "mean"):
+        raise ArgumentError(f"reduction 'sum' or 'mean' expected, given {reduction!r}")
+    expect("recompute", recompute, bool)
+    most = None if max_norm is None else norm_checked(max_norm)
+    return loss is None, reduction, optimizer is None, recompute, most
+
+
+def norm_checked(given: Any) -> float:
+    """The largest norm of the gradients, as a number.
+
+    Raises:
+        ArgumentError: it is none from 0.
+    """
+    try:
+        most = float(given)
+    except Exception:  # of whatever the user gives
+        most = math.nan
+    if isinstance(given, str) or not most >= 0:
+        raise ArgumentError(f"max_norm: a number from 0 expected, given {given!r}")
+    return most
+
+
+def optimizer_checked(made: Any) -> Any:
+    """What a user's function made of parameters.
+
+    Raises:
+        ArgumentError: it is no optimizer.
+    """
+    if not callable(getattr(made, "step", None)):
+        raise ArgumentError(f"optimizer: it makes {made!r}; a torch optimizer expected")
+    return made
 
 
 def _with_updates(schedule: Schedule) -> Schedule:
