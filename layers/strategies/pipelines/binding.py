@@ -11,7 +11,7 @@ import torch
 
 from linop.backends import Backend
 from linop.backends.autograd.dtypes import torch_dtype
-from linop.errors import ArgumentError, BackendError, LinopError, restated
+from linop.errors import ArgumentError, BackendError, DTypeError, LinopError, restated
 from linop.layers.agreement.input_agreement import Cache, InputAgreement, agreement_of
 from linop.layers.agreement.metadata import Meta, call_metadata, space_of
 from linop.spaces.partition import Partition, balanced
@@ -213,7 +213,10 @@ class Tracer:
 
     def _space(self, s: int, metas: Sequence[Meta], sources: Sequence[TensorSpace]) -> TensorSpace:
         grid = self._plan.grid(s)
-        space = space_of(f"stage {s}", grid, metas, lambda _: range(grid.ndim), self._arrays)
+        try:
+            space = space_of(f"stage {s}", grid, metas, lambda _: range(grid.ndim), self._arrays)
+        except DTypeError as error:
+            raise located(error, f"stage {s}: an output of its module") from None
         kind = torch_dtype(space.dtype)
         ends = s == self._plan.stages - 1
         if not ends and not (kind.is_floating_point or kind.is_complex):

@@ -8,7 +8,7 @@ together by the keys of the sequential model.
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,7 +30,14 @@ from linop.layers.state.state import collect
 from linop.layers.state.state_tensors import MODEL, OPTIMIZER, StateTensor
 from linop.layers.state.workers import Workers
 from linop.strategies.pipelines.stage_backends import within
-from linop.strategies.pipelines.stage_states import Own, gathered, load, on_all
+from linop.strategies.pipelines.stage_states import (
+    Own,
+    gathered,
+    in_order,
+    load,
+    on_all,
+    order_of,
+)
 
 Tensor = Any
 """torch is not typed here."""
@@ -45,6 +52,8 @@ class Said(NamedTuple):
     """Stage and key of each group's parameters, in the row's order."""
     kept: dict[Names, Any]
     """Values that are no tensors."""
+    order: Sequence[str]
+    """As of `order_of`."""
 
 
 class Checkpoints:
@@ -130,11 +139,10 @@ class Checkpoints:
             )
         groups = []
         for each in zip(*(one.groups for one in said), strict=True):
-            # Stable: within a stage in the order of its model.
-            every = sorted((pair for group in each for pair in group), key=lambda pair: pair[0])
-            groups.append(
-                [key for key in dict.fromkeys(key for _, key in every) if key not in self._copies]
-            )
+            pairs = [pair for group in each for pair in group]
+            every = in_order(pairs, [one.order for one in said])
+            # Tied parameters are one, at the place of the first.
+            groups.append(list(dict.fromkeys(self._copies.get(key, key) for key in every)))
         return groups
 
     def _said(
@@ -143,7 +151,7 @@ class Checkpoints:
         mine = None
         if optimized is not None:
             groups = [[self._key(key) for key in group] for group in optimized.groups]
-            mine = Said(optimized.hypers, groups, dict(kept))
+            mine = Said(optimized.hypers, groups, dict(kept), order_of(self._stages))
         every = self._agreement.gather_objects(mine, _CALL.format("save or load"))
         said = [one for one in every if one is not None]
         return said, self._groups(said)
@@ -181,8 +189,8 @@ class Checkpoints:
         checked."""
         optimized = self._each(self._optimized, "load")
         _, groups = self._said(optimized, {})
-        given = state["param_groups"]
-        counts, wanted = [len(g["params"]) for g in given], [len(keys) for keys in groups]
+        counts = self._each(lambda: [len(g["params"]) for g in state["param_groups"]], "load")
+        given, wanted = state["param_groups"], [len(keys) for keys in groups]
         if counts != wanted:
             raise ArgumentError(
                 f"load: the state is of groups of {counts} parameters; the optimizer has {wanted}"

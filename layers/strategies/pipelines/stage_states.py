@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ from linop.operators.collectives import repartition
 from linop.spaces.decomposition import COPIES
 from linop.spaces.partition import Partition
 from linop.spaces.tensor import TensorSpace
-from linop.strategies.pipelines.splitting import is_piece
+from linop.strategies.pipelines.splitting import keys_of_whole
 from linop.strategies.pipelines.stage_backends import within
 
 Tensor = Any
@@ -29,7 +29,7 @@ Tensor = Any
 
 def prefix_of(stage: int, module: Any) -> str:
     """The prefix of the names of a stage in the keys of the sequential model."""
-    return "" if is_piece(module) else f"{stage}."
+    return f"{stage}." if keys_of_whole(module) is None else ""
 
 
 class Own(NamedTuple):
@@ -103,11 +103,31 @@ def gathered(
 
     mine = agreement.each(work, "state_dict", "call linop.strategies.Pipeline.state_dict")
     keys = {s: list(state) for s, state in mine.items() if state}
-    said = agreement.gather_objects(keys, "call linop.strategies.Pipeline.state_dict")
+    doing = "call linop.strategies.Pipeline.state_dict"
+    said = agreement.gather_objects((keys, order_of(stages)), doing)
     flat = {key: value for state in mine.values() for key, value in state.items()}
     values = on_all(backend, agreement, flat)
-    order = sorted(pair for theirs in said for pair in theirs.items())
-    return OrderedDict((key, values[key]) for _, own in order for key in own)
+    pairs = [(s, key) for theirs, _ in said for s, own in theirs.items() for key in own]
+    return OrderedDict((key, values[key]) for key in in_order(pairs, [o for _, o in said]))
+
+
+def order_of(stages: Mapping[int, Own]) -> Sequence[str]:
+    """Keys of the model that `split` cut, in its order; none if the stages are of no such model."""
+    return next((keys for one in stages.values() if (keys := keys_of_whole(one.module))), ())
+
+
+def in_order(keys: Iterable[tuple[int, str]], orders: Iterable[Sequence[str]]) -> list[str]:
+    """Keys in the order of the sequential model.
+
+    Args:
+        keys: with the stage of each, in the order of its module.
+        orders: all workers' `order_of`: that of modules which were exported may be another than
+            that of their stages.
+    """
+    whole = next((order for order in orders if order), ())
+    place = {key: k for k, key in enumerate(whole)}
+    found = sorted(keys, key=lambda pair: (place.get(pair[1], len(place)), pair[0]))
+    return [key for _, key in found]
 
 
 def on_all(
