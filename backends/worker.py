@@ -126,7 +126,8 @@ class Worker(Backend):
 
     def fail(self, error: LinopError) -> None:
         """End this backend on all its workers, which may wait for this one in any plan, compilation
-        or agreement: for an error of this worker between calls. All calls raise it from now on."""
+        or agreement: for an error of this worker between calls. All that waits in it raises the
+        error from now on."""
         if self.failure is None:
             self.transport.alarm(error, ANY, 0)
             self._end(error)
