@@ -68,7 +68,7 @@ def _initialiser(function: Function) -> Function:
                 f"torch.nn.init.{name}",
                 block,
                 f"linop.layers.initialize(layer, {block.name!r}, torch.nn.init.{name}, …), on "
-                f"every worker, sees the whole",
+                f"every worker, sees the whole of a layer's; do it before fully_shard",
             )
         return function(tensor, *args, **kwargs)
 
@@ -134,8 +134,7 @@ def unfit_parametrization(layer: Any, cut: Collection[str]) -> str:
 
 
 def _refused(what: str, block: Block, instead: str) -> ArgumentError:
-    kind = type(block.layer).__name__
     return ArgumentError(
-        f"{what}: given a parameter {block.name!r} of a {kind}, of which this worker has a block, "
+        f"{what}: given a parameter {block.name!r} of a {block.kind}, of which this worker has a block, "
         f"not the whole of shape {block.space.global_shape}; {instead}"
     )

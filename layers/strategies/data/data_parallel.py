@@ -89,6 +89,10 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]  # torch is not typed
         try:
             if reduction not in ("sum", "mean"):
                 raise ArgumentError(f"reduction: 'sum' or 'mean' expected, given {reduction!r}")
+            if not isinstance(bucket_cap_mb, int | float) or not bucket_cap_mb >= 0:
+                raise ArgumentError(
+                    f"bucket_cap_mb: mebibytes, from 0, expected, given {bucket_cap_mb!r}"
+                )
             parameters = module_checked(module, self.backend)
             operator(1, torch.float64)
             every = dict(module.named_parameters()), dict(module.named_buffers())
@@ -113,6 +117,7 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]  # torch is not typed
         if server is not None:
             self._server = Spread(self._trained, self.backend, server)
         self._spread = 0
+        self._checked = False
         buffers = [*every[1].values()] if broadcast_buffers else []
         self._of_buffers = Spread(buffers, self.backend, 0) if buffers else None
         self._totals: dict[tuple[Any, int], Flat] = {}
@@ -120,6 +125,8 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]  # torch is not typed
     def forward(self, *arguments: Any, **options: Any) -> Any:
         """The module's output, on this worker's part of the batch."""
         self._reducer.check_idle()
+        if not self._checked:
+            self._check_parameters()
         thawed = [name for name, p in self._frozen if p.requires_grad]
         if thawed:
             raise ArgumentError(
@@ -162,9 +169,21 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]  # torch is not typed
         return self._totals[key](value.detach().reshape(-1)).view(value.shape)
 
     def check(self) -> None:
-        """Check that parameters are equal on all workers. Collective.
+        """Check that parameters are equal on all workers, and that the module has those that it had
+        at construction, as the first forward does. Collective.
 
         Raises:
-            BackendError: they are not; on every worker.
+            BackendError: they are not; on every worker. ArgumentError: it has others.
         """
+        self._check_parameters()
         check_equal(dict(self.module.named_parameters()), self.backend, _NAME)
+
+    def _check_parameters(self) -> None:
+        known = {*map(id, self._trained), *(id(p) for _, p in self._frozen)}
+        others = [name for name, p in self.module.named_parameters() if id(p) not in known]
+        if others:
+            raise ArgumentError(
+                f"DataParallel: parameters {others} are not those that it was constructed with, and "
+                f"their gradients would not be summed; construct it after a change of the module"
+            )
+        self._checked = True

@@ -78,6 +78,17 @@ class Reducer:
         for k, (p, node) in enumerate(zip(self._parameters, self._nodes, strict=True)):
             node.register_prehook(partial(self._set_aside, k))
             p.register_post_accumulate_grad_hook(partial(self._added, k))
+            p._linop_reducer = self
+
+    def __deepcopy__(self, memo: object) -> Reducer:
+        raise ArgumentError(
+            "DataParallel: it cannot be copied; copy its module, and construct another of that"
+        )
+
+    @property
+    def unsummed(self) -> bool:
+        """True if ``grad`` of some parameters is this worker's alone."""
+        return any(self._parameters[k].grad is not None for k in self._local)
 
     def _set_aside(self, k: int, gradients: Any = None) -> None:
         """Before a gradient is added to ``grad``: from now on that is this worker's alone."""
@@ -93,10 +104,10 @@ class Reducer:
 
     def _added(self, k: int, p: Tensor) -> None:
         """After a gradient was added to ``grad``."""
-        if not self.enabled:
-            return
         try:
             self._check(k, p)
+            if not self.enabled:
+                return
             if self._begun is None:
                 self._begun = 0
                 for bucket in self._buckets:
