@@ -135,6 +135,6 @@ def unfit_parametrization(layer: Any, cut: Collection[str]) -> str:
 
 def _refused(what: str, block: Block, instead: str) -> ArgumentError:
     return ArgumentError(
-        f"{what}: given a parameter {block.name!r} of a {block.kind}, of which this worker has a block, "
-        f"not the whole of shape {block.space.global_shape}; {instead}"
+        f"{what}: given a parameter {block.name!r} of a {block.kind}, of which this worker has a "
+        f"block, not the whole of shape {block.space.global_shape}; {instead}"
     )

@@ -183,7 +183,7 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]  # torch is not typed
         others = [name for name, p in self.module.named_parameters() if id(p) not in known]
         if others:
             raise ArgumentError(
-                f"DataParallel: parameters {others} are not those that it was constructed with, and "
-                f"their gradients would not be summed; construct it after a change of the module"
+                f"DataParallel: parameters {others} are not those that it was constructed with, "
+                f"and their gradients would not be summed; construct it after changes of the module"
             )
         self._checked = True

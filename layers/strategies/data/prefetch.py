@@ -51,12 +51,13 @@ class Passes:
             call.before = self._call
         self._entered.add(unit)
         self._last, self._call = ref(unit), ref(call)
-        after: Unit | None = unit
+        here = unit
         for _ in range(unit.prefetch):
-            after = self._next.get(after, _nothing)()
+            after = self._next.get(here, _nothing)()
             if after is None or after in self._entered:
                 break
             self._start(after)
+            here = after
 
     def gather_before(self, call: Call) -> None:
         """In backward, after the parameters of a call were gathered: start those of the calls

@@ -57,7 +57,8 @@ class ShardedOptimizer:
         agree(axis.backend, "ShardedOptimizer", said)
         self._parts = units_of("ShardedOptimizer", found, {}, axis)
         self._reducers = {p._linop_reducer for p in found.values() if hasattr(p, "_linop_reducer")}
-        self._axis, shards = axis, {}
+        self._axis = axis
+        shards: dict[str, Tensor] = {}
         for unit, parameters in self._parts:
             pairs = zip(unit.members, parameters, strict=True)
             unit.shards = [torch.nn.Parameter(rows(member, p, axis)) for member, p in pairs]

@@ -188,7 +188,8 @@ class Unit:
             raise ArgumentError(
                 f"fully_shard: a module whose parameters are sharded as part of {self.name} is "
                 f"called outside of that module's forward, where it has shards alone; call that, "
-                f"or shard this one by a call of its own before"
+                f"or shard this one by a call of its own before; of torch's checkpoints inside of "
+                f"it, take those with use_reentrant=False"
             )
         self.put(call.leaves())
 
