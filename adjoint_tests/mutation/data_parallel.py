@@ -7,7 +7,8 @@ from mutation.fault import Fault
 COPIES = ("test_data_parallel.py::test_one_process_on_threads",)
 USES = ("test_data_parallel.py::test_on_threads",)
 SHARDS = ("test_fully_shard.py::test_data_parallel_on_threads",)
-GRAPHS = ("test_sharded_graphs.py",)
+GRAPHS = ("test_sharded_graphs.py::test_on_threads",)
+AHEAD = ("test_sharded_graphs.py::test_prefetch_on_threads",)
 MEMORY = ("test_fully_shard.py::test_on_threads",)
 
 DATA_PARALLEL = (
@@ -72,7 +73,7 @@ DATA_PARALLEL = (
         "linop.strategies.data.unit:Unit.copies",
         "self._ahead == self.versions()",
         "True",
-        GRAPHS,
+        AHEAD,
     ),
     Fault(
         "a norm over all workers",

@@ -178,7 +178,7 @@ def prefetches(backend: Backend, prefetch: int) -> None:
             losses.append(squares(net(x), 0).item())
             losses.append(squares(net[:2](x), 0).item())
             adam.step()
-            losses.append(squares(net[1:](x), 0).item())
+            losses.append(squares(net[2:](x), 0).item())
         squares(net(x), 0).backward()
         found.append((losses, [p.grad for p in net.parameters()], [*net.parameters()]))
     for one, other in zip(*found, strict=True):
