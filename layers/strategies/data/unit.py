@@ -14,9 +14,9 @@ from weakref import ref
 import torch
 
 from linop.backends.autograd.bridge import bridge_of
-from linop.backends.autograd.checkpointing import unrecorded
+from linop.backends.autograd.checkpointing import in_checkpoint, unrecorded
 from linop.backends.autograd.dtypes import numpy_dtype
-from linop.backends.autograd.functions import apply
+from linop.backends.autograd.functions import applied
 from linop.errors import ArgumentError
 from linop.layers.parameters.blocks import enlist
 from linop.operators.algebra import direct_sum
@@ -66,7 +66,6 @@ class Unit:
         self.passes = passes_of(axis.backend)
         self.operator = direct_sum(*(gathering(member.space) for member in members))
         self._bridge = bridge_of(self.operator, axis.backend)
-        self._names = [member.space.region(axis.index).name for member in members]
         self.shards: list[Tensor] = []
         self._open: list[tuple[Call, Sequence[Tensor], Any]] = []
         self._calls: list[ref[Call]] = []
@@ -112,12 +111,11 @@ class Unit:
                 self.drop()
         if not torch.is_grad_enabled():
             return [*self._bridge.run([shard.detach() for shard in self.shards])]
-        # Checkpoints that keep results of operators would keep the whole parameters.
-        with unrecorded():
-            if len(self.shards) == 1:
-                return [apply(self.operator, self.shards[0], self.backend, self.name)]
-            given = dict(zip(self._names, self.shards, strict=True))
-            return [*apply(self.operator, given, self.backend, self.name).values()]
+        if in_checkpoint():
+            # One that keeps results of operators would keep the whole parameters.
+            with unrecorded():
+                return [*applied(self._bridge, self.shards, self.name)]
+        return [*applied(self._bridge, self.shards, self.name)]
 
     def gathered(self) -> list[Tensor]:
         """The whole parameters, without a graph. Collective."""
