@@ -70,9 +70,9 @@ DATA_PARALLEL = (
         "stale parameters",
         "parameters that were gathered ahead are used after an update",
         "order",
-        "linop.strategies.data.unit:Unit.copies",
-        "self._ahead == self.versions()",
-        "True",
+        "linop.strategies.data.unit:Unit._take",
+        "self._ahead != self.versions()",
+        "False",
         AHEAD,
     ),
     Fault(

@@ -58,9 +58,7 @@ class Call:
         self.whole: Sequence[Tensor] | None = copies
         self.saved = False
         self.before: Callable[[], Call | None] = lambda: None
-        self._places = {
-            t.untyped_storage().data_ptr(): k for k, t in enumerate(copies) if t.numel()
-        }
+        self._places = _places(copies)
         if copies[0].grad_fn is not None:
             # Before G.H: all that computes with the parameters has run.
             copies[0].grad_fn.register_prehook(self._forget)
@@ -69,7 +67,8 @@ class Call:
         del gradients
         self.whole = None
         self.unit.rest()
-        self.unit.passes.in_backward = True
+        if self.unit.prefetch:
+            self.unit.passes.in_backward = True
 
     def again(self) -> Sequence[Tensor]:
         """The whole parameters in backward, gathered again if they were given up. Collective
@@ -81,17 +80,16 @@ class Call:
                     f"backward; update them after it"
                 )
             self.whole = self.unit.gathered()
-            self._places = {
-                t.untyped_storage().data_ptr(): k for k, t in enumerate(self.whole) if t.numel()
-            }
-            self.unit.passes.gather_before(self)
+            if self.unit.prefetch:
+                self.unit.passes.gather_before(self)
         return self.whole
 
     def leaves(self) -> list[Tensor]:
         """The whole parameters, for a forward that is computed again in backward: its values alone
         are used, and the gradients are those of the first."""
-        made = []
-        for shard, tensor in zip(self.unit.shards, self.again(), strict=True):
+        made, whole = [], self.again()
+        self._places = _places(whole)
+        for shard, tensor in zip(self.unit.shards, whole, strict=True):
             leaf = tensor.detach().requires_grad_(shard.requires_grad)
             if leaf.requires_grad:
                 leaf.register_hook(_lost)
@@ -109,6 +107,11 @@ class Call:
             return tensor if outer is None else _Outer(outer[1], outer[0](tensor))
         self.saved = True
         return _Saved(self, k, tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
+
+
+def _places(tensors: Sequence[Tensor]) -> dict[int, int]:
+    """Numbers of tensors, by the address of their memory."""
+    return {t.untyped_storage().data_ptr(): k for k, t in enumerate(tensors) if t.numel()}
 
 
 def _unpacked(saved: Any) -> Tensor:

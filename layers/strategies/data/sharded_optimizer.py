@@ -84,8 +84,7 @@ class ShardedOptimizer:
         self.optimizer.step()
         with torch.no_grad():
             for unit, parameters in self._parts:
-                for p, whole in zip(parameters, unit.gathered(), strict=True):
-                    p.copy_(whole)
+                torch._foreach_copy_(parameters, unit.gathered())
 
     def state_dict(self, worker: int | None = None) -> dict[str, Any] | None:
         """The state of the optimizer of one process, with parameters in the module's order. It is

@@ -103,14 +103,9 @@ class Unit:
 
     def copies(self) -> list[Tensor]:
         """G of the shards. Collective; recorded in torch's graph."""
-        if self._ahead is not None:
-            if self._ahead == self.versions():
-                self._ahead = None
-                self.passes.taken(self)  # the next run is that which `start` began
-            else:
-                self.drop()
         if not torch.is_grad_enabled():
-            return [*self._bridge.run([shard.detach() for shard in self.shards])]
+            return self.gathered()
+        self._take()
         if in_checkpoint():
             # One that keeps results of operators would keep the whole parameters.
             with unrecorded():
@@ -119,8 +114,16 @@ class Unit:
 
     def gathered(self) -> list[Tensor]:
         """The whole parameters, without a graph. Collective."""
-        with torch.no_grad():
-            return self.copies()
+        self._take()
+        return [*self._bridge.run([shard.detach() for shard in self.shards])]
+
+    def _take(self) -> None:
+        """Let the next run be that which `start` began, unless shards have changed."""
+        if self._ahead is not None and self._ahead != self.versions():
+            self.drop()
+        elif self._ahead is not None:
+            self._ahead = None
+            self.passes.taken(self)
 
     def enter(self, *unused: Any) -> None:
         """Before forward: put the whole parameters in place."""
