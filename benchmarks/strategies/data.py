@@ -4,8 +4,9 @@ beside torch's own over gloo, in one job.
     mpiexec -n 2 python benchmarks/strategies/data.py
 
 prints a table: median milliseconds, of a few steps in turn with those of the others, and the median
-ratio to the same by hand, of steps next to each other in time. By hand is one flat gradient, and an Allreduce, a ring of Sendrecv, or a
-Reduce and a Bcast of the parameters; or a flat shard a layer, Allgather and Reduce_scatter.
+ratio to the same by hand, of steps next to each other in time. By hand is one flat gradient, and an
+Allreduce, a ring of Sendrecv, or a Reduce and a Bcast of the parameters; or a flat shard a layer,
+Allgather and Reduce_scatter.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from __future__ import annotations
 import copy
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -25,10 +25,11 @@ sys.path.insert(0, str(ROOT))  # this checkout, whatever is installed
 import torch  # noqa: E402
 
 import linop  # noqa: E402
+from benchmarks.strategies.gloo import gloo  # noqa: E402
 from benchmarks.strategies.tables import markdown  # noqa: E402
 from linop.strategies import DataParallel, Mesh, ShardedOptimizer, fully_shard  # noqa: E402
 
-WIDTHS, ROWS, STEPS, WARM = (128, 512), 64, 60, 4
+WIDTHS, ROWS, TURNS, WARM = (128, 512), 64, 60, 4
 TURN = 4
 """Steps of one kind in a row, as in training."""
 RATE = 1e-9
@@ -201,15 +202,12 @@ def sharded_by_hand(comm: Any, width: int, stage: int) -> Any:
     return Sharded()
 
 
-def torchs_own(net: Any, reshard: bool | None) -> Any:
+def torchs_own(net: Any, mesh: Any, reshard: bool | None) -> Any:
     """torch's data parallel (None) or sharded module over gloo."""
     if reshard is None:
         return torch.nn.parallel.DistributedDataParallel(net)
     from torch.distributed.fsdp import fully_shard as fsdp2
 
-    mesh = torch.distributed.device_mesh.init_device_mesh(
-        "cpu", (torch.distributed.get_world_size(),)
-    )
     for layer in net[::2]:
         fsdp2(layer, mesh=mesh, reshard_after_forward=reshard)
     fsdp2(net, mesh=mesh, reshard_after_forward=reshard)
@@ -220,7 +218,7 @@ Case = tuple[str, str, Step]
 """Name of a step, name of that which it is compared with, and the step."""
 
 
-def steps(comm: Any, width: int) -> list[Case]:
+def steps(comm: Any, mesh: Any, width: int) -> list[Case]:
     """All of them; each of a network of its own."""
     x, axis = torch.randn(ROWS, width), Mesh(dp=-1)["dp"]
 
@@ -252,7 +250,7 @@ def steps(comm: Any, width: int) -> list[Case]:
         ("Allreduce", "Allreduce", hand(all_reduce)),
         ("DataParallel", "Allreduce", copies()),
         ("buckets of 1 MiB", "Allreduce", copies(bucket_cap_mb=1)),
-        ("torch's DDP", "Allreduce", made(torchs_own(perceptron(width), None))),
+        ("torch's DDP", "Allreduce", made(torchs_own(perceptron(width), mesh, None))),
         ("ring of Sendrecv", "ring of Sendrecv", hand(ring)),
         ("ring", "ring of Sendrecv", copies(algorithm="ring")),
         ("Reduce, Bcast", "Reduce, Bcast", served_by_hand(comm, served, x, sgd(served))),
@@ -260,11 +258,19 @@ def steps(comm: Any, width: int) -> list[Case]:
         ("ZeRO 1", "Allreduce", trained(first, x, optimizer)),
         ("by hand, stage 2", "by hand, stage 2", made(sharded_by_hand(comm, width, 2))),
         ("ZeRO 2", "by hand, stage 2", made(sharded(False))),
-        ("torch's FSDP2, stage 2", "by hand, stage 2", made(torchs_own(perceptron(width), False))),
+        (
+            "torch's FSDP2, stage 2",
+            "by hand, stage 2",
+            made(torchs_own(perceptron(width), mesh, False)),
+        ),
         ("by hand, stage 3", "by hand, stage 3", made(sharded_by_hand(comm, width, 3))),
         ("ZeRO 3", "by hand, stage 3", made(sharded(True))),
         ("ZeRO 3, prefetch=1", "by hand, stage 3", made(sharded(True, 1))),
-        ("torch's FSDP2, stage 3", "by hand, stage 3", made(torchs_own(perceptron(width), True))),
+        (
+            "torch's FSDP2, stage 3",
+            "by hand, stage 3",
+            made(torchs_own(perceptron(width), mesh, True)),
+        ),
     ]
 
 
@@ -272,34 +278,34 @@ def main(backend: Any) -> None:
     """Measure, and print the table on rank 0."""
     torch.set_num_threads(1)
     comm = backend.transport.comm.Dup()
-    store = comm.bcast(tempfile.mkdtemp() if comm.rank == 0 else None)
-    torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{store}/store", rank=comm.rank, world_size=comm.size
-    )
     lines: dict[str, list[str]] = {}
-    for width in WIDTHS:
-        found = steps(comm, width)
-        times: dict[str, list[float]] = {name: [] for name, _, _ in found}
-        for k in range(WARM + STEPS):
-            for name, _, step in found:
-                step()  # its memory and code are in the caches again
-                comm.Barrier()
-                begun = time.perf_counter()
-                for _ in range(TURN):
-                    step()
-                if k >= WARM:
-                    times[name].append(1e3 * (time.perf_counter() - begun) / TURN)
-        for name, base, _ in found:
-            each = times[name]
-            ratio = statistics.median(a / b for a, b in zip(each, times[base], strict=True))
-            row = [f"{statistics.median(each):.2f}", f"{min(each):.2f}", f"{max(each):.2f}"]
-            lines.setdefault(name, [base]).extend([*row, f"{ratio:.2f}"])
-    torch.distributed.destroy_process_group()
+    with gloo(comm) as mesh:
+        for width in WIDTHS:
+            measure(comm, steps(comm, mesh, width), lines)
     comm.Free()
     if backend.worker == 0:
         titles = ("median ms", "min", "max", "ratio")
         header = ["step", "beside", *(f"{w}: {what}" for w in WIDTHS for what in titles)]
         print(markdown(header, [[name, *row] for name, row in lines.items()]))
+
+
+def measure(comm: Any, found: Sequence[Case], lines: dict[str, list[str]]) -> None:
+    """Add this width's columns to the lines of the table."""
+    times: dict[str, list[float]] = {name: [] for name, _, _ in found}
+    for k in range(WARM + TURNS):
+        for name, _, step in found:
+            step()  # its memory and code are in the caches again
+            comm.Barrier()
+            begun = time.perf_counter()
+            for _ in range(TURN):
+                step()
+            if k >= WARM:
+                times[name].append(1e3 * (time.perf_counter() - begun) / TURN)
+    for name, base, _ in found:
+        each = times[name]
+        ratio = statistics.median(a / b for a, b in zip(each, times[base], strict=True))
+        row = [f"{statistics.median(each):.2f}", f"{min(each):.2f}", f"{max(each):.2f}"]
+        lines.setdefault(name, [base]).extend([*row, f"{ratio:.2f}"])
 
 
 if __name__ == "__main__":
