@@ -68,7 +68,8 @@ def apply(
 def applied(bridge: Bridge, tensors: Sequence[Any], where: str = "") -> tuple[Any, ...]:
     """`apply` by a bridge to tensors that fit, in the order of its regions."""
     if torch.compiler.is_compiling():
-        return _uncompiled_bridge(bridge, tensors, where)
+        results: tuple[Any, ...] = _uncompiled_bridge(bridge, tensors, where)
+        return results
     return _through(bridge, (opened(bridge), where), tensors)
 
 

@@ -117,8 +117,12 @@ def leaves_hooks_to_others(backend: Backend) -> None:
 def refuses_other_uses(backend: Backend) -> None:
     """Errors instead of results of shards, on every worker."""
     axis = Mesh(dp=-1)["dp"]
-    net = fully_shard(chain(), axis)
+    net = chain()
+    early = torch.optim.SGD(net.parameters(), lr=1.0)
+    fully_shard(net, axis)
     x = values(1, WIDTH, seed=1)
+    with pytest.raises(ArgumentError, match="make the optimizer after fully_shard"):
+        early.step()
     with pytest.raises(ArgumentError, match="called outside of that module's forward"):
         net[0](x)
     net(x)

@@ -105,8 +105,8 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]  # torch is not typed
             parameters = module_checked(module, self.backend)
             operator(1, torch.float64)
             every = dict(module.named_parameters()), dict(module.named_buffers())
-            options = (algorithm, server, reduction, broadcast_buffers, init_sync, bucket_cap_mb)
-            options = *options, check_every
+            sums = algorithm, server, reduction, bucket_cap_mb
+            options = *sums, broadcast_buffers, init_sync, check_every
             said = *map(described, every), options
         except LinopError as error:
             said = type(error)(str(error))

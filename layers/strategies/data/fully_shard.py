@@ -10,6 +10,7 @@ import torch
 
 from linop.errors import ArgumentError, LinopError
 from linop.layers.parameters.blocks import blocks
+from linop.layers.parameters.torch_guards import replace
 from linop.layers.state.state import scatter_state
 from linop.spaces.region import integer
 from linop.strategies.data.replicas import agree, check_equal, described
@@ -84,6 +85,7 @@ def fully_shard(
         module._linop_units = [*getattr(module, "_linop_units", ()), unit]
     for p in found.values():
         p._linop_strategy = "sharded"
+    replace(found.values())
     return module
 
 
