@@ -7,6 +7,8 @@ from mutation.fault import Fault
 COPIES = ("test_data_parallel.py::test_one_process_on_threads",)
 USES = ("test_data_parallel.py::test_on_threads",)
 SHARDS = ("test_fully_shard.py::test_data_parallel_on_threads",)
+GRAPHS = ("test_sharded_graphs.py::test_on_threads",)
+AHEAD = ("test_sharded_graphs.py::test_prefetch_on_threads",)
 MEMORY = ("test_fully_shard.py::test_on_threads",)
 
 DATA_PARALLEL = (
@@ -41,19 +43,46 @@ DATA_PARALLEL = (
         "shards gathered into one tensor",
         "the gradient of a shard is a slice of this worker's gradient",
         "replication",
-        "linop.strategies.data.unit:Unit.__init__",
-        "all_gather(member.space)",
-        "all_gather(member.space, into=__import__('linop').REPLICATED)",
+        "linop.strategies.data.unit:gathering",
+        "all_gather(space)",
+        "all_gather(space, into=__import__('linop').REPLICATED)",
         SHARDS,
     ),
     Fault(
         "whole parameters kept",
         "the graph keeps whole parameters until backward",
         "memory",
-        "linop.strategies.data.unit:_packed",
-        "_Saved(call, k, tuple(tensor.shape), tensor.stride(), tensor.storage_offset())",
+        "linop.strategies.data.calls:Call._packed",
+        "_Saved(self, k, tuple(tensor.shape), tensor.stride(), tensor.storage_offset())",
         "tensor",
         MEMORY,
+    ),
+    Fault(
+        "activations kept",
+        "activations inside of a unit do not pass the hooks of a checkpoint around it",
+        "memory",
+        "linop.strategies.data.calls:Call._packed",
+        "tensor if outer is None else _Outer(outer[1], outer[0](tensor))",
+        "tensor",
+        GRAPHS,
+    ),
+    Fault(
+        "stale parameters",
+        "parameters that were gathered ahead are used after an update",
+        "order",
+        "linop.strategies.data.unit:Unit._take",
+        "self._ahead != self.versions()",
+        "False",
+        AHEAD,
+    ),
+    Fault(
+        "a norm over all workers",
+        "of shards with replicas the norm of gradients counts each replica",
+        "replication",
+        "linop.layers.parameters.clipping:clip_grad_norm_",
+        "program_backend() if cut_over is None else cut_over",
+        "program_backend()",
+        GRAPHS,
     ),
     Fault(
         "an axis across the grid",

@@ -13,6 +13,8 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 from weakref import WeakSet
 
+from linop.backends import Backend
+from linop.errors import ArgumentError
 from linop.spaces.tensor import TensorSpace
 
 _LAYERS: WeakSet[Any] = WeakSet()
@@ -20,7 +22,8 @@ _ADDING = threading.Lock()
 
 
 class Block(NamedTuple):
-    """A worker's block of a parameter."""
+    """A worker's block of a parameter, which a layer has, or another holder with its attributes:
+    `_parameters` and `spaces` by name, `backend`, `worker`, and perhaps `kind`."""
 
     layer: Any
     name: str
@@ -30,6 +33,11 @@ class Block(NamedTuple):
         """Space of the global parameter."""
         space: TensorSpace = self.layer.spaces[self.name]
         return space
+
+    @property
+    def kind(self) -> str:
+        """Name of the class of the layer, or of the module that another holder shards."""
+        return getattr(self.layer, "kind", type(self.layer).__name__)
 
     @property
     def cut(self) -> bool:
@@ -45,7 +53,7 @@ class Block(NamedTuple):
 
 
 def enlist(layer: Any) -> None:
-    """Register a layer; without effect in a program of one worker."""
+    """Register a layer, or another holder; without effect in a program of one worker."""
     if layer.backend.workers != 1:
         with _ADDING:
             _LAYERS.add(layer)
@@ -67,3 +75,18 @@ def first_block(tensors: Iterable[Any]) -> Block | None:
     """The first of some tensors that is a block."""
     known = blocks() if _LAYERS else {}
     return next((known[id(t)] for t in tensors if id(t) in known), None) if known else None
+
+
+def backend_of(tensors: Iterable[Any]) -> Backend | None:
+    """The backend whose workers have the blocks among some tensors; None without blocks.
+
+    Raises:
+        ArgumentError: they are of several.
+    """
+    known = blocks() if _LAYERS else {}
+    found = {known[id(t)].layer.backend: None for t in tensors if id(t) in known}
+    if len(found) > 1:
+        raise ArgumentError(
+            "parameters that are cut over different groups of workers; those of one group expected"
+        )
+    return next(iter(found), None)
