@@ -10,6 +10,7 @@ from linop.strategies.data.fully_shard import (
 )
 from linop.strategies.data.sharded_optimizer import ShardedOptimizer
 from linop.strategies.memory.checkpointed import checkpoint
+from linop.strategies.memory.offloaded import offload
 from linop.strategies.memory.reversible import Reversible
 from linop.strategies.mesh import Axis, Mesh
 from linop.strategies.pipelines.pipeline import Pipeline
@@ -41,6 +42,7 @@ __all__ = [
     "full_state_dict",
     "fully_shard",
     "load_full_state_dict",
+    "offload",
     "parallelize_module",
     "split",
 ]
