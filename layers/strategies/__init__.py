@@ -2,6 +2,8 @@
 pipelines of torch modules, and tensor-parallel ones."""
 
 import linop.backends.autograd  # first: without torch it says what to install
+from linop.strategies.checking.check import check
+from linop.strategies.checking.diagnosis import GradientError
 from linop.strategies.data.data_parallel import DataParallel
 from linop.strategies.data.fully_shard import (
     full_state_dict,
@@ -30,6 +32,7 @@ __all__ = [
     "ColwiseParallel",
     "CrossEntropyLoss",
     "DataParallel",
+    "GradientError",
     "Mesh",
     "Pipeline",
     "PrepareModuleInput",
@@ -38,6 +41,7 @@ __all__ = [
     "RowwiseParallel",
     "SequenceParallel",
     "ShardedOptimizer",
+    "check",
     "checkpoint",
     "full_state_dict",
     "fully_shard",
