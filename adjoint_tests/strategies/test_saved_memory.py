@@ -161,7 +161,7 @@ def test_checkpoints(every: int) -> None:
         assert torch.equal(net.eval()(x), twin.eval()(x))
 
 
-BLOCKS = pytest.mark.parametrize("blocks", ["reversible", "checkpoint"])
+BLOCKS = pytest.mark.parametrize("blocks", ["reversible", "checkpoint", "offload"])
 
 
 @BLOCKS

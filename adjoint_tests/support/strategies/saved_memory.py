@@ -18,6 +18,7 @@ from linop.strategies import (
     Reversible,
     RowwiseParallel,
     checkpoint,
+    offload,
     parallelize_module,
 )
 from support.strategies.tensor_networks import MLP, equal, filled, values
@@ -85,8 +86,8 @@ def pair(shape: Any = (5, WIDTH)) -> Any:
 
 
 def keeps_messages(backend: Backend, blocks: str) -> None:
-    """Tensor-parallel modules inside reversible blocks, or a checkpointed chain: messages and
-    gradients are those of the net that stores everything."""
+    """Tensor-parallel modules inside reversible blocks, or a chain that is checkpointed, and
+    offloaded: messages and gradients are those of the net that stores everything."""
     axis = axis_of(backend)
     plan = {"*.up": ColwiseParallel(), "*.down": RowwiseParallel()}
     if blocks == "reversible":
@@ -97,6 +98,8 @@ def keeps_messages(backend: Backend, blocks: str) -> None:
     twin = parallelize_module(copy.deepcopy(net), axis, plan)
     if blocks != "reversible":
         net = checkpoint(net, every=2)
+    if blocks == "offload":
+        net = offload(net, prefetch=0)
     net = parallelize_module(net, axis, plan)
     each = []
     for step in range(2):

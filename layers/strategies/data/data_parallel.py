@@ -81,6 +81,8 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]  # torch is not typed
         super().__init__()
         self.backend = program_backend() if axis is None else axis.backend
         self.workers = self.backend.workers or 1
+        here = self.backend.worker or 0
+        self.axis = axis or Axis("dp", tuple(range(self.workers)), here, self.backend)
         group = Partition((self.workers,))
 
         def operator(size: int, dtype: Any) -> LinearOperator:

@@ -77,6 +77,7 @@ class _Frame:
         self._counts, self._saved = [0, 0], [dict[int, Tensor](), dict[int, Tensor]()]
         self._states: list[Tensor | None] = [None, None]
         self._wanted = [True, True]  # the input's gradient: it decides what autograd saves
+        self._shapes: list[list[Any]] = [[], []]
         self._contexts = [checkpoint_context(), checkpoint_context()]
         self._outputs: Pair | None = None
         self._versions: tuple[int, ...] = ()
@@ -87,6 +88,7 @@ class _Frame:
     def recorded(self, part: int, x: Tensor) -> Iterator[None]:
         """Context of the first computation of f (0) or g (1), of x: autograd saves handles."""
         self._wanted[part] = x.requires_grad
+        self._shapes[part] = self._parameters(part)
         before = torch.get_rng_state()
 
         def pack(x: Tensor) -> Any:
@@ -155,8 +157,17 @@ class _Frame:
             before._outputs = x1, x2
             before._versions = x1._version, x2._version
 
+    def _parameters(self, part: int) -> list[Any]:
+        return [p.shape for p in self._functions[part].parameters()]
+
     def _again(self, part: int, x: Tensor) -> Tensor:
         """Result of f or g, while what autograd saves is kept."""
+        if self._shapes[part] != self._parameters(part):
+            raise BackendError(
+                "Reversible: parameters of f or g have other shapes than in forward; if they are "
+                "sharded, call fully_shard for f and g, which are called again in backward, and "
+                "not for the block"
+            )
         saved = self._saved[part]
         saved.clear()
 

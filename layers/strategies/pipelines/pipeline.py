@@ -32,7 +32,13 @@ from linop.strategies.pipelines.gradient_norm import GradientNorm
 from linop.strategies.pipelines.lanes import Edge, Lane
 from linop.strategies.pipelines.random_numbers import initial_seed
 from linop.strategies.pipelines.stage import Stage, joined
-from linop.strategies.pipelines.stage_backends import fail, failure, made, parts_of
+from linop.strategies.pipelines.stage_backends import (
+    fail,
+    failure,
+    made,
+    parts_of,
+    waits_inside,
+)
 from linop.strategies.pipelines.stage_states import gathered, load, own
 from linop.strategies.pipelines.tied_weights import TiedWeights, check_shared
 
@@ -233,7 +239,7 @@ class Pipeline:
                 plan.row,
                 plan.graph.taken(s),
                 recompute,
-                halves=plan.grid(s).size == 1,
+                halves=plan.grid(s).size == 1 and not waits_inside(self.stages[s]),
             )
             for s in plan.mine
         }

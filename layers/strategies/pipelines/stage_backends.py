@@ -16,6 +16,7 @@ from linop.layers.agreement.input_agreement import agreement_of
 from linop.layers.layer import Layer
 from linop.spaces.partition import Partition
 from linop.strategies.pipelines.construction import Plan
+from linop.strategies.tensor.layer import ParallelLayer
 
 Module = Any
 """torch is not typed here."""
@@ -89,7 +90,9 @@ def made(s: int, given: Any, grid: Partition, part: Backend) -> Module:
                 f"stage {s}: a torch.nn.Module expected, its function returns {module!r}"
             )
     for name, layer in module.named_modules():
-        backend = layer.backend if isinstance(layer, Layer) else part
+        # Pipelines of a mesh run side by side, in step: their stages may be parallel across them.
+        across = isinstance(layer, ParallelLayer)
+        backend = layer.backend if isinstance(layer, Layer) and not across else part
         if (backend.workers, backend.worker) != (part.workers, part.worker):
             raise ArgumentError(
                 f"stage {s}: layer {name!r} is of {backend.workers} workers, the stage of the "
@@ -97,3 +100,11 @@ def made(s: int, given: Any, grid: Partition, part: Backend) -> Module:
                 f"place of the stage"
             )
     return module
+
+
+def waits_inside(module: Module) -> bool:
+    """True if forwards of a stage wait for workers of another axis of a mesh: those of
+    tensor-parallel modules, and of sharded parameters."""
+    axes = [m.axis for m in module.modules() if isinstance(m, ParallelLayer)]
+    axes += [unit.axis for m in module.modules() for unit in getattr(m, "_linop_units", ())]
+    return any(axis.size > 1 for axis in axes)
