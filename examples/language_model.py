@@ -90,13 +90,13 @@ def text(seed: int = 0) -> torch.Tensor:
 
 
 def batches(
-    source: torch.Tensor, batch: int, steps: int, seed: int = 0
+    source: torch.Tensor, batch: int, steps: int, seed: int = 0, length: int = LENGTH
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Windows of the text, (batch, length), and the bytes that follow each of theirs."""
     draw = torch.Generator().manual_seed(seed)
     for _ in range(steps):
-        at = torch.randint(len(source) - LENGTH - 1, (batch,), generator=draw).tolist()
-        window = torch.stack([source[k : k + LENGTH + 1] for k in at]).long()
+        at = torch.randint(len(source) - length - 1, (batch,), generator=draw).tolist()
+        window = torch.stack([source[k : k + length + 1] for k in at]).long()
         yield window[:, :-1], window[:, 1:]
 
 

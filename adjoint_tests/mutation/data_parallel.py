@@ -13,6 +13,15 @@ MEMORY = ("test_fully_shard.py::test_on_threads",)
 
 DATA_PARALLEL = (
     Fault(
+        "mean of means",
+        "gradients are divided by the number of workers, unless asked not to",
+        "coefficient",
+        "linop.strategies.data.data_parallel:DataParallel.__init__",
+        'total / self.workers if reduction == "mean" else total',
+        "total / self.workers",
+        ("test_complaints.py::test_complaint",),
+    ),
+    Fault(
         "gradients that replace",
         "gradients of a backward take the place of those of earlier ones",
         "overwriting",

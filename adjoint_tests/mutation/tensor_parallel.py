@@ -37,6 +37,15 @@ TENSOR_PARALLEL = (
         MODELS,
     ),
     Fault(
+        "groups of one worker",
+        "keys and values that workers share get the gradient of this worker's queries",
+        "local",
+        "linop.strategies.tensor.linear:SharedColwiseLinear.bind",
+        "embed(torch.cat(own, 1))",
+        "torch.cat(own, 1)",
+        ("test_tensor_parallel.py::test_shared_groups_on_threads",),
+    ),
+    Fault(
         "rows of the first",
         "words are looked up from the table's begin on every worker",
         "address",

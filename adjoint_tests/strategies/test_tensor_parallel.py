@@ -19,6 +19,7 @@ from support.requirements import needs_mpi
 from support.strategies import tensor_parallel
 from support.strategies.tensor_networks import Case
 from support.strategies.tensor_parallel import (
+    clips_the_norm_of_all,
     composes_with_data_parallel,
     counts_as_megatron,
     is_exact,
@@ -78,6 +79,25 @@ def test_messages_are_megatron_s(workers: int, sequence: bool) -> None:
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_language_models_on_threads(workers: int, case: Case) -> None:
     on_threads(workers, is_its_twin, case)
+
+
+GROUPS = [(2, 2, 1), (4, 8, 2), (6, 12, 3)]
+"""Workers, heads, and fewer groups of them."""
+
+
+@pytest.mark.parametrize(("workers", "heads", "groups"), GROUPS)
+def test_shared_groups_on_threads(workers: int, heads: int, groups: int) -> None:
+    case = Case(heads=heads, groups=groups, blocks=1, sequence=workers % 4 > 0, length=8)
+    on_threads(workers, is_its_twin, case)
+
+
+def test_the_norm_of_shared_groups() -> None:
+    on_threads(4, clips_the_norm_of_all, 2)
+
+
+@needs_mpi
+def test_shared_groups_on_ranks() -> None:
+    on_ranks(4, is_its_twin, Case(heads=8, groups=2, blocks=1, sequence=True))
 
 
 @st.composite

@@ -40,9 +40,13 @@ class Held(TorchDispatchMode):  # type: ignore[misc]  # torch is not typed here
         result = func(*args, **(kwargs or {}))
         for x in result if isinstance(result, tuple | list) else [result]:
             if isinstance(x, torch.Tensor):
-                memory = x.untyped_storage()
-                self._made[memory._cdata] = StorageWeakRef(memory), memory.nbytes()
+                self.note(x)
         return result
+
+    def note(self, x: Tensor) -> None:
+        """Count a tensor's memory, too."""
+        memory = x.untyped_storage()
+        self._made[memory._cdata] = StorageWeakRef(memory), memory.nbytes()
 
     @property
     def bytes(self) -> int:
@@ -52,6 +56,30 @@ class Held(TorchDispatchMode):  # type: ignore[misc]  # torch is not typed here
             for at, (memory, size) in self._made.items()
             if at not in self._without and not memory.expired()
         )
+
+
+class Kept(Held):
+    """Memory in use that functions called inside made, or that autograd saves: results of linop's
+    operators, too."""
+
+    def hooks(self) -> Any:
+        def pack(x: Tensor) -> Tensor:
+            self.note(x)
+            return x.detach()
+
+        return torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x)
+
+
+def between_passes(run: Any, text: Tensor) -> int:
+    """Bytes between forward and backward, beside parameters and the batch, of a `Run` of
+    examples/gpt.py. Collective."""
+    rows = text.tensor_split(run.parts)[run.part]
+    with Kept(run.net) as kept, kept.hooks():
+        value = run.loss(run.net(rows[:, :-1]), rows[:, 1:])
+    found = kept.bytes
+    value.backward()
+    run.net.zero_grad()
+    return found
 
 
 def layer(drop: float = 0.0, hidden: int = 2 * WIDTH) -> Any:

@@ -42,7 +42,7 @@ class Attention(nn.Module):  # type: ignore[misc]
 
     def __init__(self, width: int, heads: int, groups: int, bias: bool = True) -> None:
         super().__init__()
-        self.head, self.shared = 2, heads // groups
+        self.head = 2
         self.q = nn.Linear(width, 2 * heads, bias)
         self.k = nn.Linear(width, 2 * groups, bias)
         self.v = nn.Linear(width, 2 * groups, bias)
@@ -52,7 +52,7 @@ class Attention(nn.Module):  # type: ignore[misc]
         q, k, v = (
             f(x).unflatten(-1, (-1, self.head)).transpose(1, 2) for f in (self.q, self.k, self.v)
         )
-        k, v = (one.repeat_interleave(self.shared, 1) for one in (k, v))
+        k, v = (one.repeat_interleave(q.shape[1] // k.shape[1], 1) for one in (k, v))
         y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.o(y.transpose(1, 2).flatten(2))
 
@@ -112,15 +112,18 @@ class Case:
     seed: int = 0
 
 
-def plan(case: Case) -> dict[str, Any]:
-    """Megatron's plan of a language model."""
+def plan(case: Case, workers: int = 1) -> dict[str, Any]:
+    """Megatron's plan of a language model; groups that are fewer than the workers are shared."""
     inside = 1 if case.sequence else None
     outside = {"output_layouts": 1} if case.sequence else {}
-    heads = {"heads": case.groups}
+    shared = case.groups < workers
+    heads = {"heads": case.heads if shared else case.groups}
+    groups = {"heads": case.groups, "queries": case.heads} if shared else heads
     found: dict[str, Any] = {
         "words": RowwiseParallel(),
         "blocks.*.attention": PrepareModuleInput(layout_or_whole(inside), COPIES),
-        "blocks.*.attention.[qkv]": ColwiseParallel(COPIES, **heads),
+        "blocks.*.attention.q": ColwiseParallel(COPIES, **heads),
+        "blocks.*.attention.[kv]": ColwiseParallel(COPIES, **groups),
         "blocks.*.attention.o": RowwiseParallel(**heads, **outside),
         "blocks.*.mlp.up": ColwiseParallel(layout_or_whole(inside)),
         "blocks.*.mlp.down": RowwiseParallel(**outside),

@@ -104,7 +104,7 @@ def is_its_twin(backend: Backend, case: Case) -> None:
     """Losses, gradients and state of a language model are those of its twin, in two steps."""
     axis = axis_of(backend)
     twin = filled(LanguageModel(case), case.seed)
-    net = parallelize_module(copy.deepcopy(twin), axis, plan(case))
+    net = parallelize_module(copy.deepcopy(twin), axis, plan(case, axis.size))
     entropy = CrossEntropyLoss(axis)
     optimizers = [torch.optim.SGD(m.parameters(), lr=0.01, momentum=0.5) for m in (twin, net)]
     for step in range(2):
@@ -124,7 +124,7 @@ def is_its_twin(backend: Backend, case: Case) -> None:
     assert list(state) == list(twin.state_dict())
     for name, value in twin.state_dict().items():
         equal(name, state[name], value)
-    other = parallelize_module(filled(LanguageModel(case), 9), axis, plan(case))
+    other = parallelize_module(filled(LanguageModel(case), 9), axis, plan(case, axis.size))
     layers.scatter_state(other, state)
     for p, q in zip(net.state_dict().values(), other.state_dict().values(), strict=True):
         assert torch.equal(p, q)
@@ -245,11 +245,11 @@ def row_parallel_alone(backend: Backend) -> None:
             assert torch.equal(p.grad, wanted), (style, name)
 
 
-def clips_the_norm_of_all(backend: Backend) -> None:
+def clips_the_norm_of_all(backend: Backend, groups: int = 4) -> None:
     """The norm of all gradients, not of this worker's (torchtitan #596)."""
-    axis, case = axis_of(backend), Case(sequence=True)
+    axis, case = axis_of(backend), Case(sequence=True, groups=groups)
     twin = filled(LanguageModel(case), 0)
-    net = parallelize_module(copy.deepcopy(twin), axis, plan(case))
+    net = parallelize_module(copy.deepcopy(twin), axis, plan(case, axis.size))
     text = torch.randint(WORDS, (3, 7), generator=torch.Generator().manual_seed(0))
     for model in (twin, net):
         y = model(text).flatten(0, 1)

@@ -189,6 +189,16 @@ PLANS: dict[str, tuple[Callable[[], Any], Any, str]] = {
         {"k": ColwiseParallel(heads=1)},
         "'k' has 1 heads for 2 workers of 'tp'; one each at least expected",
     ),
+    "queries that do not divide": (
+        lambda: Attention(4, 3, 1),
+        {"k": ColwiseParallel(heads=1, queries=3)},
+        "'k': 3 heads of queries in 1 groups for 2 workers of 'tp'; as many workers for each group",
+    ),
+    "shared groups laid out": (
+        lambda: Attention(4, 2, 1),
+        {"k": ColwiseParallel(output_layouts=REPLICATED, heads=1, queries=2)},
+        "'k' has fewer heads than workers; a torch.nn.Linear with output_layouts=-1 expected",
+    ),
     "heads that do not divide features": (
         lambda: MLP(4, 6),
         {"up": ColwiseParallel(heads=4)},

@@ -8,9 +8,13 @@ from typing import Any
 
 import torch
 
+from linop.backends.autograd.dtypes import numpy_dtype
 from linop.errors import ShapeError
 from linop.layers.layer import Function, Tensor
-from linop.spaces.decomposition import COPIES
+from linop.layers.parameters.weights import hold
+from linop.operators.collectives import repartition
+from linop.spaces.decomposition import COPIES, REPLICATED
+from linop.spaces.partition import Partition
 from linop.spaces.tensor import TensorSpace
 from linop.strategies.mesh import Axis
 from linop.strategies.tensor.layer import ParallelLayer
@@ -63,6 +67,45 @@ class ColwiseLinear(_Linear):
 
         def affine(x: Tensor) -> Tensor:
             return laid_out(torch.nn.functional.linear(spread(x), self.weight, self.bias))
+
+        return affine
+
+
+class SharedColwiseLinear(_Linear):
+    """Fewer blocks than workers: of t workers, t / len(sizes) neighbours share a block.
+
+    On the axis as a grid (blocks, workers of each) the weight is cut along the first and replicated
+    along the second, and used by way of E: nothing moves, and the gradient is all-reduced among the
+    workers that share, bias and weight in one message.
+    """
+
+    def __init__(
+        self, axis: Axis, whole: Any, input: Layout, output: Layout, sizes: Sequence[int]
+    ) -> None:
+        super().__init__(axis, whole, input, output, sizes)
+        shared = axis.size // len(sizes)
+        self.grid = Partition((len(sizes), shared), axis.partition.workers)
+        for name in ("weight", "bias"):
+            p = getattr(whole, name)
+            if p is None:
+                self.register_parameter(name, None)
+            else:
+                hold(self, name, TensorSpace(p.shape, self.grid, axes=[0, REPLICATED]), p)
+
+    def bind(self, *inputs: TensorSpace) -> Function:
+        (X,) = inputs
+        (*_, features), biased = self._shape_of_products(X), "bias" in self.spaces
+        _, spread = self.converted(X, COPIES, of=0)
+        kind = numpy_dtype(self.dtypes["weight"])
+        shape = features, self.in_features + biased
+        whole = TensorSpace(shape, self.grid, kind, [0, REPLICATED], "parameters")
+        embed = self.moved(repartition, whole, whole.like(self.grid, [0, COPIES]))
+
+        def affine(x: Tensor) -> Tensor:
+            own = [self.weight, self.bias[:, None]] if biased else [self.weight]
+            both = embed(torch.cat(own, 1))
+            bias = both[:, -1] if biased else None
+            return torch.nn.functional.linear(spread(x), both[:, : self.in_features], bias)
 
         return affine
 

@@ -16,7 +16,7 @@ from linop.strategies.mesh import Axis
 from linop.strategies.tensor.embedding import ParallelEmbedding
 from linop.strategies.tensor.layer import ParallelLayer, Redistribute
 from linop.strategies.tensor.layouts import Layout, layout_of
-from linop.strategies.tensor.linear import ColwiseLinear, RowwiseLinear
+from linop.strategies.tensor.linear import ColwiseLinear, RowwiseLinear, SharedColwiseLinear
 from linop.strategies.tensor.sequence import Pointwise, SequenceNorm
 
 Module = Any
@@ -57,8 +57,15 @@ def _refuse(style: Style, name: str, module: Module, expected: str) -> None:
     )
 
 
-def _sizes(n: int, heads: int | None, axis: Axis, name: str) -> Sequence[int]:
-    """Lengths of the blocks of n features, or of words: balanced, of whole heads."""
+def _sizes(
+    n: int, heads: int | None, axis: Axis, name: str, queries: int | None = None
+) -> Sequence[int]:
+    """Lengths of the blocks of n features, or of words: balanced, of whole heads; of fewer heads
+    than workers, one each, which as many workers share.
+
+    Args:
+        queries: heads of the queries that these heads are for.
+    """
     if heads is None:
         return balanced(n, axis.size)
     if heads < 1 or n % heads:
@@ -66,12 +73,21 @@ def _sizes(n: int, heads: int | None, axis: Axis, name: str) -> Sequence[int]:
             f"parallelize_module: {name!r} has {n} features, and heads={heads}: as many for each "
             f"expected"
         )
-    if heads < axis.size:
+    if heads >= axis.size:
+        return [k * (n // heads) for k in balanced(heads, axis.size)]
+    if queries is None:
         raise PartitionError(
             f"parallelize_module: {name!r} has {heads} heads for {axis.size} workers of "
-            f"{axis.name!r}; one each at least expected"
+            f"{axis.name!r}; one each at least expected, or, of keys and values that workers are "
+            f"to share, queries=, the number of heads of the queries"
         )
-    return [k * (n // heads) for k in balanced(heads, axis.size)]
+    if axis.size % heads or queries % axis.size:
+        raise PartitionError(
+            f"parallelize_module: {name!r}: {queries} heads of queries in {heads} groups for "
+            f"{axis.size} workers of {axis.name!r}; as many workers for each group, and as many "
+            f"heads of queries for each worker expected"
+        )
+    return [n // heads] * heads
 
 
 @dataclass(frozen=True)
@@ -85,25 +101,38 @@ class ColwiseParallel(Style):
         heads: the number of parts of equal length that are not cut, of which each worker has
             as many as any other, or one less: of grouped queries, the number of groups. By default
             features are cut anywhere.
+        queries: of keys and values in fewer groups than workers, the number of heads of the
+            queries. Workers whose queries are in one group hold its weights as one tensor, whose
+            gradient is the sum of theirs: E, and its adjoint. Attention has to take the number of
+            groups from its shapes (as with ``enable_gqa=True``).
     """
 
     input_layouts: Any = REPLICATED
     output_layouts: Any = -1
     heads: int | None = None
+    queries: int | None = None
 
     def check(self, module: Module, axis: Axis, name: str) -> None:
         if type(module) not in (torch.nn.Linear, torch.nn.Embedding):
             _refuse(self, name, module, "torch.nn.Linear and torch.nn.Embedding")
         layout_of(self.input_layouts, "input_layouts")
         _no_copies(self.output_layouts)
-        _sizes(_features(module), self.heads, axis, name)
+        sizes = _sizes(_features(module), self.heads, axis, name, self.queries)
+        if len(sizes) < axis.size and (
+            isinstance(module, torch.nn.Embedding) or self.output_layouts != -1
+        ):
+            raise PartitionError(
+                f"parallelize_module: {name!r} has fewer heads than workers; a torch.nn.Linear "
+                f"with output_layouts=-1 expected"
+            )
 
     def apply(self, module: Module, axis: Axis) -> Module:
-        sizes = _sizes(_features(module), self.heads, axis, "")
+        sizes = _sizes(_features(module), self.heads, axis, "", self.queries)
         output = layout_of(self.output_layouts, "output_layouts")
         if isinstance(module, torch.nn.Embedding):
             return ParallelEmbedding(axis, module, 1, output, sizes)
-        return ColwiseLinear(axis, module, layout_of(self.input_layouts, ""), output, sizes)
+        kind = ColwiseLinear if len(sizes) == axis.size else SharedColwiseLinear
+        return kind(axis, module, layout_of(self.input_layouts, ""), output, sizes)
 
 
 @dataclass(frozen=True)
