@@ -33,7 +33,7 @@ MESHES = [
     for pp in (1, 2, 3, 4)
     if dp * tp * pp <= 8
 ]
-FEW = settings(max_examples=max(4, settings().max_examples // 2))
+FEW = settings(max_examples=max(3, settings().max_examples // 3))
 
 
 @st.composite
