@@ -58,7 +58,7 @@ def markdown_of(outcomes: Sequence[Outcome], commit: str, jobs: int) -> str:
             f"**{caught} of {len(outcomes)} are caught**, in {times[0]:.1f} to {times[-1]:.1f} s,",
             f"{times[len(times) // 2]:.1f} in the median, with the start of pytest and the",
             f"shrinking of the example. {datetime.date.today()}, 2 cores, {jobs} at a time, commit",
-            f"{commit}. Again, in some ten minutes:",
+            f"{commit}. Again, in some twenty minutes:",
             "",
             "```sh",
             "PYTHONPATH=adjoint_tests python -m mutation --jobs 2 --markdown docs/mutation.md",

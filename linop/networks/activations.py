@@ -27,8 +27,7 @@ def sigmoid(X: TensorSpace, name: str = "h") -> Map:
     """
     check_tensors("sigmoid", X)
     check_fractions("sigmoid", X)
-    # tanh does not overflow, and takes complex arguments: derivatives by complex steps.
-    return _elementwise("σ", X, name, lambda x: 0.5 + 0.5 * np.tanh(0.5 * x), lambda y: y * (1 - y))
+    return _elementwise("σ", X, name, _sigmoid, _slope_of_sigmoid)
 
 
 def relu(X: TensorSpace, name: str = "h") -> Map:
@@ -42,10 +41,27 @@ def relu(X: TensorSpace, name: str = "h") -> Map:
     )
 
 
+def _sigmoid(x: Array) -> Array:
+    # tanh does not overflow, and takes complex arguments: derivatives by complex steps. In place:
+    # in new memory each operation on a large array takes several times as long.
+    y = np.asarray(0.5 * x)
+    np.tanh(y, out=y)
+    y *= 0.5
+    y += 0.5
+    return y
+
+
+def _slope_of_sigmoid(y: Array) -> Array:
+    slope = np.asarray(1 - y)
+    slope *= y
+    return slope
+
+
 def _elementwise(
     symbol: str, X: TensorSpace, name: str, value: Elementwise, slope: Elementwise
 ) -> Map:
-    """An elementwise function; `slope` is its derivative, as a function of its value."""
+    """An elementwise function; `slope` is its derivative, as a function of its value, in memory of
+    its own."""
     check_tensors(symbol, X)
     Y = TensorSpace(
         X.global_shape, X.partition, X.dtype, X.axes, name, bounds=dict(enumerate(X.bounds))

@@ -99,21 +99,34 @@ def product(
 
 
 def rows(x: Region, y: Region, dtype: np.dtype) -> LinearOperator:
-    """x -> (x, …, x), every row of y. The adjoint adds the rows."""
+    """x -> 1 x, every row of y, for a column 1 of ones. The adjoint adds the rows."""
+    ones = np.ones(y.shape[0], dtype)
 
     def forward(row: Array) -> Array:
         return np.repeat(row[None], y.shape[0], 0)
 
     def backward(Y: Array) -> Array:
-        total: Array = np.add.reduce(Y, 0, dtype=dtype)
+        total: Array = ones.dot(Y)  # two to four times as fast as a sum
         return total
 
     return _local(x, y, dtype, forward, backward, "1")
 
 
 def scaling(x: Region, y: Region, dtype: np.dtype, d: Constant) -> LinearOperator:
-    """x -> d x, elementwise; the adjoint multiplies by the conjugate of d."""
-    return _local(x, y, dtype, lambda X: d() * X, lambda Y: d().conj() * Y, "diag")
+    """x -> d x, elementwise; the adjoint multiplies by the conjugate of d. Each d is a new array,
+    which is overwritten."""
+
+    def forward(X: Array) -> Array:
+        product = d()
+        product *= X
+        return product
+
+    def backward(Y: Array) -> Array:
+        product = d().conj()
+        product *= Y
+        return product
+
+    return _local(x, y, dtype, forward, backward, "diag")
 
 
 def functional(

@@ -51,9 +51,13 @@ def _of_zero(after: Action, before: Action) -> list[Action] | None:
 
 def _holds(whole: Part, part: Part) -> bool:
     """True if `whole` contains every element of `part`."""
-    if whole is part or (type(part) is Subset and part.region is whole):
+    if whole is part:
         return True
-    return as_subset(whole).contains(as_subset(part))
+    if type(whole) is Subset:
+        return whole.contains(part if type(part) is Subset else as_subset(part))
+    # A whole region: mostly the same object.
+    region = part.region if type(part) is Subset else part
+    return region is whole or as_subset(whole).contains(as_subset(part))
 
 
 Law = Callable[[Any, Any], list[Action] | None]
@@ -71,6 +75,9 @@ LAWS: dict[tuple[type[Any], type[Any]], Law] = {
 }
 """By the classes of the later and the earlier of two actions, the law for their product: it returns
 the shorter product, or None if it does not apply."""
+
+_ACTIONS = frozenset({Add, Allocate, Clear, Deallocate})
+"""The four classes of actions: asking for theirs, an abstract one, takes three times as long."""
 
 
 def _copied_back(after: Add, history: Iterator[Factor]) -> bool:
@@ -112,7 +119,7 @@ def _reduce_once(factors: Sequence[Factor]) -> tuple[list[Factor], bool]:
     touching: defaultdict[str, list[int]] = defaultdict(list)
     exposed = False
     for factor in factors:
-        if not isinstance(factor, Action):
+        if type(factor) not in _ACTIONS:
             touching.clear()  # no law applies across a barrier
             done.append(factor)
             continue
@@ -120,11 +127,12 @@ def _reduce_once(factors: Sequence[Factor]) -> tuple[list[Factor], bool]:
         while reduced is not None:
             last = _last(done, touching, reduced)
             before: Any = done[last] if last >= 0 else None
-            if type(reduced) is Add and before == Clear(reduced.target):
+            kinds = type(reduced), type(before)
+            if kinds == (Add, Clear) and before.part == reduced.target:
                 if _copied_back(reduced, _history(done, touching, reduced)):
                     done[last] = None
                     break
-            law = LAWS.get((type(reduced), type(before)))
+            law = LAWS.get(kinds)
             result = None if law is None else law(reduced, before)
             if result is None:
                 for name in reduced.names:
