@@ -43,7 +43,7 @@ CONTRACTS = [
 
 @pytest.mark.parametrize("contract", CONTRACTS, ids=lambda one: one.__name__)
 def test_on_threads(contract: Any) -> None:
-    for workers in (1, 2, 3) if contract is gives_plain_states else (2, 4):
+    for workers in (2, 4) if contract is clips_as_one else (1, 3):
         on_threads(workers, contract)
 
 
@@ -55,8 +55,7 @@ def test_on_ranks(contract: Any) -> None:
 
 @pytest.mark.parametrize("prefetch", [1, 2, 7])
 def test_prefetch_on_threads(prefetch: int) -> None:
-    for workers in (1, 3):
-        on_threads(workers, prefetches, prefetch)
+    on_threads(3, prefetches, prefetch)
 
 
 @needs_mpi
