@@ -286,7 +286,7 @@ BEFORE: list[Wrong] = [
     (unknown_name, ArgumentError, "there is no submodule '7' to cut at", 2),
     (no_tensor, ArgumentError, "stage 1.* its module returns <class 'int'>; a tensor", 2),
     (other_shapes, ArgumentError, r"stage 0.*\(4, 4\).*, then one of .*\(4, 5\)", 2),
-    (other_widths, BackendError, r"stage 1 on worker 1, input of shape \(4, 4\)", 2),
+    (other_widths, BackendError, r"on worker 1: stage 1, input of shape \(4, 4\): Run", 2),
     (other_schedule, BackendError, "worker 1 has another schedule, edges or options", 2),
     (other_steps, BackendError, r"step on some, and evaluation on workers \[1\]", 2),
     (whole_numbers, ArgumentError, "stage 0: its module returns a tensor of torch.int64", 2),

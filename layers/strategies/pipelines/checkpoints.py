@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-from linop.backends import Backend, use
+from linop.backends import Backend
 from linop.errors import ArgumentError, BackendError
 from linop.layers.agreement.input_agreement import InputAgreement
 from linop.layers.state.checkpoint import has_optimizer, read_state, write_state
@@ -28,6 +29,7 @@ from linop.layers.state.optimizer_state import (
 from linop.layers.state.state import collect
 from linop.layers.state.state_tensors import MODEL, OPTIMIZER, StateTensor
 from linop.layers.state.workers import Workers
+from linop.strategies.pipelines.stage_backends import within
 from linop.strategies.pipelines.stage_states import Own, gathered, load, on_all
 
 Tensor = Any
@@ -66,21 +68,23 @@ class Checkpoints:
         self._stages, self._optimizer, self._copies = stages, optimizer, copies
         self._model = torch.nn.ModuleDict({str(s): one.module for s, one in stages.items()})
 
-    def save(self, path: Path) -> None:
+    def save(self, path: Any) -> None:
         """Worker 0 writes a file."""
         state: Any = gathered(self._backend, self._agreement, self._stages)
         if self._optimizer is not None:
             state = {MODEL: state, OPTIMIZER: self._optimizer_state()}
-        self._each(lambda: write_state(state, path) if self._backend.worker == 0 else None, "save")
+        self._each(
+            lambda: write_state(state, Path(path)) if self._backend.worker == 0 else None, "save"
+        )
 
-    def load(self, path: Path) -> None:
+    def load(self, path: Any) -> None:
         """Worker 0 reads the file."""
 
         def read() -> dict[str, Tensor]:
             if self._backend.worker:
                 return {}
             file = io.BytesIO()
-            torch.save(read_state(path), file)
+            torch.save(read_state(Path(path)), file)
             return {"file": torch.frombuffer(file.getbuffer(), dtype=torch.uint8)}
 
         data = on_all(self._backend, self._agreement, self._each(read, "load"))["file"]
@@ -93,7 +97,7 @@ class Checkpoints:
             raise ArgumentError(f"load: {str(path)!r} has no state of an optimizer")
         install = self._staged(state[OPTIMIZER])
         load(self._agreement, self._stages, state[MODEL])
-        install()
+        self._each(install, "load")
 
     def _each(self, work: Callable[[], Any], what: str) -> Any:
         return self._agreement.each(work, what, _CALL.format(what))
@@ -103,11 +107,14 @@ class Checkpoints:
         s, _, name = row_key.partition(".")
         return int(s), self._stages[int(s)].prefix + name
 
+    def _within(self) -> AbstractContextManager[None]:
+        return within(next(iter(self._stages.values())).part, self._backend)
+
     def _optimized(self) -> Optimized | None:
         """The optimizers of this worker's row. Collective over its workers."""
         if not self._stages:
             return None
-        with use(next(iter(self._stages.values())).part):
+        with self._within():
             return Optimized(Workers("Pipeline", self._model), self._optimizer)
 
     def _groups(self, said: Collection[Said]) -> list[list[str]]:
@@ -148,10 +155,13 @@ class Checkpoints:
             optimized = self._optimized()
             if optimized is None:
                 return None, {}, {}
-            check_options(optimized)
-            kept = optimized.kept()
-            items = {n: v for n, v in kept.items() if isinstance(v, StateTensor)}
-            wholes: Mapping[str, Tensor] = collect(optimized.workers, list(items.values()), 0) or {}
+            with self._within():
+                check_options(optimized)
+                kept = optimized.kept()
+                items = {n: v for n, v in kept.items() if isinstance(v, StateTensor)}
+                wholes: Mapping[str, Tensor] = (
+                    collect(optimized.workers, list(items.values()), 0) or {}
+                )
             named = {self._names(n): wholes[v.key] for n, v in items.items() if v.key in wholes}
             plain = {self._names(n): v for n, v in kept.items() if n not in items}
             return optimized, plain, named
@@ -197,7 +207,8 @@ class Checkpoints:
                 optimized.groups,
                 values,
             )
-            hypers, kept = staged_optimizer(optimized, mine)
+            with self._within():
+                hypers, kept = staged_optimizer(optimized, mine)
             return lambda: optimized.install(hypers, kept)
 
         found: Callable[[], None] = self._each(staged, "load")

@@ -3,13 +3,16 @@ there."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from linop.backends import Backend, threads, use
 from linop.backends.worker import Worker
-from linop.errors import ArgumentError
+from linop.errors import ArgumentError, LinopError, restated
+from linop.layers.agreement.input_agreement import agreement_of
 from linop.layers.layer import Layer
 from linop.spaces.partition import Partition
 from linop.strategies.pipelines.construction import Plan
@@ -26,11 +29,40 @@ def parts_of(plan: Plan, backend: Backend) -> dict[int, Backend]:
         # Of one worker: no other one is needed to make it.
         here = plan.worker in grid
         together = sorted(grid.workers) if here else [plan.worker]
-        part = backend.part(together) if grid.size > 1 else None
+        part = backend.part(together, "pipeline") if grid.size > 1 else None
         if here:
             own = {s: part or threads.alone() for s in plan.mine if plan.grid(s) is grid}
             parts.update(own)
     return parts
+
+
+def fail(parts: Iterable[Backend], backend: Backend, error: BaseException) -> None:
+    """Tell the other workers of this worker's stages that it cannot go on: they may wait for it in
+    a layer, where it never comes."""
+    mine = restated(error, str(error))
+    for part in parts:
+        if isinstance(part, Worker) and part is not backend and part.workers > 1:
+            part.fail(restated(mine, f"on worker {backend.worker}: {mine}"))
+
+
+def failure(parts: Iterable[Backend]) -> str:
+    """The error that ended one of the parts; empty if there is none."""
+    errors = (part.failure for part in parts if isinstance(part, Worker))
+    return next((str(error) for error in errors if error is not None), "")
+
+
+@contextmanager
+def within(part: Backend, backend: Backend) -> Iterator[None]:
+    """Context of calls of the part, which its workers make together, and some of which may raise on
+    one of them alone: a user's error there. linop's are raised on all."""
+    try:
+        with use(part):
+            yield
+    except LinopError:
+        raise
+    except BaseException as error:
+        fail([part], backend, error)
+        raise
 
 
 def local(grid: Partition) -> Partition:
@@ -49,6 +81,9 @@ def made(s: int, given: Any, grid: Partition, part: Backend) -> Module:
     if not isinstance(given, torch.nn.Module):
         with use(part):
             module = given(local(grid))
+    # A worker that makes fewer layers than others is found out here.
+    agreement_of(part).gather_objects(None, f"make stage {s}")
+    if module is not given:
         if not isinstance(module, torch.nn.Module):
             raise ArgumentError(
                 f"stage {s}: a torch.nn.Module expected, its function returns {module!r}"
