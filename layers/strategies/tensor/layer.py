@@ -93,6 +93,12 @@ class ParallelLayer(Layer):
         here = self.inputs[0] if grid is None else grid
         hold(self, name, TensorSpace(whole.shape, here, axes=[layout], sizes=cut), whole)
 
+    def parameter_layout(self, name: str) -> Layout | None:
+        """Layout of a parameter; None where it is held by some workers only."""
+        space = self.spaces[name]
+        whole = space.partition.shape == self.axis.partition.shape
+        return space.axes[0] if whole else None
+
     def forward(self, *tensors: Tensor) -> Tensor:
         """This worker's block of the output. See `Layer`."""
         types = None if self.calls is None else self.calls.types
