@@ -43,7 +43,7 @@ DATA_PARALLEL = (
         "a server that keeps its updates",
         "updates of the server's parameters are not broadcast",
         "omission",
-        "linop.strategies.data.data_parallel:DataParallel.forward",
+        "linop.strategies.data.data_parallel:DataParallel._before_forward",
         "self._spread < self._reducer.reductions",
         "False",
         COPIES,

@@ -3,7 +3,7 @@ ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -52,7 +52,7 @@ class Inside(torch.nn.Module):
         return x
 
 
-def survives_checkpoints(backend: Backend) -> None:
+def survives_checkpoints(backend: Backend, stages: Sequence[int] = (2, 3)) -> None:
     """Gradients are those without checkpoints, around units and inside; each unit is gathered once
     more in backward, and neither whole parameters nor activations are kept."""
     me, axis = backend.worker or 0, Mesh(dp=-1)["dp"]
@@ -64,7 +64,7 @@ def survives_checkpoints(backend: Backend) -> None:
         lambda net: lambda y: torchs(net, y, use_reentrant=False),
         lambda net: lambda y: torchs(net, y, use_reentrant=True),
     ]
-    for stage in (2, 3):
+    for stage in stages:
         for number, make in enumerate(around):
             net, seen = sharded(stage), []
             net[1].register_forward_pre_hook(lambda m, y, to=seen: to.append(weak(m.weight)))

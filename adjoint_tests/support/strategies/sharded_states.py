@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -114,13 +115,13 @@ def only_trained(twin: Trained, state: Any) -> Any:
     return {"state": found, "param_groups": [group]}
 
 
-def saves(backend: Backend, folder: str) -> None:
+def saves(backend: Backend, folder: str, stages: Sequence[int] = STAGES) -> None:
     """Write a folder for each stage, and the state of one process after the same step."""
     twin = Trained(0, 0)
     twin.step(1)
     if backend.worker == 0:
         torch.save(twin.net.state_dict(), f"{folder}/twin")
-    for stage in STAGES:
+    for stage in stages:
         mine = Trained(stage, 0)
         mine.step(1)
         linop.layers.save(mine.net, f"{folder}/{stage}", mine.optimizer, sharded=True)
@@ -129,12 +130,12 @@ def saves(backend: Backend, folder: str) -> None:
     linop.layers.save(plain.net, f"{folder}/plain", sharded=True)
 
 
-def loads(backend: Backend, folder: str) -> None:
+def loads(backend: Backend, folder: str, stages: Sequence[int] = STAGES) -> None:
     """Load them on another number of workers; a further step is that of one process."""
     twin = Trained(0, 0)
     for seed in (1, 7):
         twin.step(seed)
-    for stage in STAGES:
+    for stage in stages:
         mine = Trained(stage, 5)
         linop.layers.load(mine.net, f"{folder}/{stage}", mine.optimizer)
         mine.step(7)
