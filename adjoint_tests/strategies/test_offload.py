@@ -99,6 +99,16 @@ def test_plain_on_a_simulated_device(way: Any) -> None:
     linop.launch(lambda backend: drawn(way), 1, "threads", arrays=ARRAYS)
 
 
+def test_a_part_of_a_storage() -> None:
+    # Less than half of it, and not its beginning: in the window it is where it was.
+    net, twin = chain(2, 0.0, False), chain(2, 0.0, False)
+    batch = values(9, WIDTH, seed=0)
+    for model in (offload(net, prefetch=2), twin):
+        model(batch[6:8]).square().sum().backward()
+    for p, q in zip(net.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(p.grad, q.grad)
+
+
 def noted(net: Any, note: Any) -> None:
     """Call `note` after the forward of each module, and before its backward."""
 

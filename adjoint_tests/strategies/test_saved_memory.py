@@ -28,6 +28,7 @@ from support.strategies.saved_memory import (
     layer,
     loss,
     pair,
+    recomputes_a_parallel_chain,
     reversible,
     storing,
 )
@@ -237,6 +238,11 @@ BLOCKS = pytest.mark.parametrize("blocks", ["reversible", "checkpoint", "offload
 @pytest.mark.parametrize("workers", [1, 2, 3])
 def test_messages_on_threads(blocks: str, workers: int) -> None:
     on_threads(workers, keeps_messages, blocks)
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_checkpoints_of_a_parallel_chain(workers: int) -> None:
+    on_threads(workers, recomputes_a_parallel_chain)
 
 
 @needs_mpi

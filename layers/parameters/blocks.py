@@ -23,10 +23,15 @@ _ADDING = threading.Lock()
 
 class Block(NamedTuple):
     """A worker's block of a parameter, which a layer has, or another holder with its attributes:
-    `_parameters` and `spaces` by name, `backend`, `worker`, and perhaps `kind`."""
+    `_parameters` and `spaces` by name, `backend`, `worker`, and perhaps `kind`.
+
+    Attributes:
+        nested: a block of a block, which two holders have: cut over two groups of workers.
+    """
 
     layer: Any
     name: str
+    nested: bool = False
 
     @property
     def space(self) -> TensorSpace:
@@ -64,11 +69,13 @@ def blocks() -> dict[int, Block]:
     with _ADDING:
         layers = list(_LAYERS)
     every = ((layer, name, p) for layer in layers for name, p in list(layer._parameters.items()))
-    return {
-        id(p): Block(layer, name)
-        for layer, name, p in every
-        if p is not None and name in layer.spaces
-    }
+    found: dict[int, Block] = {}
+    for layer, name, p in every:
+        if p is not None and name in layer.spaces:
+            other = found.get(id(p))
+            nested = other is not None and other.layer.backend is not layer.backend
+            found[id(p)] = Block(layer, name, nested)
+    return found
 
 
 def first_block(tensors: Iterable[Any]) -> Block | None:
@@ -81,10 +88,17 @@ def backend_of(tensors: Iterable[Any]) -> Backend | None:
     """The backend whose workers have the blocks among some tensors; None without blocks.
 
     Raises:
-        ArgumentError: they are of several.
+        ArgumentError: they are of several, or one is cut over two groups of workers.
     """
     known = blocks() if _LAYERS else {}
-    found = {known[id(t)].layer.backend: None for t in tensors if id(t) in known}
+    cut = [known[id(t)] for t in tensors if id(t) in known]
+    if any(block.nested for block in cut):
+        raise ArgumentError(
+            "parameters that are cut over one axis of a mesh, and sharded over another: norms and "
+            "states of such are not supported; shard modules that are not tensor parallel, or "
+            "take DataParallel in place of fully_shard"
+        )
+    found = {block.layer.backend: None for block in cut}
     if len(found) > 1:
         raise ArgumentError(
             "parameters that are cut over different groups of workers; those of one group expected"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from linop.backends import Backend
 from linop.backends.worker import Worker
-from linop.errors import ArgumentError, BackendError, expect
+from linop.errors import ArgumentError, BackendError
 from linop.layers.agreement.input_agreement import agreement_of, program_backend
 from linop.spaces.partition import Partition
 from linop.spaces.region import integer
@@ -66,8 +66,9 @@ class Mesh:
     """
 
     def __init__(self, backend: Backend | None = None, /, **axes: int) -> None:
-        given = program_backend() if backend is None else backend
-        self.backend = expect("Mesh: backend", given, Backend)
+        self.backend = program_backend() if backend is None else backend
+        if not isinstance(self.backend, Backend):
+            raise ArgumentError(f"Mesh: expected a backend, given {backend!r}")
         if self.backend.worker is None:
             raise BackendError(
                 f"backend {self.backend.name!r} holds all workers; a mesh is of a program's "

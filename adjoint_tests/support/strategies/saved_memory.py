@@ -113,6 +113,21 @@ def pair(shape: Any = (5, WIDTH)) -> Any:
     return tuple(values(*shape, seed=s).requires_grad_() for s in (1, 2))
 
 
+def recomputes_a_parallel_chain(backend: Backend) -> None:
+    """A chain that was made parallel before it is checkpointed."""
+    axis = axis_of(backend)
+    plan = {"*.up": ColwiseParallel(), "*.down": RowwiseParallel()}
+    chain = filled(nn.Sequential(*[MLP(WIDTH, 9) for _ in range(3)]), 0)
+    twin = parallelize_module(copy.deepcopy(chain), axis, plan)
+    net = checkpoint(parallelize_module(chain, axis, plan))
+    x = values(5, WIDTH, seed=1)
+    for _ in range(2):
+        for model in (net, twin):
+            model(x).square().sum().backward()
+    for (name, p), q in zip(net.named_parameters(), twin.parameters(), strict=True):
+        equal(name, p.grad, q.grad, 0)
+
+
 def keeps_messages(backend: Backend, blocks: str) -> None:
     """Tensor-parallel modules inside reversible blocks, or a chain that is checkpointed, and
     offloaded: messages and gradients are those of the net that stores everything."""

@@ -309,7 +309,7 @@ PLANS: dict[str, tuple[Callable[[], Any], Any, str]] = {
         {"up": ColwiseParallel(heads="two")},  # type: ignore[arg-type]
         "'up': heads: expected a whole number, given 'two'",
     ),
-    "no plan": (lambda: MLP(4, 4), None, "plan: expected a Mapping, given None"),
+    "no plan": (lambda: MLP(4, 4), None, "plan: a style, or styles by name, expected; given None"),
     "no name": (lambda: MLP(4, 4), {0: ColwiseParallel()}, "plan: name of a submodule: expected"),
     "no module": (lambda: 4, {"": ColwiseParallel()}, "module: expected a Module, given 4"),
     "numbers of layouts": (

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from linop.errors import ArgumentError, LinopError
-from linop.layers.parameters.blocks import blocks
+from linop.layers.parameters.blocks import Block, backend_of, blocks
 from linop.layers.parameters.torch_guards import replace
 from linop.layers.state.state import scatter_state
 from linop.spaces.region import integer
@@ -64,7 +64,7 @@ def fully_shard(
         ahead = integer(prefetch, "fully_shard: prefetch")
         if ahead < 0:
             raise ArgumentError(f"prefetch={ahead}; a number from 0 expected")
-        _collect(module, places, names)
+        _collect(module, axis, places, names)
         found = {names[p]: p for p in places}
         said = described(found), reshard_after_forward, ahead
     except LinopError as error:
@@ -89,7 +89,9 @@ def fully_shard(
     return module
 
 
-def _collect(module: Any, places: dict[Any, list[tuple[Any, str]]], names: dict[Any, str]) -> None:
+def _collect(
+    module: Any, axis: Axis, places: dict[Any, list[tuple[Any, str]]], names: dict[Any, str]
+) -> None:
     """Parameters that are not sharded yet, with all places that have them."""
     known = blocks()
     for prefix, owner in module.named_modules():
@@ -98,10 +100,10 @@ def _collect(module: Any, places: dict[Any, list[tuple[Any, str]]], names: dict[
             if p is None or already == "shard":
                 continue
             name = f"{prefix}.{attribute}".removeprefix(".")
-            if id(p) in known:
+            if id(p) in known and not _across(known[id(p)], axis):
                 raise ArgumentError(
-                    f"parameter {name!r} is a block that a linop.layers.Layer has cut; plain "
-                    f"modules of torch expected"
+                    f"parameter {name!r} is a block that a linop.layers.Layer has cut; modules of "
+                    f"torch expected, or tensor-parallel ones over another axis of the mesh"
                 )
             if already:
                 both = " and shared with this one: shard both in one call"
@@ -113,6 +115,13 @@ def _collect(module: Any, places: dict[Any, list[tuple[Any, str]]], names: dict[
             names.setdefault(p, name)
     if not places:
         raise ArgumentError("the module has no parameters, or all are sharded already")
+
+
+def _across(block: Block, axis: Axis) -> bool:
+    """True for a block of a tensor-parallel module over another axis of the mesh: all workers of
+    this one have the same block."""
+    other = getattr(block.layer, "axis", None)
+    return isinstance(other, Axis) and len({*other.workers} & {*axis.workers}) == 1
 
 
 def _shard(member: Member, p: Tensor, axis: Axis) -> Tensor:
@@ -141,7 +150,7 @@ def full_state_dict(module: Any) -> dict[str, Tensor]:
     buffers. Collective.
 
     Raises:
-        ArgumentError: the module has no sharded parameters.
+        ArgumentError: the module has no sharded parameters, or some that are tensor parallel too.
     """
     whole: dict[int, Tensor] = {}
     with torch.no_grad():
@@ -174,4 +183,5 @@ def _checked(module: Any) -> list[tuple[str, Unit]]:
     units = _units(module)
     if not units:
         raise ArgumentError("the module has no sharded parameters: call fully_shard first")
+    backend_of(module.parameters())
     return units

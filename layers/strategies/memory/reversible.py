@@ -118,7 +118,8 @@ class _Frame:
         they can be rebuilt here."""
         self._outputs = (outputs[0].detach(), outputs[1].detach())
         self._versions = tuple(y._version for y in self._outputs)
-        (before, first), (other, second) = (getattr(x, _FRAME, (None, 0)) for x in inputs)
+        marks: list[tuple[Any, int]] = [getattr(x, _FRAME, (None, 0)) for x in inputs]
+        (before, first), (other, second) = marks
         if before is not None and before is other and first != second and before._next is None:
             before._check()
             self._before, before._next, before._outputs = weakref.ref(before), self, None

@@ -182,7 +182,9 @@ class _Saved(NamedTuple):
     def tensor(self) -> Tensor:
         self.call.needs(self.module)
         memory = self.piece.bytes().view(self.dtype)
-        return memory.as_strided(self.size, self.stride, self.offset)
+        # Before it has left, the piece is in the tensor's own storage.
+        offset = memory.storage_offset() + self.offset
+        return memory.as_strided(self.size, self.stride, offset)
 
 
 class _Call:

@@ -95,7 +95,9 @@ def parallelize_module(
 
 def _named(module: Module, plan: Any) -> dict[str, Style]:
     """The style of each submodule, in the order of the plan."""
-    given = {"": plan} if isinstance(plan, Style) else expect("plan", plan, Mapping)
+    given = {"": plan} if isinstance(plan, Style) else plan
+    if not isinstance(given, Mapping):
+        raise ArgumentError(f"plan: a style, or styles by name, expected; given {plan!r}")
     names = [name for name, _ in module.named_modules()]
     found: dict[str, Style] = {}
     for pattern, style in given.items():
