@@ -121,8 +121,8 @@ class ColwiseParallel(Style):
             isinstance(module, torch.nn.Embedding) or self.output_layouts != -1
         ):
             raise PartitionError(
-                f"parallelize_module: {name!r} has fewer heads than workers; a torch.nn.Linear "
-                f"with output_layouts=-1 expected"
+                f"{name!r} has fewer heads than workers; a torch.nn.Linear with output_layouts=-1 "
+                f"expected"
             )
 
     def apply(self, module: Module, axis: Axis) -> Module:
