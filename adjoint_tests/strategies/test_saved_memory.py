@@ -184,6 +184,22 @@ class Doubling(nn.Module):  # type: ignore[misc]  # torch is not typed here
         return x.mul_(2)
 
 
+def test_hooks_of_a_chain() -> None:
+    calls = []
+    net = nn.Sequential(nn.Linear(2, 2))
+    net.register_forward_pre_hook(lambda *given: calls.append(given[2]), with_kwargs=True)
+    net.register_full_backward_hook(lambda *given: calls.append("backward"))
+    checkpoint(net)(torch.ones(1, 2, requires_grad=True)).sum().backward()
+    assert calls == [{}, "backward"]
+
+
+class Turned(nn.Sequential):  # type: ignore[misc]  # torch is not typed here
+    """Calls its modules in reverse order."""
+
+    def forward(self, x: Any) -> Any:
+        return nn.Sequential(*reversed(self))(x)
+
+
 def test_refused() -> None:
     net = reversible(1)
     with pytest.raises(ArgumentError, match="a pair of tensors expected"):
@@ -204,6 +220,8 @@ def test_refused() -> None:
         loss(y).backward()
     with pytest.raises(ArgumentError, match=r"a torch.nn.Sequential expected, given Linear"):
         checkpoint(nn.Linear(2, 2))
+    with pytest.raises(ArgumentError, match="Turned has a forward of its own"):
+        checkpoint(Turned(nn.Identity()))
     with pytest.raises(ArgumentError, match=r"every=0; at least 1 expected"):
         checkpoint(nn.Sequential(), every=0)
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import nullcontext
+from copy import copy
 from functools import partial
 from typing import Any
 
@@ -54,15 +55,21 @@ _OPTIONS = {"use_reentrant": False, "context_fn": checkpoint_context}
 
 
 def chain(net: Any, name: str) -> Chain:
-    """A chain of the modules of a Sequential, with what is said of it already if it is a chain.
+    """A chain of the modules of a Sequential, with copies of its hooks, and with what is said of it
+    already if it is a chain.
 
     Raises:
-        ArgumentError: it is no Sequential.
+        ArgumentError: it is no Sequential, or one with a forward of its own.
     """
     if not isinstance(net, torch.nn.Sequential):
         raise ArgumentError(f"{name}: a torch.nn.Sequential expected, given {type(net).__name__}")
+    if type(net).forward not in (torch.nn.Sequential.forward, Chain.forward):
+        raise ArgumentError(
+            f"{name}: {type(net).__name__} has a forward of its own; a torch.nn.Sequential expected"
+        )
     made = Chain(OrderedDict(net.named_children()))
     made.training = net.training
+    vars(made).update({key: copy(kept) for key, kept in vars(net).items() if "_hook" in key})
     if isinstance(net, Chain):
         made.every, made.window = net.every, net.window
     return made
