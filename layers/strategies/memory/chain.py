@@ -69,7 +69,7 @@ def chain(net: Any, name: str) -> Chain:
         )
     made = Chain(OrderedDict(net.named_children()))
     made.training = net.training
-    vars(made).update({key: copy(kept) for key, kept in vars(net).items() if "_hook" in key})
+    made.__dict__.update({key: copy(kept) for key, kept in vars(net).items() if "_hook" in key})
     if isinstance(net, Chain):
         made.every, made.window = net.every, net.window
     return made
