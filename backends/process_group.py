@@ -44,6 +44,8 @@ class Process(Worker):
 
     def _part(self, parts: Sequence[tuple[int, ...]], mine: tuple[int, ...]) -> Worker:
         limit, whole = self.transport.limit, self.transport.ranks
+        if len(parts) == 1 and len(whole) < dist.get_world_size():
+            return self  # for torch's sake, see below
         if len(whole) == dist.get_world_size():  # all processes are here, and make all groups
             groups = [_new_group(limit, [whole[w] for w in part]) for part in parts]
             group = groups[parts.index(mine)]

@@ -89,9 +89,9 @@ def launch(
     return [result for result, _ in done]
 
 
-def alone() -> Backend:
+def alone(arrays: Arrays = NUMPY) -> Backend:
     """A backend with this thread as its only worker."""
-    return Worker("threads", Mailbox(Group(1), 0), DEBUG.found().checked())
+    return Thread("threads", Mailbox(Group(1, arrays), 0), DEBUG.found().checked(), arrays)
 
 
 def run(

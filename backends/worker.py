@@ -16,7 +16,7 @@ from linop.backends.execution.program import Program
 from linop.backends.transports.call_numbers import Calls
 from linop.backends.transports.compile_agreement import check_agreement
 from linop.backends.transports.point_to_point import PointToPoint
-from linop.backends.transports.transport import Transport
+from linop.backends.transports.transport import ANY, Transport
 from linop.backends.waits.deadlock import PAST, Key, Point
 from linop.backends.worker_plan import WorkerPlan
 from linop.errors import BackendError, LinopError
@@ -54,8 +54,11 @@ class Worker(Backend):
         self._calls: dict[tuple[int, ...], Calls] = {}
         self._plans_of: dict[tuple[int, Placement | None], Plans] = {}
         transport.plans = self
-        self.parted: dict[frozenset[tuple[int, ...]], Worker] = {}
-        """This worker's parts of it, by the division of the workers."""
+        self.parted: dict[tuple[Any, ...], Worker] = {}
+        """This worker's parts of it, by the division of the workers, its purpose, and the number of
+        parts that failed before."""
+        self.failure: LinopError | None = None
+        """The error that ended all calls of this backend, by `fail`."""
         self.meeting = threading.RLock()
         """Held during an exchange on the control channel: two threads' messages would mix."""
 
@@ -81,19 +84,23 @@ class Worker(Backend):
         self.prepare(plan.plan)
         return plan
 
-    def part(self, workers: Sequence[int]) -> Worker:
+    def part(self, workers: Sequence[int], purpose: str = "") -> Worker:
         """Backend of some of the workers, this one among them: of its own plans, calls and waits.
         Collective: all workers of this backend call it, each with its own part of them; parts have
-        no common workers. The same division again gives the same backend.
+        no common workers. The same division for the same purpose again gives the same backend,
+        unless that has failed (`fail`).
 
         Args:
             workers: in ascending order; they are numbered so from 0.
+            purpose: equal on all workers. All workers are a part of their own only for a purpose.
 
         Raises:
             BackendError: parts overlap, or a worker is not in its own, or not in ascending order;
                 on every worker.
         """
-        said = self.transport.gather_all(tuple(workers), "divide the workers")
+        mine = tuple(workers), self._failed(tuple(workers), purpose)
+        everybodys = self.transport.gather_all(mine, f"divide the workers {purpose}".rstrip())
+        said = [its for its, _ in everybodys]
         parts = sorted(set(said))
         for worker, its in enumerate(said):
             if worker not in its or [*its] != sorted({*its}):
@@ -103,12 +110,33 @@ class Worker(Backend):
                 )
         if len({w for part in parts for w in part}) < sum(map(len, parts)):
             raise BackendError(f"parts without common workers expected; given {parts}")
-        if len(parts) == 1:
+        if len(parts) == 1 and not purpose:
             return self
-        key = frozenset(parts)
+        key = frozenset(parts), purpose, sum(failed for _, failed in everybodys)
         if key not in self.parted:
             self.parted[key] = self._part(parts, said[self.worker])
         return self.parted[key]
+
+    def _failed(self, workers: tuple[int, ...], purpose: str) -> int:
+        """Number of failed parts of these workers."""
+        return sum(
+            part.failure is not None and workers in division and purpose == its
+            for (division, its, _), part in self.parted.items()
+        )
+
+    def fail(self, error: LinopError) -> None:
+        """End this backend on all its workers, which may wait for this one in any plan, compilation
+        or agreement: for an error of this worker between calls. All that waits in it raises the
+        error from now on."""
+        if self.failure is None:
+            self.transport.alarm(error, ANY, 0)
+            self._end(error)
+
+    def _end(self, error: LinopError) -> None:
+        self.failure = self.failure or error
+        self.interrupted()
+        for plan in list(self.bound.values()):
+            plan.slow_down()
 
     def _part(self, parts: Sequence[tuple[int, ...]], mine: tuple[int, ...]) -> Worker:
         """The backend of this worker's part of all of them; collective."""
@@ -118,6 +146,9 @@ class Worker(Backend):
     # Interface for transports (`linop.backends.transports.transport.Plans`)
 
     def hear(self, tag: int, error: LinopError, call: int = 0) -> None:
+        if tag == ANY:
+            self._end(error)
+            return
         plan = self.bound.get(tag)
         if plan is not None:
             plan.alarm = plan.alarm or (None if plan.is_broken else (error, call))
@@ -127,6 +158,10 @@ class Worker(Backend):
 
     def alarm(self, tag: int) -> LinopError | None:
         plan = self.bound.get(tag)
+        if self.failure is not None:
+            if plan is not None:
+                plan.broken(self.failure)
+            return self.failure
         if plan is None or plan.alarm is None or not plan.is_due:
             return None
         error, _ = plan.alarm

@@ -87,15 +87,21 @@ def expect(what: str, value: object, kind: type[T]) -> T:
     return value
 
 
-_CLASSES = [c for c in [*vars().values()] if isinstance(c, type) and issubclass(c, LinopError)]
-"""The classes above, which every process can import."""
+def _is_own(kind: type) -> bool:
+    """True for linop's errors, which every process can import."""
+    return issubclass(kind, LinopError) and kind.__module__.partition(".")[0] == "linop"
 
 
 def restated(error: BaseException, text: str) -> LinopError:
     """An error with another text, which other workers can be sent: of the same class, or of the
     nearest base class above; a `BackendError` that names the class, if that is none of linop's."""
-    kind = next((kind for kind in type(error).__mro__ if kind in _CLASSES), None)
+    kind = next((kind for kind in type(error).__mro__ if _is_own(kind)), None)
     return kind(text) if kind else BackendError(f"{type(error).__name__}: {text}")
+
+
+def was_told(error: BaseException) -> bool:
+    """True if the error is another worker's, which this one was told by an alarm."""
+    return isinstance(error, LinopError) and error.alarm is not None
 
 
 def name_layer(error: LinopError, where: str, kind: str = "") -> None:

@@ -6,7 +6,7 @@ import importlib.util
 
 import pytest
 
-from support.contracts.parts import refuses_parts, sums_in_parts
+from support.contracts.parts import ends_a_failed_part, refuses_parts, sums_in_parts
 from support.requirements import needs_mpi
 from support.workers import on_ranks, on_threads
 
@@ -15,6 +15,7 @@ from support.workers import on_ranks, on_threads
 def test_parts_of_threads(workers: int) -> None:
     on_threads(workers, sums_in_parts)
     on_threads(workers, refuses_parts)
+    on_threads(workers, ends_a_failed_part)
 
 
 @needs_mpi
@@ -23,6 +24,7 @@ def test_parts_of_ranks(workers: int) -> None:
     on_ranks(workers, sums_in_parts)
     on_ranks(workers, sums_in_parts, windows=False)
     on_ranks(workers, refuses_parts)
+    on_ranks(workers, ends_a_failed_part)
 
 
 def test_parts_of_processes() -> None:
@@ -32,3 +34,4 @@ def test_parts_of_processes() -> None:
 
     on_torchrun(4, sums_in_parts)
     on_torchrun(4, refuses_parts)
+    on_torchrun(4, ends_a_failed_part)

@@ -7,6 +7,8 @@ from mutation.fault import Fault
 COPIES = ("test_data_parallel.py::test_one_process_on_threads",)
 USES = ("test_data_parallel.py::test_on_threads",)
 SHARDS = ("test_fully_shard.py::test_data_parallel_on_threads",)
+GRAPHS = ("test_sharded_graphs.py::test_on_threads",)
+AHEAD = ("test_sharded_graphs.py::test_prefetch_on_threads",)
 MEMORY = ("test_fully_shard.py::test_on_threads",)
 
 DATA_PARALLEL = (
@@ -41,7 +43,7 @@ DATA_PARALLEL = (
         "a server that keeps its updates",
         "updates of the server's parameters are not broadcast",
         "omission",
-        "linop.strategies.data.data_parallel:DataParallel.forward",
+        "linop.strategies.data.data_parallel:DataParallel._before_forward",
         "self._spread < self._reducer.reductions",
         "False",
         COPIES,
@@ -50,19 +52,73 @@ DATA_PARALLEL = (
         "shards gathered into one tensor",
         "the gradient of a shard is a slice of this worker's gradient",
         "replication",
-        "linop.strategies.data.unit:Unit.__init__",
-        "all_gather(member.space)",
-        "all_gather(member.space, into=__import__('linop').REPLICATED)",
+        "linop.strategies.data.unit:gathering",
+        "all_gather(space)",
+        "all_gather(space, into=__import__('linop').REPLICATED)",
         SHARDS,
     ),
     Fault(
         "whole parameters kept",
         "the graph keeps whole parameters until backward",
         "memory",
-        "linop.strategies.data.unit:_packed",
-        "_Saved(call, k, tuple(tensor.shape), tensor.stride(), tensor.storage_offset())",
+        "linop.strategies.data.calls:Call._packed",
+        "_Saved(self, k, tuple(tensor.shape), tensor.stride(), tensor.storage_offset())",
         "tensor",
         MEMORY,
+    ),
+    Fault(
+        "activations kept",
+        "activations inside of a unit do not pass the hooks of a checkpoint around it",
+        "memory",
+        "linop.strategies.data.calls:Call._packed",
+        "tensor if outer is None else _Outer(outer[1], outer[0](tensor))",
+        "tensor",
+        GRAPHS,
+    ),
+    Fault(
+        "stale parameters",
+        "parameters that were gathered ahead are used after an update",
+        "order",
+        "linop.strategies.data.unit:Unit._take",
+        "self._ahead != self.versions()",
+        "False",
+        AHEAD,
+    ),
+    Fault(
+        "a norm over all workers",
+        "of shards with replicas the norm of gradients counts each replica",
+        "replication",
+        "linop.layers.parameters.clipping:clip_grad_norm_",
+        "program_backend() if cut_over is None else cut_over",
+        "program_backend()",
+        GRAPHS,
+    ),
+    Fault(
+        "a step of unsummed gradients",
+        "a sharded optimizer steps with gradients that are this worker's alone",
+        "blind",
+        "linop.strategies.data.sharded_optimizer:ShardedOptimizer.step",
+        "any(reducer.unsummed for reducer in self._reducers)",
+        "False",
+        GRAPHS,
+    ),
+    Fault(
+        "a worker that leaves early",
+        "a worker without batches does not wait for those that have some",
+        "agreement",
+        "linop.strategies.data.data_parallel:DataParallel.joined",
+        "agreement.sum(batch is not None)",
+        "batch is not None",
+        USES,
+    ),
+    Fault(
+        "a recomputation's own parameters",
+        "a checkpoint's recomputation gathers parameters of its own",
+        "memory",
+        "linop.strategies.data.unit:Unit._computed_again",
+        "call is not None and call.versions == versions",
+        "False",
+        GRAPHS,
     ),
     Fault(
         "an axis across the grid",

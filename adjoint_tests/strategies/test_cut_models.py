@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
+from pathlib import Path
 
 import pytest
 
@@ -13,9 +15,16 @@ if importlib.util.find_spec("torch") is None:
 
 import torch
 
+import linop
 from linop.errors import ArgumentError
 from linop.strategies import split
-from support.strategies.cut_models import Branching, cut_model_is_whole, returns_dicts
+from support.strategies.cut_models import (
+    Branching,
+    Tied,
+    cut_model_is_whole,
+    returns_dicts,
+    tied_model_is_whole,
+)
 from support.workers import on_threads
 
 NAMES = ["mixed", "third", "last"]
@@ -35,6 +44,32 @@ def test_exported(schedule: str, several: bool) -> None:
 
 def test_outputs_in_dicts_and_lists() -> None:
     on_threads(3, returns_dicts)
+
+
+def test_exported_with_tied_weights(tmp_path: Path) -> None:
+    model = Tied()
+    stages = split(model, ["middle", "last"], example=torch.ones(2, 5, dtype=torch.float64))
+    assert list(stages[0].state_dict()) == ["first.weight"]
+    assert stages[2].last.weight is stages[0].first.weight is model.first.weight
+    path = str(tmp_path / "pipeline")
+    linop.launch(lambda b: tied_model_is_whole(b, model, copy.deepcopy(stages), path), 3, "threads")
+
+
+class Again(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
+    """It uses a weight at its start and at its end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(5, 5))
+        self.middle = torch.nn.Linear(5, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.middle(x @ self.weight) @ self.weight
+
+
+def test_a_parameter_of_two_stages() -> None:
+    with pytest.raises(ArgumentError, match="stages 0 and 1 use the parameter 'weight'"):
+        split(Again(), ["middle"], example=torch.ones(2, 5))
 
 
 class Twice(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here

@@ -24,7 +24,7 @@ from support.strategies.cut_networks import (
     trains_and_goes_on,
     workers,
 )
-from support.strategies.wrong_cut_stages import WRONG
+from support.strategies.wrong_cut_stages import WRONG, fails_in_a_step
 from support.strategies.wrong_pipelines import Wrong, all_raise
 from support.workers import on_ranks, on_threads
 
@@ -84,6 +84,19 @@ def test_wrong_stages(wrong: Wrong) -> None:
 def test_wrong_stages_on_ranks() -> None:
     for wrong in WRONG:
         on_ranks(wrong[3], all_raise, wrong, True, watch=WATCH)
+
+
+@pytest.mark.parametrize("back", [False, True])
+def test_errors_in_cut_stages(back: bool) -> None:
+    for worker in (0, 1):
+        on_threads(3, fails_in_a_step, worker, 4, back)
+
+
+@needs_mpi
+@pytest.mark.parametrize("back", [False, True])
+def test_errors_in_cut_stages_on_ranks(back: bool) -> None:
+    for worker in (0, 1):
+        on_ranks(3, fails_in_a_step, worker, 4, back, watch=WATCH)
 
 
 def test_another_value_is_not_close() -> None:

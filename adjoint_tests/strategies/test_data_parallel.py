@@ -22,6 +22,7 @@ from support.requirements import needs_mpi
 from support.strategies.replicas import (
     Case,
     adds_to_gradients,
+    checks_itself,
     clips_and_copies,
     composes_with_pipelines,
     fails_in_backward,
@@ -29,6 +30,7 @@ from support.strategies.replicas import (
     has_the_global_mean,
     has_unused,
     is_sequential,
+    joins,
     misses_a_batch,
     says_what_is_wrong,
     spreads_nan,
@@ -45,7 +47,14 @@ CASES = [
     Case((("server", 0),), whole=False, steps=2),
     Case(dtype="float32"),
 ]
-OTHERS = [adds_to_gradients, has_unused, has_the_global_mean, has_buffers, clips_and_copies]
+OTHERS = [
+    adds_to_gradients,
+    has_unused,
+    has_the_global_mean,
+    has_buffers,
+    clips_and_copies,
+    joins,
+]
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 4, 8])
@@ -105,8 +114,8 @@ def test_errors_on_ranks() -> None:
 
 
 def test_error_in_backward() -> None:
-    on_threads(2, fails_in_backward)
-    on_threads(2, spreads_nan)
+    for contract in (fails_in_backward, spreads_nan, checks_itself):
+        on_threads(2, contract)
 
 
 def test_workers_with_different_numbers_of_batches() -> None:

@@ -28,6 +28,7 @@ from support.strategies.saved_memory import (
     layer,
     loss,
     pair,
+    recomputes_a_parallel_chain,
     reversible,
     storing,
 )
@@ -113,9 +114,90 @@ def test_frozen_input_and_evaluation() -> None:
         assert all(map(torch.equal, net(x), storing(twin, x)))
 
 
+class Swap(nn.Module):  # type: ignore[misc]
+    def forward(self, pair: Any) -> Any:
+        return pair[1], pair[0]
+
+
+class Twice(nn.Module):  # type: ignore[misc]
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
+
+    def forward(self, pair: Any) -> Any:
+        return pair[self.number], pair[self.number]
+
+
+def normed() -> Any:
+    return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.Tanh())
+
+
+@pytest.mark.parametrize(
+    ("between", "make"),
+    [
+        (Swap(), lambda: layer(0.3)),
+        (Twice(0), layer),
+        (Twice(1), layer),
+        (nn.Identity(), normed),
+    ],
+    ids=["swapped", "the first twice", "the second twice", "running statistics"],
+)
+def test_reversible_in_other_chains(between: Any, make: Any) -> None:
+    net = reversible(4, make)
+    twin = copy.deepcopy(net)
+    ends = []
+    for model in (net, twin):
+        x = y = pair()
+        torch.manual_seed(3)
+        for block in model:
+            y = between(block(y) if model is net else storing([block], y))
+        loss(y).backward()
+        grads = [one.grad for one in (*x, *model.parameters())]
+        ends.append([*(torch.zeros(()) if g is None else g for g in grads), *model.buffers()])
+    for found, wanted in zip(*ends, strict=True):
+        equal("gradient or buffer", found, wanted, 1e-11)
+
+
+def test_reversible_swapped_keeps_one_pair() -> None:
+    net, y = reversible(5), pair()
+    with Held(net) as held:
+        for block in net:
+            y = Swap()(block(y))
+    assert held.bytes == PAIR
+
+
+def test_reversible_under_autocast() -> None:
+    net = reversible(3).float()
+    twin = copy.deepcopy(net)
+    x = tuple(one.detach().float() for one in pair())
+    for model, run in ((net, net), (twin, lambda x: storing(twin, x))):
+        with torch.autocast("cpu", torch.bfloat16):
+            y = run(x)
+        loss(y).backward()
+        assert all(p.grad is not None for p in model.parameters())
+    for (name, p), q in zip(net.named_parameters(), twin.named_parameters(), strict=True):
+        equal(name, p.grad, q[1].grad, 2e-2)  # two steps of bfloat16
+
+
 class Doubling(nn.Module):  # type: ignore[misc]  # torch is not typed here
     def forward(self, x: Any) -> Any:
         return x.mul_(2)
+
+
+def test_hooks_of_a_chain() -> None:
+    calls = []
+    net = nn.Sequential(nn.Linear(2, 2))
+    net.register_forward_pre_hook(lambda *given: calls.append(given[2]), with_kwargs=True)
+    net.register_full_backward_hook(lambda *given: calls.append("backward"))
+    checkpoint(net)(torch.ones(1, 2, requires_grad=True)).sum().backward()
+    assert calls == [{}, "backward"]
+
+
+class Turned(nn.Sequential):  # type: ignore[misc]  # torch is not typed here
+    """Calls its modules in reverse order."""
+
+    def forward(self, x: Any) -> Any:
+        return nn.Sequential(*reversed(self))(x)
 
 
 def test_refused() -> None:
@@ -132,8 +214,14 @@ def test_refused() -> None:
     y[0].detach().zero_()
     with pytest.raises(BackendError, match="an output was changed in place"):
         (y[0] + y[1]).sum().backward()
+    others = {name: (p * 2).detach().requires_grad_() for name, p in net.named_parameters()}
+    y = torch.func.functional_call(net, others, (pair(),))
+    with pytest.raises(BackendError, match="f or g has other parameters or buffers than when it"):
+        loss(y).backward()
     with pytest.raises(ArgumentError, match=r"a torch.nn.Sequential expected, given Linear"):
         checkpoint(nn.Linear(2, 2))
+    with pytest.raises(ArgumentError, match="Turned has a forward of its own"):
+        checkpoint(Turned(nn.Identity()))
     with pytest.raises(ArgumentError, match=r"every=0; at least 1 expected"):
         checkpoint(nn.Sequential(), every=0)
 
@@ -161,13 +249,18 @@ def test_checkpoints(every: int) -> None:
         assert torch.equal(net.eval()(x), twin.eval()(x))
 
 
-BLOCKS = pytest.mark.parametrize("blocks", ["reversible", "checkpoint"])
+BLOCKS = pytest.mark.parametrize("blocks", ["reversible", "checkpoint", "offload"])
 
 
 @BLOCKS
 @pytest.mark.parametrize("workers", [1, 2, 3])
 def test_messages_on_threads(blocks: str, workers: int) -> None:
     on_threads(workers, keeps_messages, blocks)
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_checkpoints_of_a_parallel_chain(workers: int) -> None:
+    on_threads(workers, recomputes_a_parallel_chain)
 
 
 @needs_mpi

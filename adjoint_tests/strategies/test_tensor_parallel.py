@@ -22,6 +22,7 @@ from support.strategies.tensor_parallel import (
     clips_the_norm_of_all,
     composes_with_data_parallel,
     counts_as_megatron,
+    entropies_of_large_logits,
     is_exact,
     is_its_twin,
 )
@@ -31,6 +32,7 @@ from support.strategies.wrong_tensor_parallel import (
     PLANS,
     refuses,
     refuses_a_second_time,
+    refuses_alone,
     refuses_changed_norms,
     refuses_indices,
     refuses_other_nets,
@@ -135,6 +137,11 @@ def test_contracts_on_threads(contract: Any, workers: int) -> None:
     on_threads(workers, contract)
 
 
+@pytest.mark.parametrize("workers", [1, 3, 8])
+def test_entropies_of_large_logits_on_threads(workers: int) -> None:
+    on_threads(workers, entropies_of_large_logits)
+
+
 def test_beside_data_parallel_on_threads() -> None:
     on_threads(4, composes_with_data_parallel)
 
@@ -185,7 +192,7 @@ WRONG = [
 ]
 REFUSALS = pytest.mark.parametrize(
     "contract",
-    [refuses_a_second_time, refuses_other_nets, refuses_indices],
+    [refuses_a_second_time, refuses_alone, refuses_other_nets, refuses_indices],
     ids=lambda contract: contract.__name__,
 )
 

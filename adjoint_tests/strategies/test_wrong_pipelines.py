@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+from functools import partial
+from typing import Any
 
 import pytest
 
@@ -21,7 +23,10 @@ from support.workers import on_ranks, on_threads
 
 
 def named(wrong: Wrong) -> str:
-    return wrong[0].__name__
+    program: Any = wrong[0]
+    if isinstance(program, partial):
+        return "-".join([program.func.__name__, *program.keywords.values()])
+    return str(program.__name__)
 
 
 @pytest.mark.parametrize("wrong", BEFORE, ids=named)

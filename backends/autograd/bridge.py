@@ -53,6 +53,7 @@ class Bridge:
         self.dtype = dtype
         self.order = order
         self._adjoint: Bridge | None = None
+        self._started = False
         self._into, self._out_of = (
             [Port(plan.backend, region, dtype) for region in held(space, plan.backend.worker)]
             for space in (plan.domain, plan.codomain)
@@ -125,18 +126,33 @@ class Bridge:
         self.plan(x)
         raise AssertionError(f"{self.plan!r} took {x!r}")
 
+    def start(self, tensors: Sequence[Any]) -> None:
+        """Start what the next `run`, with the same tensors, or `finish` completes. The tensors must
+        not change before."""
+        self.plan.start(self._array(tensors))
+        self._started = True
+
+    def finish(self) -> tuple[Any, ...]:
+        """The results of what was started."""
+        self._started = False
+        return self._tensors(self.plan.finish())
+
     def run(self, tensors: Sequence[Any]) -> tuple[Any, ...]:
         """Call the plan with tensors, in the order of the regions held here."""
-        x: Any
+        if self._started:
+            return self.finish()
+        return self._tensors(self.plan(self._array(tensors)))
+
+    def _array(self, tensors: Sequence[Any]) -> Any:
         try:
             if self.one:
-                x = self._into[0].array(tensors[0])
-            else:
-                pairs = zip(self._into, tensors, strict=False)  # nothing, without a region
-                x = {port.name: port.array(tensor) for port, tensor in pairs} or None
+                return self._into[0].array(tensors[0])
+            pairs = zip(self._into, tensors, strict=False)  # nothing, without a region
+            return {port.name: port.array(tensor) for port, tensor in pairs} or None
         except LinopError as error:
-            x = Unfit(error)
-        y = self.plan(x)
+            return Unfit(error)
+
+    def _tensors(self, y: Any) -> tuple[Any, ...]:
         if self.one:
             return (self._out_of[0].tensor(y),)
         if y is None:
@@ -159,6 +175,10 @@ class DeviceBridge(Bridge):
         super().__init__(plan, dtype, order)
         self._arrays = cast(DeviceArrays, plan.backend.arrays)
         self._waits = any(p.kind is not self._arrays for p in (*self._into, *self._out_of))
+
+    def start(self, tensors: Sequence[Any]) -> None:
+        with self._arrays.tensors.stream(torch):
+            super().start(tensors)
 
     def run(self, tensors: Sequence[Any]) -> tuple[Any, ...]:
         with self._arrays.tensors.stream(torch):

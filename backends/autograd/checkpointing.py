@@ -4,7 +4,8 @@ again."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from linop.backends.autograd.bridge import Bridge
@@ -71,6 +72,17 @@ class _Local(threading.local):
 
 
 _LOCAL = _Local()
+
+
+@contextmanager
+def unrecorded() -> Iterator[None]:
+    """Context in which results are neither recorded nor replayed: plans are run."""
+    before, _LOCAL.context = (_LOCAL.context, _LOCAL.replays), None
+    _LOCAL.replays = False
+    try:
+        yield
+    finally:
+        _LOCAL.context, _LOCAL.replays = before
 
 
 def in_checkpoint() -> bool:

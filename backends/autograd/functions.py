@@ -24,7 +24,7 @@ from linop.backends.waits.recorder import namers
 from linop.errors import LinopError, name_layer
 from linop.operators.operator import LinearOperator
 
-__all__ = ["Module", "add_dependency", "apply", "checkpoint_context"]
+__all__ = ["Module", "add_dependency", "applied", "apply", "checkpoint_context"]
 
 
 def apply(
@@ -63,6 +63,14 @@ def apply(
     tensors = (x,) if bridge.one and is_of(x, bridge.dtype) else bridge.tensors(x)
     results = _through(bridge, (opened(bridge), where), tensors)
     return results[0] if bridge.one else bridge.wrapped(results)
+
+
+def applied(bridge: Bridge, tensors: Sequence[Any], where: str = "") -> tuple[Any, ...]:
+    """`apply` by a bridge to tensors that fit, in the order of its regions."""
+    if torch.compiler.is_compiling():
+        results: tuple[Any, ...] = _uncompiled_bridge(bridge, tensors, where)
+        return results
+    return _through(bridge, (opened(bridge), where), tensors)
 
 
 class Module(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
@@ -213,3 +221,8 @@ def _uncompiled(op: LinearOperator | BoundPlan, x: Any, backend: Backend | None,
     """`apply` under torch.compile: a graph break, since a plan is not torch code."""
     # torch.compiler.disable does the same, and would import the compiler now, which takes seconds.
     return apply(op, x, backend, where)
+
+
+@torch._disable_dynamo  # type: ignore[untyped-decorator]
+def _uncompiled_bridge(bridge: Bridge, tensors: Sequence[Any], where: str) -> tuple[Any, ...]:
+    return applied(bridge, tensors, where)

@@ -56,7 +56,7 @@ class Plans(Protocol):
 
     def hear(self, tag: int, error: LinopError, call: int = 0) -> None:
         """Break the plan of a tag, unless it is broken already: another worker failed in the call
-        of this number."""
+        of this number. `ANY`: break all of this backend."""
 
     def alarm(self, tag: int) -> LinopError | None:
         """Error of an alarm about this plan that has not been raised here yet, or None."""
@@ -179,7 +179,7 @@ class Transport(Protocol):
 
     def alarm(self, error: LinopError, tag: int, call: int) -> None:
         """Raise an error on every other worker: at once if it waits in that call, or a later one,
-        of the tag's plan; else when it makes the call."""
+        of the tag's plan; else when it makes the call. `ANY`: in all calls and waits."""
 
     def alarmed(self) -> bool:
         """True if there may be an alarm; costs almost nothing."""

@@ -264,6 +264,8 @@ class ProcessGroupWaits(Detection):
         if alarm.stuck is not None:
             if not self._answer(alarm):
                 self._asked = time.monotonic(), alarm
+        elif alarm.tag == ANY:
+            interrupt()
         elif any(wait.busy == alarm.tag for wait in [*self.waiting.values()]):
             if alarm.call <= self.plans.running(alarm.tag):
                 interrupt()

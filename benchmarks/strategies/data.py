@@ -1,13 +1,17 @@
-"""Time of a step of data parallel and sharded training, beside the same by hand in mpi4py.
+"""Time of a step of data parallel and sharded training, beside the same by hand in mpi4py, and
+beside torch's own over gloo, in one job.
 
     mpiexec -n 2 python benchmarks/strategies/data.py
 
-prints a table: median milliseconds, interleaved, and the ratio to the first row of its kind. By
-hand is one flat gradient and one Allreduce; a flat shard a layer, Allgather and Reduce_scatter.
+prints a table: median milliseconds, of a few steps in turn with those of the others, and the median
+ratio to the same by hand, of steps next to each other in time. By hand is one flat gradient, and an
+Allreduce, a ring of Sendrecv, or a Reduce and a Bcast of the parameters; or a flat shard a layer,
+Allgather and Reduce_scatter.
 """
 
 from __future__ import annotations
 
+import copy
 import statistics
 import sys
 import time
@@ -21,10 +25,13 @@ sys.path.insert(0, str(ROOT))  # this checkout, whatever is installed
 import torch  # noqa: E402
 
 import linop  # noqa: E402
+from benchmarks.strategies.gloo import gloo  # noqa: E402
 from benchmarks.strategies.tables import markdown  # noqa: E402
 from linop.strategies import DataParallel, Mesh, ShardedOptimizer, fully_shard  # noqa: E402
 
-WIDTHS, ROWS, STEPS, WARM = (128, 512), 64, 150, 20
+WIDTHS, ROWS, TURNS, WARM = (128, 512), 64, 60, 4
+TURN = 4
+"""Steps of one kind in a row, as in training."""
 RATE = 1e-9
 Step = Callable[[], None]
 F = torch.nn.functional
@@ -49,21 +56,76 @@ def trained(net: Any, x: Any, optimizer: Any, between: Step = lambda: None) -> S
     return step
 
 
-def summed_by_hand(comm: Any, parameters: Sequence[Any]) -> Step:
-    """An Allreduce of the gradients as one flat tensor."""
+Sum = Callable[[Any, Any], None]
+"""Of a communicator and a flat array: replaces it by the sum."""
+
+
+def all_reduce(comm: Any, flat: Any) -> None:
     from mpi4py import MPI
 
+    comm.Allreduce(MPI.IN_PLACE, flat)
+
+
+def ring(comm: Any, flat: Any) -> None:
+    """Reduce-scatter, then all-gather, in steps around a ring."""
+    import numpy as np
+
+    parts = np.array_split(flat, comm.size)
+    to, of = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    given = np.empty_like(parts[0])
+    for k in range(2 * (comm.size - 1)):
+        mine, theirs = parts[(comm.rank - k) % comm.size], parts[(comm.rank - k - 1) % comm.size]
+        into = given[: theirs.size]
+        comm.Sendrecv(mine, to, 0, into, of, 0)
+        if k < comm.size - 1:
+            theirs += into
+        else:
+            theirs[:] = into
+
+
+def to_server(comm: Any, flat: Any) -> None:
+    from mpi4py import MPI
+
+    comm.Reduce(MPI.IN_PLACE if comm.rank == 0 else flat, flat if comm.rank == 0 else None)
+
+
+def summed_by_hand(comm: Any, parameters: Sequence[Any], total: Sum = all_reduce) -> Step:
+    """The sum of the gradients as one flat tensor."""
     flat = torch.zeros(sum(p.numel() for p in parameters))
 
     def reduce() -> None:
         torch.cat([p.grad.reshape(-1) for p in parameters], out=flat)
-        comm.Allreduce(MPI.IN_PLACE, flat.numpy())
+        total(comm, flat.numpy())
         at = 0
         for p in parameters:
             p.grad = flat[at : at + p.numel()].view(p.shape)
             at += p.numel()
 
     return reduce
+
+
+def served_by_hand(comm: Any, net: Any, x: Any, optimizer: Any) -> Step:
+    """A server's step: gradients to rank 0, its update, and its parameters to all."""
+    parameters = [*net.parameters()]
+    reduce = summed_by_hand(comm, parameters, to_server)
+    flat = torch.zeros(sum(p.numel() for p in parameters))
+
+    def step() -> None:
+        optimizer.zero_grad()
+        net(x).square().sum().backward()
+        reduce()
+        if comm.rank == 0:
+            optimizer.step()
+            torch.cat([p.detach().reshape(-1) for p in parameters], out=flat)
+        comm.Bcast(flat.numpy())
+        if comm.rank:
+            with torch.no_grad():
+                for p, part in zip(
+                    parameters, flat.split([p.numel() for p in parameters]), strict=True
+                ):
+                    p.copy_(part.view(p.shape))
+
+    return step
 
 
 def gathered_by_hand(comm: Any) -> Any:
@@ -85,9 +147,38 @@ def gathered_by_hand(comm: Any) -> Any:
     return Gather.apply
 
 
-def sharded_by_hand(comm: Any, width: int) -> Any:
-    """The perceptron with a flat shard for each layer, gathered in forward (stage 2)."""
-    gather = gathered_by_hand(comm)
+def gathered_twice_by_hand(comm: Any, width: int) -> Any:
+    """A linear layer of a shard, which is gathered again in backward."""
+
+    def whole(shard: Any) -> tuple[Any, Any]:
+        full = torch.empty(shard.numel() * comm.size)
+        comm.Allgather(shard.detach().numpy(), full.numpy())
+        return full[: width**2].view(width, width), full[width**2 :]
+
+    class Linear(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Any, shard: Any) -> Any:
+            ctx.save_for_backward(x, shard)
+            return F.linear(x, *whole(shard))
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Any) -> Any:
+            x, shard = ctx.saved_tensors
+            back = gradient @ whole(shard)[0] if ctx.needs_input_grad[0] else None
+            both = torch.empty(shard.numel() * comm.size)
+            torch.mm(gradient.t(), x, out=both[: width**2].view(width, width))
+            torch.sum(gradient, 0, out=both[width**2 :])
+            own = torch.empty_like(shard)
+            comm.Reduce_scatter_block(both.numpy(), own.numpy())
+            return back, own
+
+    return Linear.apply
+
+
+def sharded_by_hand(comm: Any, width: int, stage: int) -> Any:
+    """The perceptron with a flat shard for each layer, gathered in forward; again in backward, of
+    stage 3."""
+    gather, linear = gathered_by_hand(comm), gathered_twice_by_hand(comm, width)
     shards = torch.nn.ParameterList()
     for layer in perceptron(width)[::2]:
         flat = torch.cat([layer.weight.detach().reshape(-1), layer.bias.detach()])
@@ -100,17 +191,35 @@ def sharded_by_hand(comm: Any, width: int) -> Any:
 
         def forward(self, x: Any) -> Any:
             for k, shard in enumerate(self.shards):
+                x = x if k == 0 else F.relu(x)
+                if stage == 3:
+                    x = linear(x, shard)
+                    continue
                 full = gather(shard)
-                x = F.linear(
-                    x if k == 0 else F.relu(x), full[: width**2].view(width, -1), full[width**2 :]
-                )
+                x = F.linear(x, full[: width**2].view(width, -1), full[width**2 :])
             return x
 
     return Sharded()
 
 
-def steps(comm: Any, width: int) -> dict[str, Step]:
-    """By name; each of a network of its own."""
+def torchs_own(net: Any, mesh: Any, reshard: bool | None) -> Any:
+    """torch's data parallel (None) or sharded module over gloo."""
+    if reshard is None:
+        return torch.nn.parallel.DistributedDataParallel(net)
+    from torch.distributed.fsdp import fully_shard as fsdp2
+
+    for layer in net[::2]:
+        fsdp2(layer, mesh=mesh, reshard_after_forward=reshard)
+    fsdp2(net, mesh=mesh, reshard_after_forward=reshard)
+    return net
+
+
+Case = tuple[str, str, Step]
+"""Name of a step, name of that which it is compared with, and the step."""
+
+
+def steps(comm: Any, mesh: Any, width: int) -> list[Case]:
+    """All of them; each of a network of its own."""
     x, axis = torch.randn(ROWS, width), Mesh(dp=-1)["dp"]
 
     def sgd(net: Any) -> Any:
@@ -119,26 +228,50 @@ def steps(comm: Any, width: int) -> dict[str, Step]:
     def made(net: Any, between: Step = lambda: None) -> Step:
         return trained(net, x, sgd(net), between)
 
-    def sharded(reshard: bool) -> Any:
+    def sharded(reshard: bool, prefetch: int = 0) -> Any:
         net = perceptron(width)
         for layer in net[::2]:
-            fully_shard(layer, axis, reshard_after_forward=reshard)
+            fully_shard(layer, axis, reshard_after_forward=reshard, prefetch=prefetch)
         return net
 
-    hand, first = perceptron(width), DataParallel(perceptron(width), axis)
+    def hand(total: Sum) -> Step:
+        net = perceptron(width)
+        return made(net, summed_by_hand(comm, [*net.parameters()], total))
+
+    def copies(**options: Any) -> Step:
+        return made(DataParallel(perceptron(width), axis, **options))
+
+    first = DataParallel(perceptron(width), axis)
     optimizer = ShardedOptimizer(first, axis, lambda p: torch.optim.SGD(p, lr=RATE))
-    return {
-        "one process": made(perceptron(width)),
-        "copies by hand": made(hand, summed_by_hand(comm, [*hand.parameters()])),
-        "DataParallel": made(DataParallel(perceptron(width), axis)),
-        "buckets of 1 MiB": made(DataParallel(perceptron(width), axis, bucket_cap_mb=1)),
-        "ring": made(DataParallel(perceptron(width), axis, algorithm="ring")),
-        "server": made(DataParallel(perceptron(width), axis, server=0)),
-        "ZeRO 1": trained(first, x, optimizer),
-        "shards by hand, stage 2": made(sharded_by_hand(comm, width)),
-        "ZeRO 2": made(sharded(False)),
-        "ZeRO 3": made(sharded(True)),
-    }
+    served = perceptron(width)
+    own = copy.deepcopy(served)
+    return [
+        ("one process", "Allreduce", made(own)),
+        ("Allreduce", "Allreduce", hand(all_reduce)),
+        ("DataParallel", "Allreduce", copies()),
+        ("buckets of 1 MiB", "Allreduce", copies(bucket_cap_mb=1)),
+        ("torch's DDP", "Allreduce", made(torchs_own(perceptron(width), mesh, None))),
+        ("ring of Sendrecv", "ring of Sendrecv", hand(ring)),
+        ("ring", "ring of Sendrecv", copies(algorithm="ring")),
+        ("Reduce, Bcast", "Reduce, Bcast", served_by_hand(comm, served, x, sgd(served))),
+        ("server", "Reduce, Bcast", copies(server=0)),
+        ("ZeRO 1", "Allreduce", trained(first, x, optimizer)),
+        ("by hand, stage 2", "by hand, stage 2", made(sharded_by_hand(comm, width, 2))),
+        ("ZeRO 2", "by hand, stage 2", made(sharded(False))),
+        (
+            "torch's FSDP2, stage 2",
+            "by hand, stage 2",
+            made(torchs_own(perceptron(width), mesh, False)),
+        ),
+        ("by hand, stage 3", "by hand, stage 3", made(sharded_by_hand(comm, width, 3))),
+        ("ZeRO 3", "by hand, stage 3", made(sharded(True))),
+        ("ZeRO 3, prefetch=1", "by hand, stage 3", made(sharded(True, 1))),
+        (
+            "torch's FSDP2, stage 3",
+            "by hand, stage 3",
+            made(torchs_own(perceptron(width), mesh, True)),
+        ),
+    ]
 
 
 def main(backend: Any) -> None:
@@ -146,27 +279,33 @@ def main(backend: Any) -> None:
     torch.set_num_threads(1)
     comm = backend.transport.comm.Dup()
     lines: dict[str, list[str]] = {}
-    for width in WIDTHS:
-        found = steps(comm, width)
-        times: dict[str, list[float]] = {name: [] for name in found}
-        for k in range(WARM + STEPS):
-            for name, step in found.items():
-                comm.Barrier()
-                begun = time.perf_counter()
-                step()
-                if k >= WARM:
-                    times[name].append(1e3 * (time.perf_counter() - begun))
-        base = 1.0
-        for name, each in times.items():
-            median = statistics.median(each)
-            base = median if "hand" in name or name == "one process" else base
-            row = [f"{median:.2f}", f"{min(each):.2f}", f"{max(each):.2f}", f"{median / base:.2f}"]
-            lines.setdefault(name, []).extend(row)
+    with gloo(comm) as mesh:
+        for width in WIDTHS:
+            measure(comm, steps(comm, mesh, width), lines)
     comm.Free()
     if backend.worker == 0:
-        titles = ("median", "min", "max", "ratio")
-        header = ["step", *(f"{width}: {what}" for width in WIDTHS for what in titles)]
+        titles = ("median ms", "min", "max", "ratio")
+        header = ["step", "beside", *(f"{w}: {what}" for w in WIDTHS for what in titles)]
         print(markdown(header, [[name, *row] for name, row in lines.items()]))
+
+
+def measure(comm: Any, found: Sequence[Case], lines: dict[str, list[str]]) -> None:
+    """Add this width's columns to the lines of the table."""
+    times: dict[str, list[float]] = {name: [] for name, _, _ in found}
+    for k in range(WARM + TURNS):
+        for name, _, step in found:
+            step()  # its memory and code are in the caches again
+            comm.Barrier()
+            begun = time.perf_counter()
+            for _ in range(TURN):
+                step()
+            if k >= WARM:
+                times[name].append(1e3 * (time.perf_counter() - begun) / TURN)
+    for name, base, _ in found:
+        each = times[name]
+        ratio = statistics.median(a / b for a, b in zip(each, times[base], strict=True))
+        row = [f"{statistics.median(each):.2f}", f"{min(each):.2f}", f"{max(each):.2f}"]
+        lines.setdefault(name, [base]).extend([*row, f"{ratio:.2f}"])
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 """Tensor-parallel perceptrons and transformer blocks beside the same by hand, in mpi4py on the same
-torch, and beside the sequential module.
+torch, beside torch's own over gloo (of the perceptron), and beside the sequential module.
 
     python benchmarks/strategies/tensor_parallel.py [--ranks 2] [--seconds 4.0]
 
@@ -23,6 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))  # this checkout is measured, whatever is installed
 
 from benchmarks.harness.jobs import printed  # noqa: E402
+from benchmarks.strategies.gloo import gloo  # noqa: E402
 from linop import COPIES, REPLICATED, layers  # noqa: E402
 from linop.backends import in_mpi_job  # noqa: E402
 from linop.strategies import (  # noqa: E402
@@ -84,14 +85,22 @@ def measure(seconds: float) -> None:
     """Program of a rank: rank 0 prints the table."""
     from mpi4py import MPI
 
-    from benchmarks.harness.measure import interleaved
-
     comm = MPI.COMM_WORLD
     torch.set_num_threads(1)
     axis = Mesh(tp=-1)["tp"]
     say: Callable[[str], None] = print if comm.rank == 0 else lambda text: None
-    say("| module | width | sequential µs | by hand µs | linop µs | fixed shapes µs | ratios |")
-    say("| --- | --- | --- | --- | --- | --- | --- |")
+    say(
+        "| module | width | sequential µs | by hand µs | linop µs | fixed shapes µs | torch's µs | "
+        "ratios |"
+    )
+    say("| --- | --- | --- | --- | --- | --- | --- | --- |")
+    with gloo(comm) as mesh:
+        _measure(comm, axis, mesh, seconds, say)
+
+
+def _measure(comm: Any, axis: Any, mesh: Any, seconds: float, say: Callable[[str], None]) -> None:
+    from benchmarks.harness.measure import interleaved
+
     cases = [("perceptron", width) for width in WIDTHS] + [("attention", 4 * HEAD)]
     for name, width in cases:
         torch.manual_seed(0)
@@ -116,12 +125,24 @@ def measure(seconds: float) -> None:
             "linop": lambda net=ours: step(net),
             "fixed": lambda net=ours: fixed(net),
         }
+        if name == "perceptron":
+            own = torchs_own(alone, mesh)
+            steps["torch"] = lambda net=own: step(net)
         losses = [run().item() for run in steps.values()]
         assert max(losses) - min(losses) < 1e-5, losses
         times = interleaved(comm, steps, seconds).times
         found = [times[key].median for key in steps]
-        ratios = f"{found[2] / found[1]:.2f}, {found[3] / found[1]:.2f}"
-        say(f"| {name} | {width} | {' | '.join(f'{t:.0f}' for t in found)} | {ratios} |")
+        ratios = ", ".join(f"{t / found[1]:.2f}" for t in found[2:])
+        each = [f"{t:.0f}" for t in found] + [""] * (5 - len(found))
+        say(f"| {name} | {width} | {' | '.join(each)} | {ratios} |")
+
+
+def torchs_own(alone: Any, mesh: Any) -> Any:
+    """The perceptron, cut by torch's own plan of the same names."""
+    from torch.distributed.tensor import parallel
+
+    plan = {"up": parallel.ColwiseParallel(), "down": parallel.RowwiseParallel()}
+    return parallel.parallelize_module(copy.deepcopy(alone), mesh, plan)
 
 
 def by_hand(comm: Any, alone: Any) -> Callable[[Tensor], Tensor]:

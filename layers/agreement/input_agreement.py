@@ -23,7 +23,7 @@ from linop.backends.autograd.bridge import bridge_of
 from linop.backends.autograd.checkpointing import in_checkpoint, run
 from linop.backends.transports.transport import MEET, Item
 from linop.backends.worker import Worker
-from linop.errors import ArgumentError, BackendError, restated
+from linop.errors import ArgumentError, BackendError, LinopError, restated, was_told
 from linop.layers.agreement.arguments import Said, compare_arguments
 from linop.layers.agreement.metadata import CallMetadata
 from linop.operators.collectives import all_reduce
@@ -72,6 +72,14 @@ class LayerDescription(NamedTuple):
     arguments: Said
     unfit: str = ""
     """Description of a parametrization that fails on blocks; empty if there is none."""
+
+
+class _Failure(NamedTuple):
+    """A worker's error in work of all workers."""
+
+    error: LinopError
+    told: bool
+    """True if another worker raised it there."""
 
 
 class InputAgreement:
@@ -200,28 +208,36 @@ class InputAgreement:
         assert isinstance(self._backend, Worker)
         return self._backend.transport.gather_all(mine, doing, about)
 
-    def each(self, work: Callable[[], Value], what: str, doing: str) -> Value:
-        """Result of local work, which may fail on some workers. Collective.
+    def together(
+        self, work: Callable[[], tuple[Value, Item]], what: str, doing: str
+    ) -> tuple[Value, list[Item]]:
+        """Result of local work, which may fail on some workers, and by worker its second half,
+        which pickles. Collective.
 
         Args:
             what: name of the public function, for the error.
             doing: as in `gather_objects`.
 
         Raises:
-            LinopError: it failed on a worker; on every worker.
+            LinopError: it failed on a worker; on every worker. If several failed, the first one's,
+                of those that failed by themselves and were not told so by another one.
         """
         problem: Exception | None = None
+        said: Any
         try:
-            result = work()
+            result, said = work()
         except Exception as error:
-            problem = error
-        said = self.gather_objects(
-            None if problem is None else restated(problem, str(problem)), doing
-        )
-        for worker, theirs in enumerate(said):
-            if theirs is not None:
-                raise restated(theirs, f"{what}: on worker {worker}: {theirs}") from problem
-        return result
+            problem, said = error, _Failure(restated(error, str(error)), was_told(error))
+        everybodys = self.gather_objects(said, doing)
+        failures = [(w, one) for w, one in enumerate(everybodys) if isinstance(one, _Failure)]
+        if failures:
+            worker, (first, _) = min(failures, key=lambda pair: pair[1].told)
+            raise restated(first, f"{what}: on worker {worker}: {first}") from problem
+        return result, everybodys
+
+    def each(self, work: Callable[[], Value], what: str, doing: str) -> Value:
+        """Result of local work, which may fail on some workers; see `together`. Collective."""
+        return self.together(lambda: (work(), None), what, doing)[0]
 
 
 def _key(value: Any) -> Any:

@@ -16,7 +16,7 @@ from linop.layers.agreement.input_agreement import (
     program_backend,
 )
 from linop.layers.layer import Tensor
-from linop.layers.parameters.blocks import blocks
+from linop.layers.parameters.blocks import backend_of, blocks
 
 Key = str | int | None
 
@@ -41,8 +41,9 @@ def clip_grad_norm_(
     """Clip the norm of the gradients of a distributed model, as `torch.nn.utils.clip_grad_norm_`
     does that of the sequential one. Collective.
 
-    Every element counts once, whether split into blocks, replicated or held whole by all workers.
-    Gradients are changed in place.
+    Every element counts once, whether split into blocks, replicated or held whole by all workers:
+    those of the current backend, or of the one that parameters are cut over. Gradients are changed
+    in place.
 
     Args:
         parameters: the model, whose parameters have names; or parameters, in which those of plain
@@ -60,8 +61,11 @@ def clip_grad_norm_(
     kind = float(norm_type)
     if not kind:
         raise ArgumentError(f"clip_grad_norm_: norm_type={norm_type}; another number expected")
-    named = {key: p for key, p in _named(parameters).items() if p.grad is not None}
-    norms = agreed_norms(agreement_of(program_backend()), named, kind)
+    every = _named(parameters)
+    named = {key: p for key, p in every.items() if p.grad is not None}
+    cut_over = backend_of(every.values())
+    agreement = agreement_of(program_backend() if cut_over is None else cut_over)
+    norms = agreed_norms(agreement, named, kind)
     total = total_norm(norms, kind)
     if error_if_nonfinite and not isfinite(total):
         raise BackendError(

@@ -41,6 +41,8 @@ _OPTIMIZERS = tuple(
 _PARAMETRIZATIONS = ("SpectralNorm", "WeightNorm", "_Orthogonal", "_SpectralNorm", "_WeightNorm")
 """torch's classes, of the old and the new API, that need norms or factors of a whole tensor."""
 Function = Callable[..., Any]
+_REPLACED: set[str] = set()
+"""Shapes of parameters that were replaced; without any, no optimizer is searched for them."""
 
 
 def install() -> None:
@@ -68,7 +70,7 @@ def _initialiser(function: Function) -> Function:
                 f"torch.nn.init.{name}",
                 block,
                 f"linop.layers.initialize(layer, {block.name!r}, torch.nn.init.{name}, …), on "
-                f"every worker, sees the whole",
+                f"every worker, sees the whole of a layer's; do it before fully_shard",
             )
         return function(tensor, *args, **kwargs)
 
@@ -100,7 +102,22 @@ def _scaling(function: Function) -> Function:
     return guarded
 
 
+def replace(parameters: Iterable[Any]) -> None:
+    """Mark parameters in whose place a module has others now: optimizers of them would do
+    nothing."""
+    for p in parameters:
+        p._linop_replaced = True
+        _REPLACED.add(str(tuple(p.shape)))
+
+
 def _check_optimizer(optimizer: Any, *args: Any) -> None:
+    # At the first step, when it has no state yet: it looks at every parameter.
+    if _REPLACED and not optimizer.state:
+        if any(hasattr(p, "_linop_replaced") for p in _of_optimizer(optimizer)):
+            raise ArgumentError(
+                f"torch.optim.{type(optimizer).__name__}: it has parameters of a module that was "
+                f"sharded after it was made; make the optimizer after fully_shard"
+            )
     if isinstance(optimizer, _OPTIMIZERS):
         known = blocks()
         mine = (known[id(p)] for p in _of_optimizer(optimizer) if id(p) in known)
@@ -134,8 +151,7 @@ def unfit_parametrization(layer: Any, cut: Collection[str]) -> str:
 
 
 def _refused(what: str, block: Block, instead: str) -> ArgumentError:
-    kind = type(block.layer).__name__
     return ArgumentError(
-        f"{what}: given a parameter {block.name!r} of a {kind}, of which this worker has a block, "
-        f"not the whole of shape {block.space.global_shape}; {instead}"
+        f"{what}: given a parameter {block.name!r} of a {block.kind}, of which this worker has a "
+        f"block, not the whole of shape {block.space.global_shape}; {instead}"
     )

@@ -15,7 +15,7 @@ import torch
 
 from linop.errors import ArgumentError
 from linop.layers.state.state import collect, source_of, spread
-from linop.layers.state.state_tensors import StateTensor
+from linop.layers.state.state_tensors import StateTensor, state_tensors
 from linop.layers.state.workers import Workers
 
 Names = tuple[str, str]
@@ -28,7 +28,9 @@ class Optimized:
     Args:
         workers: those of the model.
         optimizer: this worker's, over its parameters; None if it has none. A worker without
-            parameters may also pass an optimizer over an empty tensor outside of the model.
+            parameters may also pass an optimizer over an empty tensor outside of the model. One
+            with the attributes `optimizer` and `parts` is of blocks of its own of the parameters,
+            which are those of the module `parts`.
 
     Attributes:
         groups: names of the parameters of each parameter group, in the model's order, which is the
@@ -41,9 +43,14 @@ class Optimized:
     """
 
     def __init__(self, workers: Workers, optimizer: Any) -> None:
-        self.workers, self.optimizer = workers, optimizer
+        parts = getattr(optimizer, "parts", None)
+        self.workers = workers
+        self.optimizer = optimizer if parts is None else optimizer.optimizer
+        self.tensors = workers.tensors
+        if parts is not None:
+            self.tensors = {item.key: item for item in state_tensors(parts)}
         self._own: list[list[str | None]] = workers.each(self._names)
-        said = workers.gather_objects(None if optimizer is None else self._groups())
+        said = workers.gather_objects(None if self.optimizer is None else self._groups())
         known = [groups for groups in said if groups is not None]
         if not known:
             raise ArgumentError(f"{workers.what}: no worker passes an optimizer")
@@ -53,14 +60,14 @@ class Optimized:
         self.groups = []
         for lists in zip(*([keys for _, keys in groups] for groups in known), strict=True):
             together = set().union(*lists)
-            self.groups.append([key for key in workers.tensors if key in together])
+            self.groups.append([key for key in self.tensors if key in together])
 
     def _names(self) -> list[list[str | None]]:
         """Names of this worker's parameters, by group."""
         if self.optimizer is None:
             return []
         names: dict[int, str] = {}
-        for key, item in self.workers.tensors.items():
+        for key, item in self.tensors.items():
             if item.trained and item.block is not None:
                 names.setdefault(id(item.block), key)
         own = []
@@ -93,7 +100,7 @@ class Optimized:
         )
         everyones = {names: kind for kinds in said for names, kind in kinds.items()}
         workers.each(lambda: self._complete(mine, everyones))
-        order = {key: n for n, key in enumerate(workers.tensors)}
+        order = {key: n for n, key in enumerate(self.tensors)}
         kept: dict[Names, Any] = {}
         for names in sorted(everyones, key=lambda names: order[names[0]]):
             key, name = names
@@ -103,7 +110,7 @@ class Optimized:
                 workers.refuse(f"{name!r} of {key!r} differs between workers: {sorted(kinds)}")
             if is_block:
                 block = mine.get(names)
-                value = StateTensor(f"{key}.{name}", workers.tensors[key].space, block, value)
+                value = StateTensor(f"{key}.{name}", self.tensors[key].space, block, value)
             kept[names] = value
         return kept
 
@@ -127,7 +134,7 @@ class Optimized:
         """
         if not _is_tensor(value):
             return False, deepcopy(value)  # the next step changes the optimizer's
-        block = self.workers.tensors[names[0]].block
+        block = self.tensors[names[0]].block
         if value.shape != block.shape:
             raise ArgumentError(
                 f"the optimizer keeps {names[1]!r} of shape {tuple(value.shape)} for {names[0]!r} "
@@ -137,13 +144,13 @@ class Optimized:
 
     def _complete(self, mine: Mapping[Names, Any], everyones: Mapping[Names, Any]) -> None:
         for key, name in everyones:
-            block = self.workers.tensors[key].block
+            block = self.tensors[key].block
             if block is not None and block.numel() and (key, name) not in mine:
                 raise ArgumentError(f"the optimizer keeps no {name!r} for {key!r}, as others do")
 
     def target(self, key: str, name: str, dtype: Any) -> StateTensor:
         """A `StateTensor` that is split as a parameter, with a new block, uninitialised."""
-        item = self.workers.tensors[key]
+        item = self.tensors[key]
         block = None
         if item.block is not None:
             device = self.workers.device if item.block.is_meta else item.block.device

@@ -178,7 +178,7 @@ def _staged(optimized: Optimized, folder: _Folder) -> tuple[list[dict[str, Any]]
         _, kind, owner, what = path
         entry = folder.index.entries[name]
         if kind == "state" and entry.shape:
-            if owner not in workers.tensors:
+            if owner not in optimized.tensors:
                 raise ArgumentError(f"the state of an optimizer for {owner!r}, not in the model")
             kept[owner, what] = item = optimized.target(owner, what, entry.dtype)
             fit("load", [item], {item.key: entry.shape})

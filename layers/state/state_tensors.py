@@ -10,6 +10,7 @@ import torch
 
 from linop.errors import ArgumentError, ShapeError
 from linop.layers.layer import Layer, Tensor
+from linop.layers.parameters.blocks import blocks
 from linop.spaces.tensor import TensorSpace
 
 MODEL, OPTIMIZER = "model", "optimizer"
@@ -59,6 +60,7 @@ class StateTensor:
 
 def state_tensors(model: Any) -> Iterator[StateTensor]:
     """Tensors of a model's state, with this worker's blocks, in the order of `state_dict`."""
+    known = blocks()
 
     def walk(module: Any, prefix: str) -> Iterator[StateTensor]:
         spaces = module.spaces if isinstance(module, Layer) else {}
@@ -68,7 +70,10 @@ def state_tensors(model: Any) -> Iterator[StateTensor]:
         for tensors, trained in ((module._parameters, True), (kept, False)):
             for name, tensor in tensors.items():
                 if name in spaces or tensor is not None:
-                    yield StateTensor(prefix + name, spaces.get(name), tensor, None, trained)
+                    space = spaces.get(name)
+                    if space is None and id(tensor) in known:
+                        space = known[id(tensor)].space
+                    yield StateTensor(prefix + name, space, tensor, None, trained)
         for name, child in module._modules.items():
             if child is not None:
                 yield from walk(child, f"{prefix}{name}.")

@@ -13,6 +13,7 @@ from linop.backends.transports.transport import Item
 from linop.errors import BackendError
 from linop.layers.agreement.input_agreement import InputAgreement, agreement_of, program_backend
 from linop.layers.layer import Layer, Tensor, worker_of
+from linop.layers.parameters.blocks import backend_of
 from linop.layers.state.state_tensors import StateTensor, lost_on_meta, state_tensors
 
 CARRIERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -43,7 +44,9 @@ class Workers:
     def __init__(self, what: str, model: Any) -> None:
         layers = [module for module in model.modules() if isinstance(module, Layer)]
         self.what = what
-        self.backend: Backend = layers[0].backend if layers else program_backend()
+        cut_over = backend_of(model.parameters())
+        default = layers[0].backend if layers else program_backend()
+        self.backend: Backend = default if cut_over is None else cut_over
         self.worker = worker_of(self.backend)
         self.agreement: InputAgreement = agreement_of(self.backend)
         self.device = self.backend.arrays.device

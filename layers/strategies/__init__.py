@@ -2,6 +2,8 @@
 pipelines of torch modules, and tensor-parallel ones."""
 
 import linop.backends.autograd  # first: without torch it says what to install
+from linop.strategies.checking.check import check
+from linop.strategies.checking.diagnosis import GradientError
 from linop.strategies.data.data_parallel import DataParallel
 from linop.strategies.data.fully_shard import (
     full_state_dict,
@@ -10,6 +12,7 @@ from linop.strategies.data.fully_shard import (
 )
 from linop.strategies.data.sharded_optimizer import ShardedOptimizer
 from linop.strategies.memory.checkpointed import checkpoint
+from linop.strategies.memory.offloaded import offload
 from linop.strategies.memory.reversible import Reversible
 from linop.strategies.mesh import Axis, Mesh
 from linop.strategies.pipelines.pipeline import Pipeline
@@ -29,6 +32,7 @@ __all__ = [
     "ColwiseParallel",
     "CrossEntropyLoss",
     "DataParallel",
+    "GradientError",
     "Mesh",
     "Pipeline",
     "PrepareModuleInput",
@@ -37,10 +41,12 @@ __all__ = [
     "RowwiseParallel",
     "SequenceParallel",
     "ShardedOptimizer",
+    "check",
     "checkpoint",
     "full_state_dict",
     "fully_shard",
     "load_full_state_dict",
+    "offload",
     "parallelize_module",
     "split",
 ]

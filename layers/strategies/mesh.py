@@ -67,14 +67,19 @@ class Mesh:
 
     def __init__(self, backend: Backend | None = None, /, **axes: int) -> None:
         self.backend = program_backend() if backend is None else backend
+        if not isinstance(self.backend, Backend):
+            raise ArgumentError(f"Mesh: expected a backend, given {backend!r}")
         if self.backend.worker is None:
             raise BackendError(
                 f"backend {self.backend.name!r} holds all workers; a mesh is of a program's "
                 f"workers: start it by linop.launch, mpiexec or torchrun"
             )
         self.names = tuple(axes)
-        said = agreement_of(self.backend).gather_objects(
-            tuple(axes.items()), "construct linop.strategies.Mesh"
+        workers = self.backend.workers or 1
+        extents, said = agreement_of(self.backend).together(
+            lambda: (_extents(axes, workers), tuple(axes.items())),
+            "Mesh",
+            "construct linop.strategies.Mesh",
         )
         for worker, theirs in enumerate(said):
             if theirs != said[0]:
@@ -82,7 +87,7 @@ class Mesh:
                     f"Mesh: worker {worker} has the axes {dict(theirs)}, worker 0 {dict(said[0])}; "
                     f"the same expected on every worker"
                 )
-        self.partition = Partition(_extents(axes, self.backend.workers or 1))
+        self.partition = Partition(extents)
         self._known: dict[tuple[str, ...], Axis] = {}
 
     @property
@@ -102,16 +107,23 @@ class Mesh:
         return self.backend.worker
 
     def __getitem__(self, names: str | tuple[str, ...]) -> Axis:
-        key = (names,) if isinstance(names, str) else tuple(names)
+        key = names if isinstance(names, tuple) else (names,)
         if key not in self._known:
             self._known[key] = self._axis(key)
         return self._known[key]
 
     def _axis(self, names: Sequence[str]) -> Axis:
-        given, own = ", ".join(map(str, names)), ", ".join(self.names)
-        numbers = [self.names.index(name) for name in names if name in self.names]
-        if len(numbers) < max(1, len(names)) or numbers != sorted({*numbers}):
-            raise ArgumentError(f"mesh axis {given!r}: some of {own!r}, in this order, expected")
+        given = ", ".join(map(str, names))
+        agreement = agreement_of(self.backend)
+        numbers, said = agreement.together(
+            lambda: (self._numbers(names), given), "mesh", "make an axis of a mesh"
+        )
+        for worker, theirs in enumerate(said):
+            if theirs != said[0]:
+                raise BackendError(
+                    f"mesh: worker {worker} makes axis {theirs!r}, worker 0 {said[0]!r}; the same "
+                    f"expected on every worker"
+                )
         at = self.partition.coordinates(self._worker)
         line = self.partition[
             tuple(slice(None) if k in numbers else c for k, c in enumerate(at))
@@ -119,20 +131,27 @@ class Mesh:
         part = self.backend.part(line) if isinstance(self.backend, Worker) else self.backend
         return Axis(given, line, line.index(self._worker), part)
 
+    def _numbers(self, names: Sequence[str]) -> list[int]:
+        numbers = [self.names.index(name) for name in names if name in self.names]
+        if len(numbers) < max(1, len(names)) or numbers != sorted({*numbers}):
+            given, own = ", ".join(map(str, names)), ", ".join(self.names)
+            raise ArgumentError(f"axis {given!r}: some of {own!r}, in this order, expected")
+        return numbers
+
     def __repr__(self) -> str:
         return f"Mesh({', '.join(f'{name}={n}' for name, n in self.shape.items())})"
 
 
 def _extents(axes: dict[str, int], workers: int) -> tuple[int, ...]:
     """The extents of a grid of so many workers, -1 replaced."""
-    given = [n if n == -1 else integer(n, f"Mesh: {name}") for name, n in axes.items()]
+    given = [n if n == -1 else integer(n, name) for name, n in axes.items()]
     known = math.prod(n for n in given if n != -1)
     if given.count(-1) == 1 and known > 0:
         given[given.index(-1)] = workers // known
     if not given or min(given) < 1 or math.prod(given) != workers:
         what = " × ".join(f"{name}={n}" for name, n in axes.items()) or "no axes"
         raise ArgumentError(
-            f"Mesh: {what} given, and the backend has {workers} workers; axes expected whose "
+            f"{what} given, and the backend has {workers} workers; axes expected whose "
             f"extents have that product (one may be -1), or as many workers: linop.launch(main, "
             f"workers=…), mpiexec -n …"
         )

@@ -127,12 +127,11 @@ def _reduce_once(factors: Sequence[Factor]) -> tuple[list[Factor], bool]:
         while reduced is not None:
             last = _last(done, touching, reduced)
             before: Any = done[last] if last >= 0 else None
-            kinds = type(reduced), type(before)
-            if kinds == (Add, Clear) and before.part == reduced.target:
+            if type(reduced) is Add and type(before) is Clear and before.part == reduced.target:
                 if _copied_back(reduced, _history(done, touching, reduced)):
                     done[last] = None
                     break
-            law = LAWS.get(kinds)
+            law = LAWS.get((type(reduced), type(before)))
             result = None if law is None else law(reduced, before)
             if result is None:
                 for name in reduced.names:

@@ -7,6 +7,7 @@ import pytest
 
 import linop
 from linop import COPIES, Partition, TensorSpace
+from linop.backends.base import BoundPlan
 from linop.backends.worker import Worker
 from linop.errors import BackendError
 
@@ -37,6 +38,38 @@ def refuses_parts(backend: Worker) -> None:
         backend.part([0])
     with pytest.raises(BackendError, match=r"worker 0: the workers of its part"):
         backend.part([*range(backend.workers)][::-1])
+
+
+def ends_a_failed_part(backend: Worker) -> None:
+    """A worker that fails ends its part on all workers, whatever they do in it; a part of the same
+    workers for the same purpose is then another one."""
+    for waits in (alone_in_a_plan, alone_in_a_compilation, alone_in_a_gathering):
+        mine = [0, 1] if backend.worker in (0, 1) else [*range(2, backend.workers)]
+        part = backend.part(mine, "test")
+        assert part is not backend and part is backend.part(mine, "test")
+        plan = linop.all_reduce(copies(len(mine))).compile(part)
+        plan(np.ones(3))
+        if backend.worker == 0:
+            part.fail(BackendError("it fails"))
+        if backend.worker == 1:
+            for _ in range(2):
+                with pytest.raises(BackendError, match="it fails"):
+                    waits(part, plan)
+        assert (part.failure is None) == (backend.worker not in (0, 1))
+
+
+def alone_in_a_plan(part: Worker, plan: BoundPlan) -> None:
+    plan(np.ones(3))
+    if part.failure is None:  # it may have had the message
+        plan(np.ones(3))
+
+
+def alone_in_a_compilation(part: Worker, plan: BoundPlan) -> None:
+    (2 * linop.all_reduce(copies(part.workers))).compile(part)
+
+
+def alone_in_a_gathering(part: Worker, plan: BoundPlan) -> None:
+    part.transport.gather_all(1, "wait")
 
 
 def copies(workers: int) -> TensorSpace:

@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+import pytest
 import torch
 
 from linop.backends.base import Backend
+from linop.errors import ArgumentError
 from linop.schedules import GENERATORS
 from linop.strategies import Pipeline
 from support.strategies.pipelines import block, equal, fill, squares, values
@@ -128,3 +130,48 @@ def returns_dicts(backend: Backend) -> None:
     if 2 in pipe.stages:
         assert list(y) == ["y", "z"]
         equal("output", y["z"], y["y"] * 2)
+
+
+class Tied(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
+    """A model whose last layer has the weight of the first, and that defines its modules in another
+    order than it runs them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shift = torch.nn.Parameter(torch.full((5,), 0.5, dtype=torch.float64))
+        self.last, self.middle, self.first = (
+            torch.nn.Linear(5, 5, bias=False).double() for _ in range(3)
+        )
+        self.last.weight = self.first.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.tanh(self.first(x))
+        return self.last(torch.tanh(self.middle(y)) + self.shift)
+
+
+TIED = [("first.weight", "last.weight")]
+
+
+def tied_model_is_whole(backend: Backend, model: Any, stages: Sequence[Any], path: str) -> None:
+    """An exported model with tied weights trains as in one process, which can load its
+    optimizer's state."""
+    table, adam = GENERATORS["1f1b"](3, 4), partial(torch.optim.Adam, lr=0.01)
+    with pytest.raises(ArgumentError, match=r"\['first.weight', 'last.weight'\] are one"):
+        Pipeline(stages, table, squares, backend=backend)
+    pipe = Pipeline(stages, table, squares, tied=TIED, optimizer=adam, backend=backend)
+    x, target = values(8, 5, seed=1), values(8, 5, seed=2)
+    pipe.step(x, target)
+    pipe.save(path)
+    saved = torch.load(path)
+    pipe.step(x, target)
+    alone = copy.deepcopy(model)
+    optimizer = adam(alone.parameters())
+    alone.load_state_dict(saved["model"])
+    optimizer.load_state_dict(saved["optimizer"])
+    for one, wanted in zip(x.split(2), target.split(2), strict=True):
+        squares(alone(one), wanted).backward()
+    optimizer.step()
+    state = pipe.state_dict()
+    assert list(state) == list(alone.state_dict())
+    for key, value in alone.state_dict().items():
+        assert torch.allclose(state[key], value, rtol=1e-12, atol=1e-12), key

@@ -72,8 +72,15 @@ def says_what_is_wrong(backend: Backend) -> None:
     for names in ("pp", ("tp", "dp"), ("dp", "dp"), ()):
         with pytest.raises(ArgumentError, match=r"some of 'dp, tp', in this order, expected"):
             mesh[names]
-    with pytest.raises(BackendError, match=r"parts without common workers expected"):
+    with pytest.raises(BackendError, match=r"worker 1 makes axis 'tp', worker 0 'dp'; the same"):
         mesh[("dp", "tp")[worker]]
+    with pytest.raises(ArgumentError, match=r"on worker 1: axis 'pp': some of 'dp, tp'"):
+        mesh[("dp", "pp")[worker]]
+    with pytest.raises(ArgumentError, match=r"axis '0': some of 'dp, tp'"):
+        mesh[0]  # type: ignore[index]
+    for wrong in (2.0, "2", lambda: 2):
+        with pytest.raises(ArgumentError, match=r"on worker 1: dp: expected a whole number, given"):
+            Mesh(dp=(2, wrong)[worker], tp=1)  # type: ignore[arg-type]
     with pytest.raises(BackendError, match=r"worker 1: the workers of its part in ascending"):
         backend.part([0])  # type: ignore[attr-defined]
     assert mesh["dp"].size == 2

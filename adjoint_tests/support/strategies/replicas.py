@@ -280,6 +280,58 @@ def misses_a_batch(backend: Backend) -> None:
         net(torch.ones(1, 2)).sum().backward()
 
 
+def joins(backend: Backend) -> None:
+    """Workers with different numbers of batches, the last of which has most, are one process that
+    sums the terms of those that have one; with a server and with buffers, too."""
+    workers, me = backend.workers or 1, backend.worker or 0
+    made: list[dict[str, Any]] = [{}, {"algorithm": "ring"}, {"server": 0}]
+    for options in made:
+        net = DataParallel(buffered(), **options)
+        twin = buffered()
+        own, whole = (torch.optim.SGD(one.parameters(), lr=2.0**-6) for one in (net, twin))
+        seen = 0
+        for k, batch in enumerate(net.joined([values(3, 3, seed=k) for k in range(1 + me)])):
+            own.zero_grad()
+            if batch is None:
+                net.without_batch()
+            else:
+                seen += 1
+                squares(net(batch), 0).backward()
+            own.step()
+            whole.zero_grad()
+            terms = [squares(twin(values(3, 3, seed=k)), 0) for w in range(workers) if w >= k]
+            sum(terms).backward()
+            whole.step()
+        assert (seen, k) == (1 + me, workers - 1)
+        net.without_batch()
+        for p, q in zip(net.module.parameters(), twin.parameters(), strict=True):
+            same(Case(whole=False), p, q, str(options))
+
+
+def buffered() -> Any:
+    """A layer, and a buffer."""
+    net = torch.nn.Linear(3, 3).double()
+    net.register_buffer("mask", torch.ones(3))
+    with torch.no_grad():
+        for k, p in enumerate(net.parameters()):
+            p.copy_(values(*p.shape, seed=k))
+    return net
+
+
+def checks_itself(backend: Backend) -> None:
+    """Copies that one worker has changed are found by the next check."""
+    net = DataParallel(torch.nn.Linear(2, 2), check_every=2)
+    x = torch.ones(1, 2)
+    for _ in range(2):
+        net(x).sum().backward()
+        with torch.no_grad():
+            net.module.bias[0] += backend.worker == 1
+    with pytest.raises(BackendError, match="'bias' differ between workers"):
+        net(x)
+    with pytest.raises(ArgumentError, match="check_every=-1"):
+        DataParallel(torch.nn.Linear(2, 2), check_every=-1)
+
+
 def spreads_nan(backend: Backend) -> None:
     """A NaN of one worker is in all gradients that it is in."""
     net = DataParallel(torch.nn.Linear(2, 2, bias=False))

@@ -18,6 +18,7 @@ from linop.strategies import (
     Reversible,
     RowwiseParallel,
     checkpoint,
+    offload,
     parallelize_module,
 )
 from support.strategies.tensor_networks import MLP, equal, filled, values
@@ -112,9 +113,24 @@ def pair(shape: Any = (5, WIDTH)) -> Any:
     return tuple(values(*shape, seed=s).requires_grad_() for s in (1, 2))
 
 
+def recomputes_a_parallel_chain(backend: Backend) -> None:
+    """A chain that was made parallel before it is checkpointed."""
+    axis = axis_of(backend)
+    plan = {"*.up": ColwiseParallel(), "*.down": RowwiseParallel()}
+    chain = filled(nn.Sequential(*[MLP(WIDTH, 9) for _ in range(3)]), 0)
+    twin = parallelize_module(copy.deepcopy(chain), axis, plan)
+    net = checkpoint(parallelize_module(chain, axis, plan))
+    x = values(5, WIDTH, seed=1)
+    for _ in range(2):
+        for model in (net, twin):
+            model(x).square().sum().backward()
+    for (name, p), q in zip(net.named_parameters(), twin.parameters(), strict=True):
+        equal(name, p.grad, q.grad, 0)
+
+
 def keeps_messages(backend: Backend, blocks: str) -> None:
-    """Tensor-parallel modules inside reversible blocks, or a checkpointed chain: messages and
-    gradients are those of the net that stores everything."""
+    """Tensor-parallel modules inside reversible blocks, or a chain that is checkpointed, and
+    offloaded: messages and gradients are those of the net that stores everything."""
     axis = axis_of(backend)
     plan = {"*.up": ColwiseParallel(), "*.down": RowwiseParallel()}
     if blocks == "reversible":
@@ -125,6 +141,8 @@ def keeps_messages(backend: Backend, blocks: str) -> None:
     twin = parallelize_module(copy.deepcopy(net), axis, plan)
     if blocks != "reversible":
         net = checkpoint(net, every=2)
+    if blocks == "offload":
+        net = offload(net, prefetch=0)
     net = parallelize_module(net, axis, plan)
     each = []
     for step in range(2):

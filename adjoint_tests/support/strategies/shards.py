@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from linop.backends.base import Backend
-from linop.errors import ArgumentError, BackendError, LinopError
+from linop.errors import ArgumentError, BackendError, LinopError, ShapeError
 from linop.strategies import (
     DataParallel,
     Mesh,
@@ -203,8 +203,9 @@ def says_what_is_wrong(backend: Backend) -> None:
         refused("parameters expected whole", lambda: ShardedOptimizer(kept, axis, torch.optim.Adam))  # noqa: B023
     refused("no sharded parameters", lambda: full_state_dict(linear()))
     state = linear(4).state_dict()
-    refused(r"'weight': shape \(4, 2\) given, \(3, 2\)", lambda: load_full_state_dict(net, state))
-    refused("with the keys", lambda: load_full_state_dict(net, {}))
+    what = r"'weight' has shape \(4, 2\) in the state; \(3, 2\) expected"
+    refused(what, lambda: load_full_state_dict(net, state), ShapeError)
+    refused("missing \\[.weight", lambda: load_full_state_dict(net, {}))
     first, second = linear(), linear(2)
     both: Any = torch.nn.Sequential(second, first)
     for layer in both:

@@ -325,6 +325,26 @@ def entropies_are_torch_s(backend: Backend) -> None:
                 equal("gradient", y.grad, x.grad[part(shape, backend, 1)])
 
 
+def entropies_of_large_logits(backend: Backend) -> None:
+    """No digit is lost to an offset of the logits, exact in float32; under autocast, a loss of
+    float32."""
+    axis, target = axis_of(backend), torch.tensor([0, 9, 4])
+    whole = values(3, 11, seed=1).float().mul(16).round().div(16)
+    for smoothing in (0.0, 0.2):
+        entropy = CrossEntropyLoss(axis, label_smoothing=smoothing)
+        losses = [
+            entropy((whole + offset)[part((3, 11), backend, 1)], target)
+            for offset in (0.0, 2.0**17, -(2.0**17))
+        ]
+        assert losses[0] == losses[1] == losses[2]
+    with torch.autocast("cpu", torch.bfloat16):
+        x = whole.bfloat16()
+        wanted = nn.functional.cross_entropy(x, target, label_smoothing=0.2)
+        found = entropy(x[part((3, 11), backend, 1)], target)
+    assert found.dtype is wanted.dtype is torch.float32
+    equal("loss", found, wanted, 1e-6)
+
+
 def looks_up(backend: Backend) -> None:
     """Embeddings cut by words or by features, whole or split outputs, with padding: exact, on more
     workers than words too."""

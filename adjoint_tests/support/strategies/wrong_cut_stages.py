@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -44,6 +45,93 @@ def function_that_raises(backend: Backend) -> None:
     made(backend, [stage, dense])
 
 
+class Failing(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
+    """It raises in a given call, or in the backward of it."""
+
+    def __init__(self, at: int, back: bool = False) -> None:
+        super().__init__()
+        self.calls, self.at, self.back = 0, at, back
+
+    def forward(self, x: Any) -> Any:
+        self.calls += 1
+        if self.calls == self.at and not self.back:
+            raise ZeroDivisionError("a user's mistake")
+        y = x * 1
+        if self.calls == self.at:
+            y.register_hook(lambda grad: 1 / 0)
+        return y
+
+
+def between(backend: Backend, worker: int, *given: Any) -> Any:
+    """A stage of two layers, with a module between that fails on a worker."""
+
+    def stage(P: Partition) -> Any:
+        middle = Failing(*given) if backend.worker == worker else torch.nn.Identity()
+        return torch.nn.Sequential(dense(P), middle, dense(P))
+
+    return stage
+
+
+def block_of(backend: Backend) -> Any:
+    return torch.ones(4, 2 if backend.worker in (0, 1) else 4, dtype=torch.float64)
+
+
+def failing_probe(backend: Backend) -> None:
+    pipe = made(backend, [between(backend, 1, 1), dense])
+    pipe.step(block_of(backend), block_of(backend))
+
+
+def function_that_raises_on_one(backend: Backend) -> None:
+    def stage(P: Partition) -> Any:
+        if backend.worker == 1:
+            raise ZeroDivisionError("a user's mistake")
+        return dense(P)
+
+    made(backend, [stage, dense])
+
+
+def fewer_layers_on_one(backend: Backend) -> None:
+    def stage(P: Partition) -> Any:
+        return torch.nn.Identity() if backend.worker == 1 else dense(P)
+
+    made(backend, [stage, dense])
+
+
+def fewer_calls_on_one(backend: Backend) -> None:
+    class Skipping(torch.nn.Sequential):  # type: ignore[misc]
+        def forward(self, x: Any) -> Any:
+            return x if backend.worker == 1 else super().forward(x)
+
+    pipe = made(backend, [lambda P: Skipping(dense(P)), dense])
+    pipe.step(block_of(backend), block_of(backend))
+
+
+def optimizer_without_state(backend: Backend) -> None:
+    sgd = partial(torch.optim.SGD, lr=0.1)
+    pipe = made(backend, [dense, dense], optimizer=sgd)
+    if backend.worker == 0:
+        pipe.optimizer.state = None
+    pipe.save("never")
+
+
+def fails_in_a_step(backend: Backend, worker: int, at: int, back: bool) -> None:
+    """A user's error in a cut stage, on one of its workers, ends the others' waits; and another
+    pipeline of the same workers trains."""
+    pipe = made(backend, [between(backend, worker, at, back), dense])
+    x, errors = block_of(backend), []
+    for _ in range(2):  # in the first, some workers may have received and sent all before
+        try:
+            pipe.step(x, x)
+        except (ZeroDivisionError, BackendError) as error:
+            assert isinstance(error, ZeroDivisionError) or "ZeroDivisionError" in str(error), error
+            errors.append(error)
+    assert isinstance(errors[0], ZeroDivisionError) == (backend.worker == worker), errors
+    assert "an earlier call failed" in str(errors[-1]), errors
+    again = made(backend, [dense, dense])
+    again.step(x, x)
+    assert all(p.grad is not None for p in again.parameters())
+
+
 def states_that_differ(backend: Backend) -> None:
     def stage(P: Partition) -> Any:
         plain = torch.nn.PReLU(init=backend.worker or 0.5)
@@ -71,6 +159,11 @@ def tied_and_whole(backend: Backend) -> None:
 
 WRONG: list[Wrong] = [
     (layers_of_all, ArgumentError, "on worker 0: stage 0: layer '' is of 3 workers, the stage", 3),
+    (failing_probe, BackendError, r"on worker 1: stage 0, input of shape .* ZeroDivisionError", 3),
+    (function_that_raises_on_one, BackendError, "Pipeline: on worker 1: ZeroDivisionError", 3),
+    (fewer_layers_on_one, BackendError, "worker 0: construct Linear; worker 1: make stage 0", 3),
+    (fewer_calls_on_one, BackendError, "things: worker 0: .*; worker 1: trace stage 0", 3),
+    (optimizer_without_state, BackendError, "save: on worker 0: .*Error: ", 3),
     (no_module, ArgumentError, "on worker 2: stage 1: a torch.nn.Module expected, its function", 3),
     (
         function_that_raises,

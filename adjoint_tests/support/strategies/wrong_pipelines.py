@@ -274,6 +274,79 @@ def failing_forward(backend: Backend) -> None:
     run(backend, [block(4, 0), Failing(5), block(4, 1)], gpipe(3, 4))
 
 
+class Sealed:
+    """It cannot be sent to other workers."""
+
+    def __reduce__(self) -> Any:
+        raise TypeError("no pickle")
+
+    def __repr__(self) -> str:
+        return "Sealed()"
+
+
+def sealed_option(backend: Backend, name: str) -> None:
+    run(backend, blocks(2), gpipe(2, 2), **({name: Sealed()} if backend.worker else {}))
+
+
+def no_loss_on_one(backend: Backend) -> None:
+    Pipeline(blocks(2), gpipe(2, 2), 3 if backend.worker else squares, backend=backend)  # type: ignore[arg-type]
+
+
+def no_optimizer(backend: Backend) -> None:
+    run(backend, blocks(2), gpipe(2, 2), optimizer=lambda ps: ps if backend.worker else None)
+
+
+def whole_pipeline(backend: Backend) -> Pipeline:
+    return Pipeline(blocks(2), gpipe(2, 2), squares, backend=backend)
+
+
+def steps_of_two_pipelines(backend: Backend) -> None:
+    pipes = whole_pipeline(backend), whole_pipeline(backend)
+    x = values(8, 4, seed=1)
+    pipes[backend.worker == 1].step(x, x)
+
+
+def no_state_on_one(backend: Backend) -> None:
+    pipe = whole_pipeline(backend)
+    state = pipe.state_dict()
+    pipe.load_state_dict(None if backend.worker else state)  # type: ignore[arg-type]
+
+
+def no_values_on_one(backend: Backend) -> None:
+    pipe = whole_pipeline(backend)
+    state = pipe.state_dict()
+    pipe.load_state_dict({k: 3 if backend.worker else t for k, t in state.items()})
+
+
+def unknown_key_on_one(backend: Backend) -> None:
+    pipe = whole_pipeline(backend)
+    pipe.load_state_dict(pipe.state_dict() | ({"more": torch.ones(1)} if backend.worker else {}))
+
+
+def module_that_does_not_load(backend: Backend) -> None:
+    pipe = whole_pipeline(backend)
+    state = pipe.state_dict()
+    if backend.worker == 1:
+        pipe.stages[1].register_load_state_dict_pre_hook(lambda *given: 1 / 0)
+    pipe.load_state_dict(state)
+
+
+def no_path_to_save(backend: Backend) -> None:
+    whole_pipeline(backend).save("here" if backend.worker else None)  # type: ignore[arg-type]
+
+
+def no_path_to_load(backend: Backend) -> None:
+    whole_pipeline(backend).load("here" if backend.worker else None)  # type: ignore[arg-type]
+
+
+def another_norm_on_one(backend: Backend) -> None:
+    whole_pipeline(backend).clip_grad_norm_(1.0 + (backend.worker or 0))
+
+
+def no_norm_on_one(backend: Backend) -> None:
+    whole_pipeline(backend).clip_grad_norm_("1" if backend.worker else 1.0)  # type: ignore[arg-type]
+
+
 Wrong = tuple[Callable[[Backend], None], type[BaseException], str, int]
 BEFORE: list[Wrong] = [
     (few_rows, ArgumentError, "a batch of 3 rows cannot be split into the 4 micro-batches", 2),
@@ -286,7 +359,7 @@ BEFORE: list[Wrong] = [
     (unknown_name, ArgumentError, "there is no submodule '7' to cut at", 2),
     (no_tensor, ArgumentError, "stage 1.* its module returns <class 'int'>; a tensor", 2),
     (other_shapes, ArgumentError, r"stage 0.*\(4, 4\).*, then one of .*\(4, 5\)", 2),
-    (other_widths, BackendError, r"stage 1 on worker 1, input of shape \(4, 4\)", 2),
+    (other_widths, BackendError, r"on worker 1: stage 1, input of shape \(4, 4\): Run", 2),
     (other_schedule, BackendError, "worker 1 has another schedule, edges or options", 2),
     (other_steps, BackendError, r"step on some, and evaluation on workers \[1\]", 2),
     (whole_numbers, ArgumentError, "stage 0: its module returns a tensor of torch.int64", 2),
@@ -306,6 +379,20 @@ BEFORE: list[Wrong] = [
     (parameters_that_fail, BackendError, "on worker 1: ZeroDivisionError: no parameters", 2),
     (sizes_that_fail, BackendError, r"other sizes on workers \[1\]", 2),
     (no_slots, ArgumentError, "slots: at least 1 expected, given 0", 2),
+    (partial(sealed_option, name="reduction"), ArgumentError, r"given Sealed\(\)", 2),
+    (partial(sealed_option, name="recompute"), ArgumentError, r"given Sealed\(\)", 2),
+    (partial(sealed_option, name="max_norm"), ArgumentError, r"from 0 expected, given Sealed", 2),
+    (no_loss_on_one, ArgumentError, "on worker 1: loss: a function or None expected, given 3", 2),
+    (no_optimizer, ArgumentError, "on worker 0: optimizer: it makes None; a torch optimizer", 2),
+    (steps_of_two_pipelines, BackendError, r"another pipeline on workers \[1\]", 2),
+    (no_state_on_one, ArgumentError, "load_state_dict: on worker 1: a mapping from names", 2),
+    (no_values_on_one, ArgumentError, "a tensor with values expected, given 3", 2),
+    (unknown_key_on_one, ArgumentError, r"on worker 1: the model has no \['more'\]", 2),
+    (module_that_does_not_load, BackendError, "on worker 1: ZeroDivisionError", 2),
+    (no_path_to_save, BackendError, "save: on worker 0: TypeError", 2),
+    (no_path_to_load, BackendError, "load: on worker 0: TypeError", 2),
+    (another_norm_on_one, BackendError, r"max_norm \[1.0, 2.0\] given by the workers", 2),
+    (no_norm_on_one, ArgumentError, "on worker 1: max_norm: a number from 0 expected", 2),
 ]
 """Programs, the error of each, and the number of workers."""
 LATER: list[Wrong] = [

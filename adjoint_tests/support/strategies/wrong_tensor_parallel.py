@@ -14,6 +14,7 @@ from linop.backends import use
 from linop.backends.base import Backend
 from linop.errors import LinopError
 from linop.layers import seeded
+from linop.layers.agreement.input_agreement import agreement_of
 from linop.strategies import (
     ColwiseParallel,
     CrossEntropyLoss,
@@ -77,6 +78,32 @@ def _in_turn(net: Any, x: Tensor) -> Tensor:
 def _summed(net: Any, x: Tensor) -> Tensor:
     y = net.one(x)
     return net.two(y.reshape(y.shape))
+
+
+def _offset(net: Any, x: Tensor) -> Tensor:
+    """With a part of a parameter, as learned positions."""
+    return net.two(net.one(x)) + net.one.bias[:4]
+
+
+LOOSE = nn.Parameter(torch.ones(4))
+
+
+def _with_a_loose_parameter(net: Any, x: Tensor) -> Tensor:
+    return net.one(x) * LOOSE
+
+
+def _again_transposed(net: Any, x: Tensor) -> Tensor:
+    """With a weight of another module, as words that are tied by hand."""
+    return net.two(net.one(x)) @ net.one.weight.T
+
+
+class ByName(nn.Module):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside = Residual(lambda net, x: net.one(x), *_linears())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inside(x=x)
 
 
 PAIRINGS: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
@@ -145,6 +172,26 @@ CALLS: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
         "Scaled.norm (LayerNorm): layer_norm of a parameter of shape (2,) and a tensor that is "
         "different on each worker",
     ),
+    "part of a parameter": (
+        lambda: Residual(_offset, *_linears()),
+        {"two": ColwiseParallel()},
+        "Residual: add of tensors that are whole on all workers (REPLICATED) and split along",
+    ),
+    "parameter that is in no module": (
+        lambda: Residual(_with_a_loose_parameter, *_linears()),
+        {"one": ColwiseParallel()},
+        "Residual: mul of a parameter of shape (4,) and a tensor that is split along dimension -1",
+    ),
+    "weight that is cut": (
+        lambda: Residual(_again_transposed, *_linears()),
+        {"one": ColwiseParallel(), "two": RowwiseParallel()},
+        "Residual: matmul of tensors that are whole on all workers (REPLICATED) and different",
+    ),
+    "inputs by name": (
+        ByName,
+        {"inside": PrepareModuleInput(REPLICATED, COPIES), "inside.one": ColwiseParallel(COPIES)},
+        "PrepareModuleInput: Residual called with 0 positional inputs; 1 are converted: pass those",
+    ),
     "copies as whole": (
         lambda: chain(inside=chain(a=nn.Linear(4, 4))),
         {"inside": PrepareModuleInput(REPLICATED, COPIES), "inside.a": ColwiseParallel()},
@@ -171,6 +218,12 @@ CALLS: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
 
 def _sharing() -> Any:
     return LanguageModel(Case())
+
+
+def _hooked(register: Callable[[Any, Callable[..., None]], Any]) -> Any:
+    net = chain(a=nn.Linear(4, 4))
+    register(net.a, lambda *given: None)
+    return net
 
 
 def _max_norm() -> Any:
@@ -241,6 +294,24 @@ PLANS: dict[str, tuple[Callable[[], Any], Any, str]] = {
         {"down": RowwiseParallel(output_layouts=COPIES)},
         "output_layouts=COPIES: a module's output is one tensor",
     ),
+    "hooks": (
+        lambda: _hooked(nn.Linear.register_forward_hook),
+        {"a": ColwiseParallel()},
+        "'a' has hooks, or a parameter of it has; its replacement would not have them",
+    ),
+    "hooks of a parameter": (
+        lambda: _hooked(lambda linear, hook: linear.weight.register_hook(hook)),
+        {"a": RowwiseParallel()},
+        "'a' has hooks, or a parameter of it has; its replacement would not have them",
+    ),
+    "heads in words": (
+        lambda: MLP(4, 4),
+        {"up": ColwiseParallel(heads="two")},  # type: ignore[arg-type]
+        "'up': heads: expected a whole number, given 'two'",
+    ),
+    "no plan": (lambda: MLP(4, 4), None, "plan: a style, or styles by name, expected; given None"),
+    "no name": (lambda: MLP(4, 4), {0: ColwiseParallel()}, "plan: name of a submodule: expected"),
+    "no module": (lambda: 4, {"": ColwiseParallel()}, "module: expected a Module, given 4"),
     "numbers of layouts": (
         lambda: MLP(4, 4),
         {"up": PrepareModuleInput([REPLICATED, 1], COPIES)},
@@ -270,6 +341,46 @@ def refuses(backend: Backend, what: str, name: str) -> None:
     with _one_net(backend):
         net = chain(a=nn.Linear(4, 4))
     parallelize_module(net, axis, OUTPUT)(torch.ones(2, 4)).sum().backward()
+
+
+def refuses_alone(backend: Backend) -> None:
+    """A plan, module or argument that is wrong on the last worker alone: one error for all."""
+    axis = axis_of(backend)
+    last = axis.index == axis.size - 1
+    good = (lambda: chain(a=nn.Linear(4, 4))), OUTPUT
+    x = torch.ones(2, 4)
+    frozen = (lambda: good[0]().requires_grad_(False)), OUTPUT
+    evaluated = (lambda: good[0]().eval()), OUTPUT
+    other = (lambda: chain(a=nn.Linear(4, 4), b=nn.Tanh())), OUTPUT
+    wrong: list[tuple[Any, dict[str, Any], str]] = [
+        *((table[:2], {}, f"on worker {axis.size - 1}: ") for table in PLANS.values()),
+        (good, {"inputs": "x"}, f"on worker {axis.size - 1}: inputs='x'"),
+        (good, {"inputs": 1}, "have another argument at 'inputs': REPLICATED and 1"),
+        (good, {"example": x}, "have another argument at 'example': None and 2-dimensional"),
+        (frozen, {}, "have another module at 'a.weight': ((4, 4), 'torch.float32', 'trained')"),
+        (evaluated, {}, "have another module at 'the module itself': Sequential() in training and"),
+        (other, {}, "have another module at 'b': nothing and Tanh() in training"),
+    ]
+    agreement = agreement_of(axis.backend)
+    for (make, given), options, words in wrong:
+        with _one_net(backend):
+            net = (make if last else good[0])()
+        try:
+            parallelize_module(net, axis, given if last else OUTPUT, **(options if last else {}))
+            said = "no error"
+        except LinopError as error:
+            said = f"{type(error).__name__}: {error}"
+        assert agreement.gather_objects(said) == [said] * axis.size
+        assert words in said or "have another " in said, (words, said)
+    _raises(
+        f"on worker {axis.size - 1}: reduction='all'",
+        lambda: CrossEntropyLoss(axis, reduction="all" if last else "sum"),
+    )
+    _raises(
+        f"constructed with ignore_index=-100 on worker 0 and ignore_index=1 on worker "
+        f"{axis.size - 1}",
+        lambda: CrossEntropyLoss(axis, ignore_index=1 if last else -100),
+    )
 
 
 def refuses_a_second_time(backend: Backend) -> None:

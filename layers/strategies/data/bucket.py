@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate, pairwise
 from typing import Any
-
-import torch
 
 from linop.backends import Backend
 from linop.backends.arrays.arguments import held
@@ -70,12 +67,14 @@ class Flat:
         return self._out_of[0].tensor(y) if self._out_of else None
 
 
-def views(flat: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Parts of a flat tensor, in the shapes of tensors that it has one after the other."""
-    bounds = pairwise(accumulate((t.numel() for t in tensors), initial=0))
-    return [flat[a:b].view(t.shape) for (a, b), t in zip(bounds, tensors, strict=True)]
+class Layout:
+    """Positions of tensors that are one after the other in a flat one."""
 
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._sizes, self._shapes = [t.numel() for t in tensors], [t.shape for t in tensors]
+        self.size = sum(self._sizes)
 
-def flattened(tensors: Sequence[Tensor], out: Tensor) -> None:
-    """Write tensors one after the other."""
-    torch.cat([t.reshape(-1) for t in tensors], out=out)
+    def views(self, flat: Tensor) -> list[Tensor]:
+        """Parts of a flat tensor in the tensors' shapes."""
+        parts = zip(flat.split(self._sizes), self._shapes, strict=True)
+        return [part.view(shape) for part, shape in parts]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,6 +12,7 @@ from linop.errors import ArgumentError, LinopError
 from linop.layers.agreement.input_agreement import agreement_of, program_backend
 from linop.operators.operator import LinearOperator
 from linop.spaces.partition import Partition
+from linop.spaces.region import integer
 from linop.strategies.data.bucket import MEBIBYTE, Flat
 from linop.strategies.data.operators import replication, summation
 from linop.strategies.data.reducer import Reducer
@@ -53,6 +54,7 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]  # torch is not typed
         init_sync: take parameters and buffers of worker 0 at construction; False: they are to be
             equal.
         bucket_cap_mb: mebibytes of a bucket.
+        check_every: after so many sums of gradients `check` before the next forward; 0: never.
 
     Attributes:
         module: the given one. Its ``state_dict`` is that of the sequential model.
@@ -74,10 +76,13 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]  # torch is not typed
         broadcast_buffers: bool = True,
         init_sync: bool = True,
         bucket_cap_mb: float = 25,
+        check_every: int = 0,
     ) -> None:
         super().__init__()
         self.backend = program_backend() if axis is None else axis.backend
         self.workers = self.backend.workers or 1
+        here = self.backend.worker or 0
+        self.axis = axis or Axis("dp", tuple(range(self.workers)), here, self.backend)
         group = Partition((self.workers,))
 
         def operator(size: int, dtype: Any) -> LinearOperator:
@@ -89,10 +94,21 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]  # torch is not typed
         try:
             if reduction not in ("sum", "mean"):
                 raise ArgumentError(f"reduction: 'sum' or 'mean' expected, given {reduction!r}")
+            if not isinstance(bucket_cap_mb, int | float) or not bucket_cap_mb >= 0:
+                raise ArgumentError(
+                    f"bucket_cap_mb: mebibytes, from 0, expected, given {bucket_cap_mb!r}"
+                )
+            every_so = integer(check_every, "check_every")
+            if every_so < 0 or (every_so and server is not None):
+                raise ArgumentError(
+                    f"check_every={every_so}: a number from 0 expected; with server= none, whose "
+                    f"copies are equal after its broadcast"
+                )
             parameters = module_checked(module, self.backend)
             operator(1, torch.float64)
             every = dict(module.named_parameters()), dict(module.named_buffers())
-            options = (algorithm, server, reduction, broadcast_buffers, init_sync, bucket_cap_mb)
+            sums = algorithm, server, reduction, bucket_cap_mb
+            options = *sums, broadcast_buffers, init_sync, check_every
             said = *map(described, every), options
         except LinopError as error:
             said = type(error)(str(error))
@@ -113,6 +129,8 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]  # torch is not typed
         if server is not None:
             self._server = Spread(self._trained, self.backend, server)
         self._spread = 0
+        self._check_every, self._last_check = check_every, 0
+        self._checked = False
         buffers = [*every[1].values()] if broadcast_buffers else []
         self._of_buffers = Spread(buffers, self.backend, 0) if buffers else None
         self._totals: dict[tuple[Any, int], Flat] = {}
@@ -120,18 +138,48 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]  # torch is not typed
     def forward(self, *arguments: Any, **options: Any) -> Any:
         """The module's output, on this worker's part of the batch."""
         self._reducer.check_idle()
+        if not self._checked:
+            self._check_parameters()
         thawed = [name for name, p in self._frozen if p.requires_grad]
         if thawed:
             raise ArgumentError(
                 f"DataParallel: parameters {thawed} had no gradients when it was constructed; "
                 f"construct it again after a change of requires_grad"
             )
+        self._before_forward()
+        return self.module(*arguments, **options)
+
+    def _before_forward(self) -> None:
+        """Bring parameters and buffers to the state that a forward needs. Collective."""
+        since = self._reducer.reductions - self._last_check
+        if self._check_every and since >= self._check_every:
+            self._last_check = self._reducer.reductions
+            self.check()
         if self._server is not None and self._spread < self._reducer.reductions:
             self._spread = self._reducer.reductions
             self._server(self._trained)
         if self._of_buffers is not None and self.training and self._reducer.enabled:
             self._of_buffers([*self.module.buffers()])
-        return self.module(*arguments, **options)
+
+    def joined(self, batches: Iterable[Any]) -> Iterator[Any]:
+        """This worker's batches, then None as long as another worker has one: for None, call
+        `without_batch` in the place of forward and backward. Collective: an all-reduce of 8 bytes
+        for each.
+        """
+        agreement, own = agreement_of(self.backend), iter(batches)
+        while True:
+            batch = next(own, None)
+            if not agreement.sum(batch is not None):
+                return
+            yield batch
+
+    def without_batch(self) -> None:
+        """Take part in the forward and the backward of the other workers, with no term of the loss.
+        Collective."""
+        self._reducer.check_idle()
+        self._before_forward()
+        if self._reducer.enabled:
+            self._reducer.reduce()
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -162,9 +210,21 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]  # torch is not typed
         return self._totals[key](value.detach().reshape(-1)).view(value.shape)
 
     def check(self) -> None:
-        """Check that parameters are equal on all workers. Collective.
+        """Check that parameters are equal on all workers, and that the module has those that it had
+        at construction, as the first forward does. Collective.
 
         Raises:
-            BackendError: they are not; on every worker.
+            BackendError: they are not; on every worker. ArgumentError: it has others.
         """
+        self._check_parameters()
         check_equal(dict(self.module.named_parameters()), self.backend, _NAME)
+
+    def _check_parameters(self) -> None:
+        known = {*map(id, self._trained), *(id(p) for _, p in self._frozen)}
+        others = [name for name, p in self.module.named_parameters() if id(p) not in known]
+        if others:
+            raise ArgumentError(
+                f"DataParallel: parameters {others} are not those that it was constructed with, "
+                f"and their gradients would not be summed; construct it after changes of the module"
+            )
+        self._checked = True

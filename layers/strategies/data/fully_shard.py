@@ -3,11 +3,16 @@ computes with it (`linop.strategies.data.unit`)."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from linop.errors import ArgumentError, LinopError
+from linop.layers.parameters.blocks import Block, backend_of, blocks
+from linop.layers.parameters.torch_guards import replace
+from linop.layers.state.state import scatter_state
+from linop.spaces.region import integer
 from linop.strategies.data.replicas import agree, check_equal, described
 from linop.strategies.data.unit import Member, Unit, rows, units_of
 from linop.strategies.mesh import Axis
@@ -17,7 +22,9 @@ Tensor = Any
 _NAME = "fully_shard"
 
 
-def fully_shard(module: Any, axis: Axis, *, reshard_after_forward: bool = True) -> Any:
+def fully_shard(
+    module: Any, axis: Axis, *, reshard_after_forward: bool = True, prefetch: int = 0
+) -> Any:
     """Shard the parameters of a module over the workers of a mesh's axis, in place. Collective.
 
     Each worker keeps a block of the rows of every parameter, balanced, and any optimizer of torch
@@ -33,13 +40,17 @@ def fully_shard(module: Any, axis: Axis, *, reshard_after_forward: bool = True) 
         axis: such as ``mesh["dp"]``.
         reshard_after_forward: True (ZeRO stage 3): whole parameters are given up after forward, and
             gathered again in backward. False (stage 2): they are kept until backward has used them.
+        prefetch: the number of calls' parameters that are gathered while these are computed with:
+            in forward of those that followed in the last forward, in backward of those before. A
+            worker holds as many more whole ones.
 
     Returns:
         The module.
 
     Raises:
         ArgumentError: it is no module, all its parameters are sharded already, or one is shared
-            with a module that is sharded. BackendError: modules or values differ between workers.
+            with a module that is sharded, or a block of a `linop.layers.Layer`; `prefetch` is no
+            number from 0. BackendError: modules or values differ between workers.
             On every worker.
     """
     said: Any
@@ -50,35 +61,50 @@ def fully_shard(module: Any, axis: Axis, *, reshard_after_forward: bool = True) 
     try:
         if not isinstance(module, torch.nn.Module):
             raise ArgumentError(f"a torch.nn.Module expected, given {module!r}")
-        _collect(module, places, names)
+        ahead = integer(prefetch, "fully_shard: prefetch")
+        if ahead < 0:
+            raise ArgumentError(f"prefetch={ahead}; a number from 0 expected")
+        _collect(module, axis, places, names)
         found = {names[p]: p for p in places}
-        said = described(found), reshard_after_forward
+        said = described(found), reshard_after_forward, ahead
     except LinopError as error:
         said = type(error)(str(error))
     agree(axis.backend, _NAME, said)
     check_equal(found, axis.backend, _NAME)
     for unit, parameters in units_of(type(module).__name__, found, places, axis):
-        unit.reshards = reshard_after_forward
+        unit.reshards, unit.prefetch = reshard_after_forward, ahead
         pairs = zip(unit.members, parameters, strict=True)
         unit.shards = [_shard(member, p, axis) for member, p in pairs]
         unit.put(unit.shards)
         module.register_forward_pre_hook(unit.enter)
         # The last one that entered leaves first.
         module.register_forward_hook(unit.leave, always_call=True, prepend=True)
+        for owner in {owner: None for member in unit.members for owner, _ in member.places}:
+            if owner is not module:
+                owner.register_forward_pre_hook(unit.used)
         module._linop_units = [*getattr(module, "_linop_units", ()), unit]
     for p in found.values():
         p._linop_strategy = "sharded"
+    replace(found.values())
     return module
 
 
-def _collect(module: Any, places: dict[Any, list[tuple[Any, str]]], names: dict[Any, str]) -> None:
+def _collect(
+    module: Any, axis: Axis, places: dict[Any, list[tuple[Any, str]]], names: dict[Any, str]
+) -> None:
     """Parameters that are not sharded yet, with all places that have them."""
+    known = blocks()
     for prefix, owner in module.named_modules():
         for attribute, p in owner._parameters.items():
             already = "" if p is None else getattr(p, "_linop_strategy", "")
             if p is None or already == "shard":
                 continue
             name = f"{prefix}.{attribute}".removeprefix(".")
+            if id(p) in known and not _across(known[id(p)], axis):
+                raise ArgumentError(
+                    f"parameter {name!r} is a block that a linop.layers.Layer has cut; modules of "
+                    f"torch expected, or tensor-parallel ones over another axis of the mesh"
+                )
             if already:
                 both = " and shared with this one: shard both in one call"
                 shared = both if already == "sharded" else ""
@@ -89,6 +115,13 @@ def _collect(module: Any, places: dict[Any, list[tuple[Any, str]]], names: dict[
             names.setdefault(p, name)
     if not places:
         raise ArgumentError("the module has no parameters, or all are sharded already")
+
+
+def _across(block: Block, axis: Axis) -> bool:
+    """True for a block of a tensor-parallel module over another axis of the mesh: all workers of
+    this one have the same block."""
+    other = getattr(block.layer, "axis", None)
+    return isinstance(other, Axis) and len({*other.workers} & {*axis.workers}) == 1
 
 
 def _shard(member: Member, p: Tensor, axis: Axis) -> Tensor:
@@ -117,7 +150,7 @@ def full_state_dict(module: Any) -> dict[str, Tensor]:
     buffers. Collective.
 
     Raises:
-        ArgumentError: the module has no sharded parameters.
+        ArgumentError: the module has no sharded parameters, or some that are tensor parallel too.
     """
     whole: dict[int, Tensor] = {}
     with torch.no_grad():
@@ -128,49 +161,27 @@ def full_state_dict(module: Any) -> dict[str, Tensor]:
     return {key: whole.get(id(t), t).detach() for key, t in state.items()}
 
 
-def load_full_state_dict(module: Any, state: dict[str, Tensor]) -> None:
-    """Give shards and buffers the values of a sequential model's state: each worker copies its own
-    rows, so that a state in a file (``torch.load(file, mmap=True)``) is read in part.
+def load_full_state_dict(module: Any, state: Mapping[str, Tensor] | None) -> None:
+    """Give shards and buffers the values of a sequential model's state, as
+    `linop.layers.scatter_state` does: each worker copies its own rows, so that a state in a file
+    (``torch.load(file, mmap=True)``) is read in part. Buffers on the meta device get memory.
+    Collective.
+
+    Args:
+        module: with sharded parameters.
+        state: on all workers; or on some, with None on others.
 
     Raises:
-        ArgumentError: names or shapes differ; on every worker, before anything is changed.
+        ArgumentError, ShapeError: names or shapes differ. BackendError: no worker has a state. All
+            on every worker, before anything is changed.
     """
-    units = _checked(module)
-    own = module.state_dict(keep_vars=True)
-    members = {
-        id(shard): (member, unit)
-        for _, unit in units
-        for shard, member in zip(unit.shards, unit.members, strict=True)
-    }
-
-    def shape(key: str) -> tuple[int, ...]:
-        found = members.get(id(own[key]))
-        return tuple(own[key].shape) if found is None else found[0].shape
-
-    said: Any = None
-    try:
-        if off := own.keys() ^ state.keys():
-            raise ArgumentError(f"state with the keys of the model expected; {sorted(off)} differ")
-        wrong = [key for key in own if tuple(state[key].shape) != shape(key)]
-        if wrong:
-            raise ArgumentError(
-                f"{wrong[0]!r}: shape {tuple(state[wrong[0]].shape)} given, {shape(wrong[0])} "
-                f"expected"
-            )
-    except LinopError as error:
-        said = type(error)(str(error))
-    agree(units[0][1].axis.backend, "load_full_state_dict", said)
-    with torch.no_grad():
-        for key, tensor in own.items():
-            value = state[key]
-            if (found := members.get(id(tensor))) is not None:
-                member, unit = found
-                value = rows(member, value, unit.axis)
-            tensor.copy_(value)
+    _checked(module)
+    scatter_state(module, state)
 
 
 def _checked(module: Any) -> list[tuple[str, Unit]]:
     units = _units(module)
     if not units:
         raise ArgumentError("the module has no sharded parameters: call fully_shard first")
+    backend_of(module.parameters())
     return units

@@ -17,7 +17,7 @@ from torch.autograd.graph import get_gradient_edge
 from linop.backends import Backend
 from linop.errors import ArgumentError, BackendError
 from linop.operators.operator import LinearOperator
-from linop.strategies.data.bucket import Flat, flattened, grouped, views
+from linop.strategies.data.bucket import Flat, Layout, grouped
 
 Tensor = Any
 """torch is not typed here."""
@@ -29,9 +29,12 @@ class _Bucket:
 
     def __init__(self, members: list[int], tensors: list[Tensor]) -> None:
         self.members = members
-        self.size = sum(p.numel() for p in tensors)
-        self.flat = tensors[0].detach().new_zeros(self.size + len(members))
-        self.zeros = [self.flat.new_zeros(1).expand(p.numel()) for p in tensors]
+        used = tensors[0].detach().new_zeros(len(members))
+        self.layout = Layout([*tensors, used])
+        self.flat = used.new_zeros(self.layout.size)
+        *self.parts, self.used = self.layout.views(self.flat)
+        self.flags = [0.0] * len(members)
+        """Values of `used`."""
         self.left = len(members)
         self.flat_plan: Flat
 
@@ -78,6 +81,17 @@ class Reducer:
         for k, (p, node) in enumerate(zip(self._parameters, self._nodes, strict=True)):
             node.register_prehook(partial(self._set_aside, k))
             p.register_post_accumulate_grad_hook(partial(self._added, k))
+            p._linop_reducer = self
+
+    def __deepcopy__(self, memo: object) -> Reducer:
+        raise ArgumentError(
+            "DataParallel: it cannot be copied; copy its module, and construct another of that"
+        )
+
+    @property
+    def unsummed(self) -> bool:
+        """True if ``grad`` of some parameters is this worker's alone."""
+        return any(self._parameters[k].grad is not None for k in self._local)
 
     def _set_aside(self, k: int, gradients: Any = None) -> None:
         """Before a gradient is added to ``grad``: from now on that is this worker's alone."""
@@ -93,10 +107,10 @@ class Reducer:
 
     def _added(self, k: int, p: Tensor) -> None:
         """After a gradient was added to ``grad``."""
-        if not self.enabled:
-            return
         try:
             self._check(k, p)
+            if not self.enabled:
+                return
             if self._begun is None:
                 self._begun = 0
                 for bucket in self._buckets:
@@ -113,8 +127,9 @@ class Reducer:
             raise
 
     def _check(self, k: int, p: Tensor) -> None:
-        if p.grad.layout is not torch.strided or p.grad.requires_grad:
-            what = "create_graph=True" if p.grad.requires_grad else f"layout {p.grad.layout}"
+        grad = p.grad
+        if grad.layout is not torch.strided or grad.requires_grad:
+            what = "create_graph=True" if grad.requires_grad else f"layout {grad.layout}"
             raise ArgumentError(
                 f"gradient of {self._names[k]!r}: {what}; dense gradients without a graph expected"
             )
@@ -168,29 +183,34 @@ class Reducer:
                 self._local.add(k)
 
     def _fill(self, bucket: _Bucket) -> None:
-        gradients, flags = [], []
-        for k, zeros in zip(bucket.members, bucket.zeros, strict=True):
+        given, parts, flags = [], [], []
+        for k, part in zip(bucket.members, bucket.parts, strict=True):
             own = self._parameters[k].grad if k in self._local else None
-            gradients.append(zeros if own is None else own)
             flags.append(float(own is not None))
-        flattened(gradients, bucket.flat[: bucket.size])
-        bucket.flat[bucket.size :] = torch.tensor(flags)
+            if own is None:
+                part.zero_()
+            else:
+                given.append(own)
+                parts.append(part)
+        if given:
+            torch._foreach_copy_(parts, given)
+        if flags != bucket.flags:
+            bucket.flags = flags
+            bucket.used.copy_(torch.tensor(flags))
 
     def _give(self, bucket: _Bucket, total: Tensor) -> None:
         """Set ``grad`` of a bucket's parameters; None where no worker has one."""
-        parameters = [self._parameters[k] for k in bucket.members]
         if total is None:  # the sum is a server's
-            for p in parameters:
-                p.grad = None
+            for k in bucket.members:
+                self._parameters[k].grad = None
             return
-        used = (total[bucket.size :] != 0).tolist()
-        for k, p, one, has in zip(
-            bucket.members, parameters, views(total[: bucket.size], parameters), used, strict=True
-        ):
+        *parts, used = bucket.layout.views(total)
+        for k, one, has in zip(bucket.members, parts, used.tolist(), strict=True):
             before = self._before.get(k)
-            p.grad = before if not has else one if before is None else before + one
-            if p.grad is not None:
-                p.grad._linop_is_summed = True
+            grad = before if not has else one if before is None else before + one
+            if grad is not None:
+                grad._linop_is_summed = True
+            self._parameters[k].grad = grad
 
     def _fail(self, error: BaseException) -> None:
         for bucket in self._buckets:

@@ -12,7 +12,7 @@ from linop.errors import ArgumentError, BackendError, LinopError
 from linop.layers.agreement.arguments import digest
 from linop.layers.agreement.input_agreement import agreement_of
 from linop.spaces.partition import Partition
-from linop.strategies.data.bucket import Flat, flattened, grouped, views
+from linop.strategies.data.bucket import Flat, Layout, grouped
 from linop.strategies.data.operators import from_server
 
 Tensor = Any
@@ -74,24 +74,23 @@ class Spread:
         group = Partition((backend.workers or 1,))
         self._parts = []
         plain = [*map(_plain, tensors)]
-        for members in grouped(plain, CAP):
-            size, dtype = sum(plain[k].numel() for k in members), plain[members[0]].dtype
-            op = from_server(size, dtype, group, server)
-            self._parts.append((members, size, Flat(op, backend, dtype)))
         self._serves = backend.worker == server
+        for members in grouped(plain, CAP):
+            layout, dtype = Layout([plain[k] for k in members]), plain[members[0]].dtype
+            op = from_server(layout.size, dtype, group, server)
+            flat = plain[members[0]].new_empty(layout.size) if self._serves else None
+            self._parts.append((members, layout, flat, Flat(op, backend, dtype)))
 
     def __call__(self, tensors: Sequence[Tensor]) -> None:
         """Copy the values. Collective."""
         plain = [*map(_plain, tensors)]
-        for members, size, plan in self._parts:
+        for members, layout, flat, plan in self._parts:
             some = [plain[k] for k in members]
-            flat = some[0].new_empty(size)
             if self._serves:
-                flattened(some, flat)
+                torch._foreach_copy_(layout.views(flat), some)
             found = plan(flat)
             if not self._serves:
-                for tensor, value in zip(some, views(found, some), strict=True):
-                    tensor.copy_(value)
+                torch._foreach_copy_(some, layout.views(found))
 
 
 def _plain(tensor: Tensor) -> Tensor:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
+from linop.backends import use
 from linop.errors import ArgumentError
+from linop.layers.state.optimizer_state import gather_optimizer_state, scatter_optimizer_state
+from linop.strategies.data.data_parallel import DataParallel
 from linop.strategies.data.replicas import SERVER, agree, described
 from linop.strategies.data.unit import rows, units_of
 from linop.strategies.mesh import Axis
@@ -32,6 +35,9 @@ class ShardedOptimizer:
     Attributes:
         optimizer: this worker's; any learning-rate scheduler of torch may have it, and its
             ``state_dict`` is this worker's part.
+        parts: a module of this worker's blocks of the parameters, by their names.
+
+    `linop.layers.save` and `load` take it for an optimizer of the module.
 
     Raises:
         ArgumentError: the module has no parameters with gradients, its parameters are sharded, or a
@@ -39,7 +45,8 @@ class ShardedOptimizer:
     """
 
     def __init__(self, module: Any, axis: Axis, optimizer: Callable[[list[Tensor]], Any]) -> None:
-        found = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        self.module = module.module if isinstance(module, DataParallel) else module
+        found = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
         said: Any = described(found)
         known = {getattr(p, "_linop_strategy", "") for p in found.values()}
         if not found or known & {"shard", SERVER}:
@@ -49,22 +56,58 @@ class ShardedOptimizer:
             )
         agree(axis.backend, "ShardedOptimizer", said)
         self._parts = units_of("ShardedOptimizer", found, {}, axis)
+        self._reducers = {p._linop_reducer for p in found.values() if hasattr(p, "_linop_reducer")}
+        self._axis = axis
+        shards: dict[str, Tensor] = {}
         for unit, parameters in self._parts:
             pairs = zip(unit.members, parameters, strict=True)
             unit.shards = [torch.nn.Parameter(rows(member, p, axis)) for member, p in pairs]
-        self._axis = axis
-        self.optimizer = optimizer([shard for unit, _ in self._parts for shard in unit.shards])
+            shards |= unit._parameters
+        self.parts = torch.nn.Module()
+        self.parts._parameters.update((name, shards[name]) for name in found)
+        self.optimizer = optimizer([*self.parts.parameters()])
 
     def step(self) -> None:
-        """Update all parameters. Collective."""
+        """Update all parameters. Collective.
+
+        Raises:
+            ArgumentError: gradients have not been summed over the workers.
+        """
+        if any(reducer.unsummed for reducer in self._reducers):
+            raise ArgumentError(
+                "ShardedOptimizer: gradients of no_sync() have not been summed over the workers; "
+                "call reduce_gradients() of the DataParallel module before step()"
+            )
         for unit, parameters in self._parts:
             for member, shard, p in zip(unit.members, unit.shards, parameters, strict=True):
                 shard.grad = None if p.grad is None else rows(member, p.grad, self._axis)
         self.optimizer.step()
         with torch.no_grad():
             for unit, parameters in self._parts:
-                for p, whole in zip(parameters, unit.gathered(), strict=True):
-                    p.copy_(whole)
+                torch._foreach_copy_(parameters, unit.gathered())
+
+    def state_dict(self, worker: int | None = None) -> dict[str, Any] | None:
+        """The state of the optimizer of one process, with parameters in the module's order. It is
+        None on workers that do not get it. Collective.
+
+        Args:
+            worker: which one gets it; by default all.
+        """
+        with use(self._axis.backend):
+            return gather_optimizer_state(self.module, self, worker)
+
+    def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
+        """Load the state of the optimizer of one process: each worker takes its blocks. Collective.
+
+        Args:
+            state: on all workers, or on some, with None on others.
+
+        Raises:
+            ArgumentError, ShapeError: it does not fit. BackendError: no worker has it. All on every
+                worker.
+        """
+        with use(self._axis.backend):
+            scatter_optimizer_state(self.module, self, state)
 
     def zero_grad(self) -> None:
         """Discard all gradients."""

@@ -8,20 +8,25 @@ torch's graph; there is no code for backward.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any, NamedTuple
+from weakref import ref
 
 import torch
-from torch.autograd.graph import saved_tensors_hooks
 
 from linop.backends.autograd.bridge import bridge_of
+from linop.backends.autograd.checkpointing import in_checkpoint, unrecorded
 from linop.backends.autograd.dtypes import numpy_dtype
-from linop.backends.autograd.functions import apply
+from linop.backends.autograd.functions import applied
 from linop.errors import ArgumentError
+from linop.layers.parameters.blocks import enlist
 from linop.operators.algebra import direct_sum
-from linop.operators.collectives import all_gather
+from linop.operators.collectives import all_gather, repartition
+from linop.operators.operator import LinearOperator
+from linop.spaces.decomposition import COPIES, REPLICATED
 from linop.spaces.partition import Partition
 from linop.spaces.tensor import TensorSpace
+from linop.strategies.data.calls import Call
+from linop.strategies.data.prefetch import passes_of
 from linop.strategies.mesh import Axis
 
 Tensor = Any
@@ -34,114 +39,165 @@ class Member(NamedTuple):
     Attributes:
         name: in the module of the unit.
         places: modules and attributes that have it: several if it is shared.
-        shape: of the whole parameter.
-        space: the whole parameter in blocks of rows.
+        space: the whole parameter in blocks of rows; on all workers, if it has no dimensions.
     """
 
     name: str
     places: Sequence[tuple[Any, str]]
-    shape: tuple[int, ...]
     space: TensorSpace
 
 
-class _Saved(NamedTuple):
-    """Placeholder that the graph keeps for backward in place of a view of a whole parameter."""
-
-    call: _Call
-    number: int
-    size: tuple[int, ...]
-    stride: tuple[int, ...]
-    offset: int
-
-
-class _Call:
-    """One forward of a unit: its parameters, gathered."""
-
-    def __init__(self, unit: Unit) -> None:
-        self.unit = unit
-        self.versions = unit.versions()
-        copies = unit.copies()
-        self.whole: Sequence[Tensor] | None = unit.shaped(copies)
-        self.places = {t.untyped_storage().data_ptr(): k for k, t in enumerate(copies) if t.numel()}
-        if copies[0].grad_fn is not None:
-            # Before G.H: all that computes with the parameters has run.
-            copies[0].grad_fn.register_prehook(self._forget)
-
-    def _forget(self, gradients: Any) -> None:
-        del gradients
-        self.whole = None
-
-    def again(self, number: int) -> Tensor:
-        """A whole parameter in backward, gathered again if it was given up. Collective then."""
-        if self.whole is None:
-            if self.unit.versions() != self.versions:
-                raise ArgumentError(
-                    f"fully_shard: parameters of {self.unit.name} changed between forward and "
-                    f"backward; update them after it"
-                )
-            self.whole = self.unit.gathered()
-        return self.whole[number]
-
-
 class Unit:
-    """Parameters that are gathered together. Constructed by all workers of the axis."""
+    """Parameters that are gathered together. Constructed by all workers of the axis.
+
+    It is to `linop.layers.parameters.blocks` the holder of its shards.
+    """
 
     def __init__(self, name: str, members: Sequence[Member], axis: Axis) -> None:
-        self.name, self.members, self.axis = name, members, axis
+        self.name = self.kind = name
+        self.members, self.axis = members, axis
+        self.backend = axis.backend
+        self.worker = axis.index
+        self.spaces = {member.name: member.space for member in members}
         self.reshards = False
         """True: whole parameters are given up after forward."""
-        self.operator = direct_sum(*(all_gather(member.space) for member in members))
+        self.prefetch = 0
+        """Number of units that are gathered ahead while this one computes."""
+        self.passes = passes_of(axis.backend)
+        self.operator = direct_sum(*(gathering(member.space) for member in members))
         self._bridge = bridge_of(self.operator, axis.backend)
-        self._names = [member.space.region(axis.index).name for member in members]
         self.shards: list[Tensor] = []
-        self._open: list[tuple[_Call, Any]] = []
+        self._open: list[tuple[Call, Sequence[Tensor], Any]] = []
+        self._calls: list[ref[Call]] = []
+        """Calls that a graph may have."""
+        self._ahead: list[int] | None = None
+        """Versions of the shards that are gathered ahead; None if none are."""
+
+    @property
+    def _parameters(self) -> dict[str, Tensor]:
+        return dict(zip(self.spaces, self.shards, strict=False))  # none yet while it is made
+
+    def __deepcopy__(self, memo: object) -> Unit:
+        raise ArgumentError(
+            f"fully_shard: {self.name} is sharded, and cannot be copied; copy a module before, or "
+            f"make another and give it the state: load_full_state_dict(other, full_state_dict(net))"
+        )
 
     def versions(self) -> list[int]:
         """Numbers that change when a shard does."""
         return [shard._version for shard in self.shards]
 
+    def start(self) -> bool:
+        """Start to gather; False if that was done. Collective."""
+        if self._ahead is not None:
+            return False
+        self._bridge.start([shard.detach() for shard in self.shards])
+        self._ahead = self.versions()
+        return True
+
+    def drop(self) -> None:
+        """Finish what `start` began, without a use for it. Collective."""
+        self._ahead = None
+        self.passes.taken(self)
+        self._bridge.finish()
+
     def copies(self) -> list[Tensor]:
         """G of the shards. Collective; recorded in torch's graph."""
         if not torch.is_grad_enabled():
-            return [*self._bridge.run([shard.detach() for shard in self.shards])]
-        backend = self.axis.backend
-        if len(self.shards) == 1:
-            return [apply(self.operator, self.shards[0], backend, self.name)]
-        given = dict(zip(self._names, self.shards, strict=True))
-        return [*apply(self.operator, given, backend, self.name).values()]
-
-    def shaped(self, copies: Sequence[Tensor]) -> list[Tensor]:
-        """Copies as parameters: those without dimensions have one in G."""
-        return [t if m.shape else t[0] for t, m in zip(copies, self.members, strict=True)]
+            return self.gathered()
+        self._take()
+        if in_checkpoint():
+            # One that keeps results of operators would keep the whole parameters.
+            with unrecorded():
+                return [*applied(self._bridge, self.shards, self.name)]
+        return [*applied(self._bridge, self.shards, self.name)]
 
     def gathered(self) -> list[Tensor]:
         """The whole parameters, without a graph. Collective."""
-        with torch.no_grad():
-            return self.shaped(self.copies())
+        self._take()
+        return [*self._bridge.run([shard.detach() for shard in self.shards])]
+
+    def _take(self) -> None:
+        """Let the next run be that which `start` began, unless shards have changed."""
+        if self._ahead is not None and self._ahead != self.versions():
+            self.drop()
+        elif self._ahead is not None:
+            self._ahead = None
+            self.passes.taken(self)
 
     def enter(self, *unused: Any) -> None:
         """Before forward: put the whole parameters in place."""
         del unused
-        call = _Call(self)
-        assert call.whole is not None
-        self.put(call.whole)
+        call = self._computed_again()
+        if call is not None:
+            whole: Sequence[Tensor] = call.leaves()
+        else:
+            call = self._called()
+            assert call.whole is not None
+            whole = call.whole
+        self.put(whole)
         context = None
         if self.reshards and torch.is_grad_enabled():
-            context = saved_tensors_hooks(partial(_packed, call), _unpacked)
+            context = call.hooks()
             context.__enter__()
-        self._open.append((call, context))
+        self._open.append((call, whole, context))
+
+    def _called(self) -> Call:
+        if self.prefetch:
+            self.passes.enter(self)
+        call = Call(self, self.copies())
+        if self.prefetch:
+            self.passes.entered(self, call)
+        if torch.is_grad_enabled():
+            self._calls = [*(known for known in self._calls if known() is not None), ref(call)]
+        return call
+
+    def _computed_again(self) -> Call | None:
+        """The call whose forward is computed again in backward, as by checkpoints. Of several with
+        the same parameters any will do."""
+        if torch._C._current_graph_task_id() == -1 or not torch.is_grad_enabled():
+            return None
+        versions, found = self.versions(), None
+        for call in (known() for known in self._calls):
+            if call is not None and call.versions == versions:
+                found = call if found is None or found.whole is None else found
+        return found
 
     def leave(self, *unused: Any) -> None:
         """After forward: put the shards in place."""
         del unused
         if not self._open:
             return  # forward's collective failed
-        call, context = self._open.pop()
+        call, whole, context = self._open.pop()
         if context is not None:
             context.__exit__(None, None, None)
-        call.whole = None  # the graph has what it needs
-        outer = self._open[-1][0].whole if self._open else None
-        self.put(self.shards if outer is None else outer)
+        if whole is call.whole:
+            call.whole = None  # the graph has what it needs
+        self.put(self._open[-1][1] if self._open else self.shards)
+
+    def used(self, *unused: Any) -> None:
+        """Before the forward of a module inside the unit's.
+
+        Raises:
+            ArgumentError: it is called by itself, where its parameters are shards.
+        """
+        del unused
+        if self._open:
+            return
+        call = self._computed_again()
+        if call is None:
+            raise ArgumentError(
+                f"fully_shard: a module whose parameters are sharded as part of {self.name} is "
+                f"called outside of that module's forward, where it has shards alone; call that, "
+                f"or shard this one by a call of its own before; of torch's checkpoints inside of "
+                f"it, take those with use_reentrant=False"
+            )
+        self.put(call.leaves())
+
+    def rest(self) -> None:
+        """After what `used` allowed: put the shards in place."""
+        if not self._open:
+            self.put(self.shards)
 
     def put(self, tensors: Sequence[Tensor]) -> None:
         """Put tensors where the modules have their parameters."""
@@ -150,19 +206,11 @@ class Unit:
                 module._parameters[name] = tensor
 
 
-def _packed(call: _Call, tensor: Tensor) -> Any:
-    """A saved tensor as the graph keeps it; a view of a whole parameter as `_Saved`."""
-    k = call.places.get(tensor.untyped_storage().data_ptr())
-    if k is None or call.whole is None:
-        return tensor
-    return _Saved(call, k, tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
-
-
-def _unpacked(saved: Any) -> Tensor:
-    if not isinstance(saved, _Saved):
-        return saved
-    whole = saved.call.again(saved.number)
-    return whole.as_strided(saved.size, saved.stride, saved.offset)
+def gathering(space: TensorSpace) -> LinearOperator:
+    """G: copies of all rows; of a tensor without dimensions, which is not cut, E."""
+    if space.global_shape:
+        return all_gather(space)
+    return repartition(space, space.like(space.partition, [COPIES]))
 
 
 def units_of(
@@ -184,13 +232,15 @@ def units_of(
         members = []
         for k, (key, p) in enumerate(some.items()):
             shape = tuple(p.shape)
-            space = TensorSpace(shape or (1,), group, numpy_dtype(dtype), [0], f"p{k}")
-            members.append(Member(key, places.get(p, ()), shape, space))
-        made.append((Unit(name, members, axis), [*some.values()]))
+            cut = [0 if shape else REPLICATED]
+            space = TensorSpace(shape, group, numpy_dtype(dtype), cut, f"p{k}")
+            members.append(Member(key, places.get(p, ()), space))
+        unit = Unit(name, members, axis)
+        enlist(unit)
+        made.append((unit, [*some.values()]))
     return made
 
 
 def rows(member: Member, whole: Tensor, axis: Axis) -> Tensor:
     """View of this worker's rows of a whole tensor."""
-    own = whole.detach() if member.shape else whole.detach().reshape(1)
-    return own[member.space.slices(axis.index)]
+    return whole.detach()[member.space.slices(axis.index)]

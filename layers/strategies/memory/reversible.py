@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -26,8 +27,9 @@ class Reversible(torch.nn.Module):  # type: ignore[misc]  # torch is not typed h
     keeps nothing of `f` and `g`, nor of the blocks before: at the backward of a block its inputs
     are computed from its outputs, and with them, once, what autograd had saved. Of a chain only the
     last pair is kept, whatever its depth. Random numbers are drawn as before, from the restored
-    state of torch's generator for the CPU; operators of linop inside are not called again, but
-    their results are kept.
+    state of torch's generator for the CPU, autocast is as it was, and buffers that the first
+    computation changed (running statistics of norms) are changed once; operators of linop inside
+    are not called again, but their results are kept. Between blocks the two may be swapped.
 
     Inputs are rebuilt to rounding, with an error that grows along the chain.
 
@@ -38,7 +40,8 @@ class Reversible(torch.nn.Module):  # type: ignore[misc]  # torch is not typed h
     Raises:
         ArgumentError: from a call, the input is no pair of tensors, or f or g gives another shape.
         BackendError: from backward, an output was changed in place, f or g computes something else
-            than before, or gradients of gradients are asked for.
+            than before, or with other parameters (`torch.func.functional_call`), or gradients of
+            gradients are asked for.
     """
 
     def __init__(self, f: Any, g: Any) -> None:
@@ -77,16 +80,21 @@ class _Frame:
         self._counts, self._saved = [0, 0], [dict[int, Tensor](), dict[int, Tensor]()]
         self._states: list[Tensor | None] = [None, None]
         self._wanted = [True, True]  # the input's gradient: it decides what autograd saves
+        self._shapes: list[list[Any]] = [[], []]
+        self._tensors = [_tensors_of(function) for function in functions]
+        self._autocast: dict[str, Any] = {}
         self._contexts = [checkpoint_context(), checkpoint_context()]
         self._outputs: Pair | None = None
         self._versions: tuple[int, ...] = ()
         self._next: _Frame | None = None
+        self._swapped = False
         self._before: weakref.ref[_Frame] | None = None
 
     @contextmanager
     def recorded(self, part: int, x: Tensor) -> Iterator[None]:
         """Context of the first computation of f (0) or g (1), of x: autograd saves handles."""
         self._wanted[part] = x.requires_grad
+        self._shapes[part] = self._parameters(part)
         before = torch.get_rng_state()
 
         def pack(x: Tensor) -> Any:
@@ -99,6 +107,7 @@ class _Frame:
         def unpack(kept: Any) -> Tensor:
             return kept if isinstance(kept, torch.Tensor) else self._saved_again(part, kept)
 
+        self._autocast = _autocast(x.device.type)
         with self._contexts[part][0], saved_tensors_hooks(pack, unpack):
             yield
         if not torch.equal(before, torch.get_rng_state()):
@@ -109,13 +118,14 @@ class _Frame:
         they can be rebuilt here."""
         self._outputs = (outputs[0].detach(), outputs[1].detach())
         self._versions = tuple(y._version for y in self._outputs)
-        before: _Frame | None = getattr(inputs[0], _FRAME, None)
-        same = before is getattr(inputs[1], _FRAME, None)
-        if before is not None and same and before._next is None:
+        marks: list[tuple[Any, int]] = [getattr(x, _FRAME, (None, 0)) for x in inputs]
+        (before, first), (other, second) = marks
+        if before is not None and before is other and first != second and before._next is None:
             before._check()
             self._before, before._next, before._outputs = weakref.ref(before), self, None
-        for y in outputs:
-            setattr(y, _FRAME, self)
+            self._swapped = first == 1
+        for number, y in enumerate(outputs):
+            setattr(y, _FRAME, (self, number))
 
     def _check(self) -> None:
         assert self._outputs is not None
@@ -152,13 +162,29 @@ class _Frame:
             self._outputs = None
         before = None if self._before is None else self._before()
         if before is not None:
-            before._outputs = x1, x2
-            before._versions = x1._version, x2._version
+            before._outputs = (x2, x1) if self._swapped else (x1, x2)
+            before._versions = tuple(x._version for x in before._outputs)
+
+    def _parameters(self, part: int) -> list[Any]:
+        return [p.shape for p in self._functions[part].parameters()]
 
     def _again(self, part: int, x: Tensor) -> Tensor:
         """Result of f or g, while what autograd saves is kept."""
+        if self._shapes[part] != self._parameters(part):
+            raise BackendError(
+                "Reversible: parameters of f or g have other shapes than in forward; if they are "
+                "sharded, call fully_shard for f and g, which are called again in backward, and "
+                "not for the block"
+            )
         saved = self._saved[part]
         saved.clear()
+        function, known = self._functions[part], self._tensors[part]
+        if not all(map(operator.is_, _tensors_of(function), known)):
+            raise BackendError(
+                "Reversible: f or g has other parameters or buffers than when it was called first, "
+                "as by torch.func.functional_call; call modules with their own"
+            )
+        buffers = [(x, x.clone()) for x in known if not isinstance(x, torch.nn.Parameter)]
 
         def pack(tensor: Tensor) -> Any:
             if not isinstance(tensor, torch.nn.Parameter):
@@ -170,9 +196,13 @@ class _Frame:
         with torch.random.fork_rng(devices=[], enabled=state is not None), self._contexts[part][1]:
             if state is not None:
                 torch.set_rng_state(state)
-            with torch.enable_grad(), saved_tensors_hooks(pack, lambda _: None):
+            cast = torch.autocast(**self._autocast)
+            with torch.enable_grad(), saved_tensors_hooks(pack, lambda _: None), cast:
                 given = x.detach().requires_grad_(self._wanted[part])
-                result = self._functions[part](given)
+                result = function(given)
+        for buffer, value in buffers:  # norms change them without a new version
+            if not torch.equal(buffer, value):
+                buffer.detach().copy_(value)
         return result.detach()
 
     def _forget(self) -> None:
@@ -181,7 +211,24 @@ class _Frame:
 
 
 _FRAME = "linop_reversible"
-"""Attribute of outputs: the call that they are of."""
+"""Attribute of outputs: the call that they are of, and their number."""
+
+
+def _tensors_of(function: Any) -> list[Tensor]:
+    """Parameters and buffers of a module."""
+    if not isinstance(function, torch.nn.Module):
+        return []
+    return [*function.parameters(), *function.buffers()]
+
+
+def _autocast(device: str) -> dict[str, Any]:
+    """Autocast as it is now, as arguments of `torch.autocast`."""
+    return {
+        "device_type": device,
+        "dtype": torch.get_autocast_dtype(device),
+        "enabled": torch.is_autocast_enabled(device),
+        "cache_enabled": torch.is_autocast_cache_enabled(),
+    }
 
 
 def _applied(function: Any, x: Tensor, other: Tensor) -> Tensor:

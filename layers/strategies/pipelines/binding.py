@@ -4,14 +4,15 @@ the compiled edges for them."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 
 from linop.backends import Backend
 from linop.backends.autograd.dtypes import torch_dtype
-from linop.errors import ArgumentError, BackendError, LinopError, restated
-from linop.layers.agreement.input_agreement import Cache, InputAgreement
+from linop.errors import ArgumentError, BackendError, DTypeError, LinopError, restated
+from linop.layers.agreement.input_agreement import Cache, InputAgreement, agreement_of
 from linop.layers.agreement.metadata import Meta, call_metadata, space_of
 from linop.spaces.partition import Partition, balanced
 from linop.spaces.tensor import TensorSpace
@@ -19,6 +20,10 @@ from linop.strategies.pipelines.construction import Plan
 from linop.strategies.pipelines.execution import Pair
 from linop.strategies.pipelines.lanes import Edge
 from linop.strategies.pipelines.stage import Stage
+from linop.strategies.pipelines.stage_backends import within
+
+Tensor = Any
+"""torch is not typed here."""
 
 
 class Call(NamedTuple):
@@ -32,6 +37,8 @@ class Call(NamedTuple):
     """Its dtype; empty if it is off."""
     sizes: tuple[int, ...] | str | None
     """Of micro-batches; text if they are none."""
+    pipeline: int
+    """Its number."""
     broken: str
     """The error of an earlier call, if there was one."""
 
@@ -39,9 +46,17 @@ class Call(NamedTuple):
 class Tracing:
     """State shared by calls of a pipeline: the compiled edges by sizes of micro-batches."""
 
-    def __init__(self, plan: Plan, backend: Backend, agreement: InputAgreement, most: int) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        backend: Backend,
+        parts: Mapping[int, Backend],
+        agreement: InputAgreement,
+        most: int,
+    ) -> None:
         self.plan = plan
         self.backend = backend
+        self.parts = parts
         self.agreement = agreement
         self.edges = Cache[Mapping[Pair, Sequence[Edge]]](most)
 
@@ -71,6 +86,7 @@ class Tracer:
                     f"another one"
                 )
         for what, each in (
+            ("another pipeline", [call.pipeline for call in calls]),
             ("step on some, and evaluation", [call.trains for call in calls]),
             ("other autocast", [call.autocast for call in calls]),
             ("other sizes", [call.sizes for call in calls]),
@@ -163,39 +179,44 @@ class Tracer:
 
     def _outputs(self, s: int, sources: Sequence[TensorSpace]) -> dict[int, TensorSpace]:
         """Spaces of a stage's outputs, by number."""
-        grid, me = self._plan.grid(s), self._plan.worker
-        mine: tuple[Meta, ...] | LinopError = ()
-        if s in self._stages:
+        tracing, doing = self._tracing, "trace linop.strategies.Pipeline"
+
+        def probed() -> tuple[None, tuple[Meta, ...]]:
+            if s not in self._stages:
+                return None, ()
             try:
-                inputs = [
-                    torch.zeros(
-                        on_grid(X, grid).local_shape(me),
-                        dtype=torch_dtype(X.dtype),
-                        device=self._arrays.device,
-                    )
-                    for X in sources
-                ]
-                found = self._stages[s].probe(inputs).values()
-                mine = call_metadata(list(found), False, ()).tensors
+                with within(tracing.parts[s], tracing.backend):
+                    found = self._probe(s, sources)
             except Exception as error:
-                mine = restated(
-                    error, f"stage {s} on worker {me}, {inputs_named(sources)}: {error}"
-                )
-        said = self._tracing.agreement.gather_objects(mine, "trace linop.strategies.Pipeline")
-        metas: list[tuple[Meta, ...]] = []
-        for one in said:
-            if isinstance(one, LinopError):
-                raise one
-            metas.append(one)
+                raise located(error, f"stage {s}, {inputs_named(sources)}") from error
+            return None, call_metadata([*found.values()], False, ()).tensors
+
+        _, metas = tracing.agreement.together(probed, "Pipeline", doing)
         numbers = self._plan.graph.taken(s) or [0]
         return {
             k: self._space(s, [one[at] if one else None for one in metas], sources)
             for at, k in enumerate(numbers)
         }
 
+    def _probe(self, s: int, sources: Sequence[TensorSpace]) -> dict[int, Tensor]:
+        """Outputs of a stage of this worker for zeros. Collective over its workers."""
+        inputs = [
+            torch.zeros(
+                on_grid(X, self._plan.grid(s)).local_shape(self._plan.worker),
+                dtype=torch_dtype(X.dtype),
+                device=self._arrays.device,
+            )
+            for X in sources
+        ]
+        meet = agreement_of(self._tracing.parts[s]).gather_objects
+        return self._stages[s].probe(inputs, partial(meet, None, f"trace stage {s}"))
+
     def _space(self, s: int, metas: Sequence[Meta], sources: Sequence[TensorSpace]) -> TensorSpace:
         grid = self._plan.grid(s)
-        space = space_of(f"stage {s}", grid, metas, lambda _: range(grid.ndim), self._arrays)
+        try:
+            space = space_of(f"stage {s}", grid, metas, lambda _: range(grid.ndim), self._arrays)
+        except DTypeError as error:
+            raise located(error, f"stage {s}: an output of its module") from None
         kind = torch_dtype(space.dtype)
         ends = s == self._plan.stages - 1
         if not ends and not (kind.is_floating_point or kind.is_complex):
@@ -214,6 +235,14 @@ class Tracer:
 def on_grid(X: TensorSpace, grid: Partition) -> TensorSpace:
     """The space of the same tensor in balanced blocks on another grid, or X itself on its own."""
     return X if X.partition == grid else TensorSpace(X.global_shape, grid, X.dtype)
+
+
+def located(error: Exception, where: str) -> LinopError:
+    """An error with its place, which was told by another worker if the error was."""
+    first = restated(error, str(error))
+    found = restated(first, f"{where}: {first}")
+    found.alarm = error.alarm if isinstance(error, LinopError) else None
+    return found
 
 
 def inputs_named(sources: Sequence[TensorSpace]) -> str:

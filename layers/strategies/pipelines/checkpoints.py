@@ -8,13 +8,14 @@ together by the keys of the sequential model.
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-from linop.backends import Backend, use
+from linop.backends import Backend
 from linop.errors import ArgumentError, BackendError
 from linop.layers.agreement.input_agreement import InputAgreement
 from linop.layers.state.checkpoint import has_optimizer, read_state, write_state
@@ -28,7 +29,15 @@ from linop.layers.state.optimizer_state import (
 from linop.layers.state.state import collect
 from linop.layers.state.state_tensors import MODEL, OPTIMIZER, StateTensor
 from linop.layers.state.workers import Workers
-from linop.strategies.pipelines.stage_states import Own, gathered, load, on_all
+from linop.strategies.pipelines.stage_backends import within
+from linop.strategies.pipelines.stage_states import (
+    Own,
+    gathered,
+    in_order,
+    load,
+    on_all,
+    order_of,
+)
 
 Tensor = Any
 """torch is not typed here."""
@@ -43,6 +52,8 @@ class Said(NamedTuple):
     """Stage and key of each group's parameters, in the row's order."""
     kept: dict[Names, Any]
     """Values that are no tensors."""
+    order: Sequence[str]
+    """As of `order_of`."""
 
 
 class Checkpoints:
@@ -66,21 +77,23 @@ class Checkpoints:
         self._stages, self._optimizer, self._copies = stages, optimizer, copies
         self._model = torch.nn.ModuleDict({str(s): one.module for s, one in stages.items()})
 
-    def save(self, path: Path) -> None:
+    def save(self, path: Any) -> None:
         """Worker 0 writes a file."""
         state: Any = gathered(self._backend, self._agreement, self._stages)
         if self._optimizer is not None:
             state = {MODEL: state, OPTIMIZER: self._optimizer_state()}
-        self._each(lambda: write_state(state, path) if self._backend.worker == 0 else None, "save")
+        self._each(
+            lambda: write_state(state, Path(path)) if self._backend.worker == 0 else None, "save"
+        )
 
-    def load(self, path: Path) -> None:
+    def load(self, path: Any) -> None:
         """Worker 0 reads the file."""
 
         def read() -> dict[str, Tensor]:
             if self._backend.worker:
                 return {}
             file = io.BytesIO()
-            torch.save(read_state(path), file)
+            torch.save(read_state(Path(path)), file)
             return {"file": torch.frombuffer(file.getbuffer(), dtype=torch.uint8)}
 
         data = on_all(self._backend, self._agreement, self._each(read, "load"))["file"]
@@ -93,7 +106,7 @@ class Checkpoints:
             raise ArgumentError(f"load: {str(path)!r} has no state of an optimizer")
         install = self._staged(state[OPTIMIZER])
         load(self._agreement, self._stages, state[MODEL])
-        install()
+        self._each(install, "load")
 
     def _each(self, work: Callable[[], Any], what: str) -> Any:
         return self._agreement.each(work, what, _CALL.format(what))
@@ -103,11 +116,14 @@ class Checkpoints:
         s, _, name = row_key.partition(".")
         return int(s), self._stages[int(s)].prefix + name
 
+    def _within(self) -> AbstractContextManager[None]:
+        return within(next(iter(self._stages.values())).part, self._backend)
+
     def _optimized(self) -> Optimized | None:
         """The optimizers of this worker's row. Collective over its workers."""
         if not self._stages:
             return None
-        with use(next(iter(self._stages.values())).part):
+        with self._within():
             return Optimized(Workers("Pipeline", self._model), self._optimizer)
 
     def _groups(self, said: Collection[Said]) -> list[list[str]]:
@@ -123,11 +139,10 @@ class Checkpoints:
             )
         groups = []
         for each in zip(*(one.groups for one in said), strict=True):
-            # Stable: within a stage in the order of its model.
-            every = sorted((pair for group in each for pair in group), key=lambda pair: pair[0])
-            groups.append(
-                [key for key in dict.fromkeys(key for _, key in every) if key not in self._copies]
-            )
+            pairs = [pair for group in each for pair in group]
+            every = in_order(pairs, [one.order for one in said])
+            # Tied parameters are one, at the place of the first.
+            groups.append(list(dict.fromkeys(self._copies.get(key, key) for key in every)))
         return groups
 
     def _said(
@@ -136,7 +151,7 @@ class Checkpoints:
         mine = None
         if optimized is not None:
             groups = [[self._key(key) for key in group] for group in optimized.groups]
-            mine = Said(optimized.hypers, groups, dict(kept))
+            mine = Said(optimized.hypers, groups, dict(kept), order_of(self._stages))
         every = self._agreement.gather_objects(mine, _CALL.format("save or load"))
         said = [one for one in every if one is not None]
         return said, self._groups(said)
@@ -148,10 +163,13 @@ class Checkpoints:
             optimized = self._optimized()
             if optimized is None:
                 return None, {}, {}
-            check_options(optimized)
-            kept = optimized.kept()
-            items = {n: v for n, v in kept.items() if isinstance(v, StateTensor)}
-            wholes: Mapping[str, Tensor] = collect(optimized.workers, list(items.values()), 0) or {}
+            with self._within():
+                check_options(optimized)
+                kept = optimized.kept()
+                items = {n: v for n, v in kept.items() if isinstance(v, StateTensor)}
+                wholes: Mapping[str, Tensor] = (
+                    collect(optimized.workers, list(items.values()), 0) or {}
+                )
             named = {self._names(n): wholes[v.key] for n, v in items.items() if v.key in wholes}
             plain = {self._names(n): v for n, v in kept.items() if n not in items}
             return optimized, plain, named
@@ -171,8 +189,8 @@ class Checkpoints:
         checked."""
         optimized = self._each(self._optimized, "load")
         _, groups = self._said(optimized, {})
-        given = state["param_groups"]
-        counts, wanted = [len(g["params"]) for g in given], [len(keys) for keys in groups]
+        counts = self._each(lambda: [len(g["params"]) for g in state["param_groups"]], "load")
+        given, wanted = state["param_groups"], [len(keys) for keys in groups]
         if counts != wanted:
             raise ArgumentError(
                 f"load: the state is of groups of {counts} parameters; the optimizer has {wanted}"
@@ -197,7 +215,8 @@ class Checkpoints:
                 optimized.groups,
                 values,
             )
-            hypers, kept = staged_optimizer(optimized, mine)
+            with self._within():
+                hypers, kept = staged_optimizer(optimized, mine)
             return lambda: optimized.install(hypers, kept)
 
         found: Callable[[], None] = self._each(staged, "load")

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from linop.backends import Backend
-from linop.errors import ArgumentError, BackendError, LinopError, expect, restated
-from linop.layers.agreement.input_agreement import InputAgreement
+from linop.errors import ArgumentError, BackendError, expect
 from linop.schedules import Action, Kind, Schedule, check
 from linop.spaces.partition import Partition
 from linop.strategies.pipelines.execution import Graph, Pair
 from linop.strategies.pipelines.exported import Stages
-
-Made = TypeVar("Made")
-Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -90,29 +87,6 @@ class Plan:
         return self.row_of(self.table)
 
 
-def together(
-    agreement: InputAgreement, doing: str, make: Callable[[], tuple[Made, Item]]
-) -> tuple[Made, list[Item]]:
-    """This worker's result of `make`, and by worker the other half, which pickles. Collective.
-
-    Raises:
-        LinopError: the first worker's error in `make`; on every worker.
-    """
-    cause: Exception | None = None
-    said: Any
-    try:
-        made, said = make()
-    except LinopError as error:
-        cause, said = error, type(error)(str(error))
-    except Exception as error:
-        cause, said = error, restated(error, str(error))
-    everybodys = agreement.gather_objects(said, f"{doing} linop.strategies.Pipeline")
-    for worker, theirs in enumerate(everybodys):
-        if isinstance(theirs, LinopError):
-            raise type(theirs)(f"Pipeline: on worker {worker}: {theirs}") from cause
-    return made, everybodys
-
-
 def planned(
     stages: Sequence[Any],
     schedule: Schedule,
@@ -165,6 +139,50 @@ def planned(
     given = found.slots if slots is None else dict.fromkeys(found.slots, slots)
     groups = _groups(schedule)
     return Plan(graph, table, grids, given, groups, backend.worker, mine)
+
+
+def options_checked(
+    loss: Any, reduction: Any, optimizer: Any, recompute: Any, max_norm: Any
+) -> tuple[Any, ...]:
+    """Options of `linop.strategies.Pipeline`, for comparison with those of other workers.
+
+    Raises:
+        ArgumentError: one is not as expected.
+    """
+    for name, given in (("loss", loss), ("optimizer", optimizer)):
+        if given is not None and not callable(given):
+            raise ArgumentError(f"{name}: a function or None expected, given {given!r}")
+    if not isinstance(reduction, str) or reduction not in ("sum", "mean"):
+        raise ArgumentError(f"reduction 'sum' or 'mean' expected, given {reduction!r}")
+    expect("recompute", recompute, bool)
+    most = None if max_norm is None else norm_checked(max_norm)
+    return loss is None, reduction, optimizer is None, recompute, most
+
+
+def norm_checked(given: Any) -> float:
+    """The largest norm of the gradients, as a number.
+
+    Raises:
+        ArgumentError: it is none from 0.
+    """
+    try:
+        most = float(given)
+    except Exception:  # of whatever the user gives
+        most = math.nan
+    if isinstance(given, str) or not most >= 0:
+        raise ArgumentError(f"max_norm: a number from 0 expected, given {given!r}")
+    return most
+
+
+def optimizer_checked(made: Any) -> Any:
+    """What a user's function made of parameters.
+
+    Raises:
+        ArgumentError: it is no optimizer.
+    """
+    if not callable(getattr(made, "step", None)):
+        raise ArgumentError(f"optimizer: it makes {made!r}; a torch optimizer expected")
+    return made
 
 
 def _with_updates(schedule: Schedule) -> Schedule:

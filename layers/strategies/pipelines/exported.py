@@ -30,13 +30,16 @@ class Stages(list[Module]):
     edges: list[tuple[int, int, int]]
 
 
-def stages_of(cut: Any) -> Stages:
+def stages_of(cut: Any, model: Module) -> Stages:
     """The stages of a `torch.distributed.pipelining.Pipe`, each of which takes its inputs by
     ascending edges.
 
+    Args:
+        model: the module that torch exported; the stages share its parameters.
+
     Raises:
         ArgumentError: a stage is empty or used out of order, the first one does not take the input,
-            or another one takes no tensor.
+            or another one takes no tensor; or stages have a parameter in common.
     """
     calls = [node for node in cut.split_gm.graph.nodes if node.op == "call_module"]
     if [call.target for call in calls] != [f"submod_pp_{s}" for s in range(cut.num_stages)]:
@@ -44,6 +47,7 @@ def stages_of(cut: Any) -> Stages:
             "split: a stage would be empty, or used out of order; cut the module elsewhere"
         )
     stages = Stages(cut.get_stage_module(s) for s in range(cut.num_stages))
+    _share_parameters(stages, dict(model.named_parameters(remove_duplicate=False)))
     ports = _ports(cut.split_gm.graph.nodes, calls)
     read = [node for call in calls[1:] for node in call.args] + _results(cut.split_gm)
     if any(node.op == "placeholder" for node in read):
@@ -69,6 +73,27 @@ def stages_of(cut: Any) -> Stages:
         stage.recompile()
         stages.edges += [(a, b, k) for a, k in sorted(inputs)]
     return stages
+
+
+def _share_parameters(stages: Stages, own: dict[str, Any]) -> None:
+    """Give the stages the model's parameters: torch copies those that it has under two names, and
+    leaves them in stages that do not use them."""
+    users: dict[str, int] = {}
+    for s, stage in enumerate(stages):
+        kinds = "call_module", "get_attr"
+        used = tuple(f"{node.target}." for node in stage.graph.nodes if node.op in kinds)
+        for key in [key for key, _ in stage.named_parameters(remove_duplicate=False)]:
+            path, _, name = key.rpartition(".")
+            owner = stage.get_submodule(path)
+            if not f"{key}.".startswith(used):
+                delattr(owner, name)
+                continue
+            if users.setdefault(key, s) != s:
+                raise ArgumentError(
+                    f"split: stages {users[key]} and {s} use the parameter {key!r}; cut elsewhere, "
+                    f"or use two, which are tied by Pipeline(tied=...)"
+                )
+            setattr(owner, name, own[key])
 
 
 def _ports(nodes: Sequence[Node], calls: Sequence[Node]) -> dict[Node, Port]:

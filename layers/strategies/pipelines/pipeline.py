@@ -7,8 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from operator import index
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -20,13 +19,26 @@ from linop.schedules import Schedule
 from linop.spaces.partition import Partition
 from linop.strategies.pipelines.binding import Call, Tracer, Tracing
 from linop.strategies.pipelines.checkpoints import Checkpoints
-from linop.strategies.pipelines.construction import Plan, check_updates_last, planned, together
+from linop.strategies.pipelines.construction import (
+    Plan,
+    check_updates_last,
+    norm_checked,
+    optimizer_checked,
+    options_checked,
+    planned,
+)
 from linop.strategies.pipelines.execution import Pair, Step, receives
 from linop.strategies.pipelines.gradient_norm import GradientNorm
 from linop.strategies.pipelines.lanes import Edge, Lane
 from linop.strategies.pipelines.random_numbers import initial_seed
 from linop.strategies.pipelines.stage import Stage, joined
-from linop.strategies.pipelines.stage_backends import made, parts_of
+from linop.strategies.pipelines.stage_backends import (
+    fail,
+    failure,
+    made,
+    parts_of,
+    waits_inside,
+)
 from linop.strategies.pipelines.stage_states import gathered, load, own
 from linop.strategies.pipelines.tied_weights import TiedWeights, check_shared
 
@@ -34,6 +46,8 @@ Tensor = Any
 """torch is not typed here."""
 Loss = Callable[[Tensor, Tensor], Tensor]
 Optimizer = Callable[[list[Tensor]], Any]
+Made = TypeVar("Made")
+Item = TypeVar("Item")
 
 _CACHE_SIZE = 32
 """Calls, and sizes of micro-batches, for which what was compiled is kept."""
@@ -138,26 +152,22 @@ class Pipeline:
             partial(
                 planned, stages, schedule, self.backend, workers=workers, edges=edges, slots=slots
             ),
-            (loss is None, reduction, optimizer is None, recompute, max_norm, str(tied)),
+            partial(options_checked, loss, reduction, optimizer, recompute, max_norm),
             stages,
             tied,
         )
-        if reduction not in ("sum", "mean"):
-            raise ArgumentError(
-                f"Pipeline: reduction 'sum' or 'mean' expected, given {reduction!r}"
-            )
         self._parts = parts_of(self._plan, self.backend)
         self._stages: dict[int, Stage] = {}
         self.stages: dict[int, Any] = {}
         self.optimizer: Any = None
         make = partial(self._make, stages, optimizer, recompute)
-        _, seeds = together(self._agreement, "make stages and optimizer of", make)
+        _, seeds = self._together(make, "make stages and optimizer of")
         for stage in self._stages.values():
             stage.random.seed = seeds[0]
         self._loss, self._reduction, self._ties = loss, reduction, tied
         self.losses: list[Tensor] = []
         self._batches = Cache[_Batch](_CACHE_SIZE)
-        self._tracing = Tracing(self._plan, self.backend, self._agreement, _CACHE_SIZE)
+        self._tracing = Tracing(self._plan, self.backend, self._parts, self._agreement, _CACHE_SIZE)
         self._broken = ""
         self._max_norm, self._updates = max_norm, 0
         self._norm: GradientNorm | None = None
@@ -178,7 +188,7 @@ class Pipeline:
     def _planned(
         self,
         plan: Callable[[], Plan],
-        options: tuple[Any, ...],
+        options: Callable[[], tuple[Any, ...]],
         stages: Sequence[Any],
         tied: Sequence[Sequence[str]],
     ) -> Plan:
@@ -187,9 +197,9 @@ class Pipeline:
         def checked() -> tuple[Plan, Any]:
             mine = plan()
             check_shared(mine, stages, tied)
-            return mine, (mine.digest, options)
+            return mine, (mine.digest, *options(), str(tied))
 
-        mine, everybodys = together(self._agreement, "construct", checked)
+        mine, everybodys = self._together(checked, "construct")
         for worker, theirs in enumerate(everybodys):
             if theirs != everybodys[0]:
                 raise BackendError(
@@ -198,13 +208,30 @@ class Pipeline:
                 )
         return mine
 
+    def _together(
+        self, make: Callable[[], tuple[Made, Item]], doing: str
+    ) -> tuple[Made, list[Item]]:
+        return self._agreement.together(make, "Pipeline", f"{doing} linop.strategies.Pipeline")
+
+    def _fail(self, error: BaseException) -> None:
+        fail(self._parts.values(), self.backend, error)
+
     def _make(
         self, stages: Sequence[Any], optimizer: Optimizer | None, recompute: bool
     ) -> tuple[None, int]:
         """Make this worker's stages and its optimizer; torch's seed."""
+        try:
+            return self._made(stages, optimizer, recompute)
+        except BaseException as error:
+            self._fail(error)
+            raise
+
+    def _made(
+        self, stages: Sequence[Any], optimizer: Optimizer | None, recompute: bool
+    ) -> tuple[None, int]:
         plan = self._plan
         self.stages = {s: made(s, stages[s], plan.grid(s), self._parts[s]) for s in plan.mine}
-        self._own = own(self.stages, self._parts)
+        self._own = own(self.backend, self.stages, self._parts)
         self._stages = {
             s: Stage(
                 s,
@@ -212,11 +239,12 @@ class Pipeline:
                 plan.row,
                 plan.graph.taken(s),
                 recompute,
-                halves=plan.grid(s).size == 1,
+                halves=plan.grid(s).size == 1 and not waits_inside(self.stages[s]),
             )
             for s in plan.mine
         }
-        self.optimizer = None if optimizer is None else optimizer(self._parameters())
+        if optimizer is not None:
+            self.optimizer = optimizer_checked(optimizer(self._parameters()))
         return None, initial_seed()
 
     def _parameters(self) -> list[Tensor]:
@@ -238,8 +266,10 @@ class Pipeline:
             sizes: rows of each micro-batch, on all workers; balanced by default.
 
         Returns:
-            The loss of the batch, a scalar, on the last stage's worker (of several, what `loss` is
-            of its blocks); of a schedule with several updates one for each. None on others.
+            The loss of the batch, a scalar, on the last stage's worker; of a schedule with several
+            updates one for each. None on others. Several workers of a last stage have what `loss`
+            is of their blocks, each its own: the loss of the batch is the sum of these, or each of
+            them if `loss` is a layer of linop.layers, which is the whole one on each.
 
         Raises:
             ArgumentError: the batch cannot be split; a tensor or a module does not fit, or a module
@@ -296,7 +326,15 @@ class Pipeline:
 
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
         """Clip the gradients of all stages by their norm, as `torch.nn.utils.clip_grad_norm_` does
-        those of the whole model; return the norm. Collective."""
+        those of the whole model; return the norm. Collective.
+
+        Raises:
+            ArgumentError: `max_norm` is no number from 0. BackendError: it differs between workers.
+                On every worker.
+        """
+        _, said = self._together(lambda: (None, norm_checked(max_norm)), "clip gradients of")
+        if set(said) != {said[0]}:
+            raise BackendError(f"Pipeline: max_norm {said} given by the workers; one expected")
         self._norm = self._norm or self._gradient_norm()
         return self._norm.clip(max_norm) if self._plan.mine else None
 
@@ -327,7 +365,7 @@ class Pipeline:
             LinopError: the file cannot be written, or the optimizer keeps what could not be loaded;
                 on every worker. An earlier file stays.
         """
-        self._checkpoints().save(Path(path))
+        self._checkpoints().save(path)
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """Load what `save`, or `linop.layers.save` of the sequential model, has saved; worker 0
@@ -338,7 +376,7 @@ class Pipeline:
                 BackendError: it cannot be read, or is damaged. On every worker, and nothing is
                 loaded.
         """
-        self._checkpoints().load(Path(path))
+        self._checkpoints().load(path)
 
     def _checkpoints(self) -> Checkpoints:
         copies = {key: group[0] for group in self._ties for key in group[1:]}
@@ -360,7 +398,8 @@ class Pipeline:
         )
         device = self.backend.arrays.device
         cast = str(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else ""
-        mine = Call(given.tensors, trains, cast, _numbers(sizes), self._broken)
+        broken = self._broken or failure(self._parts.values())
+        mine = Call(given.tensors, trains, cast, _numbers(sizes), self._number, broken)
         total = self._agreement.total(self._number, mine)  # type: ignore[arg-type]
         known = self._batches.get(total)
         if known is not None:
@@ -402,6 +441,7 @@ class Pipeline:
                 step.run(self._plan.row_of(batch.table))
         except BaseException as error:
             self._broken = f"{type(error).__name__}: {error}"
+            self._fail(error)
             for lane in {id(lane): lane for lane, _ in batch.receives}.values():
                 lane.fail(error)
             for collective in (self._tied, self._norm):

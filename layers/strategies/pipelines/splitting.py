@@ -51,16 +51,19 @@ def split(model: Module, names: Sequence[str], example: Any = None) -> list[Modu
         )
     else:
         stages = _split_exported(model, names, example)
+    keys = tuple(model.state_dict())
     for stage in stages:
-        setattr(stage, _MARK, True)
+        setattr(stage, _MARK, keys)
         # Copies of a graph's module keep this, and no other attributes.
-        getattr(stage, "meta", {})[_MARK] = True
+        getattr(stage, "meta", {})[_MARK] = keys
     return stages
 
 
-def is_piece(module: Module) -> bool:
-    """True if `split` cut the module off: its state has the keys of the whole model's."""
-    return getattr(module, _MARK, False) or _MARK in getattr(module, "meta", {})
+def keys_of_whole(module: Module) -> Sequence[str] | None:
+    """Keys of the state of the model that `split` cut the module off, whose keys its own state has;
+    None of another module."""
+    found = getattr(module, "meta", {}).get(_MARK)
+    return getattr(module, _MARK, found)
 
 
 def _split_exported(model: Module, names: Sequence[str], example: Any) -> Stages:
@@ -80,7 +83,7 @@ def _split_exported(model: Module, names: Sequence[str], example: Any) -> Stages
         raise ArgumentError(
             f"split: {cut.num_stages} stages, not {len(names) + 1}, begin at {names}"
         )
-    return stages_of(cut)
+    return stages_of(cut, model)
 
 
 def _split_sequential(model: Module, names: Sequence[str]) -> list[Module]:

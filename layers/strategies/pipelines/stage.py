@@ -166,30 +166,35 @@ class Stage:
             result = self.module(*inputs)
         return self.checked(result), result
 
-    def probe(self, inputs: Sequence[Tensor]) -> dict[int, Tensor]:
+    def probe(self, inputs: Sequence[Tensor], meet: Callable[[], object]) -> dict[int, Tensor]:
         """Outputs for any values, which leaves neither the module's buffers nor random numbers
         changed.
+
+        Args:
+            meet: called when the module's messages are over, before errors of this worker alone.
 
         Raises:
             ArgumentError: one is no tensor, or of another shape the second time.
         """
-        shapes = []
+        results = []
         for _ in range(2):
             own = {name: b.clone() for name, b in self.module.named_buffers()}
             with torch.no_grad(), self.random.probing(self.module.training):
                 again = [x.clone() for x in inputs]
                 versions = [x._version for x in again]
-                found = self.checked(torch.func.functional_call(self.module, own, tuple(again)))
+                results.append(torch.func.functional_call(self.module, own, tuple(again)))
             self._writes |= versions != [x._version for x in again]
             torch.clear_autocast_cache()  # casts of weights without graph, which a step would use
-            shapes.append([(tuple(y.shape), y.dtype) for y in found.values()])
+        meet()
+        found = [self.checked(result) for result in results]
+        shapes = [[(tuple(y.shape), y.dtype) for y in one.values()] for one in found]
         if shapes[0] != shapes[1]:
             raise ArgumentError(
                 f"stage {self.index}: its module returns a tensor of {shapes[0]}, then one of "
                 f"{shapes[1]} for the same input; one shape for all micro-batches of a size "
                 f"expected"
             )
-        return found
+        return found[0]
 
     def checked(self, result: Result) -> dict[int, Tensor]:
         """The module's outputs that others take, by number; all of the last stage.

@@ -3,16 +3,20 @@ there."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from linop.backends import Backend, threads, use
 from linop.backends.worker import Worker
-from linop.errors import ArgumentError
+from linop.errors import ArgumentError, LinopError, restated
+from linop.layers.agreement.input_agreement import agreement_of
 from linop.layers.layer import Layer
 from linop.spaces.partition import Partition
 from linop.strategies.pipelines.construction import Plan
+from linop.strategies.tensor.layer import ParallelLayer
 
 Module = Any
 """torch is not typed here."""
@@ -26,11 +30,40 @@ def parts_of(plan: Plan, backend: Backend) -> dict[int, Backend]:
         # Of one worker: no other one is needed to make it.
         here = plan.worker in grid
         together = sorted(grid.workers) if here else [plan.worker]
-        part = backend.part(together) if grid.size > 1 else None
+        part = backend.part(together, "pipeline") if grid.size > 1 else None
         if here:
             own = {s: part or threads.alone() for s in plan.mine if plan.grid(s) is grid}
             parts.update(own)
     return parts
+
+
+def fail(parts: Iterable[Backend], backend: Backend, error: BaseException) -> None:
+    """Tell the other workers of this worker's stages that it cannot go on: they may wait for it in
+    a layer, where it never comes."""
+    mine = restated(error, str(error))
+    for part in parts:
+        if isinstance(part, Worker) and part is not backend and part.workers > 1:
+            part.fail(restated(mine, f"on worker {backend.worker}: {mine}"))
+
+
+def failure(parts: Iterable[Backend]) -> str:
+    """The error that ended one of the parts; empty if there is none."""
+    errors = (part.failure for part in parts if isinstance(part, Worker))
+    return next((str(error) for error in errors if error is not None), "")
+
+
+@contextmanager
+def within(part: Backend, backend: Backend) -> Iterator[None]:
+    """Context of calls of the part, which its workers make together, and some of which may raise on
+    one of them alone: a user's error there. linop's are raised on all."""
+    try:
+        with use(part):
+            yield
+    except LinopError:
+        raise
+    except BaseException as error:
+        fail([part], backend, error)
+        raise
 
 
 def local(grid: Partition) -> Partition:
@@ -49,12 +82,17 @@ def made(s: int, given: Any, grid: Partition, part: Backend) -> Module:
     if not isinstance(given, torch.nn.Module):
         with use(part):
             module = given(local(grid))
+    # A worker that makes fewer layers than others is found out here.
+    agreement_of(part).gather_objects(None, f"make stage {s}")
+    if module is not given:
         if not isinstance(module, torch.nn.Module):
             raise ArgumentError(
                 f"stage {s}: a torch.nn.Module expected, its function returns {module!r}"
             )
     for name, layer in module.named_modules():
-        backend = layer.backend if isinstance(layer, Layer) else part
+        # Pipelines of a mesh run side by side, in step: their stages may be parallel across them.
+        across = isinstance(layer, ParallelLayer)
+        backend = layer.backend if isinstance(layer, Layer) and not across else part
         if (backend.workers, backend.worker) != (part.workers, part.worker):
             raise ArgumentError(
                 f"stage {s}: layer {name!r} is of {backend.workers} workers, the stage of the "
@@ -62,3 +100,11 @@ def made(s: int, given: Any, grid: Partition, part: Backend) -> Module:
                 f"place of the stage"
             )
     return module
+
+
+def waits_inside(module: Module) -> bool:
+    """True if forwards of a stage wait for workers of another axis of a mesh: those of
+    tensor-parallel modules, and of sharded parameters."""
+    axes = [m.axis for m in module.modules() if isinstance(m, ParallelLayer)]
+    axes += [unit.axis for m in module.modules() for unit in getattr(m, "_linop_units", ())]
+    return any(axis.size > 1 for axis in axes)

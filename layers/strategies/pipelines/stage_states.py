@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 
-from linop.backends import Backend, use
+from linop.backends import Backend
 from linop.backends.autograd.dtypes import numpy_dtype
 from linop.backends.autograd.functions import apply
-from linop.errors import ArgumentError, LinopError, ShapeError
+from linop.errors import ArgumentError, ShapeError
 from linop.layers.agreement.input_agreement import InputAgreement
 from linop.layers.state.state import gather_state, scatter_state
 from linop.layers.state.state_tensors import state_tensors
@@ -19,7 +20,8 @@ from linop.operators.collectives import repartition
 from linop.spaces.decomposition import COPIES
 from linop.spaces.partition import Partition
 from linop.spaces.tensor import TensorSpace
-from linop.strategies.pipelines.splitting import is_piece
+from linop.strategies.pipelines.splitting import keys_of_whole
+from linop.strategies.pipelines.stage_backends import within
 
 Tensor = Any
 """torch is not typed here."""
@@ -27,12 +29,15 @@ Tensor = Any
 
 def prefix_of(stage: int, module: Any) -> str:
     """The prefix of the names of a stage in the keys of the sequential model."""
-    return "" if is_piece(module) else f"{stage}."
+    return f"{stage}." if keys_of_whole(module) is None else ""
 
 
 class Own(NamedTuple):
     """A stage of this worker. Its keys are those of the sequential model: the one that `split` cut,
     or a Sequential of the stages."""
+
+    backend: Backend
+    """Of all workers."""
 
     module: Any
     prefix: str
@@ -65,13 +70,17 @@ class Own(NamedTuple):
             self.module.load_state_dict(mine)
 
     def _within(self, work: Callable[..., Any], *arguments: Any) -> Any:
-        with use(self.part):
+        with within(self.part, self.backend):
             return work(self.module, *arguments)
 
 
-def own(modules: Mapping[int, Any], parts: Mapping[int, Backend]) -> dict[int, Own]:
+def own(
+    backend: Backend, modules: Mapping[int, Any], parts: Mapping[int, Backend]
+) -> dict[int, Own]:
     """This worker's stages."""
-    return {s: Own(module, prefix_of(s, module), parts[s]) for s, module in modules.items()}
+    return {
+        s: Own(backend, module, prefix_of(s, module), parts[s]) for s, module in modules.items()
+    }
 
 
 def gathered(
@@ -94,11 +103,31 @@ def gathered(
 
     mine = agreement.each(work, "state_dict", "call linop.strategies.Pipeline.state_dict")
     keys = {s: list(state) for s, state in mine.items() if state}
-    said = agreement.gather_objects(keys, "call linop.strategies.Pipeline.state_dict")
+    doing = "call linop.strategies.Pipeline.state_dict"
+    said = agreement.gather_objects((keys, order_of(stages)), doing)
     flat = {key: value for state in mine.values() for key, value in state.items()}
     values = on_all(backend, agreement, flat)
-    order = sorted(pair for theirs in said for pair in theirs.items())
-    return OrderedDict((key, values[key]) for _, own in order for key in own)
+    pairs = [(s, key) for theirs, _ in said for s, own in theirs.items() for key in own]
+    return OrderedDict((key, values[key]) for key in in_order(pairs, [o for _, o in said]))
+
+
+def order_of(stages: Mapping[int, Own]) -> Sequence[str]:
+    """Keys of the model that `split` cut, in its order; none if the stages are of no such model."""
+    return next((keys for one in stages.values() if (keys := keys_of_whole(one.module))), ())
+
+
+def in_order(keys: Iterable[tuple[int, str]], orders: Iterable[Sequence[str]]) -> list[str]:
+    """Keys in the order of the sequential model.
+
+    Args:
+        keys: with the stage of each, in the order of its module.
+        orders: all workers' `order_of`: that of modules which were exported may be another than
+            that of their stages.
+    """
+    whole = next((order for order in orders if order), ())
+    place = {key: k for k, key in enumerate(whole)}
+    found = sorted(keys, key=lambda pair: (place.get(pair[1], len(place)), pair[0]))
+    return [key for _, key in found]
 
 
 def on_all(
@@ -134,26 +163,34 @@ def load(agreement: InputAgreement, stages: Mapping[int, Own], state: Mapping[st
         ArgumentError, ShapeError: names or shapes are not those of the model; on every worker, and
             nothing is loaded.
     """
+    name = "load_state_dict"
+    doing = f"call linop.strategies.Pipeline.{name}"
+    _, said = agreement.together(partial(_fitting, stages, state), name, doing)
+    keys = {key for theirs in said for key in theirs}
+
+    def known() -> None:
+        unknown = [key for key in state if key not in keys]
+        if unknown:
+            raise ArgumentError(f"the model has no {unknown[:8]}")
+
+    agreement.each(known, name, doing)
+    agreement.each(lambda: [one.load(state) for one in stages.values()], name, doing)
+
+
+def _fitting(stages: Mapping[int, Own], state: Mapping[str, Tensor]) -> tuple[None, list[str]]:
+    """The keys of this worker's stages, whose tensors in the state have the shapes of theirs."""
     shapes = {key: shape for one in stages.values() for key, shape in one.shapes().items()}
-    wrong: LinopError | None = None
+    if not isinstance(state, Mapping):
+        raise ArgumentError(f"a mapping from names to tensors expected, given {state!r}")
     for key, shape in shapes.items():
         if key not in state:
-            wrong = ArgumentError(f"load_state_dict: {key!r} is missing")
-        elif tuple(state[key].shape) != shape:
-            wrong = ShapeError(
-                f"load_state_dict: {key!r} has shape {tuple(state[key].shape)}; {shape} expected"
-            )
-    said = agreement.gather_objects(
-        (list(shapes), wrong), "call linop.strategies.Pipeline.load_state_dict"
-    )
-    for worker, (_, error) in enumerate(said):
-        if error is not None:
-            raise type(error)(f"{error}, on worker {worker}")
-    unknown = [key for key in state if not any(key in keys for keys, _ in said)]
-    if unknown:
-        raise ArgumentError(f"load_state_dict: the model has no {unknown[:8]}")
-    for one in stages.values():
-        one.load(state)
+            raise ArgumentError(f"{key!r} is missing")
+        value = state[key]
+        if not isinstance(value, torch.Tensor) or value.is_meta:
+            raise ArgumentError(f"{key!r}: a tensor with values expected, given {value!r}")
+        if tuple(value.shape) != shape:
+            raise ShapeError(f"{key!r} has shape {tuple(value.shape)}; {shape} expected")
+    return None, list(shapes)
 
 
 def _bytes(tensor: Tensor) -> Tensor:

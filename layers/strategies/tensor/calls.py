@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch.utils._pytree import tree_leaves
 
 from linop.backends import Backend
@@ -51,9 +50,9 @@ class Calls:
         self.running = True
         if self.total not in self._seen:
             self.types = Types()
+            self.types.mark_parameters(net)
             for x in tensors:
-                if isinstance(x, torch.Tensor):
-                    self.types.mark(x, self._inputs)
+                self.types.mark(x, self._inputs)
             self.types.__enter__()
 
     def _total(self, given: CallMetadata) -> int:

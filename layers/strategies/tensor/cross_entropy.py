@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from numbers import Real
+
 import numpy as np
 import torch
 
 from linop.backends.autograd.dtypes import numpy_dtype, torch_dtype
-from linop.errors import ArgumentError, DTypeError, ShapeError
+from linop.errors import ArgumentError, DTypeError, ShapeError, expect
+from linop.layers.agreement.arguments import Said, compare_arguments
 from linop.layers.layer import Function, Tensor
 from linop.layers.moments import wide
 from linop.spaces.decomposition import REPLICATED, Axis
+from linop.spaces.region import integer
 from linop.spaces.tensor import TensorSpace
 from linop.strategies.mesh import Axis as MeshAxis
 from linop.strategies.tensor.layer import ParallelLayer
@@ -23,18 +27,22 @@ class CrossEntropyLoss(ParallelLayer):
 
     Workers exchange four numbers for each element of the batch: the largest logit of their block,
     the sum of the exponentials beside it, the logit of the target where it is theirs, and the sum
-    of all. What they gather is replicated: its adjoint is a slice, and backward sends nothing.
+    of all beside the largest. What they gather is replicated: its adjoint is a slice, and backward
+    sends nothing.
 
     Args:
         axis: ``mesh["tp"]``.
         ignore_index, reduction, label_smoothing: as in torch.
 
     The target, int64, has the shape of the logits without dimension 1, and is the same on all
-    workers. The loss is replicated: every worker has it, and calls ``loss.backward()``.
+    workers. The loss is replicated: every worker has it, and calls ``loss.backward()``. Under
+    autocast it is of float32, as torch's. Construction is collective too.
 
     Raises:
-        ArgumentError: there is no such reduction, or label_smoothing is not from 0 to 1; or, from a
-            call, a target is no class. ShapeError, DTypeError: target and logits do not fit.
+        ArgumentError: there is no such reduction, ignore_index is no whole number, or
+            label_smoothing not from 0 to 1, on any worker; BackendError: they differ between
+            workers; both on every worker. From a call, ArgumentError: a target is no class;
+            ShapeError, DTypeError: target and logits do not fit.
     """
 
     floating = False
@@ -47,17 +55,27 @@ class CrossEntropyLoss(ParallelLayer):
         reduction: str = "mean",
         label_smoothing: float = 0.0,
     ) -> None:
-        super().__init__(axis, [1, REPLICATED], REPLICATED)
-        if reduction not in _REDUCTIONS:
-            raise ArgumentError(
-                f"{self._name}: reduction={reduction!r}; one of {', '.join(_REDUCTIONS)} expected"
-            )
-        if not 0 <= label_smoothing <= 1:
-            raise ArgumentError(
-                f"{self._name}: label_smoothing={label_smoothing}; from 0 to 1 expected"
-            )
+        super().__init__(
+            expect("CrossEntropyLoss: axis", axis, MeshAxis), [1, REPLICATED], REPLICATED
+        )
         self.ignore_index, self.reduction = ignore_index, reduction
         self.label_smoothing = label_smoothing
+        doing = f"construct {self._name}"
+        _, said = self._agreement.together(lambda: (None, self._options()), self._name, doing)
+        compare_arguments(self._name, said)
+
+    def _options(self) -> Said:
+        """The options, checked, as texts that workers compare."""
+        integer(self.ignore_index, "ignore_index")
+        if self.reduction not in _REDUCTIONS:
+            raise ArgumentError(
+                f"reduction={self.reduction!r}; one of {', '.join(_REDUCTIONS)} expected"
+            )
+        smoothing = self.label_smoothing
+        if not isinstance(smoothing, Real) or not 0 <= smoothing <= 1:
+            raise ArgumentError(f"label_smoothing={smoothing!r}; from 0 to 1 expected")
+        names = "ignore_index", "reduction", "label_smoothing"
+        return {name: repr(getattr(self, name)) for name in names}
 
     def axes(self, number: int, ndim: int) -> list[Axis]:
         if number == 0 and ndim < 2:
@@ -80,21 +98,26 @@ class CrossEntropyLoss(ParallelLayer):
         )
         _, gather = self.converted(each, REPLICATED)
         where, classes = X.slices(self.worker)[1], X.global_shape[1]
+        widths = torch.tensor([b - a for a, b in X.bounds[1]]).view(-1, *[1] * len(shape))
 
         def loss(x: Tensor, t: Tensor) -> Tensor:
             counts = self._counts(t, classes)
             top, sums, right, every = gather(_terms(x.to(dtype), t, where)[None]).unbind(1)
             top = top.detach()
+            # All beside the largest logit: logits that are far from 0 lose no digits.
             most = top.amax(0)
-            logarithm = most + (sums * (top - most).exp()).sum(0).log()
-            terms = logarithm - right.sum(0)
+            logarithm = (sums * (top - most).exp()).sum(0).log()
+            terms = logarithm - (right.sum(0) - most)
             if self.label_smoothing:
-                rest = logarithm - every.sum(0) / classes
+                blocks = widths.to(x.device)
+                beside = torch.where(blocks > 0, every + blocks * (top - most), 0)
+                rest = logarithm - beside.sum(0) / classes
                 terms = (1 - self.label_smoothing) * terms + self.label_smoothing * rest
             terms = torch.where(counts, terms, 0)
             if self.reduction != "none":
                 terms = terms.sum()
-            return (terms / counts.sum() if self.reduction == "mean" else terms).to(x.dtype)
+            given = dtype if torch.is_autocast_enabled(x.device.type) else x.dtype
+            return (terms / counts.sum() if self.reduction == "mean" else terms).to(given)
 
         return loss
 
@@ -111,7 +134,7 @@ class CrossEntropyLoss(ParallelLayer):
 
 def _terms(x: Tensor, t: Tensor, where: slice) -> Tensor:
     """Of each element of the batch: the largest logit of a block, the sum of the exponentials
-    beside it, the target's logit or 0, and the sum of all logits."""
+    beside it, the target's logit or 0, and the sum of all logits beside the largest."""
     least = torch.finfo(x.dtype).min
     top = x.detach().amax(1) if x.shape[1] else x.new_full((len(x), *x.shape[2:]), least)
     top = top.clamp(min=least)  # finite, also of a block that is all -inf
@@ -121,4 +144,5 @@ def _terms(x: Tensor, t: Tensor, where: slice) -> Tensor:
         right = torch.where(mine, x.gather(1, at).squeeze(1), 0)
     else:
         right = x.sum(1)
-    return torch.stack([top, (x - top.unsqueeze(1)).exp().sum(1), right, x.sum(1)])
+    beside = x - top.unsqueeze(1)
+    return torch.stack([top, beside.exp().sum(1), right, beside.sum(1)])

@@ -38,6 +38,7 @@ class ParallelLayer(Layer):
             super().__init__([axis.partition] * len(inputs), axis.partition)
         self.axis, self.layouts, self.output_layout = axis, tuple(inputs), output
         self.calls: Calls | None = None
+        self._in_a_call = False
         self._known = Cache[Function](_CACHE_SIZE)
 
     def axes(self, number: int, ndim: int) -> Sequence[Axis]:
@@ -93,6 +94,12 @@ class ParallelLayer(Layer):
         here = self.inputs[0] if grid is None else grid
         hold(self, name, TensorSpace(whole.shape, here, axes=[layout], sizes=cut), whole)
 
+    def parameter_layout(self, name: str) -> Layout | None:
+        """Layout of a parameter; None where it is held by some workers only."""
+        space = self.spaces[name]
+        whole = space.partition.shape == self.axis.partition.shape
+        return space.axes[0] if whole else None
+
     def forward(self, *tensors: Tensor) -> Tensor:
         """This worker's block of the output. See `Layer`."""
         types = None if self.calls is None else self.calls.types
@@ -111,7 +118,9 @@ class ParallelLayer(Layer):
     def _function(self, tensors: Sequence[Tensor]) -> Function:
         # The workers agreed on the call of the whole net, from which this one follows.
         calls = self.calls
-        if calls is None or self._agreement.debug or not (calls.running or is_replaying()):
+        if not is_replaying():  # which follows the first computation
+            self._in_a_call = calls is not None and calls.running
+        if calls is None or self._agreement.debug or not self._in_a_call:
             return super()._function(tensors)
         own = tuple(
             (n, p.shape, p.dtype, p.device) for n, p in self._parameters.items() if p is not None

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
+import torch
+
 from linop.backends import use
-from linop.errors import ArgumentError, BackendError, PartitionError
+from linop.errors import ArgumentError, BackendError, PartitionError, expect
 from linop.layers.agreement.arguments import digest
 from linop.layers.agreement.input_agreement import agreement_of
 from linop.spaces.decomposition import REPLICATED
@@ -15,11 +18,18 @@ from linop.strategies.mesh import Axis
 from linop.strategies.tensor.calls import Calls
 from linop.strategies.tensor.chains import check_chains
 from linop.strategies.tensor.layer import ParallelLayer
-from linop.strategies.tensor.layouts import layout_of
-from linop.strategies.tensor.styles import Style, parallel_layers
+from linop.strategies.tensor.layouts import Layout, layout_of
+from linop.strategies.tensor.styles import (
+    PrepareModuleInput,
+    PrepareModuleOutput,
+    Style,
+    parallel_layers,
+)
 
 Module = Any
 """torch is not typed here."""
+_Said = Mapping[str, Mapping[str, Any]]
+"""A worker's plan, module and arguments, of which each part has a text, or a tuple."""
 
 
 def parallelize_module(
@@ -52,15 +62,26 @@ def parallelize_module(
 
     Raises:
         ArgumentError, PartitionError: the plan names no submodule; a style is not for such a
-            module; there are fewer heads than workers; parameters that are one are cut in different
-            ways; layouts along a `torch.nn.Sequential` do not fit together, or, with an example, of
-            any modules. BackendError: workers have different modules. All on every worker.
+            module, or the module that is to be replaced has hooks; there are fewer heads than
+            workers; parameters that are one are cut in different ways; layouts along a
+            `torch.nn.Sequential` do not fit together, or, with an example, of any modules.
+            BackendError: workers have different modules, or other arguments. All on every worker,
+            also where one alone has such an argument.
     """
-    inputs = layout_of(inputs, "inputs")
-    styles = _named(module, plan)
-    for name, style in styles.items():
-        style.check(module.get_submodule(name), axis, name)
-    _compare(module, axis, styles)
+    axis = expect("parallelize_module: axis", axis, Axis)
+
+    def checked() -> tuple[tuple[Layout, dict[str, Style]], _Said]:
+        layout = layout_of(inputs, "inputs")
+        styles = _named(expect("module", module, torch.nn.Module), plan)
+        for name, style in styles.items():
+            style.check(module.get_submodule(name), axis, name)
+            _check_hooks(module.get_submodule(name), style, name)
+        given = {"inputs": repr(layout), "example": _kinds(example)}
+        return (layout, styles), {**_description(module, styles), "argument": given}
+
+    agreement, what = agreement_of(axis.backend), "parallelize_module"
+    (inputs, styles), said = agreement.together(checked, what, f"call {what}")
+    _compare(axis, said)
     with use(axis.backend):
         module = _replaced(module, axis, styles)
         check_chains(module, inputs)
@@ -74,20 +95,22 @@ def parallelize_module(
 
 def _named(module: Module, plan: Any) -> dict[str, Style]:
     """The style of each submodule, in the order of the plan."""
-    given = {"": plan} if isinstance(plan, Style) else dict(plan)
+    given = {"": plan} if isinstance(plan, Style) else plan
+    if not isinstance(given, Mapping):
+        raise ArgumentError(f"plan: a style, or styles by name, expected; given {plan!r}")
     names = [name for name, _ in module.named_modules()]
     found: dict[str, Style] = {}
     for pattern, style in given.items():
+        expect("plan: name of a submodule", pattern, str)
         if not isinstance(style, Style):
             raise ArgumentError(
-                f"parallelize_module: {pattern!r}: {style!r} given; ColwiseParallel(), "
+                f"{pattern!r}: {style!r} given; ColwiseParallel(), "
                 f"RowwiseParallel(), SequenceParallel() or PrepareModuleInput(…) expected"
             )
         fitting = [name for name in names if _fits(name, pattern)]
         if not fitting:
             raise ArgumentError(
-                f"parallelize_module: there is no submodule {pattern!r}; there are "
-                f"{', '.join(filter(None, names))}"
+                f"there is no submodule {pattern!r}; there are {', '.join(filter(None, names))}"
             )
         found.update(dict.fromkeys(fitting, style))
     return found
@@ -99,13 +122,52 @@ def _fits(name: str, pattern: str) -> bool:
     return both and all(map(fnmatchcase, parts, wanted))
 
 
-def _compare(module: Module, axis: Axis, styles: Mapping[str, Style]) -> None:
+def _check_hooks(module: Module, style: Style, name: str) -> None:
+    """Check that nothing is lost where a module is replaced.
+
+    Raises:
+        ArgumentError: it has hooks, or a parameter of it has, as those of a weight norm.
+    """
+    if isinstance(style, PrepareModuleInput | PrepareModuleOutput):
+        return  # the module stays
+    for owner in (module, *module.parameters()):
+        keys = [*vars(owner), "_backward_hooks", "_post_accumulate_grad_hooks"]
+        if any(getattr(owner, key, None) for key in keys if key.endswith("_hooks")):
+            raise ArgumentError(
+                f"{name!r} has hooks, or a parameter of it has; its replacement would not have "
+                f"them: register hooks afterwards"
+            )
+
+
+def _description(module: Module, styles: Mapping[str, Style]) -> _Said:
+    """What workers compare of a module and a plan."""
+    modules = {
+        name or "the module itself": (
+            re.sub(" at 0x[0-9a-f]+", "", f"{type(one).__name__}({one.extra_repr()})")
+            + (" in training" if one.training else " in evaluation")
+        )
+        for name, one in module.named_modules()
+    }
+    tensors = {
+        name: (tuple(x.shape), str(x.dtype), "trained" if x.requires_grad else "frozen", digest(x))
+        for name, x in [*module.named_parameters(), *module.named_buffers()]
+    }
+    plan = {name: repr(style) for name, style in styles.items()}
+    return {"plan": plan, "module": {**tensors, **modules}}
+
+
+def _kinds(example: Any) -> str:
+    """An example, in words: without its shapes, which blocks of one tensor may differ in."""
+    leaves = example if isinstance(example, tuple) else (example,)
+    each = (
+        f"{x.ndim}-dimensional {x.dtype}" if isinstance(x, torch.Tensor) else repr(x)
+        for x in leaves
+    )
+    return ", ".join(each)
+
+
+def _compare(axis: Axis, said: Sequence[_Said]) -> None:
     """Check that all workers make the same module parallel in the same way."""
-    tensors = [*module.named_parameters(), *module.named_buffers()]
-    mine = {name: repr(style) for name, style in styles.items()}
-    values = {name: (tuple(x.shape), str(x.dtype), digest(x)) for name, x in tensors}
-    own: dict[str, Mapping[str, Any]] = {"plan": mine, "module": values}
-    said = agreement_of(axis.backend).gather_objects(own, "call parallelize_module")
     for worker, theirs in enumerate(said):
         for what, one in said[0].items():
             other = theirs[what]
@@ -121,7 +183,9 @@ def _compare(module: Module, axis: Axis, styles: Mapping[str, Style]) -> None:
 def _brief(said: Mapping[str, Any], name: str) -> str:
     if name not in said:
         return "nothing"
-    return said[name] if isinstance(said[name], str) else f"{said[name][:2]}, {said[name][2][:8]}…"
+    return (
+        said[name] if isinstance(said[name], str) else f"{said[name][:-1]}, {said[name][-1][:8]}…"
+    )
 
 
 def _replaced(module: Module, axis: Axis, styles: Mapping[str, Style]) -> Module:

@@ -12,6 +12,7 @@ from linop.errors import ArgumentError, PartitionError
 from linop.layers.layer import Layer
 from linop.spaces.decomposition import COPIES, REPLICATED
 from linop.spaces.partition import balanced
+from linop.spaces.region import integer
 from linop.strategies.mesh import Axis
 from linop.strategies.tensor.embedding import ParallelEmbedding
 from linop.strategies.tensor.layer import ParallelLayer, Redistribute
@@ -42,7 +43,7 @@ class Style:
 def _refuse(style: Style, name: str, module: Module, expected: str) -> None:
     if isinstance(module, Layer):
         raise ArgumentError(
-            f"parallelize_module: {name!r} is parallel already ({type(module).__name__}); "
+            f"{name!r} is parallel already ({type(module).__name__}); "
             f"parallelise the sequential module once"
         )
     hint = (
@@ -52,8 +53,7 @@ def _refuse(style: Style, name: str, module: Module, expected: str) -> None:
         else ""
     )
     raise ArgumentError(
-        f"parallelize_module: {name!r} is a {type(module).__name__}; {type(style).__name__} is for "
-        f"{expected}{hint}"
+        f"{name!r} is a {type(module).__name__}; {type(style).__name__} is for {expected}{hint}"
     )
 
 
@@ -68,22 +68,21 @@ def _sizes(
     """
     if heads is None:
         return balanced(n, axis.size)
-    if heads < 1 or n % heads:
+    if integer(heads, f"{name!r}: heads") < 1 or n % heads:
         raise PartitionError(
-            f"parallelize_module: {name!r} has {n} features, and heads={heads}: as many for each "
-            f"expected"
+            f"{name!r} has {n} features, and heads={heads}: as many for each expected"
         )
     if heads >= axis.size:
         return [k * (n // heads) for k in balanced(heads, axis.size)]
     if queries is None:
         raise PartitionError(
-            f"parallelize_module: {name!r} has {heads} heads for {axis.size} workers of "
+            f"{name!r} has {heads} heads for {axis.size} workers of "
             f"{axis.name!r}; one each at least expected, or, of keys and values that workers are "
             f"to share, queries=, the number of heads of the queries"
         )
     if axis.size % heads or queries % axis.size:
         raise PartitionError(
-            f"parallelize_module: {name!r}: {queries} heads of queries in {heads} groups for "
+            f"{name!r}: {queries} heads of queries in {heads} groups for "
             f"{axis.size} workers of {axis.name!r}; as many workers for each group, and as many "
             f"heads of queries for each worker expected"
         )
@@ -122,8 +121,8 @@ class ColwiseParallel(Style):
             isinstance(module, torch.nn.Embedding) or self.output_layouts != -1
         ):
             raise PartitionError(
-                f"parallelize_module: {name!r} has fewer heads than workers; a torch.nn.Linear "
-                f"with output_layouts=-1 expected"
+                f"{name!r} has fewer heads than workers; a torch.nn.Linear with output_layouts=-1 "
+                f"expected"
             )
 
     def apply(self, module: Module, axis: Axis) -> Module:
@@ -223,8 +222,7 @@ class PrepareModuleInput(Style):
         given, wanted = _many(self.input_layouts), _many(self.desired_input_layouts)
         if len(given) != len(wanted):
             raise ArgumentError(
-                f"parallelize_module: {name!r}: {len(given)} input_layouts and {len(wanted)} "
-                f"desired_input_layouts"
+                f"{name!r}: {len(given)} input_layouts and {len(wanted)} desired_input_layouts"
             )
 
     def apply(self, module: Module, axis: Axis) -> Module:
@@ -265,6 +263,11 @@ def _hold(module: Module, what: str, converts: list[Redistribute]) -> None:
 
 def _convert_inputs(module: Module, args: Any) -> Any:
     converts = module.__dict__[CONVERSIONS]["inputs"]
+    if len(args) < len(converts):
+        raise ArgumentError(
+            f"PrepareModuleInput: {type(module).__name__} called with {len(args)} positional "
+            f"inputs; {len(converts)} are converted: pass those by position"
+        )
     done = [convert(x) for convert, x in zip(converts, args, strict=False)]
     return (*done, *args[len(done) :])
 

@@ -19,6 +19,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from linop.errors import PartitionError
 from linop.layers.agreement.naming import path_of
+from linop.layers.layer import Layer
 from linop.spaces.decomposition import REPLICATED
 from linop.strategies.tensor.layouts import Layout, in_words
 
@@ -50,6 +51,16 @@ class Types(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
             # Dimensions count from the last, as in broadcasts.
             inside = isinstance(layout, int) and layout >= 0
             self._layouts[tensor] = layout - tensor.ndim if inside else layout
+
+    def mark_parameters(self, net: Any) -> None:
+        """Set the layouts of a net's parameters, of which functions may use any: those of plain
+        modules are whole."""
+        for module in net.modules():
+            layout_of = getattr(module, "parameter_layout", None)
+            if layout_of is None and isinstance(module, Layer):
+                continue  # with operators of its own
+            for name, p in module.named_parameters(recurse=False):
+                self.mark(p, REPLICATED if layout_of is None else layout_of(name))
 
     def check(self, wanted: Sequence[Layout], tensors: Sequence[Any]) -> None:
         """Check a module's inputs.
@@ -101,7 +112,8 @@ class Types(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
             return bool(found), REPLICATED
         # What needs no gradient may be the same on all workers beside any other.
         whole = [x for x, layout in found if layout is REPLICATED and x.requires_grad]
-        owned = [x for x in given if x not in self._layouts and x.requires_grad and x.is_leaf]
+        owned = [x for x in whole if isinstance(x, torch.nn.Parameter)]
+        owned += [x for x in given if x not in self._layouts and x.requires_grad and x.is_leaf]
         if owned:
             raise PartitionError(
                 f"{_here()}{name} of a parameter of shape {tuple(owned[0].shape)} and a tensor "

@@ -1,0 +1,1 @@
+"""Parallel models compared with their sequential twins."""

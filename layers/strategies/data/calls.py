@@ -1,0 +1,130 @@
+"""One forward of a unit: whole parameters, given up after it and gathered again in backward.
+
+What torch's graph keeps for backward is a reference to a whole parameter, not its memory. All other
+tensors go through the hooks that were there before, such as those of checkpoints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+
+from linop.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from linop.strategies.data.unit import Unit
+
+Tensor = Any
+"""torch is not typed here."""
+
+
+class _Saved(NamedTuple):
+    """Placeholder that the graph keeps for backward in place of a view of a whole parameter."""
+
+    call: Call
+    number: int
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+
+
+class _Outer(NamedTuple):
+    """Another tensor, as the hooks around this forward have packed it."""
+
+    unpack: Callable[[Any], Tensor]
+    packed: Any
+
+
+class Call:
+    """One forward of a unit.
+
+    Args:
+        copies: the whole parameters, as G gives them.
+
+    Attributes:
+        whole: in their shapes; None while they are given up.
+        saved: True if backward needs some of them.
+        before: function that gives the call before this one in the same forward of the model, as
+            long as it lives.
+    """
+
+    def __init__(self, unit: Unit, copies: Sequence[Tensor]) -> None:
+        self.unit = unit
+        self.versions = unit.versions()
+        self.whole: Sequence[Tensor] | None = copies
+        self.saved = False
+        self.before: Callable[[], Call | None] = lambda: None
+        self._places = _places(copies)
+        if copies[0].grad_fn is not None:
+            # Before G.H: all that computes with the parameters has run.
+            copies[0].grad_fn.register_prehook(self._forget)
+
+    def _forget(self, gradients: Any) -> None:
+        del gradients
+        self.whole = None
+        self.unit.rest()
+        if self.unit.prefetch:
+            self.unit.passes.in_backward = True
+
+    def again(self) -> Sequence[Tensor]:
+        """The whole parameters in backward, gathered again if they were given up. Collective
+        then."""
+        if self.whole is None:
+            if self.unit.versions() != self.versions:
+                raise ArgumentError(
+                    f"fully_shard: parameters of {self.unit.name} changed between forward and "
+                    f"backward; update them after it"
+                )
+            self.whole = self.unit.gathered()
+            if self.unit.prefetch:
+                self.unit.passes.gather_before(self)
+        return self.whole
+
+    def leaves(self) -> list[Tensor]:
+        """The whole parameters, for a forward that is computed again in backward: its values alone
+        are used, and the gradients are those of the first."""
+        made, whole = [], self.again()
+        self._places = _places(whole)
+        for shard, tensor in zip(self.unit.shards, whole, strict=True):
+            leaf = tensor.detach().requires_grad_(shard.requires_grad)
+            if leaf.requires_grad:
+                leaf.register_hook(_lost)
+            made.append(leaf)
+        return made
+
+    def hooks(self) -> Any:
+        """Context of a forward whose graph keeps references to whole parameters."""
+        outer = torch._C._autograd._top_saved_tensors_default_hooks(False)
+        return saved_tensors_hooks(partial(self._packed, outer), _unpacked)
+
+    def _packed(self, outer: Any, tensor: Tensor) -> Any:
+        k = self._places.get(tensor.untyped_storage().data_ptr())
+        if k is None or self.whole is None:
+            return tensor if outer is None else _Outer(outer[1], outer[0](tensor))
+        self.saved = True
+        return _Saved(self, k, tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
+
+
+def _places(tensors: Sequence[Tensor]) -> dict[int, int]:
+    """Numbers of tensors, by the address of their memory."""
+    return {t.untyped_storage().data_ptr(): k for k, t in enumerate(tensors) if t.numel()}
+
+
+def _unpacked(saved: Any) -> Tensor:
+    if isinstance(saved, _Outer):
+        return saved.unpack(saved.packed)
+    if not isinstance(saved, _Saved):
+        return saved
+    whole = saved.call.again()[saved.number]
+    return whole.as_strided(saved.size, saved.stride, saved.offset)
+
+
+def _lost(gradient: Tensor) -> None:
+    raise ArgumentError(
+        "fully_shard: gradients of sharded parameters are computed by torch's reentrant "
+        "checkpointing, and would be lost; use checkpoint(..., use_reentrant=False)"
+    )

@@ -1,0 +1,81 @@
+"""Chains of modules in groups, of which autograd keeps less: `checkpointed` and `offloaded` say
+what, each alone or both."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from contextlib import nullcontext
+from copy import copy
+from functools import partial
+from typing import Any
+
+import torch
+from torch.utils.checkpoint import checkpoint as _torch_s
+
+from linop.backends.autograd.functions import checkpoint_context
+from linop.errors import ArgumentError
+from linop.strategies.memory.window import Window
+
+Tensor = Any
+"""torch is not typed here."""
+
+
+class Chain(torch.nn.Sequential):  # type: ignore[misc]  # torch is not typed here
+    """A chain of modules, called group by group.
+
+    Attributes:
+        every: the number of modules in a group, which are computed again in backward; None: each
+            is a group, and computed once.
+        window: of the groups whose saved tensors are not moved out; None: all of them.
+    """
+
+    every: int | None = None
+    window: Window | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The output of the last module."""
+        modules, size = list(self), self.every or 1
+        groups = [modules[k : k + size] for k in range(0, len(modules), size)]
+        if not torch.is_grad_enabled():
+            return _run(modules, x)
+        call = None if self.window is None else self.window.call(self)
+        run: Any = _run if self.every is None else partial(_torch_s, _run, **_OPTIONS)
+        for k, group in enumerate(groups):
+            with nullcontext() if call is None else call.saving(k):
+                x = run(group, x)
+        return x
+
+    def extra_repr(self) -> str:
+        said = [] if self.every is None else [f"every={self.every}"]
+        return ", ".join(said if self.window is None else [*said, f"prefetch={self.window.ahead}"])
+
+
+_OPTIONS = {"use_reentrant": False, "context_fn": checkpoint_context}
+
+
+def chain(net: Any, name: str) -> Chain:
+    """A chain of the modules of a Sequential, with copies of its hooks, and with what is said of it
+    already if it is a chain.
+
+    Raises:
+        ArgumentError: it is no Sequential, or one with a forward of its own.
+    """
+    if not isinstance(net, torch.nn.Sequential):
+        raise ArgumentError(f"{name}: a torch.nn.Sequential expected, given {type(net).__name__}")
+    if type(net).forward not in (torch.nn.Sequential.forward, Chain.forward):
+        raise ArgumentError(
+            f"{name}: {type(net).__name__} has a forward of its own; a torch.nn.Sequential expected"
+        )
+    made = Chain(OrderedDict(net.named_children()))
+    made.training = net.training
+    made.__dict__.update({key: copy(kept) for key, kept in vars(net).items() if "_hook" in key})
+    if isinstance(net, Chain):
+        made.every, made.window = net.every, net.window
+    return made
+
+
+def _run(modules: Sequence[Any], x: Tensor) -> Tensor:
+    for module in modules:
+        x = module(x)
+    return x
