@@ -11,6 +11,7 @@ from typing import Any
 from linop.backends import Backend
 from linop.errors import ArgumentError, BackendError, expect
 from linop.schedules import Action, Kind, Schedule, check
+from linop.schedules.actions import GROUP
 from linop.spaces.partition import Partition
 from linop.strategies.pipelines.execution import Graph, Pair
 from linop.strategies.pipelines.exported import Stages
@@ -110,6 +111,11 @@ def planned(
         raise BackendError(
             f"backend {backend.name!r} has arrays in {backend.arrays.memory}; pipelines run on "
             f"backends of host memory until now"
+        )
+    if group := next((a for row in schedule.workers for a in row if a.kind in GROUP), None):
+        raise ArgumentError(
+            f"{group} in the schedule: modules in a stage gather parameters and sum gradients "
+            f"themselves (fully_shard, DataParallel); leave out UNSHARD, RESHARD and REDUCE_GRAD"
         )
     if slots is not None and slots < 1:
         raise ArgumentError(f"slots: at least 1 expected, given {slots}")
