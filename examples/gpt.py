@@ -104,7 +104,7 @@ class Block(nn.Module):
 
 
 class Stored(Block):
-    """What `Reversible` computes, with all that autograd keeps."""
+    """The result of `Reversible`, with all that autograd keeps."""
 
     def forward(self, pair: Any) -> Any:
         y = pair[0] + self.f(pair[1])

@@ -39,7 +39,7 @@ def rows() -> list[list[str]]:
 
 
 def names(cell: str) -> list[str]:
-    """What is between backquotes."""
+    """The text between backquotes."""
     return re.findall(r"`([^`]+)`", cell)
 
 

@@ -198,7 +198,7 @@ class Versions(nn.Module):  # type: ignore[misc]
 
 
 def test_versions() -> None:
-    """What is saved after a change in place is what there is then."""
+    """A tensor saved after a change in place is the changed one."""
     results = []
     for net in (nn.Sequential(Versions()), offload(nn.Sequential(Versions()))):
         x = values(5, 8, seed=1).requires_grad_()

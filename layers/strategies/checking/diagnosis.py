@@ -1,4 +1,4 @@
-"""What is wrong with gradients, in the words of the mesh, from few numbers of each worker.
+"""Faults of gradients, in the words of the mesh, from few numbers of each worker.
 
 A gradient that is a multiple of the twin's was summed over an axis too often, or divided; one whose
 sum over an axis is the twin's was not summed. Sums are compared by scalar products with a vector of
@@ -48,7 +48,7 @@ class Finding(NamedTuple):
 
 @dataclass
 class Everyone:
-    """What all workers found.
+    """Findings of all workers.
 
     Args:
         axes: sizes by name.

@@ -181,7 +181,7 @@ def norm_checked(given: Any) -> float:
 
 
 def optimizer_checked(made: Any) -> Any:
-    """What a user's function made of parameters.
+    """Result of a user's function of parameters.
 
     Raises:
         ArgumentError: it is no optimizer.

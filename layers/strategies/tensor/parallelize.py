@@ -140,7 +140,7 @@ def _check_hooks(module: Module, style: Style, name: str) -> None:
 
 
 def _description(module: Module, styles: Mapping[str, Style]) -> _Said:
-    """What workers compare of a module and a plan."""
+    """The items of a module and a plan that workers compare."""
     modules = {
         name or "the module itself": (
             re.sub(" at 0x[0-9a-f]+", "", f"{type(one).__name__}({one.extra_repr()})")
