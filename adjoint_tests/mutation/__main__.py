@@ -64,7 +64,7 @@ def markdown_of(outcomes: Sequence[Outcome], commit: str, jobs: int) -> str:
             "PYTHONPATH=adjoint_tests python -m mutation --jobs 2 --markdown docs/mutation.md",
             "```",
             "",
-            "The faults are data, in `adjoint_tests/mutation/`. Each names a function, an",
+            "The faults are data, in `adjoint_tests/mutation/faults/`. Each names a function, an",
             "expression in it, and what takes its place; a test of the suite checks that all",
             "places exist.",
             "",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from mutation import (
+from mutation.fault import Fault
+from mutation.faults import (
     algebra,
     data_parallel,
     running,
@@ -15,7 +16,6 @@ from mutation import (
     tensor_parallel,
     tops,
 )
-from mutation.fault import Fault
 
 ROOMS: Mapping[str, tuple[Fault, ...]] = {
     "spaces": algebra.SPACES,

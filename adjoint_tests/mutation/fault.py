@@ -88,7 +88,7 @@ class Fault:
         if len(found) != 1:
             raise PlaceError(
                 f"{self.name}: {self.place} has {self.before!r} {len(found)} times; once expected: "
-                f"mend or remove the fault in adjoint_tests/mutation/"
+                f"mend or remove the fault in adjoint_tests/mutation/faults/"
             )
         return _replaced(source, tree, found[0], parsed(self.after))
 
@@ -106,7 +106,7 @@ class Fault:
         ]
         hint = f"; {', '.join(hints)} has {name}" if hints else ""
         return PlaceError(
-            f"{self.name}: {what}{hint}: mend or remove the fault in adjoint_tests/mutation/"
+            f"{self.name}: {what}{hint}: mend or remove the fault in adjoint_tests/mutation/faults/"
         )
 
 

@@ -18,15 +18,16 @@ if importlib.util.find_spec("torch") is None:
     )
 
 from support.requirements import needs_mpi
-from support.strategies import complaints, tensor_parallel
-from support.strategies.pipelines import (
+from support.strategies import complaints
+from support.strategies.pipelines.pipelines import (
     Case,
     clips_as_one_process,
     is_one_process,
     is_the_delayed_loop,
     ties_weights,
 )
-from support.strategies.saved_bytes import forgets_outputs
+from support.strategies.pipelines.saved_bytes import forgets_outputs
+from support.strategies.tensor import tensor_parallel
 from support.workers import on_ranks, on_threads
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "strategies.md"

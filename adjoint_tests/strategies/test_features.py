@@ -23,7 +23,7 @@ from linop.backends.base import Backend
 from linop.schedules import Schedule
 from linop.strategies import Pipeline
 from support.schedules.torch_tables import text, torch_schedule
-from support.strategies.pipelines import block, equal, squares, values
+from support.strategies.pipelines.pipelines import block, equal, squares, values
 from support.workers import on_threads
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "strategies.md"

@@ -28,7 +28,7 @@ from support.strategies.gpts import (
     gpt,
     losses,
 )
-from support.strategies.saved_memory import between_passes
+from support.strategies.memory.saved_memory import between_passes
 from support.workers import on_ranks
 
 

@@ -26,7 +26,7 @@ import gpt  # noqa: E402
 
 import linop  # noqa: E402
 from benchmarks.strategies.tables import markdown  # noqa: E402
-from support.strategies.saved_memory import between_passes  # noqa: E402
+from support.strategies.memory.saved_memory import between_passes  # noqa: E402
 
 RESULTS = Path(__file__).with_name("results")
 Record = Mapping[str, Any]

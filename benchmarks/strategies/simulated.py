@@ -242,8 +242,8 @@ def seconds(run: Callable[[], Any]) -> float:
 
 def memory(count: int) -> None:
     """Print the table of bytes: two stages of the tests, on threads."""
-    from support.strategies.pipelines import Case
-    from support.strategies.saved_bytes import counted_and_predicted
+    from support.strategies.pipelines.pipelines import Case
+    from support.strategies.pipelines.saved_bytes import counted_and_predicted
 
     print("| schedule | stage | bytes counted | predicted | to GPipe's |")
     print("| --- | --- | --- | --- | --- |")

@@ -23,10 +23,10 @@ from linop.strategies import (
     fully_shard,
     parallelize_module,
 )
-from support.strategies.pipelines import Case as Pipelined
-from support.strategies.pipelines import is_one_process
-from support.strategies.saved_memory import layer, loss, pair, storing
-from support.strategies.tensor_networks import (
+from support.strategies.memory.saved_memory import layer, loss, pair, storing
+from support.strategies.pipelines.pipelines import Case as Pipelined
+from support.strategies.pipelines.pipelines import is_one_process
+from support.strategies.tensor.tensor_networks import (
     MLP,
     Case,
     LanguageModel,
@@ -35,7 +35,7 @@ from support.strategies.tensor_networks import (
     plan,
     values,
 )
-from support.strategies.tensor_parallel import same_gradients
+from support.strategies.tensor.tensor_parallel import same_gradients
 
 Tensor = Any
 ROWS = 2, 3

@@ -17,7 +17,7 @@ from linop.backends.base import Backend
 from linop.errors import ArgumentError, BackendError, LinopError
 from linop.schedules import GENERATORS
 from linop.strategies import Mesh, Pipeline
-from support.strategies.pipelines import RATE, block, squares, values
+from support.strategies.pipelines.pipelines import RATE, block, squares, values
 
 
 def is_a_grid(backend: Backend, axes: dict[str, int]) -> None:

@@ -10,7 +10,7 @@ from linop import Partition, TensorSpace, layers
 from linop.backends.base import Backend
 from linop.strategies import Mesh
 from support.examples import example
-from support.strategies.tensor_networks import equal
+from support.strategies.tensor.tensor_networks import equal
 
 resnet = example("resnet18")
 TOLERANCE = 1e-11

@@ -1,0 +1,1 @@
+"""Faults as data, by the part of linop that they are planted in."""

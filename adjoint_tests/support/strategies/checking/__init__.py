@@ -1,0 +1,1 @@
+"""Strategies inside each other, and `linop.strategies.check`."""

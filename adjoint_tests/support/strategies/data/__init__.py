@@ -1,0 +1,1 @@
+"""Copies and shards of parameters beside one process."""

@@ -1,0 +1,206 @@
+"""Sharded parameters under checkpoints, others' hooks and prefetch: contracts for threads and
+ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint as torchs
+
+from linop.backends.base import Backend
+from linop.errors import ArgumentError
+from linop.strategies import DataParallel, Mesh, ShardedOptimizer, checkpoint, fully_shard
+from support.strategies.data.replicas import Case, same
+from support.strategies.data.shards import slice_of, units, weak
+from support.strategies.pipelines.pipelines import squares, values
+
+Tensor = Any
+WIDTH, LAYERS = 8, 4
+
+
+def chain(layers: int = LAYERS) -> Any:
+    """Linear layers, the same on all workers."""
+    net = torch.nn.Sequential(*(torch.nn.Linear(WIDTH, WIDTH).double() for _ in range(layers)))
+    with torch.no_grad():
+        for k, p in enumerate(net.parameters()):
+            p.copy_(values(*p.shape, seed=k))
+    return net
+
+
+def sharded(stage: int = 3, prefetch: int = 0, layers: int = LAYERS) -> Any:
+    """A chain whose layers are units."""
+    net, axis = chain(layers), Mesh(dp=-1)["dp"]
+    for layer in net:
+        fully_shard(layer, axis, reshard_after_forward=stage == 3, prefetch=prefetch)
+    return net
+
+
+class Inside(torch.nn.Module):
+    """A module that checkpoints its parts, whose parameters are of one unit."""
+
+    def __init__(self, reentrant: bool) -> None:
+        super().__init__()
+        self.net, self.reentrant = chain(), reentrant
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.net:
+            x = torchs(layer, x, use_reentrant=self.reentrant)
+        return x
+
+
+def survives_checkpoints(backend: Backend, stages: Sequence[int] = (2, 3)) -> None:
+    """Gradients are those without checkpoints, around units and inside; each unit is gathered once
+    more in backward, and neither whole parameters nor activations are kept."""
+    me, axis = backend.worker or 0, Mesh(dp=-1)["dp"]
+    x = [values(3, WIDTH, seed=10 + w) for w in range(axis.size)]
+    twin = chain()
+    sum(squares(twin(one), 0) for one in x).backward()
+    around: list[Callable[[Any], Any]] = [
+        checkpoint,
+        lambda net: lambda y: torchs(net, y, use_reentrant=False),
+        lambda net: lambda y: torchs(net, y, use_reentrant=True),
+    ]
+    for stage in stages:
+        for number, make in enumerate(around):
+            net, seen = sharded(stage), []
+            net[1].register_forward_pre_hook(lambda m, y, to=seen: to.append(weak(m.weight)))
+            net[2].register_forward_pre_hook(lambda m, y, to=seen: to.append(weak(y[0])))
+            loss = squares(make(net)(x[me].clone().requires_grad_()), 0)
+            # A checkpoint of every layer keeps their inputs.
+            assert not seen[0]() or stage == 2, (stage, number)
+            assert not seen[1]() or number == 0, (stage, number)
+            before = [unit._bridge.plan.counters.calls for _, unit in units(net)]
+            loss.backward()
+            calls = [unit._bridge.plan.counters.calls for _, unit in units(net)]
+            gathered = {b - a for a, b in zip(before, calls, strict=True)}
+            # Reentrant ones make a graph of their own, which gives up its parameters again.
+            assert gathered == {2 if (stage, number) == (3, 2) else 1}, (stage, number, gathered)
+            has_gradients_of(twin, net, axis)
+        inside = fully_shard(Inside(False), axis, reshard_after_forward=stage == 3)
+        squares(inside(x[me]), 0).backward()
+        has_gradients_of(twin, inside, axis, "net.")
+        lost = fully_shard(Inside(True), axis, reshard_after_forward=stage == 3)
+        with pytest.raises(ArgumentError, match="use_reentrant=False"):
+            squares(lost(x[me].clone().requires_grad_()), 0).backward()
+
+
+def has_gradients_of(twin: Any, net: Any, axis: Any, prefix: str = "") -> None:
+    rows, wanted = slice_of(net, axis), dict(twin.named_parameters())
+    for name, p in net.named_parameters():
+        whole = wanted[name.removeprefix(prefix)].grad
+        same(Case(whole=False), p.grad, rows(name, whole), name)
+
+
+def leaves_hooks_to_others(backend: Backend) -> None:
+    """Activations inside a unit pass the hooks around it; whole parameters do not."""
+    seen: list[tuple[int, ...]] = []
+    net, x = sharded(), values(3, WIDTH, seed=1)
+
+    def pack(tensor: Tensor) -> Tensor:
+        seen.append(tuple(tensor.shape))
+        return tensor.numpy(force=True)
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, torch.from_numpy):
+        loss = squares(net(x), 0)
+    assert seen.count((3, WIDTH)) >= LAYERS, seen
+    assert (WIDTH, WIDTH) not in seen, seen
+    loss.backward()
+    twin = chain()
+    (squares(twin(x), 0) * (backend.workers or 1)).backward()
+    has_gradients_of(twin, net, Mesh(dp=-1)["dp"])
+
+
+def refuses_other_uses(backend: Backend) -> None:
+    """Errors instead of results of shards, on every worker."""
+    axis = Mesh(dp=-1)["dp"]
+    net = chain()
+    early = torch.optim.SGD(net.parameters(), lr=1.0)
+    fully_shard(net, axis)
+    x = values(1, WIDTH, seed=1)
+    with pytest.raises(ArgumentError, match="make the optimizer after fully_shard"):
+        early.step()
+    with pytest.raises(ArgumentError, match="called outside of that module's forward"):
+        net[0](x)
+    net(x)
+    copies = DataParallel(chain(), axis)
+    copies.module.append(torch.nn.Linear(WIDTH, 2).double())
+    with pytest.raises(ArgumentError, match=r"\['4.weight', '4.bias'\] are not those"):
+        copies(x)
+    copies = DataParallel(chain(), axis)
+    optimizer = ShardedOptimizer(copies, axis, partial(torch.optim.SGD, lr=1.0))
+    with copies.no_sync():
+        squares(copies(x), 0).backward()
+    with pytest.raises(ArgumentError, match="have not been summed"):
+        optimizer.step()
+    copies.reduce_gradients()
+    optimizer.step()
+    with pytest.raises(ArgumentError, match="prefetch=-1"):
+        fully_shard(chain(), axis, prefetch=-1)
+    with pytest.raises(ArgumentError, match="mebibytes, from 0"):
+        DataParallel(chain(), axis, bucket_cap_mb=float("nan"))
+
+
+def prefetches(backend: Backend, prefetch: int) -> None:
+    """Results are bit for bit those without; so many more whole parameters are held, and not one
+    gather more is made, in forward and in backward."""
+    me, layers = backend.worker or 0, 5
+    x = values(3, WIDTH, seed=10 + me)
+    found = []
+    for ahead in (0, prefetch):
+        net = sharded(3, ahead, layers)
+        adam = torch.optim.Adam(net.parameters(), lr=2.0**-5)
+        held: list[int] = []
+        for layer in net:
+            layer.register_forward_pre_hook(lambda *_, to=held, of=net: to.append(holds(of)))
+        losses = []
+        for step in range(3):
+            del held[:]
+            adam.zero_grad()
+            calls = gathers(net)
+            y = net(x)
+            # Of the first forward the order is not known yet.
+            known = ahead if step else 0
+            assert held == [min(known, layers - 1 - k) + 1 for k in range(layers)], held
+            y.register_hook(lambda _, to=held: to.clear())
+            for layer in net:
+                layer.weight.register_hook(lambda *_, to=held, of=net: to.append(holds(of)))
+            squares(y, 0).backward()
+            # The first layer's weight is not needed.
+            wanted = [max(0, min(ahead, k - 1)) for k in reversed(range(layers))]
+            assert held[: layers - 1] == wanted[: layers - 1], (held, wanted)
+            more = [b - a for a, b in zip(calls, gathers(net), strict=True)]
+            assert more == [1, *[2] * (layers - 1)], more
+            losses.append(squares(y, 0).item())
+            for layer in net:
+                layer.weight._backward_hooks = None
+            adam.step()
+        with torch.no_grad():  # stale gathers are not used
+            losses.append(squares(net(x), 0).item())
+            losses.append(squares(net[:2](x), 0).item())
+            adam.step()
+            losses.append(squares(net[2:](x), 0).item())
+        squares(net(x), 0).backward()
+        found.append((losses, [p.grad for p in net.parameters()], [*net.parameters()]))
+    for one, other in zip(*found, strict=True):
+        for a, b in zip(one, other, strict=True):
+            assert a == b if isinstance(a, float) else torch.equal(a, b)
+
+
+def gathers(net: Any) -> list[int]:
+    """Numbers of gathers, by unit."""
+    return [unit._bridge.plan.counters.calls for _, unit in units(net)]
+
+
+def holds(net: Any) -> int:
+    """Units of which this worker has, or is gathering, whole parameters."""
+    calls = [[known() for known in unit._calls] for _, unit in units(net)]
+    return sum(
+        unit._ahead is not None
+        or bool(unit._open)
+        or any(call is not None and call.whole is not None for call in its)
+        for (_, unit), its in zip(units(net), calls, strict=True)
+    )

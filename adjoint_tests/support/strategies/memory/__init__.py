@@ -1,0 +1,1 @@
+"""Blocks that keep less for backward, and the bytes that they keep."""

@@ -1,0 +1,1 @@
+"""Pipelines beside one process: whole, cut and unusual stages, and what they refuse."""

@@ -1,0 +1,1 @@
+"""Tensor and sequence parallel networks beside their sequential twins."""
