@@ -1,4 +1,4 @@
-"""benchmarks/strategies: the runs of seed 003, replayed; and its node, fitted."""
+"""benchmarks/strategies/perceptrons: the runs of seed 003, replayed; and its node, fitted."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 
 _path = sys.path[:]  # the scripts put the root there, which hides an installed package
 sys.path.append(str(Path(__file__).resolve().parents[2]))
-from benchmarks.strategies import mersenne, node, runs  # noqa: E402
-from benchmarks.strategies.runs import Configuration  # noqa: E402
+from benchmarks.strategies.perceptrons import mersenne, node, runs  # noqa: E402
+from benchmarks.strategies.perceptrons.runs import Configuration  # noqa: E402
 
 sys.path[:] = _path
 

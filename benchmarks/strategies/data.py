@@ -26,7 +26,7 @@ import torch  # noqa: E402
 
 import linop  # noqa: E402
 from benchmarks.strategies.gloo import gloo  # noqa: E402
-from benchmarks.strategies.tables import markdown  # noqa: E402
+from benchmarks.strategies.perceptrons.tables import markdown  # noqa: E402
 from linop.strategies import DataParallel, Mesh, ShardedOptimizer, fully_shard  # noqa: E402
 
 WIDTHS, ROWS, TURNS, WARM = (128, 512), 64, 60, 4

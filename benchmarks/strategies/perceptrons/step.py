@@ -1,6 +1,6 @@
 """A training step of the perceptrons of examples/mlp.py beside the same step in mpi4py by hand.
 
-    python benchmarks/strategies/step.py [--ranks 2] [--seconds 1.0]
+    python benchmarks/strategies/perceptrons/step.py [--ranks 2] [--seconds 1.0]
 
 It starts the MPI job itself, and prints a Markdown table: medians of interleaved rounds, of the
 slower rank. The batch is of all workers together.
@@ -18,7 +18,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT))  # this checkout is measured, whatever is installed
 sys.path.insert(0, str(ROOT / "examples"))
 

@@ -1,7 +1,7 @@
 """Plots of loss against time, and of speed-up against workers: the seed's logs on the left, ours on
 the right.
 
-    python benchmarks/strategies/plots.py
+    python benchmarks/strategies/perceptrons/plots.py
 
 reads what `mlp.py` and `speedup.py` left in results/, and writes PNG and SVG into docs/mlp/. It
 needs the extra `plot`.
@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT))  # this checkout, whatever is installed
 
 import matplotlib as mpl  # noqa: E402
@@ -26,11 +26,11 @@ mpl.use("Agg")
 mpl.rcParams["svg.hashsalt"] = "linop"  # the same file for the same numbers
 import matplotlib.pyplot as plt  # noqa: E402
 
-from benchmarks.strategies import runs  # noqa: E402
-from benchmarks.strategies.runs import Configuration, Log  # noqa: E402
-from benchmarks.strategies.store import stored  # noqa: E402
+from benchmarks.strategies.perceptrons import runs  # noqa: E402
+from benchmarks.strategies.perceptrons.runs import Configuration, Log  # noqa: E402
+from benchmarks.strategies.perceptrons.store import stored  # noqa: E402
 
-RESULTS = Path(__file__).with_name("results")
+RESULTS = Path(__file__).parents[1] / "results"
 LINES = [("server", "1x128"), ("all-reduce", "1x128"), ("tensor", "1x128"), ("tensor", "1x512")]
 SHOWN = 1, 8, 64
 """Numbers of workers whose losses are shown."""

@@ -1,6 +1,6 @@
 """Losses of examples/language_model.py under four schedules on 2 and 4 workers, beside one process.
 
-    python benchmarks/strategies/language_model.py [--updates 300] [--kept FOLDER]
+    python benchmarks/strategies/pipelines/language_model.py [--updates 300] [--kept FOLDER]
 
 runs what the folder does not have, writes results/language_model.md and, with the extra `plot`,
 docs/pipelines/language_model.svg. An hour at most on two cores.
@@ -17,13 +17,13 @@ from typing import Annotated
 
 import typer
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT))  # this checkout, whatever is installed
 
-from benchmarks.strategies.tables import markdown  # noqa: E402
+from benchmarks.strategies.perceptrons.tables import markdown  # noqa: E402
 
 SCHEDULES, WORKERS = ("gpipe", "1f1b", "pipedream", "pipedream-2bw"), (2, 4)
-RESULTS = Path(__file__).with_name("results")
+RESULTS = Path(__file__).parents[1] / "results"
 MEAN = 50
 """Updates of which a mean is shown."""
 Losses = Mapping[tuple[str, int], Sequence[float]]
@@ -55,8 +55,8 @@ def page(losses: Losses) -> str:
     table = markdown(header, [line(*key, found) for key, found in losses.items()])
     return (
         "# A language model in pipelines\n\n"
-        "`python benchmarks/strategies/language_model.py`: mean losses of updates, in nats a byte, "
-        "and how many losses equal those of one process to the last bit.\n\n" + table
+        "`python benchmarks/strategies/pipelines/language_model.py`: mean losses of updates, in "
+        "nats a byte, and how many losses equal those of one process to the last bit.\n\n" + table
     )
 
 

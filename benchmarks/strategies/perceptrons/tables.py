@@ -7,8 +7,8 @@ from itertools import groupby
 
 import numpy as np
 
-from benchmarks.strategies.runs import Configuration, Log, Run
-from benchmarks.strategies.store import Runs
+from benchmarks.strategies.perceptrons.runs import Configuration, Log, Run
+from benchmarks.strategies.perceptrons.store import Runs
 
 Known = Mapping[Configuration, Log]
 WORKERS = tuple(2**k for k in range(8))
@@ -29,7 +29,7 @@ def page(known: Known, found: Runs) -> str:
             "# Table 1 of seed 003, run again\n",
             "One epoch of MNIST, learning rate 0.1, float32; every loss is computed, by as many "
             "workers as the table says, which are threads of one process. Written by "
-            "`python benchmarks/strategies/mlp.py`.\n",
+            "`python benchmarks/strategies/perceptrons/mlp.py`.\n",
             "## As published: the replay beside the logs\n",
             f"{len(replayed)} of {len(known)} runs were replayed. {summary(known, found)}\n",
             "Agreement by strategy and network; the runs of all numbers of workers together:\n",

@@ -6,9 +6,9 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
-from benchmarks.strategies.runs import Configuration, Run
+from benchmarks.strategies.perceptrons.runs import Configuration, Run
 
-STORE = Path(__file__).with_name("results") / "runs.jsonl"
+STORE = Path(__file__).parents[1] / "results" / "runs.jsonl"
 Runs = dict[tuple[Configuration, bool], Run]
 """By configuration, and whether with the authors' mistakes."""
 

@@ -1,6 +1,6 @@
 """Table 1 of seed 003, run again: right, and with the authors' mistakes.
 
-    python benchmarks/strategies/mlp.py --published [--strategy server] [--only 1x16] [--workers 4]
+    python benchmarks/strategies/perceptrons/mlp.py --published [--strategy server] [--only 1x16]
 
 trains perceptrons on MNIST for one epoch, on up to 128 virtual workers in this process; adds each
 run to results/runs.jsonl, and writes the tables in results/mlp.md from all that are there.
@@ -15,11 +15,11 @@ from typing import Annotated
 
 import typer
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT))  # this checkout is measured, whatever is installed
 
-from benchmarks.strategies import runs, tables  # noqa: E402
-from benchmarks.strategies.store import STORE, store, stored  # noqa: E402
+from benchmarks.strategies.perceptrons import runs, tables  # noqa: E402
+from benchmarks.strategies.perceptrons.store import STORE, store, stored  # noqa: E402
 
 
 def main(

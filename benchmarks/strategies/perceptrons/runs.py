@@ -14,14 +14,14 @@ from typing import Any
 
 import numpy as np
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 sys.path[:0] = [str(ROOT), str(ROOT / "examples")]  # this checkout, whatever is installed
 
 import handwritten  # noqa: E402
 import mlp  # noqa: E402
 
 import linop  # noqa: E402
-from benchmarks.strategies import published  # noqa: E402
+from benchmarks.strategies.perceptrons import published  # noqa: E402
 
 LOGS = Path(__file__).with_name("logs.csv")
 STRATEGIES = {"psrv": "server", "allreduce": "all-reduce", "mpara": "tensor", "serial": "serial"}

@@ -1,7 +1,7 @@
 """A pipeline of two stages beside the same micro-batches in one process, and the same pipeline by
 hand in mpi4py.
 
-    python benchmarks/strategies/pipeline.py [--micro-batches 8] [--seconds 2.0]
+    python benchmarks/strategies/pipelines/pipeline.py [--micro-batches 8] [--seconds 2.0]
 
 It starts an MPI job of two ranks itself, and prints a Markdown table: medians of interleaved
 rounds, of the slower rank. The model is eight linear layers with tanh; a step has no update.
@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 import typer
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT))  # this checkout is measured, whatever is installed
 
 import linop  # noqa: E402

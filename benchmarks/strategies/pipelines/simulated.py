@@ -1,7 +1,7 @@
 """The time of a step that `linop.schedules.simulate` predicts from measured costs of its actions,
 beside the measured step; and the bytes that a stage keeps, predicted and counted.
 
-    python benchmarks/strategies/simulated.py [--micro-batches 8] [--rounds 100] [--quantile 0.5]
+    python benchmarks/strategies/pipelines/simulated.py [--micro-batches 8] [--rounds 100]
 
 It starts an MPI job of two ranks itself, and prints Markdown tables. In each round every schedule
 makes a step, and then the costs are measured: a rank's own row of the schedule, with messages that
@@ -24,13 +24,13 @@ from typing import Annotated, Any
 
 import typer
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT))  # this checkout is measured, whatever is installed
 sys.path.insert(0, str(ROOT / "adjoint_tests"))  # its counter of bytes
 
 import linop  # noqa: E402
 from benchmarks.harness.jobs import printed  # noqa: E402
-from benchmarks.strategies.pipeline import LAYERS, SIZES, squares  # noqa: E402
+from benchmarks.strategies.pipelines.pipeline import LAYERS, SIZES, squares  # noqa: E402
 from linop.backends import in_mpi_job  # noqa: E402
 from linop.schedules import GENERATORS, Action, Kind, simulate  # noqa: E402
 

@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 import linop
-from benchmarks.strategies import mersenne
+from benchmarks.strategies.perceptrons import mersenne
 from linop import COPIES, REPLICATED, Partition, TensorSpace
 from linop.networks import Map, bias, chain, linear, sigmoid, softmax_cross_entropy
 from linop.networks.blockwise import blockwise

@@ -13,7 +13,7 @@ import numpy as np
 import scipy.optimize
 
 import linop
-from benchmarks.strategies.runs import INPUTS, Configuration, Log, mlp
+from benchmarks.strategies.perceptrons.runs import INPUTS, Configuration, Log, mlp
 from linop import LinearOperator
 from linop.networks import chain
 from linop.networks.derivatives import FixedPoint

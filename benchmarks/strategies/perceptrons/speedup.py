@@ -1,7 +1,7 @@
 """Speed-up of the strategies, simulated for 1 to 128 workers on the authors' node, fitted to their
 logs, and on a cluster that they did not have. What ranks do here is in `measured.py`.
 
-    python benchmarks/strategies/speedup.py [--largest-ring 64]
+    python benchmarks/strategies/perceptrons/speedup.py [--largest-ring 64]
 
 writes results/speedup.md, and results/speedup.json for plots. Speed-up is of an epoch, over one
 worker.
@@ -18,19 +18,19 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT))  # this checkout is measured, whatever is installed
 
-from benchmarks.strategies import node, runs  # noqa: E402
-from benchmarks.strategies.runs import Configuration  # noqa: E402
-from benchmarks.strategies.tables import WORKERS, Known, markdown  # noqa: E402
+from benchmarks.strategies.perceptrons import node, runs  # noqa: E402
+from benchmarks.strategies.perceptrons.runs import Configuration  # noqa: E402
+from benchmarks.strategies.perceptrons.tables import WORKERS, Known, markdown  # noqa: E402
 from linop.planning import Link, Network, Placement  # noqa: E402
 
 FITTED = 64
 """Largest number of workers of the runs in the fit."""
 CLUSTER = Network(between=Link())
 """One worker a machine, on Ethernet of 10 Gbit/s: the defaults of `linop.planning.Network`."""
-RESULTS = Path(__file__).with_name("results")
+RESULTS = Path(__file__).parents[1] / "results"
 Seconds = dict[Configuration, float]
 
 
@@ -116,8 +116,8 @@ def main(
     head = ("strategy", "network", *numbers)
     text = [
         "# Speed-up\n",
-        "Written by `python benchmarks/strategies/speedup.py`. Messages and bytes are those of the "
-        "model's evaluation and of its Jacobian's adjoint, by `linop.simulate`.\n",
+        "Written by `python benchmarks/strategies/perceptrons/speedup.py`. Messages and bytes are "
+        "those of the model's evaluation and of its Jacobian's adjoint, by `linop.simulate`.\n",
         "## The authors' node, fitted to their logs\n",
         f"Runs of up to {FITTED} workers: {machine}.\n",
         "\n".join(acceptance(missed)) + "\n",

@@ -1,6 +1,6 @@
 """Time of a training step on 1, 2 and 4 ranks of this machine, and the speed-up of an epoch.
 
-    python benchmarks/strategies/measured.py
+    python benchmarks/strategies/perceptrons/measured.py
 
 starts the MPI jobs itself, and writes results/measured.md.
 """
@@ -16,14 +16,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT))  # this checkout is measured, whatever is installed
 
 import numpy as np  # noqa: E402
 
 import linop  # noqa: E402
-from benchmarks.strategies.runs import RATE, Configuration, mlp, published  # noqa: E402
-from benchmarks.strategies.tables import markdown  # noqa: E402
+from benchmarks.strategies.perceptrons.runs import RATE, Configuration, mlp, published  # noqa: E402
+from benchmarks.strategies.perceptrons.tables import markdown  # noqa: E402
 from linop.backends import in_mpi_job  # noqa: E402
 from linop.backends.jobs import mpirun  # noqa: E402
 
@@ -77,7 +77,7 @@ def main() -> None:
         cells += [f"{median:.2f} / {least:.2f}" for n, (median, least) in gains.items() if n > 1]
         lines.append([strategy, f"1x{width}", *cells])
     head = [f"ms, {n} ranks" for n in RANKS] + [f"speed-up, {n} ranks" for n in RANKS[1:]]
-    Path(__file__).with_name("results").joinpath("measured.md").write_text(
+    (Path(__file__).parents[1] / "results" / "measured.md").write_text(
         "# Steps measured\n\n"
         f"{os.cpu_count()} cores, which 4 ranks share; load average {os.getloadavg()[0]:.0f}. "
         f"Median / minimum of {STEPS - WARM} steps of rank 0. Where the load is above the cores, "
