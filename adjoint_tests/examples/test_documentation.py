@@ -1,4 +1,4 @@
-"""What the documentation shows of programs on ranks is what they do."""
+"""Output of programs on ranks, as the documentation shows it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all layers promise, on threads and on ranks; and `Linear` beside torch's."""
+"""Contracts of all layers, on threads and on ranks; and `Linear` beside torch's."""
 
 from __future__ import annotations
 

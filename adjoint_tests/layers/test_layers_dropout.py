@@ -62,7 +62,7 @@ def test_the_mask_is_that_of_worker_0() -> None:
 
 @pytest.mark.parametrize("keep", [True, False])
 def test_checkpointing_on_one_worker_alone(keep: bool) -> None:
-    """What is computed again has the mask of the first time, and nothing is sent again."""
+    """A recomputed forward has the first one's mask, and sends nothing again."""
 
     def main(backend: Backend) -> None:
         drop = linop.layers.Dropout(Partition((2,)))

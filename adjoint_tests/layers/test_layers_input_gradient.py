@@ -1,4 +1,4 @@
-"""Whether a layer sends the gradient of its input back is agreed upon by all workers."""
+"""Agreement of all workers on sending a layer's input gradient back."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from linop.backends.autograd.bridge import Bridge  # noqa: E402
 def test_only_wanted_gradients_are_sent_back(
     kind: str, wanting: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What nobody wants is not; what one worker wants comes from all of them."""
+    """A gradient that no worker needs is not sent; one that a worker needs comes from all."""
     shape, half, options = (3, 4), 2, {"dtype": torch.float64}
     make: Any = lambda: torch.nn.Linear(4, 6, **options)  # noqa: E731
     if kind == "conv":

@@ -96,7 +96,7 @@ def test_what_is_wrong_is_said_on_every_worker() -> None:
 
 
 def test_the_replicated_result_is_one() -> None:
-    """What every worker computes of the loss afterwards counts once."""
+    """Functions of the loss that every worker computes afterwards count once."""
     P = Partition((2,))
     space = TensorSpace((4,), P)
     whole = normal((4,), 0)

@@ -37,7 +37,7 @@ fewer = settings(max_examples=max(1, settings().max_examples // 5))
 
 Ends = dict[str, Region]
 Blocks = dict[tuple[str, str], np.ndarray]
-"""What a region of the codomain gets of one of the domain."""
+"""Blocks of a matrix, by region of the codomain and of the domain."""
 
 
 def chain(a: Region, b: Region, dtype: Any, seed: int) -> tuple[LinearOperator, np.ndarray]:

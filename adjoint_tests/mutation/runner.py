@@ -26,7 +26,7 @@ from mutation.fault import Fault, PlaceError
 
 ROOT = Path(__file__).resolve().parents[2]
 PARTS = ("linop", "backends", "layers", "adjoint_tests", "examples", "setup.cfg")
-"""What of the tree the tests need."""
+"""Folders and files that the tests need."""
 LIMIT = 300.0
 """Seconds for the tests of one fault. The suite's own watches end a hang long before that."""
 CALM = 3600.0
@@ -40,7 +40,7 @@ at once (gh-106905)."""
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of one fault."""
+    """Result of the tests of one fault."""
 
     fault: Fault
     caught: bool
@@ -188,7 +188,7 @@ def _marked(mark: bytes) -> Iterator[int]:
 
 
 def judged(run: Run) -> tuple[bool, str, str]:
-    """Whether a fault was noticed; by which test, or why by none; and the smallest example.
+    """True if a fault was noticed; by which test, or why by none; and the smallest example.
 
     Raises:
         RuntimeError: pytest could not run the tests.
@@ -223,7 +223,7 @@ def example_in(output: str) -> str:
 
 
 def _on_one_line(given: str, drawn: str) -> str:
-    """What a test was given, and what it has drawn, without what its name says."""
+    """Arguments and draws of a test, less those in its name."""
     items = [item for item in given.splitlines() if not item.startswith(("name=", "data=", "#"))]
     draws = re.sub(r"^Draw \d+(?: \(.*?\))?: ", "", drawn, flags=re.MULTILINE)
     return " ".join(" ".join([*items, draws]).split()).rstrip(",")

@@ -32,7 +32,7 @@ Cell = tuple[str, str, tuple[int, ...], tuple[int, ...], tuple[int, ...], comple
 
 
 def places(space: Space, part: Subset) -> np.ndarray:
-    """Where the elements of a part are in a flat vector."""
+    """Indices of the elements of a part in a flat vector."""
     region = part.region
     numbers = np.arange(region.size).reshape(region.shape)[part.index]
     return np.ravel(numbers) + space.offsets[region.name]

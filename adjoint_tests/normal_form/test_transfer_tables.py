@@ -241,7 +241,7 @@ def test_a_ring_of_primitives_is_never_taken_apart() -> None:
 
 
 def test_tensor_spaces_are_the_spaces_of_their_regions() -> None:
-    """What a tensor space says from its grid is what its regions say."""
+    """Answers of a tensor space from its grid are those from its regions."""
     replicated = (0, linop.REPLICATED), (linop.REPLICATED, COPIES), (COPIES, 0), (1, 0)
     for axes in replicated:
         X = TensorSpace((5, 3), Partition((2, 3), [7, 2, 4, 1, 0, 9]), axes=axes)
@@ -265,7 +265,7 @@ def test_tensor_spaces_are_the_spaces_of_their_regions() -> None:
 
 
 def test_plans_of_4096_workers_agree_where_they_meet() -> None:
-    """What one worker sends to another is what that one expects of it."""
+    """Every send has an equal receive at the other worker."""
     for op in (halo(), halo().H, repartition()):
         mine = lower(op.stages, 2080)
         for step in mine.steps:

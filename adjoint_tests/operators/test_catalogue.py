@@ -44,7 +44,7 @@ def drawn(data: st.DataObject, name: str) -> tuple[LinearOperator, Description, 
 @each
 @given(data=st.data())
 def test_rules_and_transposition_agree(name: str, data: st.DataObject) -> None:
-    """What can be said of an operator without running it."""
+    """Properties of an operator that need no run."""
     op, description, tolerance = drawn(data, name)
     known_is_composed(op, tolerance)
     two_roads(op, tolerance)

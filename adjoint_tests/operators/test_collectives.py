@@ -70,7 +70,7 @@ def joined(X: TensorSpace, x: Held, workers: Sequence[int]) -> np.ndarray:
 
 
 def pieces(Y: TensorSpace, whole: np.ndarray) -> Held:
-    """What each worker of a tensor space holds of the global array."""
+    """Blocks of the global array, by worker of a tensor space."""
     return {w: whole[Y.slices(w)] for w in Y.partition.workers}
 
 

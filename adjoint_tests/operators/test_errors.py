@@ -1,4 +1,4 @@
-"""What users do wrong, and what they are told: the kind of error, and its words.
+"""Errors of wrong use: their kinds, and their words.
 
 Wrong arguments of plans are in `test_backends`; missing workers and other failures of programs in
 `test_launch`; wrong plans in `test_verify`.

@@ -135,7 +135,7 @@ def test_the_figures_of_appendix_b(figure: str) -> None:
 
 
 def same_geometry(dim: HaloDim, n: int, reach: Indices, own: Indices) -> None:
-    """What a worker needs in one dimension, counted index by index."""
+    """Inputs that a worker needs in one dimension, counted index by index."""
     needed = [i for i in reach if 0 <= i < n]
     first, behind = (own[0], own[-1] + 1) if own else (n, n)  # empty blocks are the last ones
     assert list(range(dim.start, dim.stop)) == needed

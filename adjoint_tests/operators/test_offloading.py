@@ -238,7 +238,7 @@ def test_only_a_copy_changes_the_memory(name: str, data: st.DataObject) -> None:
 
 
 def steps_run(op: LinearOperator, workers: int, seed: int) -> dict[str, list[str]]:
-    """What each worker does when it applies an operator, which gives the right result."""
+    """Steps of each worker when it applies an operator, whose result is checked."""
     with TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
 

@@ -45,7 +45,7 @@ def anew(movement: Movement) -> Movement:
 
 
 def alone(movement: Movement, worker: int) -> Pattern:
-    """What a worker finds that nobody told anything."""
+    """The pattern that a worker finds by itself."""
     return pattern(anew(movement), worker)
 
 
@@ -130,7 +130,7 @@ def fits(plan: LoweredPlan, stage: int, found: Pattern) -> None:
 
 
 def kinds(op: LinearOperator) -> set[Kind]:
-    """What the stages of all workers are."""
+    """Patterns of the stages of all workers."""
     return {found.kind for plan in plans_of(op) for found in plan.patterns}
 
 

@@ -27,7 +27,7 @@ def total(workers: int, size: int = LARGE) -> linop.LinearOperator:
 
 @pytest.fixture(autouse=True)
 def _known(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What decides, whatever is measured later."""
+    """The deciding network, fixed here whatever is measured later."""
     monkeypatch.setattr("linop.planning.network.ASSUMED", Network(latency=1e-5))
 
 

@@ -268,7 +268,7 @@ def test_the_core_holds_thousands_of_workers() -> None:
 
 @given(tensors(8, dtypes=COMPUTED, roles=("split",), shape=(5, 4, 3)))
 def test_blocks_tile_the_tensor(described: Description) -> None:
-    """Where a grid splits only: every element is in exactly as many blocks as there are copies."""
+    """Grids that split only: every element is in exactly as many blocks as there are copies."""
     X = tensor_of(described)
     times = np.zeros(X.global_shape, int)
     for worker in X.partition.workers:
@@ -351,7 +351,7 @@ def test_tensors_refuse(what: str) -> None:
 
 @given(tensors(8, dtypes=COMPUTED, overlapping=True), st.data())
 def test_gather_rejects_what_disagrees(described: Description, data: st.DataObject) -> None:
-    """Where an element is in two blocks, and one of the two is changed."""
+    """An element in two blocks, one of which is changed."""
     X = tensor_of(described)
     v = X.scatter(np.zeros(X.global_shape, X.dtype))
     times = np.zeros(X.global_shape, int)

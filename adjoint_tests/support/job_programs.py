@@ -14,7 +14,7 @@ from linop.backends.jobs import builds, mpirun
 from linop.testing.workers.jobs import job
 
 HOME = Path(linop.__file__).parents[1]
-"""Where linop is: in site-packages, or in a checkout, which the program has to be told of."""
+"""Folder of linop: site-packages, or a checkout, which the program has to be told of."""
 ENVIRONMENT = {} if HOME.name == "site-packages" else {"PYTHONPATH": str(HOME)}
 PATIENCE = 60.0
 """Seconds until a program that does not end is killed."""

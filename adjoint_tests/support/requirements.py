@@ -1,4 +1,4 @@
-"""What tests need."""
+"""Requirements of tests."""
 
 from __future__ import annotations
 

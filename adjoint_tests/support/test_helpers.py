@@ -31,7 +31,7 @@ SUM = linop.all_reduce(TensorSpace(3, Partition(2), axes=(linop.COPIES,)))
 
 
 def fails(check: Callable[..., None], *args: Any) -> bool:
-    """Whether a check finds fault, in whatever words."""
+    """True if a check finds fault, in whatever words."""
     try:
         check(*args)
     except (AssertionError, linop.LinopError, ValueError):

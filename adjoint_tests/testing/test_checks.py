@@ -309,7 +309,7 @@ CODOMAIN = Space([Region("s", 4, 2), Region("t", (2, 3), (0, 1))])
 
 
 def placed(space: Space, flat: int) -> Element:
-    """Where an element of a flat vector is."""
+    """Position of an element of a flat vector."""
     region = next(r for r in space if flat - space.offsets[r.name] in range(r.size))
     index = np.unravel_index(flat - space.offsets[region.name], region.shape)
     return Element(region.name, tuple(map(int, index)), region.workers)

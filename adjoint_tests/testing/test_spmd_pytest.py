@@ -1,4 +1,4 @@
-"""What pytest makes of properties across workers: alone, under ``mpiexec``, and on threads."""
+"""pytest's reports of properties across workers: alone, under ``mpiexec``, and on threads."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def pytest_says(ranks: int, *arguments: str, **env: str) -> subprocess.Completed
     "way", [pytest.param(w, marks=needs_mpi) if w != "threads" else w for w in WAYS]
 )
 def test_all_forms(way: str) -> None:
-    """What fails is reported once, with its ranks and example; and what ran is counted."""
+    """A failure is reported once, with its ranks and example; and tests that ran are counted."""
     ranks, options, ended, workers = WAYS[way]
     said = pytest_says(ranks, FORMS, *options, LINOP_TEST_FAILS="1")
     assert f"2 failed, {ended}" in said.stdout, said.stdout + said.stderr
@@ -80,7 +80,7 @@ HANG = {
     "test_pytest_is_less_patient": ["the job is ended: test_pytest_is_less_patient() was interr"],
     "test_rank_1_loops_in_c": ["rank 0 passed, rank 1 was stuck", "in loop_in_c", "on rank 1 of 2"],
 }
-"""What ranks say before they end."""
+"""Last words of ranks."""
 
 
 @needs_mpi

@@ -33,7 +33,7 @@ FOUND = settings(max_examples=2000, database=None, derandomize=True)
 
 
 def made(text: str) -> object:
-    """What code makes."""
+    """The value of a text of code."""
     return eval(text, dict(HERE))
 
 

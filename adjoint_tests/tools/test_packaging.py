@@ -1,4 +1,4 @@
-"""What is installed is what stands in the tree: no module forgotten, none left over."""
+"""The installed package has the tree's modules: none forgotten, none left over."""
 
 import importlib
 import json
@@ -33,7 +33,7 @@ def in_tree() -> set[str]:
 
 
 def differences(wanted: Iterable[str], given: Iterable[str]) -> list[str]:
-    """What `given` lacks of `wanted`, and what it has beyond it, in words."""
+    """Differences of `given` from `wanted`, missing and extra, in words."""
     wanted, given = set(wanted), set(given)
     lacks = [f"not installed: {name}" for name in sorted(wanted - given)]
     return lacks + [f"not in the tree: {name}" for name in sorted(given - wanted)]

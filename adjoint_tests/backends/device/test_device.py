@@ -167,7 +167,7 @@ def test_maps_of_numpy_alone_compute_in_main_memory() -> None:
 
 
 def test_sums_take_one_kernel() -> None:
-    """What adds a multiple of a box is one kernel, and what sums two boxes."""
+    """One kernel adds a multiple of a box, and one sums two boxes."""
     space = Space([Region("a", 6), Region("b", 6)])
     a, b = space.regions
     for op in (linop.identity(space) + 3 * linop.add(space, a, b), linop.add(space, a, b)):

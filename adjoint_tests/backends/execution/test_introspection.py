@@ -116,7 +116,7 @@ def test_counters_keep_no_plan() -> None:
 
 
 def traced(backend: Backend, path: str) -> None:
-    """What the tests of traces run."""
+    """The call that tests of traces run."""
     plan = ring(backend.workers or 0).compile(backend)
     x = np.arange(4.0)
     plan(x)
@@ -322,7 +322,7 @@ def traced(backend, path):
 
 
 def mpi_program(folder: Path, ranks: int, text: str, windows: bool = True) -> str:
-    """What a program on ranks prints."""
+    """Output of a program on ranks."""
     (folder / "program.py").write_text(MPI + text)
     environment = ENVIRONMENT | {"LINOP_WINDOWS": str(int(windows))}
     arguments = [sys.executable, str(folder / "program.py")]

@@ -1,4 +1,4 @@
-"""What `linop.autograd` promises, as SPMD programs: `test_autograd` runs each on threads and under
+"""Contracts of `linop.autograd`, as SPMD programs: `test_autograd` runs each on threads and under
 MPI. Each is ``contract(backend, *arguments)``, for two workers or more.
 
 A worker that fails says so with an AssertionError; others may then wait for it, which threads see
@@ -71,7 +71,7 @@ def gradients(x: Any) -> Any:
 
 
 def wanted(op: LinearOperator, seed: int, backend: Backend) -> Any:
-    """What applying an operator to its domain's integers gives this worker."""
+    """This worker's result of an operator applied to its domain's integers."""
     return part(op.codomain, op(op.domain.integers(seed)).arrays, backend)
 
 

@@ -1,4 +1,4 @@
-"""What goes wrong with `linop.autograd` is told to all workers: contracts as in
+"""Errors of `linop.autograd`, raised on all workers: contracts as in
 `support.contracts.autograd`."""
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from support.contracts.plans import mine, raised, size, total
 
 
 def bad_tensors(worker: int) -> dict[str, tuple[Callable[[Any], Any], type[LinopError], str]]:
-    """What one worker passes, made of what it should; the error, and words of it."""
+    """A wrong argument of one worker, made of the right one; the error, and words of it."""
     return {
         "dtype": (lambda x: x.float(), DTypeError, "torch.float32 given, torch.float64 expected"),
         "shape": (lambda x: x[1:], ShapeError, "(4,) given, (5,) expected"),
@@ -55,7 +55,7 @@ def bad_tensors_fail_everywhere(backend: Backend, what: str, odd: int, later: bo
 
 
 def inactive_workers_pass_nothing(backend: Backend) -> None:
-    """What a worker without a region passes beside that is told to all as well."""
+    """An argument of a worker without a region is an error of all as well."""
     n = size(backend)
     op = linop.broadcast(TensorSpace((5,), Partition((1,), [0])), Partition((n,)))
     x = torch.ones(5, dtype=torch.float64)
@@ -65,8 +65,8 @@ def inactive_workers_pass_nothing(backend: Backend) -> None:
 
 
 def passes_that_cross_are_told(backend: Backend) -> None:
-    """Where workers run two passes of one operator in different orders, gradients are not mixed:
-    it is an error, even of workers that would not have to wait."""
+    """Two passes of one operator in different orders do not mix gradients: they are an error, even
+    of workers that would not have to wait."""
     n, me = size(backend), mine(backend)
     op = total(n)
     ys = [apply(op, torch.ones(5, dtype=torch.float64), backend) for _ in range(3)]

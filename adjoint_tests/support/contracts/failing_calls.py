@@ -1,4 +1,4 @@
-"""What workers tell each other of calls that go wrong: SPMD programs as in
+"""Agreement and alarms of workers about failing calls: SPMD programs as in
 `support.contracts.plans`.
 
 At a plan's first call all workers of its operator agree, so all raise the same; later a worker that
@@ -36,7 +36,7 @@ WRONG: tuple[Any, ...] = (np.ones(SMALL + 1), np.ones(SMALL, np.float32), None, 
 
 
 def agreed(plan: BoundPlan, worker: int, x: Any) -> tuple[type[LinopError], str]:
-    """What all are told of one worker's argument."""
+    """Words of everyone's error about one worker's argument."""
     kind, text = complaint(plan.domain, worker, x)
     return kind, f"worker {worker}, argument of {plan.op!r}: {text}"
 
@@ -159,7 +159,7 @@ TROUBLES: dict[str, Callable[..., tuple[Any, Trouble, Trouble]]] = {
     "an exception": _exception,
     "an error of linop's": _error_of_ours,
 }
-"""What one worker does in a later call: its argument, what it is told, and what the others are."""
+"""A failing later call of one worker: its argument, its error, and that of the others."""
 
 
 def a_later_call_fails_everywhere(backend: Backend, trouble: str, delay: float) -> None:

@@ -63,7 +63,7 @@ UNLIKE: dict[str, Callable[[int, bool], LinearOperator]] = {
 
 
 def different_operators(comm: MPI.Comm, what: str, odd: int) -> None:
-    """Where one rank built another operator, all are told, and the backend lives on."""
+    """Another operator on one rank is an error of all, and the backend lives on."""
     backend = linop.backends.get("mpi", comm=comm)
     op = UNLIKE[what](comm.size, comm.rank == odd)
     words = "" if what == "too many workers" else "workers built different operators"
@@ -144,7 +144,7 @@ def solver(comm: MPI.Comm, shape: tuple[int, ...]) -> None:
 
 
 def prints_and_fails(comm: MPI.Comm) -> None:
-    """What a rank prints is part of the report."""
+    """The report includes a rank's output."""
     print(f"rank {comm.rank} was here", flush=True)
     raise AssertionError(f"planted on rank {comm.rank}")
 

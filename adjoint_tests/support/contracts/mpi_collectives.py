@@ -1,4 +1,4 @@
-"""What holds of MPI's collectives, on every rank of an MPI job, where ranks share no memory.
+"""Contracts of MPI's collectives, on every rank of an MPI job, without shared memory.
 
 `test_patterns` runs these in a `PersistentJob`. This module must not import MPI: that of pytest's
 own process is never started.

@@ -1,4 +1,4 @@
-"""What holds of an operator on every rank: a `PersistentJob` runs ``operator(comm, …)``.
+"""Contracts of an operator on every rank: a `PersistentJob` runs ``operator(comm, …)``.
 
 The description of an operator comes from Hypothesis, in another process. Every rank builds the
 operator, and finds by itself what the result must be. This module must not import MPI: that of
@@ -99,7 +99,7 @@ def bare(space: Space, vector: Vector, plan: BoundPlan) -> Any:
 
 
 def same_bits(given: Any, wanted: Any) -> None:
-    """What two plans gave is of the same form and has the same bits."""
+    """Results of two plans are of the same form and have the same bits."""
     assert type(given) is type(wanted), (given, wanted)
     if isinstance(given, dict):
         assert list(given) == list(wanted)

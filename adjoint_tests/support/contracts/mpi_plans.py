@@ -65,8 +65,8 @@ LIMIT = 2.0
 
 
 def waits_end(comm: MPI.Comm, windows: bool | str | None, when: str, odd: int) -> None:
-    """Where one rank leaves out a call, all ranks that wait are told within seconds; it is told,
-    too, when it waits next."""
+    """A call left out by one rank is an error of all ranks that wait, within seconds, and of that
+    rank when it waits next."""
     backend = on_mpi(comm, windows=windows, wait_limit=LIMIT)
     plan = total(comm.size).compile(backend)
     if when != "first call":

@@ -1,4 +1,4 @@
-"""What a bound plan promises, as SPMD programs: `test_plans` runs each on threads, `test_mpi_plans`
+"""Contracts of a bound plan, as SPMD programs: `test_plans` runs each on threads, `test_mpi_plans`
 on ranks. Each is ``contract(backend, *arguments)``, for two workers or more.
 
 A worker that fails says so with an AssertionError; others may then wait for it, which threads see
@@ -123,7 +123,7 @@ def argument(plan: BoundPlan, seed: int) -> Any:
 
 
 def result(plan: BoundPlan, seed: int) -> Any:
-    """What the plan must give for them."""
+    """The expected results for them."""
     return part(plan.codomain, plan.op(plan.domain.integers(seed)).arrays, plan.backend)
 
 
@@ -170,7 +170,7 @@ def raised(kind: type[LinopError], call: Callable[[], Any]) -> str:
 
 
 def complaint(space: Space, worker: int, x: Any) -> tuple[type[LinopError], str]:
-    """What is wrong with an argument, as the worker that passes it is told."""
+    """Errors of an argument, as raised on the worker that passes it."""
     try:
         held_arrays(space, worker, x)
     except LinopError as error:
@@ -267,7 +267,7 @@ def a_vector_with_out_gives_a_vector(backend: Backend) -> None:
 
 
 def in_place_is_by_region(backend: Backend, length: int) -> None:
-    """What a region keeps is copied unless its own memory is given; another's is refused."""
+    """A kept region is copied unless its own memory is given; another's is refused."""
     space = Space([Region(f"{name}{w}", length, w) for w in range(2) for name in "ab"])
     op = linop.identity(space)
     for name in "ab":
@@ -311,7 +311,8 @@ def the_argument_as_out(backend: Backend, what: str) -> None:
 
 
 def out_is_refused(backend: Backend, length: int) -> None:
-    """Where it does not fit, cannot be written, is no array, or is memory of the argument's."""
+    """Refused: `out` that does not fit, cannot be written, is no array, or is memory of the
+    argument's."""
     plan = total(size(backend), length).compile(backend)
     fixed, fits = np.zeros(length), np.ones(length)
     fixed.flags.writeable = False

@@ -1,5 +1,5 @@
-"""What holds of `linop.testing`'s checks where plans and functions compute on a device: their
-vectors are in main memory, and the reports are those of NumPy's arrays.
+"""Contracts of `linop.testing`'s checks when plans and functions compute on a device: their vectors
+are in main memory, and the reports are those of NumPy's arrays.
 
 As in `support.device.plans`, each contract takes a backend and the arrays of the device, on every
 worker. This module must not import MPI when it is imported.
@@ -196,11 +196,11 @@ SPOILT = {
     "entry": "from x{0}[2] (worker {0}) to y{0}[2] (worker {0}): F has 0, the conjugate transpose "
     "of the adjoint has 2",
 }
-"""What is said of each, with the worker's number, and where two kinds of arrays come from."""
+"""Words of each error, with the worker's number, and the origin of two kinds of arrays."""
 
 
 def faults_of_functions_are_named(backend: Backend, arrays: DeviceArrays, memory: str) -> None:
-    """What one worker's function does to arrays in a memory, all workers report."""
+    """All workers report a wrong memory of one worker's function."""
     n, last = size(backend), size(backend) - 1
     X, Y = (Space([Region(f"{k}{w}", SMALL, w, memory) for w in range(n)]) for k in "xy")
     mine = arrays.of(memory)
@@ -218,7 +218,7 @@ def faults_of_functions_are_named(backend: Backend, arrays: DeviceArrays, memory
 
 
 def vectors_compute_there(backend: Backend, arrays: DeviceArrays) -> None:
-    """Those of a backend have its arrays, and compute with them."""
+    """Vectors of a backend have its arrays, and compute with them."""
     n = size(backend)
     X = Space([Region(f"{k}{w}", (2, 3), w, m) for w in range(n) for k, m in KINDS])
     u, v = X.integers(1), X.integers(2)

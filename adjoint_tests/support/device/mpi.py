@@ -1,5 +1,5 @@
-"""What holds of a device under MPI alone: how messages travel, and how often the host waits. This
-module must not import MPI when it is imported."""
+"""Contracts of a device under MPI alone: paths of messages, and numbers of host waits. This module
+must not import MPI when it is imported."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def ways_are_chosen_together(comm: MPI.Comm) -> None:
 
 
 def missing_gpus_are_told(comm: MPI.Comm) -> None:
-    """Where one rank has no GPU, or no such one, every rank hears of it, and how to do without."""
+    """A missing GPU, or GPU number, of one rank is an error of every rank, with its remedy."""
     arrays = simulated_arrays()
     own = comm.Dup()
     from support.requirements import missing_gpu  # pytest, which ranks seldom need

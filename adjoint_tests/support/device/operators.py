@@ -59,7 +59,8 @@ def computed(workers: int) -> LinearOperator:
 
 
 def between(workers: int) -> LinearOperator:
-    """What came down goes up again in part, after a local map of others that waits for nothing."""
+    """A part of what was copied to the host returns to the device, after a local map of others that
+    waits for nothing."""
     mine = []
     for w in range(workers):
         a, h, z = (Region(f"{n}{w}", (SMALL, 4), w, m) for n, m in (*KINDS, ("z", "default")))
@@ -105,7 +106,7 @@ def turned(workers: int, side: int = 200) -> LinearOperator:
 
 
 def computed_and_sent(workers: int) -> LinearOperator:
-    """What the device computes for main memory is sent from there as it lies."""
+    """Results of the device in main memory are sent from there without another copy."""
     X = linop.TensorSpace((2 * workers, 3), linop.Partition((workers,)), memory="host")
     rng = np.random.default_rng(6)
     made = [
@@ -137,7 +138,7 @@ MADE = {**OPERATORS, **PLACED}
 
 
 def host(arrays: DeviceArrays, value: Any) -> Any:
-    """What a plan gave, in main memory."""
+    """A plan's result, in main memory."""
     return each(value, arrays.fetched)
 
 

@@ -1,4 +1,4 @@
-"""What holds of plans on a device, whatever their transport: on the simulated one in every run of
+"""Contracts of plans on a device, whatever their transport: on the simulated one in every run of
 the suite, on a GPU where there is one.
 
 Each contract takes a backend and the arrays of the device, on every worker. This module must not
@@ -99,7 +99,7 @@ def operator_agrees(
 
 
 def in_main_memory(local: LocalMap) -> bool:
-    """Whether a local map computes there, whatever the backend."""
+    """True if a local map computes there, whatever the backend."""
     spaces = (local.domain, local.codomain)
     return {region.memory for space in spaces for region in space} == {"host"}
 
@@ -225,8 +225,8 @@ def runs_overlap(backend: Backend, arrays: DeviceArrays, seed: int) -> None:
 
 
 def wrong_arguments_are_told(backend: Backend, arrays: DeviceArrays, length: int) -> None:
-    """What does not fit is an error on every worker, whoever passes it; memory of another kind is
-    never copied in silence."""
+    """A wrong argument of one worker is an error on every worker; memory of another kind is never
+    copied in silence."""
     op = total(size(backend), length)
     fits = arrays.put(np.ones(length))
     name = f"{arrays.ndarray.__module__}.ndarray"
@@ -289,7 +289,7 @@ def offloading_overlaps(backend: Backend, arrays: DeviceArrays) -> None:
 
 
 def a_later_call_fails_everywhere(backend: Backend, arrays: DeviceArrays) -> None:
-    """Where a local map of one worker raises in a later call, all hear of it."""
+    """An error of one worker's local map in a later call reaches all workers."""
     n = size(backend)
     calls = [0]
 
@@ -346,7 +346,7 @@ def local_maps_compute_there(backend: Backend, arrays: DeviceArrays, dtype: str)
 
 
 def dtypes_are_refused(backend: Backend, arrays: DeviceArrays) -> None:
-    """What a device has no numbers for is told when an operator is compiled."""
+    """A dtype that the device lacks is an error when an operator is compiled."""
     op = linop.identity(Space(Region("x", (3,)), np.longdouble))
     if np.dtype(np.longdouble).itemsize > 8:
         assert "has no arrays of" in raised(DTypeError, lambda: op.compile(backend))

@@ -41,7 +41,7 @@ _HERE = threading.local()
 
 
 class Counts:
-    """What was done so far, and whether MPI may see arrays."""
+    """Work done so far, and a flag: MPI may see arrays."""
 
     launches = 0
     waits = 0
@@ -325,7 +325,7 @@ class ndarray:  # as CuPy calls it
 
 
 def _read(value: Any) -> Any:
-    """What a kernel reads: the device's memory, or a number; main memory it cannot."""
+    """An operand of a kernel: the device's memory, or a number; main memory is refused."""
     if isinstance(value, ndarray):
         return value.data_
     if isinstance(value, np.ndarray):

@@ -1,4 +1,4 @@
-"""What holds of tensors and layers on a device: on the simulated one, for which tensors in main
+"""Contracts of tensors and layers on a device: on the simulated one, for which tensors in main
 memory stand, and on a GPU. Each contract takes a backend and the arrays of the device.
 """
 
@@ -129,7 +129,7 @@ def layers_work(backend: Backend, arrays: DeviceArrays) -> None:
 
 
 def functions_of_tensors_are_checked(backend: Backend, arrays: DeviceArrays) -> None:
-    """Those of tensors in main memory, whatever the backend's arrays."""
+    """Checks of functions of tensors in main memory, whatever the backend's arrays."""
     import torch
 
     for function in (torch.diff, torch.fft.rfft):

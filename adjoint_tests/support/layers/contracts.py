@@ -1,4 +1,4 @@
-"""What all layers promise, as SPMD programs for two workers or more: `test_layers` runs each on
+"""Contracts of all layers, as SPMD programs for two workers or more: `test_layers` runs each on
 threads and under MPI. Each is ``contract(backend)``. Needs torch.
 
 The first ones are named after what goes wrong in DistDL, the paper's own code.

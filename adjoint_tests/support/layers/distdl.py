@@ -1,5 +1,5 @@
-"""What goes wrong in DistDL, the paper's own code: contracts of layers, ``contract(backend)``, for
-two workers or more. Needs torch."""
+"""Faults of DistDL, the paper's own code, as contracts of layers: ``contract(backend)``, for two
+workers or more. Needs torch."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def workers_may_hold_nothing(backend: Backend) -> None:
 
 
 def workers_may_pass_none(backend: Backend) -> None:
-    """Whether something moves or not."""
+    """The same with and without movement."""
     first = one(1, 1, 1)
     for layer in (
         layers.MaxPool1d(first, 1),

@@ -30,7 +30,7 @@ def dropouts(draw: Any, most: int) -> Case:
 
 
 def two_masks(case: Case) -> tuple[list[Any], int]:
-    """What one worker alone makes of ones, twice; and what its generator draws afterwards."""
+    """Dropout of ones by one worker alone, twice; and the next draw of its generator."""
     kind = getattr(linop.layers, case.layer)
     layer = kind(Partition((1,) * case.partitions[0].ndim), *case.arguments)
     torch.manual_seed(case.seed)

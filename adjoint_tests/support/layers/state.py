@@ -150,7 +150,7 @@ def loads(backend: Any, held: Held, folder: str) -> None:
 
 
 def both_are_torchs(held: Held, folder: str) -> None:
-    """What is saved is read by torch alone."""
+    """Checkpoints are readable by torch alone."""
     state = held.state()
     equal(torch.load(f"{folder}/file"), state)
     empty = {key: torch.zeros_like(whole) for key, whole in state.items()}

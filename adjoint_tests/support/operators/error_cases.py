@@ -1,4 +1,4 @@
-"""What users do wrong, and what they are told: the table of `test_errors`, and its names."""
+"""Cases of wrong use and their errors: the table of `test_errors`, and its names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every operator must satisfy, as functions of an operator.
+"""Properties of every operator, as functions of an operator.
 
 Each raises an AssertionError if the operator does not. Comparisons are exact, on whole numbers, but
 for operators with arithmetic that rounds (a Fourier transform), whose tolerance is `rounding`.
@@ -36,8 +36,8 @@ def limit(dtype: np.dtype[Any]) -> float:
 
 
 def rounding(op: LinearOperator) -> float:
-    """What rounding may do to a result of size 1: transforms of a few hundred elements sum as many
-    terms, in a tree of depth below 10. Nothing rounds in integers."""
+    """Bound on the rounding error of a result of size 1: transforms of a few hundred elements sum
+    as many terms, in a tree of depth below 10. Nothing rounds in integers."""
     return 0.0 if op.dtype.kind in "iu" else 64 * float(np.finfo(op.dtype).eps)
 
 
@@ -48,7 +48,7 @@ def dense(op: LinearOperator) -> np.ndarray:
 
 
 def stays_exact(op: LinearOperator) -> bool:
-    """Whether no result for vectors of `MOST` leaves the whole numbers that the dtype holds."""
+    """True if no result for vectors of `MOST` leaves the whole numbers that the dtype holds."""
     matrix = abs(dense(op))
     most = max(matrix.sum(axis=k).max(initial=0) for k in (0, 1))
     return bool(2 * MOST * most <= limit(op.dtype))
@@ -117,8 +117,8 @@ def written_out(op: LinearOperator) -> LinearOperator:
 
 
 def known_is_composed(op: LinearOperator, tolerance: float = 0.0) -> None:
-    """What is known of movements without their expressions is what the primitives make, one by one;
-    and the adjoint by rules, from the primitives' adjoints, is that of the known movements."""
+    """Named movements are those that the primitives make, one by one; and the adjoint by rules,
+    from the primitives' adjoints, is that of the known movements."""
     plain = written_out(op)
     assert (plain.domain.regions, plain.codomain.regions) == (
         op.domain.regions,

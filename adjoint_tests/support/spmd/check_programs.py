@@ -60,7 +60,7 @@ FAULTS = {
     "shape": "the forward function returned shape (2,) for y1 (worker 1); expected (3,)",
     "not a number": "the forward function gives (nan+0j) at y1[2] (worker 1)",
 }
-"""What is said of each, on two workers with three elements."""
+"""Words of each report, on two workers with three elements."""
 
 
 def checked(backend: Backend, op: Any) -> list[Report]:
@@ -76,7 +76,7 @@ def checked(backend: Backend, op: Any) -> list[Report]:
 
 
 def on_threads(workers: int, size: int, fault: str = "") -> list[list[Report]]:
-    """What every worker reports of a ring."""
+    """Every worker's report of a ring."""
     barrier, box = threading.Barrier(workers), [np.zeros(0)] * workers
 
     def main(backend: Backend) -> list[Report]:

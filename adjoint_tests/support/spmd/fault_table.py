@@ -36,7 +36,7 @@ MARGIN = 5.0
 
 @dataclass
 class Hunt:
-    """What came of one search for a fault."""
+    """Result of one search for a fault."""
 
     fault: Fault
     watch: float
@@ -57,7 +57,7 @@ class Hunt:
 
     @property
     def named(self) -> bool:
-        """Whether the report has all the words it should; ``a|b`` is either of them."""
+        """True if the report has all the words it should; ``a|b`` is either of them."""
         return all(any(w in self.message for w in words.split("|")) for words in self.fault.says)
 
     @property
@@ -116,7 +116,7 @@ def hunt(
 
 
 Record = dict[str, Any]
-"""What is kept of a hunt, as JSON."""
+"""Record of a search, as JSON."""
 
 
 def recorded(name: str, number: int, watch: float, workers: int) -> Record:

@@ -34,13 +34,13 @@ class Fault:
     test: Callable[..., None]
     says: tuple[str, ...]
     ends: bool = False
-    """Whether it ends the job, so that every failing example starts another."""
+    """True for a fault that ends the job, so that every failing example starts another."""
     minimum: tuple[int, int] | None = (2, 3)
     """Workers and size of the smallest example; None where there is no example."""
     sizes: int = 5
     """The largest size to try."""
     travels: Callable[[int], Any] = int
-    """What a size becomes before it is sent to the workers."""
+    """Change of a size before it is sent to the workers."""
 
     @property
     def name(self) -> str:
@@ -63,7 +63,7 @@ def fault(*says: str, **options: Any) -> Callable[[Callable[..., None]], Callabl
 
 
 def faulty(there: MPI.Comm | Backend, size: int) -> bool:
-    """Whether this worker is the faulty one: the last, from two workers and size 3 on."""
+    """True on the faulty worker: the last, from two workers and size 3 on."""
     if isinstance(there, Backend):
         worker, workers = there.worker or 0, there.workers or 1
     else:

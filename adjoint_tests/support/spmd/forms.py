@@ -136,6 +136,6 @@ def test_fails_outside(backend: Backend, n: int) -> None:
 
 
 def faulty(backend: Backend, n: int) -> bool:
-    """Whether this is the last worker, from two workers and size 3 on."""
+    """True on the last worker, from two workers and size 3 on."""
     assert backend.worker is not None and backend.workers is not None
     return n >= 3 and backend.workers >= 2 and backend.worker == backend.workers - 1
