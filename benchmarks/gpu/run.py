@@ -54,7 +54,7 @@ def main(
     for number in ranks or [1, 2, 4]:
         console.print(f"{number} ranks")
         try:
-            found += run_job(number, task, None)
+            found += run_job(number, task.command())
         except RuntimeError as error:
             errors.append(str(error))
     facts = saving.machine(found)

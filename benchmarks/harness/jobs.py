@@ -1,4 +1,4 @@
-"""MPI jobs of benchmarks: their start, and the rows that they print."""
+"""MPI jobs of benchmarks: their start, the rows that they print, and tables of these."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from benchmarks.harness.task import MARK, Task
+from benchmarks.harness.report import markdown_lines
+from benchmarks.harness.task import MARK
 from linop.backends.jobs import mpirun
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -22,10 +23,11 @@ JOB_SECONDS = 1200.0
 console = Console(width=None if sys.stdout.isatty() else 200)
 
 
-def run_job(ranks: int, task: Task, counter: Path | None) -> Iterator[dict[str, Any]]:
+def run_job(ranks: int, command: Sequence[str], counter: Path | None = None) -> Iterator[Any]:
     """Run a job; the rows that its rank 0 prints, as they arrive.
 
     Args:
+        command: command line of a rank.
         counter: library of `benchmarks.harness.counting` to preload, or None.
 
     Raises:
@@ -35,7 +37,7 @@ def run_job(ranks: int, task: Task, counter: Path | None) -> Iterator[dict[str, 
     env |= {"OMP_NUM_THREADS": "1"} | ({"LD_PRELOAD": str(counter)} if counter else {})
     with (
         tempfile.TemporaryFile("w+") as said,
-        mpirun.Job(ranks, task.command(), env=env, stdout=subprocess.PIPE, stderr=said) as job,
+        mpirun.Job(ranks, command, env=env, stdout=subprocess.PIPE, stderr=said) as job,
     ):
         watch = threading.Timer(JOB_SECONDS, job.end)
         watch.start()
@@ -54,16 +56,28 @@ def run_job(ranks: int, task: Task, counter: Path | None) -> Iterator[dict[str, 
             raise RuntimeError(f"the job with {ranks} ranks ended with status {status}:\n{tail}")
 
 
-def printed(ranks: int, script: str, *arguments: object) -> str:
-    """Output of a script that ranks run, in which rank 0 prints.
+Program = Callable[..., Iterator[Any]]
+"""Program of a rank, ``program(comm, *arguments)``: all ranks yield rows, those of rank 0 count."""
+
+
+def rows(ranks: int, program: Program, *arguments: Any) -> Iterator[Any]:
+    """Run a function of a benchmark's script in a job; the rows that it yields, as they arrive.
+
+    Args:
+        arguments: after the communicator; as JSON has them.
 
     Raises:
-        SystemExit: the job failed; with its stderr.
+        SystemExit: the job failed; with the end of its stderr.
     """
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    env = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, script, *map(str, arguments)]
-    job = mpirun.mpiexec(ranks, command, timeout=JOB_SECONDS, env=env)
-    if job.returncode:
-        raise SystemExit(job.stderr)
-    return job.stdout
+    path = Path(program.__code__.co_filename).resolve().relative_to(ROOT).with_suffix("")
+    of = [".".join(path.parts), program.__name__, json.dumps(arguments)]
+    try:
+        yield from run_job(ranks, [sys.executable, "-m", "benchmarks.harness.program", *of])
+    except RuntimeError as error:
+        raise SystemExit(str(error)) from None
+
+
+def show(ranks: int, header: Sequence[str], program: Program, *arguments: Any) -> None:
+    """Run a function of a script in a job, and print its rows as a table in Markdown."""
+    for line in markdown_lines(header, rows(ranks, program, *arguments)):
+        print(line, flush=True)

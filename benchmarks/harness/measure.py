@@ -58,6 +58,10 @@ class Measured(NamedTuple):
     rounds: int
     batch: int
 
+    @property
+    def medians(self) -> dict[str, float]:
+        return {name: time.median for name, time in self.times.items()}
+
 
 def interleaved(comm: MPI.Intracomm, sides: Mapping[str, Run], seconds: float) -> Measured:
     """Time the sides against each other. Collective: all ranks give the same names.

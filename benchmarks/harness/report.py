@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -244,10 +244,17 @@ def rich_table(title: str, table: Iterable[Row]) -> Table:
     return shown
 
 
-def markdown(header: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+def markdown_lines(header: Sequence[str], lines: Iterable[Sequence[Any]]) -> Iterator[str]:
+    """Lines of a table in Markdown, as they come."""
+    for cells in (header, ["---"] * len(header)):
+        yield f"| {' | '.join(cells)} |"
+    for cells in lines:
+        yield f"| {' | '.join(map(str, cells))} |"
+
+
+def markdown(header: Sequence[str], lines: Iterable[Sequence[Any]]) -> str:
     """A table in Markdown."""
-    ruled = [header, ["---"] * len(header), *lines]
-    return "\n".join("| " + " | ".join(line) + " |" for line in ruled) + "\n"
+    return "\n".join([*markdown_lines(header, lines), ""])
 
 
 def summary(records: Iterable[dict[str, Any]], against: str | None) -> str:

@@ -75,7 +75,7 @@ def main(
     for number in ranks or [2, 4]:
         with console.status(f"{number} ranks: starting") as status:
             try:
-                for line in run_job(number, task, None):
+                for line in run_job(number, task.command()):
                     found.append(line)
                     if "name" in line:
                         size = report.bytes_text(line["size"])

@@ -13,7 +13,7 @@ import importlib.util
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,8 +22,7 @@ import typer
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))  # this checkout is measured, whatever is installed
 
-from linop.backends import in_mpi_job  # noqa: E402
-from linop.backends.jobs import mpirun  # noqa: E402
+from benchmarks.harness.jobs import show  # noqa: E402
 
 EXAMPLE = ROOT / "examples/unet3d.py"
 CASES = [((2, 2, 1), (16, 16, 20)), ((1, 1, 4), (16, 16, 20)), ((2, 2, 1), (12, 20, 4))]
@@ -31,10 +30,7 @@ CASES += [((1, 1, 4), (8, 4, 12))]
 """Grids, and shapes of an image. In the last two, at the lowest level, the halo is as wide as the
 neighbour's block, or a block is empty."""
 BATCH = 2
-HEADER = """\
-| grid | image | scores | gradient of the images | of the parameters | after {steps} steps: scores \
-| parameters | sequential step | on 4 ranks |
-| --- | --- | --- | --- | --- | --- | --- | --- | --- |"""
+GRADIENTS = "scores", "gradient of the images", "of the parameters"
 
 
 def main(
@@ -42,28 +38,19 @@ def main(
     rounds: Annotated[int, typer.Option(help="Steps that are timed, of each side.")] = 15,
 ) -> None:
     """Measure and print."""
-    if in_mpi_job():
-        on_rank(steps, rounds)
-        return
-    arguments = [sys.executable, __file__, "--steps", str(steps), "--rounds", str(rounds)]
-    with mpirun.Job(4, arguments) as job:
-        status = job.wait()
-    raise typer.Exit(status)
+    after = f"after {steps} steps: scores", "parameters", "sequential step", "on 4 ranks"
+    show(4, ("grid", "image", *GRADIENTS, *after), measure, steps, rounds)
 
 
-def on_rank(steps: int, rounds: int) -> None:
-    """The program of a rank; rank 0 prints."""
+def measure(comm: Any, steps: int, rounds: int) -> Iterator[Sequence[str]]:
+    """Program of a rank: rows of the table."""
     import torch
-    from mpi4py import MPI
 
     torch.set_num_threads(1)  # the ranks share the cores
-    say = print if MPI.COMM_WORLD.rank == 0 else lambda *_, **__: None
-    say(HEADER.format(steps=steps))
     for grid, shape in CASES:
-        cells = [f"{worst:.1e}" for worst in differences(MPI.COMM_WORLD, grid, shape, steps)]
-        cells += [f"{1000 * t:.0f} ms" for t in step_times(MPI.COMM_WORLD, grid, shape, rounds)]
-        said = ["×".join(map(str, grid)), "×".join(map(str, shape)), *cells]
-        say(f"| {' | '.join(said)} |", flush=True)
+        cells = [f"{worst:.1e}" for worst in differences(comm, grid, shape, steps)]
+        cells += [f"{1000 * t:.0f} ms" for t in step_times(comm, grid, shape, rounds)]
+        yield "×".join(map(str, grid)), "×".join(map(str, shape)), *cells
 
 
 def differences(comm: Any, grid: Any, shape: Any, steps: int) -> Iterator[float]:

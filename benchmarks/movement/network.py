@@ -10,10 +10,9 @@ machines is fitted as well.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,14 +24,16 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))  # this checkout is measured, whatever is installed
 
 import linop  # noqa: E402
-from benchmarks.harness.jobs import printed  # noqa: E402
+from benchmarks.harness.jobs import rows as rows_of  # noqa: E402
+from benchmarks.harness.report import markdown  # noqa: E402
 from linop import COPIES, LinearOperator, Partition, TensorSpace  # noqa: E402
-from linop.backends import in_mpi_job  # noqa: E402
 from linop.planning import Link, Network, Placement  # noqa: E402
 
 Make = Callable[[int, int], LinearOperator]
 """Builds an operator for a number of workers, and of float32 elements a worker."""
 ELEMENTS = (2, 256, 4096, 65536, 1 << 20)
+TIMES = "measured µs", "predicted µs", "predicted / measured"
+TITLES = "operator", "bytes a worker", *TIMES, ""
 
 
 def line(n: int, workers: int) -> TensorSpace:
@@ -70,48 +71,40 @@ def main(
     seconds: Annotated[float, typer.Option(help="for each operator and size")] = 0.2,
 ) -> None:
     """Measure, fit, compare."""
-    if in_mpi_job():
-        measure(seconds)
-        return
-    machines, found = json.loads(printed(ranks, __file__, "--seconds", seconds))
+    machines, *found = rows_of(ranks, measure, seconds)
     placement = Placement(machines)
     fitted = [(FITTED[name](ranks, n), t) for name, n, t in found if name in FITTED]
     network = fit(fitted, placement)
     where = f", {len(placement.names)} machines" if placement.spans(range(ranks)) else ""
     print(f"{found_machine()}{where}\n\n    {network}\n")
-    print("| operator | bytes a worker | measured µs | predicted µs | predicted / measured | |")
-    print("| --- | --- | --- | --- | --- | --- |")
-    errors = []
+    errors, table = [], []
     for name, n, t in found:
         op = (FITTED.get(name) or HELD_OUT[name])(ranks, n)
         predicted = linop.simulate(op, network, placement).time
         errors += [abs(np.log(predicted / t))] if name in HELD_OUT else []
         note = "" if name in HELD_OUT else "fitted"
-        row = f"{t * 1e6:.1f} | {predicted * 1e6:.1f} | {predicted / t:.2f} | {note}"
-        print(f"| {name} | {4 * n} | {row} |")
+        times = f"{t * 1e6:.1f}", f"{predicted * 1e6:.1f}", f"{predicted / t:.2f}"
+        table.append([name, 4 * n, *times, note])
+    print(markdown(TITLES, table))
     typical, worst = (float(np.exp(f(errors))) for f in (np.median, np.max))
-    print(f"\nOf those not fitted: off by a factor of {typical:.2f} (median), {worst:.2f} (most).")
+    print(f"Of those not fitted: off by a factor of {typical:.2f} (median), {worst:.2f} (most).")
 
 
-def measure(seconds: float) -> None:
-    """Program of a rank: rank 0 prints, as JSON, the machine of each rank, and a list of (operator,
-    elements, median seconds of the slowest rank)."""
-    from mpi4py import MPI
-
+def measure(comm: Any, seconds: float) -> Iterator[Sequence[Any]]:
+    """Program of a rank: the machine of each rank, then rows of operator, elements, and median
+    seconds of the slowest rank."""
     from benchmarks.harness.measure import interleaved
 
     backend: Any = linop.backends.get("mpi")
-    found: list[tuple[str, int, float]] = []
+    yield backend.machines
     for name, make in (FITTED | HELD_OUT).items():
         for n in ELEMENTS:
             with make(backend.workers or 1, n).compile(backend) as plan:
                 vector = plan.domain.integers(1)
                 held = [vector[r.name] for r in plan.domain.on(backend.worker or 0)]
                 x: Any = held[0] if held else None
-                times = interleaved(MPI.COMM_WORLD, {"run": lambda p=plan, x=x: p(x)}, seconds)
-                found.append((name, n, times.times["run"].median * 1e-6))
-    if backend.worker == 0:
-        print(json.dumps([backend.machines, found]))
+                times = interleaved(comm, {"run": lambda p=plan, x=x: p(x)}, seconds).medians
+                yield name, n, times["run"] * 1e-6
 
 
 def fit(measured: list[tuple[LinearOperator, float]], placement: Placement) -> Network:

@@ -11,7 +11,7 @@ it stands the same by hand: nonblocking messages, work, a wait for them.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,14 +23,14 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))  # this checkout is measured, whatever is installed
 
 import linop  # noqa: E402
-from benchmarks.harness.jobs import printed  # noqa: E402
+from benchmarks.harness.jobs import show  # noqa: E402
 from linop import COPIES, Partition, TensorSpace  # noqa: E402
-from linop.backends import in_mpi_job  # noqa: E402
 
 SIZES = {"16 KiB": 1 << 14, "128 KiB": 1 << 17, "1 MiB": 1 << 20, "16 MiB": 1 << 24}
 """Bytes of a worker's block."""
 SIDE = 64
 """Of the matrices of the work."""
+TITLES = "movement", "a worker", "movement µs", "work µs", "one after the other", "overlapped"
 
 
 def main(
@@ -38,23 +38,14 @@ def main(
     seconds: Annotated[float, typer.Option(help="for each movement and size")] = 1.0,
 ) -> None:
     """Measure in an MPI job."""
-    if in_mpi_job():
-        measure(seconds)
-        return
-    print(printed(ranks, __file__, "--seconds", seconds), end="")
+    show(ranks, TITLES, measure, seconds)
 
 
-def measure(seconds: float) -> None:
-    """Program of a rank: rank 0 prints the table."""
-    from mpi4py import MPI
-
+def measure(comm: Any, seconds: float) -> Iterator[Sequence[str]]:
+    """Program of a rank: rows of the table."""
     from benchmarks.harness.measure import interleaved
 
-    comm = MPI.COMM_WORLD
     backend: Any = linop.backends.get("mpi")
-    say: Callable[[str], None] = print if comm.rank == 0 else lambda text: None
-    say("| movement | a worker | movement µs | work µs | one after the other | overlapped |")
-    say("| --- | --- | --- | --- | --- | --- |")
     for name, size in SIZES.items():
         n = size // 4
         line = TensorSpace((n * comm.size,), Partition((comm.size,)), np.float32)
@@ -75,7 +66,7 @@ def measure(seconds: float) -> None:
                 ),
             }
             for what, (run, start, finish) in movements.items():
-                alone = interleaved(comm, {"movement": run}, seconds / 8).times["movement"].median
+                alone = interleaved(comm, {"movement": run}, seconds / 8).medians["movement"]
                 work = work_of(comm, alone)
 
                 def apart(run: Any = run, work: Any = work) -> None:
@@ -88,11 +79,10 @@ def measure(seconds: float) -> None:
                     finish()
 
                 sides = {"movement": run, "work": work, "apart": apart, "overlapped": overlapped}
-                found = interleaved(comm, sides, seconds).times
-                a, b, c, d = (found[side].median for side in sides)
+                a, b, c, d = interleaved(comm, sides, seconds).medians.values()
                 share = (c - d) / min(a, b)
-                times = f"{a:.0f} | {b:.0f} | {c:.0f} | {d:.0f}, overlap {share:.2f}"
-                say(f"| {what} | {name} | {times} |")
+                times = (f"{t:.0f}" for t in (a, b, c))
+                yield what, name, *times, f"{d:.0f}, overlap {share:.2f}"
 
 
 class ByHand:
@@ -123,7 +113,7 @@ def work_of(comm: Any, micro: float) -> Callable[[], None]:
 
     a = np.full((SIDE, SIDE), 0.5, np.float32)
     out = np.empty_like(a)
-    one = interleaved(comm, {"one": lambda: np.matmul(a, a, out=out)}, 0.05).times["one"].median
+    one = interleaved(comm, {"one": lambda: np.matmul(a, a, out=out)}, 0.05).medians["one"]
     times = range(max(round(micro / one), 1))
 
     def work() -> None:

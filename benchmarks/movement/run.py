@@ -65,7 +65,7 @@ def main(
             )
             with console.status(f"{number} ranks{', peers' if beside else ''}: starting") as status:
                 try:
-                    for line in run_job(number, task, counter if beside else None):
+                    for line in run_job(number, task.command(), counter if beside else None):
                         found.append(line | {"beside": beside})
                         if "name" in line:
                             size = report.bytes_text(line["size"])

@@ -1,12 +1,12 @@
 """Time of a step of data parallel and sharded training, beside the same by hand in mpi4py, and
 beside torch's own over gloo, in one job.
 
-    mpiexec -n 2 python benchmarks/strategies/data.py
+    python benchmarks/strategies/data.py
 
-prints a table: median milliseconds, of a few steps in turn with those of the others, and the median
-ratio to the same by hand, of steps next to each other in time. By hand is one flat gradient, and an
-Allreduce, a ring of Sendrecv, or a Reduce and a Bcast of the parameters; or a flat shard a layer,
-Allgather and Reduce_scatter.
+starts a job of 2 ranks, and prints a table: median milliseconds, of a few steps in turn with those
+of the others, and the median ratio to the same by hand, of steps next to each other in time. By
+hand is one flat gradient, and an Allreduce, a ring of Sendrecv, or a Reduce and a Bcast of the
+parameters; or a flat shard a layer, Allgather and Reduce_scatter.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import copy
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +24,13 @@ sys.path.insert(0, str(ROOT))  # this checkout, whatever is installed
 
 import torch  # noqa: E402
 
-import linop  # noqa: E402
+from benchmarks.harness.jobs import show  # noqa: E402
 from benchmarks.strategies.gloo import gloo  # noqa: E402
-from benchmarks.strategies.perceptrons.tables import markdown  # noqa: E402
 from linop.strategies import DataParallel, Mesh, ShardedOptimizer, fully_shard  # noqa: E402
 
 WIDTHS, ROWS, TURNS, WARM = (128, 512), 64, 60, 4
+TIMES = "median ms", "min", "max", "ratio"
+TITLES = "step", "beside", *(f"{width}: {time}" for width in WIDTHS for time in TIMES)
 TURN = 4
 """Steps of one kind in a row, as in training."""
 RATE = 1e-9
@@ -274,22 +275,18 @@ def steps(comm: Any, mesh: Any, width: int) -> list[Case]:
     ]
 
 
-def main(backend: Any) -> None:
-    """Measure, and print the table on rank 0."""
+def measure(comm: Any) -> Iterator[Sequence[str]]:
+    """Program of a rank: rows of the table."""
     torch.set_num_threads(1)
-    comm = backend.transport.comm.Dup()
     lines: dict[str, list[str]] = {}
     with gloo(comm) as mesh:
         for width in WIDTHS:
-            measure(comm, steps(comm, mesh, width), lines)
-    comm.Free()
-    if backend.worker == 0:
-        titles = ("median ms", "min", "max", "ratio")
-        header = ["step", "beside", *(f"{w}: {what}" for w in WIDTHS for what in titles)]
-        print(markdown(header, [[name, *row] for name, row in lines.items()]))
+            add(comm, steps(comm, mesh, width), lines)
+    for name, row in lines.items():
+        yield name, *row
 
 
-def measure(comm: Any, found: Sequence[Case], lines: dict[str, list[str]]) -> None:
+def add(comm: Any, found: Sequence[Case], lines: dict[str, list[str]]) -> None:
     """Add this width's columns to the lines of the table."""
     times: dict[str, list[float]] = {name: [] for name, _, _ in found}
     for k in range(WARM + TURNS):
@@ -309,4 +306,4 @@ def measure(comm: Any, found: Sequence[Case], lines: dict[str, list[str]]) -> No
 
 
 if __name__ == "__main__":
-    linop.launch(main)
+    show(2, TITLES, measure)

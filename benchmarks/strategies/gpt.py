@@ -25,7 +25,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "examples"), str(ROOT / "adjoint_tests")]
 import gpt  # noqa: E402
 
 import linop  # noqa: E402
-from benchmarks.strategies.perceptrons.tables import markdown  # noqa: E402
+from benchmarks.harness.report import markdown  # noqa: E402
 from support.strategies.memory.saved_memory import between_passes  # noqa: E402
 
 RESULTS = Path(__file__).with_name("results")

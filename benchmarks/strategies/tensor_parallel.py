@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,10 +22,9 @@ from torch import nn
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))  # this checkout is measured, whatever is installed
 
-from benchmarks.harness.jobs import printed  # noqa: E402
+from benchmarks.harness.jobs import show  # noqa: E402
 from benchmarks.strategies.gloo import gloo  # noqa: E402
 from linop import COPIES, REPLICATED, layers  # noqa: E402
-from linop.backends import in_mpi_job  # noqa: E402
 from linop.strategies import (  # noqa: E402
     ColwiseParallel,
     Mesh,
@@ -36,6 +35,8 @@ from linop.strategies import (  # noqa: E402
 
 Tensor = Any
 WIDTHS, BATCH, LENGTH, HEAD = (128, 512, 4096), 32, 64, 32
+TIMES = "sequential µs", "by hand µs", "linop µs", "fixed shapes µs", "torch's µs"
+TITLES = "module", "width", *TIMES, "ratios"
 Reduce = Callable[[Tensor], Tensor]
 
 
@@ -75,30 +76,17 @@ def main(
     seconds: Annotated[float, typer.Option(help="for each comparison")] = 4.0,
 ) -> None:
     """Measure in an MPI job."""
-    if in_mpi_job():
-        measure(seconds)
-        return
-    print(printed(ranks, __file__, "--seconds", seconds), end="")
+    show(ranks, TITLES, measure, seconds)
 
 
-def measure(seconds: float) -> None:
-    """Program of a rank: rank 0 prints the table."""
-    from mpi4py import MPI
-
-    comm = MPI.COMM_WORLD
+def measure(comm: Any, seconds: float) -> Iterator[Sequence[Any]]:
+    """Program of a rank: rows of the table."""
     torch.set_num_threads(1)
-    axis = Mesh(tp=-1)["tp"]
-    say: Callable[[str], None] = print if comm.rank == 0 else lambda text: None
-    say(
-        "| module | width | sequential µs | by hand µs | linop µs | fixed shapes µs | torch's µs | "
-        "ratios |"
-    )
-    say("| --- | --- | --- | --- | --- | --- | --- | --- |")
     with gloo(comm) as mesh:
-        _measure(comm, axis, mesh, seconds, say)
+        yield from _measured(comm, Mesh(tp=-1)["tp"], mesh, seconds)
 
 
-def _measure(comm: Any, axis: Any, mesh: Any, seconds: float, say: Callable[[str], None]) -> None:
+def _measured(comm: Any, axis: Any, mesh: Any, seconds: float) -> Iterator[Sequence[Any]]:
     from benchmarks.harness.measure import interleaved
 
     cases = [("perceptron", width) for width in WIDTHS] + [("attention", 4 * HEAD)]
@@ -130,11 +118,10 @@ def _measure(comm: Any, axis: Any, mesh: Any, seconds: float, say: Callable[[str
             steps["torch"] = lambda net=own: step(net)
         losses = [run().item() for run in steps.values()]
         assert max(losses) - min(losses) < 1e-5, losses
-        times = interleaved(comm, steps, seconds).times
-        found = [times[key].median for key in steps]
+        found = [*interleaved(comm, steps, seconds).medians.values()]
         ratios = ", ".join(f"{t / found[1]:.2f}" for t in found[2:])
         each = [f"{t:.0f}" for t in found] + [""] * (5 - len(found))
-        say(f"| {name} | {width} | {' | '.join(each)} | {ratios} |")
+        yield name, width, *each, ratios
 
 
 def torchs_own(alone: Any, mesh: Any) -> Any:

@@ -265,6 +265,8 @@ def survives(sharded: bool, columns: int, kills: int | None) -> int:
 
 
 if __name__ == "__main__":
+    import torch.distributed.checkpoint  # once, in place of a second in each child that saves
+
     torch.set_num_threads(1)
 
     columns, kills = (None if text == "all" else int(text) for text in sys.argv[1:])

@@ -8,11 +8,11 @@ starts the MPI jobs itself, and writes results/measured.md.
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import statistics
 import sys
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +22,9 @@ sys.path.insert(0, str(ROOT))  # this checkout is measured, whatever is installe
 import numpy as np  # noqa: E402
 
 import linop  # noqa: E402
+from benchmarks.harness.jobs import rows  # noqa: E402
+from benchmarks.harness.report import markdown  # noqa: E402
 from benchmarks.strategies.perceptrons.runs import RATE, Configuration, mlp, published  # noqa: E402
-from benchmarks.strategies.perceptrons.tables import markdown  # noqa: E402
-from linop.backends import in_mpi_job  # noqa: E402
-from linop.backends.jobs import mpirun  # noqa: E402
 
 STEPS, WARM = 200, 5
 RANKS = 1, 2, 4
@@ -33,10 +32,10 @@ STRATEGIES = {"server": 128, "all-reduce": 128, "ring": 128, "tensor": 512}
 """Width of the hidden layer of each."""
 
 
-def program(backend: Any) -> None:
-    """Program of a rank; rank 0 prints median and minimum by strategy, in JSON. Rows are random."""
+def measure(comm: Any) -> Iterator[Sequence[Any]]:
+    """Program of a rank: each strategy's median and minimum seconds of a step. Data are random."""
+    backend: Any = linop.backends.get("mpi")
     random = np.random.default_rng(0)
-    found = {}
     for strategy, width in STRATEGIES.items():
         c = Configuration(strategy, 1, width, backend.workers)
         model = mlp.mlp(strategy, c.workers, c.sizes, c.batch, dtype=np.float32)
@@ -47,30 +46,18 @@ def program(backend: Any) -> None:
         for _ in mlp.train(backend, model, theta, [(x, t)] * STEPS, RATE):
             times.append(time.perf_counter())
         gaps = [b - a for a, b in itertools.pairwise(times)]
-        found[strategy] = statistics.median(gaps[WARM:]), min(gaps[WARM:])
-    if backend.worker == 0:
-        print(json.dumps(found))
-
-
-def steps_on(ranks: int) -> dict[str, tuple[float, float]]:
-    """Median and minimum seconds of a step by strategy, on a number of MPI ranks."""
-    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    job = mpirun.mpiexec(ranks, [sys.executable, __file__], timeout=240, env={"PYTHONPATH": path})
-    if job.returncode:
-        raise SystemExit(job.stderr)
-    found: dict[str, tuple[float, float]] = json.loads(job.stdout)
-    return found
+        yield strategy, (statistics.median(gaps[WARM:]), min(gaps[WARM:]))
 
 
 def main() -> None:
     """Measure; write the table."""
-    found = {n: steps_on(n) for n in RANKS}
+    found = {n: dict(rows(n, measure)) for n in RANKS}
     lines = []
     for strategy, width in STRATEGIES.items():
         times = {n: found[n][strategy] for n in RANKS}
-        rows = {n: Configuration(strategy, 1, width, n).batch for n in RANKS}
+        batch = {n: Configuration(strategy, 1, width, n).batch for n in RANKS}
         gains = {
-            n: [a / b * rows[n] / rows[1] for a, b in zip(times[1], times[n], strict=True)]
+            n: [a / b * batch[n] / batch[1] for a, b in zip(times[1], times[n], strict=True)]
             for n in RANKS
         }
         cells = [f"{median * 1e3:.3g} / {least * 1e3:.3g}" for median, least in times.values()]
@@ -87,7 +74,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    if in_mpi_job():
-        linop.launch(program, backend="mpi")
-    else:
-        main()
+    main()

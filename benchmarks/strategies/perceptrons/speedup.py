@@ -21,9 +21,10 @@ import typer
 ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT))  # this checkout is measured, whatever is installed
 
+from benchmarks.harness.report import markdown  # noqa: E402
 from benchmarks.strategies.perceptrons import node, runs  # noqa: E402
 from benchmarks.strategies.perceptrons.runs import Configuration  # noqa: E402
-from benchmarks.strategies.perceptrons.tables import WORKERS, Known, markdown  # noqa: E402
+from benchmarks.strategies.perceptrons.tables import WORKERS, Known  # noqa: E402
 from linop.planning import Link, Network, Placement  # noqa: E402
 
 FITTED = 64

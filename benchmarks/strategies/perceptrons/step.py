@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import resource
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
@@ -25,10 +25,10 @@ sys.path.insert(0, str(ROOT / "examples"))
 from mlp import MLP, Strategy, initial, mlp  # noqa: E402
 
 import linop  # noqa: E402
-from benchmarks.harness.jobs import printed  # noqa: E402
-from linop.backends import in_mpi_job  # noqa: E402
+from benchmarks.harness.jobs import show  # noqa: E402
 
 WIDTHS, BATCHES, RATE = (16, 128, 512), (32, 256), 0.1
+TITLES = "strategy", "width", "batch", "by hand µs", "linop µs", "ratio", "memory of 300 steps, KiB"
 Step = Callable[[], Any]
 
 
@@ -37,23 +37,14 @@ def main(
     seconds: Annotated[float, typer.Option(help="for each comparison")] = 1.0,
 ) -> None:
     """Measure in an MPI job."""
-    if in_mpi_job():
-        measure(seconds)
-        return
-    print(printed(ranks, __file__, "--seconds", seconds), end="")
+    show(ranks, TITLES, measure, seconds)
 
 
-def measure(seconds: float) -> None:
-    """Program of a rank: rank 0 prints the table."""
-    from mpi4py import MPI
-
+def measure(comm: Any, seconds: float) -> Iterator[Sequence[Any]]:
+    """Program of a rank: rows of the table."""
     from benchmarks.harness.measure import interleaved
 
-    comm = MPI.COMM_WORLD
     backend: Any = linop.backends.get("mpi")
-    say: Callable[[str], None] = print if comm.rank == 0 else lambda text: None
-    say("| strategy | width | batch | by hand µs | linop µs | ratio | memory of 300 steps, KiB |")
-    say("| --- | --- | --- | --- | --- | --- | --- |")
     for strategy in Strategy:
         for width in WIDTHS:
             for batch in BATCHES:
@@ -67,11 +58,9 @@ def measure(seconds: float) -> None:
                 )
                 for _ in range(3):
                     assert abs(float(ours()[0]) - theirs()) < 1e-9
-                found = interleaved(comm, {"hand": theirs, "linop": ours}, seconds).times
-                grown = growth(ours)
-                a, b = found["hand"].median, found["linop"].median
-                times = f"{a:.0f} | {b:.0f} | {b / a:.2f}"
-                say(f"| {strategy} | {width} | {batch} | {times} | {grown} |")
+                a, b = interleaved(comm, {"hand": theirs, "linop": ours}, seconds).medians.values()
+                times = f"{a:.0f}", f"{b:.0f}", f"{b / a:.2f}"
+                yield strategy, width, batch, *times, growth(ours)
 
 
 def steps(backend: Any, model: MLP, sizes: tuple[int, ...], data: tuple[Any, Any]) -> Step:

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from itertools import groupby
 
 import numpy as np
 
+from benchmarks.harness.report import markdown
 from benchmarks.strategies.perceptrons.runs import Configuration, Log, Run
 from benchmarks.strategies.perceptrons.store import Runs
 
 Known = Mapping[Configuration, Log]
 WORKERS = tuple(2**k for k in range(8))
-
-
-def markdown(header: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
-    """A table."""
-    ruled = [header, ["---"] * len(header), *lines]
-    return "\n".join("| " + " | ".join(line) + " |" for line in ruled) + "\n"
 
 
 def page(known: Known, found: Runs) -> str:

@@ -20,7 +20,7 @@ import typer
 ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT))  # this checkout, whatever is installed
 
-from benchmarks.strategies.perceptrons.tables import markdown  # noqa: E402
+from benchmarks.harness.report import markdown  # noqa: E402
 
 SCHEDULES, WORKERS = ("gpipe", "1f1b", "pipedream", "pipedream-2bw"), (2, 4)
 RESULTS = Path(__file__).parents[1] / "results"

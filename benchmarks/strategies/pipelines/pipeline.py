@@ -10,7 +10,7 @@ rounds, of the slower rank. The model is eight linear layers with tanh; a step h
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,14 +20,15 @@ ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT))  # this checkout is measured, whatever is installed
 
 import linop  # noqa: E402
-from benchmarks.harness.jobs import printed  # noqa: E402
-from linop.backends import in_mpi_job  # noqa: E402
+from benchmarks.harness.jobs import show  # noqa: E402
 from linop.schedules import GENERATORS  # noqa: E402
 
 LAYERS = 8
 SIZES = ((64, 64), (256, 256), (512, 256), (1024, 512))
 """Width of the layers, and rows of the batch."""
 SCHEDULES = "gpipe", "1f1b", "zb-h1"
+TIMES = "one process µs", "by hand", "linop"
+TITLES = "schedule", "width", "batch", *TIMES, "to one", "to hand"
 Step = Callable[[], Any]
 
 
@@ -36,26 +37,17 @@ def main(
     seconds: Annotated[float, typer.Option(help="for each comparison")] = 2.0,
 ) -> None:
     """Measure in an MPI job."""
-    if in_mpi_job():
-        measure(micro_batches, seconds)
-        return
-    arguments = "--micro-batches", micro_batches, "--seconds", seconds
-    print(printed(2, __file__, *arguments), end="")
+    show(2, TITLES, measure, micro_batches, seconds)
 
 
-def measure(count: int, seconds: float) -> None:
-    """Program of a rank: rank 0 prints the table."""
+def measure(comm: Any, count: int, seconds: float) -> Iterator[Sequence[Any]]:
+    """Program of a rank: rows of the table."""
     import torch
-    from mpi4py import MPI
 
     from benchmarks.harness.measure import interleaved
 
     torch.set_num_threads(1)
-    comm = MPI.COMM_WORLD
     backend: Any = linop.backends.get("mpi")
-    say: Callable[[str], None] = print if comm.rank == 0 else lambda text: None
-    say("| schedule | width | batch | one process µs | by hand | linop | to one | to hand |")
-    say("| --- | --- | --- | --- | --- | --- | --- | --- |")
     for width, rows in SIZES:
         for schedule in SCHEDULES:
             torch.manual_seed(0)
@@ -72,12 +64,10 @@ def measure(count: int, seconds: float) -> None:
             by_hand = schedule != "zb-h1"
             if by_hand:
                 sides["hand"] = hand(comm, stages, schedule, x, target, count)
-            times = {
-                name: side.median for name, side in interleaved(comm, sides, seconds).times.items()
-            }
+            times = interleaved(comm, sides, seconds).medians
             one, own, other = times["one"], times["linop"], times.get("hand", float("nan"))
-            figures = f"{one:.0f} | {other:.0f} | {own:.0f} | {own / one:.2f} | {own / other:.2f}"
-            say(f"| {schedule} | {width} | {rows} | {figures} |")
+            figures = (f"{t:.0f}" for t in (one, other, own))
+            yield schedule, width, rows, *figures, f"{own / one:.2f}", f"{own / other:.2f}"
 
 
 def squares(y: Any, target: Any) -> Any:

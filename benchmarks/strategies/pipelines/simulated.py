@@ -17,7 +17,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -29,12 +29,15 @@ sys.path.insert(0, str(ROOT))  # this checkout is measured, whatever is installe
 sys.path.insert(0, str(ROOT / "adjoint_tests"))  # its counter of bytes
 
 import linop  # noqa: E402
-from benchmarks.harness.jobs import printed  # noqa: E402
+from benchmarks.harness.jobs import show  # noqa: E402
+from benchmarks.harness.report import markdown  # noqa: E402
 from benchmarks.strategies.pipelines.pipeline import LAYERS, SIZES, squares  # noqa: E402
-from linop.backends import in_mpi_job  # noqa: E402
 from linop.schedules import GENERATORS, Action, Kind, simulate  # noqa: E402
 
 SCHEDULES = "gpipe", "1f1b"
+ACTIONS = "F µs", "B", "U", "messages"
+TITLES = "schedule", "width", "batch", *ACTIONS, "step", "simulated", "to measured"
+BYTES = "stage", "bytes counted", "predicted", "to GPipe's"
 BEGIN = "begin"
 Costs = dict[Any, float]
 """Seconds, by action, by rank and kind of message, and by rank of what comes before a step."""
@@ -46,27 +49,19 @@ def main(
     quantile: Annotated[float, typer.Option(help="of the rounds")] = 0.5,
 ) -> None:
     """Measure in an MPI job."""
-    if in_mpi_job():
-        measure(micro_batches, rounds, quantile)
-        return
     print(f"Load of the machine before: {os.getloadavg()[0]:.1f}.\n")
-    options = "--micro-batches", micro_batches, "--rounds", rounds, "--quantile", quantile
-    print(printed(2, __file__, *options))
-    memory(micro_batches)
+    show(2, TITLES, measure, micro_batches, rounds, quantile)
+    print()
+    print(markdown(("schedule", *BYTES), memory(micro_batches)))
 
 
-def measure(count: int, rounds: int, quantile: float) -> None:
-    """Program of a rank: rank 0 prints the table."""
+def measure(comm: Any, count: int, rounds: int, quantile: float) -> Iterator[Sequence[Any]]:
+    """Program of a rank: rows of the table."""
     import numpy as np
     import torch
-    from mpi4py import MPI
 
     torch.set_num_threads(1)
-    comm = MPI.COMM_WORLD
     backend: Any = linop.backends.get("mpi")
-    say: Callable[[str], None] = print if comm.rank == 0 else lambda text: None
-    say("| schedule | width | batch | F µs | B | U | messages | step | simulated | to measured |")
-    say("| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |")
     for width, rows in SIZES:
         sides = {name: Side(comm, backend, name, width, rows, count) for name in SCHEDULES}
         few = max(5, min(rounds, rounds * 256 // width))
@@ -82,9 +77,8 @@ def measure(count: int, rounds: int, quantile: float) -> None:
                 float(np.quantile(times, quantile)) * 1e6
                 for times in (steps, [side.predicted(each) for each in costs])
             )
-            kinds = " | ".join(f"{1e6 * each:.0f}" for each in by_kind(costs, quantile))
-            say(f"| {name} | {width} | {rows} | {kinds} | {one:.0f} | {other:.0f} | "
-                f"{other / one:.2f} |")  # fmt: skip
+            kinds = (f"{1e6 * each:.0f}" for each in by_kind(costs, quantile))
+            yield name, width, rows, *kinds, f"{one:.0f}", f"{other:.0f}", f"{other / one:.2f}"
 
 
 def by_kind(costs: Sequence[Costs], quantile: float) -> list[float]:
@@ -240,21 +234,19 @@ def seconds(run: Callable[[], Any]) -> float:
     return time.perf_counter() - begun
 
 
-def memory(count: int) -> None:
-    """Print the table of bytes: two stages of the tests, on threads."""
+def memory(count: int) -> Iterator[Sequence[Any]]:
+    """Rows of the table of bytes: two stages of the tests, on threads."""
     from support.strategies.pipelines.pipelines import Case
     from support.strategies.pipelines.saved_bytes import counted_and_predicted
 
-    print("| schedule | stage | bytes counted | predicted | to GPipe's |")
-    print("| --- | --- | --- | --- | --- |")
     gpipe: list[int] = []
     for name in SCHEDULES:
         case = Case(name, 2, count, width=64, dtype="float32")
         found = linop.launch(partial(counted_and_predicted, case=case), 2, "threads")
         gpipe = gpipe or [counted for counted, _ in found]
         for stage, (counted, predicted) in enumerate(found):
-            share = counted / gpipe[stage]
-            print(f"| {name} | {stage} | {counted:,} | {predicted:,.0f} | {share:.3f} |")
+            share = f"{counted / gpipe[stage]:.3f}"
+            yield name, stage, f"{counted:,}", f"{predicted:,.0f}", share
 
 
 if __name__ == "__main__":
