@@ -6,8 +6,11 @@ suite's folder alone, never the root, whose folder ``linop/`` would hide an inst
 
 import os
 import sys
+from functools import cache
 from pathlib import Path
+from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, Phase, settings
 
 HERE = str(Path(__file__).parent)
@@ -26,3 +29,24 @@ settings.register_profile("thorough", max_examples=500, **COMMON)
 settings.load_profile(
     os.environ.get("HYPOTHESIS_PROFILE", "ci" if "CI" in os.environ else "default")
 )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Under xdist, put tests on ranks first, those with torch before the others. The first worker
+    then starts nearly all jobs of ranks, whose imports take longer than most tests, while the
+    second one runs tests on threads."""
+    if hasattr(config, "workerinput"):
+        items.sort(key=_order)
+
+
+def _order(item: Any) -> tuple[bool, bool]:
+    """Sorting key: False before True."""
+    from support.requirements import needs_mpi
+
+    on_ranks = needs_mpi.mark in item.iter_markers() or _names(item.path, "on_torchrun")
+    return not on_ranks, not _names(item.path, "torch")
+
+
+@cache
+def _names(file: Path, name: str) -> bool:
+    return name in file.read_text()
