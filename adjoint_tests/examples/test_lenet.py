@@ -57,7 +57,7 @@ def test_training_on_ranks() -> None:
 @needs_mpi
 @pytest.mark.timeout(300)
 def test_a_hundred_steps_on_mnist() -> None:
-    on_ranks(4, lenet_trains_as_its_twin, "mnist", 256, 100, TOLERANCE, watch=200)
+    on_ranks(4, lenet_trains_as_its_twin, "mnist", 64, 100, TOLERANCE, watch=200)
 
 
 @needs_digits
