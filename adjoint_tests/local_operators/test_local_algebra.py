@@ -35,7 +35,6 @@ fewer = settings(max_examples=max(1, settings().max_examples // 5))
 
 # Products, sums and direct sums of chains: a matrix, a move to another worker, another matrix
 
-Ends = dict[str, Region]
 Blocks = dict[tuple[str, str], np.ndarray]
 """Blocks of a matrix, by region of the codomain and of the domain."""
 

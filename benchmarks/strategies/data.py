@@ -1,7 +1,7 @@
 """Time of a step of data parallel and sharded training, beside the same by hand in mpi4py, and
 beside torch's own over gloo, in one job.
 
-    python benchmarks/strategies/data.py
+    python benchmarks/strategies/data.py [--turns 60]
 
 starts a job of 2 ranks, and prints a table: median milliseconds, of a few steps in turn with those
 of the others, and the median ratio to the same by hand, of steps next to each other in time. By
@@ -17,18 +17,19 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))  # this checkout, whatever is installed
 
 import torch  # noqa: E402
+import typer  # noqa: E402
 
 from benchmarks.harness.jobs import show  # noqa: E402
 from benchmarks.strategies.gloo import gloo  # noqa: E402
 from linop.strategies import DataParallel, Mesh, ShardedOptimizer, fully_shard  # noqa: E402
 
-WIDTHS, ROWS, TURNS, WARM = (128, 512), 64, 60, 4
+WIDTHS, ROWS, WARM = (128, 512), 64, 4
 TIMES = "median ms", "min", "max", "ratio"
 TITLES = "step", "beside", *(f"{width}: {time}" for width in WIDTHS for time in TIMES)
 TURN = 4
@@ -275,21 +276,26 @@ def steps(comm: Any, mesh: Any, width: int) -> list[Case]:
     ]
 
 
-def measure(comm: Any) -> Iterator[Sequence[str]]:
+def main(turns: Annotated[int, typer.Option(min=1, help="of a few steps of each")] = 60) -> None:
+    """Measure in an MPI job."""
+    show(2, TITLES, measure, turns)
+
+
+def measure(comm: Any, turns: int) -> Iterator[Sequence[str]]:
     """Program of a rank: rows of the table."""
     torch.set_num_threads(1)
     lines: dict[str, list[str]] = {}
     with gloo(comm) as mesh:
         for width in WIDTHS:
-            add(comm, steps(comm, mesh, width), lines)
+            add(comm, steps(comm, mesh, width), turns, lines)
     for name, row in lines.items():
         yield name, *row
 
 
-def add(comm: Any, found: Sequence[Case], lines: dict[str, list[str]]) -> None:
+def add(comm: Any, found: Sequence[Case], turns: int, lines: dict[str, list[str]]) -> None:
     """Add this width's columns to the lines of the table."""
     times: dict[str, list[float]] = {name: [] for name, _, _ in found}
-    for k in range(WARM + TURNS):
+    for k in range(WARM + turns):
         for name, _, step in found:
             step()  # its memory and code are in the caches again
             comm.Barrier()
@@ -306,4 +312,4 @@ def add(comm: Any, found: Sequence[Case], lines: dict[str, list[str]]) -> None:
 
 
 if __name__ == "__main__":
-    show(2, TITLES, measure)
+    typer.run(main)
