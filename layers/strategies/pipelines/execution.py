@@ -96,6 +96,9 @@ class Step:
             Kind.SEND_B: self._send_back,
             Kind.RECV_B: self._receive_back,
             Kind.UPDATE: self._run_update,
+            Kind.UNSHARD: lambda action: self.stages[action.stage].unshard(),
+            Kind.RESHARD: lambda action: self.stages[action.stage].reshard(),
+            Kind.REDUCE_GRAD: lambda action: self.stages[action.stage].reduce(),
         }
         for lane, order in self.receives:
             lane.open(order)

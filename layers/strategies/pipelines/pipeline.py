@@ -16,6 +16,7 @@ from linop.errors import ArgumentError, BackendError
 from linop.layers.agreement.input_agreement import Cache, agreement_of, program_backend
 from linop.layers.agreement.metadata import call_metadata
 from linop.schedules import Schedule
+from linop.schedules.actions import GROUP
 from linop.spaces.partition import Partition
 from linop.strategies.pipelines.binding import Call, Tracer, Tracing
 from linop.strategies.pipelines.checkpoints import Checkpoints
@@ -33,6 +34,7 @@ from linop.strategies.pipelines.lanes import Edge, Lane
 from linop.strategies.pipelines.random_numbers import initial_seed
 from linop.strategies.pipelines.stage import Stage, joined
 from linop.strategies.pipelines.stage_backends import (
+    agree_on_table,
     fail,
     failure,
     made,
@@ -243,6 +245,8 @@ class Pipeline:
             )
             for s in plan.mine
         }
+        if any(action.kind in GROUP for row in plan.table.workers for action in row):
+            agree_on_table(plan.table, self._stages.values())
         if optimizer is not None:
             self.optimizer = optimizer_checked(optimizer(self._parameters()))
         return None, initial_seed()
@@ -444,7 +448,7 @@ class Pipeline:
             self._fail(error)
             for lane in {id(lane): lane for lane, _ in batch.receives}.values():
                 lane.fail(error)
-            for collective in (self._tied, self._norm):
+            for collective in (self._tied, self._norm, *self._stages.values()):
                 if collective is not None:
                     collective.fail(error)
             raise

@@ -86,6 +86,12 @@ class Stage:
         self._plan = _updates([a for a in row if a.stage == index])
         self._stashes = any(update.old for update in self._plan)
         self.parameters = list(module.parameters())  # they may be frozen and thawed between steps
+        self.units = sharded_units(module)
+        if self.units and self._stashes:
+            raise ArgumentError(
+                f"stage {index}: the schedule reads older versions of its parameters, which "
+                f"fully_shard has sharded: it keeps no versions; DataParallel stages may have some"
+            )
         self._saved: dict[int, _Saved] = {}
         self._versions: dict[int, Version] = {}
         self._updates = 0
@@ -94,6 +100,8 @@ class Stage:
         """Begin a step: versions count from 0."""
         self._saved, self._updates = {}, 0
         self.random.step += 1
+        for unit in self.units:
+            unit.forget()
         if self._stashes:
             self._versions = {0: self._leaves()}
 
@@ -266,6 +274,28 @@ class Stage:
             elif grad is not None:
                 p.grad = grad
 
+    # Sharded parameters
+
+    def unshard(self) -> None:
+        """Gather whole parameters until `reshard`. Collective over the workers of their axes."""
+        for unit in self.units:
+            unit.hold()
+
+    def reshard(self) -> None:
+        """Give whole parameters up."""
+        for unit in self.units:
+            unit.release()
+
+    def reduce(self) -> None:
+        """Sum the gradients since the last time over the workers. Collective."""
+        for unit in self.units:
+            unit.reduce()
+
+    def fail(self, error: BaseException) -> None:
+        """End the waits of the workers that share this stage's parameters, whose step failed."""
+        for unit in self.units:
+            unit.fail(error)
+
     def renew(self) -> None:
         """Before an update: move the parameters to new memory, if their old version is needed."""
         if self._stashes and self._plan[self._updates].old:
@@ -280,6 +310,11 @@ class Stage:
             wanted = self._plan[self._updates].wanted
             self._versions = {v: w for v, w in self._versions.items() if v in wanted}
         self._updates += 1
+
+
+def sharded_units(module: Any) -> list[Any]:
+    """The units of a module's sharded parameters."""
+    return [unit for m in module.modules() for unit in getattr(m, "_linop_units", ())]
 
 
 def _parts(result: Result) -> Sequence[Tensor]:
