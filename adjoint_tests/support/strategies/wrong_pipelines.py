@@ -136,7 +136,7 @@ def refused_schedule(backend: Backend) -> None:
 
 
 def group_actions(backend: Backend) -> None:
-    table = Schedule.from_csv("0F0,0B0,0REDUCE_GRAD\n1F0,1B0,1REDUCE_GRAD\n")
+    table = Schedule.from_csv("0RESHARD,0UNSHARD,0F0,0B0\n1F0,1B0\n")
     run(backend, blocks(2), table)
 
 
@@ -354,7 +354,7 @@ def no_norm_on_one(backend: Backend) -> None:
 
 Wrong = tuple[Callable[[Backend], None], type[BaseException], str, int]
 BEFORE: list[Wrong] = [
-    (group_actions, ArgumentError, "0REDUCE_GRAD in the schedule: modules in a stage gather", 2),
+    (group_actions, ArgumentError, "stage 0: 0RESHARD before any 0UNSHARD; a step begins with", 2),
     (few_rows, ArgumentError, "a batch of 3 rows cannot be split into the 4 micro-batches", 2),
     (wrong_sizes, ArgumentError, r"sizes \[4, 5\] of micro-batches given; 2 positive numbers", 2),
     (short_target, ArgumentError, r"target on worker 1: a tensor of shape \(7, 4\) given", 2),

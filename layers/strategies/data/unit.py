@@ -17,7 +17,6 @@ from linop.backends.autograd.bridge import bridge_of
 from linop.backends.autograd.checkpointing import in_checkpoint, unrecorded
 from linop.backends.autograd.dtypes import numpy_dtype
 from linop.backends.autograd.functions import applied
-from linop.backends.worker_plan import WorkerPlan
 from linop.errors import ArgumentError
 from linop.layers.parameters.blocks import enlist
 from linop.operators.algebra import direct_sum
@@ -30,6 +29,7 @@ from linop.strategies.data.calls import Call
 from linop.strategies.data.held import Held
 from linop.strategies.data.prefetch import passes_of
 from linop.strategies.mesh import Axis
+from linop.strategies.pipelines.lanes import fail
 
 Tensor = Any
 """torch is not typed here."""
@@ -246,8 +246,7 @@ class Unit:
         """End the other workers' waits for this one, which failed, and what `hold` began."""
         self.forget()
         for bridge in (self._bridge, self._bridge.adjoint):
-            if isinstance(bridge.plan, WorkerPlan):
-                bridge.plan.fail(error)
+            fail(bridge.plan, error)
 
     def put(self, tensors: Sequence[Tensor]) -> None:
         """Put tensors where the modules have their parameters."""

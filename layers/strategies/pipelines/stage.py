@@ -65,7 +65,7 @@ class Stage:
         outputs: numbers of the outputs that others take; none for the last stage.
         recompute: True: forwards keep their inputs only, and are computed again in backward.
         halves: False: compute both halves of a backward in the first, as a stage on several workers
-            has to: its messages are of both.
+            has to: its messages are of both. One with sharded parameters always does.
     """
 
     def __init__(
@@ -80,13 +80,14 @@ class Stage:
         self.index = index
         self.module = module
         self._outputs = outputs
-        self._recompute, self._halves = recompute, halves
+        self._recompute = recompute
         self._writes = False
         self.random = RandomNumbers(index, alone=halves)
         self._plan = _updates([a for a in row if a.stage == index])
         self._stashes = any(update.old for update in self._plan)
         self.parameters = list(module.parameters())  # they may be frozen and thawed between steps
         self.units = sharded_units(module)
+        self._halves = halves and not self.units  # the second half would be of whole parameters
         if self.units and self._stashes:
             raise ArgumentError(
                 f"stage {index}: the schedule reads older versions of its parameters, which "
