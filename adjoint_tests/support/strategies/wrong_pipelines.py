@@ -122,14 +122,6 @@ def other_steps(backend: Backend) -> None:
     _ = pipe.step(x, x) if backend.worker else pipe(x)
 
 
-def whole_numbers(backend: Backend) -> None:
-    class Rounding(torch.nn.Module):  # type: ignore[misc]
-        def forward(self, x: Tensor) -> Tensor:
-            return x.long()
-
-    run(backend, [Rounding(), block(4, 0)], gpipe(2, 2))
-
-
 def refused_schedule(backend: Backend) -> None:
     rows = "0F0,0RECV_B0,0B0,0SEND_F0", "1RECV_F0,1F0,1B0,1SEND_B0"
     run(backend, blocks(2), Schedule.from_csv("\n".join(rows)))
@@ -368,7 +360,6 @@ BEFORE: list[Wrong] = [
     (other_widths, BackendError, r"on worker 1: stage 1, input of shape \(4, 4\): Run", 2),
     (other_schedule, BackendError, "worker 1 has another schedule, edges or options", 2),
     (other_steps, BackendError, r"step on some, and evaluation on workers \[1\]", 2),
-    (whole_numbers, ArgumentError, "stage 0: its module returns a tensor of torch.int64", 2),
     (refused_schedule, ScheduleDeadlockError, "0RECV_B0", 2),
     (unknown_tie, ArgumentError, "tied: '1.7.weight' is no parameter of a stage", 2),
     (different_tie, ArgumentError, "'1.0.weight' and '0.0.weight' are to be equal", 2),

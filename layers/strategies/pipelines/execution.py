@@ -82,7 +82,7 @@ class Step:
     _forward: dict[tuple[int, int, int], Sequence[Tensor]] = field(default_factory=dict)
     """Outputs by source, target and micro-batch: received, or to be sent."""
     _back: dict[tuple[int, int, int], Sequence[Tensor]] = field(default_factory=dict)
-    """Gradients by source, target and micro-batch of the output."""
+    """Gradients by source, target and micro-batch of the output; None for whole numbers."""
 
     def run(self, row: Sequence[Action]) -> None:
         """Execute the actions of this worker."""
@@ -119,7 +119,8 @@ class Step:
         sinks, loss = self.graph.sinks[action.stage], self.loss
         assert loss is not None
         inner = bool(self.graph.sources[action.stage])
-        inputs = [x.detach().requires_grad_(inner) for x in self._inputs(action)]
+        given = [x.detach() for x in self._inputs(action)]
+        inputs = [x.requires_grad_() if inner and has_gradient(x) else x for x in given]
         last = None if sinks else lambda y: loss(m, y)
         outputs, value = stage.forward(m, inputs, action.version, last)
         if value is not None:
@@ -145,7 +146,8 @@ class Step:
         for b in sinks:
             found = self._back.pop((action.stage, b, m))
             for k, one in zip(self.graph.outputs[action.stage, b], found, strict=True):
-                gradients[k] = gradients[k] + one if k in gradients else one
+                if one is not None:
+                    gradients[k] = gradients[k] + one if k in gradients else one
         work = stage.backward if action.kind == Kind.BACKWARD else stage.backward_input
         back = iter(work(m, gradients if sinks else None))
         for a in self.graph.sources[action.stage]:
@@ -173,11 +175,19 @@ class Step:
     def _send_back(self, action: Action) -> None:
         m, pair = micro_batch(action), (other(action), action.stage)
         for edge, gradient in zip(self.edges[m][pair], self._back.pop((*pair, m)), strict=True):
-            edge.back.send(m, gradient)
+            if edge.back is not None:
+                edge.back.send(m, gradient)
 
     def _receive_back(self, action: Action) -> None:
         m, pair = micro_batch(action), (action.stage, other(action))
-        self._back[(*pair, m)] = [edge.back.receive(m) for edge in self.edges[m][pair]]
+        self._back[(*pair, m)] = [
+            edge.back and edge.back.receive(m) for edge in self.edges[m][pair]
+        ]
+
+
+def has_gradient(x: Tensor) -> bool:
+    """False for whole numbers and booleans."""
+    return bool(x.is_floating_point() or x.is_complex())
 
 
 def micro_batch(action: Action) -> int:
@@ -209,5 +219,7 @@ def receives(
             ends = action.stage, other(action)
             for edge in edges[m][ends[::-1] if forward else ends]:
                 lane = edge.forward if forward else edge.back
+                if lane is None:
+                    continue
                 orders.setdefault(id(lane), (lane, []))[1].append(m)
     return list(orders.values())
