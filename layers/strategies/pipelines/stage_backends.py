@@ -3,6 +3,7 @@ there."""
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -23,6 +24,9 @@ from linop.strategies.tensor.layer import ParallelLayer
 
 Module = Any
 """torch is not typed here."""
+_GENERATED = "linop.backends"
+"""Module of generated functions, which have no name."""
+_COMMUNICATING = _GENERATED, "linop.layers", "linop.strategies", "linop.autograd"
 
 
 def parts_of(plan: Plan, backend: Backend) -> dict[int, Backend]:
@@ -58,15 +62,28 @@ def failure(parts: Iterable[Backend]) -> str:
 @contextmanager
 def within(part: Backend, backend: Backend) -> Iterator[None]:
     """Context of calls of the part, which its workers make together, and some of which may raise on
-    one of them alone: a user's error there. linop's are raised on all."""
+    one of them alone: a user's error there. Those of linop's collectives are raised on all."""
     try:
         with use(part):
             yield
-    except LinopError:
-        raise
     except BaseException as error:
-        fail([part], backend, error)
+        if not _is_of_all(error):
+            fail([part], backend, error)
         raise
+
+
+def _is_of_all(error: BaseException) -> bool:
+    """True for an error of linop that all workers raise: of a function that communicates. A user
+    may raise others, or call functions of the core, which does not, with arguments that it refuses,
+    on one worker alone."""
+    found = False
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        module = frame.f_globals.get("__name__") or _GENERATED
+        if module.startswith(_COMMUNICATING):
+            found = isinstance(error, LinopError)
+        elif module.partition(".")[0] not in ("linop", "torch"):
+            found = False  # a user's function, which linop's may have called
+    return found
 
 
 def local(grid: Partition) -> Partition:
