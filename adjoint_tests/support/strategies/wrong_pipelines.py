@@ -396,7 +396,7 @@ LATER: list[Wrong] = [
     (shapes_that_change_later, ShapeError, r"\(2, 5\)", 2),
     (failing_forward, BackendError, "a user's mistake", 3),
     (failing_loss, BackendError, "a user's mistake", 3),
-    (loss_of_rows, ArgumentError, "a loss with one element expected", 3),
+    (loss_of_rows, ArgumentError, "a real loss with one element expected", 3),
     (failing_begin, BackendError, "a user's mistake", 3),
 ]
 """Programs whose error is found in a step."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from linop.backends import Backend
+from linop.caching import cached_property
 from linop.errors import ArgumentError, BackendError, expect
 from linop.schedules import Action, Kind, Schedule, check
 from linop.schedules.actions import COMPUTE, GROUP
@@ -50,12 +51,12 @@ class Plan:
     def stages(self) -> int:
         return self.table.stages
 
-    @property
+    @cached_property
     def is_first(self) -> bool:
         """True if this worker takes the input."""
         return any(not self.graph.sources[s] for s in self.mine)
 
-    @property
+    @cached_property
     def is_last(self) -> bool:
         """True if this worker has the output."""
         return any(not self.graph.sinks[s] for s in self.mine)

@@ -99,8 +99,9 @@ class Lane:
         Args:
             order: micro-batches whose messages come, in the order of the receives.
         """
-        self._order = order
-        self._place = {m: k for k, m in enumerate(order)}
+        if order is not self._order:
+            self._order = order
+            self._place = {m: k for k, m in enumerate(order)}
         if self._out_of and self._posts:
             for plan, _ in zip(self._plans, order, strict=False):
                 plan.start()

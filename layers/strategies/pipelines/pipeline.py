@@ -28,7 +28,7 @@ from linop.strategies.pipelines.construction import (
     options_checked,
     planned,
 )
-from linop.strategies.pipelines.execution import Pair, Step, receives
+from linop.strategies.pipelines.execution import Pair, Resolved, Step, receives, resolved
 from linop.strategies.pipelines.gradient_norm import GradientNorm
 from linop.strategies.pipelines.lanes import Edge, Lane
 from linop.strategies.pipelines.random_numbers import initial_seed
@@ -69,7 +69,8 @@ class _Batch(NamedTuple):
     sizes: Sequence[int]
     edges: Sequence[Mapping[Pair, Sequence[Edge]]]
     receives: Sequence[tuple[Lane, Sequence[int]]]
-    table: Schedule
+    row: Sequence[Resolved]
+    """This worker's actions."""
 
 
 class Pipeline:
@@ -289,8 +290,10 @@ class Pipeline:
         def loss(m: int, y: Tensor) -> Tensor:
             assert self._loss is not None
             value = self._loss(y, targets[m])
-            if not isinstance(value, torch.Tensor) or value.numel() != 1:
-                raise ArgumentError(f"Pipeline: a loss with one element expected, given {value!r}")
+            if not isinstance(value, torch.Tensor) or value.numel() != 1 or value.is_complex():
+                raise ArgumentError(
+                    f"Pipeline: a real loss with one element expected, given {value!r}"
+                )
             return value if shares is None else value * shares[m]
 
         step = self._run(batch, x, loss)
@@ -412,11 +415,13 @@ class Pipeline:
         tracer = Tracer(everybodys, self._tracing, self._stages)
         edges = tracer.edges()
         table = plan.table if trains else plan.forwards(len(tracer.sizes))
-        batch = _Batch(tracer.sizes, edges, receives(table, edges), table)
+        batch = _Batch(
+            tracer.sizes, edges, receives(table, edges), resolved(plan.row_of(table))
+        )
         return self._batches.keep(total, batch)
 
     def _cut(self, tensor: Tensor, sizes: Sequence[int]) -> Sequence[Tensor]:
-        return [None] * len(sizes) if tensor is None else tensor.split(list(sizes))
+        return [None] * len(sizes) if tensor is None else tensor.detach().split(list(sizes))
 
     def _shares(self, sizes: Sequence[int]) -> dict[int, float] | None:
         """Share of each micro-batch in the rows of its update; None if losses add up."""
@@ -442,7 +447,7 @@ class Pipeline:
                 self._update,
             )
             with torch.set_grad_enabled(loss is not None):
-                step.run(self._plan.row_of(batch.table))
+                step.run(batch.row)
         except BaseException as error:
             self._broken = f"{type(error).__name__}: {error}"
             self._fail(error)

@@ -30,7 +30,10 @@ Version = Mapping[str, Tensor]
 Gradients = Mapping[int, Tensor] | None
 """Of outputs, by number; None for the loss."""
 Roots = tuple[Sequence[GradientEdge], Sequence[Tensor]]
-"""Nodes, and the gradients that come to them; None for the loss."""
+"""Nodes, and the gradients that come to them."""
+_run = torch.autograd.Variable._execution_engine.run_backward
+"""torch's engine, of nodes and their gradients: `torch.autograd.backward` first takes a fourth of a
+small backward's time to check them."""
 
 
 @dataclass
@@ -46,11 +49,12 @@ class _Saved:
     """Between the two halves of a backward."""
     parts: Sequence[Part] | None = None
     """Nodes at which the second half starts."""
+    loss: Tensor = None
 
-    def started(self, gradients: Mapping[int, Tensor] | None) -> Roots:
+    def started(self, gradients: Gradients) -> Roots:
         """The nodes at which a backward begins."""
         if gradients is None:
-            return list(self.edges.values()), [None] * len(self.edges)
+            return list(self.edges.values()), [torch.ones_like(self.loss)] * len(self.edges)
         used = [k for k in self.edges if k in gradients]
         return [self.edges[k] for k in used], [gradients[k] for k in used]
 
@@ -113,25 +117,50 @@ class Stage:
         }
 
     def forward(
+        self, micro_batch: int, inputs: Sequence[Tensor], version: int = -1
+    ) -> dict[int, Tensor]:
+        """Outputs for one micro-batch that others take, by number, without graph. To be called with
+        gradients enabled.
+
+        Args:
+            version: of the parameters; -1 for the newest.
+        """
+        weights = self._weights(version)
+        outputs = self.checked(self._called(micro_batch, inputs, weights))
+        self._save(micro_batch, inputs, outputs, weights)
+        return {k: y.detach() for k, y in outputs.items()}
+
+    def forward_loss(
         self,
         micro_batch: int,
         inputs: Sequence[Tensor],
-        version: int | None = None,
-        loss: Callable[[Result], Tensor] | None = None,
-    ) -> tuple[dict[int, Tensor], Tensor]:
-        """Outputs and loss (None if there is none) for one micro-batch, without graph. To be called
-        with gradients enabled."""
-        weights = None
-        if self._stashes:
-            weights = self._versions[self._updates if version is None else version]
+        version: int,
+        loss: Callable[[int, Result], Tensor],
+    ) -> Tensor:
+        """The loss for one micro-batch, without graph; see `forward`."""
+        weights = self._weights(version)
         result = self._called(micro_batch, inputs, weights)
-        outputs = results = self.checked(result)
-        if loss is not None:
-            results = {0: loss(result)}
+        self.checked(result)
+        value = loss(micro_batch, result)
+        self._save(micro_batch, inputs, {0: value}, weights)
+        plain = self._saved[micro_batch].loss = value.detach()
+        return plain
+
+    def _weights(self, version: int) -> Version | None:
+        if not self._stashes:
+            return None
+        return self._versions[self._updates if version < 0 else version]
+
+    def _save(
+        self,
+        micro_batch: int,
+        inputs: Sequence[Tensor],
+        results: Mapping[int, Tensor],
+        weights: Version | None,
+    ) -> None:
+        """Keep what the backward needs."""
         edges = {k: get_gradient_edge(y) for k, y in results.items() if y.requires_grad}
         self._saved[micro_batch] = _Saved(inputs, edges, weights)
-        plain = {k: y.detach() for k, y in outputs.items()}
-        return plain, None if loss is None else results[0].detach()
 
     def _called(
         self, micro_batch: int, inputs: Sequence[Tensor], weights: Version | None
@@ -236,8 +265,9 @@ class Stage:
         saved = self._saved.pop(micro_batch)
         edges, roots = saved.started(gradients)
         if edges:
-            torch.autograd.backward(edges, roots)
-            self._collect(saved.weights)
+            _run(tuple(edges), tuple(roots), False, False, (), True, accumulate_grad=True)
+            if saved.weights is not None:
+                self._collect(saved.weights)
         return [_gradient(x) for x in saved.inputs]
 
     def backward_input(self, micro_batch: int, gradients: Gradients) -> list[Tensor]:
@@ -263,12 +293,11 @@ class Stage:
             leaves = [leaf for leaf in leaves if leaf.requires_grad]
             if leaves:
                 torch.autograd.backward(*saved.roots, inputs=leaves)
-        self._collect(saved.weights)
+        if saved.weights is not None:
+            self._collect(saved.weights)
 
-    def _collect(self, weights: Version | None) -> None:
+    def _collect(self, weights: Version) -> None:
         """Move the gradients of a version to the parameters."""
-        if weights is None:
-            return
         for name, p in self.module.named_parameters():
             grad, weights[name].grad = weights[name].grad, None
             if grad is not None and p.grad is not None:
