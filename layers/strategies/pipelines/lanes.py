@@ -142,9 +142,7 @@ class Edge:
         back: None for tensors that have no gradient.
     """
 
-    def __init__(
-        self, backend: Backend, X: Moved, grid: Partition, slots: tuple[int, int]
-    ) -> None:
+    def __init__(self, backend: Backend, X: Moved, grid: Partition, slots: tuple[int, int]) -> None:
         op = X.space, X.on(grid).space
         count = max(slots) if X.has_gradient else slots[0]
         plans = [repartition(*op).compile(backend) for _ in range(count)]

@@ -415,9 +415,7 @@ class Pipeline:
         tracer = Tracer(everybodys, self._tracing, self._stages)
         edges = tracer.edges()
         table = plan.table if trains else plan.forwards(len(tracer.sizes))
-        batch = _Batch(
-            tracer.sizes, edges, receives(table, edges), resolved(plan.row_of(table))
-        )
+        batch = _Batch(tracer.sizes, edges, receives(table, edges), resolved(plan.row_of(table)))
         return self._batches.keep(total, batch)
 
     def _cut(self, tensor: Tensor, sizes: Sequence[int]) -> Sequence[Tensor]:

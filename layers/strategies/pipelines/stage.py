@@ -174,7 +174,9 @@ class Stage:
         def call(*inputs: Tensor) -> Tensor:
             if self._writes:  # a module that begins in place, as of its predecessor's output
                 inner = [x.requires_grad or not x.is_floating_point() for x in inputs]
-                inputs = tuple(x.clone() if own else x for x, own in zip(inputs, inner, strict=True))
+                inputs = tuple(
+                    x.clone() if own else x for x, own in zip(inputs, inner, strict=True)
+                )
             with seeded():
                 # A second forward reads the buffers of the first, and leaves the module's alone.
                 if weights is None and not changed:
