@@ -21,7 +21,7 @@ Key = tuple[int, Kind, int | None, int | None]
 """Stage, kind, micro-batch, and for messages the stage at the other end."""
 Places = dict[Key, int]
 """Index of each computation and message in its worker's row."""
-_SHARDED = COMPUTE | {Kind.UNSHARD, Kind.RESHARD}
+_SHARDED = COMPUTE | {Kind.UNSHARD, Kind.RESHARD, Kind.UPDATE}
 _KEYED = COMPUTE | MESSAGES
 F, B = Kind.FORWARD, Kind.BACKWARD
 I, W = Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT  # noqa: E741  the field's letters
@@ -151,8 +151,8 @@ def needs(action: Action, at: Places, worker: Mapping[int, int], edges: Edges) -
 
 
 def check_dependencies(schedule: Schedule, at: Places, edges: Edges) -> None:
-    """Every action after those of its worker whose results it needs, and between UNSHARD and
-    RESHARD if its stage has any.
+    """Every action after those of its worker whose results it needs; and if its stage has any
+    UNSHARD and RESHARD, computations between them and updates outside.
 
     Raises:
         DependencyError: as it says.
@@ -167,7 +167,7 @@ def check_dependencies(schedule: Schedule, at: Places, edges: Edges) -> None:
             for needed in needs(action, at, schedule.placement, ends[action.stage]):
                 if at[key_of(needed)] > index:
                     raise DependencyError(f"worker {worker}: {action} before {needed}")
-            wanted = action.kind == Kind.UNSHARD
+            wanted = action.kind in (Kind.UNSHARD, Kind.UPDATE)
             if action.stage in sharded and action.kind in _SHARDED:
                 if sharded[action.stage] != wanted:
                     now = "unsharded" if wanted else "sharded"

@@ -106,7 +106,7 @@ class Here:
         pass
 
     def receive(self, micro_batch: int) -> Any:
-        return self._tensor
+        return self._tensor.detach()  # a stage asks for its gradient
 
 
 class Side:
@@ -121,7 +121,7 @@ class Side:
         from linop.spaces.tensor import TensorSpace
         from linop.strategies import Pipeline
         from linop.strategies.pipelines.construction import planned
-        from linop.strategies.pipelines.lanes import Edge
+        from linop.strategies.pipelines.lanes import Edge, Moved
         from linop.strategies.pipelines.stage import Stage
 
         torch.manual_seed(0)
@@ -141,11 +141,9 @@ class Side:
         self.stage = Stage(me, stages[me], self.plan.row, self.plan.graph.taken(me))
         self.optimizer = sgd(stages[me].parameters())
         self.message = torch.randn(rows // count, width)
-        first, second = (
-            TensorSpace(tuple(self.message.shape), Partition((1,), [worker]), "float32")
-            for worker in (0, 1)
-        )
-        self.edge = Edge(backend, first, second, (count, count))
+        first, second = (Partition((1,), [worker]) for worker in (0, 1))
+        block = TensorSpace(tuple(self.message.shape), first, "float32")
+        self.edge = Edge(backend, Moved(block, torch.float32), second, (count, count))
         self.steps: list[float] = []
         self.costs: list[Costs] = []
 
@@ -167,7 +165,7 @@ class Side:
         """This rank's actions, with messages that are there already, as the other's run beside."""
         import torch
 
-        from linop.strategies.pipelines.execution import Step
+        from linop.strategies.pipelines.execution import Step, resolved
 
         lane: Any = Here(self.message)
         edge: Any = type("Both", (), {"forward": lane, "back": lane})
@@ -189,13 +187,13 @@ class Side:
         self.comm.Barrier()
         with torch.enable_grad():
             for action in self.plan.row:
-                costs[action] = seconds(partial(step.run, [action]))
+                costs[action] = seconds(partial(step.run, resolved([action])))
 
     def _messages(self, costs: Costs) -> None:
         """Sends to free slots, and receives of what is there: the mean of all."""
         for lane, sender, kinds in (
-            (self.edge.forward, 0, (Kind.SEND_F, Kind.RECV_F)),
-            (self.edge.back, 1, (Kind.SEND_B, Kind.RECV_B)),
+            (self.edge.lanes[0], 0, (Kind.SEND_F, Kind.RECV_F)),
+            (self.edge.lanes[1], 1, (Kind.SEND_B, Kind.RECV_B)),
         ):
             lane.open(range(self.count))
             for turn, kind in enumerate(kinds):

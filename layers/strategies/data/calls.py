@@ -54,14 +54,18 @@ class Call:
 
     def __init__(self, unit: Unit, copies: Sequence[Tensor]) -> None:
         self.unit = unit
-        self.versions = unit.versions()
-        self.whole: Sequence[Tensor] | None = copies
         self.saved = False
         self.before: Callable[[], Call | None] = lambda: None
-        self._places = _places(copies)
+        self.put(copies)
         if copies[0].grad_fn is not None:
             # Before G.H: all that computes with the parameters has run.
             copies[0].grad_fn.register_prehook(self._forget)
+
+    def put(self, copies: Sequence[Tensor]) -> None:
+        """Have whole parameters, of the shards as they are."""
+        self.versions = self.unit.versions()
+        self.whole: Sequence[Tensor] | None = copies
+        self._places = _places(copies)
 
     def _forget(self, gradients: Any) -> None:
         del gradients

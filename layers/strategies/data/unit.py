@@ -26,8 +26,10 @@ from linop.spaces.decomposition import COPIES, REPLICATED
 from linop.spaces.partition import Partition
 from linop.spaces.tensor import TensorSpace
 from linop.strategies.data.calls import Call
+from linop.strategies.data.held import Held
 from linop.strategies.data.prefetch import passes_of
 from linop.strategies.mesh import Axis
+from linop.strategies.pipelines.lanes import fail
 
 Tensor = Any
 """torch is not typed here."""
@@ -72,6 +74,7 @@ class Unit:
         """Calls that a graph may have."""
         self._ahead: list[int] | None = None
         """Versions of the shards that are gathered ahead; None if none are."""
+        self._held: Held | None = None
 
     @property
     def _parameters(self) -> dict[str, Tensor]:
@@ -132,12 +135,12 @@ class Unit:
         if call is not None:
             whole: Sequence[Tensor] = call.leaves()
         else:
-            call = self._called()
+            call = self.held or self._called()
             assert call.whole is not None
             whole = call.whole
         self.put(whole)
         context = None
-        if self.reshards and torch.is_grad_enabled():
+        if (self.reshards or self.held) and torch.is_grad_enabled():
             context = call.hooks()
             context.__enter__()
         self._open.append((call, whole, context))
@@ -149,8 +152,11 @@ class Unit:
         if self.prefetch:
             self.passes.entered(self, call)
         if torch.is_grad_enabled():
-            self._calls = [*(known for known in self._calls if known() is not None), ref(call)]
+            self._note(call)
         return call
+
+    def _note(self, call: Call) -> None:
+        self._calls = [*(known for known in self._calls if known() is not None), ref(call)]
 
     def _computed_again(self) -> Call | None:
         """The call whose forward is computed again in backward, as by checkpoints. Of several with
@@ -171,9 +177,9 @@ class Unit:
         call, whole, context = self._open.pop()
         if context is not None:
             context.__exit__(None, None, None)
-        if whole is call.whole:
+        if whole is call.whole and call is not self.held:
             call.whole = None  # the graph has what it needs
-        self.put(self._open[-1][1] if self._open else self.shards)
+        self.put(self._open[-1][1] if self._open else self._resting)
 
     def used(self, *unused: Any) -> None:
         """Before the forward of a module inside the unit's.
@@ -182,7 +188,7 @@ class Unit:
             ArgumentError: it is called by itself, where its parameters are shards.
         """
         del unused
-        if self._open:
+        if self._open or self.held:
             return
         call = self._computed_again()
         if call is None:
@@ -197,7 +203,50 @@ class Unit:
     def rest(self) -> None:
         """After what `used` allowed: put the shards in place."""
         if not self._open:
-            self.put(self.shards)
+            self.put(self._resting)
+
+    @property
+    def _resting(self) -> Sequence[Tensor]:
+        """Parameters outside of forwards."""
+        return self.shards if self._held is None else self._held.parameters
+
+    @property
+    def held(self) -> Call | None:
+        """The forwards between `hold` and `release`; None at other times."""
+        held = self._held
+        return held.call if held is not None and held.call.whole is not None else None
+
+    def hold(self) -> None:
+        """Gather the whole parameters until `release`, for all forwards and backwards before it:
+        their gradients are kept until `reduce`. Collective."""
+        if self._held is None:
+            self._held = Held(self)
+            self._note(self._held.call)
+        else:
+            self._held.gather()
+        self.put(self._held.leaves)
+
+    def release(self) -> None:
+        """Give up what `hold` gathered."""
+        if self._held is not None:
+            self._held.release()
+        self.put(self.shards)
+
+    def reduce(self) -> None:
+        """Add G.H of the gradients since the last time to those of the shards. Collective."""
+        if self._held is not None:
+            self._held.reduce()
+
+    def forget(self) -> None:
+        """End what `hold` began, and drop gradients that were not reduced."""
+        self._held = None
+        self.put(self.shards)
+
+    def fail(self, error: BaseException) -> None:
+        """End the other workers' waits for this one, which failed, and what `hold` began."""
+        self.forget()
+        for bridge in (self._bridge, self._bridge.adjoint):
+            fail(bridge.plan, error)
 
     def put(self, tensors: Sequence[Tensor]) -> None:
         """Put tensors where the modules have their parameters."""

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import torch
 
 from linop.backends import Backend
-from linop.backends.autograd.dtypes import torch_dtype
 from linop.errors import ArgumentError, BackendError, DTypeError, LinopError, restated
 from linop.layers.agreement.input_agreement import Cache, InputAgreement, agreement_of
 from linop.layers.agreement.metadata import Meta, call_metadata, space_of
@@ -18,7 +17,7 @@ from linop.spaces.partition import Partition, balanced
 from linop.spaces.tensor import TensorSpace
 from linop.strategies.pipelines.construction import Plan
 from linop.strategies.pipelines.execution import Pair
-from linop.strategies.pipelines.lanes import Edge
+from linop.strategies.pipelines.lanes import Edge, Moved, carrier
 from linop.strategies.pipelines.stage import Stage
 from linop.strategies.pipelines.stage_backends import within
 
@@ -95,11 +94,8 @@ class Tracer:
             if off:
                 raise BackendError(f"Pipeline: {what} on workers {off}; the same expected on all")
         self._metas = [call.tensors[0] for call in calls]
-        first = self._plan.grid(0)
-        self.input = space_of(
-            "Pipeline", first, self._metas, lambda _: range(first.ndim), self._arrays
-        )
-        self.rows = self.input.global_shape[0] if self.input.ndim else 0
+        self.input = self._moved("Pipeline", self._plan.grid(0), self._metas)
+        self.rows = self.input.shape[0] if self.input.shape else 0
         self._check_targets()
         self.sizes = self._sizes(calls[0].sizes)
 
@@ -149,8 +145,8 @@ class Tracer:
         return [of[size] for size in self.sizes]
 
     def _edges_for(self, size: int) -> Mapping[Pair, Sequence[Edge]]:
-        shape = size, *self.input.global_shape[1:]
-        key = shape, self.input.dtype.name, self._calls[0].autocast
+        shape = size, *self.input.shape[1:]
+        key = shape, self.input.dtype, self._calls[0].autocast
         known = self._tracing.edges.get(key)
         if known is not None:
             return known
@@ -159,26 +155,25 @@ class Tracer:
         for a, b in self._plan.graph.crossing:
             slots = self._plan.slots[a, b], self._plan.slots[b, a]
             moved = [spaces[a][k] for k in self._plan.graph.outputs[a, b]]
-            edges[a, b] = [
-                Edge(self._tracing.backend, X, on_grid(X, self._plan.grid(b)), slots) for X in moved
-            ]
+            edges[a, b] = [Edge(self._tracing.backend, X, self._plan.grid(b), slots) for X in moved]
         return self._tracing.edges.keep(key, edges)
 
-    def _spaces(self, shape: Sequence[int]) -> dict[int, dict[int, TensorSpace]]:
-        """Spaces of the stages' outputs for an input, found by running them on zeros: each worker
-        its own, one after the other."""
-        first = self.input
+    def _spaces(self, shape: Sequence[int]) -> dict[int, dict[int, Moved]]:
+        """The stages' outputs for an input, found by running them on zeros: each worker its own,
+        one after the other."""
+        first = self.input.space
         bounds = {d: cuts for d, cuts in enumerate(first.bounds) if d and d in first.axes}
-        of_input = TensorSpace(shape, first.partition, first.dtype, first.axes, bounds=bounds)
-        spaces: dict[int, dict[int, TensorSpace]] = {}
+        blocks = TensorSpace(shape, first.partition, first.dtype, first.axes, bounds=bounds)
+        of_input = Moved(blocks, self.input.dtype)
+        spaces: dict[int, dict[int, Moved]] = {}
         graph = self._plan.graph
         for s in range(self._plan.stages):
             sources = [spaces[a][k] for a in graph.sources[s] for k in graph.outputs[a, s]]
             spaces[s] = self._outputs(s, sources or [of_input])
         return spaces
 
-    def _outputs(self, s: int, sources: Sequence[TensorSpace]) -> dict[int, TensorSpace]:
-        """Spaces of a stage's outputs, by number."""
+    def _outputs(self, s: int, sources: Sequence[Moved]) -> dict[int, Moved]:
+        """A stage's outputs, by number."""
         tracing, doing = self._tracing, "trace linop.strategies.Pipeline"
 
         def probed() -> tuple[None, tuple[Meta, ...]]:
@@ -198,12 +193,12 @@ class Tracer:
             for at, k in enumerate(numbers)
         }
 
-    def _probe(self, s: int, sources: Sequence[TensorSpace]) -> dict[int, Tensor]:
+    def _probe(self, s: int, sources: Sequence[Moved]) -> dict[int, Tensor]:
         """Outputs of a stage of this worker for zeros. Collective over its workers."""
         inputs = [
             torch.zeros(
-                on_grid(X, self._plan.grid(s)).local_shape(self._plan.worker),
-                dtype=torch_dtype(X.dtype),
+                X.on(self._plan.grid(s)).space.local_shape(self._plan.worker),
+                dtype=X.dtype,
                 device=self._arrays.device,
             )
             for X in sources
@@ -211,30 +206,26 @@ class Tracer:
         meet = agreement_of(self._tracing.parts[s]).gather_objects
         return self._stages[s].probe(inputs, partial(meet, None, f"trace stage {s}"))
 
-    def _space(self, s: int, metas: Sequence[Meta], sources: Sequence[TensorSpace]) -> TensorSpace:
-        grid = self._plan.grid(s)
+    def _space(self, s: int, metas: Sequence[Meta], sources: Sequence[Moved]) -> Moved:
         try:
-            space = space_of(f"stage {s}", grid, metas, lambda _: range(grid.ndim), self._arrays)
+            moved = self._moved(f"stage {s}", self._plan.grid(s), metas)
         except DTypeError as error:
             raise located(error, f"stage {s}: an output of its module") from None
-        kind = torch_dtype(space.dtype)
-        ends = s == self._plan.stages - 1
-        if not ends and not (kind.is_floating_point or kind.is_complex):
+        if s < self._plan.stages - 1 and moved.shape[0] != sources[0].shape[0]:
             raise ArgumentError(
-                f"stage {s}: its module returns a tensor of {kind}; a dtype that has gradients "
-                f"expected"
-            )
-        if not ends and space.global_shape[0] != sources[0].global_shape[0]:
-            raise ArgumentError(
-                f"stage {s}: its module returns a tensor of shape {space.global_shape} for "
+                f"stage {s}: its module returns a tensor of shape {moved.shape} for "
                 f"{inputs_named(sources)}; as many rows expected"
             )
-        return space
+        return moved
 
-
-def on_grid(X: TensorSpace, grid: Partition) -> TensorSpace:
-    """The space of the same tensor in balanced blocks on another grid, or X itself on its own."""
-    return X if X.partition == grid else TensorSpace(X.global_shape, grid, X.dtype)
+    def _moved(self, name: str, grid: Partition, metas: Sequence[Meta]) -> Moved:
+        """The tensor of a stage's workers' blocks."""
+        dtypes = dict.fromkeys(m[1] for m in metas if m is not None and len(m) > 1)
+        if len(dtypes) == 1:  # else space_of refuses them
+            kind = carrier(*dtypes)
+            metas = [m if m is None or len(m) == 1 else (m[0], kind, *m[2:]) for m in metas]
+        space = space_of(name, grid, metas, lambda _: range(grid.ndim), self._arrays)
+        return Moved(space, *dtypes)
 
 
 def located(error: Exception, where: str) -> LinopError:
@@ -245,6 +236,6 @@ def located(error: Exception, where: str) -> LinopError:
     return found
 
 
-def inputs_named(sources: Sequence[TensorSpace]) -> str:
+def inputs_named(sources: Sequence[Moved]) -> str:
     """Inputs of a stage, in words."""
-    return "input " + " and ".join(f"of shape {X.global_shape}" for X in sources)
+    return "input " + " and ".join(f"of shape {X.shape}" for X in sources)

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from linop.backends import Backend
+from linop.caching import cached_property
 from linop.errors import ArgumentError, BackendError, expect
 from linop.schedules import Action, Kind, Schedule, check
-from linop.schedules.actions import GROUP
+from linop.schedules.actions import COMPUTE, GROUP
 from linop.spaces.partition import Partition
 from linop.strategies.pipelines.execution import Graph, Pair
 from linop.strategies.pipelines.exported import Stages
@@ -50,12 +51,12 @@ class Plan:
     def stages(self) -> int:
         return self.table.stages
 
-    @property
+    @cached_property
     def is_first(self) -> bool:
         """True if this worker takes the input."""
         return any(not self.graph.sources[s] for s in self.mine)
 
-    @property
+    @cached_property
     def is_last(self) -> bool:
         """True if this worker has the output."""
         return any(not self.graph.sinks[s] for s in self.mine)
@@ -112,14 +113,9 @@ def planned(
             f"backend {backend.name!r} has arrays in {backend.arrays.memory}; pipelines run on "
             f"backends of host memory until now"
         )
-    if group := next((a for row in schedule.workers for a in row if a.kind in GROUP), None):
-        raise ArgumentError(
-            f"{group} in the schedule: modules in a stage gather parameters and sum gradients "
-            f"themselves (fully_shard, DataParallel); leave out UNSHARD, RESHARD and REDUCE_GRAD"
-        )
     if slots is not None and slots < 1:
         raise ArgumentError(f"slots: at least 1 expected, given {slots}")
-    schedule = _with_updates(schedule)
+    schedule = _with_groups(_with_updates(schedule))
     count = schedule.stages
     if len(stages) != count:
         raise ArgumentError(f"{len(stages)} stages given; the schedule has {count}")
@@ -200,6 +196,47 @@ def _with_updates(schedule: Schedule) -> Schedule:
         for row in schedule.workers
     ]
     return Schedule(tuple(rows), schedule.name)
+
+
+def _with_groups(schedule: Schedule) -> Schedule:
+    """A schedule with group actions, and those that it leaves out, of stages that have some."""
+    rows = []
+    for row in schedule.workers:
+        actions = list(row)
+        for s in sorted({action.stage for action in row if action.kind in GROUP}):
+            actions = _completed(actions, s)
+        rows.append(tuple(actions))
+    return Schedule(tuple(rows), schedule.name)
+
+
+def _completed(row: Sequence[Action], s: int) -> list[Action]:
+    """A row with all group actions of a stage: beside UNSHARD the last RESHARD, and REDUCE_GRAD,
+    before updates; beside REDUCE_GRAD alone UNSHARD and RESHARD around every computation, as
+    modules that gather by themselves do.
+
+    Raises:
+        ArgumentError: its first one is RESHARD.
+    """
+    unshard, reshard = Action(s, Kind.UNSHARD), Action(s, Kind.RESHARD)
+    own = [action.kind for action in row if action.stage == s]
+    moves = [kind for kind in own if kind in (Kind.UNSHARD, Kind.RESHARD)]
+    if not moves:
+        here = [action.stage == s and action.kind in COMPUTE for action in row]
+        pairs = zip(row, here, strict=True)
+        each = [(unshard, action, reshard) if inner else (action,) for action, inner in pairs]
+        return [action for some in each for action in some]
+    if moves[0] == Kind.RESHARD:
+        raise ArgumentError(
+            f"stage {s}: {reshard} before any {unshard}; a step begins with sharded parameters"
+        )
+    found = list(row)
+    updates = [k for k, a in enumerate(row) if a.stage == s and a.kind == Kind.UPDATE]
+    if moves[-1] == Kind.UNSHARD and updates:
+        found.insert(updates[-1], reshard)
+    if Kind.REDUCE_GRAD not in own:
+        for k in reversed(updates):
+            found.insert(k, Action(s, Kind.REDUCE_GRAD))
+    return found
 
 
 def _outputs(edges: Sequence[Any], stages: int) -> dict[Pair, list[int]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from linop.caching import cached_property
 from linop.schedules import Action, Kind, Schedule
@@ -15,6 +15,16 @@ Tensor = Any
 """torch is not typed here."""
 Pair = tuple[int, int]
 """The stages of an edge."""
+
+
+class Resolved(NamedTuple):
+    """An action; -1 for numbers that it has not."""
+
+    kind: Kind
+    stage: int
+    micro_batch: int
+    number: int
+    """Of messages, the stage at the other end; of forwards, the version of the parameters."""
 
 
 @dataclass(frozen=True)
@@ -82,111 +92,131 @@ class Step:
     _forward: dict[tuple[int, int, int], Sequence[Tensor]] = field(default_factory=dict)
     """Outputs by source, target and micro-batch: received, or to be sent."""
     _back: dict[tuple[int, int, int], Sequence[Tensor]] = field(default_factory=dict)
-    """Gradients by source, target and micro-batch of the output."""
+    """Gradients by source, target and micro-batch of the output; None for whole numbers."""
 
-    def run(self, row: Sequence[Action]) -> None:
+    def run(self, row: Sequence[Resolved]) -> None:
         """Execute the actions of this worker."""
-        kinds = {
+        stages = self.stages
+        kinds: dict[Kind, Callable[[int, int, int], None]] = {
             Kind.FORWARD: self._run_forward if self.loss else self._evaluate,
             Kind.BACKWARD: self._run_backward,
-            Kind.BACKWARD_INPUT: self._run_backward,
-            Kind.BACKWARD_WEIGHT: self._run_backward_weight,
+            Kind.BACKWARD_INPUT: self._run_backward_input,
+            Kind.BACKWARD_WEIGHT: lambda s, m, _: stages[s].backward_weight(m),
             Kind.SEND_F: self._send_forward,
             Kind.RECV_F: self._receive_forward,
             Kind.SEND_B: self._send_back,
             Kind.RECV_B: self._receive_back,
-            Kind.UPDATE: self._run_update,
+            Kind.UPDATE: lambda s, m, _: self.update(stages[s]),
+            Kind.UNSHARD: lambda s, m, _: stages[s].unshard(),
+            Kind.RESHARD: lambda s, m, _: stages[s].reshard(),
+            Kind.REDUCE_GRAD: lambda s, m, _: stages[s].reduce(),
         }
         for lane, order in self.receives:
             lane.open(order)
-        for action in row:
-            kinds[action.kind](action)
+        for kind, stage, m, number in row:
+            kinds[kind](stage, m, number)
 
-    # Computation
+    # Computation: of a stage, a micro-batch, and a version of the parameters
 
-    def _inputs(self, action: Action) -> list[Tensor]:
-        m = micro_batch(action)
-        sources = self.graph.sources[action.stage]
+    def _inputs(self, s: int, m: int) -> list[Tensor]:
+        sources = self.graph.sources[s]
         if not sources:
             return [self.inputs[m]]
-        return [x for a in sources for x in self._forward.pop((a, action.stage, m))]
+        return [x for a in sources for x in self._forward.pop((a, s, m))]
 
-    def _run_forward(self, action: Action) -> None:
-        m, stage = micro_batch(action), self.stages[action.stage]
-        sinks, loss = self.graph.sinks[action.stage], self.loss
-        assert loss is not None
-        inner = bool(self.graph.sources[action.stage])
-        inputs = [x.detach().requires_grad_(inner) for x in self._inputs(action)]
-        last = None if sinks else lambda y: loss(m, y)
-        outputs, value = stage.forward(m, inputs, action.version, last)
-        if value is not None:
-            self.losses[m] = value
-        self._spread(action.stage, m, outputs)
+    def _run_forward(self, s: int, m: int, version: int) -> None:
+        inputs, loss = self._inputs(s, m), self.loss
+        if self.graph.sources[s]:
+            for x in inputs:
+                if has_gradient(x):
+                    x.requires_grad_()
+        if self.graph.sinks[s]:
+            self._spread(s, m, self.stages[s].forward(m, inputs, version))
+        else:
+            assert loss is not None
+            self.losses[m] = self.stages[s].forward_loss(m, inputs, version, loss)
 
-    def _evaluate(self, action: Action) -> None:
-        m = micro_batch(action)
-        outputs, result = self.stages[action.stage].evaluate(m, self._inputs(action))
-        if not self.graph.sinks[action.stage]:
+    def _evaluate(self, s: int, m: int, version: int) -> None:
+        del version
+        outputs, result = self.stages[s].evaluate(m, self._inputs(s, m))
+        if not self.graph.sinks[s]:
             self.outputs[m] = result
-        self._spread(action.stage, m, outputs)
+        self._spread(s, m, outputs)
 
-    def _spread(self, stage: int, m: int, outputs: Mapping[int, Tensor]) -> None:
+    def _spread(self, s: int, m: int, outputs: Mapping[int, Tensor]) -> None:
         """Keep outputs for the stages that take them."""
-        for b in self.graph.sinks[stage]:
-            self._forward[stage, b, m] = [outputs[k] for k in self.graph.outputs[stage, b]]
+        for b in self.graph.sinks[s]:
+            self._forward[s, b, m] = [outputs[k] for k in self.graph.outputs[s, b]]
 
-    def _run_backward(self, action: Action) -> None:
-        m, stage = micro_batch(action), self.stages[action.stage]
+    def _run_backward(self, s: int, m: int, number: int) -> None:
+        del number
+        self._give_back(s, m, self.stages[s].backward(m, self._gradients(s, m)))
+
+    def _run_backward_input(self, s: int, m: int, number: int) -> None:
+        del number
+        self._give_back(s, m, self.stages[s].backward_input(m, self._gradients(s, m)))
+
+    def _gradients(self, s: int, m: int) -> dict[int, Tensor] | None:
+        """Gradients of a stage's outputs, by number; None for the loss."""
         gradients: dict[int, Tensor] = {}
-        sinks = self.graph.sinks[action.stage]
+        sinks = self.graph.sinks[s]
         for b in sinks:
-            found = self._back.pop((action.stage, b, m))
-            for k, one in zip(self.graph.outputs[action.stage, b], found, strict=True):
-                gradients[k] = gradients[k] + one if k in gradients else one
-        work = stage.backward if action.kind == Kind.BACKWARD else stage.backward_input
-        back = iter(work(m, gradients if sinks else None))
-        for a in self.graph.sources[action.stage]:
-            self._back[a, action.stage, m] = [
-                next(back) for _ in self.graph.outputs[a, action.stage]
-            ]
+            found = self._back.pop((s, b, m))
+            for k, one in zip(self.graph.outputs[s, b], found, strict=True):
+                if one is not None:
+                    gradients[k] = gradients[k] + one if k in gradients else one
+        return gradients if sinks else None
 
-    def _run_backward_weight(self, action: Action) -> None:
-        self.stages[action.stage].backward_weight(micro_batch(action))
+    def _give_back(self, s: int, m: int, gradients: Sequence[Tensor]) -> None:
+        """Keep gradients of a stage's inputs for the stages that they come from."""
+        back = iter(gradients)
+        for a in self.graph.sources[s]:
+            self._back[a, s, m] = [next(back) for _ in self.graph.outputs[a, s]]
 
-    def _run_update(self, action: Action) -> None:
-        self.update(self.stages[action.stage])
+    # Messages: of a stage, a micro-batch, and the stage at the other end
 
-    # Messages
-
-    def _send_forward(self, action: Action) -> None:
-        m, pair = micro_batch(action), (action.stage, other(action))
-        for edge, y in zip(self.edges[m][pair], self._forward.pop((*pair, m)), strict=True):
+    def _send_forward(self, s: int, m: int, other: int) -> None:
+        ys = self._forward.pop((s, other, m))
+        for edge, y in zip(self.edges[m][s, other], ys, strict=True):
             edge.forward.send(m, y)
 
-    def _receive_forward(self, action: Action) -> None:
-        m, pair = micro_batch(action), (other(action), action.stage)
-        self._forward[(*pair, m)] = [edge.forward.receive(m) for edge in self.edges[m][pair]]
+    def _receive_forward(self, s: int, m: int, other: int) -> None:
+        self._forward[other, s, m] = [e.forward.receive(m) for e in self.edges[m][other, s]]
 
-    def _send_back(self, action: Action) -> None:
-        m, pair = micro_batch(action), (other(action), action.stage)
-        for edge, gradient in zip(self.edges[m][pair], self._back.pop((*pair, m)), strict=True):
-            edge.back.send(m, gradient)
+    def _send_back(self, s: int, m: int, other: int) -> None:
+        gradients = self._back.pop((other, s, m))
+        for edge, gradient in zip(self.edges[m][other, s], gradients, strict=True):
+            if edge.back is not None:
+                edge.back.send(m, gradient)
 
-    def _receive_back(self, action: Action) -> None:
-        m, pair = micro_batch(action), (action.stage, other(action))
-        self._back[(*pair, m)] = [edge.back.receive(m) for edge in self.edges[m][pair]]
-
-
-def micro_batch(action: Action) -> int:
-    """The micro-batch of an action that has one."""
-    assert action.micro_batch is not None
-    return action.micro_batch
+    def _receive_back(self, s: int, m: int, other: int) -> None:
+        self._back[s, other, m] = [
+            edge.back and edge.back.receive(m) for edge in self.edges[m][s, other]
+        ]
 
 
-def other(action: Action) -> int:
-    """The stage at the other end of a message."""
-    assert action.other is not None
-    return action.other
+def has_gradient(x: Tensor) -> bool:
+    """False for whole numbers and booleans."""
+    return bool(x.is_floating_point() or x.is_complex())
+
+
+def resolved(row: Sequence[Action]) -> list[Resolved]:
+    """A worker's actions, as `Step` runs them."""
+    found = []
+    for action in row:
+        m, number = action.micro_batch, action.other
+        if action.kind == Kind.FORWARD:
+            number = action.version
+        none = -1
+        found.append(
+            Resolved(
+                action.kind,
+                action.stage,
+                none if m is None else m,
+                none if number is None else number,
+            )
+        )
+    return found
 
 
 def receives(
@@ -202,9 +232,12 @@ def receives(
     orders: dict[int, tuple[Lane, list[int]]] = {}
     for action in (a for row in table.workers for a in row):
         if action.kind in (Kind.RECV_F, Kind.RECV_B):
-            m, forward = micro_batch(action), action.kind == Kind.RECV_F
-            ends = action.stage, other(action)
+            _, s, m, other = resolved([action])[0]
+            forward = action.kind == Kind.RECV_F
+            ends = s, other
             for edge in edges[m][ends[::-1] if forward else ends]:
                 lane = edge.forward if forward else edge.back
+                if lane is None:
+                    continue
                 orders.setdefault(id(lane), (lane, []))[1].append(m)
     return list(orders.values())

@@ -6,7 +6,9 @@ as many messages may be on their way.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
+
+import torch
 
 from linop.backends import Backend, BoundPlan
 from linop.backends.arrays.arguments import held
@@ -14,6 +16,7 @@ from linop.backends.autograd.dtypes import torch_dtype
 from linop.backends.autograd.ports import Port
 from linop.backends.worker_plan import WorkerPlan
 from linop.operators.collectives import repartition
+from linop.spaces.partition import Partition
 from linop.spaces.tensor import TensorSpace
 
 Tensor = Any
@@ -26,15 +29,49 @@ def fail(plan: BoundPlan, error: BaseException) -> None:
         plan.fail(error)
 
 
+class Moved(NamedTuple):
+    """A tensor between stages."""
+
+    space: TensorSpace
+    """Of its blocks; of booleans, as bytes."""
+    dtype: Any
+    """torch's."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the whole tensor."""
+        return self.space.global_shape
+
+    @property
+    def has_gradient(self) -> bool:
+        """False for whole numbers and booleans."""
+        return bool(self.dtype.is_floating_point or self.dtype.is_complex)
+
+    def on(self, grid: Partition) -> Moved:
+        """The same tensor in balanced blocks on another grid."""
+        X = self.space
+        same = X.partition == grid
+        return self if same else Moved(TensorSpace(X.global_shape, grid, X.dtype), self.dtype)
+
+
+def carrier(dtype: Any) -> Any:
+    """torch's dtype of the numbers as which elements travel."""
+    return torch.uint8 if dtype is torch.bool else dtype
+
+
 class Lane:
     """One direction of an edge, for tensors of one shape.
 
     A receiver has the receives of the next messages posted, one in each slot, unless messages come
     without; so a sender waits only if all slots are taken.
+
+    Args:
+        dtype: torch's, of the tensors.
     """
 
-    def __init__(self, plans: Sequence[BoundPlan]) -> None:
+    def __init__(self, plans: Sequence[BoundPlan], dtype: Any) -> None:
         first = plans[0]
+        self._seen = dtype if carrier(dtype) is not dtype else None
         backend, dtype = first.backend, torch_dtype(first.op.dtype)
         self._plans = plans
         for plan in plans:
@@ -62,25 +99,26 @@ class Lane:
         Args:
             order: micro-batches whose messages come, in the order of the receives.
         """
-        self._order = order
-        self._place = {m: k for k, m in enumerate(order)}
+        if order is not self._order:
+            self._order = order
+            self._place = {m: k for k, m in enumerate(order)}
         if self._out_of and self._posts:
             for plan, _ in zip(self._plans, order, strict=False):
                 plan.start()
 
     def send(self, micro_batch: int, tensor: Tensor) -> None:
         """Send this worker's block of a micro-batch's tensor. It may wait for a slot."""
+        if self._seen is not None:
+            tensor = tensor.view(carrier(self._seen))
         self._plan(micro_batch)(self._into[0].array(tensor))
 
     def receive(self, micro_batch: int) -> Tensor:
         """This worker's block of a micro-batch's tensor, in memory of its own; wait for it."""
         plan = self._plan(micro_batch)
-        if not self._posts:
-            return self._out_of[0].tensor(plan.in_any_order())
-        tensor = self._out_of[0].tensor(plan.finish())
-        if self._place[micro_batch] + len(self._plans) < len(self._order):
+        tensor = self._out_of[0].tensor(plan.finish() if self._posts else plan.in_any_order())
+        if self._posts and self._place[micro_batch] + len(self._plans) < len(self._order):
             plan.start()
-        return tensor
+        return tensor if self._seen is None else tensor.view(self._seen)
 
     def fail(self, error: BaseException) -> None:
         """End the other workers' waits for this one, whose step failed."""
@@ -96,15 +134,26 @@ class Edge:
     """Both directions of an edge: compiled by all workers of the backend, in one order.
 
     Args:
-        X, Y: the tensor on the workers of the two stages.
+        X: the tensor on the workers of its stage.
+        grid: workers of the other stage.
         slots: numbers of slots, forward and back.
+
+    Attributes:
+        back: None for tensors that have no gradient.
     """
 
-    def __init__(
-        self, backend: Backend, X: TensorSpace, Y: TensorSpace, slots: tuple[int, int]
-    ) -> None:
-        plans = [repartition(X, Y).compile(backend) for _ in range(max(slots))]
-        self.forward = Lane(plans[: slots[0]])
-        self.back = Lane([plan.H for plan in plans[: slots[1]]])
-        for lane in (self.forward, self.back):
+    def __init__(self, backend: Backend, X: Moved, grid: Partition, slots: tuple[int, int]) -> None:
+        op = X.space, X.on(grid).space
+        count = max(slots) if X.has_gradient else slots[0]
+        plans = [repartition(*op).compile(backend) for _ in range(count)]
+        self.forward = Lane(plans[: slots[0]], X.dtype)
+        self.back: Lane | None = None
+        if X.has_gradient:
+            self.back = Lane([plan.H for plan in plans[: slots[1]]], X.dtype)
+        for lane in self.lanes:
             lane.warm_up()
+
+    @property
+    def lanes(self) -> list[Lane]:
+        """Those that there are."""
+        return [self.forward] if self.back is None else [self.forward, self.back]

@@ -16,6 +16,7 @@ from linop.errors import ArgumentError, BackendError
 from linop.layers.agreement.input_agreement import Cache, agreement_of, program_backend
 from linop.layers.agreement.metadata import call_metadata
 from linop.schedules import Schedule
+from linop.schedules.actions import GROUP
 from linop.spaces.partition import Partition
 from linop.strategies.pipelines.binding import Call, Tracer, Tracing
 from linop.strategies.pipelines.checkpoints import Checkpoints
@@ -27,12 +28,13 @@ from linop.strategies.pipelines.construction import (
     options_checked,
     planned,
 )
-from linop.strategies.pipelines.execution import Pair, Step, receives
+from linop.strategies.pipelines.execution import Pair, Resolved, Step, receives, resolved
 from linop.strategies.pipelines.gradient_norm import GradientNorm
 from linop.strategies.pipelines.lanes import Edge, Lane
 from linop.strategies.pipelines.random_numbers import initial_seed
 from linop.strategies.pipelines.stage import Stage, joined
 from linop.strategies.pipelines.stage_backends import (
+    agree_on_table,
     fail,
     failure,
     made,
@@ -67,7 +69,8 @@ class _Batch(NamedTuple):
     sizes: Sequence[int]
     edges: Sequence[Mapping[Pair, Sequence[Edge]]]
     receives: Sequence[tuple[Lane, Sequence[int]]]
-    table: Schedule
+    row: Sequence[Resolved]
+    """This worker's actions."""
 
 
 class Pipeline:
@@ -243,6 +246,8 @@ class Pipeline:
             )
             for s in plan.mine
         }
+        if any(action.kind in GROUP for row in plan.table.workers for action in row):
+            agree_on_table(plan.table, self._stages.values())
         if optimizer is not None:
             self.optimizer = optimizer_checked(optimizer(self._parameters()))
         return None, initial_seed()
@@ -285,8 +290,10 @@ class Pipeline:
         def loss(m: int, y: Tensor) -> Tensor:
             assert self._loss is not None
             value = self._loss(y, targets[m])
-            if not isinstance(value, torch.Tensor) or value.numel() != 1:
-                raise ArgumentError(f"Pipeline: a loss with one element expected, given {value!r}")
+            if not isinstance(value, torch.Tensor) or value.numel() != 1 or value.is_complex():
+                raise ArgumentError(
+                    f"Pipeline: a real loss with one element expected, given {value!r}"
+                )
             return value if shares is None else value * shares[m]
 
         step = self._run(batch, x, loss)
@@ -408,11 +415,11 @@ class Pipeline:
         tracer = Tracer(everybodys, self._tracing, self._stages)
         edges = tracer.edges()
         table = plan.table if trains else plan.forwards(len(tracer.sizes))
-        batch = _Batch(tracer.sizes, edges, receives(table, edges), table)
+        batch = _Batch(tracer.sizes, edges, receives(table, edges), resolved(plan.row_of(table)))
         return self._batches.keep(total, batch)
 
     def _cut(self, tensor: Tensor, sizes: Sequence[int]) -> Sequence[Tensor]:
-        return [None] * len(sizes) if tensor is None else tensor.split(list(sizes))
+        return [None] * len(sizes) if tensor is None else tensor.detach().split(list(sizes))
 
     def _shares(self, sizes: Sequence[int]) -> dict[int, float] | None:
         """Share of each micro-batch in the rows of its update; None if losses add up."""
@@ -438,13 +445,13 @@ class Pipeline:
                 self._update,
             )
             with torch.set_grad_enabled(loss is not None):
-                step.run(self._plan.row_of(batch.table))
+                step.run(batch.row)
         except BaseException as error:
             self._broken = f"{type(error).__name__}: {error}"
             self._fail(error)
             for lane in {id(lane): lane for lane, _ in batch.receives}.values():
                 lane.fail(error)
-            for collective in (self._tied, self._norm):
+            for collective in (self._tied, self._norm, *self._stages.values()):
                 if collective is not None:
                     collective.fail(error)
             raise

@@ -30,7 +30,10 @@ Version = Mapping[str, Tensor]
 Gradients = Mapping[int, Tensor] | None
 """Of outputs, by number; None for the loss."""
 Roots = tuple[Sequence[GradientEdge], Sequence[Tensor]]
-"""Nodes, and the gradients that come to them; None for the loss."""
+"""Nodes, and the gradients that come to them."""
+_run = torch.autograd.Variable._execution_engine.run_backward
+"""torch's engine, of nodes and their gradients: `torch.autograd.backward` first takes a fourth of a
+small backward's time to check them."""
 
 
 @dataclass
@@ -46,11 +49,12 @@ class _Saved:
     """Between the two halves of a backward."""
     parts: Sequence[Part] | None = None
     """Nodes at which the second half starts."""
+    loss: Tensor = None
 
-    def started(self, gradients: Mapping[int, Tensor] | None) -> Roots:
+    def started(self, gradients: Gradients) -> Roots:
         """The nodes at which a backward begins."""
         if gradients is None:
-            return list(self.edges.values()), [None] * len(self.edges)
+            return list(self.edges.values()), [torch.ones_like(self.loss)] * len(self.edges)
         used = [k for k in self.edges if k in gradients]
         return [self.edges[k] for k in used], [gradients[k] for k in used]
 
@@ -65,7 +69,7 @@ class Stage:
         outputs: numbers of the outputs that others take; none for the last stage.
         recompute: True: forwards keep their inputs only, and are computed again in backward.
         halves: False: compute both halves of a backward in the first, as a stage on several workers
-            has to: its messages are of both.
+            has to: its messages are of both. One with sharded parameters always does.
     """
 
     def __init__(
@@ -80,12 +84,19 @@ class Stage:
         self.index = index
         self.module = module
         self._outputs = outputs
-        self._recompute, self._halves = recompute, halves
+        self._recompute = recompute
         self._writes = False
         self.random = RandomNumbers(index, alone=halves)
         self._plan = _updates([a for a in row if a.stage == index])
         self._stashes = any(update.old for update in self._plan)
         self.parameters = list(module.parameters())  # they may be frozen and thawed between steps
+        self.units = sharded_units(module)
+        self._halves = halves and not self.units  # the second half would be of whole parameters
+        if self.units and self._stashes:
+            raise ArgumentError(
+                f"stage {index}: the schedule reads older versions of its parameters, which "
+                f"fully_shard has sharded: it keeps no versions; DataParallel stages may have some"
+            )
         self._saved: dict[int, _Saved] = {}
         self._versions: dict[int, Version] = {}
         self._updates = 0
@@ -94,6 +105,8 @@ class Stage:
         """Begin a step: versions count from 0."""
         self._saved, self._updates = {}, 0
         self.random.step += 1
+        for unit in self.units:
+            unit.forget()
         if self._stashes:
             self._versions = {0: self._leaves()}
 
@@ -104,25 +117,50 @@ class Stage:
         }
 
     def forward(
+        self, micro_batch: int, inputs: Sequence[Tensor], version: int = -1
+    ) -> dict[int, Tensor]:
+        """Outputs for one micro-batch that others take, by number, without graph. To be called with
+        gradients enabled.
+
+        Args:
+            version: of the parameters; -1 for the newest.
+        """
+        weights = self._weights(version)
+        outputs = self.checked(self._called(micro_batch, inputs, weights))
+        self._save(micro_batch, inputs, outputs, weights)
+        return {k: y.detach() for k, y in outputs.items()}
+
+    def forward_loss(
         self,
         micro_batch: int,
         inputs: Sequence[Tensor],
-        version: int | None = None,
-        loss: Callable[[Result], Tensor] | None = None,
-    ) -> tuple[dict[int, Tensor], Tensor]:
-        """Outputs and loss (None if there is none) for one micro-batch, without graph. To be called
-        with gradients enabled."""
-        weights = None
-        if self._stashes:
-            weights = self._versions[self._updates if version is None else version]
+        version: int,
+        loss: Callable[[int, Result], Tensor],
+    ) -> Tensor:
+        """The loss for one micro-batch, without graph; see `forward`."""
+        weights = self._weights(version)
         result = self._called(micro_batch, inputs, weights)
-        outputs = results = self.checked(result)
-        if loss is not None:
-            results = {0: loss(result)}
+        self.checked(result)
+        value = loss(micro_batch, result)
+        self._save(micro_batch, inputs, {0: value}, weights)
+        plain = self._saved[micro_batch].loss = value.detach()
+        return plain
+
+    def _weights(self, version: int) -> Version | None:
+        if not self._stashes:
+            return None
+        return self._versions[self._updates if version < 0 else version]
+
+    def _save(
+        self,
+        micro_batch: int,
+        inputs: Sequence[Tensor],
+        results: Mapping[int, Tensor],
+        weights: Version | None,
+    ) -> None:
+        """Keep what the backward needs."""
         edges = {k: get_gradient_edge(y) for k, y in results.items() if y.requires_grad}
         self._saved[micro_batch] = _Saved(inputs, edges, weights)
-        plain = {k: y.detach() for k, y in outputs.items()}
-        return plain, None if loss is None else results[0].detach()
 
     def _called(
         self, micro_batch: int, inputs: Sequence[Tensor], weights: Version | None
@@ -135,7 +173,10 @@ class Stage:
 
         def call(*inputs: Tensor) -> Tensor:
             if self._writes:  # a module that begins in place, as of its predecessor's output
-                inputs = tuple(x.clone() if x.requires_grad else x for x in inputs)
+                inner = [x.requires_grad or not x.is_floating_point() for x in inputs]
+                inputs = tuple(
+                    x.clone() if own else x for x, own in zip(inputs, inner, strict=True)
+                )
             with seeded():
                 # A second forward reads the buffers of the first, and leaves the module's alone.
                 if weights is None and not changed:
@@ -226,8 +267,9 @@ class Stage:
         saved = self._saved.pop(micro_batch)
         edges, roots = saved.started(gradients)
         if edges:
-            torch.autograd.backward(edges, roots)
-            self._collect(saved.weights)
+            _run(tuple(edges), tuple(roots), False, False, (), True, accumulate_grad=True)
+            if saved.weights is not None:
+                self._collect(saved.weights)
         return [_gradient(x) for x in saved.inputs]
 
     def backward_input(self, micro_batch: int, gradients: Gradients) -> list[Tensor]:
@@ -253,18 +295,39 @@ class Stage:
             leaves = [leaf for leaf in leaves if leaf.requires_grad]
             if leaves:
                 torch.autograd.backward(*saved.roots, inputs=leaves)
-        self._collect(saved.weights)
+        if saved.weights is not None:
+            self._collect(saved.weights)
 
-    def _collect(self, weights: Version | None) -> None:
+    def _collect(self, weights: Version) -> None:
         """Move the gradients of a version to the parameters."""
-        if weights is None:
-            return
         for name, p in self.module.named_parameters():
             grad, weights[name].grad = weights[name].grad, None
             if grad is not None and p.grad is not None:
                 p.grad += grad
             elif grad is not None:
                 p.grad = grad
+
+    # Sharded parameters
+
+    def unshard(self) -> None:
+        """Gather whole parameters until `reshard`. Collective over the workers of their axes."""
+        for unit in self.units:
+            unit.hold()
+
+    def reshard(self) -> None:
+        """Give whole parameters up."""
+        for unit in self.units:
+            unit.release()
+
+    def reduce(self) -> None:
+        """Sum the gradients since the last time over the workers. Collective."""
+        for unit in self.units:
+            unit.reduce()
+
+    def fail(self, error: BaseException) -> None:
+        """End the waits of the workers that share this stage's parameters, whose step failed."""
+        for unit in self.units:
+            unit.fail(error)
 
     def renew(self) -> None:
         """Before an update: move the parameters to new memory, if their old version is needed."""
@@ -280,6 +343,11 @@ class Stage:
             wanted = self._plan[self._updates].wanted
             self._versions = {v: w for v, w in self._versions.items() if v in wanted}
         self._updates += 1
+
+
+def sharded_units(module: Any) -> list[Any]:
+    """The units of a module's sharded parameters."""
+    return [unit for m in module.modules() for unit in getattr(m, "_linop_units", ())]
 
 
 def _parts(result: Result) -> Sequence[Tensor]:

@@ -3,6 +3,7 @@ there."""
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,12 +15,18 @@ from linop.backends.worker import Worker
 from linop.errors import ArgumentError, LinopError, restated
 from linop.layers.agreement.input_agreement import agreement_of
 from linop.layers.layer import Layer
+from linop.schedules import Schedule
 from linop.spaces.partition import Partition
+from linop.strategies.data.replicas import agree
 from linop.strategies.pipelines.construction import Plan
+from linop.strategies.pipelines.stage import Stage, sharded_units
 from linop.strategies.tensor.layer import ParallelLayer
 
 Module = Any
 """torch is not typed here."""
+_GENERATED = "linop.backends"
+"""Module of generated functions, which have no name."""
+_COMMUNICATING = _GENERATED, "linop.layers", "linop.strategies", "linop.autograd"
 
 
 def parts_of(plan: Plan, backend: Backend) -> dict[int, Backend]:
@@ -55,15 +62,28 @@ def failure(parts: Iterable[Backend]) -> str:
 @contextmanager
 def within(part: Backend, backend: Backend) -> Iterator[None]:
     """Context of calls of the part, which its workers make together, and some of which may raise on
-    one of them alone: a user's error there. linop's are raised on all."""
+    one of them alone: a user's error there. Those of linop's collectives are raised on all."""
     try:
         with use(part):
             yield
-    except LinopError:
-        raise
     except BaseException as error:
-        fail([part], backend, error)
+        if not _is_of_all(error):
+            fail([part], backend, error)
         raise
+
+
+def _is_of_all(error: BaseException) -> bool:
+    """True for an error of linop that all workers raise: of a function that communicates. A user
+    may raise others, or call functions of the core, which does not, with arguments that it refuses,
+    on one worker alone."""
+    found = False
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        module = frame.f_globals.get("__name__") or _GENERATED
+        if module.startswith(_COMMUNICATING):
+            found = isinstance(error, LinopError)
+        elif module.partition(".")[0] not in ("linop", "torch"):
+            found = False  # a user's function, which linop's may have called
+    return found
 
 
 def local(grid: Partition) -> Partition:
@@ -102,9 +122,21 @@ def made(s: int, given: Any, grid: Partition, part: Backend) -> Module:
     return module
 
 
+def agree_on_table(table: Schedule, stages: Iterable[Stage]) -> None:
+    """Check that workers which share a stage's sharded parameters have one schedule. Collective
+    over the workers of each axis.
+
+    Raises:
+        BackendError: they have not; on all of these.
+    """
+    axes = {unit.axis.workers: unit.axis for stage in stages for unit in stage.units}
+    for axis in axes.values():
+        agree(axis.backend, "Pipeline", tuple(tuple(map(str, row)) for row in table.workers))
+
+
 def waits_inside(module: Module) -> bool:
     """True if forwards of a stage wait for workers of another axis of a mesh: those of
     tensor-parallel modules, and of sharded parameters."""
     axes = [m.axis for m in module.modules() if isinstance(m, ParallelLayer)]
-    axes += [unit.axis for m in module.modules() for unit in getattr(m, "_linop_units", ())]
+    axes += [unit.axis for unit in sharded_units(module)]
     return any(axis.size > 1 for axis in axes)

@@ -81,6 +81,68 @@ def failing_probe(backend: Backend) -> None:
     pipe.step(block_of(backend), block_of(backend))
 
 
+class Refusing(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
+    """It raises an error of linop by hand, or by a function of linop that refuses its arguments."""
+
+    def __init__(self, by_hand: bool) -> None:
+        super().__init__()
+        self.by_hand = by_hand
+
+    def forward(self, x: Any) -> Any:
+        if self.by_hand:
+            raise ArgumentError("a user's refusal")
+        return Partition((2,), [0])
+
+
+def refuse(backend: Backend, by_hand: bool) -> None:
+    def stage(P: Partition) -> Any:
+        here = Refusing(by_hand) if backend.worker == 1 else torch.nn.Identity()
+        return torch.nn.Sequential(dense(P), here, dense(P))
+
+    made(backend, [stage, dense]).step(block_of(backend), block_of(backend))
+
+
+def refused_by_hand_in_a_probe(backend: Backend) -> None:
+    refuse(backend, True)
+
+
+def refused_in_a_probe(backend: Backend) -> None:
+    refuse(backend, False)
+
+
+class Named(torch.nn.Module):  # type: ignore[misc]
+    """It raises an error of linop where its modules are listed, once it is `armed`."""
+
+    armed = False
+
+    def forward(self, x: Any) -> Any:
+        return x * 1
+
+    def named_modules(self, *given: Any, **options: Any) -> Any:
+        if self.armed:
+            raise ArgumentError("a user's refusal")
+        return super().named_modules(*given, **options)
+
+
+def refused_while_a_state_loads(backend: Backend) -> None:
+    pipe = made(backend, [lambda P: torch.nn.Sequential(dense(P), Named()), dense])
+    state = pipe.state_dict()
+    if backend.worker == 1:
+        pipe.stages[0][1].armed = True
+    pipe.load_state_dict(state)
+
+
+def wrong_width_in_a_probe(backend: Backend) -> None:
+    """An error of all workers in a cut stage leaves the pipeline as it was."""
+    pipe = made(backend, [dense, dense])
+    pipe.step(block_of(backend), block_of(backend))
+    try:
+        pipe.step(block_of(backend)[:, :1], block_of(backend))
+    except linop.errors.LinopError as error:
+        pipe.step(block_of(backend), block_of(backend))
+        raise error
+
+
 def function_that_raises_on_one(backend: Backend) -> None:
     def stage(P: Partition) -> Any:
         if backend.worker == 1:
@@ -160,6 +222,10 @@ def tied_and_whole(backend: Backend) -> None:
 WRONG: list[Wrong] = [
     (layers_of_all, ArgumentError, "on worker 0: stage 0: layer '' is of 3 workers, the stage", 3),
     (failing_probe, BackendError, r"on worker 1: stage 0, input of shape .* ZeroDivisionError", 3),
+    (refused_by_hand_in_a_probe, ArgumentError, "on worker 1: stage 0, input .* a user's ref", 3),
+    (refused_in_a_probe, linop.errors.PartitionError, "on worker 1: stage 0, input of shape", 3),
+    (refused_while_a_state_loads, ArgumentError, "on worker 1: a user's refusal", 3),
+    (wrong_width_in_a_probe, linop.errors.LinopError, "stage 0, input of shape", 3),
     (function_that_raises_on_one, BackendError, "Pipeline: on worker 1: ZeroDivisionError", 3),
     (fewer_layers_on_one, BackendError, "worker 0: construct Linear; worker 1: make stage 0", 3),
     (fewer_calls_on_one, BackendError, "things: worker 0: .*; worker 1: trace stage 0", 3),

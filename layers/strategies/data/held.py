@@ -1,0 +1,66 @@
+"""Whole parameters of a unit that a schedule's actions gather, give up and gather again, and the
+gradients on them, which one application of G.H sums for many forwards and backwards.
+
+They are leaves of the graphs of these forwards, which keep references to them and not their memory
+(`linop.strategies.data.calls`); so gradients are added on each worker alone until `reduce`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.autograd.graph import get_gradient_edge
+
+from linop.strategies.data.calls import Call
+
+if TYPE_CHECKING:
+    from linop.strategies.data.unit import Unit
+
+Tensor = Any
+"""torch is not typed here."""
+
+
+class Held:
+    """Leaves for the whole parameters of a unit. Collective: it gathers them.
+
+    Attributes:
+        leaves: in the order of the unit's members; without memory between `release` and `gather`.
+        call: the forwards with them.
+    """
+
+    def __init__(self, unit: Unit) -> None:
+        copies = unit.copies()
+        self._edges = [get_gradient_edge(copy) for copy in copies]
+        pairs = zip(copies, unit.shards, strict=True)
+        self.leaves = [copy.detach().requires_grad_(p.requires_grad) for copy, p in pairs]
+        self.call = Call(unit, self.leaves)
+
+    @property
+    def parameters(self) -> Sequence[Tensor]:
+        """The tensors that modules have while none of them computes."""
+        return self.leaves if self.call.whole is not None else self.call.unit.shards
+
+    def gather(self) -> None:
+        """Gather anew what was given up. Collective."""
+        for leaf, whole in zip(self.leaves, self.call.unit.gathered(), strict=True):
+            leaf.data = whole
+        self.call.put(self.leaves)
+
+    def release(self) -> None:
+        """Give the memory of the whole parameters up, and not their gradients."""
+        self.call.whole = None
+        for leaf in self.leaves:
+            leaf.data = leaf.new_empty(0)
+
+    def reduce(self) -> None:
+        """Add G.H of the gradients on the whole parameters to those of the shards. Collective; no
+        message if there are none."""
+        found = [(e, p.grad) for e, p in zip(self._edges, self.leaves, strict=True)]
+        given = [(edge, grad) for edge, grad in found if grad is not None]
+        for leaf in self.leaves:
+            leaf.grad = None
+        if given:
+            edges, gradients = zip(*given, strict=True)
+            torch.autograd.backward(edges, gradients, retain_graph=True)
