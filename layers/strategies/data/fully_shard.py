@@ -4,14 +4,16 @@ computes with it (`linop.strategies.data.unit`)."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from linop.errors import ArgumentError, LinopError
-from linop.layers.parameters.blocks import Block, backend_of, blocks
-from linop.layers.parameters.torch_guards import replace
-from linop.layers.state.state import scatter_state
+from linop.layers.parameters.blocks import Block, blocks
+from linop.layers.parameters.torch_guards import replace as mark_replaced
+from linop.layers.state.state import gathered, scatter_state
+from linop.layers.state.workers import Workers
 from linop.spaces.region import integer
 from linop.strategies.data.replicas import agree, check_equal, described
 from linop.strategies.data.unit import Member, Unit, rows, units_of
@@ -85,7 +87,7 @@ def fully_shard(
         module._linop_units = [*getattr(module, "_linop_units", ()), unit]
     for p in found.values():
         p._linop_strategy = "sharded"
-    replace(found.values())
+    mark_replaced(found.values())
     return module
 
 
@@ -100,7 +102,7 @@ def _collect(
             if p is None or already == "shard":
                 continue
             name = f"{prefix}.{attribute}".removeprefix(".")
-            if id(p) in known and not _across(known[id(p)], axis):
+            if not all(_across(block, axis) for block in known.get(id(p), ())):
                 raise ArgumentError(
                     f"parameter {name!r} is a block that a linop.layers.Layer has cut; modules of "
                     f"torch expected, or tensor-parallel ones over another axis of the mesh"
@@ -150,15 +152,23 @@ def full_state_dict(module: Any) -> dict[str, Tensor]:
     buffers. Collective.
 
     Raises:
-        ArgumentError: the module has no sharded parameters, or some that are tensor parallel too.
+        ArgumentError: the module has no sharded parameters.
     """
     whole: dict[int, Tensor] = {}
+    units = _checked(module)
+    workers = Workers("full_state_dict", module)
     with torch.no_grad():
-        for _, unit in _checked(module):
+        for _, unit in units:
             for shard, tensor in zip(unit.shards, unit.gathered(), strict=True):
                 whole[id(shard)] = tensor
-    state = module.state_dict(keep_vars=True)
-    return {key: whole.get(id(t), t).detach() for key, t in state.items()}
+    state = {}
+    for key, item in workers.tensors.items():
+        if id(item.block) in whole:
+            # A tensor-parallel module's is a block again.
+            outer = dict([*item.spaces.items()][:-1])
+            item = replace(item, spaces=outer, block=whole[id(item.block)])
+        state[key] = gathered(workers, item, None)
+    return state
 
 
 def load_full_state_dict(module: Any, state: Mapping[str, Tensor] | None) -> None:
@@ -183,5 +193,4 @@ def _checked(module: Any) -> list[tuple[str, Unit]]:
     units = _units(module)
     if not units:
         raise ArgumentError("the module has no sharded parameters: call fully_shard first")
-    backend_of(module.parameters())
     return units

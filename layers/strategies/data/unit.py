@@ -53,6 +53,8 @@ class Unit:
     It is to `linop.layers.parameters.blocks` the holder of its shards.
     """
 
+    shards_blocks = True
+
     def __init__(self, name: str, members: Sequence[Member], axis: Axis) -> None:
         self.name = self.kind = name
         self.members, self.axis = members, axis
