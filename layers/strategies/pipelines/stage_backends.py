@@ -15,6 +15,7 @@ from linop.errors import ArgumentError, LinopError, restated
 from linop.layers.agreement.input_agreement import agreement_of
 from linop.layers.layer import Layer
 from linop.spaces.partition import Partition
+from linop.strategies.mesh import Axis
 from linop.strategies.pipelines.construction import Plan
 from linop.strategies.tensor.layer import ParallelLayer
 
@@ -102,9 +103,9 @@ def made(s: int, given: Any, grid: Partition, part: Backend) -> Module:
     return module
 
 
-def waits_inside(module: Module) -> bool:
-    """True if forwards of a stage wait for workers of another axis of a mesh: those of
-    tensor-parallel modules, and of sharded parameters."""
-    axes = [m.axis for m in module.modules() if isinstance(m, ParallelLayer)]
-    axes += [unit.axis for m in module.modules() for unit in getattr(m, "_linop_units", ())]
-    return any(axis.size > 1 for axis in axes)
+def axes_across(module: Module) -> dict[Axis, bool]:
+    """Axes of a mesh whose other workers the forwards of a stage wait for: of sharded parameters;
+    and of tensor-parallel modules, which are true, since these wait with tensors of one shape."""
+    axes = {unit.axis: False for m in module.modules() for unit in getattr(m, "_linop_units", ())}
+    axes |= {m.axis: True for m in module.modules() if isinstance(m, ParallelLayer)}
+    return {axis: same for axis, same in axes.items() if axis.size > 1}
