@@ -22,11 +22,13 @@ from support.requirements import needs_mpi
 from support.strategies.replicas import (
     Case,
     adds_to_gradients,
+    changes_dtype,
     checks_itself,
     clips_and_copies,
     composes_with_pipelines,
     fails_in_backward,
     has_buffers,
+    has_no_parameters,
     has_the_global_mean,
     has_unused,
     is_sequential,
@@ -115,6 +117,11 @@ def test_errors_on_ranks() -> None:
 
 def test_error_in_backward() -> None:
     for contract in (fails_in_backward, spreads_nan, checks_itself):
+        on_threads(2, contract)
+
+
+def test_other_dtypes_and_no_parameters() -> None:
+    for contract in (has_no_parameters, changes_dtype):
         on_threads(2, contract)
 
 

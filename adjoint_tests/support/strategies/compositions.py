@@ -325,9 +325,7 @@ def unlike_side_by_side(backend: Backend) -> None:
         stages[k] = filled(MLP(WIDTH, 5), k)
         if k == 0:
             fully_shard(stages[k], mesh["dp"])
-        return Pipeline(
-            stages, GENERATORS[schedule](2, micro), squares, backend=mesh["pp"].backend
-        )
+        return Pipeline(stages, GENERATORS[schedule](2, micro), squares, backend=mesh["pp"].backend)
 
     x, t = values(4 + d, WIDTH, seed=1), values(4 + d, WIDTH, seed=2)
     one = made("gpipe", 3)

@@ -188,14 +188,13 @@ def says_what_is_wrong(backend: Backend) -> None:
 
     refused("axis: one of a linop.strategies.Mesh", lambda: fully_shard(linear(), "dp"))  # type: ignore[arg-type]
     refused("on worker 1: a torch", lambda: fully_shard(3 if me == 1 else linear(), axis))
-    refused("no parameters", lambda: fully_shard(torch.nn.ReLU(), axis))
     what = r"worker 1 has 'weight' of torch.float64 and shape \(4, 2\), worker 0"
     refused(what, lambda: fully_shard(linear(3 + (me == 1)), axis), BackendError)
     other = linear()
     other.weight.data += me
     refused("'weight' differ between", lambda: fully_shard(other, axis), BackendError)
     net = fully_shard(linear(), axis)
-    refused("or all are sharded already", lambda: fully_shard(net, axis))
+    refused("the module is sharded already", lambda: fully_shard(net, axis))
     refused("already shard", lambda: DataParallel(net, axis))
     copies = DataParallel(linear(), axis)
     refused("already data parallel", lambda: fully_shard(copies, axis))

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from linop.errors import ArgumentError, LinopError
+from linop.errors import ArgumentError
 from linop.layers.parameters.blocks import Block, blocks
 from linop.layers.parameters.torch_guards import replace as mark_replaced
 from linop.layers.state.state import gathered, scatter_state
@@ -32,9 +32,9 @@ def fully_shard(
     Each worker keeps a block of the rows of every parameter, balanced, and any optimizer of torch
     that treats elements alone (such as SGD and Adam) has a state for these alone. The parameters of
     one call are gathered together, before the module's forward; so call it for the layers of a
-    model first, and then for the model, which takes what is left. Gradients of shards, in ``grad``
-    after backward, are sums over the workers; nothing is divided. All workers call the same modules
-    in the same order, and run the same backward.
+    model first, and then for the model, which takes what is left, if anything is. Gradients of
+    shards, in ``grad`` after backward, are sums over the workers; nothing is divided. All workers
+    call the same modules in the same order, and run the same backward.
 
     Args:
         module: the same on all workers. Parameters on the meta device become shards of NaN, to
@@ -50,17 +50,17 @@ def fully_shard(
         The module.
 
     Raises:
-        ArgumentError: it is no module, all its parameters are sharded already, or one is shared
+        ArgumentError: it is no module, has been sharded already, or a parameter is shared
             with a module that is sharded, or a block of a `linop.layers.Layer`; `prefetch` is no
             number from 0. BackendError: modules or values differ between workers.
             On every worker.
     """
-    said: Any
     places: dict[Any, list[tuple[Any, str]]] = {}
     names: dict[Any, str] = {}
     if not isinstance(axis, Axis):
         raise ArgumentError(f"axis: one of a linop.strategies.Mesh expected, given {axis!r}")
-    try:
+
+    def checked() -> tuple[tuple[dict[str, Tensor], int], Any]:
         if not isinstance(module, torch.nn.Module):
             raise ArgumentError(f"a torch.nn.Module expected, given {module!r}")
         ahead = integer(prefetch, "fully_shard: prefetch")
@@ -68,10 +68,9 @@ def fully_shard(
             raise ArgumentError(f"prefetch={ahead}; a number from 0 expected")
         _collect(module, axis, places, names)
         found = {names[p]: p for p in places}
-        said = described(found), reshard_after_forward, ahead
-    except LinopError as error:
-        said = type(error)(str(error))
-    agree(axis.backend, _NAME, said)
+        return (found, ahead), (described(found), reshard_after_forward, ahead)
+
+    found, ahead = agree(axis.backend, _NAME, checked)
     check_equal(found, axis.backend, _NAME)
     for unit, parameters in units_of(type(module).__name__, found, places, axis):
         unit.reshards, unit.prefetch = reshard_after_forward, ahead
@@ -115,8 +114,8 @@ def _collect(
                 )
             places.setdefault(p, []).append((owner, attribute))
             names.setdefault(p, name)
-    if not places:
-        raise ArgumentError("the module has no parameters, or all are sharded already")
+    if not places and hasattr(module, "_linop_units"):
+        raise ArgumentError("the module is sharded already")
 
 
 def _across(block: Block, axis: Axis) -> bool:
