@@ -362,7 +362,7 @@ def composes_with_pipelines(backend: Backend) -> None:
 
 
 def changes_dtype(backend: Backend) -> None:
-    """A module that is converted afterwards trains as its twin, converted there; so do its buffers."""
+    """A module that is converted afterwards, with its buffers, trains as its converted twin."""
     workers, me = backend.workers or 1, backend.worker or 0
     for options in ({}, {"server": 0}, {"bucket_cap_mb": 1e-5}):
         net, twin = DataParallel(buffered(), **options), buffered()
