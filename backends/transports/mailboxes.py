@@ -16,6 +16,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,9 @@ _LIMIT = 600.0
 """Longest wait in seconds if a worker has several threads, which may wait for each other
 unobserved."""
 
+
+_TO_END = 10.0
+"""Longest wait in seconds for the end of a thread that has run its program."""
 
 Key = tuple[int, ...]
 """Sender, receiver, tag, and the number of the part of the workers that talk (empty for all)."""
@@ -103,6 +107,7 @@ class Group:
         for worker, thread in enumerate(threads):
             if worker not in self._late:
                 thread.join()
+                _wait_for_its_end(thread)
 
     def put(self, key: Key, item: Any) -> None:
         """Append an item to a mailbox."""
@@ -278,6 +283,20 @@ class Group:
             if self.failure is None:
                 self.failure = error
             self._wake_all()
+
+
+def _wait_for_its_end(thread: threading.Thread) -> None:
+    """Wait until the system has ended a thread that has run its Python program.
+
+    Before Python 3.13 `join` returns earlier, and what is local to the thread in C++ is destroyed
+    after it: of torch, the part of a graph that a failed backward has left, which takes the GIL.
+    Where the interpreter ends meanwhile, that ends the process: "terminate called without an active
+    exception".
+    """
+    task = Path(f"/proc/self/task/{thread.native_id}")
+    last = time.monotonic() + _TO_END
+    while task.exists() and time.monotonic() < last:
+        time.sleep(1e-4)
 
 
 class AbortedError(SystemExit):

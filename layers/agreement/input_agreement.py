@@ -23,8 +23,9 @@ from linop.backends.autograd.bridge import bridge_of
 from linop.backends.autograd.checkpointing import in_checkpoint, run
 from linop.backends.transports.transport import MEET, Item
 from linop.backends.worker import Worker
-from linop.errors import ArgumentError, BackendError, LinopError, restated, was_told
+from linop.errors import ArgumentError, BackendError
 from linop.layers.agreement.arguments import Said, compare_arguments
+from linop.layers.agreement.meeting import Meeting
 from linop.layers.agreement.metadata import CallMetadata
 from linop.operators.collectives import all_reduce
 from linop.operators.operator import LinearOperator
@@ -74,15 +75,7 @@ class LayerDescription(NamedTuple):
     """Description of a parametrization that fails on blocks; empty if there is none."""
 
 
-class _Failure(NamedTuple):
-    """A worker's error in work of all workers."""
-
-    error: LinopError
-    told: bool
-    """True if another worker raised it there."""
-
-
-class InputAgreement:
+class InputAgreement(Meeting):
     """Agreement among all workers of a backend; one object for all layers."""
 
     def __init__(self, backend: Backend) -> None:
@@ -195,49 +188,10 @@ class InputAgreement:
         return [one for _, one in said]
 
     def gather_objects(self, mine: Item, doing: str = MEET, about: str = "") -> list[Item]:
-        """All workers' messages, by worker: small objects that pickle. Collective.
-
-        Args:
-            doing, about: the activity, equal on all workers, and its object, in words.
-
-        Raises:
-            BackendError: workers are in different activities; on every worker.
-        """
         if self._alone:
             return [mine]
         assert isinstance(self._backend, Worker)
         return self._backend.transport.gather_all(mine, doing, about)
-
-    def together(
-        self, work: Callable[[], tuple[Value, Item]], what: str, doing: str
-    ) -> tuple[Value, list[Item]]:
-        """Result of local work, which may fail on some workers, and by worker its second half,
-        which pickles. Collective.
-
-        Args:
-            what: name of the public function, for the error.
-            doing: as in `gather_objects`.
-
-        Raises:
-            LinopError: it failed on a worker; on every worker. If several failed, the first one's,
-                of those that failed by themselves and were not told so by another one.
-        """
-        problem: Exception | None = None
-        said: Any
-        try:
-            result, said = work()
-        except Exception as error:
-            problem, said = error, _Failure(restated(error, str(error)), was_told(error))
-        everybodys = self.gather_objects(said, doing)
-        failures = [(w, one) for w, one in enumerate(everybodys) if isinstance(one, _Failure)]
-        if failures:
-            worker, (first, _) = min(failures, key=lambda pair: pair[1].told)
-            raise restated(first, f"{what}: on worker {worker}: {first}") from problem
-        return result, everybodys
-
-    def each(self, work: Callable[[], Value], what: str, doing: str) -> Value:
-        """Result of local work, which may fail on some workers; see `together`. Collective."""
-        return self.together(lambda: (work(), None), what, doing)[0]
 
 
 def _key(value: Any) -> Any:

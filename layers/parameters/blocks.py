@@ -13,8 +13,6 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 from weakref import WeakSet
 
-from linop.backends import Backend
-from linop.errors import ArgumentError
 from linop.spaces.tensor import TensorSpace
 
 _LAYERS: WeakSet[Any] = WeakSet()
@@ -23,21 +21,23 @@ _ADDING = threading.Lock()
 
 class Block(NamedTuple):
     """A worker's block of a parameter, which a layer has, or another holder with its attributes:
-    `_parameters` and `spaces` by name, `backend`, `worker`, and perhaps `kind`.
-
-    Attributes:
-        nested: a block of a block, which two holders have: cut over two groups of workers.
+    `_parameters` and `spaces` by name, `backend`, `worker`, and perhaps `kind`; with
+    `shards_blocks` True, it may be a block of another holder's block.
     """
 
     layer: Any
     name: str
-    nested: bool = False
 
     @property
     def space(self) -> TensorSpace:
         """Space of the global parameter."""
         space: TensorSpace = self.layer.spaces[self.name]
         return space
+
+    @property
+    def shards(self) -> bool:
+        """True if the holder may have blocks of others' blocks."""
+        return getattr(self.layer, "shards_blocks", False)
 
     @property
     def kind(self) -> str:
@@ -64,43 +64,22 @@ def enlist(layer: Any) -> None:
             _LAYERS.add(layer)
 
 
-def blocks() -> dict[int, Block]:
-    """All blocks in this process, by the `id` of the tensor."""
+def blocks() -> dict[int, tuple[Block, ...]]:
+    """All blocks in this process, by the `id` of the tensor: several of one that is a block of a
+    block, cut over two groups of workers; the outer one first."""
     with _ADDING:
         layers = list(_LAYERS)
     every = ((layer, name, p) for layer in layers for name, p in list(layer._parameters.items()))
-    found: dict[int, Block] = {}
+    found: dict[int, tuple[Block, ...]] = {}
     for layer, name, p in every:
         if p is not None and name in layer.spaces:
-            other = found.get(id(p))
-            nested = other is not None and other.layer.backend is not layer.backend
-            found[id(p)] = Block(layer, name, nested)
+            others = [one for one in found.get(id(p), ()) if one.layer.backend != layer.backend]
+            mine = [*others, Block(layer, name)]
+            found[id(p)] = (*sorted(mine, key=lambda one: one.shards),)
     return found
 
 
 def first_block(tensors: Iterable[Any]) -> Block | None:
     """The first of some tensors that is a block."""
     known = blocks() if _LAYERS else {}
-    return next((known[id(t)] for t in tensors if id(t) in known), None) if known else None
-
-
-def backend_of(tensors: Iterable[Any]) -> Backend | None:
-    """The backend whose workers have the blocks among some tensors; None without blocks.
-
-    Raises:
-        ArgumentError: they are of several, or one is cut over two groups of workers.
-    """
-    known = blocks() if _LAYERS else {}
-    cut = [known[id(t)] for t in tensors if id(t) in known]
-    if any(block.nested for block in cut):
-        raise ArgumentError(
-            "parameters that are cut over one axis of a mesh, and sharded over another: norms and "
-            "states of such are not supported; shard modules that are not tensor parallel, or "
-            "take DataParallel in place of fully_shard"
-        )
-    found = {block.layer.backend: None for block in cut}
-    if len(found) > 1:
-        raise ArgumentError(
-            "parameters that are cut over different groups of workers; those of one group expected"
-        )
-    return next(iter(found), None)
+    return next((known[id(t)][0] for t in tensors if id(t) in known), None) if known else None

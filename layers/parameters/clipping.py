@@ -10,13 +10,10 @@ from typing import Any, NamedTuple
 import torch
 
 from linop.errors import ArgumentError, BackendError
-from linop.layers.agreement.input_agreement import (
-    InputAgreement,
-    agreement_of,
-    program_backend,
-)
+from linop.layers.agreement.input_agreement import program_backend
 from linop.layers.layer import Tensor
-from linop.layers.parameters.blocks import backend_of, blocks
+from linop.layers.parameters.blocks import blocks
+from linop.layers.parameters.groups import Groups, groups_of
 
 Key = str | int | None
 
@@ -25,10 +22,13 @@ class Norm(NamedTuple):
     """Norm of some gradients of one worker."""
 
     key: Key
-    """Key of a parameter that each worker holds whole; None for the worker's blocks together."""
+    """Key of a parameter that each worker holds whole, or each of some groups; None for the
+    worker's blocks together."""
     value: float
     dtype: Any
     shape: tuple[int, ...] = ()
+    at: tuple[int, ...] = ()
+    """This worker's numbers in the groups that cut the parameter, of which others have copies."""
 
 
 def clip_grad_norm_(
@@ -42,8 +42,8 @@ def clip_grad_norm_(
     does that of the sequential one. Collective.
 
     Every element counts once, whether split into blocks, replicated or held whole by all workers:
-    those of the current backend, or of the one that parameters are cut over. Gradients are changed
-    in place.
+    those of the current backend, or of the groups that parameters are cut over. Gradients are
+    changed in place.
 
     Args:
         parameters: the model, whose parameters have names; or parameters, in which those of plain
@@ -63,9 +63,7 @@ def clip_grad_norm_(
         raise ArgumentError(f"clip_grad_norm_: norm_type={norm_type}; another number expected")
     every = _named(parameters)
     named = {key: p for key, p in every.items() if p.grad is not None}
-    cut_over = backend_of(every.values())
-    agreement = agreement_of(program_backend() if cut_over is None else cut_over)
-    norms = agreed_norms(agreement, named, kind)
+    norms = agreed_norms(groups_of(every.values(), program_backend()), named, kind)
     total = total_norm(norms, kind)
     if error_if_nonfinite and not isfinite(total):
         raise BackendError(
@@ -78,10 +76,11 @@ def clip_grad_norm_(
     return total
 
 
-def agreed_norms(agreement: InputAgreement, named: Mapping[Key, Tensor], kind: float) -> list[Norm]:
+def agreed_norms(groups: Groups, named: Mapping[Key, Tensor], kind: float) -> list[Norm]:
     """Norms of all workers' gradients, each element counted once. Collective.
 
     Args:
+        groups: those of the parameters.
         named: this worker's parameters that have gradients.
         kind: order of the norm.
 
@@ -89,7 +88,7 @@ def agreed_norms(agreement: InputAgreement, named: Mapping[Key, Tensor], kind: f
         BackendError: workers have different norms of a gradient that each holds whole; on every
             worker.
     """
-    return _agreed(agreement.gather_objects(_norms(named, kind), "clip gradients"))
+    return _agreed(groups.gather_objects(_norms(groups, named, kind), "clip gradients"))
 
 
 def total_norm(norms: Sequence[Norm], kind: float) -> Tensor:
@@ -104,21 +103,27 @@ def _named(parameters: Any) -> dict[Key, Tensor]:
         parameters = [parameters]
     every = list(parameters)
     known = blocks()
-    whole = [p for p in every if id(p) not in known]
-    cut = [p for p in every if id(p) in known]
+    # Of those that a group cuts alone, as a shard of a plain module, others have copies.
+    whole = [p for p in every if all(one.shards for one in known.get(id(p), ()))]
+    cut = [p for p in every if not all(one.shards for one in known.get(id(p), ()))]
     return {f"block {k}": p for k, p in enumerate(cut)} | dict(enumerate(whole))
 
 
-def _norms(named: Mapping[Key, Tensor], kind: float) -> list[Norm]:
-    """This worker's norms: one of its blocks together, and one of each gradient held whole."""
+def _norms(groups: Groups, named: Mapping[Key, Tensor], kind: float) -> list[Norm]:
+    """This worker's norms: one of its blocks together, and one of each gradient of which others
+    have copies."""
     known, mine, norms = blocks(), [], []
     for key, p in named.items():
-        block, values = known.get(id(p)), _values(p.grad)
-        if block is None:
+        cut = {block.layer.backend: block for block in known.get(id(p), ())}
+        values = _values(p.grad)
+        if all(backend in cut for backend in groups.backends):
+            if values.numel() and all(block.counts for block in cut.values()):
+                mine.append(values)
+        elif values.numel() or not cut:
+            pairs = zip(groups.backends, groups.at, strict=True)
             norm = _norm([values], kind)
-            norms.append(Norm(key, norm.item(), norm.dtype, tuple(p.shape)))
-        elif values.numel() and block.counts:
-            mine.append(values)
+            at = tuple(k for backend, k in pairs if backend in cut)
+            norms.append(Norm(key, norm.item(), norm.dtype, tuple(p.shape), at))
     if mine:
         norm = _norm(mine, kind)
         norms.append(Norm(None, norm.item(), norm.dtype))
@@ -142,13 +147,13 @@ def _agreed(said: Sequence[Sequence[Norm]]) -> list[Norm]:
         BackendError: workers have different norms of a gradient that each holds whole.
     """
     counted: list[Norm] = []
-    first: dict[Key, tuple[int, Norm]] = {}
+    first: dict[tuple[Key, tuple[int, ...]], tuple[int, Norm]] = {}
     for worker, norms in enumerate(said):
         for norm in norms:
             if norm.key is None:
                 counted.append(norm)
                 continue
-            there, other = first.setdefault(norm.key, (worker, norm))
+            there, other = first.setdefault((norm.key, norm.at), (worker, norm))
             if there == worker:
                 counted.append(norm)
             elif not _same(norm, other):

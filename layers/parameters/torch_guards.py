@@ -120,7 +120,7 @@ def _check_optimizer(optimizer: Any, *args: Any) -> None:
             )
     if isinstance(optimizer, _OPTIMIZERS):
         known = blocks()
-        mine = (known[id(p)] for p in _of_optimizer(optimizer) if id(p) in known)
+        mine = (block for p in _of_optimizer(optimizer) for block in known.get(id(p), ()))
         block = next((block for block in mine if block.cut), None)
         if block is not None:
             instead = "take one that works element by element, as SGD, Adam or AdamW"

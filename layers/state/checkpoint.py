@@ -48,7 +48,7 @@ def save(
         LinopError: the state cannot be gathered (see `gather_state`, `gather_optimizer_state`) or
             written; on every worker. An earlier checkpoint at the path stays.
     """
-    workers = Workers("save", model)
+    workers = Workers("save", model, optimizer)
     workers.need_memory()
     optimized = _optimized(workers, optimizer)
     if optimized is not None:
@@ -84,7 +84,7 @@ def load(model: Any, path: str | os.PathLike[str], optimizer: Any = None) -> Non
         BackendError: it cannot be read, is damaged, or refers to other objects. All on every
             worker; the model and the optimizer are as before.
     """
-    workers = Workers("load", model)
+    workers = Workers("load", model, optimizer)
     optimized = _optimized(workers, optimizer)
     if workers.gather_objects(Path(path).is_dir())[0]:
         load_sharded(workers, optimized, Path(path))

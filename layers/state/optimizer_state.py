@@ -8,6 +8,7 @@ import io
 import pickle
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
@@ -48,7 +49,12 @@ class Optimized:
         self.optimizer = optimizer if parts is None else optimizer.optimizer
         self.tensors = workers.tensors
         if parts is not None:
-            self.tensors = {item.key: item for item in state_tensors(parts)}
+            # They may be parts of blocks.
+            outer = {key: item.spaces for key, item in workers.tensors.items()}
+            self.tensors = workers.tensors | {
+                item.key: replace(item, spaces={**outer[item.key], **item.spaces})
+                for item in state_tensors(parts)
+            }
         self._own: list[list[str | None]] = workers.each(self._names)
         said = workers.gather_objects(None if self.optimizer is None else self._groups())
         known = [groups for groups in said if groups is not None]
@@ -110,7 +116,7 @@ class Optimized:
                 workers.refuse(f"{name!r} of {key!r} differs between workers: {sorted(kinds)}")
             if is_block:
                 block = mine.get(names)
-                value = StateTensor(f"{key}.{name}", self.tensors[key].space, block, value)
+                value = StateTensor(f"{key}.{name}", self.tensors[key].spaces, block, value)
             kept[names] = value
         return kept
 
@@ -155,7 +161,7 @@ class Optimized:
         if item.block is not None:
             device = self.workers.device if item.block.is_meta else item.block.device
             block = torch.empty_like(item.block, dtype=dtype, device=device)
-        return StateTensor(f"{key}.{name}", item.space, block, dtype)
+        return StateTensor(f"{key}.{name}", item.spaces, block, dtype)
 
     def install(self, hypers: list[dict[str, Any]], kept: Mapping[Names, Any]) -> None:
         """Load this worker's share of a whole state.
@@ -212,7 +218,7 @@ def gather_optimizer_state(
             of a parameter's shape. BackendError: workers have different optimizers. All on every
             worker.
     """
-    workers = Workers("gather_optimizer_state", model)
+    workers = Workers("gather_optimizer_state", model, optimizer)
     workers.need_memory()
     return collect_optimizer(Optimized(workers, optimizer), worker)
 
@@ -266,7 +272,7 @@ def scatter_optimizer_state(model: Any, optimizer: Any, state: Mapping[str, Any]
         ArgumentError, ShapeError: it does not fit. BackendError: workers have different optimizers,
         or none has the state. All on every worker.
     """
-    workers = Workers("scatter_optimizer_state", model)
+    workers = Workers("scatter_optimizer_state", model, optimizer)
     workers.need_memory()
     optimized = Optimized(workers, optimizer)
     hypers, kept = staged_optimizer(optimized, state)

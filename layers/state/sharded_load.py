@@ -162,14 +162,13 @@ def _blocks(workers: Workers, folder: _Folder, prefix: tuple[str, ...]) -> dict[
     for item in items:
         if item.block is not None:
             block = torch.empty_like(item.block, device="cpu", requires_grad=False)
-            folder.read(names[item.key], block, _start(item, workers))
+            folder.read(names[item.key], block, _start(item))
             blocks[item.key] = block
     return blocks
 
 
 def _staged(optimized: Optimized, folder: _Folder) -> tuple[list[dict[str, Any]], dict[Names, Any]]:
     """This worker's share of the optimizer's state, in new memory, for `Optimized.install`."""
-    workers = optimized.workers
     kept: dict[Names, Any] = {}
     hypers: list[dict[str, Any]] = [{} for _ in optimized.groups]
     for name, path in folder.index.paths.items():
@@ -183,7 +182,7 @@ def _staged(optimized: Optimized, folder: _Folder) -> tuple[list[dict[str, Any]]
             kept[owner, what] = item = optimized.target(owner, what, entry.dtype)
             fit("load", [item], {item.key: entry.shape})
             if item.block is not None:
-                folder.read(name, item.block, _start(item, workers))
+                folder.read(name, item.block, _start(item))
             continue
         value = folder.value(name)
         if kind == "state":
@@ -196,6 +195,6 @@ def _staged(optimized: Optimized, folder: _Folder) -> tuple[list[dict[str, Any]]
     return hypers, kept
 
 
-def _start(item: StateTensor, workers: Workers) -> tuple[int, ...]:
+def _start(item: StateTensor) -> tuple[int, ...]:
     """Offsets of this worker's block in the global tensor."""
-    return tuple(s.start or 0 for s in item.of(workers.worker))
+    return tuple(s.start or 0 for s in item.here)

@@ -49,8 +49,8 @@ _ANY_SHARD = re.compile(r"__\d+_.*\.distcp")
 class _Shard:
     """A `StateTensor` with the methods that torch's planner calls on an item to be written."""
 
-    def __init__(self, workers: Workers, item: StateTensor) -> None:
-        self.item, self.worker = item, workers.worker
+    def __init__(self, item: StateTensor) -> None:
+        self.item = item
         self.block = None if item.block is None else item.block.detach()
 
     def chunk(self) -> ChunkStorageMetadata | None:
@@ -59,7 +59,7 @@ class _Shard:
         item = self.item
         if self.block is None or (not self.block.numel() and 0 not in item.shape):
             return None
-        offsets = [s.start or 0 for s in item.of(self.worker)]
+        offsets = [s.start or 0 for s in item.here]
         return ChunkStorageMetadata(torch.Size(offsets), self.block.shape)
 
     def __create_write_items__(self, name: str, _: Any) -> list[WriteItem]:
@@ -85,7 +85,7 @@ def save_sharded(workers: Workers, optimized: Optimized | None, path: Path) -> N
     Raises:
         LinopError: it cannot be written; on every worker. The checkpoint that was there stays.
     """
-    state: dict[str, Any] = {key: _Shard(workers, item) for key, item in workers.tensors.items()}
+    state: dict[str, Any] = {key: _Shard(item) for key, item in workers.tensors.items()}
     if optimized is not None:
         state = {MODEL: state, OPTIMIZER: _optimizer_shards(workers, optimized)}
     workers.same(list(workers.tensors.values()))
@@ -178,7 +178,7 @@ def _optimizer_shards(workers: Workers, optimized: Optimized) -> dict[str, Any]:
     kept = optimized.kept()
     workers.same([value for value in kept.values() if isinstance(value, StateTensor)])
     for (key, name), value in kept.items():
-        found = _Shard(workers, value) if isinstance(value, StateTensor) else value
+        found = _Shard(value) if isinstance(value, StateTensor) else value
         state.setdefault(key, {})[name] = found
     groups = [
         {**hyper, "params": keys}

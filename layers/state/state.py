@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from linop.backends import Backend
 from linop.backends.autograd.dtypes import numpy_dtype
 from linop.backends.autograd.functions import apply
 from linop.errors import ArgumentError
@@ -69,13 +70,13 @@ def collect(
     workers: Workers, items: Sequence[StateTensor], worker: int | None
 ) -> OrderedDict[str, Tensor] | None:
     """Global tensors of some items, by key, on one worker or on all; None on others. Collective."""
-    if worker is not None and worker not in range(workers.agreement.workers):
-        there = workers.agreement.workers
+    if worker is not None and worker not in range(workers.groups.workers):
+        there = workers.groups.workers
         raise ArgumentError(f"{workers.what}: worker {worker!r}; there are {there} workers")
     workers.same(items)
     state: OrderedDict[str, Tensor] = OrderedDict()
     for item in items:
-        state[item.key] = _gathered(workers, item, worker)
+        state[item.key] = gathered(workers, item, worker)
     return state if worker in (None, workers.worker) else None
 
 
@@ -127,7 +128,7 @@ def spread(
     if source.root is None:
         for item in items:
             if item.block is not None and state is not None:
-                item.block.detach().copy_(state[item.key][item.of(workers.worker)])
+                item.block.detach().copy_(state[item.key][item.here])
         return
     for item in items:
         whole = state[item.key] if state is not None and workers.worker == source.root else None
@@ -156,14 +157,21 @@ def _carried(space: TensorSpace, dtype: Any) -> TensorSpace:
     )
 
 
-def _gathered(workers: Workers, item: StateTensor, worker: int | None) -> Tensor | None:
-    """The global tensor, on one worker or on all; None on others. Collective."""
-    mine = worker in (None, workers.worker)
-    if item.space is None:
-        return item.block.detach().clone() if mine else None
-    X = _carried(item.space, item.dtype)
-    moved = _moved(workers, X, _whole(workers, X, worker), item.block)
-    return moved.view(item.dtype) if mine else None
+def gathered(workers: Workers, item: StateTensor, worker: int | None) -> Tensor | None:
+    """The global tensor, on one worker or on all; None on others. Collective.
+
+    Blocks of blocks are put together first, by the workers that have those.
+    """
+    groups, block, moved = workers.groups, item.block, False
+    roots = [None] * len(groups.at) if worker is None else groups.coordinates(worker)
+    for backend, root in [*zip(groups.backends, roots, strict=True)][::-1]:
+        space = item.spaces.get(backend)
+        if space is not None:
+            X = _carried(space, item.dtype)
+            block, moved = _moved(backend, X, _whole(backend, X, root), block), True
+        if root not in (None, backend.worker or 0):
+            return None
+    return block.view(item.dtype) if moved else block.detach().clone()
 
 
 def _scatter(
@@ -174,25 +182,31 @@ def _scatter(
     Args:
         dtype: of the global tensor.
     """
-    space = item.space
-    if space is None:
-        one = TensorSpace(item.shape, Partition((1,)), axes=[COPIES])
-        space = _whole(workers, one, None)
-    Y = _carried(space, dtype)
-    moved = _moved(workers, _whole(workers, Y, root), Y, whole)
-    if item.block is not None:
-        item.block.detach().copy_(moved.view(dtype))
+    groups = workers.groups
+    roots, backends = groups.coordinates(root), groups.backends
+    for k, backend in enumerate(backends):
+        if groups.at[k + 1 :] != roots[k + 1 :]:
+            continue  # it comes to this worker from those that differ in these
+        space = item.spaces.get(backend)
+        if space is None:
+            if item.block is None and not any(one in item.spaces for one in backends[k:]):
+                return  # no worker of the group has a block of its block
+            shape = item.shape_within(backends[k:])
+            space = _whole(backend, TensorSpace(shape, Partition((1,)), axes=[COPIES]), None)
+        Y = _carried(space, dtype)
+        whole = _moved(backend, _whole(backend, Y, roots[k]), Y, whole)
+    if item.block is not None and whole is not None:
+        item.block.detach().copy_(whole.view(dtype))
 
 
-def _moved(workers: Workers, X: TensorSpace, Y: TensorSpace, block: Tensor | None) -> Tensor:
+def _moved(backend: Backend, X: TensorSpace, Y: TensorSpace, block: Tensor | None) -> Tensor:
     """This worker's block of Y, from its block of X; elements as integers."""
-    backend = workers.backend
     x = None if block is None else as_carrier(block, backend.arrays.device)
     with torch.no_grad():
         return apply(repartition(X, Y), x, backend)
 
 
-def _whole(workers: Workers, X: TensorSpace, worker: int | None) -> TensorSpace:
-    """Space of the global tensor on one worker, or of copies on all."""
-    holders = range(workers.agreement.workers) if worker is None else [worker]
+def _whole(backend: Backend, X: TensorSpace, worker: int | None) -> TensorSpace:
+    """Space of the global tensor on one worker of a group, or of copies on all."""
+    holders = range(backend.workers or 1) if worker is None else [worker]
     return X.like(Partition((len(holders),), holders), [COPIES])

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from linop.backends import Backend
 from linop.errors import ArgumentError, ShapeError
 from linop.layers.layer import Layer, Tensor
 from linop.layers.parameters.blocks import blocks
@@ -23,14 +24,15 @@ class StateTensor:
 
     Args:
         key: the tensor's name in the sequential state.
-        space: of the global tensor; None if every worker holds the whole.
+        spaces: by the backend of its workers, that of the global tensor; and of its block here,
+            if that is cut over other workers again. Empty if every worker holds the whole.
         block: this worker's; None if it holds none.
         dtype: the same on all workers; None until they have agreed.
         trained: True for a parameter, False for a buffer.
     """
 
     key: str
-    space: TensorSpace | None
+    spaces: Mapping[Backend, TensorSpace]
     block: Tensor
     dtype: Any = None
     trained: bool = False
@@ -38,11 +40,27 @@ class StateTensor:
     @property
     def shape(self) -> tuple[int, ...]:
         """The global shape."""
-        return tuple(self.block.shape) if self.space is None else self.space.global_shape
+        return self.shape_within(self.spaces)
 
-    def of(self, worker: int) -> tuple[slice, ...]:
-        """Slices of a worker's block in the global tensor."""
-        return (slice(None),) * len(self.shape) if self.space is None else self.space.slices(worker)
+    def shape_within(self, backends: Iterable[Backend]) -> tuple[int, ...]:
+        """The shape of the tensor that groups of workers have together.
+
+        Args:
+            backends: of the last ones of the groups, in order.
+        """
+        spaces = (self.spaces[backend] for backend in backends if backend in self.spaces)
+        whole = next(spaces, None)
+        return tuple(self.block.shape) if whole is None else whole.global_shape
+
+    @property
+    def here(self) -> tuple[slice, ...]:
+        """Slices of this worker's block in the global tensor: of a block of a block, composed."""
+        found = tuple(slice(0, n) for n in self.shape)
+        for backend, space in self.spaces.items():
+            inner = space.slices(backend.worker or 0)
+            pairs = zip(found, inner, strict=True)
+            found = tuple(slice(a.start + b.start, a.start + b.stop) for a, b in pairs)
+        return found
 
     def materialise(self, device: Any) -> None:
         """Allocate memory on a device for a block on the meta device. The tensor stays the same
@@ -70,10 +88,10 @@ def state_tensors(model: Any) -> Iterator[StateTensor]:
         for tensors, trained in ((module._parameters, True), (kept, False)):
             for name, tensor in tensors.items():
                 if name in spaces or tensor is not None:
-                    space = spaces.get(name)
-                    if space is None and id(tensor) in known:
-                        space = known[id(tensor)].space
-                    yield StateTensor(prefix + name, space, tensor, None, trained)
+                    cut = {block.layer.backend: block.space for block in known.get(id(tensor), ())}
+                    if name in spaces:
+                        cut = {module.backend: spaces[name]} | cut
+                    yield StateTensor(prefix + name, cut, tensor, None, trained)
         for name, child in module._modules.items():
             if child is not None:
                 yield from walk(child, f"{prefix}{name}.")

@@ -8,12 +8,11 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import torch
 
-from linop.backends import Backend
 from linop.backends.transports.transport import Item
 from linop.errors import BackendError
-from linop.layers.agreement.input_agreement import InputAgreement, agreement_of, program_backend
-from linop.layers.layer import Layer, Tensor, worker_of
-from linop.layers.parameters.blocks import backend_of
+from linop.layers.agreement.input_agreement import program_backend
+from linop.layers.layer import Layer, Tensor
+from linop.layers.parameters.groups import groups_of
 from linop.layers.state.state_tensors import StateTensor, lost_on_meta, state_tensors
 
 CARRIERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -36,19 +35,20 @@ class Workers:
 
     Args:
         what: name of the public function that uses it, for errors.
+        optimizer: a `ShardedOptimizer`, or another one.
 
     Raises:
         BackendError: they have different models; on every worker.
     """
 
-    def __init__(self, what: str, model: Any) -> None:
+    def __init__(self, what: str, model: Any, optimizer: Any = None) -> None:
         layers = [module for module in model.modules() if isinstance(module, Layer)]
+        parts = getattr(optimizer, "parts", None)
         self.what = what
-        cut_over = backend_of(model.parameters())
-        default = layers[0].backend if layers else program_backend()
-        self.backend: Backend = default if cut_over is None else cut_over
-        self.worker = worker_of(self.backend)
-        self.agreement: InputAgreement = agreement_of(self.backend)
+        every = [*model.parameters(), *(() if parts is None else parts.parameters())]
+        self.groups = groups_of(every, layers[0].backend if layers else program_backend())
+        self.worker = self.groups.worker
+        self.backend = self.groups.backends[0]
         self.device = self.backend.arrays.device
         self.tensors = {item.key: item for item in state_tensors(model)}
         self._agree(lost_on_meta(model))
@@ -82,7 +82,7 @@ class Workers:
         Raises:
             BackendError: other workers call other functions; on every worker.
         """
-        return self.agreement.gather_objects(mine, self._doing)
+        return self.groups.gather_objects(mine, self._doing)
 
     @property
     def _doing(self) -> str:
@@ -125,27 +125,38 @@ class Workers:
         Raises:
             LinopError: it failed on a worker; on every worker.
         """
-        return self.agreement.each(work, self.what, self._doing)
+        return self.groups.each(work, self.what, self._doing)
 
     def same(self, items: Sequence[StateTensor]) -> None:
-        """Check that tensors that each worker holds whole are equal on all. Collective.
+        """Check that tensors that workers hold whole, or the same blocks of, are equal. Collective.
 
         Raises:
             BackendError: they differ; on every worker.
         """
-        whole = [item for item in items if item.space is None]
-        said = self.gather_objects([_digest(item.block) for item in whole])
-        for item, *digests in zip(whole, *said, strict=True):
-            other = [w for w, digest in enumerate(digests) if digest != digests[0]]
-            if other:
-                self.refuse(
-                    f"{item.key!r}, of which each worker has the whole, differs between workers 0 "
-                    f"and {other[0]}; give all the same, or hold it in a linop.layers.Layer"
-                )
+        cut = {
+            item.key: [backend in item.spaces for backend in self.groups.backends] for item in items
+        }
+        whole = [item for item in items if item.block is not None and not all(cut[item.key])]
+        said = self.gather_objects({item.key: _digest(item.block) for item in whole})
+        for item in items:
+            firsts: dict[tuple[int, ...], tuple[int, bytes]] = {}
+            for worker, digests in enumerate(said):
+                if item.key not in digests:
+                    continue
+                pairs = zip(self.groups.coordinates(worker), cut[item.key], strict=True)
+                at = tuple(k for k, is_cut in pairs if is_cut)
+                first, digest = firsts.setdefault(at, (worker, digests[item.key]))
+                if digest != digests[item.key]:
+                    self.refuse(
+                        f"{item.key!r}, of which each worker has the whole, differs between "
+                        f"workers {first} and {worker}; give all the same, or hold it in a "
+                        f"linop.layers.Layer"
+                    )
 
 
 def _described(item: StateTensor) -> _Row:
-    where = tuple(item.block.shape) if item.space is None else item.space.digest
+    # Of a block of a block: other workers have others in their place.
+    where = next(iter(item.spaces.values())).digest if item.spaces else tuple(item.block.shape)
     if item.block is None:
         return _Row(item.key, where)
     return _Row(item.key, where, item.block.dtype, item.block.is_meta)

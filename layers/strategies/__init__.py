@@ -4,6 +4,7 @@ pipelines of torch modules, and tensor-parallel ones."""
 import linop.backends.autograd  # first: without torch it says what to install
 from linop.strategies.checking.check import check
 from linop.strategies.checking.diagnosis import GradientError
+from linop.strategies.data.batches import equal_batches
 from linop.strategies.data.data_parallel import DataParallel
 from linop.strategies.data.fully_shard import (
     full_state_dict,
@@ -43,6 +44,7 @@ __all__ = [
     "ShardedOptimizer",
     "check",
     "checkpoint",
+    "equal_batches",
     "full_state_dict",
     "fully_shard",
     "load_full_state_dict",

@@ -23,6 +23,7 @@ from support.strategies.checking.compositions import (
     fault_is_named,
     is_its_twin,
     says_what_is_wrong,
+    unlike_side_by_side,
 )
 from support.workers import on_ranks, on_threads
 
@@ -92,3 +93,7 @@ def test_refused() -> None:
 @needs_mpi
 def test_refused_on_ranks() -> None:
     on_ranks(2, says_what_is_wrong)
+
+
+def test_pipelines_side_by_side() -> None:
+    on_threads(4, unlike_side_by_side)

@@ -16,19 +16,22 @@ if importlib.util.find_spec("torch") is None:
 import torch
 
 from linop import Partition
-from linop.errors import DeadlockError
+from linop.errors import DeadlockError, LinopError
 from linop.strategies.data.operators import from_server, replication, summation
 from support.requirements import needs_mpi
 from support.strategies.data.replicas import (
     Case,
     adds_to_gradients,
+    changes_dtype,
     checks_itself,
     clips_and_copies,
     composes_with_pipelines,
     fails_in_backward,
     has_buffers,
+    has_no_parameters,
     has_the_global_mean,
     has_unused,
+    is_converted_by_one,
     is_sequential,
     joins,
     misses_a_batch,
@@ -116,6 +119,13 @@ def test_errors_on_ranks() -> None:
 def test_error_in_backward() -> None:
     for contract in (fails_in_backward, spreads_nan, checks_itself):
         on_threads(2, contract)
+
+
+def test_other_dtypes_and_no_parameters() -> None:
+    for contract in (has_no_parameters, changes_dtype):
+        on_threads(2, contract)
+    with pytest.raises(LinopError, match=r"torch\.float32|to construct linop.*DataParallel"):
+        on_threads(2, is_converted_by_one)
 
 
 def test_workers_with_different_numbers_of_batches() -> None:

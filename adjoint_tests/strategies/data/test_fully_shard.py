@@ -19,6 +19,7 @@ from support.requirements import needs_mpi
 from support.strategies.data.replicas import Case
 from support.strategies.data.shards import (
     composes_on_a_mesh,
+    counts_batches,
     gives_memory_up,
     is_built_on_meta,
     is_data_parallel,
@@ -71,6 +72,11 @@ def test_errors() -> None:
 @needs_mpi
 def test_errors_on_ranks() -> None:
     on_ranks(2, says_what_is_wrong)
+
+
+def test_numbers_of_batches() -> None:
+    for workers in (2, 3):
+        on_threads(workers, counts_batches)
 
 
 def test_hybrid_shards() -> None:

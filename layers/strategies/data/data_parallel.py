@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from linop.errors import ArgumentError, LinopError
+from linop.errors import ArgumentError
 from linop.layers.agreement.input_agreement import agreement_of, program_backend
 from linop.operators.operator import LinearOperator
 from linop.spaces.partition import Partition
@@ -59,10 +59,12 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]  # torch is not typed
     Attributes:
         module: the given one. Its ``state_dict`` is that of the sequential model.
 
+    After ``double()``, ``half()`` or ``to(dtype)``, on all workers, the next forward makes buckets
+    of the new dtypes. A module without parameters is called as it is.
+
     Raises:
-        ArgumentError: the module is none, has no parameters with gradients, or is parallel already;
-            an argument is invalid. BackendError: modules or arguments differ between workers. On
-            every worker.
+        ArgumentError: the module is none, or is parallel already; an argument is invalid.
+            BackendError: modules or arguments differ between workers. On every worker.
     """
 
     def __init__(
@@ -89,9 +91,7 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]  # torch is not typed
             total = summation(size, dtype, group, algorithm, server)
             return total / self.workers if reduction == "mean" else total
 
-        said: Any
-        parameters: dict[str, Tensor] = {}
-        try:
+        def checked() -> tuple[dict[str, Tensor], Any]:
             if reduction not in ("sum", "mean"):
                 raise ArgumentError(f"reduction: 'sum' or 'mean' expected, given {reduction!r}")
             if not isinstance(bucket_cap_mb, int | float) or not bucket_cap_mb >= 0:
@@ -106,16 +106,15 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]  # torch is not typed
                 )
             parameters = module_checked(module, self.backend)
             operator(1, torch.float64)
-            every = dict(module.named_parameters()), dict(module.named_buffers())
             sums = algorithm, server, reduction, bucket_cap_mb
+            every = dict(module.named_parameters()), dict(module.named_buffers())
             options = *sums, broadcast_buffers, init_sync, check_every
-            said = *map(described, every), options
-        except LinopError as error:
-            said = type(error)(str(error))
-        agree(self.backend, _NAME, said)
+            return parameters, (*map(described, every), options)
+
+        parameters = agree(self.backend, _NAME, checked)
         self.module = module
         self._trained = [*parameters.values()]
-        state = every[0] | every[1]
+        state = dict(module.named_parameters()) | dict(module.named_buffers())
         if init_sync:
             values = [*state.values()]
             Spread(values, self.backend, 0)(values)
@@ -125,15 +124,20 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]  # torch is not typed
         for p in parameters.values():
             p._linop_strategy = "data parallel" if server is None else SERVER
         self._frozen = [(n, p) for n, p in module.named_parameters() if n not in parameters]
-        self._server: Spread | None = None
-        if server is not None:
-            self._server = Spread(self._trained, self.backend, server)
         self._spread = 0
         self._check_every, self._last_check = check_every, 0
         self._checked = False
-        buffers = [*every[1].values()] if broadcast_buffers else []
-        self._of_buffers = Spread(buffers, self.backend, 0) if buffers else None
+        self._broadcasts = server, broadcast_buffers
+        self._make_broadcasts()
         self._totals: dict[tuple[Any, int], Flat] = {}
+
+    def _make_broadcasts(self) -> None:
+        """Compile the broadcasts of parameters and buffers, of their dtypes. Collective."""
+        server, of_buffers = self._broadcasts
+        buffers = [*self.module.buffers()] if of_buffers else []
+        self._dtypes = _dtypes(self._trained), _dtypes(buffers)
+        self._server = None if server is None else Spread(self._trained, self.backend, server)
+        self._of_buffers = Spread(buffers, self.backend, 0) if buffers else None
 
     def forward(self, *arguments: Any, **options: Any) -> Any:
         """The module's output, on this worker's part of the batch."""
@@ -151,6 +155,14 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]  # torch is not typed
 
     def _before_forward(self) -> None:
         """Bring parameters and buffers to the state that a forward needs. Collective."""
+        buffers = []
+        if self._of_buffers is not None and self.training and self._reducer.enabled:
+            buffers = [*self.module.buffers()]
+        mine = _dtypes(self._trained), _dtypes(buffers) if buffers else self._dtypes[1]
+        if mine != self._dtypes:  # double(), or the like, was called
+            agree(self.backend, _NAME, lambda: (None, [*map(str, mine)]))
+            self._reducer.rebuild()
+            self._make_broadcasts()
         since = self._reducer.reductions - self._last_check
         if self._check_every and since >= self._check_every:
             self._last_check = self._reducer.reductions
@@ -158,8 +170,8 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]  # torch is not typed
         if self._server is not None and self._spread < self._reducer.reductions:
             self._spread = self._reducer.reductions
             self._server(self._trained)
-        if self._of_buffers is not None and self.training and self._reducer.enabled:
-            self._of_buffers([*self.module.buffers()])
+        if self._of_buffers is not None and buffers:
+            self._of_buffers(buffers)
 
     def joined(self, batches: Iterable[Any]) -> Iterator[Any]:
         """This worker's batches, then None as long as another worker has one: for None, call
@@ -228,3 +240,7 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]  # torch is not typed
                 f"and their gradients would not be summed; construct it after changes of the module"
             )
         self._checked = True
+
+
+def _dtypes(tensors: Iterable[Tensor]) -> list[Any]:
+    return [x.dtype for x in tensors]

@@ -4,14 +4,16 @@ computes with it (`linop.strategies.data.unit`)."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from linop.errors import ArgumentError, LinopError
-from linop.layers.parameters.blocks import Block, backend_of, blocks
-from linop.layers.parameters.torch_guards import replace
-from linop.layers.state.state import scatter_state
+from linop.errors import ArgumentError
+from linop.layers.parameters.blocks import Block, blocks
+from linop.layers.parameters.torch_guards import replace as mark_replaced
+from linop.layers.state.state import gathered, scatter_state
+from linop.layers.state.workers import Workers
 from linop.spaces.region import integer
 from linop.strategies.data.replicas import agree, check_equal, described
 from linop.strategies.data.unit import Member, Unit, rows, units_of
@@ -30,9 +32,9 @@ def fully_shard(
     Each worker keeps a block of the rows of every parameter, balanced, and any optimizer of torch
     that treats elements alone (such as SGD and Adam) has a state for these alone. The parameters of
     one call are gathered together, before the module's forward; so call it for the layers of a
-    model first, and then for the model, which takes what is left. Gradients of shards, in ``grad``
-    after backward, are sums over the workers; nothing is divided. All workers call the same modules
-    in the same order, and run the same backward.
+    model first, and then for the model, which takes what is left, if anything is. Gradients of
+    shards, in ``grad`` after backward, are sums over the workers; nothing is divided. All workers
+    call the same modules in the same order, and run the same backward.
 
     Args:
         module: the same on all workers. Parameters on the meta device become shards of NaN, to
@@ -48,17 +50,17 @@ def fully_shard(
         The module.
 
     Raises:
-        ArgumentError: it is no module, all its parameters are sharded already, or one is shared
+        ArgumentError: it is no module, has been sharded already, or a parameter is shared
             with a module that is sharded, or a block of a `linop.layers.Layer`; `prefetch` is no
             number from 0. BackendError: modules or values differ between workers.
             On every worker.
     """
-    said: Any
     places: dict[Any, list[tuple[Any, str]]] = {}
     names: dict[Any, str] = {}
     if not isinstance(axis, Axis):
         raise ArgumentError(f"axis: one of a linop.strategies.Mesh expected, given {axis!r}")
-    try:
+
+    def checked() -> tuple[tuple[dict[str, Tensor], int], Any]:
         if not isinstance(module, torch.nn.Module):
             raise ArgumentError(f"a torch.nn.Module expected, given {module!r}")
         ahead = integer(prefetch, "fully_shard: prefetch")
@@ -66,10 +68,9 @@ def fully_shard(
             raise ArgumentError(f"prefetch={ahead}; a number from 0 expected")
         _collect(module, axis, places, names)
         found = {names[p]: p for p in places}
-        said = described(found), reshard_after_forward, ahead
-    except LinopError as error:
-        said = type(error)(str(error))
-    agree(axis.backend, _NAME, said)
+        return (found, ahead), (described(found), reshard_after_forward, ahead)
+
+    found, ahead = agree(axis.backend, _NAME, checked)
     check_equal(found, axis.backend, _NAME)
     for unit, parameters in units_of(type(module).__name__, found, places, axis):
         unit.reshards, unit.prefetch = reshard_after_forward, ahead
@@ -85,7 +86,7 @@ def fully_shard(
         module._linop_units = [*getattr(module, "_linop_units", ()), unit]
     for p in found.values():
         p._linop_strategy = "sharded"
-    replace(found.values())
+    mark_replaced(found.values())
     return module
 
 
@@ -100,7 +101,7 @@ def _collect(
             if p is None or already == "shard":
                 continue
             name = f"{prefix}.{attribute}".removeprefix(".")
-            if id(p) in known and not _across(known[id(p)], axis):
+            if not all(_across(block, axis) for block in known.get(id(p), ())):
                 raise ArgumentError(
                     f"parameter {name!r} is a block that a linop.layers.Layer has cut; modules of "
                     f"torch expected, or tensor-parallel ones over another axis of the mesh"
@@ -113,8 +114,8 @@ def _collect(
                 )
             places.setdefault(p, []).append((owner, attribute))
             names.setdefault(p, name)
-    if not places:
-        raise ArgumentError("the module has no parameters, or all are sharded already")
+    if not places and hasattr(module, "_linop_units"):
+        raise ArgumentError("the module is sharded already")
 
 
 def _across(block: Block, axis: Axis) -> bool:
@@ -150,15 +151,23 @@ def full_state_dict(module: Any) -> dict[str, Tensor]:
     buffers. Collective.
 
     Raises:
-        ArgumentError: the module has no sharded parameters, or some that are tensor parallel too.
+        ArgumentError: the module has no sharded parameters.
     """
     whole: dict[int, Tensor] = {}
+    units = _checked(module)
+    workers = Workers("full_state_dict", module)
     with torch.no_grad():
-        for _, unit in _checked(module):
+        for _, unit in units:
             for shard, tensor in zip(unit.shards, unit.gathered(), strict=True):
                 whole[id(shard)] = tensor
-    state = module.state_dict(keep_vars=True)
-    return {key: whole.get(id(t), t).detach() for key, t in state.items()}
+    state = {}
+    for key, item in workers.tensors.items():
+        if id(item.block) in whole:
+            # A tensor-parallel module's is a block again.
+            outer = dict([*item.spaces.items()][:-1])
+            item = replace(item, spaces=outer, block=whole[id(item.block)])
+        state[key] = gathered(workers, item, None)
+    return state
 
 
 def load_full_state_dict(module: Any, state: Mapping[str, Tensor] | None) -> None:
@@ -183,5 +192,4 @@ def _checked(module: Any) -> list[tuple[str, Unit]]:
     units = _units(module)
     if not units:
         raise ArgumentError("the module has no sharded parameters: call fully_shard first")
-    backend_of(module.parameters())
     return units

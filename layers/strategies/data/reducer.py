@@ -67,21 +67,32 @@ class Reducer:
         """Parameters whose ``grad`` is this worker's alone."""
         self._before: dict[int, Tensor] = {}
         """Gradients that were summed earlier, set aside."""
-        self._buckets: list[_Bucket] = []
-        self._bucket_of: dict[int, _Bucket] = {}
-        for members in grouped(self._parameters, cap):
-            bucket = _Bucket(members, [self._parameters[k] for k in members])
-            op = operator(len(bucket.flat), bucket.flat.dtype)
-            bucket.flat_plan = Flat(op, backend, bucket.flat.dtype)
-            self._buckets.append(bucket)
-            self._bucket_of |= dict.fromkeys(members, bucket)
+        self._handles: list[Any] = []
+        self._backend, self._operator, self._cap = backend, operator, cap
         self._begun: int | None = None
         """Number of buckets that have started; None outside of a backward."""
-        self._nodes = [get_gradient_edge(p).node for p in self._parameters]
-        for k, (p, node) in enumerate(zip(self._parameters, self._nodes, strict=True)):
-            node.register_prehook(partial(self._set_aside, k))
+        for k, p in enumerate(self._parameters):
             p.register_post_accumulate_grad_hook(partial(self._added, k))
             p._linop_reducer = self
+        self.rebuild()
+
+    def rebuild(self) -> None:
+        """Make buckets of the parameters' dtypes, which have changed. Collective."""
+        self._buckets: list[_Bucket] = []
+        self._bucket_of: dict[int, _Bucket] = {}
+        for members in grouped(self._parameters, self._cap):
+            bucket = _Bucket(members, [self._parameters[k] for k in members])
+            op = self._operator(len(bucket.flat), bucket.flat.dtype)
+            bucket.flat_plan = Flat(op, self._backend, bucket.flat.dtype)
+            self._buckets.append(bucket)
+            self._bucket_of |= dict.fromkeys(members, bucket)
+        # torch makes another node for a parameter whose dtype has changed.
+        self._nodes = [get_gradient_edge(p).node for p in self._parameters]
+        for handle in self._handles:
+            handle.remove()
+        self._handles = [
+            node.register_prehook(partial(self._set_aside, k)) for k, node in enumerate(self._nodes)
+        ]
 
     def __deepcopy__(self, memo: object) -> Reducer:
         raise ArgumentError(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import torch
 
 from linop.backends import Backend
-from linop.errors import ArgumentError, BackendError, LinopError
+from linop.errors import ArgumentError, BackendError
 from linop.layers.agreement.arguments import digest
 from linop.layers.agreement.input_agreement import agreement_of
 from linop.spaces.partition import Partition
@@ -17,22 +17,23 @@ from linop.strategies.data.operators import from_server
 
 Tensor = Any
 """torch is not typed here."""
+Value = TypeVar("Value")
 SERVER = "data parallel, with a server"
 """Mark of parameters of which the server alone has the gradients."""
 CAP = 2**28
 """Bytes of one message of values."""
 
 
-def agree(backend: Backend, name: str, mine: Any) -> list[Any]:
-    """The workers' words, by worker; an error among them is raised on all of them. Collective.
+def agree(backend: Backend, name: str, work: Callable[[], tuple[Value, Any]]) -> Value:
+    """Result of local work, which may fail on some workers, and whose second half is to be equal
+    on all. Collective.
 
     Raises:
-        The first worker's error; BackendError: workers say different things. On every worker.
+        LinopError: it failed on a worker. BackendError: workers say different things. On every
+            worker.
     """
-    said = agreement_of(backend).gather_objects(mine, f"construct linop.strategies.{name}")
-    for worker, theirs in enumerate(said):
-        if isinstance(theirs, LinopError):
-            raise type(theirs)(f"{name}: on worker {worker}: {theirs}")
+    doing = f"construct linop.strategies.{name}"
+    result, said = agreement_of(backend).together(work, name, doing)
     for worker, theirs in enumerate(said):
         if theirs != said[0]:
             where = _difference(said[0], theirs)
@@ -40,7 +41,7 @@ def agree(backend: Backend, name: str, mine: Any) -> list[Any]:
                 f"{name}: worker {worker} has {where[1]}, worker 0 {where[0]}; the same expected "
                 f"on every worker"
             )
-    return said
+    return result
 
 
 def _difference(a: Any, b: Any) -> tuple[Any, Any]:
@@ -119,11 +120,11 @@ def check_equal(tensors: Mapping[str, Tensor], backend: Backend, name: str) -> N
 
 
 def module_checked(module: Any, backend: Backend) -> dict[str, Tensor]:
-    """A module's parameters that have gradients, by name. Shards may have copies on other workers
-    than those that they are cut over.
+    """A module's parameters that have gradients, by name: perhaps none. Shards may have copies on
+    other workers than those that they are cut over.
 
     Raises:
-        ArgumentError: it is no module, has none, or is data parallel already.
+        ArgumentError: it is no module, or is data parallel already.
     """
     if not isinstance(module, torch.nn.Module):
         raise ArgumentError(f"a torch.nn.Module expected, given {module!r}")
@@ -138,7 +139,4 @@ def module_checked(module: Any, backend: Backend) -> dict[str, Tensor]:
                 f"parameter {name!r} is on the meta device; give it memory first: "
                 f"module.to_empty(device='cpu'), and values"
             )
-    found = {name: p for name, p in module.named_parameters() if p.requires_grad}
-    if not found:
-        raise ArgumentError("the module has no parameters with gradients")
-    return found
+    return {name: p for name, p in module.named_parameters() if p.requires_grad}

@@ -46,15 +46,18 @@ class ShardedOptimizer:
 
     def __init__(self, module: Any, axis: Axis, optimizer: Callable[[list[Tensor]], Any]) -> None:
         self.module = module.module if isinstance(module, DataParallel) else module
-        found = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
-        said: Any = described(found)
-        known = {getattr(p, "_linop_strategy", "") for p in found.values()}
-        if not found or known & {"shard", SERVER}:
-            said = ArgumentError(
-                "parameters expected whole, with equal gradients on every worker; sharded ones, "
-                "and those of a server, take any optimizer of torch"
-            )
-        agree(axis.backend, "ShardedOptimizer", said)
+
+        def checked() -> tuple[dict[str, Tensor], Any]:
+            found = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
+            known = {getattr(p, "_linop_strategy", "") for p in found.values()}
+            if not found or known & {"shard", SERVER}:
+                raise ArgumentError(
+                    "parameters expected whole, with equal gradients on every worker; sharded "
+                    "ones, and those of a server, take any optimizer of torch"
+                )
+            return found, described(found)
+
+        found = agree(axis.backend, "ShardedOptimizer", checked)
         self._parts = units_of("ShardedOptimizer", found, {}, axis)
         self._reducers = {p._linop_reducer for p in found.values() if hasattr(p, "_linop_reducer")}
         self._axis = axis

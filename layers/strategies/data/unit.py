@@ -7,7 +7,9 @@ torch's graph; there is no code for backward.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 from weakref import ref
 
@@ -49,11 +51,28 @@ class Member(NamedTuple):
     space: TensorSpace
 
 
+_LOCAL = threading.local()
+
+
+@contextmanager
+def shapes_only() -> Iterator[None]:
+    """Context of this thread's forwards whose shapes alone are of use: whole parameters are zeros,
+    and no message is sent, so that other workers need not make them."""
+    before = getattr(_LOCAL, "shapes_only", False)
+    _LOCAL.shapes_only = True
+    try:
+        yield
+    finally:
+        _LOCAL.shapes_only = before
+
+
 class Unit:
     """Parameters that are gathered together. Constructed by all workers of the axis.
 
     It is to `linop.layers.parameters.blocks` the holder of its shards.
     """
+
+    shards_blocks = True
 
     def __init__(self, name: str, members: Sequence[Member], axis: Axis) -> None:
         self.name = self.kind = name
@@ -146,6 +165,9 @@ class Unit:
         self._open.append((call, whole, context))
 
     def _called(self) -> Call:
+        if getattr(_LOCAL, "shapes_only", False):
+            pairs = zip(self.members, self.shards, strict=True)
+            return Call(self, [shard.new_zeros(one.space.global_shape) for one, shard in pairs])
         if self.prefetch:
             self.passes.enter(self)
         call = Call(self, self.copies())

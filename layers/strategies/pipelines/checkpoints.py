@@ -37,6 +37,7 @@ from linop.strategies.pipelines.stage_states import (
     load,
     on_all,
     order_of,
+    root_of,
 )
 
 Tensor = Any
@@ -167,8 +168,10 @@ class Checkpoints:
                 check_options(optimized)
                 kept = optimized.kept()
                 items = {n: v for n, v in kept.items() if isinstance(v, StateTensor)}
+                part = next(iter(self._stages.values())).part
+                root = root_of(optimized.workers.groups, part)
                 wholes: Mapping[str, Tensor] = (
-                    collect(optimized.workers, list(items.values()), 0) or {}
+                    collect(optimized.workers, list(items.values()), root) or {}
                 )
             named = {self._names(n): wholes[v.key] for n, v in items.items() if v.key in wholes}
             plain = {self._names(n): v for n, v in kept.items() if n not in items}

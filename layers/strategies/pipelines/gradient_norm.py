@@ -10,8 +10,9 @@ import numpy as np
 import torch
 
 from linop.backends import Backend
-from linop.layers.agreement.input_agreement import InputAgreement, agreement_of
+from linop.layers.agreement.input_agreement import InputAgreement
 from linop.layers.parameters.clipping import agreed_norms, total_norm
+from linop.layers.parameters.groups import groups_of
 from linop.operators.collectives import all_reduce
 from linop.spaces.decomposition import COPIES
 from linop.spaces.partition import Partition
@@ -40,13 +41,15 @@ class GradientNorm:
         copies: Collection[int] = (),
     ) -> None:
         self._stages = stages
-        self._parts = {s: part for s, part in parts.items() if part.workers != 1}
+        self._first = {s: not part.worker for s, part in parts.items()}
+        cut = {s: groups_of(stage.parameters, parts[s]) for s, stage in stages.items()}
+        self._groups = {s: groups for s, groups in cut.items() if groups.workers != 1}
         self._counted: dict[int, list[Tensor]] = {}
         known = set(copies)
         for s, stage in stages.items():
             self._counted[s] = [p for p in stage.parameters if id(p) not in known]
             known |= {id(p) for p in stage.parameters}  # stages may share some
-        mine = {s: 1 if s in self._parts else len(own) for s, own in self._counted.items()}
+        mine = {s: 1 if s in self._groups else len(own) for s, own in self._counted.items()}
         dtypes = {p.dtype for stage in stages.values() for p in stage.parameters}
         said = agreement.gather_objects(
             (mine, sorted(dtypes, key=str)), "clip gradients of linop.strategies.Pipeline"
@@ -85,15 +88,15 @@ class GradientNorm:
     def _norms(self, s: int, counted: Sequence[Tensor]) -> list[float | None]:
         """Norms of a stage's gradients; None for those that are not there, or that another worker
         counts. Collective over the stage's workers."""
-        if s not in self._parts:
+        if s not in self._groups:
             return [
                 None if p.grad is None else torch.linalg.vector_norm(p.grad).item() for p in counted
             ]
-        part, own = self._parts[s], {id(p) for p in counted}
+        own = {id(p) for p in counted}
         named = {
             name: p
             for name, p in self._stages[s].module.named_parameters()
             if id(p) in own and p.grad is not None
         }
-        norms = agreed_norms(agreement_of(part), named, 2.0)
-        return [total_norm(norms, 2.0).item() if norms and not part.worker else None]
+        norms = agreed_norms(self._groups[s], named, 2.0)
+        return [total_norm(norms, 2.0).item() if norms and self._first[s] else None]

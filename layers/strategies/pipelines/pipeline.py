@@ -12,11 +12,10 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from linop.backends import Backend
-from linop.errors import ArgumentError, BackendError
+from linop.errors import ArgumentError, BackendError, LinopError
 from linop.layers.agreement.input_agreement import Cache, agreement_of, program_backend
 from linop.layers.agreement.metadata import call_metadata
 from linop.schedules import Schedule
-from linop.schedules.actions import GROUP
 from linop.spaces.partition import Partition
 from linop.strategies.pipelines.binding import Call, Tracer, Tracing
 from linop.strategies.pipelines.checkpoints import Checkpoints
@@ -32,14 +31,14 @@ from linop.strategies.pipelines.execution import Pair, Resolved, Step, receives,
 from linop.strategies.pipelines.gradient_norm import GradientNorm
 from linop.strategies.pipelines.lanes import Edge, Lane
 from linop.strategies.pipelines.random_numbers import initial_seed
+from linop.strategies.pipelines.side_by_side import SideBySide
 from linop.strategies.pipelines.stage import Stage, joined
 from linop.strategies.pipelines.stage_backends import (
-    agree_on_table,
+    axes_across,
     fail,
     failure,
     made,
     parts_of,
-    waits_inside,
 )
 from linop.strategies.pipelines.stage_states import gathered, load, own
 from linop.strategies.pipelines.tied_weights import TiedWeights, check_shared
@@ -167,6 +166,8 @@ class Pipeline:
         _, seeds = self._together(make, "make stages and optimizer of")
         for stage in self._stages.values():
             stage.random.seed = seeds[0]
+        axes = map(axes_across, self.stages.values())
+        self._across = SideBySide(self._agreement, self._plan.digest, axes)
         self._loss, self._reduction, self._ties = loss, reduction, tied
         self.losses: list[Tensor] = []
         self._batches = Cache[_Batch](_CACHE_SIZE)
@@ -242,12 +243,10 @@ class Pipeline:
                 plan.row,
                 plan.graph.taken(s),
                 recompute,
-                halves=plan.grid(s).size == 1 and not waits_inside(self.stages[s]),
+                halves=plan.grid(s).size == 1 and not axes_across(self.stages[s]),
             )
             for s in plan.mine
         }
-        if any(action.kind in GROUP for row in plan.table.workers for action in row):
-            agree_on_table(plan.table, self._stages.values())
         if optimizer is not None:
             self.optimizer = optimizer_checked(optimizer(self._parameters()))
         return None, initial_seed()
@@ -410,9 +409,15 @@ class Pipeline:
         total = self._agreement.total(self._number, mine)  # type: ignore[arg-type]
         known = self._batches.get(total)
         if known is not None:
+            self._across.agree(trains, known.sizes, None)
             return known
         everybodys = self._agreement.gather_objects(mine, "call linop.strategies.Pipeline")
-        tracer = Tracer(everybodys, self._tracing, self._stages)
+        try:
+            tracer = Tracer(everybodys, self._tracing, self._stages)
+        except LinopError as error:
+            self._across.agree(trains, (), error)
+            raise
+        self._across.agree(trains, tracer.sizes, None)
         edges = tracer.edges()
         table = plan.table if trains else plan.forwards(len(tracer.sizes))
         batch = _Batch(tracer.sizes, edges, receives(table, edges), resolved(plan.row_of(table)))

@@ -19,6 +19,7 @@ from linop.backends.autograd.checkpointing import checkpoint_context
 from linop.errors import ArgumentError
 from linop.schedules import Action, Kind
 from linop.schedules.actions import COMPUTE
+from linop.strategies.data.unit import shapes_only
 from linop.strategies.pipelines.halves import Part, input_half, weight_half
 from linop.strategies.pipelines.random_numbers import RandomNumbers
 
@@ -220,7 +221,7 @@ class Stage:
         results = []
         for _ in range(2):
             own = {name: b.clone() for name, b in self.module.named_buffers()}
-            with torch.no_grad(), self.random.probing(self.module.training):
+            with torch.no_grad(), shapes_only(), self.random.probing(self.module.training):
                 again = [x.clone() for x in inputs]
                 versions = [x._version for x in again]
                 results.append(torch.func.functional_call(self.module, own, tuple(again)))

@@ -15,11 +15,10 @@ from linop.backends.worker import Worker
 from linop.errors import ArgumentError, LinopError, restated
 from linop.layers.agreement.input_agreement import agreement_of
 from linop.layers.layer import Layer
-from linop.schedules import Schedule
 from linop.spaces.partition import Partition
-from linop.strategies.data.replicas import agree
+from linop.strategies.mesh import Axis
 from linop.strategies.pipelines.construction import Plan
-from linop.strategies.pipelines.stage import Stage, sharded_units
+from linop.strategies.pipelines.stage import sharded_units
 from linop.strategies.tensor.layer import ParallelLayer
 
 Module = Any
@@ -122,21 +121,9 @@ def made(s: int, given: Any, grid: Partition, part: Backend) -> Module:
     return module
 
 
-def agree_on_table(table: Schedule, stages: Iterable[Stage]) -> None:
-    """Check that workers which share a stage's sharded parameters have one schedule. Collective
-    over the workers of each axis.
-
-    Raises:
-        BackendError: they have not; on all of these.
-    """
-    axes = {unit.axis.workers: unit.axis for stage in stages for unit in stage.units}
-    for axis in axes.values():
-        agree(axis.backend, "Pipeline", tuple(tuple(map(str, row)) for row in table.workers))
-
-
-def waits_inside(module: Module) -> bool:
-    """True if forwards of a stage wait for workers of another axis of a mesh: those of
-    tensor-parallel modules, and of sharded parameters."""
-    axes = [m.axis for m in module.modules() if isinstance(m, ParallelLayer)]
-    axes += [unit.axis for unit in sharded_units(module)]
-    return any(axis.size > 1 for axis in axes)
+def axes_across(module: Module) -> dict[Axis, bool]:
+    """Axes of a mesh whose other workers the forwards of a stage wait for: of sharded parameters;
+    and of tensor-parallel modules, which are true, since these wait with tensors of one shape."""
+    axes = {unit.axis: False for unit in sharded_units(module)}
+    axes |= {m.axis: True for m in module.modules() if isinstance(m, ParallelLayer)}
+    return {axis: same for axis, same in axes.items() if axis.size > 1}

@@ -14,6 +14,7 @@ from linop.backends.autograd.dtypes import numpy_dtype
 from linop.backends.autograd.functions import apply
 from linop.errors import ArgumentError, ShapeError
 from linop.layers.agreement.input_agreement import InputAgreement
+from linop.layers.parameters.groups import Groups, groups_of
 from linop.layers.state.state import gather_state, scatter_state
 from linop.layers.state.state_tensors import state_tensors
 from linop.operators.collectives import repartition
@@ -46,8 +47,13 @@ class Own(NamedTuple):
 
     @property
     def is_cut(self) -> bool:
-        """True if it is on several workers."""
-        return self.part.workers != 1
+        """True if several workers have blocks of it: those of the stage, or of pipelines side by
+        side."""
+        return self._groups.workers != 1
+
+    @property
+    def _groups(self) -> Groups:
+        return groups_of(self.module.parameters(), self.part)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Shapes of the whole tensors of its state, by key."""
@@ -57,8 +63,10 @@ class Own(NamedTuple):
         return {self.prefix + key: tuple(value.shape) for key, value in state.items()}
 
     def state(self) -> dict[str, Tensor]:
-        """Its whole state, on its first worker; none on others. Collective over its workers."""
-        state = self.module.state_dict() if not self.is_cut else self._within(gather_state, 0) or {}
+        """Its whole state, on the first worker of each pipeline that has it; none on others.
+        Collective over its workers."""
+        root = root_of(self._groups, self.part)
+        state = self._within(gather_state, root) or {} if self.is_cut else self.module.state_dict()
         return {self.prefix + key: value for key, value in state.items()}
 
     def load(self, state: Mapping[str, Tensor]) -> None:
@@ -72,6 +80,12 @@ class Own(NamedTuple):
     def _within(self, work: Callable[..., Any], *arguments: Any) -> Any:
         with within(self.part, self.backend):
             return work(self.module, *arguments)
+
+
+def root_of(groups: Groups, part: Backend) -> int | None:
+    """The worker that gathers a state for a pipeline; None if each does, of pipelines side by
+    side."""
+    return 0 if part in groups.backends else None
 
 
 def own(

@@ -168,7 +168,7 @@ def check_shared(plan: Plan, modules: Sequence[Any], names: Sequence[Sequence[st
 def _holders(one: Own, grid: Partition, keys: Collection[str]) -> dict[str, _Holder]:
     """A stage's parameters of some keys. Collective over its workers."""
     found: dict[str, _Holder] = {}
-    if not one.is_cut:
+    if one.part.workers == 1:
         for name, p in one.module.named_parameters():
             if (key := one.prefix + name) in keys:
                 space = TensorSpace(p.shape, Partition((1,), grid.workers), axes=[COPIES])
@@ -179,16 +179,17 @@ def _holders(one: Own, grid: Partition, keys: Collection[str]) -> dict[str, _Hol
     for item in workers.tensors.values():
         if (key := one.prefix + item.key) not in keys or not item.trained:
             continue
-        if item.space is None:
+        if not item.spaces:
             raise ArgumentError(
                 f"{key!r} is held whole by each of the workers {order}; a parameter of a "
                 f"layer of linop.layers expected"
             )
         (whole,) = (collect(workers, [item], None) or {}).values()
-        at = item.space.partition
+        (own,) = item.spaces.values()
+        at = own.partition
         there = Partition(at.shape, [order[worker] for worker in at.workers])
-        bounds = dict(enumerate(item.space.bounds))
-        space = TensorSpace(item.shape, there, axes=item.space.axes, bounds=bounds)
+        bounds = dict(enumerate(own.bounds))
+        space = TensorSpace(item.shape, there, axes=own.axes, bounds=bounds)
         found[key] = _Holder(space, item.dtype, digest(whole), None)
     return found
 

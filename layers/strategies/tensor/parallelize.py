@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import copy
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -46,7 +48,7 @@ def parallelize_module(
     state_dict keys stay; `linop.layers.gather_state`, `scatter_state`, `save` and `load` convert to
     and from the state of the sequential module. All others compute what they did, on every worker.
     At a call of the net with new shapes its workers follow the layout of each tensor, and raise if
-    modules do not fit together.
+    modules do not fit together. After an error here the module is as it was.
 
     Args:
         module: the module; all workers have the same, with the same values. It is changed.
@@ -82,7 +84,7 @@ def parallelize_module(
     agreement, what = agreement_of(axis.backend), "parallelize_module"
     (inputs, styles), said = agreement.together(checked, what, f"call {what}")
     _compare(axis, said)
-    with use(axis.backend):
+    with use(axis.backend), _all_or_nothing(module):
         module = _replaced(module, axis, styles)
         check_chains(module, inputs)
         calls = Calls(module, axis.backend, inputs)
@@ -91,6 +93,27 @@ def parallelize_module(
         if example is not None:
             module(*example) if isinstance(example, tuple) else module(example)
     return module
+
+
+@contextmanager
+def _all_or_nothing(module: Module) -> Iterator[None]:
+    """Context of changes of a module, which are undone at an error: of its submodules, hooks and
+    other attributes."""
+    before = [
+        (one, {key: (x, copy(x) if isinstance(x, dict) else x) for key, x in vars(one).items()})
+        for one in module.modules()
+    ]
+    try:
+        yield
+    except BaseException:
+        for one, attributes in before:
+            for value, was in attributes.values():
+                if isinstance(value, dict) and value != was:
+                    value.clear()
+                    value.update(was)
+            vars(one).clear()
+            vars(one).update((key, value) for key, (value, _) in attributes.items())
+        raise
 
 
 def _named(module: Module, plan: Any) -> dict[str, Style]:

@@ -149,9 +149,7 @@ def is_its_twin(backend: Backend, case: Composition) -> None:
     """`check` finds no difference: 1e-12 of the largest gradient."""
     mesh = Mesh(backend, dp=case.dp, tp=case.tp, pp=case.pp)
     twin = case.twin()
-    rows = case.dp * (case.micro + 1)
-    if case.data == "copies":
-        rows += 1  # workers of dp have different numbers of rows
+    rows = case.dp * (case.micro + 1) + 1  # workers of dp have different numbers of rows
     batch = tuple(values(rows, 2 * WIDTH, seed=s) for s in (1, 2))
     pp = mesh["pp"]
     stage = case.stage(mesh, pp.index)
@@ -313,6 +311,33 @@ def says_what_is_wrong(backend: Backend) -> None:
     where = "all gradients of `bias` are absent, and the twin's are not zero"
     refused(where, lambda: check(model, twin, (x, t), step=forgets), GradientError)
     assert check(model, twin, (x, t), squares) <= 1e-12
+
+
+def unlike_side_by_side(backend: Backend) -> None:
+    """Pipelines whose stages are sharded across them: unequal rows are no matter; unequal numbers
+    of micro-batches, other schedules, and errors of one, are said on all workers."""
+    mesh = Mesh(backend, dp=2, pp=2)
+    d, k = mesh["dp"].index, mesh["pp"].index
+
+    def made(schedule: str, micro: int) -> Any:
+        stages: list[Any] = [None, None]
+        # The second stage is not sharded: its worker hears of it, too.
+        stages[k] = filled(MLP(WIDTH, 5), k)
+        if k == 0:
+            fully_shard(stages[k], mesh["dp"])
+        return Pipeline(stages, GENERATORS[schedule](2, micro), squares, backend=mesh["pp"].backend)
+
+    x, t = values(4 + d, WIDTH, seed=1), values(4 + d, WIDTH, seed=2)
+    one = made("gpipe", 3)
+    one.step(x, t)
+    for model in (made("gpipe", 3 + d), made(["gpipe", "1f1b"][d], 3)):
+        with pytest.raises(BackendError, match=r"parallel along 'dp', where 0 has a step of 3 "):
+            model.step(x, t)
+    with pytest.raises(BackendError, match="1 has an evaluation of 2 micro-batches"):
+        one(x[: 3 - d])
+    with pytest.raises(LinopError, match="a batch of 2 rows cannot be split"):
+        one.step(x if d else x[:2], t if d else t[:2])
+    one.step(x, t)
 
 
 def block_is_sharded(backend: Backend) -> None:

@@ -14,7 +14,7 @@ from linop.backends.base import Backend
 from linop.errors import ArgumentError, BackendError, LinopError
 from linop.schedules import GENERATORS
 from linop.spaces.partition import balanced
-from linop.strategies import DataParallel, Mesh, Pipeline
+from linop.strategies import DataParallel, Mesh, Pipeline, fully_shard
 from support.strategies.pipelines.pipelines import block, squares, values
 
 Tensor = Any
@@ -225,7 +225,6 @@ def says_what_is_wrong(backend: Backend) -> None:
     refused(
         r"on worker 1: a torch\.nn\.Module exp", lambda: DataParallel(linear() if me != 1 else 7)
     )
-    refused("no parameters with gradients", lambda: DataParallel(torch.nn.ReLU()))
     refused("'mean' expected, given 'avg'", lambda: DataParallel(linear(), reduction="avg"))
     refused("given 'star'", lambda: DataParallel(linear(), algorithm="star"))
     refused("server: a worker of", lambda: DataParallel(linear(), server=9))
@@ -360,6 +359,49 @@ def composes_with_pipelines(backend: Backend) -> None:
     case = Case(whole=False)
     for p, q in zip(mine.parameters(), twin[pp.index].parameters(), strict=True):
         same(case, p.grad, q.grad, "composed")
+
+
+def changes_dtype(backend: Backend) -> None:
+    """A module that is converted afterwards, with its buffers, trains as its converted twin."""
+    workers, me = backend.workers or 1, backend.worker or 0
+    for options in ({}, {"server": 0}, {"bucket_cap_mb": 1e-5}):
+        net, twin = DataParallel(buffered(), **options), buffered()
+        for kind in (torch.float64, torch.float32, torch.float64):
+            net.to(kind)
+            twin.to(kind)
+            x = torch.arange(6 * workers).to(kind).reshape(2 * workers, 3)
+            squares(net(x[2 * me : 2 * me + 2]), 0).backward()
+            squares(twin(x), 0).backward()
+            assert net.module.mask.dtype is kind
+            for p, q in zip(net.module.parameters(), twin.parameters(), strict=True):
+                if not (me and options.get("server") == 0):
+                    assert p.grad.dtype is kind
+                    assert torch.allclose(p.grad, q.grad, rtol=1e-4)
+
+
+def is_converted_by_one(backend: Backend) -> None:
+    """Worker 0 alone converts its module."""
+    net = DataParallel(buffered())
+    net.to(torch.float64 if backend.worker else torch.float32)
+    net(torch.ones(1, 3).to(net.module.weight.dtype)).sum().backward()
+
+
+def has_no_parameters(backend: Backend) -> None:
+    """Modules without parameters, or with frozen ones alone, are called as they are."""
+    me = backend.worker or 0
+    x = torch.tensor([me - 0.5, 1.0], requires_grad=True)
+    for make in (torch.nn.ReLU, lambda: torch.nn.Linear(2, 2).requires_grad_(False)):
+        net = DataParallel(make())
+        y = net(x)
+        assert torch.equal(y, net.module(x))
+        y.sum().backward()
+        net.reduce_gradients()
+        net.check()
+    axis = Mesh(dp=-1)["dp"]
+    relu = fully_shard(torch.nn.ReLU(), axis)
+    assert torch.equal(relu(x), x.relu())
+    both = torch.nn.Sequential(fully_shard(buffered(), axis), relu)
+    assert fully_shard(both, axis)(values(3, seed=1)).shape == (3,)  # nothing is left
 
 
 def clips_and_copies(backend: Backend) -> None:

@@ -14,6 +14,7 @@ from linop.strategies import (
     DataParallel,
     Mesh,
     ShardedOptimizer,
+    equal_batches,
     full_state_dict,
     fully_shard,
     load_full_state_dict,
@@ -188,14 +189,13 @@ def says_what_is_wrong(backend: Backend) -> None:
 
     refused("axis: one of a linop.strategies.Mesh", lambda: fully_shard(linear(), "dp"))  # type: ignore[arg-type]
     refused("on worker 1: a torch", lambda: fully_shard(3 if me == 1 else linear(), axis))
-    refused("no parameters", lambda: fully_shard(torch.nn.ReLU(), axis))
     what = r"worker 1 has 'weight' of torch.float64 and shape \(4, 2\), worker 0"
     refused(what, lambda: fully_shard(linear(3 + (me == 1)), axis), BackendError)
     other = linear()
     other.weight.data += me
     refused("'weight' differ between", lambda: fully_shard(other, axis), BackendError)
     net = fully_shard(linear(), axis)
-    refused("or all are sharded already", lambda: fully_shard(net, axis))
+    refused("the module is sharded already", lambda: fully_shard(net, axis))
     refused("already shard", lambda: DataParallel(net, axis))
     copies = DataParallel(linear(), axis)
     refused("already data parallel", lambda: fully_shard(copies, axis))
@@ -218,6 +218,25 @@ def says_what_is_wrong(backend: Backend) -> None:
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         net(torch.ones(1, 9, dtype=torch.float64))
     assert net.weight.numel() < 6 or axis.size == 1  # the shard again
+
+
+def counts_batches(backend: Backend) -> None:
+    """Unequal numbers of batches are an error on all workers before the step, or end for all."""
+    axis, me = Mesh(dp=-1)["dp"], backend.worker or 0
+    made = [values(2, 3, seed=k) for k in range(2 + (me == 0))]
+    seen = []
+    with pytest.raises(BackendError, match=r"workers \[1.*\] of 'dp' have 2 batches, others more"):
+        for batch in equal_batches(made, axis):
+            seen.append(batch)
+    assert len(seen) == 2
+    assert len([*equal_batches(made, axis, drop_last=True)]) == 2
+    assert [*equal_batches(iter(made[:2]), axis)] == made[:2]
+    with pytest.raises(
+        ArgumentError, match="on worker 1: an iterable of batches expected, given 5"
+    ):
+        [*equal_batches(5 if me == 1 else made, axis)]  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="equal_batches: axis"):
+        [*equal_batches(made, "dp")]  # type: ignore[arg-type]
 
 
 def composes_on_a_mesh(backend: Backend) -> None:

@@ -331,7 +331,9 @@ def refuses(backend: Backend, what: str, name: str) -> None:
     example = torch.ones(2, 3, 4, requires_grad=True) if what == "call" else None
     with _one_net(backend):
         net = make()
+    before = _parts(net)
     _raises(words, lambda: parallelize_module(net, axis, given, example=example))
+    assert _parts(net) == before  # all or nothing
     if what == "call":
         with _one_net(backend):
             net = make()
@@ -341,6 +343,20 @@ def refuses(backend: Backend, what: str, name: str) -> None:
     with _one_net(backend):
         net = chain(a=nn.Linear(4, 4))
     parallelize_module(net, axis, OUTPUT)(torch.ones(2, 4)).sum().backward()
+
+
+def _parts(net: Any) -> Any:
+    """The modules of a net, with their parameters, and their numbers of hooks."""
+    return [
+        (
+            name,
+            id(one),
+            [*map(id, one.parameters())],
+            {key: len(x) for key, x in vars(one).items() if key.endswith("_hooks")},
+            sorted(vars(one)),
+        )
+        for name, one in (net.named_modules() if isinstance(net, nn.Module) else ())
+    ]
 
 
 def refuses_alone(backend: Backend) -> None:
