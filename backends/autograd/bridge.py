@@ -78,6 +78,10 @@ class Bridge:
         if call:
             self.order.last = call - 1
 
+    def token(self) -> Any:
+        """A new tensor of no elements."""
+        return torch.empty_like(self._nothing)
+
     def zeros(self) -> list[Any]:
         """A zero argument, as tensors."""
         return [port.zeros() for port in self._into] or [torch.zeros_like(self._nothing)]
@@ -128,7 +132,9 @@ class Bridge:
 
     def start(self, tensors: Sequence[Any]) -> None:
         """Start what the next `run`, with the same tensors, or `finish` completes. The tensors must
-        not change before."""
+        not change before. What an error has left is finished first."""
+        if self._started:
+            self.finish()
         self.plan.start(self._array(tensors))
         self._started = True
 

@@ -8,6 +8,7 @@ torch's graph; there is no code for backward.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 from weakref import ref
 
@@ -16,7 +17,7 @@ import torch
 from linop.backends.autograd.bridge import bridge_of
 from linop.backends.autograd.checkpointing import in_checkpoint, unrecorded
 from linop.backends.autograd.dtypes import numpy_dtype
-from linop.backends.autograd.functions import applied
+from linop.backends.autograd.functions import applied, begun, ended
 from linop.errors import ArgumentError
 from linop.layers.parameters.blocks import enlist
 from linop.operators.algebra import direct_sum
@@ -72,6 +73,8 @@ class Unit:
         """Calls that a graph may have."""
         self._ahead: list[int] | None = None
         """Versions of the shards that are gathered ahead; None if none are."""
+        self._token: Any = None
+        """Of that, in torch's graph."""
 
     @property
     def _parameters(self) -> dict[str, Tensor]:
@@ -91,13 +94,13 @@ class Unit:
         """Start to gather; False if that was done. Collective."""
         if self._ahead is not None:
             return False
-        self._bridge.start([shard.detach() for shard in self.shards])
+        self._token = begun(self._bridge, self.shards, self.name)
         self._ahead = self.versions()
         return True
 
     def drop(self) -> None:
         """Finish what `start` began, without a use for it. Collective."""
-        self._ahead = None
+        self._ahead = self._token = None
         self.passes.taken(self)
         self._bridge.finish()
 
@@ -105,25 +108,31 @@ class Unit:
         """G of the shards. Collective; recorded in torch's graph."""
         if not torch.is_grad_enabled():
             return self.gathered()
-        self._take()
-        if in_checkpoint():
-            # One that keeps results of operators would keep the whole parameters.
-            with unrecorded():
-                return [*applied(self._bridge, self.shards, self.name)]
-        return [*applied(self._bridge, self.shards, self.name)]
+        token = self._take()
+        # A checkpoint that keeps results of operators would keep the whole parameters.
+        with unrecorded() if in_checkpoint() else nullcontext():
+            if token is not None:
+                return [*ended(self._bridge, token, self.name)]
+            return [*applied(self._bridge, self.shards, self.name)]
 
     def gathered(self) -> list[Tensor]:
         """The whole parameters, without a graph. Collective."""
         self._take()
         return [*self._bridge.run([shard.detach() for shard in self.shards])]
 
-    def _take(self) -> None:
-        """Let the next run be that which `start` began, unless shards have changed."""
+    def _take(self) -> Any:
+        """Let the next run be that which `start` began, unless shards have changed.
+
+        Returns:
+            Its token in torch's graph, if it has one.
+        """
         if self._ahead is not None and self._ahead != self.versions():
             self.drop()
         elif self._ahead is not None:
             self._ahead = None
             self.passes.taken(self)
+        token, self._token = self._token, None
+        return token
 
     def enter(self, *unused: Any) -> None:
         """Before forward: put the whole parameters in place."""
