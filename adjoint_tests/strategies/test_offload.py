@@ -159,7 +159,7 @@ def test_moves_while_the_device_computes() -> None:
         net = offload(chain(5, 0.0, False))
 
         def note(*unused: Any) -> None:
-            stream = net.window._mover._stream
+            stream = net.window._mover.stream.queue
             under_way.append(stream.added > stream.done)
 
         noted(net, note)

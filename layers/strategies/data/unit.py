@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from math import prod
 from typing import Any, NamedTuple
 from weakref import ref
 
@@ -22,12 +23,14 @@ from linop.errors import ArgumentError
 from linop.layers.parameters.blocks import enlist
 from linop.operators.algebra import direct_sum
 from linop.operators.collectives import all_gather, repartition
+from linop.operators.offloading import offload
 from linop.operators.operator import LinearOperator
 from linop.spaces.decomposition import COPIES, REPLICATED
 from linop.spaces.partition import Partition
 from linop.spaces.tensor import TensorSpace
 from linop.strategies.data.calls import Call
 from linop.strategies.data.prefetch import passes_of
+from linop.strategies.memory.moving import Aside
 from linop.strategies.mesh import Axis
 
 Tensor = Any
@@ -52,9 +55,12 @@ class Unit:
     """Parameters that are gathered together. Constructed by all workers of the axis.
 
     It is to `linop.layers.parameters.blocks` the holder of its shards.
+
+    Args:
+        memory: the kind that the shards are in.
     """
 
-    def __init__(self, name: str, members: Sequence[Member], axis: Axis) -> None:
+    def __init__(self, name: str, members: Sequence[Member], axis: Axis, memory: str) -> None:
         self.name = self.kind = name
         self.members, self.axis = members, axis
         self.backend = axis.backend
@@ -65,8 +71,12 @@ class Unit:
         self.prefetch = 0
         """Number of units that are gathered ahead while this one computes."""
         self.passes = passes_of(axis.backend)
-        self.operator = direct_sum(*(gathering(member.space) for member in members))
+        self.operator = direct_sum(*(gathering(member.space, memory) for member in members))
         self._bridge = bridge_of(self.operator, axis.backend)
+        if memory != "default":
+            aside = Aside(axis.backend.arrays)
+            self._bridge.queue = self._bridge.adjoint.queue = aside
+        self._size = sum(prod(m.space.global_shape) * m.space.dtype.itemsize for m in members)
         self.shards: list[Tensor] = []
         self._open: list[tuple[Call, Sequence[Tensor], Any]] = []
         self._calls: list[ref[Call]] = []
@@ -85,6 +95,18 @@ class Unit:
             f"fully_shard: {self.name} is sharded, and cannot be copied; copy a module before, or "
             f"make another and give it the state: load_full_state_dict(other, full_state_dict(net))"
         )
+
+    @property
+    def bytes_here(self) -> int:
+        """Bytes of whole parameters that are here, or on their way."""
+        known = [*(known() for known in self._calls), *(call for call, *_ in self._open)]
+        here = {id(call) for call in known if call is not None and call.whole is not None}
+        return (len(here) + (self._ahead is not None)) * self._size
+
+    @property
+    def bytes_leaving(self) -> int:
+        """Bytes of whole parameters' gradients that are on their way to the shards."""
+        return self._size * self._bridge.adjoint.is_started
 
     def versions(self) -> list[int]:
         """Numbers that change when a shard does."""
@@ -215,11 +237,12 @@ class Unit:
                 module._parameters[name] = tensor
 
 
-def gathering(space: TensorSpace) -> LinearOperator:
-    """G: copies of all rows; of a tensor without dimensions, which is not cut, E."""
-    if space.global_shape:
-        return all_gather(space)
-    return repartition(space, space.like(space.partition, [COPIES]))
+def gathering(space: TensorSpace, memory: str = "default") -> LinearOperator:
+    """G: copies of all rows; of a tensor without dimensions, which is not cut, E. Of rows in another
+    memory it is G O.H, and its adjoint O G.H."""
+    whole = space.like(space.partition, [COPIES])
+    G = all_gather(space) if space.global_shape else repartition(space, whole)
+    return G if memory == "default" else G @ offload(space, memory).H
 
 
 def units_of(
@@ -227,6 +250,7 @@ def units_of(
     parameters: Mapping[str, Tensor],
     places: Mapping[Any, Sequence[tuple[Any, str]]],
     axis: Axis,
+    memory: str = "default",
 ) -> list[tuple[Unit, list[Tensor]]]:
     """Units of parameters, one for each dtype, with their parameters; without shards yet.
     Collective.
@@ -234,6 +258,7 @@ def units_of(
     Args:
         name: of all, for errors.
         places: by parameter.
+        memory: the kind that the shards are in.
     """
     group, made = Partition((axis.size,)), []
     for dtype in dict.fromkeys(p.dtype for p in parameters.values()):
@@ -244,7 +269,7 @@ def units_of(
             cut = [0 if shape else REPLICATED]
             space = TensorSpace(shape, group, numpy_dtype(dtype), cut, f"p{k}")
             members.append(Member(key, places.get(p, ()), space))
-        unit = Unit(name, members, axis)
+        unit = Unit(name, members, axis, memory)
         enlist(unit)
         made.append((unit, [*some.values()]))
     return made

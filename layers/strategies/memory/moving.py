@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -36,11 +36,8 @@ class Mover:
         self._free: dict[int, list[BoundPlan]] = {}
         self.moving: dict[Any, None] = {}
         """Owners of runs that have not ended: they live until then, whoever forgets them."""
-        self._device = arrays if isinstance(arrays, DeviceArrays) else None
-        self._stream = None
+        self.stream = Aside(arrays)
         self.asynchronous = arrays.asynchronous
-        if self._device is not None:
-            self._stream = self._device.module.cuda.Stream(non_blocking=True)
 
     def out(self, here: Tensor) -> Move:
         """Start O of a contiguous tensor of bytes, which must not change before the end."""
@@ -63,17 +60,28 @@ class Mover:
         is_out = plan.codomain.regions[0].memory == "host"
         self._free[plan.domain.size].append(plan if is_out else plan.H)
 
+
+class Aside:
+    """A stream of its own on a device, for copies while torch computes; nothing without one.
+
+    Called, it is a context of that stream, which waits for what was queued on torch's so far: what
+    leaves is computed there, and memory for what comes was used there.
+    """
+
+    def __init__(self, arrays: Arrays) -> None:
+        self._device = arrays if isinstance(arrays, DeviceArrays) else None
+        self.queue: Any = None
+        if self._device is not None:
+            self.queue = self._device.module.cuda.Stream(non_blocking=True)
+
     @contextmanager
-    def stream(self) -> Iterator[None]:
-        """Context of the stream of its own, which waits for what was queued on torch's so far:
-        the tensor is computed there, and memory for one that comes back was used there."""
+    def __call__(self) -> Iterator[None]:
         if self._device is None:
             yield
             return
-        stream = cast(Any, self._stream)
         with self._device.tensors.stream(torch):
-            stream.wait_event(self._device.streams.mark())
-        with stream:
+            self.queue.wait_event(self._device.streams.mark())
+        with self.queue:
             yield
 
 
