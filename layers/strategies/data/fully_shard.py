@@ -129,7 +129,7 @@ def _across(block: Block, axis: Axis) -> bool:
     """True for a block of a tensor-parallel module over another axis of the mesh: all workers of
     this one have the same block."""
     other = getattr(block.layer, "axis", None)
-    return isinstance(other, Axis) and len({*other.workers} & {*axis.workers}) == 1
+    return axis.size == 1 or isinstance(other, Axis) and len({*other.workers} & {*axis.workers}) == 1
 
 
 def _shard(member: Member, p: Tensor, axis: Axis, offload: bool) -> Tensor:
