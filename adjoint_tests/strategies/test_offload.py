@@ -22,7 +22,7 @@ from torch import nn
 
 import linop
 from linop.errors import ArgumentError, BackendError
-from linop.strategies import Reversible, checkpoint, offload
+from linop.strategies import Mesh, Reversible, checkpoint, fully_shard, offload
 from support.device.simulated import ARRAYS
 from support.strategies.saved_memory import WIDTH, Held, layer, loss, pair, reversible, storing
 from support.strategies.shards import weak
@@ -236,6 +236,29 @@ def test_parameters_train_as_plain_ones() -> None:
         net.load_state_dict({key: 2 * value for key, value in net.state_dict().items()})
         twin.load_state_dict(net.state_dict())
         assert torch.equal(net(x), twin(x))
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_shards_in_host_memory_of_a_simulated_device(prefetch: int) -> None:
+    """G O.H of shards of two workers; their gradients, O G.H."""
+    twin = chain(4, 0.0, True)
+    rows = values(4, 5, WIDTH, seed=1)
+    sum(twin(x).square().sum() for x in rows).backward()
+
+    def program(backend: Any) -> None:
+        axis = Mesh(backend, dp=2)["dp"]
+        net = copy.deepcopy(twin)
+        for p in net.parameters():
+            p.grad = None
+        for module in net:
+            fully_shard(module, axis, prefetch=prefetch, offload=True)
+        for x in rows[2 * axis.index :][:2]:
+            net(x).square().sum().backward()
+        for (name, p), q in zip(net.named_parameters(), twin.parameters(), strict=True):
+            mine = q.grad.tensor_split(2)[axis.index] if len(q) > 1 else q.grad[axis.index :][:1]
+            equal(name, p.grad, mine.reshape(p.shape), 1e-12)
+
+    linop.launch(program, 2, "threads", arrays=ARRAYS)
 
 
 def test_moves_while_the_device_computes() -> None:
