@@ -265,7 +265,7 @@ def _through(bridge: Bridge, call: CallSite, tensors: Sequence[Any]) -> tuple[An
 
 def _transforms() -> bool:
     """True inside torch.func's transforms, and in forward mode."""
-    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+    return bool(torch._C._are_functorch_transforms_active()) or forward_ad._current_level >= 0
 
 
 def _opened(bridge: Bridge, where: str) -> CallSite:

@@ -128,8 +128,10 @@ def _collect(
 def _across(block: Block, axis: Axis) -> bool:
     """True for a block of a tensor-parallel module over another axis of the mesh: all workers of
     this one have the same block."""
+    if axis.size == 1:
+        return True
     other = getattr(block.layer, "axis", None)
-    return axis.size == 1 or isinstance(other, Axis) and len({*other.workers} & {*axis.workers}) == 1
+    return isinstance(other, Axis) and len({*other.workers} & {*axis.workers}) == 1
 
 
 def _shard(member: Member, p: Tensor, axis: Axis, offload: bool) -> Tensor:

@@ -238,8 +238,8 @@ class Unit:
 
 
 def gathering(space: TensorSpace, memory: str = "default") -> LinearOperator:
-    """G: copies of all rows; of a tensor without dimensions, which is not cut, E. Of rows in another
-    memory it is G O.H, and its adjoint O G.H."""
+    """G: copies of all rows; of a tensor without dimensions, which is not cut, E. Of rows in
+    another memory it is G O.H, and its adjoint O G.H."""
     whole = space.like(space.partition, [COPIES])
     G = all_gather(space) if space.global_shape else repartition(space, whole)
     return G if memory == "default" else G @ offload(space, memory).H

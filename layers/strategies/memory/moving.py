@@ -108,8 +108,8 @@ class Move:
             self._plan, given, made = way.plan, way.here.array(x), None
         else:
             self._plan, given, made = way.plan.H, way.away.array(x), way.here.array(out)
+        self._result: Any = None
         with mover.stream():
-            self._result = None
             if mover.asynchronous:
                 self._plan.start(given, out=made)
             else:  # without the steps of a run that stops and goes on
