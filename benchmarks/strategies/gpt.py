@@ -105,10 +105,6 @@ class Saved:
         part.replace(self._file(step, self._me))
         self._file(step - 2 * EVERY, self._me).unlink(missing_ok=True)
 
-    def forget(self) -> None:
-        for step in self._steps():
-            self._file(step, self._me).unlink(missing_ok=True)
-
 
 def rounded(run: gpt.Run, adam: torch.optim.Optimizer) -> int:
     """Change parameters by a rounding; no steps were made."""
@@ -151,7 +147,6 @@ def trained(strategy: str, setting: Setting, stem: Path) -> Record:
             "Adam": total(states),
         }
         text = torch.randint(gpt.BYTES, shape, generator=draw)
-        saved.forget()
         return {"losses": losses, **held, "activations": between_passes(run, text)}
 
     torch.set_num_threads(1)
@@ -167,7 +162,10 @@ def kept_or_trained(strategy: str, setting: Setting, folder: Path) -> Record:
     file = folder / f"{strategy}-{setting.steps}-{setting.batch}-{setting.dtype}.json"
     if not file.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(trained(strategy, setting, file.with_suffix(""))))
+        stem = file.with_suffix("")
+        file.write_text(json.dumps(trained(strategy, setting, stem)))
+        for part in folder.glob(f"{stem.name}-step*"):
+            part.unlink()
     found: Record = json.loads(file.read_text())
     return found
 
