@@ -6,7 +6,9 @@ parallel training, and of memory, beside one process; on the sources of Python's
     mpiexec -n 4 python examples/gpt.py --strategy zero3 --steps 500
 
 All strategies but `reversible` train one network, and their losses are those of one process;
-`reversible` trains another, whose twin that stores everything is `stored`.
+`reversible` trains another, whose twin that stores everything is `stored`. `accumulated` is one
+process that adds the gradients of four micro-batches: in the order of `dp` and `zero3`, of which it
+is the twin to the last bit.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -180,6 +183,14 @@ class Run(NamedTuple):
         return self.total(term.detach())
 
 
+class Accumulated(Run):
+    """All parts of the rows, as micro-batches one after the other."""
+
+    def step(self, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        first, *others = (Run(*self[:3], k, self.parts).step(x, target) for k in range(self.parts))
+        return sum(others, first)
+
+
 def plan(size: Size) -> dict[str, Any]:
     """Megatron's, with the sequence split between blocks."""
     heads = {"heads": size.heads}
@@ -199,6 +210,7 @@ def plan(size: Size) -> dict[str, Any]:
 
 STRATEGIES = {
     "sequential": 1,
+    "accumulated": 1,
     "dp": 4,
     "zero3": 4,
     "tp": 4,
@@ -230,6 +242,8 @@ def made(strategy: str, backend: Any, net: GPT, size: Size) -> Run:
             return value
 
         return Run(copies, loss, total(axis), axis.index, axis.size)
+    if strategy == "accumulated":
+        return Accumulated(net, mean, lambda value: value, parts=4)
     if strategy == "checkpoint":
         net.blocks = checkpoint(net.blocks)
     return Run(net, mean, lambda value: value)
@@ -250,13 +264,24 @@ def network(strategy: str, size: Size, dtype: torch.dtype, seed: int = 0) -> GPT
 
 
 def train(
-    strategy: str, backend: Any, size: Size, steps: int, batch: int, dtype: torch.dtype
+    strategy: str,
+    backend: Any,
+    size: Size,
+    steps: int,
+    batch: int,
+    dtype: torch.dtype,
+    begin: Callable[[Run, torch.optim.Optimizer], int] = lambda run, adam: 0,
 ) -> Iterator[tuple[Run, torch.optim.Optimizer, float]]:
-    """Losses of steps of AdamW, with the run and its optimizer. Collective."""
+    """Losses of steps of AdamW, with the run and its optimizer. Collective.
+
+    Args:
+        begin: called first; gives the number of steps that were made before.
+    """
     run = made(strategy, backend, network(strategy, size, dtype), size)
     adam = language_model.optimizer(run.net.parameters())
-    source = language_model.text()
-    for x, target in language_model.batches(source, batch, steps, length=size.length):
+    source, done = language_model.text(), begin(run, adam)
+    batches = language_model.batches(source, batch, steps, length=size.length)
+    for x, target in islice(batches, done, None):
         adam.zero_grad()
         loss = run.step(x, target)
         adam.step()

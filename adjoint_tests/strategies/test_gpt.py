@@ -41,6 +41,15 @@ def test_losses_on_threads(strategy: str) -> None:
         assert found == pytest.approx(twin, abs=TOLERANCE, rel=0)
 
 
+@pytest.mark.parametrize("strategy", ["dp", "zero3"])
+def test_losses_are_those_of_accumulation_to_the_last_bit(strategy: str) -> None:
+    """One process that adds the workers' terms in their order."""
+    (twin,) = linop.launch(lambda b: losses(b, "accumulated"), 1, "threads")
+    every = linop.launch(lambda b: losses(b, strategy), 4, "threads")
+    assert every == [twin] * 4
+    assert twin != alone("sequential")
+
+
 @needs_mpi
 def test_losses_on_ranks() -> None:
     for strategy in ("zero3", "tp"):

@@ -3,7 +3,9 @@ backward passes. `linop.backends.autograd.functions` adds it to torch's graph.""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -54,6 +56,8 @@ class Bridge:
         self.order = order
         self._adjoint: Bridge | None = None
         self._started = False
+        self.queue: Callable[[], AbstractContextManager[Any]] = nullcontext
+        """Context of what `start` queues, such as a device's stream."""
         self._into, self._out_of = (
             [Port(plan.backend, region, dtype) for region in held(space, plan.backend.worker)]
             for space in (plan.domain, plan.codomain)
@@ -77,6 +81,10 @@ class Bridge:
             self.plan.meet(call)
         if call:
             self.order.last = call - 1
+
+    def token(self) -> Any:
+        """A new tensor of no elements."""
+        return torch.empty_like(self._nothing)
 
     def zeros(self) -> list[Any]:
         """A zero argument, as tensors."""
@@ -128,9 +136,17 @@ class Bridge:
 
     def start(self, tensors: Sequence[Any]) -> None:
         """Start what the next `run`, with the same tensors, or `finish` completes. The tensors must
-        not change before."""
-        self.plan.start(self._array(tensors))
+        not change before. What an error has left is finished first."""
+        if self._started:
+            self.finish()
+        with self.queue():
+            self.plan.start(self._array(tensors))
         self._started = True
+
+    @property
+    def is_started(self) -> bool:
+        """True between `start` and its end."""
+        return self._started
 
     def finish(self) -> tuple[Any, ...]:
         """The results of what was started."""
@@ -169,18 +185,22 @@ class Bridge:
 
 
 class DeviceBridge(Bridge):
-    """Bridge for a plan on a device: its work is queued on torch's current stream."""
+    """Bridge for a plan on a device: its work is queued on torch's current stream, and that of
+    `start` on another one if `queue` says so."""
 
     def __init__(self, plan: BoundPlan, dtype: Any, order: Order) -> None:
         super().__init__(plan, dtype, order)
         self._arrays = cast(DeviceArrays, plan.backend.arrays)
         self._waits = any(p.kind is not self._arrays for p in (*self._into, *self._out_of))
+        self.queue = partial(self._arrays.tensors.stream, torch)
 
-    def start(self, tensors: Sequence[Any]) -> None:
+    def finish(self) -> tuple[Any, ...]:
         with self._arrays.tensors.stream(torch):
-            super().start(tensors)
+            return super().finish()
 
     def run(self, tensors: Sequence[Any]) -> tuple[Any, ...]:
+        if self._started:
+            return self.finish()
         with self._arrays.tensors.stream(torch):
             results = super().run(tensors)
             if self._waits:

@@ -24,7 +24,7 @@ from linop.backends.waits.recorder import namers
 from linop.errors import LinopError, name_layer
 from linop.operators.operator import LinearOperator
 
-__all__ = ["Module", "add_dependency", "applied", "apply", "checkpoint_context"]
+__all__ = ["Module", "add_dependency", "applied", "apply", "begun", "checkpoint_context", "ended"]
 
 
 def apply(
@@ -71,6 +71,32 @@ def applied(bridge: Bridge, tensors: Sequence[Any], where: str = "") -> tuple[An
         results: tuple[Any, ...] = _uncompiled_bridge(bridge, tensors, where)
         return results
     return _through(bridge, (opened(bridge), where), tensors)
+
+
+def begun(bridge: Bridge, tensors: Sequence[Any], where: str = "") -> Any:
+    """Start what `ended` completes; nothing is waited for. Collective, as `ended` is.
+
+    In torch's graph the adjoint of the start is the end of the adjoint's run, and that of the end
+    its start: backward starts the adjoint where forward ended, and ends it where forward started,
+    while it computes what is between them. One run of a bridge at a time.
+
+    Returns:
+        A tensor of no elements, that `ended` takes; None without a graph.
+    """
+    if torch.is_grad_enabled() and not _transforms():
+        return _begin(bridge, where, bridge.anchor, *tensors)
+    bridge.start([tensor.detach() for tensor in tensors])
+    return None
+
+
+def ended(bridge: Bridge, token: Any, where: str = "") -> tuple[Any, ...]:
+    """`applied` to the tensors that `begun` was given.
+
+    Args:
+        token: its result.
+    """
+    results: tuple[Any, ...] = _end(bridge, (opened(bridge), where), token)
+    return results
 
 
 class Module(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
@@ -134,7 +160,7 @@ class _Rules(torch.autograd.Function):  # type: ignore[misc]
 def _in_words(frame: FrameType) -> str:
     """Text for a stack frame of a backward pass: "backward", with its layer; empty for other
     frames."""
-    if frame.f_code is not _Rules.backward.__code__:
+    if frame.f_code not in (_Rules.backward.__code__, _End.backward.__code__):
         return ""
     where = frame.f_locals["ctx"].call[1]
     return f"{where}, backward" if where else "backward"
@@ -154,6 +180,43 @@ class _Apply(_Rules):
 
 _record = super(torch.autograd.Function, _Apply).apply
 """``_Apply.apply`` without torch's preparation for transforms, which takes a third of its time."""
+
+
+class _Begin(torch.autograd.Function):  # type: ignore[misc]
+    """Start of a run: ``_begin(bridge, where, anchor, *tensors)`` returns a token."""
+
+    @staticmethod
+    def forward(ctx: Any, bridge: Bridge, where: str, anchor: Any, *tensors: Any) -> Any:
+        ctx.bridge, ctx.where = bridge, where
+        bridge.start([tensor.detach() for tensor in tensors])
+        return bridge.token()
+
+    @staticmethod
+    def backward(ctx: Any, token: Any) -> Any:
+        return None, None, None, *_end(ctx.bridge.adjoint, (0, ctx.where), token)
+
+
+class _End(torch.autograd.Function):  # type: ignore[misc]
+    """End of a run: ``_end(bridge, call, token)`` returns a tuple."""
+
+    @staticmethod
+    def forward(ctx: Any, bridge: Bridge, call: CallSite, token: Any) -> Any:
+        ctx.bridge, ctx.call = bridge, call
+        return bridge.finish()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        adjoint: Bridge = ctx.bridge.adjoint
+        number, where = ctx.call
+        try:
+            adjoint.closing(number)
+            return None, None, _begin(adjoint, where, adjoint.anchor, *gradients)
+        except LinopError as error:
+            name_layer(error, where and f"{where}, backward")
+            raise
+
+
+_begin, _end = (super(torch.autograd.Function, one).apply for one in (_Begin, _End))
 
 
 class _Transformed(_Rules):
@@ -198,6 +261,11 @@ def _through(bridge: Bridge, call: CallSite, tensors: Sequence[Any]) -> tuple[An
         return run(bridge, tensors)
     results = _record(bridge, call, bridge.anchor, *tensors)
     return results
+
+
+def _transforms() -> bool:
+    """True inside torch.func's transforms, and in forward mode."""
+    return bool(torch._C._are_functorch_transforms_active()) or forward_ad._current_level >= 0
 
 
 def _opened(bridge: Bridge, where: str) -> CallSite:

@@ -49,6 +49,7 @@ def compositions(draw: Any) -> Composition:
         pairs=draw(st.booleans()),
         every=draw(st.none() | st.integers(1, 3)),
         prefetch=draw(st.none() | st.integers(0, 2)),
+        away=draw(st.sampled_from(["activations", "parameters", "activations parameters"])),
         first=draw(st.booleans()),
         schedule=draw(st.sampled_from(["gpipe", "1f1b"])),
     )
@@ -57,6 +58,8 @@ def compositions(draw: Any) -> Composition:
 @FEW
 @example(Composition(2, 2, 2, 3, "copies", True, 2, 1))
 @example(Composition(2, 2, 1, 2, "shards", False, 2, 0))
+@example(Composition(2, 2, 1, 2, "copies", False, 2, 1, "parameters"))
+@example(Composition(2, 1, 2, 2, "shards", True, None, 1, "parameters"))
 @given(compositions())
 def test_compositions_on_threads(case: Composition) -> None:
     on_threads(case.workers, is_its_twin, case)

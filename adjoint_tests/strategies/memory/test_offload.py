@@ -22,8 +22,9 @@ from torch import nn
 
 import linop
 from linop.errors import ArgumentError, BackendError
-from linop.strategies import Reversible, checkpoint, offload
+from linop.strategies import Mesh, Reversible, checkpoint, fully_shard, offload
 from support.device.simulated import ARRAYS
+from support.strategies.data.shards import weak
 from support.strategies.memory.saved_memory import (
     WIDTH,
     Held,
@@ -83,18 +84,22 @@ WAYS = st.tuples(
     st.booleans(),  # projections
     st.integers(1, 3),  # micro-batches
     st.sampled_from([1, -1]),
+    st.sampled_from(["activations", "parameters", "activations parameters"]),
 )
 
 
 def drawn(way: Any) -> None:
-    depth, prefetch, every, drop, projections, micro, order = way
+    depth, prefetch, every, drop, projections, micro, order, moved = way
     twin = chain(depth, drop, projections)
-    net = offload(copy.deepcopy(twin), prefetch=prefetch)
+    moves = {key: key in moved for key in ("activations", "parameters")}
+    net = offload(copy.deepcopy(twin), prefetch=prefetch, **moves)
     assert list(net.state_dict()) == list(twin.state_dict())
     if every is not None:
         net = checkpoint(net, every=every)
     is_plain(net, twin, micro, order)
-    assert net.window.bytes_here == net.window.bytes_away == 0
+    assert net.bytes_here == net.bytes_leaving == 0
+    if net.window is not None:
+        assert net.window.bytes_here == net.window.bytes_away == 0
 
 
 @given(WAYS)
@@ -158,6 +163,112 @@ def test_bytes_at_each_point(depth: int, prefetch: int) -> None:
     assert window.bytes_here == window.bytes_away == 0
 
 
+@pytest.mark.parametrize("prefetch", [0, 1, 3])
+@pytest.mark.parametrize("depth", [1, 4, 7])
+def test_bytes_of_parameters_at_each_point(depth: int, prefetch: int) -> None:
+    """Copies are here for the module that computes, and for so many ahead, in the first forward,
+    too; gradients, on their way for as long as the copies were."""
+    net = offload(chain(depth, 0.0, False), prefetch=prefetch, activations=False, parameters=True)
+    size = sum(p.numel() * p.element_size() for p in net[0].parameters())
+    points: list[Any] = []
+    here: list[Any] = []
+    """Whether the memory of copies that modules had is in use."""
+
+    def note(module: Any, *unused: Any) -> None:
+        if module is not None:
+            here.append(weak(module[0].weight))
+        unstarted = sum(alive() for alive in here) * size - net.bytes_here
+        assert unstarted <= 0, "more copies than are counted"
+        points.append((net.bytes_here / size, net.bytes_leaving / size))
+
+    for module in net:
+        module.register_forward_pre_hook(note)
+        module.register_forward_hook(
+            lambda module, x, y: y.register_hook(lambda gradient: note(None)) and None
+        )
+    for _ in range(2):
+        y = net(values(5, WIDTH, seed=1).requires_grad_())
+        assert not any(alive() for alive in here)
+        y.square().sum().backward()
+        last = depth - 1
+        forward = [(min(prefetch, last - k) + 1, 0) for k in range(depth)]
+        # Before the backward of a module, whose own copies are brought in by it.
+        backward = [
+            (0 if k == last else min(prefetch, k + 1), min(prefetch, last - k))
+            for k in reversed(range(depth))
+        ]
+        assert points == forward + backward
+        assert net.bytes_here == net.bytes_leaving == 0
+        assert not any(alive() for alive in here)
+        del points[:], here[:]
+
+
+def test_parameters_move_while_the_device_computes() -> None:
+    """O.H of parameters and O of gradients are queued on streams of their own."""
+
+    def program(backend: Any) -> None:
+        under_way = []
+        net = offload(chain(4, 0.0, False), activations=False, parameters=True)
+        streams = [unit._bridge.queue.queue for unit in net.units]
+
+        def note(*unused: Any) -> None:
+            under_way.append([k for k, s in enumerate(streams) if s.added > s.done])
+
+        noted(net, note)
+        net(values(5, WIDTH, seed=1).requires_grad_()).square().sum().backward()
+        # In forward copies of the next module's; before the backward of one copies of its own, and
+        # gradients of the one after it.
+        assert under_way == [[1], [2], [3], [], [], [2, 3], [1, 2], [0, 1]]
+
+    linop.launch(program, 1, "threads", arrays=ARRAYS)
+
+
+def test_parameters_train_as_plain_ones() -> None:
+    """Steps of an optimizer in host memory, states, and no gradients; parameters without dimensions
+    and frozen ones."""
+    twin = nn.Sequential(Projections(), nn.Tanh(), layer(), nn.Linear(WIDTH, WIDTH)).double()
+    filled(twin, 0)
+    twin[3].bias.requires_grad_(False)
+    twin[0].register_parameter("unused", nn.Parameter(torch.tensor(1.0)))
+    net = offload(copy.deepcopy(twin), activations=False, parameters=True)
+    adams = [torch.optim.Adam(model.parameters(), lr=2.0**-5) for model in (net, twin)]
+    x = values(5, WIDTH, seed=1)
+    for _ in range(3):
+        for model, adam in zip((net, twin), adams, strict=True):
+            adam.zero_grad()
+            model(x).square().sum().backward()
+            adam.step()
+    for p, q in zip(net.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(p, q)
+    with torch.no_grad():
+        net.load_state_dict({key: 2 * value for key, value in net.state_dict().items()})
+        twin.load_state_dict(net.state_dict())
+        assert torch.equal(net(x), twin(x))
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_shards_in_host_memory_of_a_simulated_device(prefetch: int) -> None:
+    """G O.H of shards of two workers; their gradients, O G.H."""
+    twin = chain(4, 0.0, True)
+    rows = values(4, 5, WIDTH, seed=1)
+    sum(twin(x).square().sum() for x in rows).backward()
+
+    def program(backend: Any) -> None:
+        axis = Mesh(backend, dp=2)["dp"]
+        net = copy.deepcopy(twin)
+        for p in net.parameters():
+            p.grad = None
+        for module in net:
+            fully_shard(module, axis, prefetch=prefetch, offload=True)
+        for x in rows[2 * axis.index :][:2]:
+            net(x).square().sum().backward()
+        for (name, p), q in zip(net.named_parameters(), twin.parameters(), strict=True):
+            mine = q.grad.tensor_split(2)[axis.index] if len(q) > 1 else q.grad[axis.index :][:1]
+            equal(name, p.grad, mine.reshape(p.shape), 1e-12)
+
+    linop.launch(program, 2, "threads", arrays=ARRAYS)
+
+
 def test_moves_while_the_device_computes() -> None:
     """O and O.H are queued on a stream of their own, and nobody waits for them while the next
     module computes."""
@@ -167,7 +278,7 @@ def test_moves_while_the_device_computes() -> None:
         net = offload(chain(5, 0.0, False))
 
         def note(*unused: Any) -> None:
-            stream = net.window._mover._stream
+            stream = net.window._mover.stream.queue
             under_way.append(stream.added > stream.done)
 
         noted(net, note)
@@ -256,6 +367,17 @@ def test_refused(after: int) -> None:
         offload(nn.Sequential(), prefetch=-1)
     with pytest.raises(ArgumentError, match=r"prefetch"):
         offload(nn.Sequential(), prefetch=1.5)
+    with pytest.raises(ArgumentError, match=r"activations=True or parameters=True expected"):
+        offload(nn.Sequential(), activations=False)
+    with pytest.raises(ArgumentError, match=r"has no parameters to be moved"):
+        offload(nn.Sequential(nn.Tanh()), parameters=True)
+    shared = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    shared[1].weight = shared[0].weight
+    with pytest.raises(ArgumentError, match=r"'1.weight' is one of module '0', too"):
+        offload(shared, parameters=True)
+    moved = offload(nn.Sequential(nn.Linear(2, 2)), parameters=True)
+    with pytest.raises(ArgumentError, match=r"'0.weight' is shard already; .*offload=True"):
+        offload(moved, parameters=True)
     net = offload(nn.Sequential(nn.Tanh(), Late(), *[nn.Tanh() for _ in range(after)]))
     with pytest.raises(BackendError, match="was changed in place after it was saved"):
         net(values(5, 8, seed=1).requires_grad_()).sum().backward()

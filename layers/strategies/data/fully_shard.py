@@ -25,7 +25,12 @@ _NAME = "fully_shard"
 
 
 def fully_shard(
-    module: Any, axis: Axis, *, reshard_after_forward: bool = True, prefetch: int = 0
+    module: Any,
+    axis: Axis,
+    *,
+    reshard_after_forward: bool = True,
+    prefetch: int = 0,
+    offload: bool = False,
 ) -> Any:
     """Shard the parameters of a module over the workers of a mesh's axis, in place. Collective.
 
@@ -44,7 +49,9 @@ def fully_shard(
             gathered again in backward. False (stage 2): they are kept until backward has used them.
         prefetch: the number of calls' parameters that are gathered while these are computed with:
             in forward of those that followed in the last forward, in backward of those before. A
-            worker holds as many more whole ones.
+            worker holds as many more whole ones. A call that was gathered ahead has its gradients
+            summed while backward computes the calls before it, as many.
+        offload: shards, and so their gradients and the optimizer's state, are in host memory.
 
     Returns:
         The module.
@@ -68,14 +75,16 @@ def fully_shard(
             raise ArgumentError(f"prefetch={ahead}; a number from 0 expected")
         _collect(module, axis, places, names)
         found = {names[p]: p for p in places}
-        return (found, ahead), (described(found), reshard_after_forward, ahead)
+        said = described(found), reshard_after_forward, ahead, offload
+        return (found, ahead), said
 
     found, ahead = agree(axis.backend, _NAME, checked)
     check_equal(found, axis.backend, _NAME)
-    for unit, parameters in units_of(type(module).__name__, found, places, axis):
+    memory = "host" if offload else "default"
+    for unit, parameters in units_of(type(module).__name__, found, places, axis, memory):
         unit.reshards, unit.prefetch = reshard_after_forward, ahead
         pairs = zip(unit.members, parameters, strict=True)
-        unit.shards = [_shard(member, p, axis) for member, p in pairs]
+        unit.shards = [_shard(member, p, axis, offload) for member, p in pairs]
         unit.put(unit.shards)
         module.register_forward_pre_hook(unit.enter)
         # The last one that entered leaves first.
@@ -121,17 +130,19 @@ def _collect(
 def _across(block: Block, axis: Axis) -> bool:
     """True for a block of a tensor-parallel module over another axis of the mesh: all workers of
     this one have the same block."""
+    if axis.size == 1:
+        return True
     other = getattr(block.layer, "axis", None)
     return isinstance(other, Axis) and len({*other.workers} & {*axis.workers}) == 1
 
 
-def _shard(member: Member, p: Tensor, axis: Axis) -> Tensor:
+def _shard(member: Member, p: Tensor, axis: Axis, offload: bool) -> Tensor:
     """This worker's rows of a parameter, in memory of their own."""
     if p.device.type == "meta":
         shape = member.space.local_shape(axis.index)
-        block = torch.full(shape, float("nan"), dtype=p.dtype)
+        block = torch.full(shape, float("nan"), dtype=p.dtype, device="cpu" if offload else None)
     else:
-        block = rows(member, p, axis).clone()
+        block = rows(member, p, axis).to("cpu" if offload else p.device, copy=True)
     shard = torch.nn.Parameter(block, requires_grad=p.requires_grad)
     shard._linop_strategy, shard._linop_backend = "shard", axis.backend
     return shard

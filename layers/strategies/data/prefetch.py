@@ -6,7 +6,8 @@ that is not used then is finished and dropped when the next forward of the model
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary, WeakSet, ref
 
@@ -29,6 +30,11 @@ class Passes:
         """The unit that entered last, and its call."""
         self._ahead: list[Unit] = []
         self.in_backward = False
+
+    def expect(self, units: Sequence[Unit]) -> None:
+        """Let the first forward gather ahead, too: units in their order."""
+        for one, after in pairwise(units):
+            self._next[one] = ref(after)
 
     def enter(self, unit: Unit) -> None:
         """Before a unit is gathered: a forward begins if this one had it, or backward has run.

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from math import prod
 from typing import Any, NamedTuple
 from weakref import ref
 
@@ -18,11 +19,12 @@ import torch
 from linop.backends.autograd.bridge import bridge_of
 from linop.backends.autograd.checkpointing import in_checkpoint, unrecorded
 from linop.backends.autograd.dtypes import numpy_dtype
-from linop.backends.autograd.functions import applied
+from linop.backends.autograd.functions import applied, begun, ended
 from linop.errors import ArgumentError
 from linop.layers.parameters.blocks import enlist
 from linop.operators.algebra import direct_sum
 from linop.operators.collectives import all_gather, repartition
+from linop.operators.offloading import offload
 from linop.operators.operator import LinearOperator
 from linop.spaces.decomposition import COPIES, REPLICATED
 from linop.spaces.partition import Partition
@@ -30,6 +32,7 @@ from linop.spaces.tensor import TensorSpace
 from linop.strategies.data.calls import Call
 from linop.strategies.data.held import Held
 from linop.strategies.data.prefetch import passes_of
+from linop.strategies.memory.moving import Aside
 from linop.strategies.mesh import Axis
 from linop.strategies.pipelines.lanes import fail
 
@@ -70,11 +73,14 @@ class Unit:
     """Parameters that are gathered together. Constructed by all workers of the axis.
 
     It is to `linop.layers.parameters.blocks` the holder of its shards.
+
+    Args:
+        memory: the kind that the shards are in.
     """
 
     shards_blocks = True
 
-    def __init__(self, name: str, members: Sequence[Member], axis: Axis) -> None:
+    def __init__(self, name: str, members: Sequence[Member], axis: Axis, memory: str) -> None:
         self.name = self.kind = name
         self.members, self.axis = members, axis
         self.backend = axis.backend
@@ -85,14 +91,20 @@ class Unit:
         self.prefetch = 0
         """Number of units that are gathered ahead while this one computes."""
         self.passes = passes_of(axis.backend)
-        self.operator = direct_sum(*(gathering(member.space) for member in members))
+        self.operator = direct_sum(*(gathering(member.space, memory) for member in members))
         self._bridge = bridge_of(self.operator, axis.backend)
+        if memory != "default":
+            aside = Aside(axis.backend.arrays)
+            self._bridge.queue = self._bridge.adjoint.queue = aside
+        self._size = sum(prod(m.space.global_shape) * m.space.dtype.itemsize for m in members)
         self.shards: list[Tensor] = []
         self._open: list[tuple[Call, Sequence[Tensor], Any]] = []
         self._calls: list[ref[Call]] = []
         """Calls that a graph may have."""
         self._ahead: list[int] | None = None
         """Versions of the shards that are gathered ahead; None if none are."""
+        self._token: Any = None
+        """Of that, in torch's graph."""
         self._held: Held | None = None
 
     @property
@@ -105,6 +117,18 @@ class Unit:
             f"make another and give it the state: load_full_state_dict(other, full_state_dict(net))"
         )
 
+    @property
+    def bytes_here(self) -> int:
+        """Bytes of whole parameters that are here, or on their way."""
+        known = [*(known() for known in self._calls), *(call for call, *_ in self._open)]
+        here = {id(call) for call in known if call is not None and call.whole is not None}
+        return (len(here) + (self._ahead is not None)) * self._size
+
+    @property
+    def bytes_leaving(self) -> int:
+        """Bytes of whole parameters' gradients that are on their way to the shards."""
+        return self._size * self._bridge.adjoint.is_started
+
     def versions(self) -> list[int]:
         """Numbers that change when a shard does."""
         return [shard._version for shard in self.shards]
@@ -113,13 +137,13 @@ class Unit:
         """Start to gather; False if that was done. Collective."""
         if self._ahead is not None:
             return False
-        self._bridge.start([shard.detach() for shard in self.shards])
+        self._token = begun(self._bridge, self.shards, self.name)
         self._ahead = self.versions()
         return True
 
     def drop(self) -> None:
         """Finish what `start` began, without a use for it. Collective."""
-        self._ahead = None
+        self._ahead = self._token = None
         self.passes.taken(self)
         self._bridge.finish()
 
@@ -127,25 +151,31 @@ class Unit:
         """G of the shards. Collective; recorded in torch's graph."""
         if not torch.is_grad_enabled():
             return self.gathered()
-        self._take()
-        if in_checkpoint():
-            # One that keeps results of operators would keep the whole parameters.
-            with unrecorded():
-                return [*applied(self._bridge, self.shards, self.name)]
-        return [*applied(self._bridge, self.shards, self.name)]
+        token = self._take()
+        # A checkpoint that keeps results of operators would keep the whole parameters.
+        with unrecorded() if in_checkpoint() else nullcontext():
+            if token is not None:
+                return [*ended(self._bridge, token, self.name)]
+            return [*applied(self._bridge, self.shards, self.name)]
 
     def gathered(self) -> list[Tensor]:
         """The whole parameters, without a graph. Collective."""
         self._take()
         return [*self._bridge.run([shard.detach() for shard in self.shards])]
 
-    def _take(self) -> None:
-        """Let the next run be that which `start` began, unless shards have changed."""
+    def _take(self) -> Any:
+        """Let the next run be that which `start` began, unless shards have changed.
+
+        Returns:
+            Its token in torch's graph, if it has one.
+        """
         if self._ahead is not None and self._ahead != self.versions():
             self.drop()
         elif self._ahead is not None:
             self._ahead = None
             self.passes.taken(self)
+        token, self._token = self._token, None
+        return token
 
     def enter(self, *unused: Any) -> None:
         """Before forward: put the whole parameters in place."""
@@ -277,11 +307,12 @@ class Unit:
                 module._parameters[name] = tensor
 
 
-def gathering(space: TensorSpace) -> LinearOperator:
-    """G: copies of all rows; of a tensor without dimensions, which is not cut, E."""
-    if space.global_shape:
-        return all_gather(space)
-    return repartition(space, space.like(space.partition, [COPIES]))
+def gathering(space: TensorSpace, memory: str = "default") -> LinearOperator:
+    """G: copies of all rows; of a tensor without dimensions, which is not cut, E. Of rows in
+    another memory it is G O.H, and its adjoint O G.H."""
+    whole = space.like(space.partition, [COPIES])
+    G = all_gather(space) if space.global_shape else repartition(space, whole)
+    return G if memory == "default" else G @ offload(space, memory).H
 
 
 def units_of(
@@ -289,6 +320,7 @@ def units_of(
     parameters: Mapping[str, Tensor],
     places: Mapping[Any, Sequence[tuple[Any, str]]],
     axis: Axis,
+    memory: str = "default",
 ) -> list[tuple[Unit, list[Tensor]]]:
     """Units of parameters, one for each dtype, with their parameters; without shards yet.
     Collective.
@@ -296,6 +328,7 @@ def units_of(
     Args:
         name: of all, for errors.
         places: by parameter.
+        memory: the kind that the shards are in.
     """
     group, made = Partition((axis.size,)), []
     for dtype in dict.fromkeys(p.dtype for p in parameters.values()):
@@ -306,7 +339,7 @@ def units_of(
             cut = [0 if shape else REPLICATED]
             space = TensorSpace(shape, group, numpy_dtype(dtype), cut, f"p{k}")
             members.append(Member(key, places.get(p, ()), space))
-        unit = Unit(name, members, axis)
+        unit = Unit(name, members, axis, memory)
         enlist(unit)
         made.append((unit, [*some.values()]))
     return made

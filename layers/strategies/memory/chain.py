@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint as _torch_s
 
 from linop.backends.autograd.functions import checkpoint_context
 from linop.errors import ArgumentError
+from linop.strategies.data.unit import Unit
 from linop.strategies.memory.window import Window
 
 Tensor = Any
@@ -28,10 +29,22 @@ class Chain(torch.nn.Sequential):  # type: ignore[misc]  # torch is not typed he
         every: the number of modules in a group, which are computed again in backward; None: each
             is a group, and computed once.
         window: of the groups whose saved tensors are not moved out; None: all of them.
+        units: of parameters that are in another memory, in the order of the modules.
     """
 
     every: int | None = None
     window: Window | None = None
+    units: Sequence[Unit] = ()
+
+    @property
+    def bytes_here(self) -> int:
+        """Bytes of parameters that `offload` has here, or on their way here."""
+        return sum(unit.bytes_here for unit in self.units)
+
+    @property
+    def bytes_leaving(self) -> int:
+        """Bytes of gradients of such that are on their way to the other memory."""
+        return sum(unit.bytes_leaving for unit in self.units)
 
     def forward(self, x: Tensor) -> Tensor:
         """The output of the last module."""
@@ -71,7 +84,7 @@ def chain(net: Any, name: str) -> Chain:
     made.training = net.training
     made.__dict__.update({key: copy(kept) for key, kept in vars(net).items() if "_hook" in key})
     if isinstance(net, Chain):
-        made.every, made.window = net.every, net.window
+        made.every, made.window, made.units = net.every, net.window, net.units
     return made
 
 

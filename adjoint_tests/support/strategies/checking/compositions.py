@@ -77,6 +77,7 @@ class Composition:
         data: "copies", "shards" (ZeRO 3) or "gathered" (ZeRO 2) along dp.
         pairs: blocks are reversible.
         every: `checkpoint`'s; prefetch: `offload`'s; None: not used.
+        away: `offload` moves "activations", "parameters" (shards, by `fully_shard`), or both.
         order: of the two: checkpoint first, or last.
     """
 
@@ -88,6 +89,7 @@ class Composition:
     pairs: bool = False
     every: int | None = None
     prefetch: int | None = None
+    away: str = "activations"
     first: bool = True
     schedule: str = "1f1b"
 
@@ -108,13 +110,13 @@ class Composition:
     def stage(self, mesh: Mesh, k: int) -> Any:
         """A stage, with all strategies but the pipeline."""
         net = self.twin(Reversible)[k]
-        kept = [self._checkpointed, self._offloaded]
-        for keep in kept if self.first else kept[::-1]:
-            net = keep(net)
         start = "*.*." if self.pairs else "*."
         if self.tp > 1:
             plan = {start + name: style for name, style in PLAN.items()}
             net = parallelize_module(net, mesh["tp"], plan)
+        kept = [self._checkpointed, self._offloaded]
+        for keep in kept if self.first else kept[::-1]:
+            net = keep(net)
         if self.data == "copies":
             return net
         for block in net:
@@ -122,14 +124,32 @@ class Composition:
             units = [block.f, block.g] if isinstance(block, Reversible) else [block]
             for module in units:
                 if [*module.parameters()]:
-                    fully_shard(module, mesh["dp"], reshard_after_forward=self.data == "shards")
+                    fully_shard(
+                        module,
+                        mesh["dp"],
+                        reshard_after_forward=self.data == "shards",
+                        prefetch=self.prefetch or 0,
+                        offload=self._moves("parameters"),
+                    )
         return net
+
+    def _moves(self, what: str) -> bool:
+        return self.prefetch is not None and what in self.away
 
     def _checkpointed(self, net: Any) -> Any:
         return net if self.every is None else checkpoint(net, every=self.every)
 
     def _offloaded(self, net: Any) -> Any:
-        return net if self.prefetch is None else offload(net, prefetch=self.prefetch)
+        # A reversible block calls f and g again in backward, not itself.
+        parameters = self._moves("parameters") and self.data == "copies" and not self.pairs
+        if not self._moves("activations") and not parameters:
+            return net
+        return offload(
+            net,
+            prefetch=self.prefetch or 0,
+            activations=self._moves("activations"),
+            parameters=parameters,
+        )
 
 
 def accumulated(model: Any, batch: Any, micro: int) -> Tensor:

@@ -146,7 +146,8 @@ def refuses_other_uses(backend: Backend) -> None:
 
 def prefetches(backend: Backend, prefetch: int) -> None:
     """Results are bit for bit those without; so many more whole parameters are held, and not one
-    gather more is made, in forward and in backward."""
+    gather more is made, in forward and in backward. A reduce-scatter is under way while backward
+    computes the modules during which its gather was under way in forward."""
     me, layers = backend.worker or 0, 5
     x = values(3, WIDTH, seed=10 + me)
     found = []
@@ -154,11 +155,13 @@ def prefetches(backend: Backend, prefetch: int) -> None:
         net = sharded(3, ahead, layers)
         adam = torch.optim.Adam(net.parameters(), lr=2.0**-5)
         held: list[int] = []
+        sums: list[list[int]] = []
         for layer in net:
             layer.register_forward_pre_hook(lambda *_, to=held, of=net: to.append(holds(of)))
+            layer.register_forward_hook(partial(notes_sums, net, sums))
         losses = []
         for step in range(3):
-            del held[:]
+            del held[:], sums[:]
             adam.zero_grad()
             calls = gathers(net)
             y = net(x)
@@ -169,9 +172,13 @@ def prefetches(backend: Backend, prefetch: int) -> None:
             for layer in net:
                 layer.weight.register_hook(lambda *_, to=held, of=net: to.append(holds(of)))
             squares(y, 0).backward()
-            # The first layer's weight is not needed.
-            wanted = [max(0, min(ahead, k - 1)) for k in reversed(range(layers))]
+            # The first layer's weight is not needed. A gradient is there when the backward of the
+            # module has ended during whose forward its gather was started, or its own.
+            at = [max(0, k - known) for k in reversed(range(layers))]
+            wanted = [max(0, min(ahead, c - 1) + (known > 0)) if c else 0 for c in at]
             assert held[: layers - 1] == wanted[: layers - 1], (held, wanted)
+            wanted_sums = [[*range(c + 1, min(c + known, layers - 1) + 1)] for c in range(layers)]
+            assert sums == wanted_sums[::-1], (sums, wanted_sums)
             more = [b - a for a, b in zip(calls, gathers(net), strict=True)]
             assert more == [1, *[2] * (layers - 1)], more
             losses.append(squares(y, 0).item())
@@ -188,6 +195,17 @@ def prefetches(backend: Backend, prefetch: int) -> None:
     for one, other in zip(*found, strict=True):
         for a, b in zip(one, other, strict=True):
             assert a == b if isinstance(a, float) else torch.equal(a, b)
+
+
+def notes_sums(net: Any, to: list[list[int]], module: Any, x: Any, y: Tensor) -> None:
+    """Before the backward of a module note the units whose reduce-scatter is under way."""
+
+    def note(gradient: Tensor) -> None:
+        plans = [unit._bridge.plan.H for _, unit in units(net)]
+        to.append([k for k, plan in enumerate(plans) if plan.is_running])
+
+    if y.requires_grad:
+        y.register_hook(note)
 
 
 def gathers(net: Any) -> list[int]:
