@@ -88,6 +88,15 @@ VERIFIER = (
 
 EXECUTION = (
     Fault(
+        "start waits",
+        "the first half of a call goes on until messages have come",
+        "order",
+        "linop.backends.execution.program:Program.stops",
+        "step.ready is not None and number >= self._joint",
+        "step.ready is not None and number >= self._joint and step is None",
+        ("test_backends.py::test_start_does_not_wait",),
+    ),
+    Fault(
         "message overwrites",
         "what comes to be added is put in the place of what is there",
         "overwriting",
