@@ -175,8 +175,7 @@ def test_a_start_with_a_wrong_argument_leaves_the_plan_usable(backend: str) -> N
 
 
 def test_start_does_not_wait() -> None:
-    """A worker starts a call before the other one begins it: as the first call of its kind, checked,
-    and as a fast one."""
+    """A worker starts a call before the other begins it: one that is checked, then fast ones."""
     gates = [threading.Event() for _ in range(4)]
 
     def main(backend: Backend) -> list[float]:
