@@ -115,12 +115,12 @@ def test_a_short_sum_between_machines_is_done_in_rounds(workers: int) -> None:
 @given(data=st.data())
 def test_rounds_and_shares_between_machines(data: st.DataObject) -> None:
     """The product is the same, whichever of latency and bytes counts."""
-    workers, n = data.draw(st.sampled_from([2, 3, 4, 8])), data.draw(st.integers(1, 9))
+    workers, n = data.draw(st.sampled_from([4, 8, 2, 3])), data.draw(st.integers(1, 9))
     apart = Placement.of_blocks(workers, per_machine=1)
-    factor, other = data.draw(st.integers(-3, 3)), data.draw(st.integers(-3, 3))
+    factor, other = data.draw(st.integers(1, 3)), data.draw(st.integers(-3, 3))
     op = factor * total(workers, n) + other * linop.identity(total(workers, n).domain)
     with pytest.MonkeyPatch.context() as patch:
-        one = st.sampled_from([Network(0), Network(1), Network()])
+        one = st.sampled_from([Network(1), Network(0), Network()])
         patch.setattr("linop.planning.network.ASSUMED", data.draw(one))
         for movement in op.stages.movements:
             parts = split_sums(movement, apart)
