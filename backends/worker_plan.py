@@ -12,13 +12,23 @@ import math
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from linop.backends.arrays.arguments import written
 from linop.backends.base import BoundPlan, described
-from linop.backends.execution.calls import IN_PLACE, NEW, OUT, Caller, checked, fast
+from linop.backends.execution.calls import (
+    IN_PLACE,
+    MISSED,
+    NEW,
+    OUT,
+    Caller,
+    Fast,
+    checked,
+    fast,
+    fast_start,
+)
 from linop.backends.execution.counters import Counters
 from linop.backends.execution.functions import Form
 from linop.backends.execution.program import Program
@@ -63,7 +73,8 @@ class WorkerPlan(BoundPlan):
         early."""
         self._broken: str | None = None
         self._seconds = 0.0
-        self._checked: dict[Form, Callable[..., Sequence[Array]]] = {}
+        self._checked: dict[tuple[Form, bool], Callable[..., Any]] = {}
+        self._starts: list[Fast | None] = [None, None, None]
         self._line = ""
         self._late: Sequence[Array] | None = None
         self._failed = False
@@ -80,21 +91,37 @@ class WorkerPlan(BoundPlan):
         return WorkerPlan(self.op.H, self._worker, self._tag ^ 1)
 
     def _begin(self, x: Any, out: Any) -> None:
+        how = NEW if out is None else OUT if out is not x else IN_PLACE
+        if (quick := self._starts[how]) is not None and (run := quick(x, out)) is not MISSED:
+            assert self._program is not None
+            self._program.begin(run)
+            return
         arrays, outs, program = self._ready(x, out)
-        self._enter()
-        tracing = self._worker.tracing
-        self._late = outs if program.overwrites(arrays, outs) else None
-        with self._failing(), tracing.steps(program, str(self.op)) if tracing else nullcontext():
-            program.start(arrays, None if self._late else outs)
-        self._seconds = time.perf_counter() - self.counters.begun
+        late = self._late = outs if program.overwrites(arrays, outs) else None
+        if (tracing := self._worker.tracing) is not None:
+            self._enter()
+            with self._failing(), tracing.steps(program, str(self.op)):
+                program.record(arrays, None if late else outs)
+            self._seconds = time.perf_counter() - self.counters.begun
+            return
+        form = program.form(arrays, None if late else outs)
+        if self._together:
+            self._worker.listen(self._tag)
+        program.begin(self._call(program, form, True)(*arrays, *((outs or ()) if form.out else ())))
+        if self._is_usual:
+            self._starts[how] = fast_start(program, how, self._caller)
 
     def _end(self) -> Sequence[Array]:
-        assert self._program is not None
+        self._check_unbroken()
+        program, late = self._program, self._late
+        assert program is not None
+        self._late = None
+        if not program.is_recorded:
+            return self._put(program.finish(), late)
         self._worker.transport.busy = self._tag
         begun = time.perf_counter()
         with self._failing():
-            results = self._put(self._program.finish(), self._late)
-            self._late = None
+            results = self._put(program.finish(), late)
         self.counters.calls += 1
         self.counters.seconds += self._seconds + time.perf_counter() - begun
         return results
@@ -103,13 +130,23 @@ class WorkerPlan(BoundPlan):
         arrays, outs, program = self._ready(x, out)
         late = outs if program.overwrites(arrays, outs) else None
         form = program.form(arrays, None if late else outs)
-        if form not in self._checked:
-            self._checked[form] = checked(program, form, self._caller)
-        results = self._put(self._checked[form](*arrays, *((outs or ()) if form.out else ())), late)
+        call = self._call(program, form, False)
+        results = self._put(call(*arrays, *((outs or ()) if form.out else ())), late)
         how = NEW if out is None else OUT if out is not x else IN_PLACE
-        if self._fast[how] is None and self.alarm is None and not self.compares:
+        if self._fast[how] is None and self._is_usual:
             self._fast[how] = fast(program, how, self._caller)
         return results
+
+    def _call(self, program: Program, form: Form, halves: bool) -> Callable[..., Any]:
+        """A call with validated arguments, at once or in halves; cached."""
+        if (form, halves) not in self._checked:
+            self._checked[form, halves] = checked(program, form, self._caller, halves)
+        return self._checked[form, halves]
+
+    @property
+    def _is_usual(self) -> bool:
+        """True if calls need no more than the checks of fast paths."""
+        return self.alarm is None and not self.compares
 
     def _put(self, results: Sequence[Array], late: Sequence[Array] | None) -> Sequence[Array]:
         """The results, copied to arrays in which they could not be computed, if there are any."""
@@ -158,8 +195,7 @@ class WorkerPlan(BoundPlan):
             outs = self._outs(out, arrays)
         except LinopError as error:
             wrong = error
-        if self._broken is not None:
-            raise BackendError(f"{self!r} was interrupted: {self._broken}; compile it again")
+        self._check_unbroken()
         program = self._program
         if program is None or self.compares:
             self._enter()
@@ -177,6 +213,10 @@ class WorkerPlan(BoundPlan):
             self._fail(wrong)
             raise wrong
         return arrays, outs, program
+
+    def _check_unbroken(self) -> None:
+        if self._broken is not None:
+            raise BackendError(f"{self!r} was interrupted: {self._broken}; compile it again")
 
     def _meet(self, wrong: LinopError | None) -> Program:
         with self._worker.meeting:
@@ -263,7 +303,7 @@ class WorkerPlan(BoundPlan):
 
     def slow_down(self) -> None:
         """Drop the fast paths, so that the next call checks for alarms."""
-        self._fast = [None, None, None]
+        self._fast, self._starts = [None, None, None], [None, None, None]
 
     def _bind_program(self) -> Program:
         self._program = self._worker.program(self.plan, self.group, self._tag, self._named)
@@ -290,7 +330,7 @@ class WorkerPlan(BoundPlan):
     def end(self, why: str) -> None:
         """End the plan with its backend: later calls raise."""
         self._broken = why
-        self._fast = [None, None, None]
+        self.slow_down()
         if self._program is not None and self._started:
             self._program.abandon()  # messages of the run may still come
         elif self._program is not None:
@@ -318,7 +358,7 @@ class WorkerPlan(BoundPlan):
             self._program.release()
         self._program = None
         self._checked = {}
-        self._fast = [None, None, None]
+        self.slow_down()
 
 
 def _gone(points: dict[Key, Point], tag: int, counters: Counters) -> None:

@@ -1,5 +1,6 @@
 """Sums that several workers want, taken apart into shares: the same operator, less to send."""
 
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,8 @@ from hypothesis import strategies as st
 import linop
 from linop import COPIES, Partition, TensorSpace
 from linop.backends.base import Backend
-from linop.planning import Network
-from linop.planning.lowering import lower
+from linop.planning import Network, Placement
+from linop.planning.lowering import lower, lower_all
 from linop.planning.patterns import Kind
 from linop.planning.reduce_scatter_sums import split_sums
 from support.operators.catalogue import fewer, operators
@@ -79,3 +80,49 @@ def test_sums_have_the_same_bits_on_every_worker() -> None:
     expected = arrays[0] + arrays[1] + arrays[2]
     for result in linop.launch(main, workers=3):
         assert (result == expected).all()
+
+
+@pytest.mark.parametrize("workers", [2, 3, 4, 6, 8])
+def test_a_short_sum_between_machines_is_done_in_rounds(workers: int) -> None:
+    """One message of a worker in each round, if there are 2, 4, 8 ... of them, each on a machine of
+    its own; the same bits on all."""
+    apart = Placement.of_blocks(workers, per_machine=1)
+    for op in (total(workers, 7), linop.ring_all_reduce(total(workers, 7).domain)):
+        (movement,) = op.stages.movements
+        parts = split_sums(movement, apart)
+        assert reduce(lambda first, then: then @ first, parts) == movement
+        plans = lower_all(op.stages, apart)
+        linop.verify_plans(plans, op, apart)
+        rounds = {2: 1, 4: 2, 8: 3}.get(workers, workers - 1)
+        assert {len(plan.sends) for plan in plans} == {rounds}
+        assert len(parts) == (1 if workers in (3, 6) else rounds)
+        near = Placement([0, *range(workers - 1)])
+        assert workers == 2 or len(split_sums(movement, near)) == 1
+    arrays = np.random.default_rng(5).standard_normal((workers, 7))
+
+    def main(backend: Backend) -> Any:
+        backend.placement = apart
+        return total(workers, 7).compile(backend)(arrays[backend.worker or 0])
+
+    expected = [*arrays]
+    while len(expected) > 1 and workers in (2, 4, 8):
+        expected = [a + b for a, b in zip(expected[::2], expected[1::2], strict=True)]
+    for result in linop.launch(main, workers=workers):
+        assert (result == sum(expected)).all()
+
+
+@fewer
+@given(data=st.data())
+def test_rounds_and_shares_between_machines(data: st.DataObject) -> None:
+    """The product is the same, whichever of latency and bytes counts."""
+    workers, n = data.draw(st.sampled_from([4, 8, 2, 3])), data.draw(st.integers(1, 9))
+    apart = Placement.of_blocks(workers, per_machine=1)
+    factor, other = data.draw(st.integers(1, 3)), data.draw(st.integers(-3, 3))
+    op = factor * total(workers, n) + other * linop.identity(total(workers, n).domain)
+    with pytest.MonkeyPatch.context() as patch:
+        one = st.sampled_from([Network(1), Network(0), Network()])
+        patch.setattr("linop.planning.network.ASSUMED", data.draw(one))
+        for movement in op.stages.movements:
+            parts = split_sums(movement, apart)
+            assert reduce(lambda first, then: then @ first, parts) == movement
+        linop.verify_plans(lower_all(op.stages, apart), op, apart)

@@ -41,9 +41,8 @@ def reach(name):
         if rank == 3 and name != "steady":
             time.sleep(600)
 
-rank = -1
-try:
-    backend = linop.backends.get("mpi", wait_limit=limit)
+def main(backend):
+    global rank
     rank = backend.worker
     short, long = (TensorSpace((n,), Partition((4,)), axes=(COPIES,)) for n in (300, 30_000))
     line = TensorSpace((403, 10), Partition((4, 1)))
@@ -63,7 +62,15 @@ try:
             reach("steady")
         time.sleep(0.01)
     reach("end")
+    reach("end of launch")
     note("right")
+
+rank = -1
+try:
+    if phase == "end of launch":
+        linop.launch(main, wait_limit=limit)
+    else:
+        main(linop.backends.get("mpi", wait_limit=limit))
 except linop.errors.LinopError as error:
     note(f"{type(error).__name__}: {error}".replace(chr(10), " "))
     time.sleep(1)  # the first that raises ends the job: others have to say theirs before
@@ -207,6 +214,13 @@ class Fault:
 
 RATE = "tbf", "rate", "10mbit", "burst", "16kb", "latency", "50ms"
 LOSSY = "tbf", "rate", "20mbit", "burst", "4kb", "limit", "8kb"
+PHASES = (
+    ("compile", 10),
+    ("first call", 10),
+    ("steady", 3000),
+    ("end", 10),
+    ("end of launch", 10),
+)
 FAULTS = {
     "cable cut for 5 s": Fault(_cut(5), "right"),
     "cable cut for 60 s": Fault(_cut(60), "right"),
@@ -220,7 +234,7 @@ FAULTS = {
         f"machine {how}, {phase}": Fault(
             act, error, phase, limit=5, calls=calls, left=2, patience=60
         )
-        for phase, calls in (("compile", 10), ("first call", 10), ("steady", 3000), ("end", 10))
+        for phase, calls in PHASES
         for how, act, error in (("gone", _gone, ""), ("without power", _powerless, "DeadlockError"))
     },
 }

@@ -17,7 +17,7 @@ from linop.backends.execution.instructions import Call, Instruction, Operation, 
 from linop.backends.execution.layout import Layout
 from linop.backends.execution.stage import Stage
 from linop.backends.execution.views import Buffer, View, whole
-from linop.backends.transports.call_numbers import Calls, Numbers
+from linop.backends.transports.call_numbers import Calls, Numbers, never
 from linop.backends.transports.packing import Packing, piece
 from linop.backends.transports.point_to_point import sending
 from linop.backends.transports.transport import Transport
@@ -71,7 +71,7 @@ class MailboxMessages(Communication):
         self._mailbox = transport
         self._tag = tag
         self._device, self._streams = layout.arrays, layout.arrays.streams
-        self._numbers = Numbers(layout.messages, layout.dtype, calls, -1, about)
+        self._numbers = Numbers(layout.messages, layout.dtype, calls, never, about)
         # The source may change before the receiver has read it: so all is packed.
         self._packing = Packing(layout, self._numbers, self._allocate, unpacked=False)
         self._made: list[Instruction] = []

@@ -29,7 +29,14 @@ from linop.backends.execution.instructions import Call, Views, instruction
 from linop.backends.execution.layout import Layout
 from linop.backends.execution.stage import Stage
 from linop.backends.execution.views import View
-from linop.backends.transports.call_numbers import CALL, Calls, Numbers, check_step, counting
+from linop.backends.transports.call_numbers import (
+    CALL,
+    Calls,
+    Numbers,
+    check_step,
+    counting,
+    never,
+)
 from linop.backends.transports.mpi_transport import Ranks
 from linop.backends.transports.packing import Packing
 from linop.backends.transports.transport import Awaited, peers_named
@@ -63,7 +70,7 @@ class NcclMessages(Communication):
         self._about = about
         self._nccl = nccl
         self._calls = calls
-        numbers = Numbers(layout.messages, layout.dtype, None, -1, about)  # they are in none
+        numbers = Numbers(layout.messages, layout.dtype, None, never, about)  # they are in none
         self._packing = Packing(layout, numbers, in_host_memory=False)
         self._leaving: dict[int, list[tuple[int, View]]] = {}
         self._coming: dict[int, list[tuple[Receive, View]]] = {}

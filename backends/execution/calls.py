@@ -3,7 +3,8 @@
 
 `checked` calls take arrays that are validated already. A `fast` call is one that nearly every call
 is: arrays that fit, a new result or one output array, no tracing; any other call is left to
-`linop.backends.base.BoundPlan`, by returning `MISSED`.
+`linop.backends.base.BoundPlan`, by returning `MISSED`. ``start`` and ``finish`` run the same text,
+as a generator that stops where it would have to wait.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from typing import Any, NamedTuple
 
 from linop.backends.execution.counters import Counters
 from linop.backends.execution.functions import Form
+from linop.backends.execution.instructions import Instruction
 from linop.backends.execution.program import Program
 from linop.backends.transports.transport import Transport
-from linop.spaces.scalars import Array
 
 NEW, OUT, IN_PLACE = range(3)
 """Destination of a call's result: new memory, the ``out`` array, or the argument (``out=x``)."""
@@ -46,14 +47,39 @@ class Caller(NamedTuple):
     fail: Callable[[BaseException], None]
 
 
-def checked(program: Program, form: Form, caller: Caller) -> Callable[..., Sequence[Array]]:
-    """A call with validated arguments and ``out`` arrays, under the plan's lock."""
-    functions = program.functions
-    lines, results = functions.text(form)
+def checked(
+    program: Program, form: Form, caller: Caller, halves: bool = False
+) -> Callable[..., Any]:
+    """A call with validated arguments and ``out`` arrays, under the plan's lock.
+
+    Args:
+        halves: a generator instead, for `Program.begin`: it stops once, before the first
+            instruction that would have to wait, or at the end, and yields the results when sent
+            True.
+    """
+    functions, name = program.functions, program.functions.emitter.name
+    counters, clock = name(caller.counters), name(time.perf_counter)
+
+    def stop(condition: str, at: object) -> list[str]:
+        return [
+            f"if not go{condition}:",
+            f"    {counters}.seconds += {clock}() - begun",
+            f"    go = yield {at}",
+            f"    {name(caller.transport)}.busy = {caller.tag}",
+            f"    begun = {clock}()",
+        ]
+
+    def stops(number: int, step: Instruction) -> list[str]:
+        waits = program.stops(number, step)
+        return stop(f" and {waits}", number) if waits else []
+
+    lines, results = functions.text(form, stops) if halves else functions.text(form)
+    if halves:
+        lines = ["go = False", *lines, *stop("", None)]
     parameters = [*functions.given, *(functions.passed if form.out else ())]
-    text = _surrounded(program, lines, f"[{', '.join(results)}]", caller)
+    text = _surrounded(program, lines, f"[{', '.join(results)}]", caller, halves)
     # An alarm that was noticed in another plan's call may be about this one.
-    heard = [f"{functions.emitter.name(caller.listen)}()"] if caller.listen else []
+    heard = [f"{name(caller.listen)}()"] if caller.listen and not halves else []
     return functions.emitter.function(parameters, [*heard, *text])
 
 
@@ -63,15 +89,58 @@ def fast(program: Program, how: int, caller: Caller) -> Fast:
     Args:
         how: `NEW`, `OUT` or `IN_PLACE`.
     """
+    fitting = _fitting(program, how, caller)
+    if fitting is None:
+        return _miss
+    plan, functions = program.plan, program.functions
+    name = functions.emitter.name
+    lines, results = functions.text(fitting.form)
+    result = results[0] if results else "None"
+    if len(plan.outputs) > 1:
+        named = zip(plan.outputs, results, strict=True)
+        result = f"{{{', '.join(f'{region.name!r}: {array}' for region, array in named)}}}"
+    call = _surrounded(program, lines, result, caller)
+    text = [
+        *fitting.lines,
+        f"if not {name(caller.lock.acquire)}(False): return {name(MISSED)}",
+        "try:",
+        *(f"    {line}" for line in call),
+        f"finally: {name(caller.lock.release)}()",
+    ]
+    return functions.emitter.function(["x", "out"], text)
+
+
+def fast_start(program: Program, how: int, caller: Caller) -> Fast:
+    """As `fast`, under the plan's lock: returns the generator of a call in two halves (`checked`),
+    or `MISSED`."""
+    fitting = _fitting(program, how, caller)
+    if fitting is None:
+        return _miss
+    functions, form = program.functions, fitting.form
+    begin = functions.emitter.name(checked(program, form, caller, halves=True))
+    given = ", ".join([*functions.given, *(functions.passed if form.out else ())])
+    return functions.emitter.function(["x", "out"], [*fitting.lines, f"return {begin}({given})"])
+
+
+class _Fitting(NamedTuple):
+    """Lines of a function of ``x`` and ``out`` that return `MISSED` if these do not fit, and else
+    set the variables of arguments and ``out`` arrays; and the form of such a run."""
+
+    lines: list[str]
+    form: Form
+
+
+def _fitting(program: Program, how: int, caller: Caller) -> _Fitting | None:
+    """What a fast path begins with; None if the plan does not qualify."""
     plan, functions = program.plan, program.functions
     inputs, outputs = plan.inputs, plan.outputs
     if how != NEW and (len(inputs) > 1 or len(outputs) != 1):
-        return _miss
+        return None
     if any(program.arrays.of(region.memory) is not program.arrays for region in inputs + outputs):
-        return _miss
+        return None
     same = [region.name for region in inputs] == [region.name for region in outputs]
     if how == IN_PLACE and not (same and plan.in_place):
-        return _miss
+        return None
     name = functions.emitter.name
 
     def unfit(array: str, shape: tuple[int, ...]) -> str:
@@ -89,26 +158,15 @@ def fast(program: Program, how: int, caller: Caller) -> Fast:
         if inputs and how != IN_PLACE:
             wrong += f" or {name(program.arrays.module.may_share_memory)}(x, out)"
     stay = frozenset(region.name for region in outputs if how == IN_PLACE)
-    lines, results = functions.text(Form(how != NEW, how != NEW, stay))
-    before = [] if taken else [f"{given} = x" for given in functions.given]
-    before += [f"{passed} = out" for passed in functions.passed] if how != NEW else []
-    result = results[0] if results else "None"
-    if len(outputs) > 1:
-        named = zip(outputs, results, strict=True)
-        result = f"{{{', '.join(f'{region.name!r}: {array}' for region, array in named)}}}"
-    call = _surrounded(program, [*before, *lines], result, caller)
-    text = [
-        *taken,
-        f"if {wrong} or {name(caller.backend)}.tracing is not None: return {name(MISSED)}",
-        f"if not {name(caller.lock.acquire)}(False): return {name(MISSED)}",
-        "try:",
-        *(f"    {line}" for line in call),
-        f"finally: {name(caller.lock.release)}()",
-    ]
-    return functions.emitter.function(["x", "out"], text)
+    after = [] if taken else [f"{given} = x" for given in functions.given]
+    after += [f"{passed} = out" for passed in functions.passed] if how != NEW else []
+    missed = f"if {wrong} or {name(caller.backend)}.tracing is not None: return {name(MISSED)}"
+    return _Fitting([*taken, missed, *after], Form(how != NEW, how != NEW, stay))
 
 
-def _surrounded(program: Program, run: Sequence[str], result: str, caller: Caller) -> list[str]:
+def _surrounded(
+    program: Program, run: Sequence[str], result: str, caller: Caller, halves: bool = False
+) -> list[str]:
     """Lines of a call around those of its run."""
     name = program.functions.emitter.name
     transport, counters = name(caller.transport), name(caller.counters)
@@ -120,12 +178,13 @@ def _surrounded(program: Program, run: Sequence[str], result: str, caller: Calle
         f"{counters}.begun = begun = {clock}()",
         "try:",
         *(f"    {line}" for line in run or ["pass"]),
+        *(["except GeneratorExit: raise"] if halves else []),  # the run is abandoned
         "except BaseException as error:",
         f"    {name(caller.fail)}(error)",
         "    raise",
         f"{counters}.calls += 1",
         f"{counters}.seconds += {clock}() - begun",
-        f"return {result}",
+        f"{'yield' if halves else 'return'} {result}",
     ]
 
 

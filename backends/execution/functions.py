@@ -3,7 +3,7 @@ results, as a run at once, as a generator that stops before each instruction, an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from linop.backends.execution.communication import Communication
@@ -29,6 +29,19 @@ class Form(NamedTuple):
 
 
 NEW = Form()
+Stops = Callable[[int, Instruction], Iterable[str]]
+"""``stops(k, instruction)``: lines before an instruction, the k-th of its plan."""
+
+
+def _nowhere(number: int, instruction: Instruction) -> Iterable[str]:
+    del number, instruction
+    return ()
+
+
+def _each(number: int, instruction: Instruction) -> Iterable[str]:
+    """Stop before every instruction."""
+    del instruction
+    return (f"yield {number}",)
 
 
 class Functions:
@@ -57,18 +70,18 @@ class Functions:
         """Function of arguments and ``out`` arrays that returns the results; with `walk` a
         generator function that yields the numbers of instructions, and the results at the end."""
         if (form, walk) not in self._known:
-            lines, results = self.text(form, walk)
+            lines, results = self.text(form, _each if walk else _nowhere)
             lines.append(f"{'yield' if walk else 'return'} [{', '.join(results)}]")
             parameters = [*self.given, *(self.passed if form.out else ())]
             self._known[form, walk] = self.emitter.function(parameters, lines)
         return self._known[form, walk]
 
-    def text(self, form: Form, walk: bool = False) -> tuple[list[str], list[str]]:
+    def text(self, form: Form, stops: Stops = _nowhere) -> tuple[list[str], list[str]]:
         """Lines of a run, and the expressions of its results. Variables of arguments and ``out``
         arrays are `given` and `passed`.
 
         Args:
-            walk: yield each instruction's number before it.
+            stops: gives lines before each instruction.
         """
         straight, opened = self._is_straight(form), self._layout.open
         allocating = self._layout.small and not straight
@@ -84,7 +97,7 @@ class Functions:
         for k, each in enumerate(self._instructions):
             text = self.emitter.lines(each.operations, mode)
             if text:
-                lines += [f"yield {k}", *text] if walk else text
+                lines += [*stops(k, each), *text]
         if not form.out:
             results = range(len(self._layout.results))
             return lines, [self._result(k, lent=not allocating) for k in results]

@@ -8,7 +8,7 @@ result only, or nothing with ``out``.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -33,7 +33,7 @@ Record = Callable[[str, Callable[[], Any], Mapping[str, Any]], Any]
 
 
 class Program:
-    """A bound plan: `run` executes it; `start` and `finish` are its two halves.
+    """A bound plan: `run` executes it; `begin` and `finish` are the two halves of a run.
 
     Args:
         layout: its memory.
@@ -53,7 +53,7 @@ class Program:
         self.instructions, self._settle = self.arrays.adapted(self._bound(), self.plan.dtype)
         emitter = Emitter(self.arrays, self.plan.dtype)
         self.functions = Functions(layout, messages, self.instructions, emitter)
-        self._walk: Iterator[Any] = iter(())
+        self._walk = _nothing()
         self._at: Any = ()
         self._record: Record | None = None
         self._recording: Record | None = None
@@ -123,31 +123,55 @@ class Program:
     def run(self, arrays: Sequence[Array], out: Sequence[Array] | None = None) -> Sequence[Array]:
         """Execute the plan: results for arguments, both in the order of the plan's regions."""
         if self._record is not None:
-            self.start(arrays, out)
+            self.record(arrays, out)
             return self.finish()
         results: Sequence[Array] = self.functions.run(self.form(arrays, out))(*arrays, *(out or ()))
         return results
 
-    def start(self, arrays: Sequence[Array], out: Sequence[Array] | None = None) -> None:
-        """Begin a run, up to the first instruction that would have to wait."""
+    def record(self, arrays: Sequence[Array], out: Sequence[Array] | None = None) -> None:
+        """Begin a run whose instructions are recorded (`watched`), up to the first one that would
+        have to wait."""
+        self._recording = self._record
+        self.begin(self.functions.run(self.form(arrays, out), walk=True)(*arrays, *(out or ())))
+
+    def begin(self, run: Generator[Any, Any, Any]) -> None:
+        """Begin a run up to the first instruction that would have to wait.
+
+        Args:
+            run: stops there once, or at its end, and then gives the results
+                (`linop.backends.execution.calls`); or stops before each instruction, if the run is
+                recorded.
+        """
         if self._follow is not None:
             self._where = self.arrays.surroundings()
-        function = self.functions.run(self.form(arrays, out), walk=True)
-        self._walk, self._recording = function(*arrays, *(out or ())), self._record
         with self.uncounted:
-            self._at = next(self._walk)
-            self._go(waiting=False)
+            self._walk, self._at = run, next(run)
+            if self._recording is not None:
+                self._go(waiting=False)
 
     def finish(self) -> Sequence[Array]:
-        """Complete the run that `start` began, and return its results."""
-        with self._where:  # the stream on which `start` allocated memory
-            self._go(waiting=True)
+        """Complete the run that has begun, and return its results."""
+        with self._where:  # the stream on which the beginning allocated memory
+            if self._recording is None:
+                self._at = self._walk.send(True)
+            else:
+                self._go(waiting=True)
             results: Sequence[Array] = self._at
-            self._at = ()
             self._forget()
         if self._follow is not None:
             self._follow()
         return results
+
+    @property
+    def is_recorded(self) -> bool:
+        """True if the run that has begun is recorded."""
+        return self._recording is not None
+
+    def stops(self, number: int, step: Instruction) -> str:
+        """Condition under which the beginning of a run stops before an instruction: it would have
+        to wait, and nothing follows that peers execute together; empty if it never stops."""
+        waits = step.ready is not None and number >= self._joint
+        return f"not {self.functions.emitter.name(step.ready)}()" if waits else ""
 
     @cached_property
     def _joint(self) -> int:
@@ -156,23 +180,22 @@ class Program:
 
     @property
     def reached(self) -> float:
-        """The stage at which a run waits between `start` and `finish`: messages of later ones have
+        """The stage at which a run waits between `begin` and `finish`: messages of later ones have
         not left. Infinity without such a run."""
         at = self._at
         return self.instructions[at].stage if isinstance(at, int) else math.inf
 
     def _go(self, waiting: bool) -> None:
-        """Execute instructions: to the end, or (not `waiting`) up to one that would have to wait,
-        after those that peers execute together."""
-        last = 0 if waiting else self._joint
+        """Execute and record instructions: to the end, or (not `waiting`) up to one that would have
+        to wait, after those that peers execute together."""
+        last, record = 0 if waiting else self._joint, self._recording
+        assert record is not None
         while isinstance(self._at, int):
             step = self.instructions[self._at]
             ready = waiting or self._at < last or step.ready is None or step.ready()
             if not ready:
                 return
-            go = partial(next, self._walk)
-            record = self._recording
-            self._at = go() if record is None else record(step.label, go, step.about)
+            self._at = record(step.label, partial(next, self._walk), step.about)
 
     @contextmanager
     def watched(self, record: Record) -> Iterator[None]:
@@ -216,4 +239,9 @@ class Program:
 
     def _forget(self) -> None:
         """Drop references to a run's arrays."""
-        self._walk = iter(())
+        self._walk, self._at, self._recording = _nothing(), (), None
+
+
+def _nothing() -> Generator[Any, Any, Any]:
+    """The run before the first one."""
+    yield from ()

@@ -169,6 +169,12 @@ class Room(NamedTuple):
         return Room(whole, whole[:many].view(dtype), whole[-_BYTES:].view(_NUMBER).data)
 
 
+def never(peer: int) -> int:
+    """No message has the number appended."""
+    del peer
+    return -1
+
+
 class Numbers:
     """Call numbers in some messages of one plan.
 
@@ -176,7 +182,7 @@ class Numbers:
         messages: its sends and receives, in order.
         calls: call counter of the plan's workers; None if there are no other workers, or calls are
             not compared.
-        most: bytes of the largest message that has the number appended; -1 if none has.
+        most: gives bytes of the longest message, to or from a peer, that has the number appended.
         about: gives the plan's name.
         counted: True if other instructions count the calls.
 
@@ -189,7 +195,7 @@ class Numbers:
         messages: Sequence[Send | Receive],
         dtype: np.dtype[Any],
         calls: Calls | None,
-        most: int,
+        most: Callable[[int], int],
         about: Callable[[], str],
         counted: bool = False,
     ) -> None:
@@ -216,7 +222,7 @@ class Numbers:
 
     def inside(self, step: Send | Receive) -> bool:
         """True if the number is appended to this message."""
-        return self._is_first(step) and step.size * self._dtype.itemsize <= self._most
+        return self._is_first(step) and step.size * self._dtype.itemsize <= self._most(step.peer)
 
     def before(self, step: Send | Receive) -> bool:
         """True if the number is a message of its own before this one."""

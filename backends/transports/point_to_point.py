@@ -30,7 +30,7 @@ from linop.backends.execution.layout import Layout
 from linop.backends.execution.numbers import Item, Joined, Returned
 from linop.backends.execution.stage import Stage
 from linop.backends.execution.views import View, fixed
-from linop.backends.transports.call_numbers import CALL, Calls, Numbers
+from linop.backends.transports.call_numbers import CALL, Calls, Numbers, never
 from linop.backends.transports.packing import Packing
 from linop.backends.transports.transport import Awaited, Transport, Who, peers_named
 from linop.planning.plan import Receive, Send
@@ -168,9 +168,10 @@ class Requests:
         return operations
 
     def _pieces(self, step: Send | Receive) -> list[Piece]:
-        """The pieces in which a message is sent: as few as the transport sends at once, unless
-        these are many."""
-        size = self._layout.bytes_of(step.size)
+        """The pieces in which a message is sent, with the call number if that is appended: as few
+        as the transport sends at once, unless these are many."""
+        inside = self._numbers.inside(step)
+        size = len(self._numbers.room(step).whole) if inside else self._layout.bytes_of(step.size)
         many = math.ceil(size / self._transport.eager.get(step.peer, math.inf))
         if not 1 < many <= _MOST_PIECES:
             return [Piece()]
@@ -260,7 +261,7 @@ class PointToPoint(Communication):
         self.layout = layout
         self._about = about
         self._transport = transport
-        most = -1 if layout.arrays.asynchronous else transport.packed
+        most = never if layout.arrays.asynchronous else transport.packed
         numbers = Numbers(layout.messages, layout.dtype, calls, most, about, beside)
         self.packing = Packing(layout, numbers)
         self.requests = Requests(layout, transport, tag, numbers)

@@ -104,9 +104,6 @@ class Transport(Protocol):
     name: str
     worker: int
     workers: int
-    packed: int
-    """Bytes of the largest message that the number of its call is appended to; a longer one follows
-    a message of its own (`linop.backends.transports.call_numbers`)."""
     eager: dict[int, int]
     """By peer: bytes of the longest message that is sent without waiting for its receiver. Somewhat
     longer ones are sent in pieces; those to other peers are not."""
@@ -121,6 +118,12 @@ class Transport(Protocol):
     """Recorder of the worker's last calls."""
     out_of_step: bool
     """True once all workers were told that their numbers of calls differ."""
+
+    def packed(self, peer: int) -> int:
+        """Bytes of the longest message between this worker and a peer that the number of its call
+        is appended to, the same on both; a longer one follows a message of its own
+        (`linop.backends.transports.call_numbers`)."""
+        ...
 
     def receiver(self, peer: int, tag: int, buffer: Array) -> Any:
         """Persistent receive of exactly the buffer's size; `start` it for each message."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import re
+import threading
 import time
 from typing import Any
 
@@ -171,6 +172,36 @@ def test_a_start_with_a_wrong_argument_leaves_the_plan_usable(backend: str) -> N
         return float(*plan(np.array([float(backend.worker or 0)])))
 
     assert linop.launch(main, workers=2, backend=backend) == [1, 0]
+
+
+def test_start_does_not_wait() -> None:
+    """A worker starts a call before the other begins it: one that is checked, then fast ones."""
+    gates = [threading.Event() for _ in range(4)]
+
+    def main(backend: Backend) -> list[float]:
+        me, results = backend.worker or 0, list[float]()
+        plan = swapped().compile(backend)
+        plan(np.array([0.0]))
+        for k, gate in enumerate(gates):
+            assert me == 0 or gate.wait(20)
+            plan.start(np.array([me + 2.0 * k]))
+            gate.set()
+            results.append(float(*plan.finish()))
+        assert plan.counters.calls == 5
+        return results
+
+    assert linop.launch(main, workers=2, backend="threads") == [[1, 3, 5, 7], [0, 2, 4, 6]]
+
+
+def test_an_interrupted_run_cannot_be_finished() -> None:
+    def main(backend: Backend) -> None:
+        plan: Any = linop.identity(Space(Region("a", 2))).compile(backend)
+        plan.start(np.ones(2))
+        plan.fail(BackendError("no more"))
+        with pytest.raises(BackendError, match="was interrupted: BackendError: no more"):
+            plan.finish()
+
+    linop.launch(main, workers=1, backend="threads")
 
 
 @spmd

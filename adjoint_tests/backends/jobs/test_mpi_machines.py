@@ -102,6 +102,27 @@ def test_a_call_left_out_is_a_deadlock(machines: Machines, program: Path) -> Non
     assert job.stdout.splitlines() == ["told"] * 4, job.stdout + job.stderr
 
 
+@pytest.mark.parametrize("size", [2_000, 8_192])
+def test_workers_out_of_step_are_told(machines: Machines, program: Path, size: int) -> None:
+    """The number of a call is appended to its messages, which go in one piece, or in two."""
+    job = machines.run(
+        1,
+        program,
+        "backend = linop.backends.get('mpi', wait_limit=10)\n"
+        f"long = linop.all_reduce(TensorSpace(({size},), Partition((2,)), axes=[COPIES]))\n"
+        "there = linop.broadcast(TensorSpace((3,), Partition((1,))), Partition((2,)))\n"
+        "one, two = there.compile(backend), long.compile(backend)\n"
+        f"x, y = None if backend.worker else np.ones(3), np.ones({size})\n"
+        "one(x), two(y), two(y)\n"
+        "try:\n"
+        "    if backend.worker: two(y)\n"
+        "    else: one(x), two(y)\n"
+        "except linop.errors.LinopError as error:\n"
+        "    say('told' if 'is number' in str(error) else error)\n",
+    )
+    assert "told" in job.stdout.split(), job.stdout + job.stderr
+
+
 CALLS = """
 backend = linop.backends.get('mpi', wait_limit={limit})
 plan = total(4).compile(backend)

@@ -55,6 +55,15 @@ PLANNING = (
         ("test_two_levels.py::test_factors_multiply_to_the_movement_and_cross_less",),
     ),
     Fault(
+        "partial sums doubled",
+        "in each round of a sum between machines the partial sums count twice",
+        "coefficient",
+        "linop.planning.reduce_scatter_sums:_in_rounds",
+        "(box, 1)",
+        "(box, 2)",
+        ("test_reduce_scatter_sums.py::test_rounds_and_shares_between_machines",),
+    ),
+    Fault(
         "replica sent to one holder",
         "of those that hold a replicated region only the first one gets what it is sent",
         "replication",
@@ -87,6 +96,15 @@ VERIFIER = (
 )
 
 EXECUTION = (
+    Fault(
+        "start waits",
+        "the first half of a call goes on until messages have come",
+        "order",
+        "linop.backends.execution.program:Program.stops",
+        "step.ready is not None and number >= self._joint",
+        "step.ready is not None and number >= self._joint and step is None",
+        ("test_backends.py::test_start_does_not_wait",),
+    ),
     Fault(
         "message overwrites",
         "what comes to be added is put in the place of what is there",
