@@ -26,7 +26,7 @@ import torch  # noqa: E402
 from torch.autograd.graph import save_on_cpu  # noqa: E402
 from torch.utils.checkpoint import checkpoint_sequential  # noqa: E402
 
-from benchmarks.strategies.tables import markdown  # noqa: E402
+from benchmarks.harness.report import markdown  # noqa: E402
 from linop.strategies import checkpoint, offload  # noqa: E402
 
 WIDTHS, ROWS, MODULES, EVERY = (64, 256), 64, 8, 2

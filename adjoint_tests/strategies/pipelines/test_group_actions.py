@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from linop.schedules import GENERATORS, Action, Kind, Schedule
 from linop.schedules.actions import COMPUTE
 from support.requirements import needs_mpi
-from support.strategies.group_actions import (
+from support.strategies.pipelines.group_actions import (
     TABLE,
     Grouped,
     differ_in_tables,

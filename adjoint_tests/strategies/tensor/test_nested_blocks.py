@@ -13,7 +13,7 @@ if importlib.util.find_spec("torch") is None:
     )
 
 from support.requirements import needs_mpi
-from support.strategies.nested_blocks import (
+from support.strategies.tensor.nested_blocks import (
     Nested,
     differs,
     is_its_twin,
@@ -21,7 +21,7 @@ from support.strategies.nested_blocks import (
     pipelines_side_by_side,
     saves,
 )
-from support.strategies.tensor_networks import Case
+from support.strategies.tensor.tensor_networks import Case
 from support.workers import on_ranks, on_threads
 
 SHARED = Case(width=4, blocks=1, groups=2, bias=False, tied=False, sequence=True)

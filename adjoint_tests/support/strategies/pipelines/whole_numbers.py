@@ -13,8 +13,8 @@ import torch
 
 from linop.backends.base import Backend
 from linop.schedules import GENERATORS
-from linop.strategies import Pipeline, split
-from support.strategies.pipelines import RATE, equal, fill, squares, values
+from linop.strategies import Pipeline
+from support.strategies.pipelines.pipelines import RATE, equal, fill, squares, values
 
 Tensor = Any
 WIDTH = 4

@@ -18,8 +18,8 @@ from linop.schedules.actions import GROUP
 from linop.spaces.partition import balanced
 from linop.strategies import DataParallel, Mesh, Pipeline, fully_shard
 from linop.strategies.pipelines.stage import sharded_units
-from support.strategies.pipelines import RATE, block, squares, values
-from support.strategies.shards import slice_of, weak
+from support.strategies.data.shards import slice_of, weak
+from support.strategies.pipelines.pipelines import RATE, block, squares, values
 
 Tensor = Any
 WIDTH = 5
@@ -204,7 +204,7 @@ def differ_in_tables(backend: Backend) -> None:
     mesh = Mesh(backend, dp=2, pp=2)
     case = Grouped(OTHER if mesh["dp"].index else TABLE)
     pipe = case.pipeline(mesh)
-    with pytest.raises(BackendError, match="parallel along 'dp', where .* with one schedule"):
+    with pytest.raises(BackendError, match=r"parallel along 'dp', where .* with one schedule"):
         pipe.step(*case.batches()[mesh["dp"].index])
     Grouped(TABLE).pipeline(mesh).step(*Grouped(TABLE).batches()[mesh["dp"].index])
 

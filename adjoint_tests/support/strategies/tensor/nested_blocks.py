@@ -28,8 +28,8 @@ from linop.strategies import (
     load_full_state_dict,
     parallelize_module,
 )
-from support.strategies.pipelines import squares
-from support.strategies.tensor_networks import (
+from support.strategies.pipelines.pipelines import squares
+from support.strategies.tensor.tensor_networks import (
     Case,
     LanguageModel,
     filled,

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 import linop
 from linop.strategies import split
 from support.requirements import needs_mpi
-from support.strategies.pipelines import fill
-from support.strategies.whole_numbers import (
+from support.strategies.pipelines.pipelines import fill
+from support.strategies.pipelines.whole_numbers import (
     KINDS,
     Graph,
     Language,
