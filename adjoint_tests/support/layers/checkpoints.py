@@ -254,6 +254,7 @@ def survives(sharded: bool, columns: int, kills: int | None) -> int:
             expected = (old, new) if status else (new,)
             assert found in expected, f"save {trial}: {found}, {expected} expected"
             killed += status != 0
+            usual *= 1.2 if status else 0.6  # one slow save would make most kills come too late
             trial, old = trial + 1, found
             if kills is None and status == 0:
                 break
