@@ -187,6 +187,7 @@ def formulas(strategy: str, setting: Setting) -> tuple[float, float, str]:
     sbh = size.length * setting.batch * size.width
     states, layers = 4 * e * count, 16 * e * sbh * size.blocks
     known = {
+        "accumulated": (states, layers / 4, "4eΨ; 16e·sbh/M of M micro-batches"),
         "dp": (states, layers / 4, "4eΨ; 16e·sbh/N"),
         "zero3": (states / 4, layers / 4, "4eΨ/N; 16e·sbh/N"),
         "tp": (
