@@ -9,6 +9,8 @@ USES = ("test_data_parallel.py::test_on_threads",)
 SHARDS = ("test_fully_shard.py::test_data_parallel_on_threads",)
 GRAPHS = ("test_sharded_graphs.py::test_on_threads",)
 AHEAD = ("test_sharded_graphs.py::test_prefetch_on_threads",)
+NESTED = ("test_nested_blocks.py::test_on_threads",)
+BESIDE = ("test_check.py::test_pipelines_side_by_side",)
 MEMORY = ("test_fully_shard.py::test_on_threads",)
 
 DATA_PARALLEL = (
@@ -47,6 +49,33 @@ DATA_PARALLEL = (
         "self._spread < self._reducer.reductions",
         "False",
         COPIES,
+    ),
+    Fault(
+        "a block of a block that is the whole's",
+        "slices of a shard of a tensor-parallel block are taken for those of the whole",
+        "address",
+        "linop.layers.state.state_tensors:StateTensor.here",
+        "slice(a.start + b.start, a.start + b.stop)",
+        "slice(b.start, b.stop)",
+        NESTED,
+    ),
+    Fault(
+        "copies that count",
+        "shards of a plain module count in norms on each tensor-parallel worker",
+        "replication",
+        "linop.layers.parameters.clipping:_norms",
+        "all(backend in cut for backend in groups.backends)",
+        "cut",
+        NESTED,
+    ),
+    Fault(
+        "probes that gather",
+        "stages of pipelines side by side wait for each other while their shapes are found",
+        "order",
+        "linop.strategies.data.unit:Unit._called",
+        'getattr(_LOCAL, "shapes_only", False)',
+        "False",
+        BESIDE,
     ),
     Fault(
         "shards gathered into one tensor",
@@ -89,8 +118,8 @@ DATA_PARALLEL = (
         "of shards with replicas the norm of gradients counts each replica",
         "replication",
         "linop.layers.parameters.clipping:clip_grad_norm_",
-        "program_backend() if cut_over is None else cut_over",
-        "program_backend()",
+        "groups_of(every.values(), program_backend())",
+        "Groups([program_backend()])",
         GRAPHS,
     ),
     Fault(

@@ -27,12 +27,12 @@ from support.workers import on_ranks, on_threads
 SHARED = Case(width=4, blocks=1, groups=2, bias=False, tied=False, sequence=True)
 
 
-@pytest.mark.parametrize("stage", [0, 1, 2])
+@pytest.mark.parametrize("stage", [1, 3])
 def test_on_threads(stage: int) -> None:
     on_threads(4, is_its_twin, Nested(stage=stage))
 
 
-@pytest.mark.parametrize("dp, tp", [(3, 2), (2, 4)])
+@pytest.mark.parametrize("dp, tp", [(2, 4)])
 def test_meshes(dp: int, tp: int) -> None:
     on_threads(dp * tp, is_its_twin, Nested(dp, tp, 3, SHARED))
 

@@ -85,7 +85,7 @@ class Own(NamedTuple):
 def root_of(groups: Groups, part: Backend) -> int | None:
     """The worker that gathers a state for a pipeline; None if each does, of pipelines side by
     side."""
-    return 0 if part in groups.backends else None
+    return 0 if groups.workers == part.workers else None
 
 
 def own(
