@@ -13,7 +13,7 @@ import torch
 
 from linop.backends.base import Backend
 from linop.schedules import GENERATORS
-from linop.strategies import Pipeline, split
+from linop.strategies import Pipeline
 from support.strategies.pipelines import RATE, equal, fill, squares, values
 
 Tensor = Any

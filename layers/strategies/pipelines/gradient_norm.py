@@ -1,5 +1,5 @@
 """Clipping by the norm of the gradients of all stages: an all-reduce of each parameter's norm, and
-of that of all parameters of a stage on several workers."""
+of that of all parameters of a stage that is cut, over its workers or over an axis of a mesh."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 
 from linop.backends import Backend
 from linop.layers.agreement.input_agreement import InputAgreement, agreement_of
+from linop.layers.parameters.blocks import backend_of
 from linop.layers.parameters.clipping import agreed_norms, total_norm
 from linop.operators.collectives import all_reduce
 from linop.spaces.decomposition import COPIES
@@ -41,19 +42,23 @@ class GradientNorm:
     ) -> None:
         self._stages = stages
         self._parts = {s: part for s, part in parts.items() if part.workers != 1}
+        self._across: dict[int, Backend] = {}
+        """Backends of stages whose parameters are cut over other workers, of pipelines beside this
+        one."""
+        doing = "clip gradients of linop.strategies.Pipeline"
+        agreement.each(self._find_across, "Pipeline", doing)
         self._counted: dict[int, list[Tensor]] = {}
         known = set(copies)
         for s, stage in stages.items():
             self._counted[s] = [p for p in stage.parameters if id(p) not in known]
             known |= {id(p) for p in stage.parameters}  # stages may share some
-        mine = {s: 1 if s in self._parts else len(own) for s, own in self._counted.items()}
+        one = self._parts.keys() | self._across.keys()
+        mine = {s: 1 if s in one else len(own) for s, own in self._counted.items()}
         dtypes = {p.dtype for stage in stages.values() for p in stage.parameters}
-        said = agreement.gather_objects(
-            (mine, sorted(dtypes, key=str)), "clip gradients of linop.strategies.Pipeline"
-        )
+        said = agreement.gather_objects((mine, sorted(dtypes, key=str)), doing)
         counts: dict[int, int] = {}
-        for one, _ in said:
-            counts |= one
+        for theirs, _ in said:
+            counts |= theirs
         self._dtype = reduce(torch.promote_types, [d for _, kinds in said for d in kinds])
         self._start = {s: sum(counts[k] for k in range(s)) for s in counts}
         holders = [worker for grid in plan.grids for worker in grid.workers]
@@ -62,6 +67,12 @@ class GradientNorm:
         self._sum = all_reduce(X).compile(backend)
         if plan.worker in holders:
             self._sum(np.zeros(2 * self._size))
+
+    def _find_across(self) -> None:
+        for s, stage in self._stages.items():
+            over = None if s in self._parts else backend_of(stage.parameters)
+            if over is not None and over.workers != 1:
+                self._across[s] = over
 
     def fail(self, error: BaseException) -> None:
         """End the other workers' waits for this one, whose step failed."""
@@ -85,15 +96,17 @@ class GradientNorm:
     def _norms(self, s: int, counted: Sequence[Tensor]) -> list[float | None]:
         """Norms of a stage's gradients; None for those that are not there, or that another worker
         counts. Collective over the stage's workers."""
-        if s not in self._parts:
+        part = self._parts.get(s) or self._across.get(s)
+        if part is None:
             return [
                 None if p.grad is None else torch.linalg.vector_norm(p.grad).item() for p in counted
             ]
-        part, own = self._parts[s], {id(p) for p in counted}
+        own = {id(p) for p in counted}
         named = {
             name: p
             for name, p in self._stages[s].module.named_parameters()
             if id(p) in own and p.grad is not None
         }
         norms = agreed_norms(agreement_of(part), named, 2.0)
-        return [total_norm(norms, 2.0).item() if norms and not part.worker else None]
+        counts = not part.worker or s in self._across
+        return [total_norm(norms, 2.0).item() if norms and counts else None]
