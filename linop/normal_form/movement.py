@@ -20,7 +20,7 @@ from linop.errors import SpaceError
 from linop.normal_form import boxes
 from linop.normal_form.boxes import Table, same_rows
 from linop.normal_form.columns import Column, nearest, residues
-from linop.normal_form.primitives import BetweenSpaces, deltas, independent_batches
+from linop.normal_form.primitives import BetweenSpaces, independent_batches
 from linop.normal_form.space_tables import (
     Block,
     box_of,
@@ -29,6 +29,7 @@ from linop.normal_form.space_tables import (
     numbers_in,
     shared_table,
     table_ndim,
+    table_of_actions,
     table_of_blocks,
 )
 from linop.normal_form.table_algebra import (
@@ -164,16 +165,8 @@ class Movement(Keeper):
         batches = []
         for batch in independent_batches(product):
             domain, codomain = batch[0][0], batch[-1][2]
-            src, dst = domain.numbering.index, codomain.numbering.index
-            blocks = (
-                block
-                for _, actions, _ in batch
-                for block in deltas(actions)
-                if block[0].region.name in dst and block[1].region.name in src
-            )
-            table = boxes.concatenate(
-                shared_table(domain, codomain), table_of_blocks(domain, codomain, blocks)
-            )
+            changes = table_of_actions(domain, codomain, (actions for _, actions, _ in batch))
+            table = boxes.concatenate(shared_table(domain, codomain), changes)
             batches.append(Movement(domain, codomain, table))
         while len(batches) > 1:
             pairs = [batches[k : k + 2] for k in range(0, len(batches), 2)]

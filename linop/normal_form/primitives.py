@@ -223,28 +223,13 @@ def adjoints(actions: Sequence[Action]) -> Sequence[Action]:
     return [action.adjoint for action in reversed(actions)]
 
 
-def deltas(actions: Sequence[Action]) -> Iterator[Delta]:
-    """The `delta` blocks of all actions, in order."""
-    if isinstance(actions, InPlace):
-        signs = (-1 if t is s else 1 for t, s in zip(actions.targets, actions.sources, strict=True))
-        return zip(actions.targets, actions.sources, signs, strict=True)
-    return (delta for action in actions for delta in action.delta)
-
-
-def _effects(
-    actions: Sequence[Action],
-) -> Iterator[tuple[Sequence[Delta], Sequence[str], Sequence[str]]]:
-    """The `delta` blocks of each action, and the names that it allocates and deallocates."""
+def in_columns(actions: Sequence[Action]) -> tuple[Sequence[Subset], Sequence[Subset]]:
+    """The targets and the sources of the actions' `delta` blocks, in order. The block of a clear,
+    whose coefficient is -1, has the same object as both."""
     if isinstance(actions, InPlace):  # without an object for each
-        return (((block,), (), ()) for block in deltas(actions))
-    return (
-        (
-            action.delta,
-            action.names if type(action) is Allocate else (),
-            action.names if type(action) is Deallocate else (),
-        )
-        for action in actions
-    )
+        return actions.targets, actions.sources
+    blocks = [block for action in actions for block in action.delta]
+    return [target for target, _, _ in blocks], [source for _, source, _ in blocks]
 
 
 BetweenSpaces = tuple[Space, Sequence[Action], Space]
@@ -263,19 +248,19 @@ def independent_batches(product: Iterable[BetweenSpaces]) -> list[list[BetweenSp
     written: defaultdict[str, list[Subset]] = defaultdict(list)
     gone: set[str] = set()
     for before, actions, after in product:
-        first = 0
-        for k, (blocks, allocated, deallocated) in enumerate(_effects(actions)):
-            stale = not gone.isdisjoint(allocated)
-            for _, source, _ in blocks:
-                boxes = written.get(source.region.name)
-                stale = stale or (boxes is not None and any(map(source.overlaps, boxes)))
-            if stale:
+        first, alone = 0, next(iter(actions), None)
+        if isinstance(alone, Allocate) and not gone.isdisjoint(alone.names):
+            batches.append([])
+            written, gone = defaultdict(list), set()
+        elif isinstance(alone, Deallocate):
+            gone.update(alone.names)
+        for k, (target, source) in enumerate(zip(*in_columns(actions), strict=True)):
+            boxes = written.get(source.region.name)
+            if boxes is not None and any(map(source.overlaps, boxes)):
                 if k > first:
                     batches[-1].append((before, actions[first:k], before))
                 batches.append([])
                 first, written, gone = k, defaultdict(list), set()
-            for target, _, _ in blocks:
-                written[target.region.name].append(target)
-            gone.update(deallocated)
+            written[target.region.name].append(target)
         batches[-1].append((before, actions[first:], after))
     return batches

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import reduce
-from itertools import chain
+from itertools import chain, compress
 from typing import Any
 
 import numpy as np
 
 from linop.normal_form.boxes import Ints, Table
 from linop.normal_form.columns import column, ones
+from linop.normal_form.primitives import Action, in_columns
 from linop.spaces.exact import Exact, exact
 from linop.spaces.region import Region, Subset
 from linop.spaces.scalars import Scalar
@@ -32,6 +33,22 @@ def table_of_blocks(domain: Space, codomain: Space, blocks: Iterable[Block]) -> 
         numbers.append(exact(coefficient))
     dst = [codomain.numbering.index[target.region.name] for target in targets]
     return table_of(domain, codomain, dst, targets, sources, numbers)
+
+
+def table_of_actions(domain: Space, codomain: Space, groups: Iterable[Sequence[Action]]) -> Table:
+    """The table of the sum of actions' `delta` blocks between regions that these spaces have, not
+    canonical."""
+    columns = [in_columns(actions) for actions in groups]
+    targets, sources = (list(chain.from_iterable(side)) for side in zip(*columns, strict=True))
+    src, dst = domain.numbering.index, codomain.numbering.index
+    held = [
+        t.region.name in dst and s.region.name in src for t, s in zip(targets, sources, strict=True)
+    ]
+    if not all(held):
+        targets, sources = list(compress(targets, held)), list(compress(sources, held))
+    signs = [-1 if t is s else 1 for t, s in zip(targets, sources, strict=True)]
+    numbers = [dst[target.region.name] for target in targets]
+    return table_of(domain, codomain, numbers, targets, sources, signs)
 
 
 def table_of(

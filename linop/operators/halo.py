@@ -8,6 +8,7 @@ there. Geometry and data movement only: the kernel itself is a local operator, s
 
 from __future__ import annotations
 
+import operator
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -215,12 +216,12 @@ class _Exchange:
         axis = self.X.axes.index(dim)
         overlaps = list(self._overlaps(dim))
         for line in lines(self.E, [axis]):
-            for j, k, low, high in overlaps:
-                source, target = line[j], line[k]
-                box = self._slab(target, dim, low, high)
-                if all(a < b for a, b in box):
+            low, high = self._corners(line[0], dim)
+            for j, k, low[dim], high[dim] in overlaps:
+                if all(map(operator.lt, low, high)):
+                    source, target = line[j], line[k]
                     ends = source.workers[0], target.workers[0]
-                    yield self._part(source, box), self._part(target, box), *ends
+                    yield self._part(source, low, high), self._part(target, low, high), *ends
 
     def _overlaps(self, dim: int) -> Iterator[tuple[int, int, int, int]]:
         """(sender, receiver, start, stop) for each pair of grid coordinates along a dimension: the
@@ -234,19 +235,19 @@ class _Exchange:
                 if j != k and low < high:
                     yield j, k, low, high
 
-    def _slab(self, region: Region, dim: int, low: int, high: int) -> list[tuple[int, int]]:
-        at = self.X.partition.coordinates(region.workers[0])
-        box = []
-        for d in range(self.X.ndim):
-            k = at[self.X.axes.index(d)] if d in self.X.axes else 0
-            bounds = self.needed[d] if d < dim else self.X.bounds[d]
-            box.append((low, high) if d == dim else bounds[k])
-        return box
+    def _corners(self, region: Region, dim: int) -> tuple[list[int], list[int]]:
+        """The lower and upper corners, in global indices, of a worker's needed range in the
+        dimensions before `dim` and of its bulk in the others. In all dimensions but `dim` they are
+        the same for a line of workers along it."""
+        at = dict(zip(self.X.axes, self.X.partition.coordinates(region.workers[0]), strict=True))
+        bounds = [*self.needed[:dim], *self.X.bounds[dim:]]
+        box = [ranges[at.get(d, 0)] for d, ranges in enumerate(bounds)]
+        return [a for a, _ in box], [b for _, b in box]
 
-    def _part(self, region: Region, box: Sequence[tuple[int, int]]) -> Subset:
+    def _part(self, region: Region, low: list[int], high: list[int]) -> Subset:
         base = self.base[region.name]
-        start = tuple(a - o for (a, _), o in zip(box, base, strict=True))
-        return Subset(region, start, tuple(b - o for (_, b), o in zip(box, base, strict=True)))
+        start, stop = map(operator.sub, low, base), map(operator.sub, high, base)
+        return Subset(region, tuple(start), tuple(stop))
 
 
 def _buffer(name: str, part: Subset) -> Subset:

@@ -99,7 +99,7 @@ def _copied_back(after: Add, history: Iterator[Factor]) -> bool:
 def reduced_by_laws(factors: Sequence[Factor]) -> list[Factor]:
     """An equal product, after all laws, applied until none shortens it. If none applies, a copy of
     `factors`."""
-    current = [piece for factor in factors for piece in _split(factor)]
+    current = list(_split(factors))
     exposed = True
     while exposed:
         current, exposed = _reduce_once(current)
@@ -125,17 +125,18 @@ def _reduce_once(factors: Sequence[Factor]) -> tuple[list[Factor], bool]:
             continue
         reduced: Action | None = factor
         while reduced is not None:
-            last = _last(done, touching, reduced)
+            shared = [touching[name] for name in reduced.names]
+            last = _last(done, shared)
             before: Any = done[last] if last >= 0 else None
             if type(reduced) is Add and type(before) is Clear and before.part == reduced.target:
-                if _copied_back(reduced, _history(done, touching, reduced)):
+                if _copied_back(reduced, _history(done, shared)):
                     done[last] = None
                     break
             law = LAWS.get((type(reduced), type(before)))
             result = None if law is None else law(reduced, before)
             if result is None:
-                for name in reduced.names:
-                    touching[name].append(len(done))
+                for live in shared:
+                    live.append(len(done))
                 done.append(reduced)
                 break
             if result and result[0] is before:
@@ -148,33 +149,32 @@ def _reduce_once(factors: Sequence[Factor]) -> tuple[list[Factor], bool]:
     return [factor for factor in done if factor is not None], exposed
 
 
-def _last(done: Sequence[Factor], touching: dict[str, list[int]], factor: Action) -> int:
-    """The index of the last factor in `done` that shares a region with this one; -1 if none."""
+def _last(done: Sequence[Factor], shared: Sequence[list[int]]) -> int:
+    """The largest index of a factor in `done` that is in one of the lists; -1 if there is none."""
     last = -1
-    for name in factor.names:
-        live = touching.get(name)
-        if live:
-            # Removed factors are at the end: the replacement of one is appended after it.
-            while live and done[live[-1]] is None:
-                live.pop()
-            if live and live[-1] > last:
-                last = live[-1]
+    for live in shared:
+        # Removed factors are at the end: the replacement of one is appended after it.
+        while live and done[live[-1]] is None:
+            live.pop()
+        if live and live[-1] > last:
+            last = live[-1]
     return last
 
 
-def _history(
-    done: Sequence[Factor], touching: dict[str, list[int]], factor: Action
-) -> Iterator[Factor]:
-    """The factors in `done` that share a region with this one, latest first."""
-    every = merge(*(reversed(touching.get(name, ())) for name in factor.names), reverse=True)
+def _history(done: Sequence[Factor], shared: Sequence[list[int]]) -> Iterator[Factor]:
+    """The factors in `done` that are in one of these lists, latest first."""
+    every = merge(*map(reversed, shared), reverse=True)
     return (done[k] for k, _ in groupby(every) if done[k] is not None)
 
 
-def _split(factor: Factor) -> list[Factor]:
-    """An allocation or deallocation as one per region, since laws compare single regions."""
-    if type(factor) in (Allocate, Deallocate):
-        return [type(factor)((region,)) for region in factor.regions]
-    return [factor]
+def _split(factors: Sequence[Factor]) -> Iterator[Factor]:
+    """Allocations and deallocations as one per region, since laws compare single regions."""
+    for factor in factors:
+        kind = type(factor)
+        if kind is Allocate or kind is Deallocate:
+            yield from (kind((region,)) for region in factor.regions)
+        else:
+            yield factor
 
 
 def _joined(factors: Sequence[Factor]) -> list[Factor]:

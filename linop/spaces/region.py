@@ -175,7 +175,7 @@ class Subset:
             self._same_region(other)
             and all(map(operator.le, self.start, other.start))
             and all(map(operator.ge, self.stop, other.stop))
-        ) or other.size == 0
+        ) or any(map(operator.ge, other.start, other.stop))
 
     def __str__(self) -> str:
         if self.whole:
