@@ -205,7 +205,9 @@ class Stage:
     ) -> tuple[dict[int, Tensor], Result]:
         """Outputs, and the module's result, for the newest parameters, without graph."""
         with torch.no_grad(), self.random.of(self.module.training, f"evaluation {micro_batch}"):
-            result = self.module(*inputs)
+            # Stages of one worker share a tensor that several take.
+            own = [x.clone() for x in inputs] if self._writes else inputs
+            result = self.module(*own)
         return self.checked(result), result
 
     def probe(self, inputs: Sequence[Tensor], meet: Callable[[], object]) -> dict[int, Tensor]:
