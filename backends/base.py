@@ -235,12 +235,13 @@ class BoundPlan(Keeper, ABC):
             raise self._busy("start")
         try:
             self._traced("start ", self._begin, x, out)
-        except BaseException:
+            self._as_vector = isinstance(x, Vector)
+            self.backend.started.add(self)
+            self._started = True
+        except BaseException as error:
+            self._dropped(error)
             self.lock.release()
             raise
-        self._as_vector = isinstance(x, Vector)
-        self._started = True
-        self.backend.started.add(self)
 
     def finish(self) -> Any:
         """Complete the run that `start` began, and return its result.
@@ -251,11 +252,18 @@ class BoundPlan(Keeper, ABC):
         if not self._started:
             raise BackendError(f"{self!r}: finish without a start")
         self._started = False
-        self.backend.started.discard(self)
         try:
+            self.backend.started.discard(self)
             return self._wrapped(self._traced("finish ", self._end), self._as_vector)
+        except BaseException as error:
+            self._dropped(error)
+            raise
         finally:
             self.lock.release()
+
+    def _dropped(self, error: BaseException) -> None:
+        """Break the plan if an exception, such as an interrupt between two lines of linop, has left
+        a run that cannot be finished."""
 
     def meet(self, call: int) -> None:  # nothing to check in one process
         """Check collectively that all workers are about to make the call of this number.

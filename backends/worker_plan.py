@@ -111,6 +111,11 @@ class WorkerPlan(BoundPlan):
         if self._is_usual:
             self._starts[how] = fast_start(program, how, self._caller)
 
+    def _dropped(self, error: BaseException) -> None:
+        program = self._program
+        if program is not None and program.is_under_way and not self.is_broken:
+            self._fail(error)
+
     def _end(self) -> Sequence[Array]:
         self._check_unbroken()
         program, late = self._program, self._late

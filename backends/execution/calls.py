@@ -64,7 +64,8 @@ def checked(
         return [
             f"if not go{condition}:",
             f"    {counters}.seconds += {clock}() - begun",
-            f"    go = yield {at}",
+            f"    try: go = yield {at}",
+            "    except GeneratorExit: return",  # the run is abandoned
             f"    {name(caller.transport)}.busy = {caller.tag}",
             f"    begun = {clock}()",
         ]
@@ -178,7 +179,6 @@ def _surrounded(
         f"{counters}.begun = begun = {clock}()",
         "try:",
         *(f"    {line}" for line in run or ["pass"]),
-        *(["except GeneratorExit: raise"] if halves else []),  # the run is abandoned
         "except BaseException as error:",
         f"    {name(caller.fail)}(error)",
         "    raise",

@@ -54,6 +54,8 @@ class Program:
         emitter = Emitter(self.arrays, self.plan.dtype)
         self.functions = Functions(layout, messages, self.instructions, emitter)
         self._walk = _nothing()
+        self.is_under_way = False
+        """True from the beginning of a run in halves until its end."""
         self._at: Any = ()
         self._record: Record | None = None
         self._recording: Record | None = None
@@ -142,6 +144,7 @@ class Program:
                 (`linop.backends.execution.calls`); or stops before each instruction, if the run is
                 recorded.
         """
+        self.is_under_way = True
         if self._follow is not None:
             self._where = self.arrays.surroundings()
         with self.uncounted:
@@ -240,6 +243,7 @@ class Program:
     def _forget(self) -> None:
         """Drop references to a run's arrays."""
         self._walk, self._at, self._recording = _nothing(), (), None
+        self.is_under_way = False
 
 
 def _nothing() -> Generator[Any, Any, Any]:

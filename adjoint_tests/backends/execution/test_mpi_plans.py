@@ -106,6 +106,7 @@ def test_two_levels_between_machines(n: int) -> None:
         call_contracts.first_calls_are_in_step_after_an_alarm,
         call_contracts.errors_that_all_catch_are_over,
         call_contracts.errors_of_later_calls_wait,
+        call_contracts.an_exit_of_a_generator_is_told,
     ],
     ids=lambda f: f.__name__,
 )

@@ -127,10 +127,15 @@ def test_a_plan_inside_a_plan() -> None:
         call_contracts.first_calls_are_in_step_after_an_alarm,
         call_contracts.errors_that_all_catch_are_over,
         call_contracts.errors_of_later_calls_wait,
+        call_contracts.an_exit_of_a_generator_is_told,
     ],
 )
 def test_a_call(contract: Callable[..., None], workers: int) -> None:
     linop.launch(contract, workers)
+
+
+def test_an_interrupt_of_a_half_is_told() -> None:
+    linop.launch(call_contracts.an_interrupt_of_a_half_is_told, 2)
 
 
 @several

@@ -7,9 +7,11 @@ fails raises an alarm, and the others raise that. Nobody waits for ever.
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -337,6 +339,78 @@ def threads_have_plans_of_their_own(backend: Backend, seconds: float) -> None:
     assert in_threads(30) == []
     for plan in plans:
         works(plan)
+
+
+EVENTS = 44
+"""More than the functions of `HALVES` that are entered and left in one `start` and `finish`."""
+HALVES = "base", "worker_plan", "program", "call_numbers"
+"""Modules around the text of a run."""
+
+
+def an_interrupt_of_a_half_is_told(backend: Backend) -> None:
+    """An interrupt on worker 0, wherever it comes in `start` or `finish`: the plan goes on, with no
+    message twice, or all are told."""
+    me, n = mine(backend), size(backend)
+    x = np.ones(SMALL)
+    for number in range(EVENTS):
+        plan = total(n).compile(backend)
+        for _ in range(2):
+            plan.start(x)
+            same(plan.finish(), np.full(SMALL, float(n)))
+        calls, left = plan.counters.calls, [number]
+
+        def interrupt(frame: Any, event: str, about: Any, left: list[int] = left) -> None:
+            where = Path(frame.f_code.co_filename).stem in HALVES
+            # `start` and `finish` take and release the lock; errors in the end of a generator are
+            # lost.
+            if where and frame.f_code.co_name not in ("start", "finish", "_nothing"):
+                left[0] -= 1
+                if left[0] < 0:
+                    sys.setprofile(None)
+                    raise KeyboardInterrupt
+
+        try:
+            if me == 0:
+                sys.setprofile(interrupt)
+            plan.start(x)
+            y = plan.finish()
+            sys.setprofile(None)
+            assert me == 0 or (y[0] in (n, n + 1) and (y == y[0]).all()), y
+        except KeyboardInterrupt:
+            if not plan.is_broken and plan.counters.calls == calls:  # type: ignore[attr-defined]
+                if not plan.is_running:  # type: ignore[attr-defined]
+                    plan.start(2 * x)
+                plan.finish()
+        except BackendError as error:
+            assert me != 0 and "KeyboardInterrupt" in str(error), error
+        try:
+            same(plan(x), np.full(SMALL, float(n)))
+        except BackendError as error:
+            assert "KeyboardInterrupt" in str(error), error
+        else:
+            assert not plan.is_broken  # type: ignore[attr-defined]
+    works(total(n).compile(backend))
+
+
+def an_exit_of_a_generator_is_told(backend: Backend) -> None:
+    """As any other exception of a user's function in `start`."""
+    me, n = mine(backend), size(backend)
+    error: list[Any] = []
+    plan = failing(n, n - 1, error).compile(backend)
+    x = np.ones(SMALL)
+    plan.start(x)
+    plan.finish()
+    if me == n - 1:
+        error.append(GeneratorExit("planted"))
+    try:
+        plan.start(x)
+        plan.finish()
+    except GeneratorExit:
+        assert me == n - 1
+    except BackendError as failure:
+        assert me != n - 1 and "GeneratorExit: " in str(failure), failure
+    assert "was interrupted: " in raised(BackendError, lambda: plan(x))
+    works(total(n).compile(backend))
 
 
 def _wrong_outs(x: np.ndarray) -> dict[str, tuple[type[LinopError], str, Any]]:
