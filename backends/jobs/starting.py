@@ -21,18 +21,16 @@ def start_mpi() -> None:
     Raises:
         ImportError, RuntimeError: there is no mpi4py, or no MPI library.
     """
+    limit, said = WAIT_LIMIT.found().value, sys.__stderr__
     if "mpi4py.MPI" in sys.modules:
         return
-    limit = WAIT_LIMIT.found().value
-    limited = limit < math.inf and sys.__stderr__ is not None
-    if limited:
+    if said is not None and limit < math.inf:
         seconds = min(limit, threading.TIMEOUT_MAX)
-        faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__)
+        faulthandler.dump_traceback_later(seconds, exit=True, file=said)
     try:
         waits_until_all_ranks_have_started_mpi()
     finally:
-        if limited:
-            faulthandler.cancel_dump_traceback_later()
+        faulthandler.cancel_dump_traceback_later()
 
 
 def waits_until_all_ranks_have_started_mpi() -> None:

@@ -84,6 +84,13 @@ def first_block(tensors: Iterable[Any]) -> Block | None:
     return next((known[id(t)] for t in tensors if id(t) in known), None) if known else None
 
 
+def block_of_gradients(tensors: Iterable[Any]) -> Block | None:
+    """A block whose gradient is one of some tensors."""
+    given = {id(t) for t in tensors}
+    every = blocks().values() if _LAYERS else ()
+    return next((b for b in every if id(b.layer._parameters[b.name].grad) in given), None)
+
+
 def backend_of(tensors: Iterable[Any]) -> Backend | None:
     """The backend whose workers have the blocks among some tensors; None without blocks.
 
