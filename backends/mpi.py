@@ -20,6 +20,7 @@ from linop.backends import settings
 from linop.backends.base import Backend, BoundPlan
 from linop.backends.execution.program import Program
 from linop.backends.jobs import ending
+from linop.backends.jobs.starting import start_mpi
 from linop.backends.transports.agreement import Talk, Verdict, agree
 from linop.backends.transports.call_numbers import compare_calls
 from linop.backends.transports.transport import Awaited
@@ -39,6 +40,7 @@ os.environ.setdefault("OMPI_MCA_osc", "^ucx")
 os.environ.setdefault("UCX_TCP_KEEPIDLE", "inf")
 
 try:
+    start_mpi()
     from mpi4py import MPI
 
     from linop.backends.jobs.joining import duplicated, joined, part

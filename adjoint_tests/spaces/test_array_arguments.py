@@ -17,7 +17,7 @@ from numpy.lib.stride_tricks import as_strided
 import linop
 from linop import Partition, Region, Space, TensorSpace
 from linop.backends.arrays.overlap import overlaps_itself
-from linop.errors import ArgumentError, DTypeError
+from linop.errors import ArgumentError, DTypeError, ShapeError
 from support.contracts.plans import raised, total
 
 X = Space(Region("x", 3))
@@ -190,6 +190,12 @@ def test_numbers_that_would_be_lost_are_refused(dtype: str, numbers: list[Any]) 
         lambda: linop.local(space, space, lambda x: numbers, lambda x: x)(one),
     ):
         assert dtype in raised(DTypeError, take)
+
+
+@pytest.mark.parametrize("where", [where for where in TAKERS if where not in ("matrix", "out")])
+def test_sequences_of_different_lengths_are_refused(where: str) -> None:
+    words = raised(ShapeError, lambda: TAKERS[where]([[1.0], [2.0, 3.0]]))
+    assert "[[1.0], [2.0, 3.0]] given, sequences of equal lengths expected" in words
 
 
 def test_arrays_are_not_converted_where_their_memory_is_kept() -> None:

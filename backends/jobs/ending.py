@@ -2,7 +2,8 @@
 otherwise it announces its end to the other ranks.
 
 Installed when linop is imported in a job. This module does not import MPI: a rank that ends before
-its program has started MPI is left to mpiexec, and Open MPI's ends the job.
+its program has started MPI is left to mpiexec; the others wait no longer than a limit for it to
+start (`linop.backends.jobs.starting`).
 """
 
 from __future__ import annotations
@@ -82,10 +83,10 @@ class EndsJob:
 
     def thread_hook(self, arguments: threading.ExceptHookArgs) -> None:
         error, trace = arguments.exc_value, arguments.exc_traceback
-        if error is not None and not isinstance(error, SystemExit) and self._matters:
-            if has_interrupted(error):
+        if error is not None and not isinstance(error, SystemExit):
+            if has_interrupted(error) and self._matters:
                 _abort_for(error, trace)
-            self.failed = self.failed or arguments
+            self.failed = self.failed or arguments  # MPI may be started later
         self._before[1](arguments)
 
     def exits(self, code: object) -> None:

@@ -83,3 +83,10 @@ def first_block(tensors: Iterable[Any]) -> Block | None:
     """The first of some tensors that is a block."""
     known = blocks() if _LAYERS else {}
     return next((known[id(t)][0] for t in tensors if id(t) in known), None) if known else None
+
+
+def block_of_gradients(tensors: Iterable[Any]) -> Block | None:
+    """A block whose gradient is one of some tensors."""
+    given = {id(t) for t in tensors}
+    every = (block for some in blocks().values() for block in some) if _LAYERS else ()
+    return next((b for b in every if id(b.layer._parameters[b.name].grad) in given), None)

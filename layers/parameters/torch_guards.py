@@ -16,7 +16,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from linop.errors import ArgumentError
-from linop.layers.parameters.blocks import Block, blocks, first_block
+from linop.layers.parameters.blocks import Block, block_of_gradients, blocks, first_block
 from linop.layers.parameters.scaling import GradScaler
 
 _INITIALISERS = (
@@ -50,6 +50,7 @@ def install() -> None:
     for name in _INITIALISERS:
         _wrap([torch.nn.init], name, _initialiser)
     _wrap([torch.nn.utils, torch.nn.utils.clip_grad], "clip_grad_norm_", _clipping)
+    _wrap([torch.nn.utils, torch.nn.utils.clip_grad], "get_total_norm", _norm)
     for name in ("step", "unscale_"):
         _wrap([torch.amp.GradScaler], name, _scaling)
     register_optimizer_step_pre_hook(_check_optimizer)
@@ -86,6 +87,20 @@ def _clipping(function: Function) -> Function:
             instead = "linop.layers.clip_grad_norm_ takes the norm of all workers' gradients"
             raise _refused("torch.nn.utils.clip_grad_norm_", block, instead)
         return function(parameters, *args, **kwargs)
+
+    return guarded
+
+
+def _norm(function: Function) -> Function:
+    def guarded(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        tensors = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+        block, given = first_block(tensors), "a"
+        if block is None:
+            block, given = block_of_gradients(tensors), "the gradient of a"
+        if block is not None:
+            instead = "linop.layers.clip_grad_norm_ with max_norm=inf gives that of all gradients"
+            raise _refused("torch.nn.utils.get_total_norm", block, instead, given)
+        return function(tensors, *args, **kwargs)
 
     return guarded
 
@@ -150,8 +165,8 @@ def unfit_parametrization(layer: Any, cut: Collection[str]) -> str:
     return ""
 
 
-def _refused(what: str, block: Block, instead: str) -> ArgumentError:
+def _refused(what: str, block: Block, instead: str, given: str = "a") -> ArgumentError:
     return ArgumentError(
-        f"{what}: given a parameter {block.name!r} of a {block.kind}, of which this worker has a "
-        f"block, not the whole of shape {block.space.global_shape}; {instead}"
+        f"{what}: given {given} parameter {block.name!r} of a {block.kind}, of which this worker "
+        f"has a block, not the whole of shape {block.space.global_shape}; {instead}"
     )

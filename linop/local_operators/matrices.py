@@ -21,7 +21,7 @@ from linop.operators.operator import LinearOperator
 from linop.provenance import records_origin
 from linop.spaces.array_modules import Namespace
 from linop.spaces.region import Part, Region, Subset
-from linop.spaces.scalars import Array, of_dtype, plain, sparse_dtype
+from linop.spaces.scalars import Array, array_of, of_dtype, sparse_dtype
 from linop.spaces.space import Space
 
 
@@ -189,7 +189,7 @@ def from_scipy(
 
 def _values(what: str, values: npt.ArrayLike) -> Array:
     """Numbers given to the constructor `what`, as an array."""
-    return np.asarray(values if isinstance(values, np.matrix) else plain(values, what))
+    return np.asarray(values) if isinstance(values, np.matrix) else array_of(values, what)
 
 
 def _sides(

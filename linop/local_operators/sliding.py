@@ -26,7 +26,7 @@ from linop.operators.halo import PerDim, per_dim
 from linop.operators.operator import LinearOperator
 from linop.provenance import records_origin
 from linop.spaces.array_modules import Namespace
-from linop.spaces.scalars import Array, plain, sparse_dtype
+from linop.spaces.scalars import Array, array_of, sparse_dtype
 
 
 @records_origin
@@ -56,7 +56,7 @@ def convolution(
     """
     source, target = as_space(domain, np.float64), as_space(codomain, np.float64)
     region, result = single_region("convolution", source), single_region("convolution", target)
-    weights = np.asarray(plain(kernel, "convolution"))
+    weights = array_of(kernel, "convolution")
     check_values("convolution", weights, source.dtype)
     weights = weights.astype(source.dtype, copy=False)
     if weights.ndim != region.ndim or 0 in weights.shape:

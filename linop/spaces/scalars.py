@@ -8,7 +8,7 @@ from typing import Any, TypeGuard
 import numpy as np
 import numpy.typing as npt
 
-from linop.errors import ArgumentError, DTypeError
+from linop.errors import ArgumentError, DTypeError, ShapeError
 from linop.spaces.exact import Exact, Gaussian, exact, inverse, rounded, shown, wrapped
 
 Array = npt.NDArray[Any]
@@ -94,9 +94,9 @@ def of_dtype(values: npt.ArrayLike, dtype: np.dtype[Any], what: str) -> Array:
 
     Raises:
         DTypeError: not numbers; fractions or complex numbers for a dtype without them; integers
-            that it cannot represent exactly; or numbers out of range. ArgumentError: as `plain`.
+            that it cannot represent exactly; or numbers out of range. Others: as `array_of`.
     """
-    array = np.asarray(plain(values, what))
+    array = array_of(values, what)
     given = f"an array of {array.dtype}" if isinstance(values, np.ndarray) else repr(values)
     if _RANK.get(array.dtype.kind, 3) > _RANK[dtype.kind]:
         raise DTypeError(f"{what}: {given} given, numbers of dtype {dtype} expected")
@@ -117,6 +117,22 @@ def _holds(found: Array, array: Array) -> bool:
         wide = found.astype(object) if found.dtype.kind in "iufc" else wide.astype(object)
         array = array.astype(object)
     return bool(np.all(wide == array))
+
+
+def array_of(values: npt.ArrayLike, what: str) -> Array:
+    """The array of `values`, which is not copied if it is one.
+
+    Raises:
+        ShapeError: sequences of different lengths, or of too many dimensions. ArgumentError: as
+            `plain`.
+    """
+    values = plain(values, what)
+    try:
+        return np.asarray(values)
+    except ValueError as error:
+        raise ShapeError(
+            f"{what}: {values!r} given, sequences of equal lengths expected; {error}"
+        ) from None
 
 
 def plain(values: Any, what: str) -> Any:

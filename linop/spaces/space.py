@@ -27,7 +27,7 @@ from linop.spaces.region import (
     known_memory,
     memory_mark,
 )
-from linop.spaces.scalars import Array, Scalar, numeric_dtype, plain
+from linop.spaces.scalars import Array, Scalar, array_of, numeric_dtype
 from linop.spaces.vector import Vector, inners
 
 
@@ -235,7 +235,7 @@ class Space:
             ShapeError: the number of elements is not `size`.
             DTypeError: the dtype does not cast to the space's with casting ``same_kind``.
         """
-        flat = np.asarray(plain(flat, "flat vector"))
+        flat = array_of(flat, "flat vector")
         if not np.can_cast(flat.dtype, self.dtype, "same_kind"):
             raise DTypeError(f"flat vector of dtype {flat.dtype} given, {self.dtype} expected")
         if flat.size != self.size:

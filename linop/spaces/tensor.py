@@ -15,7 +15,7 @@ from linop.spaces.decomposition import Axis, Bounds, checked_axes, checked_bound
 from linop.spaces.numbering import BlockNumbering
 from linop.spaces.partition import Partition
 from linop.spaces.region import Region, known_memory, naturals
-from linop.spaces.scalars import Array, numeric_dtype, of_dtype, plain
+from linop.spaces.scalars import Array, array_of, numeric_dtype, of_dtype
 from linop.spaces.space import Space
 from linop.spaces.vector import Vector
 
@@ -142,7 +142,7 @@ class TensorSpace(Space):
         """
         if not hasattr(array, "dtype"):
             array = of_dtype(array, self.dtype, "scatter")
-        array = np.asarray(plain(array, "scatter"))
+        array = array_of(array, "scatter")
         if array.dtype != self.dtype and np.can_cast(array.dtype, self.dtype, "safe"):
             array = of_dtype(array, self.dtype, "scatter")
         if array.shape != self.global_shape:

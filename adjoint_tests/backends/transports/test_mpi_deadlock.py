@@ -304,6 +304,36 @@ def test_an_exception_in_a_thread_ends_the_job(work: str, after: str, program: P
     assert "ends the job" in job.stderr, job.stderr
 
 
+def test_an_exception_in_a_thread_before_mpi_ends_the_job_at_its_end(program: Path) -> None:
+    text = """
+import threading
+def fail():
+    raise ValueError("planted")
+thread = threading.Thread(target=fail)
+thread.start()
+thread.join()
+linop.launch(lambda backend: None)
+"""
+    job = mpiexec(2, program, text)
+    assert job.returncode != 0
+    assert "ends the job" in job.stderr, job.stderr
+
+
+def test_a_rank_that_ends_before_mpi_is_waited_for_until_the_limit(program: Path) -> None:
+    """With status 0, which mpiexec takes for well. MPI itself would wait forever."""
+    text = """
+if next(os.environ[name] for name in ("PMI_RANK", "PMIX_RANK") if name in os.environ) == "1":
+    sys.exit(0)
+time.sleep(2)
+linop.launch(lambda backend: None)
+"""
+    begun = time.monotonic()
+    job = mpiexec(2, program, text, LINOP_WAIT_LIMIT="3")
+    assert time.monotonic() - begun < SOON
+    assert job.returncode != 0
+    assert "waits_until_all_ranks_have_started_mpi" in job.stderr, job.stderr
+
+
 @pytest.mark.parametrize("limit", ["nan", "0", "-1", "soon"])
 def test_a_limit_that_is_none(limit: str, program: Path) -> None:
     text = """

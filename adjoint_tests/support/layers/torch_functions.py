@@ -88,6 +88,7 @@ def whole_parameters_count_once(backend: Backend) -> None:
     for model in (net, twin):
         model(normal((4, 3), 5)).square().sum().backward()
     wanted = torch.nn.utils.clip_grad_norm_(twin.parameters(), 0.1)
+    same(layers.clip_grad_norm_(net, float("inf")), wanted)
     same(layers.clip_grad_norm_(net, 0.1), wanted)
     same(net.weight.grad, twin.weight.grad)
 
@@ -205,6 +206,10 @@ def blocks_are_refused(backend: Backend) -> None:
             f"this worker has a block, not the whole of shape {shape}; "
             f"linop.layers.clip_grad_norm_ takes the norm of all workers' gradients"
         )
+        linear.weight.grad = torch.ones_like(linear.weight)
+        for of, tensor in (("a", linear.weight), ("the gradient of a", linear.weight.grad)):
+            text = raised(ArgumentError, lambda t=tensor: torch.nn.utils.get_total_norm([t]))
+            assert f"get_total_norm: given {of} parameter 'weight' of a Linear" in text, text
         for name in ("kaiming_normal_", "xavier_uniform_", "orthogonal_", "normal_"):
             text = raised(
                 ArgumentError, lambda name=name, w=linear.weight: getattr(torch.nn.init, name)(w)
