@@ -244,7 +244,9 @@ class BoundPlan(Keeper, ABC):
             raise
 
     def finish(self) -> Any:
-        """Complete the run that `start` began, and return its result.
+        """Complete the run that `start` began, and return its result. Workers that have started
+        several plans may have started them in any order; those of several stages they finish in one
+        order, as messages of later stages leave in `finish`.
 
         Raises:
             BackendError: there is no such run.
