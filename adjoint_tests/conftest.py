@@ -32,9 +32,9 @@ settings.load_profile(
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Under xdist, put tests on ranks first, those with torch before the others. The first worker
+    """Under xdist, put tests on ranks first, those with torch after the others. The first worker
     then starts nearly all jobs of ranks, whose imports take longer than most tests, while the
-    second one runs tests on threads."""
+    second one runs tests on threads; and most jobs do not have torch while they do without."""
     if hasattr(config, "workerinput"):
         items.sort(key=_order)
 
@@ -44,7 +44,7 @@ def _order(item: Any) -> tuple[bool, bool]:
     from support.requirements import needs_mpi
 
     on_ranks = needs_mpi.mark in item.iter_markers() or _names(item.path, "on_torchrun")
-    return not on_ranks, not _names(item.path, "torch")
+    return not on_ranks, _names(item.path, "torch") == on_ranks
 
 
 @cache

@@ -8,6 +8,7 @@ until the parent has sent its `sys.path`, so linop need not be installed. Thread
 from __future__ import annotations
 
 import faulthandler
+import gc
 import importlib
 import os
 import pickle
@@ -110,9 +111,10 @@ def serve(parent: Connection, world: Any) -> None:
             try:
                 sys.path[:] = order[0]
                 check, arguments = pickle.loads(order[1])
-                if "torch" in sys.modules:
+                if "torch" in sys.modules and "torch._dynamo" not in sys.modules:
                     # The first optimizer or layer would, in seconds that count.
                     importlib.import_module("torch._dynamo")
+                    gc.freeze()  # its million objects: each collection would visit them
             except BaseException as error:
                 parent.send(Answer("failed", words(error), usable=False))
                 continue
