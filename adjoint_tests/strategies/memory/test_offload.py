@@ -381,3 +381,16 @@ def test_refused(after: int) -> None:
     net = offload(nn.Sequential(nn.Tanh(), Late(), *[nn.Tanh() for _ in range(after)]))
     with pytest.raises(BackendError, match="was changed in place after it was saved"):
         net(values(5, 8, seed=1).requires_grad_()).sum().backward()
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_frozen_parameters_in_checkpoints(every: int) -> None:
+    torch.manual_seed(0)
+    twin = nn.Sequential(*(nn.Linear(3, 3) for _ in range(4)))
+    twin[1].requires_grad_(False)
+    twin[2].weight.requires_grad_(False)
+    net = checkpoint(offload(copy.deepcopy(twin), parameters=True), every=every)
+    for model in (net, twin):
+        model(torch.ones(2, 3)).square().sum().backward()
+    for p, q in zip(net.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(p.grad, q.grad) if q.requires_grad else p.grad is None

@@ -4,6 +4,7 @@ predicted."""
 from __future__ import annotations
 
 import importlib.util
+from functools import partial
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ import torch
 from torch import nn
 
 from linop.errors import ArgumentError, BackendError
-from linop.strategies import Reversible, checkpoint
+from linop.strategies import Reversible, checkpoint, offload
 from support.requirements import needs_mpi
 from support.strategies.memory.saved_memory import (
     WIDTH,
@@ -247,6 +248,19 @@ def test_checkpoints(every: int) -> None:
         assert torch.equal(p.grad, q.grad)
     with torch.no_grad():
         assert torch.equal(net.eval()(x), twin.eval()(x))
+
+
+@pytest.mark.parametrize("make", [partial(checkpoint, every=2), offload])
+def test_modules_that_come_twice(make: Any) -> None:
+    inner, relu = nn.Linear(WIDTH, WIDTH), nn.ReLU()
+    twin = filled(nn.Sequential(inner, relu, inner, relu, nn.Linear(WIDTH, 1)), 0)
+    net = make(copy.deepcopy(twin))
+    x = values(5, WIDTH, seed=1)
+    assert len(net) == 5
+    net(x).sum().backward()
+    twin(x).sum().backward()
+    for p, q in zip(net.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(p.grad, q.grad)
 
 
 BLOCKS = pytest.mark.parametrize("blocks", ["reversible", "checkpoint", "offload"])

@@ -25,6 +25,7 @@ from support.strategies.pipelines.group_actions import (
     differ_in_tables,
     fails_beside,
     gives_memory_up,
+    hear_of_refusals,
     is_the_twin,
     keep_no_versions,
     trains_as_one_process,
@@ -95,7 +96,9 @@ def test_updates() -> None:
     on_threads(3, trains_as_one_process)
 
 
-@pytest.mark.parametrize("contract", [differ_in_tables, keep_no_versions, fails_beside])
+@pytest.mark.parametrize(
+    "contract", [differ_in_tables, keep_no_versions, fails_beside, hear_of_refusals]
+)
 def test_what_is_wrong(contract: Any) -> None:
     on_threads(4, contract)
 
@@ -104,3 +107,4 @@ def test_what_is_wrong(contract: Any) -> None:
 def test_what_is_wrong_on_ranks() -> None:
     on_ranks(4, differ_in_tables)
     on_ranks(4, fails_beside)
+    on_ranks(4, hear_of_refusals)

@@ -237,3 +237,10 @@ def test_the_halves_of_a_backward_run_each_node_once() -> None:
     y.backward(torch.ones(2, 3))
     for half, p in zip(halves, [p for layer in layers for p in layer.parameters()], strict=True):
         assert torch.equal(half, p.grad)
+
+
+def test_split_keeps_modules_that_come_twice() -> None:
+    inner, relu = torch.nn.Linear(2, 2), torch.nn.ReLU()
+    model = torch.nn.Sequential(inner, relu, inner, relu, torch.nn.Linear(2, 1))
+    assert [len(stage) for stage in split(model, ["4"])] == [4, 1]
+    assert [len(stage) for stage in split(model, [])] == [5]

@@ -57,6 +57,7 @@ class Call:
         self.saved = False
         self.before: Callable[[], Call | None] = lambda: None
         self.put(copies)
+        self._requires = [copy.requires_grad for copy in copies]  # those of frozen shards, too
         if copies[0].grad_fn is not None:
             # Before G.H: all that computes with the parameters has run.
             copies[0].grad_fn.register_prehook(self._forget)
@@ -93,9 +94,9 @@ class Call:
         are used, and the gradients are those of the first."""
         made, whole = [], self.again()
         self._places = _places(whole)
-        for shard, tensor in zip(self.unit.shards, whole, strict=True):
-            leaf = tensor.detach().requires_grad_(shard.requires_grad)
-            if leaf.requires_grad:
+        for shard, tensor, requires in zip(self.unit.shards, whole, self._requires, strict=True):
+            leaf = tensor.detach().requires_grad_(requires)
+            if shard.requires_grad:
                 leaf.register_hook(_lost)
             made.append(leaf)
         return made

@@ -80,7 +80,7 @@ def chain(net: Any, name: str) -> Chain:
         raise ArgumentError(
             f"{name}: {type(net).__name__} has a forward of its own; a torch.nn.Sequential expected"
         )
-    made = Chain(OrderedDict(net.named_children()))
+    made = Chain(OrderedDict(net._modules))  # a module that comes twice, too
     made.training = net.training
     made.__dict__.update({key: copy(kept) for key, kept in vars(net).items() if "_hook" in key})
     if isinstance(net, Chain):

@@ -29,9 +29,11 @@ from linop.layers.state.optimizer_state import (
 from linop.layers.state.state import collect
 from linop.layers.state.state_tensors import MODEL, OPTIMIZER, StateTensor
 from linop.layers.state.workers import Workers
+from linop.strategies.pipelines.side_by_side import SideBySide
 from linop.strategies.pipelines.stage_backends import within
 from linop.strategies.pipelines.stage_states import (
     Own,
+    check,
     gathered,
     in_order,
     load,
@@ -64,6 +66,7 @@ class Checkpoints:
         stages: of this worker.
         optimizer: of its parameters; None if the pipeline has none.
         copies: keys of tied parameters that another one of their group precedes, with its key.
+        across: of pipelines side by side.
     """
 
     def __init__(
@@ -73,13 +76,17 @@ class Checkpoints:
         stages: Mapping[int, Own],
         optimizer: Any,
         copies: Mapping[str, str],
+        across: SideBySide,
     ) -> None:
+        self._across = across
         self._backend, self._agreement = backend, agreement
         self._stages, self._optimizer, self._copies = stages, optimizer, copies
         self._model = torch.nn.ModuleDict({str(s): one.module for s, one in stages.items()})
 
     def save(self, path: Any) -> None:
         """Worker 0 writes a file."""
+        with self._across.agreed("save"):
+            pass
         state: Any = gathered(self._backend, self._agreement, self._stages)
         if self._optimizer is not None:
             state = {MODEL: state, OPTIMIZER: self._optimizer_state()}
@@ -89,6 +96,15 @@ class Checkpoints:
 
     def load(self, path: Any) -> None:
         """Worker 0 reads the file."""
+        with self._across.agreed("load"):
+            state = self._read(path)
+        install = None if self._optimizer is None else self._staged(state[OPTIMIZER])
+        load(self._agreement, self._stages, state[MODEL])
+        if install is not None:
+            self._each(install, "load")
+
+    def _read(self, path: Any) -> Mapping[str, Any]:
+        """The states in a file, of which that of the model is right."""
 
         def read() -> dict[str, Tensor]:
             if self._backend.worker:
@@ -100,14 +116,10 @@ class Checkpoints:
         data = on_all(self._backend, self._agreement, self._each(read, "load"))["file"]
         state = torch.load(io.BytesIO(data.numpy()), map_location="cpu", weights_only=True)
         both = has_optimizer(state)
-        if self._optimizer is None:
-            load(self._agreement, self._stages, state[MODEL] if both else state)
-            return
-        if not both:
+        if self._optimizer is not None and not both:
             raise ArgumentError(f"load: {str(path)!r} has no state of an optimizer")
-        install = self._staged(state[OPTIMIZER])
-        load(self._agreement, self._stages, state[MODEL])
-        self._each(install, "load")
+        check(self._agreement, self._stages, state[MODEL] if both else state)
+        return state if both else {MODEL: state}
 
     def _each(self, work: Callable[[], Any], what: str) -> Any:
         return self._agreement.each(work, what, _CALL.format(what))

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from linop.backends import Backend
-from linop.errors import ArgumentError, BackendError, LinopError
+from linop.errors import ArgumentError, BackendError
 from linop.layers.agreement.input_agreement import Cache, agreement_of, program_backend
 from linop.layers.agreement.metadata import call_metadata
 from linop.schedules import Schedule
@@ -40,7 +40,7 @@ from linop.strategies.pipelines.stage_backends import (
     made,
     parts_of,
 )
-from linop.strategies.pipelines.stage_states import gathered, load, own
+from linop.strategies.pipelines.stage_states import check, gathered, load, own
 from linop.strategies.pipelines.tied_weights import TiedWeights, check_shared
 
 Tensor = Any
@@ -147,14 +147,37 @@ class Pipeline:
         slots: int | None = None,
         backend: Backend | None = None,
     ) -> None:
-        self.backend = program_backend() if backend is None else backend
+        with SideBySide.telling(stages):
+            self._construct(
+                stages,
+                schedule,
+                (loss, reduction, optimizer, recompute, max_norm),
+                program_backend() if backend is None else backend,
+                tied,
+                workers=workers,
+                edges=edges,
+                slots=slots,
+            )
+        with self._across.agreed(f"reduction={reduction!r}, max_norm={max_norm}"):
+            pass
+
+    def _construct(
+        self,
+        stages: Sequence[Any],
+        schedule: Schedule,
+        options: tuple[Any, ...],
+        backend: Backend,
+        tied: Sequence[Sequence[str]],
+        **placed: Any,
+    ) -> None:
+        """Construct all that this pipeline has. It raises on all its workers, or on none."""
+        loss, reduction, optimizer, recompute, max_norm = options
+        self.backend = backend
         self._agreement = agreement_of(self.backend)
         self._number = self._agreement.new_number()
         self._plan = self._planned(
-            partial(
-                planned, stages, schedule, self.backend, workers=workers, edges=edges, slots=slots
-            ),
-            partial(options_checked, loss, reduction, optimizer, recompute, max_norm),
+            partial(planned, stages, schedule, backend, **placed),
+            partial(options_checked, *options),
             stages,
             tied,
         )
@@ -338,9 +361,10 @@ class Pipeline:
             ArgumentError: `max_norm` is no number from 0. BackendError: it differs between workers.
                 On every worker.
         """
-        _, said = self._together(lambda: (None, norm_checked(max_norm)), "clip gradients of")
-        if set(said) != {said[0]}:
-            raise BackendError(f"Pipeline: max_norm {said} given by the workers; one expected")
+        with self._across.agreed(f"clip_grad_norm_({max_norm})"):
+            _, said = self._together(lambda: (None, norm_checked(max_norm)), "clip gradients of")
+            if set(said) != {said[0]}:
+                raise BackendError(f"Pipeline: max_norm {said} given by the workers; one expected")
         self._norm = self._norm or self._gradient_norm()
         return self._norm.clip(max_norm) if self._plan.mine else None
 
@@ -352,6 +376,8 @@ class Pipeline:
             ArgumentError: a value is no tensor. BackendError: workers of a stage differ in what
                 each holds whole. On every worker.
         """
+        with self._across.agreed("state_dict"):
+            pass
         return gathered(self.backend, self._agreement, self._own)
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
@@ -361,6 +387,8 @@ class Pipeline:
             ArgumentError, ShapeError: names or shapes differ; on every worker, and nothing is
                 loaded.
         """
+        with self._across.agreed("load_state_dict"):
+            check(self._agreement, self._own, state)
         load(self._agreement, self._own, state)
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -386,7 +414,9 @@ class Pipeline:
 
     def _checkpoints(self) -> Checkpoints:
         copies = {key: group[0] for group in self._ties for key in group[1:]}
-        return Checkpoints(self.backend, self._agreement, self._own, self.optimizer, copies)
+        return Checkpoints(
+            self.backend, self._agreement, self._own, self.optimizer, copies, self._across
+        )
 
     def zero_grad(self) -> None:
         """Forget this worker's gradients."""
@@ -408,17 +438,16 @@ class Pipeline:
         mine = Call(given.tensors, trains, cast, _numbers(sizes), self._number, broken)
         total = self._agreement.total(self._number, mine)  # type: ignore[arg-type]
         known = self._batches.get(total)
+        doing = "a step" if trains else "an evaluation"
         if known is not None:
-            self._across.agree(trains, known.sizes, None)
-            return known
+            with self._across.agreed(doing, lambda: known.sizes):
+                return known
         everybodys = self._agreement.gather_objects(mine, "call linop.strategies.Pipeline")
-        try:
+        with self._across.agreed(doing, lambda: tracer.sizes):
             tracer = Tracer(everybodys, self._tracing, self._stages)
-        except LinopError as error:
-            self._across.agree(trains, (), error)
-            raise
-        self._across.agree(trains, tracer.sizes, None)
-        edges = tracer.edges()
+            edges = tracer.edges() if self._across.traces_alone else None
+        if edges is None:
+            edges = tracer.edges()
         table = plan.table if trains else plan.forwards(len(tracer.sizes))
         batch = _Batch(tracer.sizes, edges, receives(table, edges), resolved(plan.row_of(table)))
         return self._batches.keep(total, batch)

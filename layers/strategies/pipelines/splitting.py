@@ -104,7 +104,7 @@ def _split_sequential(model: Module, names: Sequence[str]) -> list[Module]:
             raise ArgumentError(f"split: no submodule is left for the stage before {name!r}")
         pieces.append(head)
         before = name
-    return [*pieces, rest if names else torch.nn.Sequential(OrderedDict(model.named_children()))]
+    return [*pieces, rest if names else torch.nn.Sequential(OrderedDict(model._modules))]
 
 
 def _has(model: Module, name: str) -> bool:
@@ -124,7 +124,7 @@ def _leaves(model: Module) -> Any:
 def _cut(model: Module, path: Sequence[str]) -> tuple[Module, Module]:
     """The submodules before one of them, and the others, under their names."""
     name, *inner = path
-    children = list(model.named_children())
+    children = list(model._modules.items())  # named_children has one that comes twice once
     at = [key for key, _ in children].index(name)
     head, rest = children[:at], children[at:]
     if inner:

@@ -26,6 +26,8 @@ from linop.strategies.pipelines.stage_backends import within
 
 Tensor = Any
 """torch is not typed here."""
+_LOAD = "load_state_dict"
+_LOADS = f"call linop.strategies.Pipeline.{_LOAD}"
 
 
 def prefix_of(stage: int, module: Any) -> str:
@@ -171,15 +173,18 @@ def on_all(
 
 
 def load(agreement: InputAgreement, stages: Mapping[int, Own], state: Mapping[str, Tensor]) -> None:
-    """Load the sequential model's state, which every worker has. Collective.
+    """Load the sequential model's state, which every worker has, and `check` has found right.
+    Collective."""
+    agreement.each(lambda: [one.load(state) for one in stages.values()], _LOAD, _LOADS)
+
+
+def check(agreement: InputAgreement, stages: Mapping[int, Own], state: Any) -> None:
+    """Check the sequential model's state. Collective.
 
     Raises:
-        ArgumentError, ShapeError: names or shapes are not those of the model; on every worker, and
-            nothing is loaded.
+        ArgumentError, ShapeError: names or shapes are not those of the model; on every worker.
     """
-    name = "load_state_dict"
-    doing = f"call linop.strategies.Pipeline.{name}"
-    _, said = agreement.together(partial(_fitting, stages, state), name, doing)
+    _, said = agreement.together(partial(_fitting, stages, state), _LOAD, _LOADS)
     keys = {key for theirs in said for key in theirs}
 
     def known() -> None:
@@ -187,8 +192,7 @@ def load(agreement: InputAgreement, stages: Mapping[int, Own], state: Mapping[st
         if unknown:
             raise ArgumentError(f"the model has no {unknown[:8]}")
 
-    agreement.each(known, name, doing)
-    agreement.each(lambda: [one.load(state) for one in stages.values()], name, doing)
+    agreement.each(known, _LOAD, _LOADS)
 
 
 def _fitting(stages: Mapping[int, Own], state: Mapping[str, Tensor]) -> tuple[None, list[str]]:

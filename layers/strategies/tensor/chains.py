@@ -28,7 +28,7 @@ def check_chains(net: Any, inputs: Layout) -> None:
             continue
         layout: Layout | None = inputs if chain is net else None
         before = "the input"
-        for name, module in chain.named_children():
+        for name, module in chain._modules.items():
             where = f"{path}.{name}".lstrip(".")
             if isinstance(module, ParallelLayer):
                 if layout is not None and _differ(layout, module.layouts[0]):

@@ -4,7 +4,7 @@ threads and ranks."""
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from linop.backends.base import Backend
-from linop.errors import ArgumentError, BackendError
+from linop.errors import ArgumentError, BackendError, LinopError
 from linop.schedules import GENERATORS, Kind, Schedule
 from linop.schedules.actions import GROUP
 from linop.spaces.partition import balanced
@@ -203,9 +203,8 @@ def differ_in_tables(backend: Backend) -> None:
     """Workers that share a stage have one table: an error before a message, on all."""
     mesh = Mesh(backend, dp=2, pp=2)
     case = Grouped(OTHER if mesh["dp"].index else TABLE)
-    pipe = case.pipeline(mesh)
     with pytest.raises(BackendError, match=r"parallel along 'dp', where .* with one schedule"):
-        pipe.step(*case.batches()[mesh["dp"].index])
+        case.pipeline(mesh)
     Grouped(TABLE).pipeline(mesh).step(*Grouped(TABLE).batches()[mesh["dp"].index])
 
 
@@ -216,6 +215,32 @@ def keep_no_versions(backend: Backend) -> None:
     stages = [stage if s == mesh["pp"].index else None for s in range(2)]
     with pytest.raises(ArgumentError, match="stage 0: the schedule reads older versions of its"):
         Pipeline(stages, GENERATORS["pipedream"](2, 3), squares, backend=mesh["pp"].backend)
+
+
+def hear_of_refusals(backend: Backend) -> None:
+    """What one of two pipelines side by side refuses is an error of both, which then go on."""
+    mesh = Mesh(backend, dp=2, pp=2)
+    case, wrong = Grouped(TABLE), mesh["dp"].index == 1
+
+    def refused(what: str, work: Callable[[], Any]) -> None:
+        told = "" if wrong else "that of 1 along 'dp' failed: .*"
+        with pytest.raises(LinopError, match=f"{told}{what}"):
+            work()
+
+    refused("a number from 0", lambda: case.pipeline(mesh, max_norm=-1.0 if wrong else 1.0))
+    pipe = case.pipeline(mesh)
+    x, t = case.batches()[mesh["dp"].index]
+    cut = x[:, :1] if wrong else x
+    refused("cannot be multiplied", lambda: pipe.step(cut, t))
+    refused("cannot be multiplied", lambda: pipe(cut))
+    state = pipe.state_dict()
+    refused("is missing", lambda: pipe.load_state_dict({} if wrong else state))
+    with pytest.raises(LinopError, match="No such file"):
+        pipe.load("no/file")
+    refused("a number from 0", lambda: pipe.clip_grad_norm_(-1.0 if wrong else 1.0))
+    pipe.step(x, t)
+    with pytest.raises(BackendError, match=r"0 has state_dict .* 1 has an evaluation"):
+        pipe(x) if wrong else pipe.state_dict()
 
 
 def fails_beside(backend: Backend) -> None:
