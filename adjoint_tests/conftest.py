@@ -24,7 +24,7 @@ COMMON = {
     "phases": (Phase.explicit, Phase.reuse, Phase.generate, Phase.target, Phase.shrink),
 }
 settings.register_profile("default", max_examples=25, **COMMON)
-settings.register_profile("ci", max_examples=5, derandomize=True, print_blob=True, **COMMON)
+settings.register_profile("ci", max_examples=3, derandomize=True, print_blob=True, **COMMON)
 settings.register_profile("thorough", max_examples=500, **COMMON)
 settings.load_profile(
     os.environ.get("HYPOTHESIS_PROFILE", "ci" if "CI" in os.environ else "default")
