@@ -4,6 +4,7 @@ pytest runs with ``--import-mode=importlib``, which puts no folder on the path; 
 suite's folder alone, never the root, whose folder ``linop/`` would hide an installed package.
 """
 
+import gc
 import os
 import sys
 from functools import cache
@@ -29,6 +30,12 @@ settings.register_profile("thorough", max_examples=500, **COMMON)
 settings.load_profile(
     os.environ.get("HYPOTHESIS_PROFILE", "ci" if "CI" in os.environ else "default")
 )
+
+
+def pytest_collection_finish() -> None:
+    """Let tests that collect garbage not visit all that was imported and collected."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -334,8 +334,8 @@ def says_what_is_wrong(backend: Backend) -> None:
 
 
 def unlike_side_by_side(backend: Backend) -> None:
-    """Pipelines whose stages are sharded across them: unequal rows are no matter; unequal numbers
-    of micro-batches, other schedules, and errors of one, are said on all workers."""
+    """Pipelines whose stages are sharded across them: unequal rows are no matter; other schedules,
+    unequal numbers of micro-batches, and errors of one, are said on all workers."""
     mesh = Mesh(backend, dp=2, pp=2)
     d, k = mesh["dp"].index, mesh["pp"].index
 
@@ -350,9 +350,9 @@ def unlike_side_by_side(backend: Backend) -> None:
     x, t = values(4 + d, WIDTH, seed=1), values(4 + d, WIDTH, seed=2)
     one = made("gpipe", 3)
     one.step(x, t)
-    for model in (made("gpipe", 3 + d), made(["gpipe", "1f1b"][d], 3)):
-        with pytest.raises(BackendError, match=r"parallel along 'dp', where 0 has a step of 3 "):
-            model.step(x, t)
+    for other in (("gpipe", 3 + d), (["gpipe", "1f1b"][d], 3)):
+        with pytest.raises(BackendError, match=r"parallel along 'dp', where 0 has .* one schedule"):
+            made(*other)
     with pytest.raises(BackendError, match="1 has an evaluation of 2 micro-batches"):
         one(x[: 3 - d])
     with pytest.raises(LinopError, match="a batch of 2 rows cannot be split"):
