@@ -132,7 +132,7 @@ class _Fitting(NamedTuple):
 
 
 def _fitting(program: Program, how: int, caller: Caller) -> _Fitting | None:
-    """What a fast path begins with; None if the plan does not qualify."""
+    """The beginning of a fast path; None if the plan does not qualify."""
     plan, functions = program.plan, program.functions
     inputs, outputs = plan.inputs, plan.outputs
     if how != NEW and (len(inputs) > 1 or len(outputs) != 1):

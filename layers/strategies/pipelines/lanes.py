@@ -155,5 +155,5 @@ class Edge:
 
     @property
     def lanes(self) -> list[Lane]:
-        """Those that there are."""
+        """Forward, and back if there is one."""
         return [self.forward] if self.back is None else [self.forward, self.back]

@@ -218,7 +218,7 @@ def keep_no_versions(backend: Backend) -> None:
 
 
 def hear_of_refusals(backend: Backend) -> None:
-    """What one of two pipelines side by side refuses is an error of both, which then go on."""
+    """A refusal of one of two pipelines side by side is an error of both, which then go on."""
     mesh = Mesh(backend, dp=2, pp=2)
     case, wrong = Grouped(TABLE), mesh["dp"].index == 1
 
