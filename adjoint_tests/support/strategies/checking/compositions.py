@@ -347,7 +347,8 @@ def unlike_side_by_side(backend: Backend) -> None:
             fully_shard(stages[k], mesh["dp"])
         return Pipeline(stages, GENERATORS[schedule](2, micro), squares, backend=mesh["pp"].backend)
 
-    x, t = values(4 + d, WIDTH, seed=1), values(4 + d, WIDTH, seed=2)
+    # Micro-batches of one size, and of two: other numbers of probes.
+    x, t = values(3 + d, WIDTH, seed=1), values(3 + d, WIDTH, seed=2)
     one = made("gpipe", 3)
     one.step(x, t)
     for other in (("gpipe", 3 + d), (["gpipe", "1f1b"][d], 3)):
