@@ -81,8 +81,9 @@ class Group:
     def work(self, worker: int, main: Callable[[Mailbox], Any]) -> None:
         """Body of a worker's thread: run the program, and record its result or failure."""
         mailbox = Mailbox(self, worker)
-        self._running[worker] = threading.get_ident(), mailbox
-        self._threads[worker].add(threading.current_thread())
+        with self._lock:
+            self._running[worker] = threading.get_ident(), mailbox
+            self._threads[worker].add(threading.current_thread())
         try:
             with self.surroundings[worker]:
                 self.results[worker] = main(mailbox)

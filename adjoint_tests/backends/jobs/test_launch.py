@@ -17,6 +17,8 @@ import pytest
 import linop
 from linop import Partition, TensorSpace
 from linop.backends import Backend
+from linop.backends.transports.mailboxes import Group
+from linop.backends.transports.transport import Alone
 from linop.errors import ArgumentError, BackendError, DeadlockError
 from support.contracts.plans import total
 
@@ -162,6 +164,19 @@ def test_a_thread_that_is_joined_is_waited_for(monkeypatch: pytest.MonkeyPatch) 
         linop.launch(lambda backend: main(backend, None), workers=2, wait_limit=60)
     helpers[1].join()
     assert ends[helpers[1]] is SystemExit
+
+
+def test_a_worker_that_starts_is_no_deadlock() -> None:
+    # Worker 0 looks for a deadlock while worker 1 starts: it sees all of worker 1 or nothing.
+    group = Group(2)
+    worker = threading.Thread(target=group.work, args=(1, lambda _: group.put((1, 0, 0), "sent")))
+    with group._lock:
+        worker.start()
+        time.sleep(0.1)
+        assert not group._running
+        assert not any(group._threads)
+    worker.join()
+    assert group.take((1, 0, 0), Alone(), 0, lambda: "a message") == "sent"
 
 
 def test_a_slow_worker_is_no_deadlock() -> None:
