@@ -16,7 +16,6 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from linop.backends.arrays.arguments import written
 from linop.backends.base import BoundPlan, described
 from linop.backends.execution.calls import (
     IN_PLACE,
@@ -76,7 +75,6 @@ class WorkerPlan(BoundPlan):
         self._checked: dict[tuple[Form, bool], Callable[..., Any]] = {}
         self._starts: list[Fast | None] = [None, None, None]
         self._line = ""
-        self._late: Sequence[Array] | None = None
         self._failed = False
         self.alarm = backend.early.pop(tag, None)
         """The error of another worker's alarm and the call it is about, until it is raised here;
@@ -97,14 +95,13 @@ class WorkerPlan(BoundPlan):
             self._program.begin(run)
             return
         arrays, outs, program = self._ready(x, out)
-        late = self._late = outs if program.overwrites(arrays, outs) else None
         if (tracing := self._worker.tracing) is not None:
             self._enter()
             with self._failing(), tracing.steps(program, str(self.op)):
-                program.record(arrays, None if late else outs)
+                program.record(arrays, outs)
             self._seconds = time.perf_counter() - self.counters.begun
             return
-        form = program.form(arrays, None if late else outs)
+        form = program.form(arrays, outs)
         if self._together:
             self._worker.listen(self._tag)
         program.begin(self._call(program, form, True)(*arrays, *((outs or ()) if form.out else ())))
@@ -118,25 +115,23 @@ class WorkerPlan(BoundPlan):
 
     def _end(self) -> Sequence[Array]:
         self._check_unbroken()
-        program, late = self._program, self._late
+        program = self._program
         assert program is not None
-        self._late = None
         if not program.is_recorded:
-            return self._put(program.finish(), late)
+            return program.finish()
         self._worker.transport.busy = self._tag
         begun = time.perf_counter()
         with self._failing():
-            results = self._put(program.finish(), late)
+            results = program.finish()
         self.counters.calls += 1
         self.counters.seconds += self._seconds + time.perf_counter() - begun
         return results
 
     def _run(self, x: Any, out: Any) -> Sequence[Array]:
         arrays, outs, program = self._ready(x, out)
-        late = outs if program.overwrites(arrays, outs) else None
-        form = program.form(arrays, None if late else outs)
+        form = program.form(arrays, outs)
         call = self._call(program, form, False)
-        results = self._put(call(*arrays, *((outs or ()) if form.out else ())), late)
+        results: Sequence[Array] = call(*arrays, *((outs or ()) if form.out else ()))
         how = NEW if out is None else OUT if out is not x else IN_PLACE
         if self._fast[how] is None and self._is_usual:
             self._fast[how] = fast(program, how, self._caller)
@@ -152,12 +147,6 @@ class WorkerPlan(BoundPlan):
     def _is_usual(self) -> bool:
         """True if calls need no more than the checks of fast paths."""
         return self.alarm is None and not self.compares
-
-    def _put(self, results: Sequence[Array], late: Sequence[Array] | None) -> Sequence[Array]:
-        """The results, copied to arrays in which they could not be computed, if there are any."""
-        if late is None:
-            return results
-        return written(self._regions_out, results, late, self.backend.arrays)
 
     @property
     def _caller(self) -> Caller:

@@ -93,9 +93,9 @@ def test_a_short_sum_between_machines_is_done_in_rounds(workers: int) -> None:
         assert reduce(lambda first, then: then @ first, parts) == movement
         plans = lower_all(op.stages, apart)
         linop.verify_plans(plans, op, apart)
-        rounds = {2: 1, 4: 2, 8: 3}.get(workers, workers - 1)
-        assert {len(plan.sends) for plan in plans} == {rounds}
-        assert len(parts) == (1 if workers in (3, 6) else rounds)
+        rounds = {2: 1, 4: 2, 8: 3}.get(workers)
+        assert rounds is None or {len(plan.sends) for plan in plans} == {rounds}
+        assert len(parts) == (rounds or 1)
         near = Placement([0, *range(workers - 1)])
         assert workers == 2 or len(split_sums(movement, near)) == 1
     arrays = np.random.default_rng(5).standard_normal((workers, 7))
@@ -107,8 +107,11 @@ def test_a_short_sum_between_machines_is_done_in_rounds(workers: int) -> None:
     expected = [*arrays]
     while len(expected) > 1 and workers in (2, 4, 8):
         expected = [a + b for a, b in zip(expected[::2], expected[1::2], strict=True)]
-    for result in linop.launch(main, workers=workers):
-        assert (result == sum(expected)).all()
+    one, *others = linop.launch(main, workers=workers)
+    assert all((other == one).all() for other in others)
+    if len(expected) == 1:
+        assert (one == expected[0]).all()
+    np.testing.assert_allclose(one, arrays.sum(0))
 
 
 @fewer

@@ -173,7 +173,7 @@ def test_show_prints_plans_before_and_after_each_pass(run: Run) -> None:
         assert "all-reduce over workers 0, 1" in before
         assert "send 100000 elements to 0: x@1" in before
         assert apart.splitlines()[:2] == ["factored_products", "the same"]
-        assert levels.splitlines()[:2] == ["two_levels", "the same"]
+        assert levels.splitlines()[:2] == ["hierarchy", "the same"]
         assert shares.startswith("reduce_scatter_sums\n")
         assert "reduce-scatter over workers 0, 1, 50000 elements each" in shares
         assert "send 50000 elements to 0: share 1 of sum 0" in shares
@@ -203,15 +203,15 @@ def test_show_places_workers_on_machines(run: Run, folder: Path) -> None:
     ]
 
 
-def test_show_prints_two_levels(run: Run) -> None:
+def test_show_prints_a_hierarchy(run: Run) -> None:
     result = run("show", "--ranks-per-machine", "1", "--passes", f"{MODULE}:shift")
     assert result.exit_code == 0, result.output
     assert "no order of the workers was found that sends fewer bytes" in result.output
     target = f"{MODULE}:ring"
     result = run("show", "--ranks-per-machine", "2", "--passes", "--worker", "0", target)
-    assert "after two_levels\nworker 0" in result.output
+    assert "after hierarchy\nworker 0" in result.output
     assert "reduce to worker 0 over workers 0, 1, 8 elements each" in result.output
-    assert "send 8 elements to 2: partial sum 0 on machine 0" in result.output
+    assert "send 8 elements to 2: partial sum 0 of group 0 of 2" in result.output
     result = run("show", "--ranks-per-machine", "2", "--machines", "f", target)
     assert result.exit_code == 2
     assert "give --ranks-per-machine or --machines, not both" in result.output

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from linop.backends.execution.counters import Counters
-from linop.backends.execution.functions import Form
+from linop.backends.execution.functions import LATE, Form
 from linop.backends.execution.instructions import Instruction
 from linop.backends.execution.program import Program
 from linop.backends.transports.transport import Transport
@@ -140,7 +140,7 @@ def _fitting(program: Program, how: int, caller: Caller) -> _Fitting | None:
     if any(program.arrays.of(region.memory) is not program.arrays for region in inputs + outputs):
         return None
     same = [region.name for region in inputs] == [region.name for region in outputs]
-    if how == IN_PLACE and not (same and plan.in_place):
+    if how == IN_PLACE and not same:
         return None
     name = functions.emitter.name
 
@@ -159,10 +159,11 @@ def _fitting(program: Program, how: int, caller: Caller) -> _Fitting | None:
         if inputs and how != IN_PLACE:
             wrong += f" or {name(program.arrays.module.may_share_memory)}(x, out)"
     stay = frozenset(region.name for region in outputs if how == IN_PLACE)
+    form = LATE if stay and not plan.in_place else Form(how != NEW, how != NEW, stay)
     after = [] if taken else [f"{given} = x" for given in functions.given]
     after += [f"{passed} = out" for passed in functions.passed] if how != NEW else []
     missed = f"if {wrong} or {name(caller.backend)}.tracing is not None: return {name(MISSED)}"
-    return _Fitting([*taken, missed, *after], Form(how != NEW, how != NEW, stay))
+    return _Fitting([*taken, missed, *after], form)
 
 
 def _surrounded(

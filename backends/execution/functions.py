@@ -29,6 +29,8 @@ class Form(NamedTuple):
 
 
 NEW = Form()
+LATE = Form(out=True)
+"""Passed arrays that hold arguments which are read until the end: results are copied to them."""
 Stops = Callable[[int, Instruction], Iterable[str]]
 """``stops(k, instruction)``: lines before an instruction, the k-th of its plan."""
 
@@ -101,6 +103,10 @@ class Functions:
         if not form.out:
             results = range(len(self._layout.results))
             return lines, [self._result(k, lent=not allocating) for k in results]
+        if form == LATE and len(self.passed) > 1:  # an argument may become another result
+            aliased = (one for one in self._inputs if one in self._layout.results)
+            kept = map(self.emitter.variable, aliased)
+            lines += [f"{argument} = {argument}.copy()" for argument in kept]
         for k in range(len(self._layout.results)):
             lines += self._written(k, form)
         return lines, list(self.passed)

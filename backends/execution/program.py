@@ -17,7 +17,7 @@ from typing import Any
 from linop.backends.arrays.arguments import same_array
 from linop.backends.execution.communication import Communication, Instructions
 from linop.backends.execution.emitter import Emitter
-from linop.backends.execution.functions import NEW, Form, Functions
+from linop.backends.execution.functions import LATE, NEW, Form, Functions
 from linop.backends.execution.instructions import Apply, Call, Clear, Copy, Instruction, instruction
 from linop.backends.execution.layout import Layout
 from linop.backends.execution.stage import Stage, creates
@@ -217,13 +217,10 @@ class Program:
         straight = all(getattr(o.flags, kind.plain) for kind, o in zip(kinds, out, strict=True))
         given = {r.name: a for r, a in zip(self.plan.inputs, arrays, strict=True)}
         outs = zip(self.plan.outputs, out, strict=True)
-        same = (r.name for r, o in outs if r.name in given and same_array(o, given[r.name]))
+        same = [r.name for r, o in outs if r.name in given and same_array(o, given[r.name])]
+        if same and not self.plan.in_place:
+            return LATE
         return Form(out=True, straight=straight, in_place=frozenset(same))
-
-    def overwrites(self, arrays: Sequence[Array], out: Sequence[Array] | None) -> bool:
-        """True if a run that computes its results in ``out`` would overwrite an argument before it
-        has been read."""
-        return not self.plan.in_place and bool(self.form(arrays, out).in_place)
 
     def describe(self) -> str:
         """Transport of the messages, as one line of text."""

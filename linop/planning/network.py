@@ -106,5 +106,5 @@ def _check(times: Link | Network) -> None:
 
 
 ASSUMED = Network(between=Link())
-"""The network for which sums are split, two levels and collectives are chosen, and that is
+"""The network for which sums are split, levels of machines and collectives are chosen, and that is
 simulated by default."""

@@ -1,6 +1,6 @@
 """The pipeline: every step from an operator's stages to the plan of one worker that is bound.
 
-    stages -> factored_products -> two_levels -> reduce_scatter_sums -> lower
+    stages -> factored_products -> hierarchy -> reduce_scatter_sums -> lower
         -> in_collectives -> sums_fused -> stored_in_results -> plan
 
 Passes over stages (`linop.planning.stage_passes`) concern all workers, and come before `lower`;

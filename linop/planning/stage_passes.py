@@ -14,9 +14,9 @@ from linop.errors import expect
 from linop.normal_form.maps import Layer
 from linop.normal_form.movement import Movement
 from linop.normal_form.stages import Stages
+from linop.planning.hierarchy import hierarchical
 from linop.planning.placement import Placement
 from linop.planning.reduce_scatter_sums import split_sums
-from linop.planning.two_levels import two_level
 
 Pass = Callable[[Stages, Placement | None], Stages]
 """``f(stages, placement)``; the placement is None if all workers are on one machine."""
@@ -28,12 +28,13 @@ def factored_products(stages: Stages, placement: Placement | None) -> Stages:
     return _replaced(stages, Movement.factored)
 
 
-def two_levels(stages: Stages, placement: Placement | None) -> Stages:
-    """Factor movements between machines into sums inside machines, transfers between machines, and
-    copies inside machines, where that is predicted to be faster (`linop.planning.two_levels`)."""
+def hierarchy(stages: Stages, placement: Placement | None) -> Stages:
+    """Factor movements between machines, or groups of machines, into sums inside each, transfers
+    between them, and copies inside each, where that is predicted to be faster
+    (`linop.planning.hierarchy`)."""
     if placement is None:
         return stages
-    return _replaced(stages, partial(two_level, placement=placement))
+    return _replaced(stages, partial(hierarchical, placement=placement))
 
 
 def reduce_scatter_sums(stages: Stages, placement: Placement | None) -> Stages:
@@ -42,7 +43,7 @@ def reduce_scatter_sums(stages: Stages, placement: Placement | None) -> Stages:
     return _replaced(stages, partial(split_sums, placement=placement))
 
 
-STAGE_PASSES: tuple[Pass, ...] = (factored_products, two_levels, reduce_scatter_sums)
+STAGE_PASSES: tuple[Pass, ...] = (factored_products, hierarchy, reduce_scatter_sums)
 """All passes, in order of application."""
 
 

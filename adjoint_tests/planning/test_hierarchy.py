@@ -14,14 +14,14 @@ import linop
 from linop import COPIES, REPLICATED, LinearOperator, Partition, Region, Space, TensorSpace
 from linop.backends.base import Backend
 from linop.normal_form.movement import Movement
-from linop.planning import Link, Network, Placement, two_levels
+from linop.planning import Link, Network, Placement, hierarchy
+from linop.planning.hierarchy import hierarchical
 from linop.planning.lowering import lower, lower_all
 from linop.planning.patterns import Kind
 from linop.planning.pipeline import rewritten
 from linop.planning.routing import messages, routes
 from linop.planning.stage_passes import passed, prepared
 from linop.planning.stretching import Plans
-from linop.planning.two_levels import two_level
 from support.operators.catalogue import FACTORIES, NAMES, fewer, operators
 from support.operators.properties import COLLECTIVES, MESSAGES, dot_products, rounding, same_vectors
 
@@ -118,6 +118,38 @@ def test_an_all_reduce_crosses_as_little_as_it_can(make: Any, placement: Placeme
         assert len(stages.movements) == (3 if m == 2 or n == SHORT else 4)
 
 
+@pytest.mark.parametrize(
+    ("make", "machines", "each"),
+    [(make, machines, 1) for make in (broadcast, all_gather, all_reduce) for machines in (4, 8, 16)]
+    + [(broadcast, 4, 2), (all_gather, 4, 2)],
+)
+def test_short_messages_take_logarithmically_many_rounds(
+    make: Any, machines: int, each: int
+) -> None:
+    """Trees, recursive doubling and halving: none is known to the pass."""
+    placement, rounds = Placement.of_blocks(machines * each, each), machines.bit_length() - 1
+    op = make(SHORT, machines * each)
+    for direction in (op, op.H):
+        stages = prepared(direction.stages, placement)
+        assert len(stages.movements) == rounds + (each > 1)
+        sent, received = np.zeros((2, len(placement)), int)
+        for movement in stages.movements:
+            senders, receivers, _ = messages(routes(movement, placement))
+            crosses = placement.of(senders) != placement.of(receivers)
+            np.add.at(sent, senders[crosses], 1)
+            np.add.at(received, receivers[crosses], 1)
+        assert max(sent.max(), received.max()) == rounds
+        assert sent.sum() == (machines - 1 if make is broadcast else rounds * len(placement))
+    runs(op, placement)
+
+
+def test_levels_are_left_out_where_bytes_count() -> None:
+    """A long all-gather between machines gains nothing by rounds, and copies more."""
+    four = Placement.of_blocks(4, 1)
+    assert len(prepared(all_gather(LONG, 4).stages, four).movements) == 1
+    assert len(prepared(all_gather(SHORT, 4).stages, four).movements) == 2
+
+
 def test_all_workers_take_a_share_of_a_long_sum() -> None:
     op = all_reduce(LONG, 4)
     kinds = [[one.kind for one in lower(op.stages, w, PAIRS).patterns] for w in range(4)]
@@ -152,14 +184,21 @@ def test_nothing_changes_on_one_machine() -> None:
 
 def test_long_tables_are_left_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     (movement,) = all_reduce(SHORT, 4).stages.movements
-    monkeypatch.setattr(two_levels, "LARGEST_MOVEMENT", 15)
-    assert two_level(movement, PAIRS) == (movement,)
-    monkeypatch.setattr(two_levels, "LARGEST_MOVEMENT", 16)
-    assert len(two_level(movement, PAIRS)) == 3
+    monkeypatch.setattr(hierarchy, "LARGEST_MOVEMENT", 15)
+    assert hierarchical(movement, PAIRS) == (movement,)
+    monkeypatch.setattr(hierarchy, "LARGEST_MOVEMENT", 16)
+    assert len(hierarchical(movement, PAIRS)) == 3
+    (movement,) = all_gather(SHORT, 4).stages.movements
+    four = Placement.of_blocks(4, 1)
+    assert len(hierarchical(movement, four)) == 2
+    monkeypatch.setattr(hierarchy, "LARGEST_IN_LEVELS", 15)
+    assert hierarchical(movement, four) == (movement,)
 
 
 NETWORKS = st.sampled_from([Network(between=Link(latency=1)), Network(0, between=Link(0, 1))])
-placements = st.lists(st.integers(0, 2), min_size=8, max_size=8).map(Placement)
+placements = st.sampled_from([3, 8]).flatmap(
+    lambda machines: st.lists(st.integers(0, machines - 1), min_size=8, max_size=8).map(Placement)
+)
 
 
 @st.composite
@@ -187,15 +226,15 @@ def test_factors_multiply_to_the_movement_and_cross_less(
     movement: Movement, placement: Placement
 ) -> None:
     for one in (movement, movement.adjoint()):
-        every = two_levels.combinations(one)
-        cut = [part for each in every for part in two_levels.shares(each, 2)]
+        every = hierarchy.combinations(one)
+        cut = [part for each in every for part in hierarchy.shares(each, 2)]
         for parts in (every, cut):
-            factors = two_levels._two_level(one, parts, placement)
+            factors = hierarchy._across(one, parts, placement)
             assert len(factors) <= 3
             assert reduce(lambda first, then: then @ first, factors) == one
             if not any(placement.spans(region.workers) for region in one.domain):
                 assert crossing(factors, placement) <= crossing((one,), placement)
-        chosen = two_level(one, placement)
+        chosen = hierarchical(one, placement)
         assert reduce(lambda first, then: then @ first, chosen) == one
 
 
@@ -267,5 +306,5 @@ def test_plans_are_cached_for_a_placement() -> None:
             stages = make(n, 4).stages
             assert plans.of(stages) == lower(stages, 1, PAIRS)
     stages = all_reduce(SHORT, 4).stages
-    assert [name for name, _ in passed(stages, PAIRS)] == ["two_levels"]
+    assert [name for name, _ in passed(stages, PAIRS)] == ["hierarchy"]
     assert not passed(stages)
