@@ -140,7 +140,7 @@ def _across(
     between: list[Block] = []
     for number, (one, at) in enumerate(crossing):
         box = one.targets[0]
-        name = f"total {number} of {len(groups.names)} groups"
+        name = f"total {number} between {len(groups.names)} groups"
         arriving, copied = one.through(Region(name, box.shape, at, box.memory))
         between += arriving
         inside += copied
