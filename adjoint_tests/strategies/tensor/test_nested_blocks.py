@@ -32,7 +32,7 @@ def test_on_threads(stage: int) -> None:
     on_threads(4, is_its_twin, Nested(stage=stage))
 
 
-@pytest.mark.parametrize("dp, tp", [(2, 4)])
+@pytest.mark.parametrize("dp, tp", [(2, 4), (1, 2)])
 def test_meshes(dp: int, tp: int) -> None:
     on_threads(dp * tp, is_its_twin, Nested(dp, tp, 3, SHARED))
 

@@ -164,19 +164,20 @@ def full_state_dict(module: Any) -> dict[str, Tensor]:
     Raises:
         ArgumentError: the module has no sharded parameters.
     """
-    whole: dict[int, Tensor] = {}
+    whole: dict[int, tuple[Unit, Tensor]] = {}
     units = _checked(module)
     workers = Workers("full_state_dict", module)
     with torch.no_grad():
         for _, unit in units:
             for shard, tensor in zip(unit.shards, unit.gathered(), strict=True):
-                whole[id(shard)] = tensor
+                whole[id(shard)] = unit, tensor
     state = {}
     for key, item in workers.tensors.items():
         if id(item.block) in whole:
+            unit, tensor = whole[id(item.block)]
             # A tensor-parallel module's is a block again.
-            outer = dict([*item.spaces.items()][:-1])
-            item = replace(item, spaces=outer, block=whole[id(item.block)])
+            outer = {key: space for key, space in item.spaces.items() if key is not unit.backend}
+            item = replace(item, spaces=outer, block=tensor)
         state[key] = gathered(workers, item, None)
     return state
 
