@@ -26,6 +26,7 @@ from support.strategies.data.replicas import (
     checks_itself,
     clips_and_copies,
     composes_with_pipelines,
+    delays_updates,
     fails_in_backward,
     has_buffers,
     has_no_parameters,
@@ -99,6 +100,8 @@ def test_on_ranks(contract: Any) -> None:
 
 def test_pipelines_of_replicas() -> None:
     on_threads(4, composes_with_pipelines)
+    for name in ("pipedream", "pipedream-2bw"):
+        on_threads(4, delays_updates, name)
 
 
 @needs_mpi

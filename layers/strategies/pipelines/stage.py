@@ -333,7 +333,13 @@ class Stage:
             unit.fail(error)
 
     def renew(self) -> None:
-        """Before an update: move the parameters to new memory, if their old version is needed."""
+        """Before an update: sum what hooks of `DataParallel` have not seen, gradients of versions;
+        and move the parameters to new memory, if their old version is needed."""
+        if self._stashes:
+            reducers = dict.fromkeys(getattr(p, "_linop_reducer", None) for p in self.parameters)
+            for reducer in filter(None, reducers):
+                if reducer.enabled:
+                    reducer.reduce()
         if self._stashes and self._plan[self._updates].old:
             for p in self.parameters:
                 if p.requires_grad:

@@ -361,6 +361,26 @@ def composes_with_pipelines(backend: Backend) -> None:
         same(case, p.grad, q.grad, "composed")
 
 
+def delays_updates(backend: Backend, name: str) -> None:
+    """Replicas of a pipeline that reads older weights are that pipeline of all their rows."""
+    mesh = Mesh(dp=2, pp=2)
+    dp, pp = mesh["dp"], mesh["pp"]
+    sgd, table = partial(torch.optim.SGD, lr=2.0**-6), GENERATORS[name](2, 4)
+    x, t = values(16, 3, seed=1), values(16, 3, seed=2)
+    found = []
+    for copied in (True, False):
+        stages = [block(3, seed) for seed in range(2)]
+        if copied:
+            stages[pp.index] = DataParallel(stages[pp.index], dp)
+        pipe = Pipeline(stages, table, squares, optimizer=sgd, backend=pp.backend)
+        rows = torch.arange(16).reshape(-1, 2, 2)[:, dp.index].flatten() if copied else slice(16)
+        for _ in range(2):
+            pipe.step(x[rows], t[rows])
+        found.append([p.detach() for p in pipe.parameters()])
+    for p, q in zip(*found, strict=True):
+        assert torch.allclose(p, q, rtol=1e-12, atol=0)
+
+
 def changes_dtype(backend: Backend) -> None:
     """A module that is converted afterwards, with its buffers, trains as its converted twin."""
     workers, me = backend.workers or 1, backend.worker or 0
