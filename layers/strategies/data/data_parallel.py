@@ -124,6 +124,8 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]  # torch is not typed
         for p in parameters.values():
             p._linop_strategy = "data parallel" if server is None else SERVER
         self._frozen = [(n, p) for n, p in module.named_parameters() if n not in parameters]
+        every = (m._parameters for m in module.modules())
+        self._places = [(held, name, p) for held in every for name, p in held.items()]
         self._spread = 0
         self._check_every, self._last_check = check_every, 0
         self._checked = False
@@ -142,7 +144,11 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]  # torch is not typed
     def forward(self, *arguments: Any, **options: Any) -> Any:
         """The module's output, on this worker's part of the batch."""
         self._reducer.check_idle()
-        if not self._checked:
+        # Other tensors than Parameters are those of a pipeline.
+        if not self._checked or any(
+            held.get(name) is not p and isinstance(held.get(name), torch.nn.Parameter)
+            for held, name, p in self._places
+        ):
             self._check_parameters()
         thawed = [name for name, p in self._frozen if p.requires_grad]
         if thawed:

@@ -96,8 +96,12 @@ class Reducer:
 
     def __deepcopy__(self, memo: object) -> Reducer:
         raise ArgumentError(
-            "DataParallel: it cannot be copied; copy its module, and construct another of that"
+            "DataParallel: it cannot be copied or pickled; copy its module, and construct another "
+            "of that"
         )
+
+    def __reduce__(self) -> Any:
+        return self.__deepcopy__(None)
 
     @property
     def unsummed(self) -> bool:

@@ -113,9 +113,13 @@ class Unit:
 
     def __deepcopy__(self, memo: object) -> Unit:
         raise ArgumentError(
-            f"fully_shard: {self.name} is sharded, and cannot be copied; copy a module before, or "
-            f"make another and give it the state: load_full_state_dict(other, full_state_dict(net))"
+            f"fully_shard: {self.name} is sharded, and cannot be copied or pickled; copy a module "
+            f"before, or make another and give it the state: load_full_state_dict(other, "
+            f"full_state_dict(net))"
         )
+
+    def __reduce__(self) -> Any:
+        return self.__deepcopy__(None)
 
     @property
     def bytes_here(self) -> int:
@@ -178,8 +182,13 @@ class Unit:
         return token
 
     def enter(self, *unused: Any) -> None:
-        """Before forward: put the whole parameters in place."""
+        """Before forward: put the whole parameters in place.
+
+        Raises:
+            ArgumentError: modules have other parameters than were put there last.
+        """
         del unused
+        self._check_places()
         call = self._computed_again()
         if call is not None:
             whole: Sequence[Tensor] = call.leaves()
@@ -193,6 +202,20 @@ class Unit:
             context = call.hooks()
             context.__enter__()
         self._open.append((call, whole, context))
+
+    def _check_places(self) -> None:
+        others = [
+            member.name
+            for member, tensor in zip(self.members, self._there, strict=True)
+            if any(module._parameters.get(name) is not tensor for module, name in member.places)
+        ]
+        if others:
+            raise ArgumentError(
+                f"fully_shard: parameters {others} of {self.name} are not the shards that were put "
+                f"there, as after load_state_dict(assign=True) or an assignment, or in "
+                f"torch.func.functional_call; copy values into the shards, or replace parameters "
+                f"before fully_shard"
+            )
 
     def _called(self) -> Call:
         if getattr(_LOCAL, "shapes_only", False):
@@ -302,6 +325,7 @@ class Unit:
 
     def put(self, tensors: Sequence[Tensor]) -> None:
         """Put tensors where the modules have their parameters."""
+        self._there = tensors
         for member, tensor in zip(self.members, tensors, strict=True):
             for module, name in member.places:
                 module._parameters[name] = tensor
