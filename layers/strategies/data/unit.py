@@ -32,6 +32,7 @@ from linop.spaces.tensor import TensorSpace
 from linop.strategies.data.calls import Call
 from linop.strategies.data.held import Held
 from linop.strategies.data.prefetch import passes_of
+from linop.strategies.data.replicas import agree
 from linop.strategies.memory.moving import Aside
 from linop.strategies.mesh import Axis
 from linop.strategies.pipelines.lanes import fail
@@ -82,21 +83,15 @@ class Unit:
 
     def __init__(self, name: str, members: Sequence[Member], axis: Axis, memory: str) -> None:
         self.name = self.kind = name
-        self.members, self.axis = members, axis
+        self.axis, self._memory = axis, memory
         self.backend = axis.backend
         self.worker = axis.index
-        self.spaces = {member.name: member.space for member in members}
         self.reshards = False
         """True: whole parameters are given up after forward."""
         self.prefetch = 0
         """Number of units that are gathered ahead while this one computes."""
         self.passes = passes_of(axis.backend)
-        self.operator = direct_sum(*(gathering(member.space, memory) for member in members))
-        self._bridge = bridge_of(self.operator, axis.backend)
-        if memory != "default":
-            aside = Aside(axis.backend.arrays)
-            self._bridge.queue = self._bridge.adjoint.queue = aside
-        self._size = sum(prod(m.space.global_shape) * m.space.dtype.itemsize for m in members)
+        self._have(members)
         self.shards: list[Tensor] = []
         self._open: list[tuple[Call, Sequence[Tensor], Any]] = []
         self._calls: list[ref[Call]] = []
@@ -106,6 +101,27 @@ class Unit:
         self._token: Any = None
         """Of that, in torch's graph."""
         self._held: Held | None = None
+
+    def _have(self, members: Sequence[Member]) -> None:
+        self.members = members
+        self.spaces = {member.name: member.space for member in members}
+        self.operator = direct_sum(*(gathering(member.space, self._memory) for member in members))
+        self._bridge = bridge_of(self.operator, self.backend)
+        if self._memory != "default":
+            aside = Aside(self.backend.arrays)
+            self._bridge.queue = self._bridge.adjoint.queue = aside
+        self._size = sum(prod(m.space.global_shape) * m.space.dtype.itemsize for m in members)
+
+    def _convert(self) -> None:
+        """Have the dtype of the shards, which ``double()`` or the like may have changed.
+        Collective then."""
+        dtype = self.shards[0].dtype
+        if numpy_dtype(dtype) == self.members[0].space.dtype:
+            return
+        if self._ahead is not None:
+            self.drop()
+        agree(self.backend, "fully_shard", lambda: (None, str(dtype)))
+        self._have([one._replace(space=_converted(one.space, dtype)) for one in self.members])
 
     @property
     def _parameters(self) -> dict[str, Tensor]:
@@ -139,6 +155,7 @@ class Unit:
 
     def start(self) -> bool:
         """Start to gather; False if that was done. Collective."""
+        self._convert()
         if self._ahead is not None:
             return False
         self._token = begun(self._bridge, self.shards, self.name)
@@ -173,6 +190,7 @@ class Unit:
         Returns:
             Its token in torch's graph, if it has one.
         """
+        self._convert()
         if self._ahead is not None and self._ahead != self.versions():
             self.drop()
         elif self._ahead is not None:
@@ -337,6 +355,11 @@ def gathering(space: TensorSpace, memory: str = "default") -> LinearOperator:
     whole = space.like(space.partition, [COPIES])
     G = all_gather(space) if space.global_shape else repartition(space, whole)
     return G if memory == "default" else G @ offload(space, memory).H
+
+
+def _converted(space: TensorSpace, dtype: Any) -> TensorSpace:
+    kind = numpy_dtype(dtype)
+    return TensorSpace(space.global_shape, space.partition, kind, space.axes, space.name)
 
 
 def units_of(
