@@ -16,6 +16,7 @@ if importlib.util.find_spec("torch") is None:
 
 from support.requirements import needs_mpi
 from support.strategies.data.sharded_graphs import (
+    converts,
     leaves_hooks_to_others,
     prefetches,
     refuses_other_uses,
@@ -35,6 +36,7 @@ CONTRACTS = [
     survives_checkpoints,
     leaves_hooks_to_others,
     refuses_other_uses,
+    converts,
     gives_plain_states,
     clips_as_one,
     fills_buffers_on_meta,

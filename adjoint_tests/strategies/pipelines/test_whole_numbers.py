@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 from typing import Any
 
@@ -17,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import linop
+from linop.backends.base import Backend
 from linop.strategies import split
 from support.requirements import needs_mpi
 from support.strategies.pipelines.pipelines import fill
@@ -68,6 +70,14 @@ def test_on_ranks() -> None:
 def test_exported() -> None:
     model = Language()
     fill(model, 1)
-    stages = split(model, ["body", "again"], example=torch.ones(2, 5, dtype=torch.int64))
+
+    def cut(backend: Backend | None = None) -> Any:
+        mine = model if backend is None else copies[backend.worker or 0]
+        return split(mine, ["body", "again"], example=torch.ones(2, 5, dtype=torch.int64))
+
+    copies = [copy.deepcopy(model) for _ in range(2)]
+    stages = cut()
+    # Threads may cut at one time.
+    assert [one.edges for one in linop.launch(cut, 2, "threads")] == [stages.edges] * 2
     assert any(edge[:2] == (0, 2) for edge in stages.edges)
     linop.launch(lambda b: exported_tokens(b, model, stages), 3, "threads")

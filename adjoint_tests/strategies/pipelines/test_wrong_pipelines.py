@@ -68,6 +68,8 @@ def test_split() -> None:
         (["2", "1"], "'1' comes before '2'"),
         (["0"], "no submodule is left for the stage before '0'"),
         ("1", "a list of names expected"),
+        (None, "a list of names expected"),
+        ([1], "a list of names expected"),
         (["0.weight"], "no submodule '0.weight'"),
     ],
 )

@@ -6,8 +6,10 @@ from collections.abc import Iterable, Iterator
 from itertools import count
 from typing import TypeVar
 
+from linop.backends import Backend
 from linop.errors import ArgumentError, BackendError, expect
 from linop.layers.agreement.input_agreement import agreement_of
+from linop.strategies.data.replicas import agree
 from linop.strategies.mesh import Axis
 
 Batch = TypeVar("Batch")
@@ -31,16 +33,9 @@ def equal_batches(
         ArgumentError: another axis, or no batches, on a worker. BackendError: workers have unequal
             numbers of batches. On every worker of the axis, before the step of that batch.
     """
-    agreement = agreement_of(expect("equal_batches: axis", axis, Axis).backend)
-    doing = "iterate linop.strategies.equal_batches"
-
-    def checked() -> Iterator[Batch]:
-        try:
-            return iter(batches)
-        except TypeError as error:
-            raise ArgumentError(f"an iterable of batches expected, given {batches!r}") from error
-
-    own, end = agreement.each(checked, "equal_batches", doing), object()
+    backend = expect("equal_batches: axis", axis, Axis).backend
+    agreement, doing = agreement_of(backend), "iterate linop.strategies.equal_batches"
+    own, end = iterated(batches, backend, "equal_batches", f"drop_last={drop_last!r}"), object()
     for number in count():
         batch = next(own, end)
         there = agreement.sum(batch is not end)
@@ -55,3 +50,17 @@ def equal_batches(
                 f"more; as many on each expected: take part in all steps, or give drop_last=True"
             )
         return
+
+
+def iterated(
+    batches: Iterable[Batch], backend: Backend, name: str, said: str = ""
+) -> Iterator[Batch]:
+    """An iterator over batches, where all workers have one, and say the same. Collective."""
+
+    def checked() -> tuple[Iterator[Batch], str]:
+        try:
+            return iter(batches), said
+        except TypeError as error:
+            raise ArgumentError(f"an iterable of batches expected, given {batches!r}") from error
+
+    return agree(backend, name, checked)

@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 
-from linop.errors import ArgumentError
+from linop.errors import ArgumentError, expect
 from linop.layers.agreement.input_agreement import agreement_of, program_backend
 from linop.operators.operator import LinearOperator
 from linop.spaces.partition import Partition
 from linop.spaces.region import integer
+from linop.strategies.data.batches import iterated
 from linop.strategies.data.bucket import MEBIBYTE, Flat
 from linop.strategies.data.operators import replication, summation
 from linop.strategies.data.reducer import Reducer
@@ -81,7 +82,8 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]  # torch is not typed
         check_every: int = 0,
     ) -> None:
         super().__init__()
-        self.backend = program_backend() if axis is None else axis.backend
+        given = None if axis is None else expect("DataParallel: axis", axis, Axis)
+        self.backend = program_backend() if given is None else given.backend
         self.workers = self.backend.workers or 1
         here = self.backend.worker or 0
         self.axis = axis or Axis("dp", tuple(range(self.workers)), here, self.backend)
@@ -184,12 +186,13 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]  # torch is not typed
         `without_batch` in the place of forward and backward. Collective: an all-reduce of 8 bytes
         for each.
         """
-        agreement, own = agreement_of(self.backend), iter(batches)
+        own, end = iterated(batches, self.backend, "DataParallel.joined"), object()
+        agreement = agreement_of(self.backend)
         while True:
-            batch = next(own, None)
-            if not agreement.sum(batch is not None):
+            batch = next(own, end)
+            if not agreement.sum(batch is not end):
                 return
-            yield batch
+            yield None if batch is end else batch
 
     def without_batch(self) -> None:
         """Take part in the forward and the backward of the other workers, with no term of the loss.
@@ -216,11 +219,28 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]  # torch is not typed
 
     def share(self, rows: int) -> float:
         """This worker's part of all rows: a mean over its own, times this, is its term of the mean
-        over the global batch. Collective."""
-        return rows / agreement_of(self.backend).sum(rows)
+        over the global batch. Collective.
+
+        Raises:
+            ArgumentError: a worker gives no number from 0, or all give 0; on every worker.
+        """
+        agreement = agreement_of(self.backend)
+        try:
+            number = integer(rows, "rows")
+        except ArgumentError:
+            number = -1
+        total = agreement.sum(number if number >= 0 else -(2**40))
+        if total <= 0:
+            every = agreement.gather_objects(repr(rows), "call linop.strategies.DataParallel.share")
+            raise ArgumentError(
+                f"DataParallel.share: numbers of rows, of which some are above 0, expected; given "
+                f"{', '.join(every)}"
+            )
+        return number / total
 
     def total(self, value: Tensor) -> Tensor:
         """Sum over the workers, such as of losses, without gradient. Collective."""
+        expect("DataParallel.total: value", value, torch.Tensor)
         key = value.dtype, value.numel()
         if key not in self._totals:
             E = replication(value.numel(), value.dtype, Partition((self.workers,)))

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from linop.errors import ArgumentError
+from linop.errors import ArgumentError, expect
 from linop.layers.parameters.blocks import Block, blocks
 from linop.layers.parameters.torch_guards import replace as mark_replaced
 from linop.layers.state.state import gathered, scatter_state
@@ -70,6 +70,8 @@ def fully_shard(
     def checked() -> tuple[tuple[dict[str, Tensor], int], Any]:
         if not isinstance(module, torch.nn.Module):
             raise ArgumentError(f"a torch.nn.Module expected, given {module!r}")
+        for what, flag in ("reshard_after_forward", reshard_after_forward), ("offload", offload):
+            expect(what, flag, bool)
         ahead = integer(prefetch, "fully_shard: prefetch")
         if ahead < 0:
             raise ArgumentError(f"prefetch={ahead}; a number from 0 expected")
@@ -201,7 +203,7 @@ def load_full_state_dict(module: Any, state: Mapping[str, Tensor] | None) -> Non
 
 
 def _checked(module: Any) -> list[tuple[str, Unit]]:
-    units = _units(module)
+    units = _units(expect("a module with sharded parameters", module, torch.nn.Module))
     if not units:
         raise ArgumentError("the module has no sharded parameters: call fully_shard first")
     return units

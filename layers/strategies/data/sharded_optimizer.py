@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from linop.backends import use
-from linop.errors import ArgumentError
+from linop.errors import ArgumentError, expect
 from linop.layers.state.optimizer_state import gather_optimizer_state, scatter_optimizer_state
 from linop.strategies.data.data_parallel import DataParallel
 from linop.strategies.data.replicas import SERVER, agree, described
@@ -48,6 +48,12 @@ class ShardedOptimizer:
         self.module = module.module if isinstance(module, DataParallel) else module
 
         def checked() -> tuple[dict[str, Tensor], Any]:
+            expect("module", self.module, torch.nn.Module)
+            if not callable(optimizer):
+                raise ArgumentError(
+                    f"optimizer: a function of parameters expected, such as functools.partial("
+                    f"torch.optim.AdamW, lr=1e-3), given {optimizer!r}"
+                )
             found = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
             known = {getattr(p, "_linop_strategy", "") for p in found.values()}
             if not found or known & {"shard", SERVER}:
@@ -57,7 +63,8 @@ class ShardedOptimizer:
                 )
             return found, described(found)
 
-        found = agree(axis.backend, "ShardedOptimizer", checked)
+        backend = expect("ShardedOptimizer: axis", axis, Axis).backend
+        found = agree(backend, "ShardedOptimizer", checked)
         self._parts = units_of("ShardedOptimizer", found, {}, axis)
         self._reducers = {p._linop_reducer for p in found.values() if hasattr(p, "_linop_reducer")}
         self._axis = axis

@@ -46,6 +46,10 @@ class Reversible(torch.nn.Module):  # type: ignore[misc]  # torch is not typed h
 
     def __init__(self, f: Any, g: Any) -> None:
         super().__init__()
+        if not (callable(f) and callable(g)):
+            raise ArgumentError(
+                f"Reversible: two functions or modules expected, given {f!r}, {g!r}"
+            )
         self.f, self.g = f, g
 
     def forward(self, pair: Pair) -> Pair:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
@@ -17,6 +18,8 @@ Module = Any
 
 _MARK = "linop_piece"
 """Attribute of modules that `split` cut off."""
+_EXPORTS = threading.Lock()
+"""torch exports one module at a time; workers may be threads."""
 
 
 def split(model: Module, names: Sequence[str], example: Any = None) -> list[Module]:
@@ -25,7 +28,8 @@ def split(model: Module, names: Sequence[str], example: Any = None) -> list[Modu
     A `torch.nn.Sequential` is cut without being run; the stages share its submodules. Other modules
     are exported by torch, for the shape of an example (`torch.distributed.pipelining.pipeline`).
     Any number of tensors may cross a cut, and skip stages: the list then has the edges between the
-    stages as its attribute `edges`, from where `Pipeline` takes them. If the model returns several
+    stages as its attribute `edges`, from where `Pipeline` takes them. torch exports in one thread
+    at a time, while others must not use modules: on threads split before `linop.launch`. If the model returns several
     tensors, in a tuple or a dict, the last stage returns a tuple of them.
 
     Args:
@@ -40,7 +44,7 @@ def split(model: Module, names: Sequence[str], example: Any = None) -> list[Modu
             order; a stage would be empty or run twice; the first one does not take the input, or
             another one takes no tensor.
     """
-    if isinstance(names, str):
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
         raise ArgumentError(f"split: a list of names expected, given {names!r}")
     if isinstance(model, torch.nn.Sequential):
         stages: list[Module] = _split_sequential(model, names)
@@ -76,7 +80,8 @@ def _split_exported(model: Module, names: Sequence[str], example: Any) -> Stages
                 f"split: there is no submodule {name!r} to cut at; there are {', '.join(known)}"
             )
     try:
-        cut = pipeline(model, (example,), split_spec=dict.fromkeys(names, SplitPoint.BEGINNING))
+        with _EXPORTS:
+            cut = pipeline(model, (example,), split_spec=dict.fromkeys(names, SplitPoint.BEGINNING))
     except Exception as error:
         raise ArgumentError(f"split: torch cannot export the module: {error}") from error
     if cut.num_stages != len(names) + 1:

@@ -89,7 +89,6 @@ class TiedWeights:
         stages: Mapping[int, Own],
     ) -> None:
         self._backend = backend
-        keys = {key for group in names for key in group}
         own = {
             one.prefix + name: p
             for one in stages.values()
@@ -98,6 +97,7 @@ class TiedWeights:
         doing = "tie parameters of linop.strategies.Pipeline"
 
         def work() -> dict[str, _Holder]:
+            keys = {key for group in names for key in group}
             every = [_holders(one, plan.grid(s), keys) for s, one in stages.items()]
             return {key: holder for holders in every for key, holder in holders.items()}
 

@@ -226,6 +226,7 @@ def says_what_is_wrong(backend: Backend) -> None:
         r"on worker 1: a torch\.nn\.Module exp", lambda: DataParallel(linear() if me != 1 else 7)
     )
     refused("'mean' expected, given 'avg'", lambda: DataParallel(linear(), reduction="avg"))
+    refused("axis: expected", lambda: DataParallel(linear(), "dp"))  # type: ignore[arg-type]
     refused("given 'star'", lambda: DataParallel(linear(), algorithm="star"))
     refused("server: a worker of", lambda: DataParallel(linear(), server=9))
     refused("meta device", lambda: DataParallel(torch.nn.Linear(2, 3, device="meta")))
@@ -246,6 +247,12 @@ def says_what_is_wrong(backend: Backend) -> None:
     net = DataParallel(given)
     refused("is in a module that is already data parallel", lambda: DataParallel(given))
     net.check()
+    every = ", ".join(map(str, [2, 1.5, *[2] * (net.workers - 2)]))
+    refused(f"expected; given {every}$", lambda: net.share(1.5 if me == 1 else 2))  # type: ignore[arg-type]
+    refused("numbers of rows, of which some are above 0", lambda: net.share(0))
+    refused("value: expected a Tensor", lambda: net.total(5.0))
+    refused("on worker 1: an iterable", lambda: [*net.joined(5 if me == 1 else [])])  # type: ignore[arg-type]
+    assert [*net.joined([1, None, 2][: 3 - me])] == [1, None, None if me else 2]
     x = torch.ones(1, 2, dtype=torch.float64)
     (y,) = torch.autograd.grad(net(x).sum(), given.bias)  # moves nothing
     assert y.tolist() == [1, 1, 1]

@@ -3,6 +3,7 @@ ranks."""
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -13,7 +14,15 @@ from torch.utils.checkpoint import checkpoint as torchs
 
 from linop.backends.base import Backend
 from linop.errors import ArgumentError
-from linop.strategies import DataParallel, Mesh, ShardedOptimizer, checkpoint, fully_shard
+from linop.strategies import (
+    Axis,
+    DataParallel,
+    Mesh,
+    ShardedOptimizer,
+    checkpoint,
+    full_state_dict,
+    fully_shard,
+)
 from support.strategies.data.replicas import Case, same
 from support.strategies.data.shards import slice_of, units, weak
 from support.strategies.pipelines.pipelines import squares, values
@@ -126,6 +135,10 @@ def refuses_other_uses(backend: Backend) -> None:
     with pytest.raises(ArgumentError, match="called outside of that module's forward"):
         net[0](x)
     net(x)
+    for copied in (net, DataParallel(chain(), axis)):
+        with pytest.raises(ArgumentError, match="cannot be copied or pickled"):
+            pickle.dumps(copied)
+    refuses_replaced_parameters(axis, x)
     copies = DataParallel(chain(), axis)
     copies.module.append(torch.nn.Linear(WIDTH, 2).double())
     with pytest.raises(ArgumentError, match=r"\['4.weight', '4.bias'\] are not those"):
@@ -142,6 +155,42 @@ def refuses_other_uses(backend: Backend) -> None:
         fully_shard(chain(), axis, prefetch=-1)
     with pytest.raises(ArgumentError, match="mebibytes, from 0"):
         DataParallel(chain(), axis, bucket_cap_mb=float("nan"))
+
+
+def refuses_replaced_parameters(axis: Axis, x: Tensor) -> None:
+    """Parameters that are others than the strategy's, which nobody would use, or sum."""
+    for wrap in (fully_shard, DataParallel):
+        net = wrap(chain(), axis)
+        doubled = {name: 2 * p.detach() for name, p in net.named_parameters()}
+        with pytest.raises(ArgumentError, match=r"0\.weight'.* are not th"):
+            torch.func.functional_call(net, doubled, (x,))
+        net(x)
+        net.load_state_dict(doubled)
+        net(x)
+        net.load_state_dict(doubled, assign=True)
+        with pytest.raises(ArgumentError, match=r"3\.bias'.* are not th"):
+            net(x)
+
+
+def converts(backend: Backend) -> None:
+    """Modules that are converted after they were sharded have the gradients of their converted
+    twin, and its state; also with shards in host memory, and gathered ahead."""
+    axis, x = Mesh(dp=-1)["dp"], values(3, WIDTH, seed=10)
+    for options in ({}, {"reshard_after_forward": False}, {"offload": True}, {"prefetch": 1}):
+        net, twin = chain(), chain()
+        for layer in net:
+            fully_shard(layer, axis, **options)
+        for kind in (torch.float64, torch.float32, torch.float64):
+            net.to(kind)
+            state = full_state_dict(net)
+            for one in (net, twin.to(kind)):
+                one.zero_grad()
+                squares(one(x.to(kind)), 0).backward()
+            rows = slice_of(net, axis)
+            for (name, p), q in zip(net.named_parameters(), twin.parameters(), strict=True):
+                assert torch.equal(state[name], q)
+                assert p.grad.dtype is kind
+                assert torch.allclose(p.grad, rows(name, axis.size * q.grad), rtol=1e-4)
 
 
 def prefetches(backend: Backend, prefetch: int) -> None:

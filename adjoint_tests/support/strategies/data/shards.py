@@ -201,6 +201,12 @@ def says_what_is_wrong(backend: Backend) -> None:
     refused("already data parallel", lambda: fully_shard(copies, axis))
     for kept in (net, DataParallel(linear(), axis, server=0)):
         refused("parameters expected whole", lambda: ShardedOptimizer(kept, axis, torch.optim.Adam))  # noqa: B023
+    for made, words in ((None, "optimizer: a function"), (torch.optim.Adam, "axis: expected")):
+        given = axis if made is None else "dp"
+        refused(words, lambda: ShardedOptimizer(linear(), given, made))  # type: ignore[arg-type]  # noqa: B023
+    refused("module: expected", lambda: ShardedOptimizer(5, axis, torch.optim.Adam))
+    refused("offload: expected a bool", lambda: fully_shard(linear(), axis, offload="cpu"))  # type: ignore[arg-type]
+    refused("expected a Module, given None", lambda: full_state_dict(None))
     refused("no sharded parameters", lambda: full_state_dict(linear()))
     state = linear(4).state_dict()
     what = r"'weight' has shape \(4, 2\) in the state; \(3, 2\) expected"
@@ -231,6 +237,8 @@ def counts_batches(backend: Backend) -> None:
     assert len(seen) == 2
     assert len([*equal_batches(made, axis, drop_last=True)]) == 2
     assert [*equal_batches(iter(made[:2]), axis)] == made[:2]
+    with pytest.raises(BackendError, match="worker 1 has drop_last=False, worker 0 drop_last=True"):
+        [*equal_batches(made, axis, drop_last=me == 0)]
     with pytest.raises(
         ArgumentError, match="on worker 1: an iterable of batches expected, given 5"
     ):
