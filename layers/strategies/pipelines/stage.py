@@ -7,12 +7,14 @@ whose older versions are still needed moves the parameters to new memory first.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils.checkpoint import checkpoint
 
 from linop.backends.autograd.checkpointing import checkpoint_context
@@ -270,7 +272,8 @@ class Stage:
         saved = self._saved.pop(micro_batch)
         edges, roots = saved.started(gradients)
         if edges:
-            _run(tuple(edges), tuple(roots), False, False, (), True, accumulate_grad=True)
+            with self._reading(saved.weights):
+                _run(tuple(edges), tuple(roots), False, False, (), True, accumulate_grad=True)
             if saved.weights is not None:
                 self._collect(saved.weights)
         return [_gradient(x) for x in saved.inputs]
@@ -285,21 +288,30 @@ class Stage:
         saved.roots = saved.started(gradients)
         wanted = [x for x in saved.inputs if x.requires_grad]
         if saved.roots[0] and wanted:
-            saved.parts = input_half(*saved.roots, wanted)
+            with self._reading(saved.weights):
+                saved.parts = input_half(*saved.roots, wanted)
         return [_gradient(x) for x in saved.inputs]
 
     def backward_weight(self, micro_batch: int) -> None:
         """Add the gradients of the parameters to their ``grad``."""
         saved = self._saved.pop(micro_batch)
-        if saved.parts is not None:
-            weight_half(saved.parts)
-        elif saved.roots[0]:
-            leaves = self.parameters if saved.weights is None else list(saved.weights.values())
-            leaves = [leaf for leaf in leaves if leaf.requires_grad]
-            if leaves:
-                torch.autograd.backward(*saved.roots, inputs=leaves)
+        with self._reading(saved.weights):
+            if saved.parts is not None:
+                weight_half(saved.parts)
+            elif saved.roots[0]:
+                leaves = self.parameters if saved.weights is None else list(saved.weights.values())
+                leaves = [leaf for leaf in leaves if leaf.requires_grad]
+                if leaves:
+                    torch.autograd.backward(*saved.roots, inputs=leaves)
         if saved.weights is not None:
             self._collect(saved.weights)
+
+    def _reading(self, weights: Version | None) -> AbstractContextManager[Any]:
+        """Context of a backward: the module has the weights of the forward, which checkpoints inside
+        of it compute again."""
+        if weights is None:
+            return nullcontext()
+        return _reparametrize_module(self.module, weights, tie_weights=True)
 
     def _collect(self, weights: Version) -> None:
         """Move the gradients of a version to the parameters."""

@@ -14,7 +14,7 @@ from linop.backends.base import Backend
 from linop.schedules import GENERATORS, Schedule
 from linop.schedules.actions import COMPUTE
 from linop.spaces.partition import balanced
-from linop.strategies import Pipeline, split
+from linop.strategies import Pipeline, checkpoint, split
 
 Tensor = Any
 RATE = 0.125
@@ -214,15 +214,16 @@ def trains_as_one_process(backend: Backend, case: Case) -> None:
 
 
 def is_the_delayed_loop(backend: Backend, case: Case) -> None:
-    """PipeDream and 2BW are their formulas, bit for bit: gradients at older versions."""
-    stages = case.model()
+    """PipeDream and 2BW are their formulas, bit for bit: gradients at older versions; also where
+    stages compute them again, of checkpoints."""
     x, target = case.batch()
-    versions = delayed(case, copy.deepcopy(stages), x, target)
-    pipe = case.pipeline(backend, stages, optimizer=partial(torch.optim.SGD, lr=RATE))
-    pipe.step(x, target)
-    for s, stage in pipe.stages.items():
-        for name, p in stage.named_parameters():
-            equal(f"{name} of stage {s}", p, versions[s][-1][name])
+    versions = delayed(case, case.model(), x, target)
+    for stages in case.model(), [checkpoint(stage, every=2) for stage in case.model()]:
+        pipe = case.pipeline(backend, stages, optimizer=partial(torch.optim.SGD, lr=RATE))
+        pipe.step(x, target)
+        for s, stage in pipe.stages.items():
+            for name, p in stage.named_parameters():
+                equal(f"{name} of stage {s}", p, versions[s][-1][name])
 
 
 def delayed(case: Case, stages: Sequence[Any], x: Tensor, target: Tensor) -> list[list[Any]]:
