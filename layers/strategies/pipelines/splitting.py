@@ -29,8 +29,8 @@ def split(model: Module, names: Sequence[str], example: Any = None) -> list[Modu
     are exported by torch, for the shape of an example (`torch.distributed.pipelining.pipeline`).
     Any number of tensors may cross a cut, and skip stages: the list then has the edges between the
     stages as its attribute `edges`, from where `Pipeline` takes them. torch exports in one thread
-    at a time, while others must not use modules: on threads split before `linop.launch`. If the model returns several
-    tensors, in a tuple or a dict, the last stage returns a tuple of them.
+    at a time, while others must not use modules: on threads split before `linop.launch`. If the
+    model returns several tensors, in a tuple or a dict, the last stage returns a tuple of them.
 
     Args:
         model: in a Sequential, submodules that are Sequentials may be cut too.

@@ -307,8 +307,8 @@ class Stage:
             self._collect(saved.weights)
 
     def _reading(self, weights: Version | None) -> AbstractContextManager[Any]:
-        """Context of a backward: the module has the weights of the forward, which checkpoints inside
-        of it compute again."""
+        """Context of a backward: the module has the weights of the forward, with which checkpoints
+        inside of it compute again."""
         if weights is None:
             return nullcontext()
         return _reparametrize_module(self.module, weights, tie_weights=True)
