@@ -309,9 +309,10 @@ class Stage:
     def _reading(self, weights: Version | None) -> AbstractContextManager[Any]:
         """Context of a backward: the module has the weights of the forward, with which checkpoints
         inside of it compute again."""
-        if weights is None:
-            return nullcontext()
-        return _reparametrize_module(self.module, weights, tie_weights=True)
+        context: AbstractContextManager[Any] = nullcontext()
+        if weights is not None:
+            context = _reparametrize_module(self.module, weights, tie_weights=True)
+        return context
 
     def _collect(self, weights: Version) -> None:
         """Move the gradients of a version to the parameters."""
