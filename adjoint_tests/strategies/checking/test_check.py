@@ -83,6 +83,9 @@ FAULTS = st.builds(
 
 
 @FEW
+@example(Fault("again", "tp", 2, 3, 1))
+@example(Fault("term", "dp", 2, 3, 2))
+@example(Fault("one", "dp", 2, 3, 3))
 @given(FAULTS)
 def test_faults_are_named(fault: Fault) -> None:
     on_threads(fault.dp * fault.tp, fault_is_named, fault)
