@@ -60,6 +60,7 @@ def compositions(draw: Any) -> Composition:
 @example(Composition(2, 2, 1, 2, "shards", False, 2, 0))
 @example(Composition(2, 2, 1, 2, "copies", False, 2, 1, "parameters"))
 @example(Composition(2, 1, 2, 2, "shards", True, None, 1, "parameters"))
+@example(Composition(1, 2, 1, 1, "copies", False, None, 0, "parameters"))
 @given(compositions())
 def test_compositions_on_threads(case: Composition) -> None:
     on_threads(case.workers, is_its_twin, case)
