@@ -131,11 +131,12 @@ class Upsample(Layer):
         """Terms of the outputs along dimension d, of extent n, as in ATen's UpSample.h."""
         scale = self._scale(d)
         if self.mode.startswith("nearest"):
-            # torch's own rounding, which depends on the dtype.
-            indices = torch.arange(n, dtype=dtype)[None, None]
-            size = outputs if scale is None else None
-            found = torch.nn.functional.interpolate(indices, size, scale, self.mode)
-            return [Tap(found[0, 0].long(), None)]
+            # torch's own rounding, which depends on the dtype and on the number of dimensions.
+            indices = torch.arange(n, dtype=dtype).reshape([1, 1, *self._along(d, n, 1)])
+            size = self._along(d, outputs, 1) if scale is None else None
+            scales = None if scale is None else self._along(d, scale, 1.0)
+            found = torch.nn.functional.interpolate(indices, size, scales, self.mode)
+            return [Tap(found.flatten().long(), None)]
         at, cubic = torch.arange(outputs, dtype=dtype), self.mode == "bicubic"
         if outputs == n and not cubic:
             return [Tap(at.long(), None)]
@@ -154,6 +155,10 @@ class Upsample(Layer):
             Tap((first.long() + k - before).clamp(0, n - 1), weight)
             for k, weight in enumerate(weights)
         ]
+
+    def _along(self, d: int, value: Any, others: Any) -> list[Any]:
+        """A value for dimension d, and another for the other dimensions of space."""
+        return [value if k == d else others for k in range(self.ndim)]
 
     def _scale(self, d: int) -> float | None:
         """Scale factor that torch computes coordinates with; None where it uses the ratio of the

@@ -109,6 +109,9 @@ def test_where_torch_rounds_otherwise_in_backward_the_gradient_is_the_adjoint() 
     assert torch.equal(y, torch.nn.Upsample(scale_factor=1.2)(x))  # the first element twice
     y.sum().backward()
     assert x.grad.tolist() == [[[2, 0]]]
+    image = torch.tensor([[[[1.0, 2.0]]]])  # in 2-D torch does not round it so
+    y = linop.layers.Upsample(Partition((1, 1, 1, 1)), scale_factor=1.2)(image)
+    assert torch.equal(y, torch.nn.Upsample(scale_factor=1.2)(image))
 
 
 @settings(max_examples=15)

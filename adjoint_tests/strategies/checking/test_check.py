@@ -60,6 +60,7 @@ def compositions(draw: Any) -> Composition:
 @example(Composition(2, 2, 1, 2, "shards", False, 2, 0))
 @example(Composition(2, 2, 1, 2, "copies", False, 2, 1, "parameters"))
 @example(Composition(2, 1, 2, 2, "shards", True, None, 1, "parameters"))
+@example(Composition(1, 2, 1, 1, "copies", False, None, 0, "parameters"))
 @given(compositions())
 def test_compositions_on_threads(case: Composition) -> None:
     on_threads(case.workers, is_its_twin, case)
@@ -83,6 +84,9 @@ FAULTS = st.builds(
 
 
 @FEW
+@example(Fault("again", "tp", 2, 3, 1))
+@example(Fault("term", "dp", 2, 3, 2))
+@example(Fault("one", "dp", 2, 3, 3))
 @given(FAULTS)
 def test_faults_are_named(fault: Fault) -> None:
     on_threads(fault.dp * fault.tp, fault_is_named, fault)

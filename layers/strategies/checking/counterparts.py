@@ -109,7 +109,7 @@ def axes_of(model: Any) -> tuple[list[Axis], list[Axis]]:
             own = getattr(module, "axis", None)
             for axis in [*units, *([own] if isinstance(own, Axis) else [])]:
                 every.setdefault(axis.workers, axis)
-            data.update((axis.workers, axis) for axis in units)
+            data.update((axis.workers, axis) for axis in units if axis.size > 1)
     return [*every.values()], [*data.values()]
 
 
