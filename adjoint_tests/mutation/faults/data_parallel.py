@@ -172,8 +172,8 @@ DATA_PARALLEL = (
         "a worker without batches does not wait for those that have some",
         "agreement",
         "linop.strategies.data.data_parallel:DataParallel.joined",
-        "agreement.sum(batch is not None)",
-        "batch is not None",
+        "agreement.sum(batch is not end)",
+        "batch is not end",
         USES,
     ),
     Fault(

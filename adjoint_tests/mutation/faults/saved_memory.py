@@ -126,7 +126,7 @@ SAVED_MEMORY = (
         "beside what is computed",
         "parameters in another memory are brought in on the stream that computes",
         "synchronisation",
-        "linop.strategies.data.unit:Unit.__init__",
+        "linop.strategies.data.unit:Unit._have",
         "self._bridge.queue = self._bridge.adjoint.queue = aside",
         "pass",
         ("test_offload.py::test_parameters_move_while_the_device_computes",),
