@@ -138,6 +138,14 @@ def summary() -> list[str]:
     return lines
 
 
+def following(item: pytest.Item) -> leading.Team | None:
+    """The team of a rank above 0, for a test whose examples rank 0 sends; otherwise None."""
+    team, prop = leading.TEAM, property_of(item)
+    if team is None or team.rank == 0 or prop is None or prop.backend != "mpi":
+        return None
+    return team
+
+
 class Together:
     """Hooks under ``mpiexec``: rank 0 draws examples and reports, the other ranks follow."""
 
@@ -152,8 +160,8 @@ class Together:
     @pytest.hookimpl(tryfirst=True)
     def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> bool | None:
         """On ranks above 0: run the examples that rank 0 sends, instead of the test."""
-        team, prop = leading.TEAM, property_of(pyfuncitem)
-        if team is None or team.rank == 0 or prop is None or prop.backend != "mpi":
+        team = following(pyfuncitem)
+        if team is None:
             return None
         team.follow(pyfuncitem.nodeid)
         return True
@@ -175,6 +183,15 @@ class Together:
         finally:
             team.end(answer)
         return result
+
+    @pytest.hookimpl(optionalhook=True, tryfirst=True)
+    def pytest_timeout_set_timer(self, item: pytest.Item) -> bool | None:
+        """pytest-timeout's: ranks above 0 have no timer, since rank 0's ends the job.
+
+        One of theirs that fires first makes an answer, which rank 0 reports as a failure of the test
+        while its own timer fires outside of any test: an internal error of pytest.
+        """
+        return None if following(item) is None else True
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """On ranks above 0: print a failure outside of `spmd` tests, which rank 0 may not have."""
