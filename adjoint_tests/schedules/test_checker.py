@@ -295,7 +295,7 @@ def test_replicas_have_one_order() -> None:
 @pytest.mark.parametrize("p", [1, 2, 3, 5, 8])
 @pytest.mark.parametrize("more", [0, 1, 7])
 def test_peaks_are_those_of_the_table(p: int, more: int) -> None:
-    """strategies.md, section 1."""
+    """Activations and versions that the papers of the schedules count."""
     m = p + more
     stages = range(p)
     assert check(gpipe(p, m)).activations == dict.fromkeys(stages, m)

@@ -184,7 +184,8 @@ def defaults_are_those_of_torch(backend: Backend) -> None:
 
 
 def grids_are_transposed_as_in_mathematics(backend: Backend) -> None:
-    """The worker at (i, j) stands at (j, i): seed 002's examples 7 and 8, with fewer workers."""
+    """The worker at (i, j) stands at (j, i): examples 7 and 8 of DistDL's page on
+    sum-reduction, with fewer workers."""
     n = size(backend)
     columns, wide = Partition((n, 1)), Partition((1, n))
     x = torch.full((2, 1), float(mine(backend)))

@@ -1,4 +1,4 @@
-"""Weights as the authors of seed 003 drew them: by mt19937_64 and uniform_real_distribution of
+"""Weights as Wang and Cao (2022) drew them: by mt19937_64 and uniform_real_distribution of
 libstdc++."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Table 1 of seed 003, run again: right, and with the authors' mistakes.
+"""Table 1 of Wang and Cao (2022), run again: right, and with the authors' mistakes.
 
     python benchmarks/strategies/perceptrons/mlp.py --published [--strategy server] [--only 1x16]
 

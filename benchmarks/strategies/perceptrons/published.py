@@ -1,4 +1,4 @@
-"""The networks that the authors of seed 003 trained, made of the pieces of `linop.networks`.
+"""The networks that Wang and Cao (2022) trained, made of the pieces of `linop.networks`.
 
 Their mistakes are maps and operators that say what they do: all but the first are right for some
 network, which is not the one of the text.

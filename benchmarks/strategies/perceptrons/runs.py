@@ -1,5 +1,5 @@
-"""Runs of table 1 of seed 003: their configurations, the authors' logs, and each run here, right or
-with the authors' mistakes."""
+"""Runs of table 1 of Wang and Cao (2022): their configurations, the authors' logs, and each run
+here, right or with the authors' mistakes."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ def page(known: Known, found: Runs) -> str:
     right = [c for c in known if (c, False) in found]
     return "\n".join(
         [
-            "# Table 1 of seed 003, run again\n",
+            "# Table 1 of Wang and Cao (2022), run again\n",
             "One epoch of MNIST, learning rate 0.1, float32; every loss is computed, by as many "
             "workers as the table says, which are threads of one process. Written by "
             "`python benchmarks/strategies/perceptrons/mlp.py`.\n",
