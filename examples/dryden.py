@@ -159,8 +159,8 @@ def by_index(g: Array, w: Array) -> Array:
 
 
 def misprint(g: Array, w: Array) -> Array:
-    """The same as a survey of parallel training prints it, with a sum over j from 0 to F - 1: so the
-    column j of the result is lost, and f, which nothing sums over, is the last filter."""
+    """The same as a survey of parallel training prints it, with a sum over j from 0 to F - 1: so
+    the column j of the result is lost, and f, which nothing sums over, is the last filter."""
     F, dx = w.shape[-1], np.zeros((len(g), w.shape[1], *g.shape[2:]))
     padded, half, f = edged(g, 2 * F), F // 2, len(w) - 1
     for k, c, i, j in np.ndindex(dx.shape):

@@ -1,4 +1,4 @@
-"""benchmarks/strategies/perceptrons: the runs of Wang and Cao (2022), replayed; and its node, fitted."""
+"""benchmarks/strategies/perceptrons: runs of Wang and Cao (2022), replayed; their node, fitted."""
 
 from __future__ import annotations
 

@@ -193,7 +193,8 @@ def test_sum_reduce_sums_what_meets(data: st.DataObject, folding: Any, seed: int
 
 
 EXAMPLES: dict[int, tuple[Any, ...]] = {
-    # Of DistDL's page on sum-reduction: source grid, destination grid, transposed?, sums over the source's workers.
+    # Of DistDL's page on sum-reduction: source grid, destination grid, transposed?, and sums over
+    # the source's workers.
     1: ((4,), (1,), {}, lambda a: a.sum(0, keepdims=True)),
     2: ((2, 3), (1,), {}, lambda a: a.sum((0, 1))[None]),
     3: ((3, 4), (3, 1), {}, lambda a: a.sum(1, keepdims=True)),

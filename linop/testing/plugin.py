@@ -188,7 +188,7 @@ class Together:
     def pytest_timeout_set_timer(self, item: pytest.Item) -> bool | None:
         """pytest-timeout's: ranks above 0 have no timer, since rank 0's ends the job.
 
-        One of theirs that fires first makes an answer, which rank 0 reports as a failure of the test
+        One of theirs that fires first makes an answer, which rank 0 reports as a failed test,
         while its own timer fires outside of any test: an internal error of pytest.
         """
         return None if following(item) is None else True
