@@ -116,13 +116,13 @@ def test_simplifying_looks_at_each_step_a_few_times(monkeypatch: pytest.MonkeyPa
     """In proportion to the program: four times the workers are four times the looks; and about once
     at each step, where no step that went has brought two others together."""
     looks = []
-    last = laws._last
+    last = laws._Product._last
 
     def counted(*arguments: Any) -> int:
         looks.append(1)
         return last(*arguments)
 
-    monkeypatch.setattr(laws, "_last", counted)
+    monkeypatch.setattr(laws._Product, "_last", counted)
     found = []
     for workers in (16, 64):
         looks.clear()
