@@ -116,13 +116,13 @@ def test_simplifying_looks_at_each_step_a_few_times(monkeypatch: pytest.MonkeyPa
     """In proportion to the program: four times the workers are four times the looks; and about once
     at each step, where no step that went has brought two others together."""
     looks = []
-    last = laws._last
+    last = laws._Product._last
 
     def counted(*arguments: Any) -> int:
         looks.append(1)
         return last(*arguments)
 
-    monkeypatch.setattr(laws, "_last", counted)
+    monkeypatch.setattr(laws._Product, "_last", counted)
     found = []
     for workers in (16, 64):
         looks.clear()
@@ -154,8 +154,10 @@ def test_a_halo_is_written_out_in_proportion_to_its_messages() -> None:
 
 
 def test_programs_of_thousands_keep_no_object_for_each_action() -> None:
-    """Neither written out, nor as an adjoint, nor in the normal form."""
+    """Neither written out, nor as an adjoint, nor simplified, nor in the normal form."""
     H = expanded(halo(64)).H
+    simple = H.simplify()
+    assert simple is not H
     assert len(H.stages.movements[0].table)
     kept = [thing for thing in gc.get_objects() if type(thing) in (Add, Clear)]
     mine = {region.name for step in H._flattened() for region in step.domain}

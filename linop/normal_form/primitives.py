@@ -9,10 +9,10 @@ move.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, overload
+from itertools import chain, groupby
+from typing import Any, ClassVar, overload
 
 import numpy as np
 
@@ -232,6 +232,16 @@ def in_columns(actions: Sequence[Action]) -> tuple[Sequence[Subset], Sequence[Su
     return [target for target, _, _ in blocks], [source for _, source, _ in blocks]
 
 
+def joined_in_place(factors: Iterable[Any]) -> Iterator[Any]:
+    """Some factors, with each run of actions in place as one `InPlace`."""
+    for in_place, run in groupby(factors, lambda f: isinstance(f, InPlace | Add | Clear)):
+        if in_place:
+            columns = [in_columns(f if isinstance(f, InPlace) else (f,)) for f in run]
+            yield InPlace(*map(chain.from_iterable, zip(*columns, strict=True)))
+        else:
+            yield from run
+
+
 BetweenSpaces = tuple[Space, Sequence[Action], Space]
 """(space before, actions, space after), first applied first. Several actions leave the space
 unchanged."""
@@ -245,22 +255,44 @@ def independent_batches(product: Iterable[BetweenSpaces]) -> list[list[BetweenSp
     starts a new batch too, since its contents are lost.
     """
     batches: list[list[BetweenSpaces]] = [[]]
-    written: defaultdict[str, list[Subset]] = defaultdict(list)
+    written = _Written()
     gone: set[str] = set()
     for before, actions, after in product:
         first, alone = 0, next(iter(actions), None)
         if isinstance(alone, Allocate) and not gone.isdisjoint(alone.names):
             batches.append([])
-            written, gone = defaultdict(list), set()
+            written, gone = _Written(), set()
         elif isinstance(alone, Deallocate):
             gone.update(alone.names)
         for k, (target, source) in enumerate(zip(*in_columns(actions), strict=True)):
-            boxes = written.get(source.region.name)
-            if boxes is not None and any(map(source.overlaps, boxes)):
+            if written.meets(source):
                 if k > first:
                     batches[-1].append((before, actions[first:k], before))
                 batches.append([])
-                first, written, gone = k, defaultdict(list), set()
-            written[target.region.name].append(target)
+                first, written, gone = k, _Written(), set()
+            written.append(target)
         batches[-1].append((before, actions[first:], after))
     return batches
+
+
+class _Written:
+    """The boxes that a batch writes. Those of a region are a chain of positions, the latest first,
+    and not a list each, which the garbage collector would visit."""
+
+    def __init__(self) -> None:
+        self._boxes: list[Subset] = []
+        self._latest: dict[str, int] = {}
+        self._before: list[int] = []
+
+    def append(self, box: Subset) -> None:
+        name = box.region.name
+        self._before.append(self._latest.get(name, -1))
+        self._latest[name] = len(self._boxes)
+        self._boxes.append(box)
+
+    def meets(self, box: Subset) -> bool:
+        """True if a box was written that shares an element with this one."""
+        at = self._latest.get(box.region.name, -1)
+        while at >= 0 and not box.overlaps(self._boxes[at]):
+            at = self._before[at]
+        return at >= 0

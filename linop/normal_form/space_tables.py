@@ -13,6 +13,7 @@ from linop.normal_form.boxes import Ints, Table
 from linop.normal_form.columns import column, ones
 from linop.normal_form.primitives import Action, in_columns
 from linop.spaces.exact import Exact, exact
+from linop.spaces.numbering import padded
 from linop.spaces.region import Region, Subset
 from linop.spaces.scalars import Scalar
 from linop.spaces.space import Space
@@ -62,20 +63,11 @@ def table_of(
     """The table of the sum of blocks in columns, not canonical. Of the targets only the boxes are
     used; `dst` numbers their regions in the codomain."""
     ndim, index = table_ndim(domain, codomain), domain.numbering.index
-    at = _corners([target.start for target in targets], ndim, 0)
-    of = _corners([source.start for source in sources], ndim, 0)
-    stop = _corners([target.stop for target in targets], ndim, 1)
+    at = padded([target.start for target in targets], ndim, 0)
+    of = padded([source.start for source in sources], ndim, 0)
+    stop = padded([target.stop for target in targets], ndim, 1)
     src = np.array([index[source.region.name] for source in sources], np.int64)
     return Table(np.array(dst, np.int64), src, at, of, stop - at, column(numbers))
-
-
-def _corners(corners: Sequence[tuple[int, ...]], ndim: int, beyond: int) -> Ints:
-    """Corners of boxes as rows, (n, ndim); `beyond` fills the dimensions that a box lacks."""
-    rows = np.full((len(corners), ndim), beyond, np.int64)
-    ndims = np.fromiter(map(len, corners), np.int64, len(corners))
-    given = np.arange(ndim) < ndims[:, None]
-    rows[given] = np.fromiter(chain.from_iterable(corners), np.int64, int(ndims.sum()))
-    return rows
 
 
 def shared_table(domain: Space, codomain: Space) -> Table:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import operator
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -26,7 +26,7 @@ from linop.provenance import records_origin
 from linop.spaces.blocks import intersections, is_tiled, lines
 from linop.spaces.decomposition import Bounds
 from linop.spaces.partition import Partition, balanced
-from linop.spaces.region import Region, Subset, as_subset, naturals
+from linop.spaces.region import Region, Subset, naturals
 from linop.spaces.tensor import TensorSpace
 
 PerDim = int | Sequence[int]
@@ -183,6 +183,7 @@ class _Exchange:
 
     def __init__(self, X: TensorSpace, E: TensorSpace, needed: tuple[Bounds, ...]) -> None:
         self.X, self.E, self.needed = X, E, needed
+        self.corners: dict[tuple[int, ...], tuple[int, ...]] = {}
         self.base = dict(
             zip(E.numbering.index, E.numbering.starts[:, : E.ndim].tolist(), strict=True)
         )
@@ -194,8 +195,8 @@ class _Exchange:
         messages = list(self._messages(dim))
         if not messages:
             return
-        sends = [_buffer(f"s{dim}:{a}→{b}", part) for part, _, a, b in messages]
-        receives = [_buffer(f"r{dim}:{a}→{b}", part) for _, part, a, b in messages]
+        sends = [self._buffer(f"s{dim}:{a}→{b}", part) for part, _, a, b in messages]
+        receives = [self._buffer(f"r{dim}:{a}→{b}", part) for _, part, a, b in messages]
         buffers = [*sends, *receives]
         bring = allocate(self.E, *(buffer.region for buffer in buffers))
         space = bring.codomain
@@ -247,11 +248,17 @@ class _Exchange:
     def _part(self, region: Region, low: list[int], high: list[int]) -> Subset:
         base = self.base[region.name]
         start, stop = map(operator.sub, low, base), map(operator.sub, high, base)
-        return Subset(region, tuple(start), tuple(stop))
+        return Subset(region, self._corner(start), self._corner(stop))
 
+    def _buffer(self, name: str, part: Subset) -> Subset:
+        start, stop = self._corner((0,) * self.X.ndim), self._corner(part.shape)
+        return Subset(Region.checked(name, stop, part.workers, part.memory), start, stop)
 
-def _buffer(name: str, part: Subset) -> Subset:
-    return as_subset(Region.checked(name, part.shape, part.workers, part.memory))
+    def _corner(self, given: Iterable[int]) -> tuple[int, ...]:
+        """A tuple, the same object for equal ones: blocks have few different corners, and a tuple
+        for each of 16,000 messages would keep the garbage collector busy."""
+        corner = tuple(given)
+        return self.corners.setdefault(corner, corner)
 
 
 def _geometry(X: TensorSpace, kernels: Sequence[Kernel]) -> list[list[HaloDim]]:

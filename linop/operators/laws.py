@@ -1,52 +1,55 @@
 """Algebraic laws of the memory primitives (paper, section 2), and the rewrite that applies them.
 
 A product is a list of factors, the first applied first. A factor is an `Action` on a region or a
-pair of subsets, or an opaque object, which no law moves an action across. Actions on different
-regions commute, so a law for two neighbours also holds for an action and the last one before it
-that shares a region with it. A law is one row of `LAWS`.
+pair of subsets, many in place (`InPlace`), or an opaque object, which no law moves an action
+across. Actions on different regions commute, so a law for two neighbours also holds for an action
+and the last one before it that shares a region with it. A law is one row of `LAWS`: it compares
+the part that the later action reads with the part that the earlier one writes. Those of an
+allocation, deallocation or clear are the same: its region or subset.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from heapq import merge
-from itertools import groupby
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, compress, groupby, islice
 from typing import Any
 
-from linop.normal_form.primitives import Action, Add, Allocate, Clear, Deallocate
-from linop.spaces.region import Part, Subset, as_subset
+from linop.normal_form.primitives import Add, Allocate, Clear, Deallocate, InPlace
+from linop.spaces.region import Part, Region, Subset, as_subset
 
 Factor = Any
-"""An `Action`, or an opaque object (a barrier)."""
+"""An `Action`, an `InPlace` of several, or an opaque object (a barrier)."""
+
+LATER, EARLIER, NEITHER, CLEARED = "the later", "the earlier", "neither", "a clear of the region"
+"""The product of two actions by a law: one of them, the identity, or a clear."""
 
 
-def _clear_clear(after: Clear, before: Clear) -> list[Action] | None:
+def _clear_clear(after: Subset, before: Subset) -> str | None:
     """K_b K_c = K_b and K_c K_b = K_b if b contains c."""
-    if before.part.contains(after.part):
-        return [before]
-    return [after] if after.part.contains(before.part) else None
+    if before.contains(after):
+        return EARLIER
+    return LATER if after.contains(before) else None
 
 
-def _deallocate_allocate(after: Deallocate, before: Allocate) -> list[Action] | None:
+def _deallocate_allocate(after: Region, before: Region) -> str | None:
     """D_b A_b = I."""
-    return [] if after.parts == before.parts else None
+    return NEITHER if after == before else None
 
 
-def _allocate_deallocate(after: Allocate, before: Deallocate) -> list[Action] | None:
+def _allocate_deallocate(after: Region, before: Region) -> str | None:
     """A_b D_b = K_b."""
-    return [Clear(as_subset(after.parts[0]))] if after.parts == before.parts else None
+    return CLEARED if after == before else None
 
 
-def _lost(after: Action, before: Action) -> list[Action] | None:
+def _lost(after: Part, before: Part) -> str | None:
     """D_b K_b = D_b, D_b S_{a→b} = D_b and K_b S_{a→b} = K_b: a dead write is dropped."""
-    return [after] if _holds(after.parts[0], before.parts[-1]) else None
+    return LATER if _holds(after, before) else None
 
 
-def _of_zero(after: Action, before: Action) -> list[Action] | None:
+def _of_zero(after: Part, before: Part) -> str | None:
     """K_b A_b = A_b, S_{b→a} A_b = A_b and S_{b→a} K_b = K_b: clearing or adding zeros is
     dropped."""
-    return [before] if _holds(before.parts[0], after.parts[0]) else None
+    return EARLIER if _holds(before, after) else None
 
 
 def _holds(whole: Part, part: Part) -> bool:
@@ -57,10 +60,10 @@ def _holds(whole: Part, part: Part) -> bool:
         return whole.contains(part if type(part) is Subset else as_subset(part))
     # A whole region: mostly the same object.
     region = part.region if type(part) is Subset else part
-    return region is whole or as_subset(whole).contains(as_subset(part))
+    return region is whole or region == whole or not part.size
 
 
-Law = Callable[[Any, Any], list[Action] | None]
+Law = Callable[[Any, Any], str | None]
 
 LAWS: dict[tuple[type[Any], type[Any]], Law] = {
     (Clear, Clear): _clear_clear,
@@ -74,115 +77,168 @@ LAWS: dict[tuple[type[Any], type[Any]], Law] = {
     (Add, Clear): _of_zero,
 }
 """By the classes of the later and the earlier of two actions, the law for their product: it returns
-the shorter product, or None if it does not apply."""
-
-_ACTIONS = frozenset({Add, Allocate, Clear, Deallocate})
-"""The four classes of actions: asking for theirs, an abstract one, takes three times as long."""
+the product, by the part that the later reads and that the earlier writes, or None if it does not
+apply."""
 
 
-def _copied_back(after: Add, history: Iterator[Factor]) -> bool:
-    """True if the law S_{b→a} K_a S_{a→b} Z_b = S_{a→b} Z_b applies, where Z_b allocates or clears
-    b: a copy from a to b and back to a.
-
-    Args:
-        after: the action S_{b→a}.
-        history: the factors before it that share a region with it, latest first, K_a included.
-    """
-    _, copied, zeroed = (next(history, None) for _ in range(3))
-    return (
-        copied == after.adjoint
-        and isinstance(zeroed, Allocate | Clear)
-        and _holds(zeroed.parts[0], after.source)
-    )
-
-
-def reduced_by_laws(factors: Sequence[Factor]) -> list[Factor]:
-    """An equal product, after all laws, applied until none shortens it. If none applies, a copy of
-    `factors`."""
-    current = list(_split(factors))
-    exposed = True
-    while exposed:
-        current, exposed = _reduce_once(current)
-    joined = _joined(current)
+def reduced_by_laws(factors: Sequence[Factor]) -> Sequence[Factor]:
+    """An equal product, after all laws, applied until none shortens it; `factors` itself if none
+    applies. Consecutive actions in place are one `InPlace`."""
+    rows: Iterator[Row] = chain.from_iterable(map(_rows, factors))
+    while (product := _Product.reduced(rows)).exposed:
+        rows = product.rows()
+    joined = list(product.factors())
     # Allocations of several regions were split; if other factors are between them, they stay split.
-    return joined if len(joined) < len(factors) else list(factors)
+    return joined if _length(joined) < _length(factors) else factors
 
 
-def _reduce_once(factors: Sequence[Factor]) -> tuple[list[Factor], bool]:
-    """One sweep: each factor against the last one before it that shares a region with it.
+def _length(factors: Sequence[Factor]) -> int:
+    return sum(len(factor) if type(factor) is InPlace else 1 for factor in factors)
 
-    Returns:
-        The product, and True if a factor was removed between two others to which a law may now
-        apply, so that another sweep is needed.
+
+Row = tuple[type[Any], Any, Any, str, str]
+"""An action as its class, the parts that it writes and reads, and the names of their regions. An
+opaque object has the class `object`, and is both parts."""
+
+
+def _rows(factor: Factor) -> Iterator[Row]:
+    """The actions of a factor. Allocations and deallocations are one per region, since laws compare
+    single regions."""
+    kind = type(factor)
+    if kind is Allocate or kind is Deallocate:
+        for region in factor.regions:
+            yield kind, region, region, region.name, region.name
+    elif kind is InPlace:
+        for b, a in zip(factor.targets, factor.sources, strict=True):
+            yield Clear if a is b else Add, b, a, b.region.name, a.region.name
+    elif kind is Add or kind is Clear:
+        yield from _rows(InPlace(factor.parts[-1:], factor.parts[:1]))
+    else:
+        yield object, factor, factor, "", ""
+
+
+_JOINED: dict[type[Any], type[Any]] = {Add: InPlace, Clear: InPlace}
+"""The class of a run of actions, where it is not the actions' own."""
+
+
+class _Product:
+    """A product under reduction, in columns: the garbage collector would visit an object for each
+    action repeatedly.
+
+    Attributes:
+        exposed: an action was removed between two others to which a law may now apply, so that
+            another sweep is needed.
     """
-    done: list[Factor | None] = []
-    touching: defaultdict[str, list[int]] = defaultdict(list)
-    exposed = False
-    for factor in factors:
-        if type(factor) not in _ACTIONS:
-            touching.clear()  # no law applies across a barrier
-            done.append(factor)
-            continue
-        reduced: Action | None = factor
-        while reduced is not None:
-            shared = [touching[name] for name in reduced.names]
-            last = _last(done, shared)
-            before: Any = done[last] if last >= 0 else None
-            if type(reduced) is Add and type(before) is Clear and before.part == reduced.target:
-                if _copied_back(reduced, _history(done, shared)):
-                    done[last] = None
-                    break
-            law = LAWS.get((type(reduced), type(before)))
-            result = None if law is None else law(reduced, before)
+
+    def __init__(self) -> None:
+        self.exposed = False
+        self._kinds: list[type[Any] | None] = []  # None: removed
+        self._targets: list[Any] = []
+        self._sources: list[Any] = []
+        self._names: list[str] = []  # of the regions that action k writes, at 2k, and reads, 2k + 1
+        # The actions on a region are a chain of such positions, the latest first; -1 ends it.
+        self._latest: dict[str, int] = {}
+        self._before: list[int] = []
+
+    @staticmethod
+    def reduced(rows: Iterable[Row]) -> _Product:
+        """One sweep: each action against the last one before it that shares a region with it."""
+        product = _Product()
+        for kind, target, source, written, read in rows:
+            if kind is object:
+                product._latest.clear()  # no law applies across a barrier
+            product._multiply(kind, target, source, written, read)
+        return product
+
+    def rows(self) -> Iterator[Row]:
+        """The actions that are left."""
+        names = self._names[::2], self._names[1::2]
+        rows = zip(self._kinds, self._targets, self._sources, *names, strict=True)
+        return compress(rows, self._kinds)  # type: ignore[arg-type]
+
+    def factors(self) -> Iterator[Factor]:
+        """The product that is left, with runs of allocations, of deallocations and of actions in
+        place joined to one factor each."""
+        targets, sources = (compress(part, self._kinds) for part in (self._targets, self._sources))
+        for kind, run in groupby(_JOINED.get(kind, kind) for kind in self._kinds if kind):
+            many = sum(1 for _ in run)
+            written, read = tuple(islice(targets, many)), tuple(islice(sources, many))
+            if kind is InPlace:
+                yield InPlace(written, read)
+            elif kind is object:
+                yield from written
+            else:
+                yield kind(written)
+
+    def _multiply(self, kind: type[Any], target: Any, source: Any, written: str, read: str) -> None:
+        while (last := self._last(written, read)) >= 0:
+            result = self._by_law(kind, target, source, last)
             if result is None:
-                for live in shared:
-                    live.append(len(done))
-                done.append(reduced)
                 break
-            if result and result[0] is before:
-                break
-            # No later factor shares a region with the result, so it commutes to the end, and is
-            # reduced against the factors before the action that it replaces.
-            done[last] = None
-            exposed = exposed or any(touching[name][-1] > last for name in before.names)
-            reduced = result[0] if result else None
-    return [factor for factor in done if factor is not None], exposed
+            if result == EARLIER:
+                return
+            # No later action shares a region with the result, so it commutes to the end, and is
+            # reduced against the actions before the one that it replaces.
+            self._remove(last)
+            if result == NEITHER:
+                return
+            if result == CLEARED:
+                kind, target = Clear, as_subset(target)
+                source = target
+        self._append(kind, target, source, written, read)
 
+    def _last(self, written: str, read: str) -> int:
+        """The last action on a region of one of these names; -1 if there is none."""
+        last = self._alive(written)
+        return last if read is written else max(last, self._alive(read))
 
-def _last(done: Sequence[Factor], shared: Sequence[list[int]]) -> int:
-    """The largest index of a factor in `done` that is in one of the lists; -1 if there is none."""
-    last = -1
-    for live in shared:
-        # Removed factors are at the end: the replacement of one is appended after it.
-        while live and done[live[-1]] is None:
-            live.pop()
-        if live and live[-1] > last:
-            last = live[-1]
-    return last
+    def _alive(self, name: str) -> int:
+        at = self._latest.get(name, -1)
+        # Removed actions are at the end: the replacement of one is appended after it.
+        while at >= 0 and self._kinds[at >> 1] is None:
+            at = self._latest[name] = self._before[at]
+        return at >> 1
 
+    def _by_law(self, kind: type[Any], target: Any, source: Any, last: int) -> str | None:
+        before = self._kinds[last]
+        if kind is Add and before is Clear and self._targets[last] == target:
+            if self._copied_back(target, source):
+                return NEITHER
+        law = LAWS.get((kind, before))  # type: ignore[arg-type]
+        return None if law is None else law(source, self._targets[last])
 
-def _history(done: Sequence[Factor], shared: Sequence[list[int]]) -> Iterator[Factor]:
-    """The factors in `done` that are in one of these lists, latest first."""
-    every = merge(*map(reversed, shared), reverse=True)
-    return (done[k] for k, _ in groupby(every) if done[k] is not None)
+    def _copied_back(self, a: Subset, b: Subset) -> bool:
+        """True if the law S_{b→a} K_a S_{a→b} Z_b = S_{a→b} Z_b applies to S_{b→a} and the actions
+        before it, K_a included, where Z_b allocates or clears b: a copy from a to b and back."""
+        history = self._history(a.region.name, b.region.name)
+        _, copied, zeroed = (next(history, None) for _ in range(3))
+        return (
+            copied is not None
+            and zeroed is not None
+            and self._kinds[copied] is Add
+            and (self._sources[copied], self._targets[copied]) == (a, b)
+            and self._kinds[zeroed] in (Allocate, Clear)
+            and _holds(self._targets[zeroed], b)
+        )
 
+    def _history(self, one: str, other: str) -> Iterator[int]:
+        """The actions on regions of these names, latest first."""
+        at = [self._latest.get(one, -1), self._latest.get(other, -1)]
+        while (last := max(at) >> 1) >= 0:
+            if self._kinds[last] is not None:
+                yield last
+            at = [self._before[k] if k >> 1 == last else k for k in at]
 
-def _split(factors: Sequence[Factor]) -> Iterator[Factor]:
-    """Allocations and deallocations as one per region, since laws compare single regions."""
-    for factor in factors:
-        kind = type(factor)
-        if kind is Allocate or kind is Deallocate:
-            yield from (kind((region,)) for region in factor.regions)
-        else:
-            yield factor
+    def _remove(self, last: int) -> None:
+        self._kinds[last] = None
+        names = self._names[2 * last], self._names[2 * last + 1]
+        self.exposed |= any(self._latest[name] >> 1 > last for name in names)
 
-
-def _joined(factors: Sequence[Factor]) -> list[Factor]:
-    """Runs of consecutive allocations, or of deallocations, merged into one action each."""
-    joined: list[Factor] = []
-    for kind, group in groupby(factors, type):
-        if kind in (Allocate, Deallocate):
-            joined.append(kind(tuple(region for factor in group for region in factor.regions)))
-        else:
-            joined += group
-    return joined
+    def _append(self, kind: type[Any], target: Any, source: Any, written: str, read: str) -> None:
+        latest, at = self._latest, len(self._before)
+        self._kinds.append(kind)
+        self._targets.append(target)
+        self._sources.append(source)
+        self._names += written, read
+        self._before += latest.get(written, -1), latest.get(read, -1)
+        latest[written], latest[read] = at, at + 1

@@ -95,10 +95,12 @@ def out_of_place(domain: Space, codomain: Space, pairs: Iterable[Pair]) -> Linea
     fresh = {r.name: _primed(r, domain) if clash else r for r in codomain.regions}
     bring = allocate(domain, *fresh.values())
     factors = [bring]
-    every = [(as_subset(a), as_subset(b)) for a, b in pairs]
-    if every:
-        targets = [Subset(fresh[b.region.name], b.start, b.stop) for _, b in every]
-        factors.append(adds(bring.codomain, [a for a, _ in every], targets))
+    given = list(pairs)
+    sources, targets = [as_subset(a) for a, _ in given], [as_subset(b) for _, b in given]
+    if clash:
+        targets = [Subset(fresh[b.region.name], b.start, b.stop) for b in targets]
+    if given:
+        factors.append(adds(bring.codomain, sources, targets))
     # Deallocations are written as adjoints of allocations, so that they end in `codomain` itself.
     if not clash:
         return compose(allocate(codomain, *domain.regions).H, *reversed(factors))

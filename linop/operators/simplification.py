@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import singledispatch
-from itertools import groupby
 from typing import Any
 
-from linop.normal_form.primitives import Add, Clear
+from linop.normal_form.primitives import InPlace, joined_in_place
 from linop.operators import laws
 from linop.operators.expressions import (
     Composition,
@@ -35,8 +34,9 @@ def simplified(op: LinearOperator) -> LinearOperator:
 
 @simplified.register
 def _(op: Primitives) -> LinearOperator:
-    few = laws.reduced_by_laws(op.actions)
-    return _composed(few, op.domain, op.codomain) if len(few) < len(op.actions) else op
+    given = _pieces(op)
+    few = laws.reduced_by_laws(given)
+    return op if few is given else _composed(few, op.domain, op.codomain)
 
 
 @simplified.register
@@ -52,10 +52,10 @@ def _(op: Composition) -> LinearOperator:
         if isinstance(simple, Zero):
             return Zero(op.domain, op.codomain)
         for piece in simple._flattened():
-            pieces += piece.actions if isinstance(piece, Primitives) else (piece,)
+            pieces += _pieces(piece)
     kept = [piece for piece in pieces if not isinstance(piece, Identity)]
     reduced = laws.reduced_by_laws(kept)
-    if not changed and len(reduced) == len(pieces):
+    if not changed and reduced is kept and len(kept) == len(pieces):
         return op
     return _without_scalar(Scaled(scalar, _composed(reduced, op.domain, op.codomain)))
 
@@ -85,19 +85,26 @@ def _without_scalar(op: Scaled) -> LinearOperator:
     return op.operand if op.scalar == 1 else op
 
 
+def _pieces(op: LinearOperator) -> Sequence[Any]:
+    """The factors of an operator that `linop.operators.laws` compares."""
+    if not isinstance(op, Primitives):
+        return (op,)
+    return (op.actions,) if isinstance(op.actions, InPlace) else op.actions
+
+
 def _composed(pieces: Sequence[Any], domain: Space, codomain: Space) -> LinearOperator:
     """The composition of actions and operators, the first applied first; the identity from domain
     to codomain if there are none."""
     space = domain
     factors: list[LinearOperator] = []
-    for in_place, some in groupby(pieces, lambda piece: isinstance(piece, Add | Clear)):
-        group = list(some)
-        for piece in [Primitives(space, group, space)] if in_place else group:
-            if isinstance(piece, LinearOperator):
-                factors.append(piece)
-            else:
-                factors.append(Primitives(space, [piece], piece.codomain(space)))
-            space = factors[-1].codomain
+    for piece in joined_in_place(pieces):
+        if isinstance(piece, LinearOperator):
+            factors.append(piece)
+        elif isinstance(piece, InPlace):
+            factors.append(Primitives(space, piece, space))
+        else:
+            factors.append(Primitives(space, [piece], piece.codomain(space)))
+        space = factors[-1].codomain
     return compose(*reversed(factors)) if factors else Identity(domain, codomain)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from itertools import repeat
+from itertools import chain, repeat
 from typing import Any
 
 import numpy as np
@@ -48,8 +48,7 @@ class Numbering:
         """The shapes of all regions, (n, d): one row per region, padded with ones to the largest
         number of dimensions d, at least 1."""
         ndim = max((region.ndim for region in self.regions), default=0) or 1
-        padded = [(*r.shape, *(1,) * (ndim - r.ndim)) for r in self.regions]
-        return np.array(padded, np.int64).reshape(len(padded), ndim)
+        return padded([region.shape for region in self.regions], ndim, 1)
 
     @cached_property
     def holders(self) -> tuple[Ints, ...]:
@@ -222,3 +221,12 @@ class BlockNumbering(Numbering):
         return super().__eq__(other)
 
     __hash__ = None
+
+
+def padded(rows: Sequence[tuple[int, ...]], length: int, beyond: int) -> Ints:
+    """Rows of at most `length` numbers as an array, (n, length), filled up with `beyond`."""
+    filled = np.full((len(rows), length), beyond, np.int64)
+    lengths = np.fromiter(map(len, rows), np.int64, len(rows))
+    given = np.arange(length) < lengths[:, None]
+    filled[given] = np.fromiter(chain.from_iterable(rows), np.int64, int(lengths.sum()))
+    return filled

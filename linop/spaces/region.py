@@ -124,6 +124,11 @@ class Subset:
     start: tuple[int, ...]
     stop: tuple[int, ...]
 
+    def __init__(self, region: Region, start: tuple[int, ...], stop: tuple[int, ...]) -> None:
+        _set_region(self, region)
+        _set_start(self, start)
+        _set_stop(self, stop)
+
     @property
     def shape(self) -> tuple[int, ...]:
         return tuple(map(operator.sub, self.stop, self.start))
@@ -182,6 +187,10 @@ class Subset:
             return self.region.name
         return f"{self.region.name}[{', '.join(f'{s.start}:{s.stop}' for s in self.slices)}]"
 
+
+_set_region, _set_start, _set_stop = (
+    vars(Subset)[slot].__set__ for slot in ("region", "start", "stop")
+)
 
 Part = Region | Subset
 
