@@ -23,7 +23,9 @@ from support.strategies.pipelines.unusual_stages import (
     beside_one_process,
     casts_as_one_process,
     drops_after_a_change_of_mode,
+    drops_at_another_rate,
     drops_the_same,
+    evaluates_in_inference_mode,
     hooked,
     in_place,
     of_dtype,
@@ -108,6 +110,14 @@ def test_dropout_on_ranks() -> None:
 
 def test_dropout_after_a_change_of_mode() -> None:
     on_threads(3, drops_after_a_change_of_mode)
+
+
+def test_rates_of_dropout() -> None:
+    on_threads(3, drops_at_another_rate)
+
+
+def test_evaluation_between_steps() -> None:
+    on_threads(2, evaluates_in_inference_mode)
 
 
 def test_mixed_precision() -> None:

@@ -93,6 +93,7 @@ class Stage:
         self._plan = _updates([a for a in row if a.stage == index])
         self._stashes = any(update.old for update in self._plan)
         self.parameters = list(module.parameters())  # they may be frozen and thawed between steps
+        self._modules = tuple(module.modules())
         self.units = sharded_units(module)
         self._halves = halves and not self.units  # the second half would be of whole parameters
         if self.units and self._stashes:
@@ -103,6 +104,11 @@ class Stage:
         self._saved: dict[int, _Saved] = {}
         self._versions: dict[int, Version] = {}
         self._updates = 0
+
+    @property
+    def modes(self) -> tuple[bool, ...]:
+        """Training modes of all submodules, on which shapes of outputs may depend."""
+        return tuple(m.training for m in self._modules)
 
     def begin(self) -> None:
         """Begin a step: versions count from 0."""
@@ -143,8 +149,13 @@ class Stage:
         """The loss for one micro-batch, without graph; see `forward`."""
         weights = self._weights(version)
         result = self._called(micro_batch, inputs, weights)
-        self.checked(result)
+        parts = self.checked(result)
         value = loss(micro_batch, result)
+        if not value.requires_grad and any(y.requires_grad for y in parts.values()):
+            raise ArgumentError(
+                f"Pipeline: a loss that depends on the output expected, given {value!r}, which has "
+                f"no gradient: it was detached, or computed without gradients"
+            )
         self._save(micro_batch, inputs, {0: value}, weights)
         plain = self._saved[micro_batch].loss = value.detach()
         return plain
@@ -176,10 +187,7 @@ class Stage:
 
         def call(*inputs: Tensor) -> Tensor:
             if self._writes:  # a module that begins in place, as of its predecessor's output
-                inner = [x.requires_grad or not x.is_floating_point() for x in inputs]
-                inputs = tuple(
-                    x.clone() if own else x for x, own in zip(inputs, inner, strict=True)
-                )
+                inputs = tuple(x.clone() for x in inputs)
             with seeded():
                 # A second forward reads the buffers of the first, and leaves the module's alone.
                 if weights is None and not changed:

@@ -118,9 +118,9 @@ def with_buffers() -> Stages:
 
 def in_place() -> Stages:
     """Stages that begin or end in place."""
-    first, last = (torch.nn.ReLU(inplace=True) for _ in range(2))
+    outer, first, last = (torch.nn.ReLU(inplace=True) for _ in range(3))
     return [
-        block(4, 0),
+        torch.nn.Sequential(outer, block(4, 0)),
         torch.nn.Sequential(first, block(4, 1)),
         torch.nn.Sequential(block(4, 2), last),
     ]
@@ -320,3 +320,65 @@ def drops_after_a_change_of_mode(backend: Backend) -> None:
         found.append([p.grad for p in pipe.parameters()])
     for one, other in zip(*found, strict=True):
         equal("gradient", other, one)
+
+
+def drops_at_another_rate(backend: Backend) -> None:
+    """A rate of dropout, or the mode of one layer, that changes between steps: gradients with
+    recomputation are those without."""
+    both = dropping(), dropping()
+    backend.transport.gather_all(None)  # type: ignore[attr-defined]
+    found = []
+    for recompute, stages in enumerate(both):
+        drop = stages[0][1]
+        table = one_forward_one_backward(3, 4)
+        pipe = Pipeline(stages, table, squares, recompute=bool(recompute), backend=backend)
+        x, target = (values(8, 4, seed=k) for k in (1, 2))
+        for rate, on in ((0.0, True), (0.4, True), (0.4, False), (0.4, True)):
+            drop.p = rate
+            drop.train(on)
+            pipe.step(x, target)
+        found.append([p.grad for p in pipe.parameters()])
+    for one, other in zip(*found, strict=True):
+        equal("gradient", other, one)
+
+
+class Doubling(torch.nn.Module):  # type: ignore[misc]
+    """Twice the columns in training."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([x, x], 1) if self.training else x
+
+
+class Halving(torch.nn.Module):  # type: ignore[misc]
+    """The first four columns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = block(4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x[:, :4])
+
+
+def evaluates_in_inference_mode(backend: Backend) -> None:
+    """Evaluation under `torch.inference_mode`, of stages with other shapes than in training, leaves
+    the steps around it what they are without."""
+    x, target = (values(8, 4, seed=k) for k in (1, 2))
+    found, outputs = [], []
+    for evaluates in (False, True):
+        stages = [torch.nn.Sequential(block(4, 0), Doubling()), Halving()]
+        table = one_forward_one_backward(2, 4)
+        pipe = Pipeline(stages, table, squares, optimizer=SGD, backend=backend)
+        for _ in range(2):
+            if evaluates:
+                pipe.eval()
+                with torch.inference_mode():
+                    outputs.append(pipe(x))
+                pipe.train()
+            pipe.step(x, target)
+        found.append(list(pipe.parameters()))
+    for one, other in zip(*found, strict=True):
+        equal("parameter", other, one)
+    if outputs[0] is not None:
+        alone = torch.nn.Sequential(block(4, 0), block(4, 1))
+        equal("output", outputs[0], torch.cat([alone(one) for one in x.chunk(4)]).detach())
