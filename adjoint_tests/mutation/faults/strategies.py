@@ -127,6 +127,15 @@ STRATEGIES = (
         ("test_unusual_stages.py::test_evaluation_between_steps",),
     ),
     Fault(
+        "graph of one mode",
+        "a stage of an exported model trains in evaluation: its norms and dropout, too",
+        "aliasing",
+        "linop.strategies.pipelines.exported:ModalStage.forward",
+        "self.training == trains",
+        "self.training is not None",
+        ("test_cut_models.py::test_exported_in_both_modes",),
+    ),
+    Fault(
         "inputs in the order of use",
         "a stage of an exported model takes its inputs in another order than its edges come",
         "address",
