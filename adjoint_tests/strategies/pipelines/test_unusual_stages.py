@@ -28,12 +28,14 @@ from support.strategies.pipelines.unusual_stages import (
     evaluates_in_inference_mode,
     hooked,
     in_place,
+    names_do_not_matter,
     of_dtype,
     partly_frozen,
     refuses_clipping,
     refuses_later_calls,
     refuses_sizes,
     refuses_tied,
+    repeating,
     sharing,
     thaw,
     with_buffers,
@@ -59,6 +61,16 @@ def test_hooks_of_tensors(schedule: str) -> None:
 @pytest.mark.parametrize("recompute", [False, True])
 def test_buffers(schedule: str, recompute: bool) -> None:
     on_threads(3, beside_one_process, with_buffers, schedule, {"recompute": recompute})
+
+
+@SCHEDULES
+@pytest.mark.parametrize("recompute", [False, True])
+def test_modules_with_two_names(schedule: str, recompute: bool) -> None:
+    on_threads(3, beside_one_process, repeating, schedule, {"recompute": recompute})
+
+
+def test_versions_of_modules_with_two_names() -> None:
+    on_threads(3, names_do_not_matter, "pipedream")
 
 
 @SCHEDULES

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from linop.errors import ArgumentError
+from linop.strategies.pipelines.stateless import called
 
 Module = Any
 Node = Any
@@ -102,7 +103,7 @@ class ModalStage(torch.nn.Module):  # type: ignore[misc]  # torch is not typed h
             raise ArgumentError(str(other))
         keys = _keys(other)  # of constants the graph has its own
         state = {key: value for key, value in _tensors(self) if key in keys}
-        return torch.func.functional_call(other, state, inputs)
+        return called(other, state, inputs)
 
     def __reduce__(self) -> Any:
         kept = {k: v for k, v in self.__dict__.items() if k not in (*_SHARED, "_made")}

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
-from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils.checkpoint import checkpoint
 
 from linop.backends.autograd.checkpointing import checkpoint_context
@@ -24,6 +23,7 @@ from linop.schedules.actions import COMPUTE
 from linop.strategies.data.unit import shapes_only
 from linop.strategies.pipelines.halves import Part, input_half, weight_half
 from linop.strategies.pipelines.random_numbers import RandomNumbers
+from linop.strategies.pipelines.stateless import called, reading
 
 Tensor = Any
 """torch is not typed here."""
@@ -193,7 +193,7 @@ class Stage:
                 if weights is None and not changed:
                     return self.module(*inputs)
                 given = {**(weights or {}), **{name: b.clone() for name, b in changed.items()}}
-                return torch.func.functional_call(self.module, given, inputs)
+                return called(self.module, given, inputs)
 
         if not self._recompute:
             return call(*inputs)
@@ -236,7 +236,7 @@ class Stage:
             with torch.no_grad(), shapes_only(), self.random.probing(self.module.training):
                 again = [x.clone() for x in inputs]
                 versions = [x._version for x in again]
-                results.append(torch.func.functional_call(self.module, own, tuple(again)))
+                results.append(called(self.module, own, again))
             self._writes |= versions != [x._version for x in again]
             torch.clear_autocast_cache()  # casts of weights without graph, which a step would use
         meet()
@@ -317,10 +317,7 @@ class Stage:
     def _reading(self, weights: Version | None) -> AbstractContextManager[Any]:
         """Context of a backward: the module has the weights of the forward, with which checkpoints
         inside of it compute again."""
-        context: AbstractContextManager[Any] = nullcontext()
-        if weights is not None:
-            context = _reparametrize_module(self.module, weights, tie_weights=True)
-        return context
+        return nullcontext() if weights is None else reading(self.module, weights)
 
     def _collect(self, weights: Version) -> None:
         """Move the gradients of a version to the parameters."""

@@ -116,6 +116,42 @@ def with_buffers() -> Stages:
     return [torch.nn.Sequential(block(4, 0), norms[0]), Averaging(1), norms[1]]
 
 
+class Repeating(torch.nn.Module):  # type: ignore[misc]
+    """A layer and a norm, each used twice.
+
+    Args:
+        named: the second use has a name of its own, by which the modules are the same.
+    """
+
+    def __init__(self, seed: int, named: bool = True) -> None:
+        super().__init__()
+        self.layer, self.norm = block(4, seed), torch.nn.BatchNorm1d(4, dtype=torch.float64)
+        self.other = torch.nn.Sequential(self.layer, self.norm) if named else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(self.layer(x))
+        return self.other(y) if self.other is not None else self.norm(self.layer(y))
+
+
+def repeating() -> Stages:
+    return [Repeating(s) for s in range(3)]
+
+
+def names_do_not_matter(backend: Backend, schedule: str) -> None:
+    """Stages in which modules have two names are trained as those in which they have one."""
+    x, target = (values(8, 4, seed=k) for k in (1, 2))
+    found = []
+    for named in (True, False):
+        stages = [Repeating(s, named) for s in range(3)]
+        table = GENERATORS[schedule](3, 4)
+        pipe = Pipeline(stages, table, squares, optimizer=SGD, backend=backend)
+        for _ in range(2):
+            pipe.step(x, target)
+        found.append([*pipe.parameters(), *pipe.stages[backend.worker or 0].buffers()])
+    for one, other in zip(*found, strict=True):
+        equal("parameter or buffer", one, other)
+
+
 def in_place() -> Stages:
     """Stages that begin or end in place."""
     outer, first, last = (torch.nn.ReLU(inplace=True) for _ in range(3))
