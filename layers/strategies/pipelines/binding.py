@@ -164,7 +164,7 @@ class Tracer:
         spaces = self._spaces(shape)
         edges = {}
         for a, b in self._plan.graph.crossing:
-            slots = self._plan.slots[a, b], self._plan.slots[b, a]
+            slots = self._plan.slots[a, b], self._plan.slots.get((b, a), 0)
             moved = [spaces[a][k] for k in self._plan.graph.outputs[a, b]]
             edges[a, b] = [Edge(self._tracing.backend, X, self._plan.grid(b), slots) for X in moved]
         return self._tracing.edges.keep(key, edges)

@@ -97,7 +97,7 @@ class Pipeline:
             stage's workers alone: of their partition, in which they count from 0, for layers of
             linop.layers that are cut over them.
         schedule: of all workers and micro-batches; sends and receives may be left out, and so may
-            updates, which then come last.
+            updates, which then come last. Of forwards alone, the pipeline only evaluates.
         loss: ``loss(output, target)`` for the last stage's result for one micro-batch: a scalar.
         reduction: "sum": losses of micro-batches add up to that of the batch, with no division.
             "mean": `loss` is a mean over its rows; each micro-batch's is multiplied by its share of
@@ -305,6 +305,11 @@ class Pipeline:
         """
         if self._loss is None:
             raise ArgumentError("Pipeline: it has no loss, which step needs")
+        if not self._plan.groups:
+            raise ArgumentError(
+                "Pipeline: its schedule has forwards alone, and step needs backwards; call the "
+                "pipeline, as pipe(x), to evaluate"
+            )
         batch = self._agreed(True, x, target, sizes)
         targets = self._cut(target, batch.sizes) if self._plan.is_last else []
         shares = self._shares(batch.sizes)

@@ -129,6 +129,15 @@ def without_gradients_on_one(backend: Backend) -> None:
         pipe.step(x, x)
 
 
+def step_of_forwards(backend: Backend) -> None:
+    pipe = Pipeline(blocks(2), Schedule.from_csv("0F0,0F1\n1F0,1F1\n"), squares, backend=backend)
+    x = values(8, 4, seed=1)
+    y = pipe(x)
+    if y is not None:
+        assert torch.equal(y, torch.nn.Sequential(*blocks(2))(x).detach())
+    pipe.step(x, x)
+
+
 def in_inference_mode(backend: Backend) -> None:
     with torch.inference_mode():
         run(backend, blocks(2), gpipe(2, 2))
@@ -380,6 +389,7 @@ BEFORE: list[Wrong] = [
     (other_schedule, BackendError, "worker 1 has another schedule, edges or options", 2),
     (other_steps, BackendError, r"step on some, and evaluation on workers \[1\]", 2),
     (without_gradients_on_one, ArgumentError, r"step on workers \[1\] under torch.no_grad or", 2),
+    (step_of_forwards, ArgumentError, "forwards alone, and step needs backwards; call the", 2),
     (in_inference_mode, ArgumentError, r"step on workers \[0, 1\] under torch.no_grad or", 2),
     (refused_schedule, ScheduleDeadlockError, "0RECV_B0", 2),
     (unknown_tie, ArgumentError, "tied: '1.7.weight' is no parameter of a stage", 2),
