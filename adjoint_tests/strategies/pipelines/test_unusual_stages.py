@@ -20,6 +20,7 @@ from linop.errors import ArgumentError
 from support.requirements import needs_mpi
 from support.strategies.pipelines.unusual_stages import (
     SHARED,
+    SHARED_THRICE,
     beside_one_process,
     casts_as_one_process,
     drops_after_a_change_of_mode,
@@ -37,6 +38,7 @@ from support.strategies.pipelines.unusual_stages import (
     refuses_tied,
     repeating,
     sharing,
+    sharing_thrice,
     thaw,
     with_buffers,
 )
@@ -96,6 +98,7 @@ def test_stages_of_several_workers_share_a_weight() -> None:
     with pytest.raises(ArgumentError, match="are one, and in stages of several workers"):
         on_threads(4, beside_one_process, sharing, "1f1b")
     on_threads(4, beside_one_process, sharing, "1f1b", {"tied": SHARED})
+    on_threads(4, beside_one_process, sharing_thrice, "1f1b", {"tied": SHARED_THRICE})
 
 
 def test_threads_share_a_tied_weight() -> None:

@@ -187,6 +187,17 @@ SHARED = [("0.2.weight", "2.0.weight")]
 """The names of what `sharing` stages share."""
 
 
+def sharing_thrice() -> Stages:
+    """Stage 0 has the weight of stage 2 twice."""
+    stages = sharing()
+    stages[0][0].weight = stages[0][2].weight
+    return stages
+
+
+SHARED_THRICE = [("0.0.weight", "0.2.weight", "2.0.weight")]
+"""The names of what `sharing_thrice` stages share."""
+
+
 def casts_as_one_process(backend: Backend) -> None:
     """Gradients with mixed precision, on in every second step, are those of one process."""
     stages, alone = ([block(4, s, torch.float32) for s in range(2)] for _ in range(2))
