@@ -20,8 +20,11 @@ from linop.errors import ArgumentError
 from linop.strategies import split
 from support.strategies.pipelines.cut_models import (
     Branching,
+    Modal,
     Tied,
     cut_model_is_whole,
+    modes_are_kept,
+    refuses_other_modes,
     returns_dicts,
     tied_model_is_whole,
 )
@@ -91,3 +94,17 @@ class Twice(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
 def test_cuts_that_make_no_stages(first: bool, name: str, words: str) -> None:
     with pytest.raises(ArgumentError, match=words):
         split(Twice(first), [name], example=torch.ones(2, 5))
+
+
+@pytest.mark.parametrize("trains", [True, False], ids=["in training", "in evaluation"])
+def test_exported_in_both_modes(trains: bool) -> None:
+    model = Modal().train(trains)
+    before = [vars(m).copy() for m in model.modules()]
+    stages = split(model, ["norm"], example=torch.ones(2, 5))
+    assert [vars(m) for m in model.modules()] == before
+    on_threads(2, modes_are_kept, model, stages)
+
+
+def test_exported_in_one_mode() -> None:
+    stages = split(Modal(apart=True), ["norm"], example=torch.ones(2, 5))
+    on_threads(2, refuses_other_modes, stages)

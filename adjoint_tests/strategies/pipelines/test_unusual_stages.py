@@ -20,19 +20,25 @@ from linop.errors import ArgumentError
 from support.requirements import needs_mpi
 from support.strategies.pipelines.unusual_stages import (
     SHARED,
+    SHARED_THRICE,
     beside_one_process,
     casts_as_one_process,
     drops_after_a_change_of_mode,
+    drops_at_another_rate,
     drops_the_same,
+    evaluates_in_inference_mode,
     hooked,
     in_place,
+    names_do_not_matter,
     of_dtype,
     partly_frozen,
     refuses_clipping,
     refuses_later_calls,
     refuses_sizes,
     refuses_tied,
+    repeating,
     sharing,
+    sharing_thrice,
     thaw,
     with_buffers,
 )
@@ -61,6 +67,16 @@ def test_buffers(schedule: str, recompute: bool) -> None:
 
 @SCHEDULES
 @pytest.mark.parametrize("recompute", [False, True])
+def test_modules_with_two_names(schedule: str, recompute: bool) -> None:
+    on_threads(3, beside_one_process, repeating, schedule, {"recompute": recompute})
+
+
+def test_versions_of_modules_with_two_names() -> None:
+    on_threads(3, names_do_not_matter, "pipedream")
+
+
+@SCHEDULES
+@pytest.mark.parametrize("recompute", [False, True])
 def test_activations_in_place(schedule: str, recompute: bool) -> None:
     on_threads(3, beside_one_process, in_place, schedule, {"recompute": recompute})
 
@@ -82,6 +98,7 @@ def test_stages_of_several_workers_share_a_weight() -> None:
     with pytest.raises(ArgumentError, match="are one, and in stages of several workers"):
         on_threads(4, beside_one_process, sharing, "1f1b")
     on_threads(4, beside_one_process, sharing, "1f1b", {"tied": SHARED})
+    on_threads(4, beside_one_process, sharing_thrice, "1f1b", {"tied": SHARED_THRICE})
 
 
 def test_threads_share_a_tied_weight() -> None:
@@ -108,6 +125,14 @@ def test_dropout_on_ranks() -> None:
 
 def test_dropout_after_a_change_of_mode() -> None:
     on_threads(3, drops_after_a_change_of_mode)
+
+
+def test_rates_of_dropout() -> None:
+    on_threads(3, drops_at_another_rate)
+
+
+def test_evaluation_between_steps() -> None:
+    on_threads(2, evaluates_in_inference_mode)
 
 
 def test_mixed_precision() -> None:

@@ -34,6 +34,10 @@ class Call(NamedTuple):
     """True for a step."""
     autocast: str
     """Its dtype; empty if it is off."""
+    modes: tuple[tuple[bool, ...], ...]
+    """Training modes of its stages' submodules."""
+    gradients: bool
+    """True if they are enabled, or not needed."""
     sizes: tuple[int, ...] | str | None
     """Of micro-batches; text if they are none."""
     pipeline: int
@@ -93,6 +97,12 @@ class Tracer:
             off = [w for w, one in enumerate(each) if one != each[0]]
             if off:
                 raise BackendError(f"Pipeline: {what} on workers {off}; the same expected on all")
+        without = [w for w, call in enumerate(calls) if not call.gradients]
+        if without:
+            raise ArgumentError(
+                f"Pipeline: step on workers {without} under torch.no_grad or inference_mode, but "
+                f"it computes gradients; call the pipeline, as pipe(x), to evaluate"
+            )
         self._metas = [call.tensors[0] for call in calls]
         self.input = self._moved("Pipeline", self._plan.grid(0), self._metas)
         self.rows = self.input.shape[0] if self.input.shape else 0
@@ -146,14 +156,15 @@ class Tracer:
 
     def _edges_for(self, size: int) -> Mapping[Pair, Sequence[Edge]]:
         shape = size, *self.input.shape[1:]
-        key = shape, self.input.dtype, self._calls[0].autocast
+        modes = tuple(call.modes for call in self._calls)
+        key = shape, self.input.dtype, self._calls[0].autocast, modes
         known = self._tracing.edges.get(key)
         if known is not None:
             return known
         spaces = self._spaces(shape)
         edges = {}
         for a, b in self._plan.graph.crossing:
-            slots = self._plan.slots[a, b], self._plan.slots[b, a]
+            slots = self._plan.slots[a, b], self._plan.slots.get((b, a), 0)
             moved = [spaces[a][k] for k in self._plan.graph.outputs[a, b]]
             edges[a, b] = [Edge(self._tracing.backend, X, self._plan.grid(b), slots) for X in moved]
         return self._tracing.edges.keep(key, edges)

@@ -188,8 +188,10 @@ def optimizer_checked(made: Any) -> Any:
 
 
 def _with_updates(schedule: Schedule) -> Schedule:
-    """A schedule without updates, as torch writes them, with those of every stage at the end."""
-    if any(action.kind == Kind.UPDATE for row in schedule.workers for action in row):
+    """A schedule without updates, as torch writes them, with those of every stage at the end; but
+    of forwards alone, none."""
+    kinds = {action.kind for row in schedule.workers for action in row}
+    if Kind.UPDATE in kinds or not kinds & {*COMPUTE} - {Kind.FORWARD}:
         return schedule
     rows = [
         (*row, *(Action(s, Kind.UPDATE) for s in sorted({action.stage for action in row})))

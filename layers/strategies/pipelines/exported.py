@@ -11,7 +11,10 @@ import operator
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
 from linop.errors import ArgumentError
+from linop.strategies.pipelines.stateless import called
 
 Module = Any
 Node = Any
@@ -73,6 +76,98 @@ def stages_of(cut: Any, model: Module) -> Stages:
         stage.recompile()
         stages.edges += [(a, b, k) for a, k in sorted(inputs)]
     return stages
+
+
+class ModalStage(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
+    """A stage that computes otherwise in training than in evaluation: of exported graphs each is of
+    one mode. It has the submodules, parameters and buffers of the first one.
+
+    Args:
+        graph: module of a mode, which it has at first.
+        other: module of the other mode; or the error that this raises.
+        trains: True if the first mode is that of training.
+    """
+
+    def __init__(self, graph: Module, other: Module | ArgumentError, trains: bool) -> None:
+        super().__init__()
+        self.__dict__["_made"] = graph, other, trains  # no submodules: those are the first one's
+        for name in _SHARED:
+            self.__dict__[name] = getattr(graph, name)
+        self.train(trains)
+
+    def forward(self, *inputs: Any) -> Any:
+        graph, other, trains = self._made
+        if self.training == trains:
+            return graph(*inputs)
+        if isinstance(other, ArgumentError):
+            raise ArgumentError(str(other))
+        keys = _keys(other)  # of constants the graph has its own
+        state = {key: value for key, value in _tensors(self) if key in keys}
+        return called(other, state, inputs)
+
+    def __reduce__(self) -> Any:
+        kept = {k: v for k, v in self.__dict__.items() if k not in (*_SHARED, "_made")}
+        return ModalStage, self._made, kept
+
+
+_SHARED = "_modules", "_parameters", "_buffers", "_non_persistent_buffers_set"
+
+
+def in_both_modes(
+    given: Stages | ArgumentError, other: Stages | ArgumentError, model: Module
+) -> Stages:
+    """Stages for training and evaluation, of those exported in the mode of the model and in the
+    other one, or the reasons why there are none.
+
+    Raises:
+        ArgumentError: there are none in the mode of the model.
+    """
+    if isinstance(given, ArgumentError):
+        raise given
+    if isinstance(other, ArgumentError):
+        return _in_one_mode(given, other, model.training)
+    if _texts(given) == _texts(other):
+        return given
+    # In evaluation norms have fewer buffers.
+    trains, tests = (given, other) if model.training else (other, given)
+    own = {key for key, _ in _tensors(model)}
+    pairs = zip(trains, tests, strict=True)
+    more = sorted(key for one, two in pairs for key in (_keys(two) - _keys(one)) & own)
+    if more or trains.edges != tests.edges:
+        why = f"only evaluation uses {more}" if more else "other tensors cross the cuts"
+        return _in_one_mode(given, ArgumentError(why), model.training)
+    stages = [ModalStage(one, two, True) for one, two in zip(trains, tests, strict=True)]
+    return _with_edges([stage.train(model.training) for stage in stages], given)
+
+
+def _in_one_mode(stages: Stages, why: ArgumentError, trains: bool) -> Stages:
+    """Stages that refuse the other mode."""
+    mode, other = ("training", "evaluation") if trains else ("evaluation", "training")
+    error = ArgumentError(
+        f"its module was exported for {mode}, and cannot be for {other}: {why}; split it for "
+        f"{other} alone, or pass a list of stages to the pipeline"
+    )
+    return _with_edges([ModalStage(stage, error, trains) for stage in stages], stages)
+
+
+def _with_edges(modules: Sequence[Module], stages: Stages) -> Stages:
+    found = Stages(modules)
+    found.edges = stages.edges
+    return found
+
+
+def _texts(stages: Stages) -> Any:
+    """Text of all graphs, and of the edges."""
+    every = [m for stage in stages for m in stage.modules() if hasattr(m, "graph")]
+    return [str(m.graph) for m in every], stages.edges
+
+
+def _tensors(module: Module) -> list[tuple[str, Any]]:
+    return [*module.named_parameters(), *module.named_buffers()]
+
+
+def _keys(module: Module) -> set[str]:
+    return {key for key, _ in _tensors(module)}
 
 
 def _share_parameters(stages: Stages, own: dict[str, Any]) -> None:

@@ -136,7 +136,7 @@ class Edge:
     Args:
         X: the tensor on the workers of its stage.
         grid: workers of the other stage.
-        slots: numbers of slots, forward and back.
+        slots: numbers of slots, forward and back; none back in a table of forwards alone.
 
     Attributes:
         back: None for tensors that have no gradient.
@@ -148,7 +148,7 @@ class Edge:
         plans = [repartition(*op).compile(backend) for _ in range(count)]
         self.forward = Lane(plans[: slots[0]], X.dtype)
         self.back: Lane | None = None
-        if X.has_gradient:
+        if X.has_gradient and slots[1]:
             self.back = Lane([plan.H for plan in plans[: slots[1]]], X.dtype)
         for lane in self.lanes:
             lane.warm_up()

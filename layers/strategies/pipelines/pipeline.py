@@ -97,7 +97,7 @@ class Pipeline:
             stage's workers alone: of their partition, in which they count from 0, for layers of
             linop.layers that are cut over them.
         schedule: of all workers and micro-batches; sends and receives may be left out, and so may
-            updates, which then come last.
+            updates, which then come last. Of forwards alone, the pipeline only evaluates.
         loss: ``loss(output, target)`` for the last stage's result for one micro-batch: a scalar.
         reduction: "sum": losses of micro-batches add up to that of the batch, with no division.
             "mean": `loss` is a mean over its rows; each micro-batch's is multiplied by its share of
@@ -300,11 +300,16 @@ class Pipeline:
 
         Raises:
             ArgumentError: the batch cannot be split; a tensor or a module does not fit, or a module
-                raised. On every worker, before anything of the step is sent.
+                raised; gradients are disabled. On every worker, before a message of the step.
             BackendError: an earlier step failed.
         """
         if self._loss is None:
             raise ArgumentError("Pipeline: it has no loss, which step needs")
+        if not self._plan.groups:
+            raise ArgumentError(
+                "Pipeline: its schedule has forwards alone, and step needs backwards; call the "
+                "pipeline, as pipe(x), to evaluate"
+            )
         batch = self._agreed(True, x, target, sizes)
         targets = self._cut(target, batch.sizes) if self._plan.is_last else []
         shares = self._shares(batch.sizes)
@@ -332,11 +337,12 @@ class Pipeline:
         Returns:
             The output for the whole batch on the last stage's workers; None on others.
         """
-        batch = self._agreed(False, x, None, sizes)
-        step = self._run(batch, x, None)
-        if not self._plan.is_last:
-            return None
-        return joined([y for _, y in sorted(step.outputs.items())])
+        with torch.inference_mode(False):  # what is compiled here serves steps, too
+            batch = self._agreed(False, x, None, sizes)
+            step = self._run(batch, x, None)
+            if not self._plan.is_last:
+                return None
+            return joined([y for _, y in sorted(step.outputs.items())])
 
     def parameters(self) -> Iterator[Tensor]:
         """This worker's parameters."""
@@ -435,7 +441,16 @@ class Pipeline:
         device = self.backend.arrays.device
         cast = str(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else ""
         broken = self._broken or failure(self._parts.values())
-        mine = Call(given.tensors, trains, cast, _numbers(sizes), self._number, broken)
+        mine = Call(
+            given.tensors,
+            trains,
+            cast,
+            tuple(stage.modes for stage in self._stages.values()),
+            not trains or torch.is_grad_enabled(),
+            _numbers(sizes),
+            self._number,
+            broken,
+        )
         total = self._agreement.total(self._number, mine)  # type: ignore[arg-type]
         known = self._batches.get(total)
         doing = "a step" if trains else "an evaluation"
@@ -466,6 +481,8 @@ class Pipeline:
 
     def _run(self, batch: _Batch, x: Tensor, loss: Callable[[int, Tensor], Tensor] | None) -> Step:
         try:
+            for stage in self._stages.values():
+                stage.random.begin()
             if loss is not None:
                 self._begin()
             inputs = self._cut(x, batch.sizes) if self._plan.is_first else []

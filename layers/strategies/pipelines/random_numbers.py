@@ -45,7 +45,11 @@ class RandomNumbers:
         self.seed = self.step = 0
         self._stage, self._alone = stage, alone
         self._draws: dict[bool, bool] = {}
-        """True if forwards draw, in training mode or not, as found in the first one."""
+        """True if forwards draw, in training mode or not, as found in the first one of a run."""
+
+    def begin(self) -> None:
+        """Begin a step or an evaluation: the program may have changed a dropout's rate or mode."""
+        self._draws.clear()
 
     def draws(self, training: bool) -> bool:
         """False if forwards in this mode need no seed."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from linop.errors import ArgumentError
-from linop.strategies.pipelines.exported import Stages, stages_of
+from linop.strategies.pipelines.exported import Stages, in_both_modes, stages_of
 
 Module = Any
 """torch is not typed here."""
@@ -26,7 +27,8 @@ def split(model: Module, names: Sequence[str], example: Any = None) -> list[Modu
     """Cut a module into stages, whose states have the keys of its `state_dict`.
 
     A `torch.nn.Sequential` is cut without being run; the stages share its submodules. Other modules
-    are exported by torch, for the shape of an example (`torch.distributed.pipelining.pipeline`).
+    are exported by torch, for the shape of an example (`torch.distributed.pipelining.pipeline`), in
+    training and in evaluation: stages compute as their mode says.
     Any number of tensors may cross a cut, and skip stages: the list then has the edges between the
     stages as its attribute `edges`, from where `Pipeline` takes them. torch exports in one thread
     at a time, while others must not use modules: on threads split before `linop.launch`. If the
@@ -71,17 +73,38 @@ def keys_of_whole(module: Module) -> Sequence[str] | None:
 
 
 def _split_exported(model: Module, names: Sequence[str], example: Any) -> Stages:
-    from torch.distributed.pipelining import SplitPoint, pipeline
-
     known = [name for name, _ in model.named_modules() if name]
     for name in names:
         if name not in known:
             raise ArgumentError(
                 f"split: there is no submodule {name!r} to cut at; there are {', '.join(known)}"
             )
+    with _EXPORTS:
+        given, other = (
+            _exported(model, names, example, mode) for mode in (model.training, not model.training)
+        )
+    return in_both_modes(given, other, model)
+
+
+def _exported(
+    model: Module, names: Sequence[str], example: Any, trains: bool
+) -> Stages | ArgumentError:
+    """Stages of a module as it computes in a mode, or the reason why there are none."""
     try:
-        with _EXPORTS:
-            cut = pipeline(model, (example,), split_spec=dict.fromkeys(names, SplitPoint.BEGINNING))
+        with _left_as_it_is(model):
+            if model.training != trains:
+                model.train(trains)
+            return _stages(model, names, example)
+    except ArgumentError as error:
+        return error
+
+
+def _stages(model: Module, names: Sequence[str], example: Any) -> Stages:
+    from torch.distributed.pipelining import SplitPoint, pipeline
+
+    begins = dict.fromkeys(names, SplitPoint.BEGINNING)
+    try:
+        cut = pipeline(model, (example,), split_spec=begins)
     except Exception as error:
         raise ArgumentError(f"split: torch cannot export the module: {error}") from error
     if cut.num_stages != len(names) + 1:
@@ -89,6 +112,20 @@ def _split_exported(model: Module, names: Sequence[str], example: Any) -> Stages
             f"split: {cut.num_stages} stages, not {len(names) + 1}, begin at {names}"
         )
     return stages_of(cut, model)
+
+
+@contextmanager
+def _left_as_it_is(model: Module) -> Iterator[None]:
+    """Context of exports: torch replaces `forward` of the submodules at which stages begin."""
+    changed = "forward", "_orig_forward", "training"
+    before = [(vars(m), {k: vars(m)[k] for k in changed if k in vars(m)}) for m in model.modules()]
+    try:
+        yield
+    finally:
+        for own, kept in before:
+            for key in changed:
+                own.pop(key, None)
+            own.update(kept)
 
 
 def _split_sequential(model: Module, names: Sequence[str]) -> list[Module]:

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
-from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils.checkpoint import checkpoint
 
 from linop.backends.autograd.checkpointing import checkpoint_context
@@ -24,6 +23,7 @@ from linop.schedules.actions import COMPUTE
 from linop.strategies.data.unit import shapes_only
 from linop.strategies.pipelines.halves import Part, input_half, weight_half
 from linop.strategies.pipelines.random_numbers import RandomNumbers
+from linop.strategies.pipelines.stateless import called, reading
 
 Tensor = Any
 """torch is not typed here."""
@@ -93,6 +93,7 @@ class Stage:
         self._plan = _updates([a for a in row if a.stage == index])
         self._stashes = any(update.old for update in self._plan)
         self.parameters = list(module.parameters())  # they may be frozen and thawed between steps
+        self._modules = tuple(module.modules())
         self.units = sharded_units(module)
         self._halves = halves and not self.units  # the second half would be of whole parameters
         if self.units and self._stashes:
@@ -103,6 +104,11 @@ class Stage:
         self._saved: dict[int, _Saved] = {}
         self._versions: dict[int, Version] = {}
         self._updates = 0
+
+    @property
+    def modes(self) -> tuple[bool, ...]:
+        """Training modes of all submodules, on which shapes of outputs may depend."""
+        return tuple(m.training for m in self._modules)
 
     def begin(self) -> None:
         """Begin a step: versions count from 0."""
@@ -143,8 +149,13 @@ class Stage:
         """The loss for one micro-batch, without graph; see `forward`."""
         weights = self._weights(version)
         result = self._called(micro_batch, inputs, weights)
-        self.checked(result)
+        parts = self.checked(result)
         value = loss(micro_batch, result)
+        if not value.requires_grad and any(y.requires_grad for y in parts.values()):
+            raise ArgumentError(
+                f"Pipeline: a loss that depends on the output expected, given {value!r}, which has "
+                f"no gradient: it was detached, or computed without gradients"
+            )
         self._save(micro_batch, inputs, {0: value}, weights)
         plain = self._saved[micro_batch].loss = value.detach()
         return plain
@@ -176,16 +187,13 @@ class Stage:
 
         def call(*inputs: Tensor) -> Tensor:
             if self._writes:  # a module that begins in place, as of its predecessor's output
-                inner = [x.requires_grad or not x.is_floating_point() for x in inputs]
-                inputs = tuple(
-                    x.clone() if own else x for x, own in zip(inputs, inner, strict=True)
-                )
+                inputs = tuple(x.clone() for x in inputs)
             with seeded():
                 # A second forward reads the buffers of the first, and leaves the module's alone.
                 if weights is None and not changed:
                     return self.module(*inputs)
                 given = {**(weights or {}), **{name: b.clone() for name, b in changed.items()}}
-                return torch.func.functional_call(self.module, given, inputs)
+                return called(self.module, given, inputs)
 
         if not self._recompute:
             return call(*inputs)
@@ -228,7 +236,7 @@ class Stage:
             with torch.no_grad(), shapes_only(), self.random.probing(self.module.training):
                 again = [x.clone() for x in inputs]
                 versions = [x._version for x in again]
-                results.append(torch.func.functional_call(self.module, own, tuple(again)))
+                results.append(called(self.module, own, again))
             self._writes |= versions != [x._version for x in again]
             torch.clear_autocast_cache()  # casts of weights without graph, which a step would use
         meet()
@@ -309,10 +317,7 @@ class Stage:
     def _reading(self, weights: Version | None) -> AbstractContextManager[Any]:
         """Context of a backward: the module has the weights of the forward, with which checkpoints
         inside of it compute again."""
-        context: AbstractContextManager[Any] = nullcontext()
-        if weights is not None:
-            context = _reparametrize_module(self.module, weights, tie_weights=True)
-        return context
+        return nullcontext() if weights is None else reading(self.module, weights)
 
     def _collect(self, weights: Version) -> None:
         """Move the gradients of a version to the parameters."""

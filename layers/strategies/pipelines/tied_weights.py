@@ -92,7 +92,7 @@ class TiedWeights:
         own = {
             one.prefix + name: p
             for one in stages.values()
-            for name, p in one.module.named_parameters()
+            for name, p in one.module.named_parameters(remove_duplicate=False)
         }
         doing = "tie parameters of linop.strategies.Pipeline"
 
@@ -169,7 +169,7 @@ def _holders(one: Own, grid: Partition, keys: Collection[str]) -> dict[str, _Hol
     """A stage's parameters of some keys. Collective over its workers."""
     found: dict[str, _Holder] = {}
     if one.part.workers == 1:
-        for name, p in one.module.named_parameters():
+        for name, p in one.module.named_parameters(remove_duplicate=False):
             if (key := one.prefix + name) in keys:
                 space = TensorSpace(p.shape, Partition((1,), grid.workers), axes=[COPIES])
                 found[key] = _Holder(space, p.dtype, digest(p), (_PROCESS, id(p)))

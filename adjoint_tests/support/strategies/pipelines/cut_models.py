@@ -175,3 +175,64 @@ def tied_model_is_whole(backend: Backend, model: Any, stages: Sequence[Any], pat
     assert list(state) == list(alone.state_dict())
     for key, value in alone.state_dict().items():
         assert torch.allclose(state[key], value, rtol=1e-12, atol=1e-12), key
+
+
+class Modal(torch.nn.Module):  # type: ignore[misc]
+    """It computes otherwise in training: by a norm, by dropout and by itself.
+
+    Args:
+        apart: in evaluation it uses a layer of its own.
+    """
+
+    def __init__(self, apart: bool = False) -> None:
+        super().__init__()
+        self.first, self.last = torch.nn.Linear(5, 5), torch.nn.Linear(5, 5)
+        self.norm, self.drop = torch.nn.BatchNorm1d(5), torch.nn.Dropout(0.5)
+        self.shift = torch.nn.Parameter(torch.ones(5))
+        self.other = torch.nn.Linear(5, 5) if apart else None
+        fill(self, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(self.first(x) * self.shift)
+        if not self.training:
+            y = (self.other or torch.tanh)(y) + torch.tensor([1.0, 2, 3, 4, 5])
+        return self.last(self.drop(y) * 2) + x
+
+
+def modes_are_kept(backend: Backend, model: Any, stages: Sequence[Any]) -> None:
+    """Stages of an exported model evaluate as the model does, before steps and after them, and
+    train as if they had not."""
+    alone, pipes = copy.deepcopy(model), []
+    x, target = values(8, 5, seed=1, dtype=torch.float32), values(8, 5, seed=2, dtype=torch.float32)
+    for evaluates in (False, True):
+        table = GENERATORS["1f1b"](2, 4)
+        mine = copy.deepcopy(stages)
+        pipe = Pipeline(mine, table, squares, optimizer=SGD, recompute=evaluates, backend=backend)
+        pipe.train()
+        for _ in range(2):
+            pipe.step(x, target)
+            if evaluates:
+                pipe.eval()
+                state = pipe.state_dict()
+                alone.load_state_dict(state)
+                found = pipe(x)
+                if found is not None:
+                    wanted = torch.cat([alone.eval()(one) for one in x.split(2)])
+                    equal("output", found, wanted.detach())
+                for key, value in pipe.state_dict().items():
+                    equal(f"{key} after evaluation", value, state[key])
+                pipe.train()
+        pipes.append(pipe.state_dict())
+    for key, value in pipes[0].items():
+        equal(key, pipes[1][key], value)
+    assert pipes[0]["norm.num_batches_tracked"] == 8
+
+
+def refuses_other_modes(backend: Backend, stages: Sequence[Any]) -> None:
+    """Stages that exist for training alone are refused for evaluation on all workers."""
+    pipe = Pipeline(stages, GENERATORS["1f1b"](2, 4), squares, backend=backend)
+    x = values(8, 5, seed=1, dtype=torch.float32)
+    pipe.step(x, x)
+    with pytest.raises(ArgumentError, match="for training, and cannot be for evaluation: only"):
+        pipe.eval()(x)
+    pipe.train().step(x, x)

@@ -116,11 +116,47 @@ def with_buffers() -> Stages:
     return [torch.nn.Sequential(block(4, 0), norms[0]), Averaging(1), norms[1]]
 
 
+class Repeating(torch.nn.Module):  # type: ignore[misc]
+    """A layer and a norm, each used twice.
+
+    Args:
+        named: the second use has a name of its own, by which the modules are the same.
+    """
+
+    def __init__(self, seed: int, named: bool = True) -> None:
+        super().__init__()
+        self.layer, self.norm = block(4, seed), torch.nn.BatchNorm1d(4, dtype=torch.float64)
+        self.other = torch.nn.Sequential(self.layer, self.norm) if named else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(self.layer(x))
+        return self.other(y) if self.other is not None else self.norm(self.layer(y))
+
+
+def repeating() -> Stages:
+    return [Repeating(s) for s in range(3)]
+
+
+def names_do_not_matter(backend: Backend, schedule: str) -> None:
+    """Stages in which modules have two names are trained as those in which they have one."""
+    x, target = (values(8, 4, seed=k) for k in (1, 2))
+    found = []
+    for named in (True, False):
+        stages = [Repeating(s, named) for s in range(3)]
+        table = GENERATORS[schedule](3, 4)
+        pipe = Pipeline(stages, table, squares, optimizer=SGD, backend=backend)
+        for _ in range(2):
+            pipe.step(x, target)
+        found.append([*pipe.parameters(), *pipe.stages[backend.worker or 0].buffers()])
+    for one, other in zip(*found, strict=True):
+        equal("parameter or buffer", one, other)
+
+
 def in_place() -> Stages:
     """Stages that begin or end in place."""
-    first, last = (torch.nn.ReLU(inplace=True) for _ in range(2))
+    outer, first, last = (torch.nn.ReLU(inplace=True) for _ in range(3))
     return [
-        block(4, 0),
+        torch.nn.Sequential(outer, block(4, 0)),
         torch.nn.Sequential(first, block(4, 1)),
         torch.nn.Sequential(block(4, 2), last),
     ]
@@ -149,6 +185,17 @@ def sharing() -> Stages:
 
 SHARED = [("0.2.weight", "2.0.weight")]
 """The names of what `sharing` stages share."""
+
+
+def sharing_thrice() -> Stages:
+    """Stage 0 has the weight of stage 2 twice."""
+    stages = sharing()
+    stages[0][0].weight = stages[0][2].weight
+    return stages
+
+
+SHARED_THRICE = [("0.0.weight", "0.2.weight", "2.0.weight")]
+"""The names of what `sharing_thrice` stages share."""
 
 
 def casts_as_one_process(backend: Backend) -> None:
@@ -320,3 +367,65 @@ def drops_after_a_change_of_mode(backend: Backend) -> None:
         found.append([p.grad for p in pipe.parameters()])
     for one, other in zip(*found, strict=True):
         equal("gradient", other, one)
+
+
+def drops_at_another_rate(backend: Backend) -> None:
+    """A rate of dropout, or the mode of one layer, that changes between steps: gradients with
+    recomputation are those without."""
+    both = dropping(), dropping()
+    backend.transport.gather_all(None)  # type: ignore[attr-defined]
+    found = []
+    for recompute, stages in enumerate(both):
+        drop = stages[0][1]
+        table = one_forward_one_backward(3, 4)
+        pipe = Pipeline(stages, table, squares, recompute=bool(recompute), backend=backend)
+        x, target = (values(8, 4, seed=k) for k in (1, 2))
+        for rate, on in ((0.0, True), (0.4, True), (0.4, False), (0.4, True)):
+            drop.p = rate
+            drop.train(on)
+            pipe.step(x, target)
+        found.append([p.grad for p in pipe.parameters()])
+    for one, other in zip(*found, strict=True):
+        equal("gradient", other, one)
+
+
+class Doubling(torch.nn.Module):  # type: ignore[misc]
+    """Twice the columns in training."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([x, x], 1) if self.training else x
+
+
+class Halving(torch.nn.Module):  # type: ignore[misc]
+    """The first four columns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = block(4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x[:, :4])
+
+
+def evaluates_in_inference_mode(backend: Backend) -> None:
+    """Evaluation under `torch.inference_mode`, of stages with other shapes than in training, leaves
+    the steps around it what they are without."""
+    x, target = (values(8, 4, seed=k) for k in (1, 2))
+    found, outputs = [], []
+    for evaluates in (False, True):
+        stages = [torch.nn.Sequential(block(4, 0), Doubling()), Halving()]
+        table = one_forward_one_backward(2, 4)
+        pipe = Pipeline(stages, table, squares, optimizer=SGD, backend=backend)
+        for _ in range(2):
+            if evaluates:
+                pipe.eval()
+                with torch.inference_mode():
+                    outputs.append(pipe(x))
+                pipe.train()
+            pipe.step(x, target)
+        found.append(list(pipe.parameters()))
+    for one, other in zip(*found, strict=True):
+        equal("parameter", other, one)
+    if outputs[0] is not None:
+        alone = torch.nn.Sequential(block(4, 0), block(4, 1))
+        equal("output", outputs[0], torch.cat([alone(one) for one in x.chunk(4)]).detach())

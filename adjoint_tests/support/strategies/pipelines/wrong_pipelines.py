@@ -122,6 +122,27 @@ def other_steps(backend: Backend) -> None:
     _ = pipe.step(x, x) if backend.worker else pipe(x)
 
 
+def without_gradients_on_one(backend: Backend) -> None:
+    pipe = Pipeline(blocks(2), gpipe(2, 2), squares, backend=backend)
+    x = values(8, 4, seed=1)
+    with torch.set_grad_enabled(not backend.worker):
+        pipe.step(x, x)
+
+
+def step_of_forwards(backend: Backend) -> None:
+    pipe = Pipeline(blocks(2), Schedule.from_csv("0F0,0F1\n1F0,1F1\n"), squares, backend=backend)
+    x = values(8, 4, seed=1)
+    y = pipe(x)
+    if y is not None:
+        assert torch.equal(y, torch.nn.Sequential(*blocks(2))(x).detach())
+    pipe.step(x, x)
+
+
+def in_inference_mode(backend: Backend) -> None:
+    with torch.inference_mode():
+        run(backend, blocks(2), gpipe(2, 2))
+
+
 def refused_schedule(backend: Backend) -> None:
     rows = "0F0,0RECV_B0,0B0,0SEND_F0", "1RECV_F0,1F0,1B0,1SEND_B0"
     run(backend, blocks(2), Schedule.from_csv("\n".join(rows)))
@@ -233,6 +254,13 @@ def failing_loss(backend: Backend) -> None:
 def loss_of_rows(backend: Backend) -> None:
     table = one_forward_one_backward(3, 4)
     pipe = Pipeline(blocks(3), table, lambda y, target: y - target, backend=backend)
+    x = values(8, 4, seed=1)
+    pipe.step(x, x)
+
+
+def detached_loss(backend: Backend) -> None:
+    table = one_forward_one_backward(3, 4)
+    pipe = Pipeline(blocks(3), table, lambda y, t: squares(y.detach(), t), backend=backend)
     x = values(8, 4, seed=1)
     pipe.step(x, x)
 
@@ -360,6 +388,9 @@ BEFORE: list[Wrong] = [
     (other_widths, BackendError, r"on worker 1: stage 1, input of shape \(4, 4\): Run", 2),
     (other_schedule, BackendError, "worker 1 has another schedule, edges or options", 2),
     (other_steps, BackendError, r"step on some, and evaluation on workers \[1\]", 2),
+    (without_gradients_on_one, ArgumentError, r"step on workers \[1\] under torch.no_grad or", 2),
+    (step_of_forwards, ArgumentError, "forwards alone, and step needs backwards; call the", 2),
+    (in_inference_mode, ArgumentError, r"step on workers \[0, 1\] under torch.no_grad or", 2),
     (refused_schedule, ScheduleDeadlockError, "0RECV_B0", 2),
     (unknown_tie, ArgumentError, "tied: '1.7.weight' is no parameter of a stage", 2),
     (different_tie, ArgumentError, "'1.0.weight' and '0.0.weight' are to be equal", 2),
@@ -397,6 +428,7 @@ LATER: list[Wrong] = [
     (failing_forward, BackendError, "a user's mistake", 3),
     (failing_loss, BackendError, "a user's mistake", 3),
     (loss_of_rows, ArgumentError, "a real loss with one element expected", 3),
+    (detached_loss, ArgumentError, "a loss that depends on the output expected", 3),
     (failing_begin, BackendError, "a user's mistake", 3),
 ]
 """Programs whose error is found in a step."""
