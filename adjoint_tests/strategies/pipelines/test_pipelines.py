@@ -23,8 +23,8 @@ from linop.backends.base import Backend
 from linop.errors import ArgumentError
 from linop.schedules import GENERATORS
 from linop.strategies import split
-from linop.strategies.pipelines.halves import input_half, weight_half
-from linop.strategies.pipelines.stage import Stage
+from linop.strategies.pipelines.stages.halves import input_half, weight_half
+from linop.strategies.pipelines.stages.stage import Stage
 from support.requirements import needs_mpi
 from support.strategies.pipelines.cut_stages import cut_stage_is_whole
 from support.strategies.pipelines.pipelines import (

@@ -122,7 +122,7 @@ class Side:
         from linop.strategies import Pipeline
         from linop.strategies.pipelines.construction import planned
         from linop.strategies.pipelines.lanes import Edge, Moved
-        from linop.strategies.pipelines.stage import Stage
+        from linop.strategies.pipelines.stages.stage import Stage
 
         torch.manual_seed(0)
         layers = [

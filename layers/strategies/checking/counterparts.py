@@ -11,8 +11,8 @@ import torch
 from linop.strategies.data.data_parallel import DataParallel
 from linop.strategies.data.unit import Member, rows
 from linop.strategies.mesh import Axis
+from linop.strategies.pipelines.model.stage_states import prefix_of
 from linop.strategies.pipelines.pipeline import Pipeline
-from linop.strategies.pipelines.stage_states import prefix_of
 
 Tensor = Any
 """torch is not typed here."""

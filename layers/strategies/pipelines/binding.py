@@ -3,8 +3,9 @@ the compiled edges for them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
+from operator import index
 from typing import Any, NamedTuple
 
 import torch
@@ -18,8 +19,8 @@ from linop.spaces.tensor import TensorSpace
 from linop.strategies.pipelines.construction import Plan
 from linop.strategies.pipelines.execution import Pair
 from linop.strategies.pipelines.lanes import Edge, Moved, carrier
-from linop.strategies.pipelines.stage import Stage
-from linop.strategies.pipelines.stage_backends import within
+from linop.strategies.pipelines.stages.stage import Stage
+from linop.strategies.pipelines.stages.stage_backends import within
 
 Tensor = Any
 """torch is not typed here."""
@@ -44,6 +45,37 @@ class Call(NamedTuple):
     """Its number."""
     broken: str
     """The error of an earlier call, if there was one."""
+
+    @classmethod
+    def of(
+        cls,
+        tensors: tuple[Meta, ...],
+        trains: bool,
+        device: str,
+        stages: Iterable[Stage],
+        sizes: Any,
+        pipeline: int,
+        broken: str,
+    ) -> Call:
+        """This worker's call, with torch's modes as they are.
+
+        Args:
+            device: that of autocast.
+            stages: of this worker.
+            sizes: as the user gives them.
+        """
+        cast = str(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else ""
+        modes = tuple(stage.modes for stage in stages)
+        enabled = not trains or torch.is_grad_enabled()
+        return cls(tensors, trains, cast, modes, enabled, _numbers(sizes), pipeline, broken)
+
+
+def _numbers(sizes: Any) -> tuple[int, ...] | str | None:
+    """Sizes of micro-batches that a user gives, or, if they are no numbers, a description."""
+    try:
+        return None if sizes is None else tuple(map(index, sizes))
+    except Exception:  # of whatever the user gives: all workers are to hear of it
+        return repr(sizes)
 
 
 class Tracing:

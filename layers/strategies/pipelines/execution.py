@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from linop.caching import cached_property
 from linop.schedules import Action, Kind, Schedule
 from linop.strategies.pipelines.lanes import Edge, Lane
-from linop.strategies.pipelines.stage import Stage
+from linop.strategies.pipelines.stages.stage import Stage
 
 Tensor = Any
 """torch is not typed here."""

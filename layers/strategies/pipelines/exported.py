@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from linop.errors import ArgumentError
-from linop.strategies.pipelines.stateless import called
+from linop.strategies.pipelines.stages.stateless import called
 
 Module = Any
 Node = Any

@@ -6,7 +6,6 @@ import os
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from operator import index
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -18,7 +17,6 @@ from linop.layers.agreement.metadata import call_metadata
 from linop.schedules import Schedule
 from linop.spaces.partition import Partition
 from linop.strategies.pipelines.binding import Call, Tracer, Tracing
-from linop.strategies.pipelines.checkpoints import Checkpoints
 from linop.strategies.pipelines.construction import (
     Plan,
     check_updates_last,
@@ -28,20 +26,22 @@ from linop.strategies.pipelines.construction import (
     planned,
 )
 from linop.strategies.pipelines.execution import Pair, Resolved, Step, receives, resolved
-from linop.strategies.pipelines.gradient_norm import GradientNorm
 from linop.strategies.pipelines.lanes import Edge, Lane
-from linop.strategies.pipelines.random_numbers import initial_seed
+from linop.strategies.pipelines.model.checkpoints import Checkpoints
+from linop.strategies.pipelines.model.gradient_norm import GradientNorm
+from linop.strategies.pipelines.model.stage_states import check, gathered, load, own
+from linop.strategies.pipelines.model.tied_weights import TiedWeights, check_shared
+from linop.strategies.pipelines.model.updates import Updates
 from linop.strategies.pipelines.side_by_side import SideBySide
-from linop.strategies.pipelines.stage import Stage, joined
-from linop.strategies.pipelines.stage_backends import (
+from linop.strategies.pipelines.stages.random_numbers import initial_seed
+from linop.strategies.pipelines.stages.stage import Stage, joined
+from linop.strategies.pipelines.stages.stage_backends import (
     axes_across,
     fail,
     failure,
     made,
     parts_of,
 )
-from linop.strategies.pipelines.stage_states import check, gathered, load, own
-from linop.strategies.pipelines.tied_weights import TiedWeights, check_shared
 
 Tensor = Any
 """torch is not typed here."""
@@ -52,14 +52,6 @@ Item = TypeVar("Item")
 
 _CACHE_SIZE = 32
 """Calls, and sizes of micro-batches, for which what was compiled is kept."""
-
-
-def _numbers(sizes: Any) -> tuple[int, ...] | str | None:
-    """Sizes of micro-batches that a user gives, or, if they are no numbers, a description."""
-    try:
-        return None if sizes is None else tuple(map(index, sizes))
-    except Exception:  # of whatever the user gives: all workers are to hear of it
-        return repr(sizes)
 
 
 class _Batch(NamedTuple):
@@ -196,7 +188,6 @@ class Pipeline:
         self._batches = Cache[_Batch](_CACHE_SIZE)
         self._tracing = Tracing(self._plan, self.backend, self._parts, self._agreement, _CACHE_SIZE)
         self._broken = ""
-        self._max_norm, self._updates = max_norm, 0
         self._norm: GradientNorm | None = None
         self._tied: TiedWeights | None = None
         if tied:
@@ -205,6 +196,7 @@ class Pipeline:
         if max_norm is not None:
             check_updates_last(self._plan, "max_norm")
             self._norm = self._gradient_norm()
+        self._updates = Updates(self._stages, self.optimizer, self._tied, self._norm, max_norm)
 
     def _gradient_norm(self) -> GradientNorm:
         copies = () if self._tied is None else self._tied.copies
@@ -438,18 +430,10 @@ class Pipeline:
         given = call_metadata(
             [x if plan.is_first else None, target if plan.is_last else None], trains, ()
         )
-        device = self.backend.arrays.device
-        cast = str(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else ""
         broken = self._broken or failure(self._parts.values())
-        mine = Call(
-            given.tensors,
-            trains,
-            cast,
-            tuple(stage.modes for stage in self._stages.values()),
-            not trains or torch.is_grad_enabled(),
-            _numbers(sizes),
-            self._number,
-            broken,
+        device = self.backend.arrays.device
+        mine = Call.of(
+            given.tensors, trains, device, self._stages.values(), sizes, self._number, broken
         )
         total = self._agreement.total(self._number, mine)  # type: ignore[arg-type]
         known = self._batches.get(total)
@@ -483,8 +467,10 @@ class Pipeline:
         try:
             for stage in self._stages.values():
                 stage.random.begin()
+                if loss is not None:
+                    stage.begin()
             if loss is not None:
-                self._begin()
+                self._updates.begin()
             inputs = self._cut(x, batch.sizes) if self._plan.is_first else []
             step = Step(
                 self._plan.graph,
@@ -493,7 +479,7 @@ class Pipeline:
                 batch.receives,
                 inputs,
                 loss,
-                self._update,
+                self._updates.update,
             )
             with torch.set_grad_enabled(loss is not None):
                 step.run(batch.row)
@@ -507,36 +493,3 @@ class Pipeline:
                     collective.fail(error)
             raise
         return step
-
-    def _begin(self) -> None:
-        """Begin a step."""
-        self._updates = 0
-        if self._tied is not None:
-            self._tied.begin()
-        for stage in self._stages.values():
-            stage.begin()
-
-    def _update(self, stage: Stage) -> None:
-        """Apply the gradients of a stage, and forget them."""
-        self._updates += 1
-        if self._updates == 1 and self._tied is not None:
-            self._tied.add()
-        if self._updates == 1 and self._norm is not None and self._max_norm is not None:
-            self._norm.clip(self._max_norm)
-        if self.optimizer is not None:
-            stage.renew()
-            own = {id(p) for p in stage.parameters}
-            others = [
-                (p, p.grad)
-                for s in self._stages.values()
-                for p in s.parameters
-                if p.grad is not None and id(p) not in own
-            ]
-            for p, _ in others:
-                p.grad = None
-            self.optimizer.step()
-            for p in stage.parameters:
-                p.grad = None
-            for p, grad in others:
-                p.grad = grad
-        stage.renewed()

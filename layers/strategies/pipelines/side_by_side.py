@@ -14,7 +14,7 @@ import torch
 from linop.errors import BackendError
 from linop.layers.agreement.input_agreement import Cache, InputAgreement, agreement_of
 from linop.strategies.mesh import Axis
-from linop.strategies.pipelines.stage_backends import axes_across
+from linop.strategies.pipelines.stages.stage_backends import axes_across
 
 _CACHE_SIZE = 256
 

@@ -17,7 +17,7 @@ from linop.schedules import GENERATORS, Kind, Schedule
 from linop.schedules.actions import GROUP
 from linop.spaces.partition import balanced
 from linop.strategies import DataParallel, Mesh, Pipeline, fully_shard
-from linop.strategies.pipelines.stage import sharded_units
+from linop.strategies.pipelines.stages.stage import sharded_units
 from support.strategies.data.shards import slice_of, weak
 from support.strategies.pipelines.pipelines import RATE, block, squares, values
 

@@ -13,7 +13,7 @@ from linop.backends.base import Backend
 from linop.errors import BackendError, LinopError
 from linop.schedules import GENERATORS, one_forward_one_backward
 from linop.strategies import Pipeline
-from linop.strategies.pipelines.random_numbers import RandomNumbers
+from linop.strategies.pipelines.stages.random_numbers import RandomNumbers
 from support.strategies.pipelines.pipelines import block, equal, squares, values
 
 Tensor = Any

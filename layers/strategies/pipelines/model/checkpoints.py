@@ -29,9 +29,7 @@ from linop.layers.state.optimizer_state import (
 from linop.layers.state.state import collect
 from linop.layers.state.state_tensors import MODEL, OPTIMIZER, StateTensor
 from linop.layers.state.workers import Workers
-from linop.strategies.pipelines.side_by_side import SideBySide
-from linop.strategies.pipelines.stage_backends import within
-from linop.strategies.pipelines.stage_states import (
+from linop.strategies.pipelines.model.stage_states import (
     Own,
     check,
     gathered,
@@ -41,6 +39,8 @@ from linop.strategies.pipelines.stage_states import (
     order_of,
     root_of,
 )
+from linop.strategies.pipelines.side_by_side import SideBySide
+from linop.strategies.pipelines.stages.stage_backends import within
 
 Tensor = Any
 """torch is not typed here."""

@@ -22,7 +22,7 @@ from linop.spaces.decomposition import COPIES
 from linop.spaces.partition import Partition
 from linop.spaces.tensor import TensorSpace
 from linop.strategies.pipelines.splitting import keys_of_whole
-from linop.strategies.pipelines.stage_backends import within
+from linop.strategies.pipelines.stages.stage_backends import within
 
 Tensor = Any
 """torch is not typed here."""

@@ -21,9 +21,9 @@ from linop.errors import ArgumentError
 from linop.schedules import Action, Kind
 from linop.schedules.actions import COMPUTE
 from linop.strategies.data.unit import shapes_only
-from linop.strategies.pipelines.halves import Part, input_half, weight_half
-from linop.strategies.pipelines.random_numbers import RandomNumbers
-from linop.strategies.pipelines.stateless import called, reading
+from linop.strategies.pipelines.stages.halves import Part, input_half, weight_half
+from linop.strategies.pipelines.stages.random_numbers import RandomNumbers
+from linop.strategies.pipelines.stages.stateless import called, reading
 
 Tensor = Any
 """torch is not typed here."""

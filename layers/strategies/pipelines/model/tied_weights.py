@@ -26,7 +26,7 @@ from linop.spaces.partition import Partition
 from linop.spaces.tensor import TensorSpace
 from linop.strategies.pipelines.construction import Plan, check_updates_last
 from linop.strategies.pipelines.lanes import fail
-from linop.strategies.pipelines.stage_states import Own, prefix_of
+from linop.strategies.pipelines.model.stage_states import Own, prefix_of
 
 Tensor = Any
 """torch is not typed here."""

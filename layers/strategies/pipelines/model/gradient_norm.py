@@ -19,7 +19,7 @@ from linop.spaces.partition import Partition
 from linop.spaces.tensor import TensorSpace
 from linop.strategies.pipelines.construction import Plan
 from linop.strategies.pipelines.lanes import fail
-from linop.strategies.pipelines.stage import Stage, Tensor
+from linop.strategies.pipelines.stages.stage import Stage, Tensor
 
 
 class GradientNorm:

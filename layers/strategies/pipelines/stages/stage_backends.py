@@ -18,7 +18,7 @@ from linop.layers.layer import Layer
 from linop.spaces.partition import Partition
 from linop.strategies.mesh import Axis
 from linop.strategies.pipelines.construction import Plan
-from linop.strategies.pipelines.stage import sharded_units
+from linop.strategies.pipelines.stages.stage import sharded_units
 from linop.strategies.tensor.layer import ParallelLayer
 
 Module = Any
