@@ -27,8 +27,9 @@ class GradScaler(torch.amp.GradScaler):  # type: ignore[misc]  # torch is not ty
         found: tuple[Any, Any] = super()._check_scale_growth_tracker(*args)
         return found
 
-    def _unscale_grads_(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
-        found: dict[Any, Any] = super()._unscale_grads_(*args, **kwargs)
+    def _unscale_grads_(self, optimizer: Any, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        given = getattr(optimizer, "whole", optimizer)  # a ShardedOptimizer's parameters
+        found: dict[Any, Any] = super()._unscale_grads_(given, *args, **kwargs)
         # A worker without gradients has looked at none, which torch takes for a mistake.
         found = found or {self._scale.device: torch.zeros((), device=self._scale.device)}
         if agreement_of(program_backend()).sum(sum(int(flag) for flag in found.values())):

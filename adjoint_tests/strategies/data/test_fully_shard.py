@@ -79,8 +79,9 @@ def test_numbers_of_batches() -> None:
         on_threads(workers, counts_batches)
 
 
-def test_hybrid_shards() -> None:
-    on_threads(4, composes_on_a_mesh)
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_hybrid_shards(workers: int) -> None:
+    on_threads(workers, composes_on_a_mesh)
 
 
 @needs_mpi

@@ -29,6 +29,7 @@ from support.strategies.data.sharded_states import (
     loads,
     reads_as_torch,
     saves,
+    scales_as_one,
 )
 from support.workers import on_ranks, on_threads
 
@@ -39,6 +40,7 @@ CONTRACTS = [
     converts,
     gives_plain_states,
     clips_as_one,
+    scales_as_one,
     fills_buffers_on_meta,
 ]
 

@@ -159,6 +159,18 @@ def test_reversible_in_other_chains(between: Any, make: Any) -> None:
         equal("gradient or buffer", found, wanted, 1e-11)
 
 
+@pytest.mark.parametrize("every", [1, 2, 4])
+def test_checkpoints_change_running_statistics_once(every: int) -> None:
+    net = nn.Sequential(*[normed() for _ in range(4)])
+    ends = []
+    for model in (copy.deepcopy(net), checkpoint(net, every=every)):
+        value = model(torch.arange(5.0 * WIDTH).sin().reshape(5, WIDTH)).sum()
+        value.backward(retain_graph=True)
+        value.backward()  # computed again, again
+        ends.append([p.grad for p in model.parameters()] + [*model.buffers()])
+    assert all(map(torch.equal, *ends))
+
+
 def test_reversible_swapped_keeps_one_pair() -> None:
     net, y = reversible(5), pair()
     with Held(net) as held:

@@ -108,6 +108,11 @@ def _agree(said: Sequence[Said]) -> None:
                 f"check: workers 0 and {worker} have different batches; the whole one expected on "
                 f"all workers: mine= takes a worker's part"
             )
+        if one.given != said[0].given:
+            raise ArgumentError(
+                f"check: worker {worker} gives {one.given}, worker 0 {said[0].given}; the same of "
+                f"loss=, step= and mesh= expected on all workers"
+            )
     if missing := [name for name in said[0].twins if name not in models]:
         raise ArgumentError(
             f"check: the model has no parameter {missing[0]!r}, as the twin has, on any worker"

@@ -61,11 +61,13 @@ class Found(NamedTuple):
 
 
 class Said(NamedTuple):
-    """Names of parameters in model and twin, and digests of the batch, to be compared."""
+    """Names of parameters in model and twin, digests of the batch, and names of the arguments that
+    are given, to be compared."""
 
     models: list[str]
     twins: list[str]
     batch: list[str]
+    given: list[str]
 
 
 class Comparison:
@@ -87,7 +89,10 @@ class Comparison:
         self.batch = _tensors(batch, "batch")
         self.pairs = counterparts(model)
         self.wholes = dict(self.twin.named_parameters(remove_duplicate=False))
-        self.said = Said([p.name for p in self.pairs], [*self.wholes], [*map(digest, self.batch)])
+        options = {"loss": loss, "step": step, "mesh": mesh}
+        given = [name for name, one in options.items() if one is not None]
+        names = [p.name for p in self.pairs], [*self.wholes]
+        self.said = Said(*names, [*map(digest, self.batch)], given)
         parameters = *self.twin.parameters(), *(one.parameter for one in self.pairs)
         dtypes = [p.dtype for p in parameters if p.is_floating_point() or p.is_complex()]
         self.dtype = max(dtypes, key=lambda d: torch.finfo(d).eps, default=torch.float64)

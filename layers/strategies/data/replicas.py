@@ -131,7 +131,9 @@ def module_checked(module: Any, backend: Backend) -> dict[str, Tensor]:
     for name, p in module.named_parameters():
         already = getattr(p, "_linop_strategy", "")
         if already == "shard":
-            already = "sharded over these workers" * (p._linop_backend is backend)
+            # Two axes of one worker are one group, over which nothing is cut or copied.
+            same = p._linop_backend is backend and (backend.workers or 1) > 1
+            already = "sharded over these workers" * same
         if already:
             raise ArgumentError(f"parameter {name!r} is in a module that is already {already}")
         if p.device.type == "meta":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -36,6 +37,8 @@ class ShardedOptimizer:
         optimizer: this worker's; any learning-rate scheduler of torch may have it, and its
             ``state_dict`` is this worker's part.
         parts: a module of this worker's blocks of the parameters, by their names.
+        whole: one group of the whole parameters, whose gradients `linop.layers.GradScaler`
+            unscales.
 
     `linop.layers.save` and `load` take it for an optimizer of the module.
 
@@ -76,13 +79,19 @@ class ShardedOptimizer:
         self.parts = torch.nn.Module()
         self.parts._parameters.update((name, shards[name]) for name in found)
         self.optimizer = optimizer([*self.parts.parameters()])
+        self.whole = SimpleNamespace(param_groups=[{"params": [*found.values()]}])
 
-    def step(self) -> None:
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update all parameters. Collective.
+
+        Args:
+            closure: computes gradients first, on all workers; its result is returned.
 
         Raises:
             ArgumentError: gradients have not been summed over the workers.
         """
+        with torch.enable_grad():
+            loss = None if closure is None else closure()
         if any(reducer.unsummed for reducer in self._reducers):
             raise ArgumentError(
                 "ShardedOptimizer: gradients of no_sync() have not been summed over the workers; "
@@ -95,6 +104,7 @@ class ShardedOptimizer:
         with torch.no_grad():
             for unit, parameters in self._parts:
                 torch._foreach_copy_(parameters, unit.gathered())
+        return loss
 
     def state_dict(self, worker: int | None = None) -> dict[str, Any] | None:
         """The state of the optimizer of one process, with parameters in the module's order. It is
@@ -119,8 +129,6 @@ class ShardedOptimizer:
         with use(self._axis.backend):
             scatter_optimizer_state(self.module, self, state)
 
-    def zero_grad(self) -> None:
-        """Discard all gradients."""
-        for _, parameters in self._parts:
-            for p in parameters:
-                p.grad = None
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Discard all gradients; or set them to zero, as in torch."""
+        self.module.zero_grad(set_to_none)

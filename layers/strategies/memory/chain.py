@@ -4,8 +4,8 @@ what, each alone or both."""
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from copy import copy
 from functools import partial
 from typing import Any
@@ -53,7 +53,7 @@ class Chain(torch.nn.Sequential):  # type: ignore[misc]  # torch is not typed he
         if not torch.is_grad_enabled():
             return _run(modules, x)
         call = None if self.window is None else self.window.call(self)
-        run: Any = _run if self.every is None else partial(_torch_s, _run, **_OPTIONS)
+        run: Any = _run if self.every is None else _checkpointed
         for k, group in enumerate(groups):
             with nullcontext() if call is None else call.saving(k):
                 x = run(group, x)
@@ -64,7 +64,17 @@ class Chain(torch.nn.Sequential):  # type: ignore[misc]  # torch is not typed he
         return ", ".join(said if self.window is None else [*said, f"prefetch={self.window.ahead}"])
 
 
-_OPTIONS = {"use_reentrant": False, "context_fn": checkpoint_context}
+@contextmanager
+def buffers_kept(buffers: Iterable[Tensor]) -> Iterator[None]:
+    """A context after which buffers have the values from before: what is computed again there does
+    not change running statistics twice."""
+    values = [(x, x.clone()) for x in buffers]
+    try:
+        yield
+    finally:
+        for buffer, value in values:  # norms change them without a new version
+            if not torch.equal(buffer, value):
+                buffer.detach().copy_(value)
 
 
 def chain(net: Any, name: str) -> Chain:
@@ -86,6 +96,31 @@ def chain(net: Any, name: str) -> Chain:
     if isinstance(net, Chain):
         made.every, made.window, made.units = net.every, net.window, net.units
     return made
+
+
+def _checkpointed(modules: Sequence[Any], x: Tensor) -> Tensor:
+    contexts = partial(_contexts, modules)
+    return _torch_s(_run, modules, x, use_reentrant=False, context_fn=contexts)
+
+
+def _contexts(modules: Sequence[Any]) -> tuple[Any, Any]:
+    """Contexts of the forward of modules, and of each that is computed again in backward."""
+    first, again = checkpoint_context()
+    return first, _Again(modules, again)
+
+
+class _Again(ExitStack):
+    """The context `outer`, in which buffers of modules keep their values. It can be entered again,
+    as by a second backward of one graph."""
+
+    def __init__(self, modules: Sequence[Any], outer: Any) -> None:
+        super().__init__()
+        self._buffers, self._outer = [x for module in modules for x in module.buffers()], outer
+
+    def __enter__(self) -> _Again:
+        self.enter_context(self._outer)
+        self.enter_context(buffers_kept(self._buffers))
+        return self
 
 
 def _run(modules: Sequence[Any], x: Tensor) -> Tensor:

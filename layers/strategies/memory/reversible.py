@@ -13,6 +13,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from linop.backends.autograd.functions import checkpoint_context
 from linop.errors import ArgumentError, BackendError
+from linop.strategies.memory.chain import buffers_kept
 
 Tensor = Any
 """torch is not typed here."""
@@ -188,7 +189,7 @@ class _Frame:
                 "Reversible: f or g has other parameters or buffers than when it was called first, "
                 "as by torch.func.functional_call; call modules with their own"
             )
-        buffers = [(x, x.clone()) for x in known if not isinstance(x, torch.nn.Parameter)]
+        buffers = (x for x in known if not isinstance(x, torch.nn.Parameter))
 
         def pack(tensor: Tensor) -> Any:
             if not isinstance(tensor, torch.nn.Parameter):
@@ -203,10 +204,8 @@ class _Frame:
             cast = torch.autocast(**self._autocast)
             with torch.enable_grad(), saved_tensors_hooks(pack, lambda _: None), cast:
                 given = x.detach().requires_grad_(self._wanted[part])
-                result = function(given)
-        for buffer, value in buffers:  # norms change them without a new version
-            if not torch.equal(buffer, value):
-                buffer.detach().copy_(value)
+                with buffers_kept(buffers):
+                    result = function(given)
         return result.detach()
 
     def _forget(self) -> None:

@@ -72,21 +72,35 @@ def _sizes(
         raise PartitionError(
             f"{name!r} has {n} features, and heads={heads}: as many for each expected"
         )
-    if heads >= axis.size:
-        return [k * (n // heads) for k in balanced(heads, axis.size)]
-    if queries is None:
+    if queries is None and heads < axis.size:
         raise PartitionError(
             f"{name!r} has {heads} heads for {axis.size} workers of "
             f"{axis.name!r}; one each at least expected, or, of keys and values that workers are "
             f"to share, queries=, the number of heads of the queries"
         )
-    if axis.size % heads or queries % axis.size:
+    if queries is not None:
+        _check_queries(queries, heads, axis, name)
+    if heads < axis.size:
+        return [n // heads] * heads
+    return [k * (n // heads) for k in balanced(heads, axis.size)]
+
+
+def _check_queries(queries: int, heads: int, axis: Axis, name: str) -> None:
+    """Raise if a balanced cut of the queries' heads gives a worker those of groups that it has not.
+
+    Raises:
+        PartitionError: workers do not divide into groups, nor groups into workers; or the heads of
+            the queries not into the larger number of both.
+    """
+    few, many = sorted((heads, axis.size))
+    same = queries == heads >= axis.size  # no groups
+    if integer(queries, f"{name!r}: queries") < 1 or (not same and (many % few or queries % many)):
+        hint = "" if heads < axis.size else f"; or heads={heads} of all, without queries="
         raise PartitionError(
             f"{name!r}: {queries} heads of queries in {heads} groups for "
-            f"{axis.size} workers of {axis.name!r}; as many workers for each group, and as many "
-            f"heads of queries for each worker expected"
+            f"{axis.size} workers of {axis.name!r}; as many workers for each group, or groups for "
+            f"each worker, and as many heads of queries for each of them expected{hint}"
         )
-    return [n // heads] * heads
 
 
 @dataclass(frozen=True)

@@ -298,6 +298,10 @@ def says_what_is_wrong(backend: Backend) -> None:
     refused("mesh: a linop.strategies.Mesh expected, given 5", given(model, mesh=5))
     refused("workers 0 and 1 have different batches", given(model, batch=(x + float(me or 0), t)))
     refused("on worker 1: a module or", given(3 if me else model, mesh=mesh))
+    refused(
+        r"worker 1 gives \[\], worker 0 \['loss'\]; the same of loss=, step= and mesh=",
+        lambda: check(model, twin, (x, t), None if me else squares),
+    )
     refused("a loss with one element expected", lambda: check(model, twin, (x, t)[:1]))
     other = nn.Sequential(filled(nn.Linear(3, 2), 0))
     refused("the twin has no parameter 'weight', as the model has on worker 0", given(model, other))

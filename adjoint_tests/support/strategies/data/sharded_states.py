@@ -177,6 +177,34 @@ def clips_as_one(backend: Backend) -> None:
             same(CASE, p.grad, state[name], name)
 
 
+def scales_as_one(backend: Backend) -> None:
+    """A ShardedOptimizer takes what torch's does: a scaler, zeros for gradients, a closure."""
+    mine, twin = Trained(1, 0), Trained(0, 0)
+    scalers = [linop.layers.GradScaler(init_scale=8.0), torch.amp.GradScaler("cpu", init_scale=8.0)]
+    x, t = (CASE.numbers(CASE.rows, n, seed=n) for n in (5, 8))
+    a, b = (blocks(CASE, one, mine.axis.size)[mine.axis.index] for one in (x, t))
+    clips = linop.layers.clip_grad_norm_, torch.nn.utils.clip_grad_norm_
+    given = (mine, a, b), (twin, x, t)
+    for (one, rows, targets), scaler, clip in zip(given, scalers, clips, strict=True):
+        for _ in range(2):
+            one.optimizer.zero_grad(set_to_none=False)
+            scaler.scale(squares(one.called(rows), targets)).backward()
+            scaler.unscale_(one.optimizer)
+            clip(one.net.parameters() if one is twin else one.net, 0.5)
+            scaler.step(one.optimizer)
+            scaler.update()
+        assert one.optimizer.step(partial(_gradients, one, rows, targets)).requires_grad
+    for (name, p), q in zip(mine.net.named_parameters(), twin.net.parameters(), strict=True):
+        same(CASE, p, q, name)
+
+
+def _gradients(one: Trained, rows: Any, targets: Any) -> Any:
+    one.optimizer.zero_grad()
+    loss = squares(one.called(rows), targets)
+    loss.backward()
+    return loss
+
+
 def fills_buffers_on_meta(backend: Backend) -> None:
     """Buffers of a model on the meta device get memory with the state."""
     axis = Mesh(dp=-1)["dp"]

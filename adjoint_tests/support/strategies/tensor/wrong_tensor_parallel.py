@@ -247,6 +247,13 @@ PLANS: dict[str, tuple[Callable[[], Any], Any, str]] = {
         {"k": ColwiseParallel(heads=1, queries=3)},
         "'k': 3 heads of queries in 1 groups for 2 workers of 'tp'; as many workers for each group",
     ),
+    "groups that do not divide beside queries cut by heads": (
+        lambda: Attention(24, 12, 3),  # worker 0 would have heads of half the second group
+        {"q": ColwiseParallel(heads=12), "k": ColwiseParallel(heads=3, queries=12)},
+        "'k': 12 heads of queries in 3 groups for 2 workers of 'tp'; as many workers for each group"
+        ", or groups for each worker, and as many heads of queries for each of them expected; or "
+        "heads=3 of all, without queries=",
+    ),
     "shared groups laid out": (
         lambda: Attention(4, 2, 1),
         {"k": ColwiseParallel(output_layouts=REPLICATED, heads=1, queries=2)},
