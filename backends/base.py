@@ -246,7 +246,8 @@ class BoundPlan(Keeper, ABC):
     def finish(self) -> Any:
         """Complete the run that `start` began, and return its result. Workers that have started
         several plans may have started them in any order; those of several stages they finish in one
-        order, as messages of later stages leave in `finish`.
+        order, as messages of later stages leave in `finish`. Between machines, plans of one
+        stage may have several (`linop.planning.hierarchy`).
 
         Raises:
             BackendError: there is no such run.
