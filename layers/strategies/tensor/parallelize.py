@@ -25,6 +25,7 @@ from linop.strategies.tensor.styles import (
     PrepareModuleInput,
     PrepareModuleOutput,
     Style,
+    check_groups,
     parallel_layers,
 )
 
@@ -78,6 +79,7 @@ def parallelize_module(
         for name, style in styles.items():
             style.check(module.get_submodule(name), axis, name)
             _check_hooks(module.get_submodule(name), style, name)
+        check_groups(styles, axis)
         given = {"inputs": repr(layout), "example": _kinds(example)}
         return (layout, styles), {**_description(module, styles), "argument": given}
 
@@ -122,6 +124,11 @@ def _named(module: Module, plan: Any) -> dict[str, Style]:
     if not isinstance(given, Mapping):
         raise ArgumentError(f"plan: a style, or styles by name, expected; given {plan!r}")
     names = [name for name, _ in module.named_modules()]
+    if not given:
+        raise ArgumentError(
+            f"plan: styles of submodules expected, given none; there are "
+            f"{', '.join(filter(None, names))}"
+        )
     found: dict[str, Style] = {}
     for pattern, style in given.items():
         expect("plan: name of a submodule", pattern, str)

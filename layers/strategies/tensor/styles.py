@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,14 +79,18 @@ def _sizes(
             f"to share, queries=, the number of heads of the queries"
         )
     if queries is not None:
-        _check_queries(queries, heads, axis, name)
+        hint = "" if heads < axis.size else f"; or heads={heads} of all, without queries="
+        _check_queries(queries, heads, axis, name, hint)
     if heads < axis.size:
         return [n // heads] * heads
     return [k * (n // heads) for k in balanced(heads, axis.size)]
 
 
-def _check_queries(queries: int, heads: int, axis: Axis, name: str) -> None:
+def _check_queries(queries: int, heads: int, axis: Axis, name: str, hint: str) -> None:
     """Raise if a balanced cut of the queries' heads gives a worker those of groups that it has not.
+
+    Args:
+        hint: what else would do.
 
     Raises:
         PartitionError: workers do not divide into groups, nor groups into workers; or the heads of
@@ -95,12 +99,37 @@ def _check_queries(queries: int, heads: int, axis: Axis, name: str) -> None:
     few, many = sorted((heads, axis.size))
     same = queries == heads >= axis.size  # no groups
     if integer(queries, f"{name!r}: queries") < 1 or (not same and (many % few or queries % many)):
-        hint = "" if heads < axis.size else f"; or heads={heads} of all, without queries="
         raise PartitionError(
             f"{name!r}: {queries} heads of queries in {heads} groups for "
             f"{axis.size} workers of {axis.name!r}; as many workers for each group, or groups for "
             f"each worker, and as many heads of queries for each of them expected{hint}"
         )
+
+
+def check_groups(styles: Mapping[str, Style], axis: Axis) -> None:
+    """Check heads without `queries` beside the most heads of any submodule of the same module,
+    which are taken for those of the queries.
+
+    Args:
+        styles: of submodules, by name.
+
+    Raises:
+        PartitionError: as `_check_queries`.
+    """
+    cut = {
+        name: style
+        for name, style in styles.items()
+        if isinstance(style, ColwiseParallel) and style.heads is not None
+    }
+    most: dict[str, int] = {}
+    for name, style in cut.items():
+        owner = name.rpartition(".")[0]
+        most[owner] = max(most.get(owner, 0), style.heads or 0)
+    for name, style in cut.items():
+        queries, heads = most[name.rpartition(".")[0]], style.heads
+        if style.queries is None and heads is not None and queries > heads:
+            hint = f"; or heads={heads} of all; or queries={heads}, if they are for no others"
+            _check_queries(queries, heads, axis, name, hint)
 
 
 @dataclass(frozen=True)
@@ -115,9 +144,10 @@ class ColwiseParallel(Style):
             as many as any other, or one less: of grouped queries, the number of groups. By default
             features are cut anywhere.
         queries: of keys and values in fewer groups than workers, the number of heads of the
-            queries. Workers whose queries are in one group hold its weights as one tensor, whose
-            gradient is the sum of theirs: E, and its adjoint. Attention has to take the number of
-            groups from its shapes (as with ``enable_gqa=True``).
+            queries; of more, by default the most heads of any submodule of the same module.
+            Workers whose queries are in one group hold its weights as one tensor, whose gradient is
+            the sum of theirs: E, and its adjoint. Attention has to take the number of groups from
+            its shapes (as with ``enable_gqa=True``).
     """
 
     input_layouts: Any = REPLICATED

@@ -236,6 +236,7 @@ PLANS: dict[str, tuple[Callable[[], Any], Any, str]] = {
         {"middle": ColwiseParallel()},
         "there is no submodule 'middle'; there are up, down",
     ),
+    "empty": (lambda: MLP(4, 4), {}, "plan: styles of submodules expected, given none; there are "),
     "no style": (lambda: MLP(4, 4), {"up": 1}, "'up': 1 given; ColwiseParallel(), "),
     "fewer heads than workers": (
         lambda: Attention(4, 2, 1),
@@ -253,6 +254,11 @@ PLANS: dict[str, tuple[Callable[[], Any], Any, str]] = {
         "'k': 12 heads of queries in 3 groups for 2 workers of 'tp'; as many workers for each group"
         ", or groups for each worker, and as many heads of queries for each of them expected; or "
         "heads=3 of all, without queries=",
+    ),
+    "groups beside queries cut by heads": (
+        lambda: Attention(24, 12, 3),
+        {"q": ColwiseParallel(heads=12), "k": ColwiseParallel(heads=3)},
+        "for each of them expected; or heads=3 of all; or queries=3, if they are for no others",
     ),
     "shared groups laid out": (
         lambda: Attention(4, 2, 1),
