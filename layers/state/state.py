@@ -36,9 +36,10 @@ def scatter_state(model: Any, state: Mapping[str, Tensor] | None) -> None:
             some, with None on others: then the first of them sends.
 
     Raises:
-        ArgumentError: names are missing, or not those of the model; a value is no tensor.
-        ShapeError: a tensor has another shape. BackendError: workers have different models, or
-        none has the state. All on every worker.
+        ArgumentError: names are missing, or not those of the model; a value is no tensor; workers
+            have states of different names, shapes or dtypes. ShapeError: a tensor has another
+            shape. BackendError: workers have different models, or none has the state. All on every
+            worker.
     """
     workers = Workers("scatter_state", model)
     items = list(workers.tensors.values())
@@ -109,6 +110,13 @@ def source_of(
     kinds = next((one for one in said if one is not None), None)
     if kinds is None:
         workers.refuse("no worker has the state; pass it on one of them, or on all")
+    for worker, other in enumerate(said):
+        if other is not None and other != kinds:
+            key = next(k for k in [*kinds, *other] if kinds.get(k) != other.get(k))
+            raise ArgumentError(
+                f"{workers.what}: workers {said.index(kinds)} and {worker} have different states, "
+                f"in {key!r}; the same on both, or None on one, expected"
+            )
     fit(workers.what, items, {key: shape for key, (shape, _) in kinds.items()})
     for item in items:
         if kinds[item.key][1] is None:

@@ -312,6 +312,10 @@ MISTAKES: list[tuple[str, Callable[[Any, int], Any]]] = [
     ),
     ("'2.bias' is a int; a tensor", lambda m, w: layers.scatter_state(m, _with(**{"2_bias": 3}))),
     ("no worker has the state", lambda m, w: layers.scatter_state(m, None)),
+    (
+        "workers 0 and 1 have different states, in '2.bias'; the same on both, or None on one",
+        lambda m, w: layers.scatter_state(m, _with(**{"2_bias": torch.ones(5)} if w else {})),
+    ),
     ("list given; a state_dict", lambda m, w: layers.scatter_state(m, [] if w else None)),
     ("worker 7; there are 2 workers", lambda m, w: layers.gather_state(m, 7)),
     ("one model expected on all", lambda m, w: layers.gather_state(_other(w))),
