@@ -1,1 +1,1 @@
-"""What is of the whole model: its state and checkpoints, tied weights, updates."""
+"""Parts of a pipeline for the whole model: its state and checkpoints, tied weights, updates."""
