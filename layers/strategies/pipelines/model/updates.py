@@ -10,9 +10,6 @@ from linop.strategies.pipelines.model.gradient_norm import GradientNorm
 from linop.strategies.pipelines.model.tied_weights import TiedWeights
 from linop.strategies.pipelines.stages.stage import Stage
 
-Tensor = Any
-"""torch is not typed here."""
-
 
 class Updates:
     """Updates of this worker's stages.
