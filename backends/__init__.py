@@ -50,10 +50,11 @@ def get(name: str, **options: Any) -> Backend:
         name: a key of `BACKENDS`.
         options: ``workers`` for ``reference`` and ``threads``: number of workers, by default as
             many as an operator needs; ``arrays`` for ``threads``: "numpy", or "cupy" for workers
-            that share a GPU; ``comm`` for ``mpi`` and ``cupy``: the communicator, by default
-            COMM_WORLD; ``group`` for ``torch``: the process group, by default all processes. The
-            other options of these are those of ``linop.backends.mpi.get``,
-            ``linop.backends.gpu.get`` and ``linop.backends.process_group.get``.
+            that share a GPU, and ``wait_limit``: seconds that a wait may take; ``comm`` for ``mpi``
+            and ``cupy``: the communicator, by default COMM_WORLD; ``group`` for ``torch``: the
+            process group, by default all processes. The other options of these are those of
+            ``linop.backends.mpi.get``, ``linop.backends.gpu.get`` and
+            ``linop.backends.process_group.get``.
 
     Raises:
         ArgumentError: no such backend. MissingExtraError: it needs a package that is not installed.

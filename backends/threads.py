@@ -36,7 +36,11 @@ from linop.spaces.vector import Vector
 _HERE = threading.local()
 
 
-def get(workers: int | None = None, arrays: str | Arrays | None = None) -> Backend:
+def get(
+    workers: int | None = None,
+    arrays: str | Arrays | None = None,
+    wait_limit: float | None = None,
+) -> Backend:
     """Inside `launch` the backend of this thread's worker; outside, a backend that holds all
     workers and starts their threads for each run.
 
@@ -44,19 +48,23 @@ def get(workers: int | None = None, arrays: str | Arrays | None = None) -> Backe
         workers: number of workers; by default the program's, or as many as an operator needs.
         arrays: "numpy", or "cupy" for workers that share a GPU; by default the program's, or
             "numpy".
+        wait_limit: seconds after which a wait becomes a `DeadlockError`; by default the program's,
+            or as of `launch`.
 
     Raises:
-        BackendError: inside `launch`, `workers` or `arrays` differ from the program's; or there is
-            no GPU. MissingExtraError: CuPy is not installed.
+        ArgumentError: `wait_limit` is no limit. BackendError: inside `launch`, an argument differs
+            from the program's; or there is no GPU. MissingExtraError: CuPy is not installed.
     """
-    here: Worker | None = getattr(_HERE, "backend", None)
+    here: Thread | None = getattr(_HERE, "backend", None)
     if here is None:
-        return Threads(workers, arrays_named(arrays or NUMPY))
+        return Threads(workers, arrays_named(arrays or NUMPY), wait_limit)
     if arrays is not None and arrays_named(arrays).ndarray is not here.arrays.ndarray:
         wanted = arrays_named(arrays).name
         raise BackendError(f"arrays of {wanted} wanted; this program has {here.arrays.name}'s")
     if workers not in (None, here.workers):
         raise BackendError(f"{workers} workers wanted; this program has {here.workers}")
+    if wait_limit is not None and _limit(wait_limit) != (limit := here.transport.limit):
+        raise BackendError(f"wait_limit={wait_limit!r} wanted; this program has {limit:g}")
     return here
 
 
@@ -105,8 +113,7 @@ def run(
     Raises:
         The first exception of any of them.
     """
-    limit = WAIT_LIMIT.found(wait_limit, default=math.inf).checked()
-    group = Group(workers, arrays, limit)
+    group = Group(workers, arrays, _limit(wait_limit))
     threads = [
         threading.Thread(target=group.work, args=(w, main), name=f"linop-{w}", daemon=True)
         for w in range(workers)
@@ -117,6 +124,15 @@ def run(
     if group.failure is not None:
         raise group.failure
     return group.results
+
+
+def _limit(given: float | None) -> float:
+    """Seconds that a wait may take.
+
+    Raises:
+        ArgumentError: the argument, or its variable, is no limit.
+    """
+    return float(WAIT_LIMIT.found(given, default=math.inf).checked())
 
 
 class Thread(Worker):
@@ -156,6 +172,15 @@ class Threads(Whole):
 
     name = "threads"
 
+    def __init__(
+        self,
+        workers: int | None = None,
+        arrays: Arrays = NUMPY,
+        wait_limit: float | None = None,
+    ) -> None:
+        super().__init__(workers, arrays)
+        self._wait_limit = None if wait_limit is None else _limit(wait_limit)
+
     def way(self, program: Program | None = None) -> str:
         del program
         return f"messages over {Mailbox.name}"
@@ -189,7 +214,8 @@ class Threads(Whole):
                     return tracing.timed(mailbox.worker, name, "plan", about, work)
 
             results: dict[str, Array] = {}
-            for plan, part in zip(plans, run(len(plans), main, self.arrays), strict=True):
+            parts = run(len(plans), main, self.arrays, self._wait_limit)
+            for plan, part in zip(plans, parts, strict=True):
                 for region, array in zip(plan.outputs, part, strict=True):
                     results.setdefault(region.name, array)
             return Vector(op.codomain, results)

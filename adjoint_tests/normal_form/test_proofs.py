@@ -126,6 +126,26 @@ def test_large_shapes_do_not_overflow() -> None:
     assert part != Movement.of_blocks(Space(x), Space(y), tiles[1:])
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("unit", [2, 2**58, 2**60, 2**61 - 1])
+def test_long_regions_do_not_overflow(unit: int) -> None:
+    """Regions, and groups of boxes that are summed, are told apart by multiples of their length."""
+    X = TensorSpace((3 * unit,), Partition((3,)), axes=(COPIES,))
+    total, shift = linop.all_reduce(X), linop.shift(X, 1)
+    assert (total @ total).equals(3 * total)
+    assert (shift @ shift.H).equals(linop.identity(X))
+    assert not (shift @ shift.H).equals(0 * linop.identity(X))
+    pairs = [(r, q) for r in X.regions for q in X.regions]
+
+    def of(*parts: tuple[int, int, int]) -> Movement:
+        at = [(slice(a * unit, b * unit), c) for a, b, c in parts]
+        return Movement.of_blocks(X, X, [(r[one], q[one], c) for r, q in pairs for one, c in at])
+
+    assert of((0, 2, 1), (1, 3, 1)) == of((0, 1, 1), (1, 2, 2), (2, 3, 1))
+    assert of((0, 2, 1), (1, 3, -1)) == of((0, 1, 1), (2, 3, -1))
+    assert of((0, 2, 1), (1, 3, 1)) != of((0, 3, 1))
+
+
 def test_transfers_print() -> None:
     x, y = Region("x", (6, 4)), Region("y", (6, 4), 1)
     two = Movement.of_blocks(Space(x), Space(y), [(y[:2], x[2:4], -2), (y[4:], x[4:], 1)])

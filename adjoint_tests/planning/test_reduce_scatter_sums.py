@@ -44,6 +44,13 @@ def test_a_large_sum_for_all_is_done_in_shares(workers: int) -> None:
         assert abs(plan.bytes_sent / 8 - sent) <= 2 * workers
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("size", [2**59, 2**60, 2**62])
+def test_sums_of_more_bytes_than_64_bits_count_are_done_in_shares(size: int) -> None:
+    (movement,) = total(3, size).stages.movements
+    assert len(split_sums(movement)) == 2
+
+
 def test_small_sums_and_those_for_one_are_not() -> None:
     space = total(3).domain
     one = linop.sum_reduce(space, Partition((1,)))

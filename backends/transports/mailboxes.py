@@ -56,7 +56,8 @@ class Group:
 
     def __init__(self, workers: int, arrays: Arrays = NUMPY, limit: float = math.inf) -> None:
         self.workers = workers
-        self._limit = limit
+        self.limit = limit
+        """Seconds that a wait may take."""
         self._running: dict[int, tuple[int, Mailbox]] = {}
         self._late: frozenset[int] = frozenset()
         self.surroundings = [arrays.surroundings() for _ in range(workers)]
@@ -102,7 +103,7 @@ class Group:
     def join(self, threads: Sequence[threading.Thread]) -> None:
         """Join the workers' threads, except those that were still busy when a wait reached its
         limit."""
-        if self._limit < math.inf:
+        if self.limit < math.inf:
             with self._lock:
                 self._ends.wait_for(lambda: len(self._ended | self._late) == self.workers)
         for worker, thread in enumerate(threads):
@@ -262,7 +263,7 @@ class Group:
     def _pause(self, key: Key, begun: float) -> None:
         """Wait for a change, at most until the limit; at the limit, end all waits with a report."""
         several = self._has_several
-        limit = min(self._limit, _LIMIT) if several else self._limit
+        limit = min(self.limit, _LIMIT) if several else self.limit
         left = begun + limit - time.monotonic()
         if left > 0:
             # No notification comes when another thread of a worker ends.
@@ -329,6 +330,7 @@ class Mailbox(Gathering):
         self._parts = 0
         self.worker = worker
         self.workers = len(self._members)
+        self.limit = group.limit
         self._address = self._members[worker], *part
         self.busy = ANY
         self.plans: Plans = Alone()

@@ -158,15 +158,22 @@ def _candidate_ranges(left: Table, right: Table) -> tuple[Ints, Ints, Ints]:
     regions = int(max(left.src.max(), right.dst.max())) + 1
     longest = np.zeros(regions, np.int64)
     np.maximum.at(longest, right.dst, right.extent[:, 0])
-    span = int((left.of + left.extent).max() + (right.at + right.extent).max()) + 1
-    key = right.dst * span + right.at[:, 0]
+    span = int((left.of + left.extent).max()) + int((right.at + right.extent).max()) + 1
+    key = _apart(right.dst, span) + right.at[:, 0]
     order = np.argsort(key, kind="stable")
     key = key[order]
     start = left.of[:, 0]
-    base = left.src * span
+    base = _apart(left.src, span)
     first = np.searchsorted(key, base + np.maximum(start - longest[left.src] + 1, 0), "left")
     last = np.searchsorted(key, base + start + left.extent[:, 0], "left")
     return first, np.maximum(last - first, 0), order
+
+
+def _apart(groups: Ints, span: int) -> Ints:
+    """The first of `span` numbers of each row's group; as Python's integers, slowly, where int64
+    would overflow."""
+    long = (int(groups.max(initial=0)) + 1) * span >= 2**63
+    return groups.astype(object if long else np.int64, copy=False) * span
 
 
 FEW = 256
@@ -230,12 +237,13 @@ def _refine(table: Table, group: Ints, axes: Sequence[int]) -> tuple[Table, Ints
         start = table.at[:, axis]
         stop = start + table.extent[:, axis]
         span = int(stop.max()) + 1
-        cuts = np.sort(np.concatenate([group * span + start, group * span + stop]))
+        base = _apart(group, span)
+        cuts = np.sort(np.concatenate([base + start, base + stop]))
         cuts = cuts[np.append(True, _changes(cuts))]
-        first = np.searchsorted(cuts, group * span + start)
-        rows, within = expand(np.searchsorted(cuts, group * span + stop) - first)
+        first = np.searchsorted(cuts, base + start)
+        rows, within = expand(np.searchsorted(cuts, base + stop) - first)
         cell = first[rows] + within
-        shift = cuts[cell] - group[rows] * span - start[rows]
+        shift = (cuts[cell] - base[rows] - start[rows]).astype(np.int64, copy=False)
         table, group = table.take(rows), group[rows]
         table.at[:, axis] += shift
         table.of[:, axis] += shift

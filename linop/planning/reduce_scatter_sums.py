@@ -46,7 +46,7 @@ def split_sums(movement: Movement, placement: Placement | None = None) -> tuple[
     itemsize = movement.domain.dtype.itemsize
     assumed = network.ASSUMED
     least = assumed.latency / (assumed.per_byte + assumed.per_byte_added)
-    longest = movement.codomain.numbering.shapes.prod(axis=1).max(initial=0) * itemsize
+    longest = int(movement.codomain.numbering.shapes.prod(axis=1).max(initial=0)) * itemsize
     if placement is None and longest <= least:
         return same
     if int(movement.transfers.counts_into(len(movement.codomain)).sum()) > LARGEST_MOVEMENT:

@@ -242,6 +242,32 @@ def test_get_inside_and_outside_of_launch() -> None:
     assert linop.backends.get("threads").worker is None
 
 
+def test_a_limit_of_waits_outside_of_launch() -> None:
+    X = TensorSpace((2,), Partition((2,)))
+    one, late = X.regions
+    slow = linop.local(late, late, lambda a: (time.sleep(0.5), a)[1], lambda a: a)
+    op = linop.gather(X) @ linop.direct_sum(linop.identity(linop.Space(one)), slow)
+    x = op.domain.random(0)
+    for limit in (None, 60, float("inf")):
+        linop.backends.get("threads", wait_limit=limit).compile(op)(x)
+    with pytest.raises(DeadlockError, match=r"a wait took longer than 0\.1 s"):
+        linop.backends.get("threads", wait_limit=0.1).compile(op)(x)
+    for wrong in (0, -1, "soon", float("nan")):
+        with pytest.raises(ArgumentError, match=r"^wait_limit: expected a number of seconds above"):
+            linop.backends.get("threads", wait_limit=wrong)
+
+
+def test_a_limit_of_waits_inside_of_launch() -> None:
+    def main(backend: Backend) -> None:
+        assert linop.backends.get("threads", wait_limit=60) is backend
+        with pytest.raises(BackendError, match="wait_limit=5 wanted; this program has 60"):
+            linop.backends.get("threads", wait_limit=5)
+        with pytest.raises(ArgumentError, match=r"^wait_limit: expected"):
+            linop.backends.get("threads", wait_limit=-1)
+
+    linop.launch(main, workers=2, wait_limit=60)
+
+
 def test_an_unknown_backend() -> None:
     with pytest.raises(ArgumentError, match="unknown backend 'gpu'; there are reference, threads"):
         linop.backends.get("gpu")
