@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import linop
 from linop import COPIES, REPLICATED, Movement, Partition, Region, Space, TensorSpace
+from linop.normal_form.boxes import row_keys
 from linop.normal_form.movement import Transfer
 from linop.operators.expressions import Primitives
 from linop.testing.describing import COMPUTED, Description, grids, shapes, tensor_of
@@ -144,6 +145,30 @@ def test_long_regions_do_not_overflow(unit: int) -> None:
     assert of((0, 2, 1), (1, 3, 1)) == of((0, 1, 1), (1, 2, 2), (2, 3, 1))
     assert of((0, 2, 1), (1, 3, -1)) == of((0, 1, 1), (2, 3, -1))
     assert of((0, 2, 1), (1, 3, 1)) != of((0, 3, 1))
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("unit", [1, 2**58, 2**60])
+def test_cells_of_regions_long_in_two_dimensions_do_not_overflow(unit: int) -> None:
+    a = Region("a", (9, 4 * unit, 2 * unit), (1, 3))
+    b = Region("b", (9, 4 * unit, 4 * unit), (0, 1, 2))
+    space = Space([a, b, Region("c", (6, 4 * unit, 4 * unit))])
+    source, target = b[:, 2 * unit : 3 * unit, unit : 3 * unit], a[:, 2 * unit : 3 * unit]
+    move = linop.move(space, source, target)
+    assert (move + move).equals(2 * move)
+    assert not (move + move).equals(move)
+
+
+wide = st.sampled_from([0, 1, 2**31, 2**62, 2**63 - 1]) | st.integers(-(2**63), 2**63 - 1)
+
+
+@given(st.integers(1, 3).flatmap(lambda n: st.lists(st.tuples(*[wide] * n), min_size=1)))
+def test_keys_of_rows_sort_as_rows_do(rows: list[tuple[int, ...]]) -> None:
+    keys = row_keys(*np.array(rows, np.int64).T).tolist()
+    ranks = {row: keys[k] for k, row in enumerate(rows)}
+    assert keys == [ranks[row] for row in rows]
+    assert sorted(ranks, key=ranks.__getitem__) == sorted(set(rows))
+    assert len(set(keys)) == len(ranks)
 
 
 def test_transfers_print() -> None:

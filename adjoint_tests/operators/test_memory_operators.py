@@ -266,6 +266,12 @@ def test_an_operator_without_a_law_is_left_as_it_is() -> None:
         assert op.simplify() is op
 
 
+def test_nothing_is_left_to_simplify_in_zero_between_regions_in_another_order() -> None:
+    swapped = allocate(deallocate(BOTH, a).codomain, a) @ deallocate(BOTH, a)
+    assert simplified(0 * swapped) == "O"
+    assert simplified((0 * swapped).H) == "O"
+
+
 def test_actions_on_other_regions_commute_out_of_the_way() -> None:
     """K_b … K_b = K_b, whatever happens to regions that are not b in between."""
     c, d = Region("c", 2, 2), Region("d", 2, 3)

@@ -13,6 +13,7 @@ import linop
 from linop import COPIES, LinearOperator, Partition, Region, TensorSpace
 from linop.planning import Link, Network, Placement, Simulation
 from linop.planning.plan import Advance, Send
+from linop.planning.prediction.traffic import traffic_matrix
 from support.operators.catalogue import NAMES, operators
 from support.operators.properties import plans_of
 
@@ -78,6 +79,29 @@ def test_a_sum_by_hand() -> None:
     assert (found.time, found.messages, found.bytes) == (10.84, 2, 80)
     # Back, worker 0 sends two messages and keeps its own; the others wait for both.
     assert parts(linop.simulate(total.H, network)) == [[10, 0, 0, 0], [0, 10, 0, 0], [0, 10, 0, 0]]
+
+
+@pytest.mark.filterwarnings("error")
+def test_bytes_that_no_float_holds_are_counted_exactly() -> None:
+    n = 2**53 + 1
+    X = TensorSpace((n,), Partition((2,)), np.int8, axes=[COPIES])
+    exchange, total = linop.shift(X, 1), linop.sum_reduce(X, Partition((1,)))
+    assert linop.simulate(exchange).bytes_sent.tolist() == [n, n]
+    found = linop.simulate(total, placement=Placement(["a", "b"]))
+    assert found.bytes_between_machines.tolist() == [0, n]
+    assert traffic_matrix(exchange).binned(2)[0].tolist() == [[0, n], [n, 0]]
+
+
+@pytest.mark.parametrize("first", [1, 2**20, 2**33, 2**62])
+def test_workers_of_any_number(first: int) -> None:
+    a, b = Region("a", 3, first), Region("b", 3, first + 1)
+    both = Region("c", 3, (first - 1, first + 1))
+    space = linop.Space([a, b, both])
+    assert linop.simulate(linop.add(space, both, b)).messages == 0
+    found = linop.simulate(linop.add(space, a, both))
+    assert (found.workers - first).tolist() == [-1, 0, 1]
+    assert found.messages_sent.tolist() == [0, 2, 0]
+    assert found.bytes_received.tolist() == [24, 0, 24]
 
 
 def test_messages_between_machines_have_their_own_cost() -> None:

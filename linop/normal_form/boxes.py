@@ -299,9 +299,19 @@ def expand(count: Ints) -> tuple[Ints, Ints]:
     return rows, within
 
 
+def totals(at: Ints, values: Ints, n: int) -> Ints:
+    """(n,) sums of the values at each index, none negative. `numpy.bincount` sums floats, which are
+    exact up to 2**53."""
+    if values.sum(dtype=float) < 2**53:
+        return np.bincount(at, values, n).astype(np.int64)
+    summed = np.zeros(n, np.int64)
+    np.add.at(summed, at, values)
+    return summed
+
+
 def row_keys(*columns: Ints) -> Ints:
     """One integer key per row that sorts as the columns do lexicographically; equal keys mean equal
-    rows. Keys are replaced by their ranks before the product of the ranges overflows int64."""
+    rows. Keys, then columns, are replaced by ranks before the ranges' product overflows int64."""
     n = len(columns[0])
     key, size = np.zeros(n, np.int64), 1
     if not n:
@@ -313,8 +323,16 @@ def row_keys(*columns: Ints) -> Ints:
             continue
         span = high - low + 1
         if size * span > 2**62:
-            key = np.unique(key, return_inverse=True)[1].reshape(-1)
-            size = int(key.max()) + 1
+            key, size = _ranks(key)
+        if size * span > 2**62:
+            column, span = _ranks(column)
+            low = 0
         key = key * span + (column - low)
         size *= span
     return key
+
+
+def _ranks(column: Ints) -> tuple[Ints, int]:
+    """The rank of every entry among the distinct ones, and how many these are."""
+    distinct, rank = np.unique(column, return_inverse=True)
+    return rank.reshape(-1), len(distinct)

@@ -109,7 +109,10 @@ def _composed(pieces: Sequence[Any], domain: Space, codomain: Space) -> LinearOp
 
 
 def in_order(op: LinearOperator, domain: Space, codomain: Space) -> LinearOperator:
-    """The operator composed with identities that put the regions in the order of these spaces."""
+    """The operator composed with identities that put the regions in the order of these spaces; a
+    zero operator is built in that order."""
+    if isinstance(op, Zero):
+        return Zero(domain, codomain)
     factors = [op]
     if op.domain.regions != domain.regions:
         factors.append(Identity(domain, op.domain))

@@ -23,7 +23,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from linop.normal_form.boxes import FEW, Ints, Table, canonical, each_meets, row_keys
+from linop.normal_form.boxes import FEW, Ints, Table, canonical, each_meets, row_keys, totals
 from linop.normal_form.columns import ones
 from linop.normal_form.movement import Movement
 from linop.normal_form.space_tables import number_of
@@ -229,7 +229,7 @@ def _classified(entries: Routes) -> Pattern | None:
     _, once = np.unique(box, return_index=True)
     if kind is Kind.ALL_TO_ALL:
         once = np.flatnonzero(remote)
-    size = np.bincount(np.searchsorted(group, whose[once]), entries.volume[once], len(group))
+    size = totals(np.searchsorted(group, whose[once]), entries.volume[once], len(group))
     counts = size[size > 0][:1] if root is not None or (size == size[0]).all() else size
     return Pattern(
         kind,

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from linop.caching import cached_property
-from linop.normal_form.boxes import FEW, Ints, Table, expand
+from linop.normal_form.boxes import FEW, Ints, Table, expand, row_keys, totals
 from linop.normal_form.movement import Movement
 from linop.planning.placement import Placement
 from linop.spaces.space import Space
@@ -214,10 +214,10 @@ def messages(every: Routes) -> tuple[Ints, Ints, Ints]:
     """(senders, receivers, elements), (n,) each, of the messages of routes: one for each pair of
     different workers, sorted by sender, then receiver."""
     remote = every.of(every.sender != every.receiver)
-    span = int(remote.receiver.max(initial=0)) + 1
-    pairs, which = np.unique(remote.sender * span + remote.receiver, return_inverse=True)
-    sizes = np.bincount(which, remote.volume, len(pairs)).astype(np.int64)
-    return pairs // span, pairs % span, sizes
+    pairs = row_keys(remote.sender, remote.receiver)
+    _, first, which = np.unique(pairs, return_index=True, return_inverse=True)
+    sizes = totals(which, remote.volume, len(first))
+    return remote.sender[first], remote.receiver[first], sizes
 
 
 def memory_traffic(movement: Movement, every: Routes, workers: Ints) -> tuple[Ints, Ints, Ints]:
@@ -230,10 +230,10 @@ def memory_traffic(movement: Movement, every: Routes, workers: Ints) -> tuple[In
     dst, src = table.dst[every.row], table.src[every.row]
     copy = np.searchsorted(workers, every.receiver) * len(sizes_to) + dst
     copies, which, many = np.unique(copy, return_inverse=True, return_counts=True)
-    coming = np.bincount(which, every.volume, len(copies))
+    coming = totals(which, every.volume, len(copies))
     beyond = np.maximum(coming - sizes_to[copies % max(1, len(sizes_to))], 0)
     n = len(workers)
-    added = np.bincount(copies // max(1, len(sizes_to)), beyond, n).astype(np.int64)
+    added = totals(copies // max(1, len(sizes_to)), beyond, n)
     whole = (every.volume == sizes_to[dst]) & (every.volume == sizes_from[src])
     local = every.sender == every.receiver
     crossing = local & (
@@ -241,10 +241,10 @@ def memory_traffic(movement: Movement, every: Routes, workers: Ints) -> tuple[In
     )
     kept = whole & (many[which] == 1) & (table.coef[every.row] == 1) & ~crossing
     copied, between = (
-        np.bincount(np.searchsorted(workers, every.receiver[mask]), every.volume[mask], n)
+        totals(np.searchsorted(workers, every.receiver[mask]), every.volume[mask], n)
         for mask in (local & ~kept, crossing)
     )
-    return copied.astype(np.int64), between.astype(np.int64), added
+    return copied, between, added
 
 
 def _receivers(table: Table, codomain: Space) -> tuple[Ints, Ints]:
@@ -264,9 +264,9 @@ def _served(
     shared = many[src] > 1
     if shared.any():
         # A receiver that holds the source reads its own copy.
-        span = int(max(holders.max(), receiver.max())) + 1
-        held = np.repeat(np.arange(len(many)), many) * span + holders
-        own = shared & np.isin(src * span + receiver, held)
+        held = np.repeat(np.arange(len(many)), many)
+        keys = row_keys(np.append(src, held), np.append(receiver, holders))
+        own = shared & np.isin(keys[: len(src)], keys[len(src) :])
         sender[own] = receiver[own]
         if placement is not None:
             away = np.flatnonzero(shared & ~own)

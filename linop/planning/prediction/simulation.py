@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from linop.errors import SpaceError, expect
-from linop.normal_form.boxes import Ints
+from linop.normal_form.boxes import Ints, totals
 from linop.normal_form.movement import Movement
 from linop.normal_form.stages import HasStages
 from linop.planning.network import ASSUMED, Network
@@ -140,15 +140,15 @@ def simulate(
         for some in routes_by_receiver(movement, placement):
             sender, receiver, elements = messages(some)
             s, r = np.searchsorted(workers, sender), np.searchsorted(workers, receiver)
-            size = elements * itemsize
+            size, one = elements * itemsize, np.ones_like(elements)
             moved += float(elements.sum(dtype=float)) * itemsize
             if moved > LARGEST:
                 raise SpaceError("simulate: 2**63 bytes or more are moved; fewer can be counted")
-            for row, (end, weight) in enumerate([(s, None), (r, None), (s, size), (r, size)]):
-                counts[row] += np.bincount(end, weight, n).astype(np.int64)
+            for row, (end, of) in enumerate([(s, one), (r, one), (s, size), (r, size)]):
+                counts[row] += totals(end, of, n)
             crosses = machines[s] != machines[r]
-            leaving += np.bincount(s[crosses], size[crosses], n).astype(np.int64)
-            arriving += np.bincount(r[crosses], size[crosses], n).astype(np.int64)
+            leaving += totals(s[crosses], size[crosses], n)
+            arriving += totals(r[crosses], size[crosses], n)
             each = network.seconds(size, crosses)
             own += np.bincount(s, each, n)
             coming += np.bincount(r, each, n)

@@ -9,7 +9,7 @@ import numpy as np
 import scipy
 
 from linop.errors import expect
-from linop.normal_form.boxes import Ints
+from linop.normal_form.boxes import Ints, totals
 from linop.normal_form.stages import HasStages
 from linop.planning.placement import Placement
 from linop.planning.routing import messages, routes
@@ -56,8 +56,7 @@ class TrafficMatrix:
         entries = self.bytes.tocoo()
         rows = -(-n // width)
         cell = entries.row // width * rows + entries.col // width
-        sums = np.bincount(cell, entries.data, rows * rows)
-        return sums.reshape(rows, rows).astype(np.int64), width
+        return totals(cell, entries.data, rows * rows).reshape(rows, rows), width
 
     def __str__(self) -> str:
         """Table of bytes from row to column, by ranges of workers if there are many."""
