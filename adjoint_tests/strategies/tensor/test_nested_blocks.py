@@ -18,6 +18,7 @@ from support.strategies.tensor.nested_blocks import (
     differs,
     is_its_twin,
     loads,
+    one_unit,
     pipelines_side_by_side,
     saves,
 )
@@ -35,6 +36,10 @@ def test_on_threads(stage: int) -> None:
 @pytest.mark.parametrize("dp, tp", [(2, 4), (1, 2)])
 def test_meshes(dp: int, tp: int) -> None:
     on_threads(dp * tp, is_its_twin, Nested(dp, tp, 3, SHARED))
+
+
+def test_tensor_parallel_and_other_modules_in_one_unit() -> None:
+    on_threads(4, one_unit)
 
 
 @needs_mpi

@@ -30,6 +30,9 @@ class _Saved(NamedTuple):
     size: tuple[int, ...]
     stride: tuple[int, ...]
     offset: int
+    dtype: Any
+    conjugate: bool
+    negative: bool
 
 
 class _Outer(NamedTuple):
@@ -111,7 +114,8 @@ class Call:
         if k is None or self.whole is None:
             return tensor if outer is None else _Outer(outer[1], outer[0](tensor))
         self.saved = True
-        return _Saved(self, k, tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
+        lazy = tensor.dtype, tensor.is_conj(), tensor.is_neg()
+        return _Saved(self, k, tuple(tensor.shape), tensor.stride(), tensor.storage_offset(), *lazy)
 
 
 def _places(tensors: Sequence[Tensor]) -> dict[int, int]:
@@ -124,8 +128,18 @@ def _unpacked(saved: Any) -> Tensor:
         return saved.unpack(saved.packed)
     if not isinstance(saved, _Saved):
         return saved
-    whole = saved.call.again()[saved.number]
-    return whole.as_strided(saved.size, saved.stride, saved.offset)
+    return _view(saved.call.again()[saved.number], saved)
+
+
+def _view(whole: Tensor, saved: _Saved) -> Tensor:
+    """A view of a whole parameter: of its memory, for that of a complex one may be of its parts."""
+    if saved.dtype == whole.dtype:
+        view = whole.as_strided(saved.size, saved.stride, saved.offset)
+    else:
+        view = torch.empty(0, dtype=saved.dtype, device=whole.device)
+        view.set_(whole.untyped_storage(), saved.offset, saved.size, saved.stride)
+    view = view.conj() if saved.conjugate else view
+    return torch._neg_view(view) if saved.negative else view
 
 
 def _lost(gradient: Tensor) -> None:

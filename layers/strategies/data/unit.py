@@ -381,10 +381,11 @@ def units_of(
     for dtype in dict.fromkeys(p.dtype for p in parameters.values()):
         some = {key: p for key, p in parameters.items() if p.dtype is dtype}
         members = []
-        for k, (key, p) in enumerate(some.items()):
+        for key, p in some.items():
             shape = tuple(p.shape)
             cut = [0 if shape else REPLICATED]
-            space = TensorSpace(shape, group, numpy_dtype(dtype), cut, f"p{k}")
+            # Not numbered: of tensor-parallel modules some workers lack a bias.
+            space = TensorSpace(shape, group, numpy_dtype(dtype), cut, key)
             members.append(Member(key, places.get(p, ()), space))
         unit = Unit(name, members, axis, memory)
         enlist(unit)

@@ -123,6 +123,30 @@ def leaves_hooks_to_others(backend: Backend) -> None:
     has_gradients_of(twin, net, Mesh(dp=-1)["dp"])
 
 
+class Complex(torch.nn.Module):
+    """A module that uses conjugate, negated and real views of a complex parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.complex(values(5, seed=1), values(5, seed=2)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        w = self.weight
+        y = (w * w.conj()).real * x + w.conj().imag.pow(3)[1:].sum()
+        return y + w.real.square() + torch.view_as_real(w)[:2].square().sum()
+
+
+def keeps_views_of_complex_parameters(backend: Backend) -> None:
+    """Backward has the views that forward has saved: of the same dtype, and as conjugate."""
+    x, twin = values(backend.workers, 5, seed=3), Complex()
+    twin(x).sum().backward()
+    for stage in (2, 3):
+        axis = Mesh(dp=-1)["dp"]
+        net = fully_shard(Complex(), axis, reshard_after_forward=stage == 3)
+        net(x[axis.index, None]).sum().backward()
+        has_gradients_of(twin, net, axis)
+
+
 def refuses_other_uses(backend: Backend) -> None:
     """Errors instead of results of shards, on every worker."""
     axis = Mesh(dp=-1)["dp"]

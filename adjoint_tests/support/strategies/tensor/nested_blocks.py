@@ -22,6 +22,7 @@ from linop.strategies import (
     DataParallel,
     Mesh,
     Pipeline,
+    RowwiseParallel,
     ShardedOptimizer,
     full_state_dict,
     fully_shard,
@@ -125,6 +126,28 @@ def is_its_twin(backend: Backend, nested: Nested) -> None:
     for one in (optimizer, mine.optimizer):
         one.step()
     goes_on(nested, mesh, mine, twin, optimizer)
+
+
+class Normed(torch.nn.Module):
+    """Parameters that all workers hold after a bias that one of them has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = torch.nn.Linear(3, 5), torch.nn.Linear(5, 3)
+        self.norm = torch.nn.LayerNorm(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.down(torch.relu(self.up(x))))
+
+
+def one_unit(backend: Backend) -> None:
+    """The state of tensor-parallel and other modules that one call has sharded is the twin's."""
+    mesh, twin = Mesh(backend, dp=2, tp=2), filled(Normed(), 0)
+    styles = {"up": ColwiseParallel(), "down": RowwiseParallel()}
+    net = parallelize_module(copy.deepcopy(twin), mesh["tp"], styles)
+    whole = full_state_dict(fully_shard(net, mesh["dp"]))
+    for key, tensor in twin.state_dict().items():
+        assert torch.equal(whole[key], tensor), key
 
 
 def goes_on(nested: Nested, mesh: Mesh, mine: Trained, twin: Any, optimizer: Any) -> None:
