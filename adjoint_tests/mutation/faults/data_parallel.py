@@ -127,7 +127,7 @@ DATA_PARALLEL = (
         "the graph keeps whole parameters until backward",
         "memory",
         "linop.strategies.data.calls:Call._packed",
-        "_Saved(self, k, tuple(tensor.shape), tensor.stride(), tensor.storage_offset())",
+        "_Saved(self, k, tuple(tensor.shape), tensor.stride(), tensor.storage_offset(), *lazy)",
         "tensor",
         MEMORY,
     ),
