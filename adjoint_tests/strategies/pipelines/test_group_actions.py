@@ -29,6 +29,7 @@ from support.strategies.pipelines.group_actions import (
     is_the_twin,
     keep_no_versions,
     trains_as_one_process,
+    wrapped_stages_are_sharded,
 )
 from support.workers import on_ranks, on_threads
 
@@ -94,6 +95,15 @@ def test_memory() -> None:
 
 def test_updates() -> None:
     on_threads(3, trains_as_one_process)
+
+
+def test_wrapped_stages() -> None:
+    on_threads(4, wrapped_stages_are_sharded)
+
+
+@needs_mpi
+def test_wrapped_stages_on_ranks() -> None:
+    on_ranks(4, wrapped_stages_are_sharded)
 
 
 @pytest.mark.parametrize(

@@ -78,8 +78,8 @@ def buffers_kept(buffers: Iterable[Tensor]) -> Iterator[None]:
 
 
 def chain(net: Any, name: str) -> Chain:
-    """A chain of the modules of a Sequential, with copies of its hooks, and with what is said of it
-    already if it is a chain.
+    """A chain of the modules of a Sequential, with copies of its hooks, the units of its sharded
+    parameters, and with what is said of it already if it is a chain.
 
     Raises:
         ArgumentError: it is no Sequential, or one with a forward of its own.
@@ -92,7 +92,9 @@ def chain(net: Any, name: str) -> Chain:
         )
     made = Chain(OrderedDict(net._modules))  # a module that comes twice, too
     made.training = net.training
-    made.__dict__.update({key: copy(kept) for key, kept in vars(net).items() if "_hook" in key})
+    # The hooks of a sharded Sequential gather its units, which others have to find.
+    kept = {key: one for key, one in vars(net).items() if "_hook" in key or key == "_linop_units"}
+    made.__dict__.update({key: copy(one) for key, one in kept.items()})
     if isinstance(net, Chain):
         made.every, made.window, made.units = net.every, net.window, net.units
     return made

@@ -16,7 +16,15 @@ from linop.errors import ArgumentError, BackendError, LinopError
 from linop.schedules import GENERATORS, Kind, Schedule
 from linop.schedules.actions import GROUP
 from linop.spaces.partition import balanced
-from linop.strategies import DataParallel, Mesh, Pipeline, fully_shard
+from linop.strategies import (
+    DataParallel,
+    Mesh,
+    Pipeline,
+    checkpoint,
+    full_state_dict,
+    fully_shard,
+    offload,
+)
 from linop.strategies.pipelines.stages.stage import sharded_units
 from support.strategies.data.shards import slice_of, weak
 from support.strategies.pipelines.pipelines import RATE, block, squares, values
@@ -215,6 +223,32 @@ def keep_no_versions(backend: Backend) -> None:
     stages = [stage if s == mesh["pp"].index else None for s in range(2)]
     with pytest.raises(ArgumentError, match="stage 0: the schedule reads older versions of its"):
         Pipeline(stages, GENERATORS["pipedream"](2, 3), squares, backend=mesh["pp"].backend)
+
+
+WRAPS: dict[str, Callable[[Any], Any]] = {
+    "plain": lambda net: net,
+    "checkpoint": lambda net: checkpoint(net, every=1),
+    "offload": lambda net: offload(net, prefetch=1),
+}
+
+
+def wrapped_stages_are_sharded(backend: Backend) -> None:
+    """Chains of sharded Sequentials are stages of sharded parameters: bitwise the plain ones. A
+    stage that does not know it would keep torch's generator from others while it waits for them."""
+    mesh = Mesh(backend, dp=2, pp=2)
+    x, t = values(4, WIDTH, seed=1), values(4, WIDTH, seed=2)
+    found: list[list[Tensor]] = []
+    for wrap in WRAPS.values():
+        plain = torch.nn.Sequential(block(WIDTH, mesh["pp"].index), torch.nn.Dropout(0.0))
+        stage = wrap(fully_shard(plain, mesh["dp"]))
+        stages = [stage if s == mesh["pp"].index else None for s in range(2)]
+        table = GENERATORS["gpipe"](2, 2)
+        pipe = Pipeline(stages, table, squares, backend=mesh["pp"].backend)
+        for _ in range(3):
+            pipe.step(x, t)
+        found.append([p.grad for p in stage.parameters()] + [*full_state_dict(stage).values()])
+    for other in found[1:]:
+        assert all(map(torch.equal, found[0], other)) and len(found[0]) == len(other)
 
 
 def hear_of_refusals(backend: Backend) -> None:
