@@ -1,5 +1,4 @@
-"""Mailboxes in memory: the transport between workers that are threads of one process, with
-immediate deadlock detection.
+"""Mailboxes: the transport between workers that are threads of a process; it detects deadlocks.
 
 There is a deadlock when every running worker waits for a message that no worker has sent. A worker
 whose program starts threads waits when its first thread and all others that have called linop wait,
@@ -29,6 +28,7 @@ from linop.backends.waits.deadlock import Key as About
 from linop.backends.waits.deadlock import Point, who_waits
 from linop.backends.waits.recorder import Recorder, at_place
 from linop.backends.waits.threads import is_of_python, joins
+from linop.backends.waits.turns import given_up, has_turns
 from linop.backends.waits.watchdog import stacks
 from linop.errors import BackendError, DeadlockError, LinopError
 from linop.spaces.scalars import Array
@@ -137,6 +137,9 @@ class Group:
             DeadlockError: no worker will send it. LinopError: another worker's alarm about the plan
                 that is being called.
         """
+        if has_turns() and not self.has(key):
+            with given_up():
+                return self.take(key, plans, busy, who, patience)
         receiver, here = key[1], threading.get_ident()
         with self._lock:
             self._register(receiver)

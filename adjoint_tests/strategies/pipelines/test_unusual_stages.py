@@ -39,6 +39,7 @@ from support.strategies.pipelines.unusual_stages import (
     repeating,
     sharing,
     sharing_thrice,
+    sums_in_forward,
     thaw,
     with_buffers,
 )
@@ -121,6 +122,17 @@ def test_dropout() -> None:
 @needs_mpi
 def test_dropout_on_ranks() -> None:
     on_ranks(3, drops_the_same, "1f1b", 5)
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+@pytest.mark.parametrize("recompute", [False, True])
+def test_forwards_that_wait(schedule: str, recompute: bool) -> None:
+    on_threads(4, sums_in_forward, schedule, recompute)
+
+
+@needs_mpi
+def test_forwards_that_wait_on_ranks() -> None:
+    on_ranks(4, sums_in_forward, "1f1b", False)
 
 
 def test_dropout_after_a_change_of_mode() -> None:

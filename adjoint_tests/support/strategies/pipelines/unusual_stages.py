@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+import linop
+import linop.strategies
 from linop.backends.base import Backend
 from linop.errors import BackendError, LinopError
 from linop.schedules import GENERATORS, one_forward_one_backward
@@ -387,6 +389,43 @@ def drops_at_another_rate(backend: Backend) -> None:
         found.append([p.grad for p in pipe.parameters()])
     for one, other in zip(*found, strict=True):
         equal("gradient", other, one)
+
+
+class Summing(torch.nn.Module):  # type: ignore[misc]
+    """A stage that draws, and whose forward sums over workers that have the same stage; or twice
+    what it draws, which is that sum."""
+
+    def __init__(self, axis: Any, seed: int) -> None:
+        super().__init__()
+        self.axis, self.inner, self.drop = axis, block(4, seed), torch.nn.Dropout(0.5)
+        grid = linop.Partition((2,))
+        space = linop.TensorSpace((4, 4), grid, axes=[linop.COPIES], dtype="float32")
+        self.sum = linop.all_reduce(space, (0,))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.drop(self.inner(x))
+        if self.axis is None:
+            return 2 * self.drop(y)
+        with linop.backends.use(self.axis.backend):
+            y = linop.autograd.apply(self.sum, y)  # others draw while this one waits
+        return self.drop(y)
+
+
+def sums_in_forward(backend: Backend, schedule: str, recompute: bool) -> None:
+    """Stages whose own forwards wait for workers of another axis draw what they draw alone, before
+    the wait and after it."""
+    torch.manual_seed(3)  # of each rank; on threads, before all meet in the mesh
+    mesh = linop.strategies.Mesh(backend, dp=2, pp=2)
+    x, t = values(8, 4, seed=1).float(), values(8, 4, seed=2).float()
+    found = []
+    for axis in (mesh["dp"], None):
+        stage = Summing(axis, mesh["pp"].index).float()
+        stages = [stage if s == mesh["pp"].index else None for s in range(2)]
+        table = GENERATORS[schedule](2, 2)
+        pipe = Pipeline(stages, table, squares, recompute=recompute, backend=mesh["pp"].backend)
+        losses = [pipe.step(x, t) for _ in range(3)]
+        found.append([*filter(lambda y: y is not None, losses)])
+    assert all(map(torch.equal, *found)) and (mesh["pp"].index == 0 or len(found[0]) == 3)
 
 
 class Doubling(torch.nn.Module):  # type: ignore[misc]
