@@ -39,6 +39,7 @@ from support.strategies.pipelines.unusual_stages import (
     repeating,
     sharing,
     sharing_thrice,
+    steps_with_another_optimizer,
     sums_in_forward,
     thaw,
     with_buffers,
@@ -122,6 +123,10 @@ def test_dropout() -> None:
 @needs_mpi
 def test_dropout_on_ranks() -> None:
     on_ranks(3, drops_the_same, "1f1b", 5)
+
+
+def test_an_optimizer_that_is_assigned() -> None:
+    on_threads(2, steps_with_another_optimizer)
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])

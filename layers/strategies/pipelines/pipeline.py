@@ -196,7 +196,7 @@ class Pipeline:
         if max_norm is not None:
             check_updates_last(self._plan, "max_norm")
             self._norm = self._gradient_norm()
-        self._updates = Updates(self._stages, self.optimizer, self._tied, self._norm, max_norm)
+        self._updates = Updates(self._stages, self._tied, self._norm, max_norm)
 
     def _gradient_norm(self) -> GradientNorm:
         copies = () if self._tied is None else self._tied.copies
@@ -470,7 +470,7 @@ class Pipeline:
                 if loss is not None:
                     stage.begin()
             if loss is not None:
-                self._updates.begin()
+                self._updates.begin(self.optimizer)
             inputs = self._cut(x, batch.sizes) if self._plan.is_first else []
             step = Step(
                 self._plan.graph,

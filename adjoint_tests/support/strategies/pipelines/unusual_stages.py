@@ -391,6 +391,20 @@ def drops_at_another_rate(backend: Backend) -> None:
         equal("gradient", other, one)
 
 
+def steps_with_another_optimizer(backend: Backend) -> None:
+    """An optimizer that is assigned is that of later steps."""
+    stages = [block(4, s) if s == backend.worker else None for s in range(2)]
+    none = partial(torch.optim.SGD, lr=0.0)
+    pipe = Pipeline(stages, GENERATORS["gpipe"](2, 2), squares, optimizer=none)
+    before = [p.detach().clone() for p in pipe.parameters()]
+    x = values(4, 4, seed=1)
+    pipe.step(x, x)
+    assert all(map(torch.equal, before, pipe.parameters()))
+    pipe.optimizer = torch.optim.SGD(pipe.parameters(), lr=0.5)
+    pipe.step(x, x)
+    assert not any(map(torch.equal, before, pipe.parameters()))
+
+
 class Summing(torch.nn.Module):  # type: ignore[misc]
     """A stage that draws, and whose forward sums over workers that have the same stage; or twice
     what it draws, which is that sum."""

@@ -16,7 +16,6 @@ class Updates:
 
     Args:
         stages: by index.
-        optimizer: of the parameters of all of them; None: gradients stay.
         tied: gradients that are added before the first update of a step; None if there are none.
         norm: gradients are clipped then; None if they are not.
         max_norm: the norm that they are clipped to.
@@ -25,18 +24,22 @@ class Updates:
     def __init__(
         self,
         stages: Mapping[int, Stage],
-        optimizer: Any,
         tied: TiedWeights | None,
         norm: GradientNorm | None,
         max_norm: float | None,
     ) -> None:
-        self._stages, self._optimizer = stages, optimizer
+        self._stages = stages
+        self._optimizer: Any = None
         self._tied, self._norm, self._max_norm = tied, norm, max_norm
         self._is_first = True
 
-    def begin(self) -> None:
-        """Begin a step."""
-        self._is_first = True
+    def begin(self, optimizer: Any) -> None:
+        """Begin a step.
+
+        Args:
+            optimizer: of the parameters of all stages; None: gradients stay.
+        """
+        self._is_first, self._optimizer = True, optimizer
         if self._tied is not None:
             self._tied.begin()
 
