@@ -24,12 +24,18 @@ COMMON = {
     # `explain` runs a failing example many times more, and says little about operators.
     "phases": (Phase.explicit, Phase.reuse, Phase.generate, Phase.target, Phase.shrink),
 }
-settings.register_profile("default", max_examples=25, **COMMON)
-settings.register_profile("ci", max_examples=3, derandomize=True, print_blob=True, **COMMON)
-settings.register_profile("thorough", max_examples=500, **COMMON)
-settings.load_profile(
-    os.environ.get("HYPOTHESIS_PROFILE", "ci" if "CI" in os.environ else "default")
-)
+settings.register_profile("default", max_examples=25, print_blob=True, **COMMON)
+settings.register_profile("thorough", max_examples=500, print_blob=True, **COMMON)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+def pytest_report_header() -> str:
+    """How to repeat the draws of this run."""
+    from support.draws import SEED
+
+    if SEED is None:
+        return "properties: Hypothesis chooses the seeds; HYPOTHESIS_SEED=… sets one for all"
+    return f"properties: HYPOTHESIS_SEED={SEED} (set it to repeat these draws)"
 
 
 def pytest_collection_finish() -> None:
@@ -39,19 +45,34 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Under xdist, put tests on ranks first, those with torch after the others. The first worker
-    then starts nearly all jobs of ranks, whose imports take longer than most tests, while the
-    second one runs tests on threads; and most jobs do not have torch while they do without."""
+    """Seed the properties, and refuse those that draw too few examples. Under xdist, put tests on
+    ranks first, those with torch after the others. The first worker then starts nearly all jobs of
+    ranks, whose imports take longer than most tests, while the second one runs tests on threads;
+    and most jobs do not have torch while they do without."""
+    from support.draws import seeded, too_few
+
+    wrong = []
+    for item in items:
+        if test := getattr(item, "obj", None):
+            seeded(test)
+            if words := too_few(test, _on_ranks(item)):
+                wrong.append(f"{item.nodeid} {words}")
+    if wrong:
+        raise pytest.UsageError("\n".join(wrong))
     if hasattr(config, "workerinput"):
         items.sort(key=_order)
 
 
 def _order(item: Any) -> tuple[bool, bool]:
     """Sorting key: False before True."""
+    on_ranks = _on_ranks(item)
+    return not on_ranks, _names(item.path, "torch") == on_ranks
+
+
+def _on_ranks(item: pytest.Item) -> bool:
     from support.requirements import needs_mpi
 
-    on_ranks = needs_mpi.mark in item.iter_markers() or _names(item.path, "on_torchrun")
-    return not on_ranks, _names(item.path, "torch") == on_ranks
+    return needs_mpi.mark in item.iter_markers() or _names(item.path, "on_torchrun")
 
 
 @cache

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import linop
@@ -47,7 +47,6 @@ CASES = st.builds(
 )
 
 
-@settings(max_examples=8)
 @given(case=CASES)
 def test_equations(case: Case) -> None:
     """Windows are shifts; the gradients are the adjoints, and the sums that the paper writes."""
@@ -98,7 +97,6 @@ def of_weights_by_index(g: Any, x: Any, F: int) -> Any:
     return dw
 
 
-@settings(max_examples=8)
 @given(case=CASES)
 def test_the_misprint_is_found(case: Case) -> None:
     """Unless there is one filter, of one element, and one column: there the misprint is right."""

@@ -78,7 +78,6 @@ def linears(draw: Any, most: int) -> Case:
     )
 
 
-@settings(max_examples=20)
 @given(linears(6))
 def test_linear_on_threads(case: Case) -> None:
     on_threads(case.workers, is_its_twin, case)

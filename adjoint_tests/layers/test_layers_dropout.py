@@ -28,7 +28,6 @@ from support.requirements import needs_mpi
 from support.workers import on_ranks
 
 
-@settings(max_examples=20)
 @given(dropouts(5))
 def test_masks_on_threads(case: Case) -> None:
     masks, afterwards = two_masks(case)

@@ -24,7 +24,6 @@ from support.requirements import needs_mpi
 from support.workers import on_ranks
 
 
-@settings(max_examples=15)
 @given(embeddings(5))
 def test_embeddings_on_threads(case: Case) -> None:
     linop.launch(lambda backend: is_torch_s(backend, case), case.workers)

@@ -26,7 +26,6 @@ from support.workers import on_ranks
 
 
 @pytest.mark.filterwarnings("ignore:reduction")  # what KLDivLoss will mean by "mean"
-@settings(max_examples=20)
 @given(losses(5))
 def test_losses_on_threads(case: Case) -> None:
     linop.launch(lambda backend: is_torch_s(backend, case), workers(case))

@@ -25,7 +25,6 @@ from support.requirements import needs_mpi
 from support.workers import on_ranks, on_threads
 
 
-@settings(max_examples=12)
 @given(norms(6))
 def test_norms_on_threads(case: Case) -> None:
     on_threads(case.workers, is_its_twin, case)
@@ -39,7 +38,6 @@ def test_norms_on_ranks(case: Case) -> None:
     on_ranks(case.workers, is_its_twin, case)
 
 
-@settings(max_examples=10)
 @given(batch_norms(6))
 def test_running_statistics_on_threads(case: Case) -> None:
     linop.launch(lambda backend: keeps_statistics(backend, case), case.workers)

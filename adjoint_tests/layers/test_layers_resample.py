@@ -83,13 +83,11 @@ def paddings(draw: Any, most: int) -> Case:
     return Case(f"{kind}Pad{ndim}d", (P_x,), shape, arguments, kept=2, seed=seed)
 
 
-@settings(max_examples=20)
 @given(paddings(6))
 def test_padding_on_threads(case: Case) -> None:
     on_threads(case.workers, is_its_twin, case)
 
 
-@settings(max_examples=20)
 @given(upsamplings(6))
 def test_upsampling_on_threads(case: Case) -> None:
     on_threads(case.workers, is_its_twin, case)
@@ -114,7 +112,6 @@ def test_where_torch_rounds_otherwise_in_backward_the_gradient_is_the_adjoint() 
     assert torch.equal(y, torch.nn.Upsample(scale_factor=1.2)(image))
 
 
-@settings(max_examples=15)
 @given(grids(6, 4), st.tuples(*[st.integers(1, 9)] * 4), st.tuples(*[st.integers(1, 4)] * 2))
 def test_downsampling_takes_every_stride_th(
     P: Partition, shape: tuple[int, ...], stride: tuple[int, int]

@@ -94,13 +94,11 @@ def poolings(draw: Any, most: int) -> Case:
     return Case(f"{kind}Pool{ndim}d", (P_x,), shape, (tuple(size),), options, kept=2, seed=seed)
 
 
-@settings(max_examples=20)
 @given(convolutions(6))
 def test_convolutions_on_threads(case: Case) -> None:
     on_threads(case.workers, is_its_twin, case)
 
 
-@settings(max_examples=20)
 @given(poolings(6))
 def test_poolings_on_threads(case: Case) -> None:
     on_threads(case.workers, is_its_twin, case)

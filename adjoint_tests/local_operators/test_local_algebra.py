@@ -13,7 +13,7 @@ import pylops
 import pytest
 import scipy.sparse
 import scipy.sparse.linalg
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import linop
@@ -31,7 +31,6 @@ from support.operators.properties import (
 )
 
 # Every example is interpreted, multiplied out, and run on threads, four times each.
-fewer = settings(max_examples=max(1, settings().max_examples // 5))
 
 # Products, sums and direct sums of chains: a matrix, a move to another worker, another matrix
 
@@ -100,7 +99,6 @@ def three_ways(op: LinearOperator, wanted: np.ndarray) -> None:
     assert check_adjoint(op)
 
 
-@fewer
 @given(st.sampled_from(COMPUTED), ends("a"), ends("b"), st.integers(1, 3), st.data())
 def test_sums_of_chains(
     name: str, sources: list[Region], targets: list[Region], count: int, data: st.DataObject
@@ -113,7 +111,6 @@ def test_sums_of_chains(
     three_ways(total, laid_out(total, *(blocks for _, blocks in drawn)))
 
 
-@fewer
 @given(st.sampled_from(COMPUTED), ends("a"), ends("b"), ends("c"), st.data())
 def test_products_of_sums_of_chains(
     name: str, x: list[Region], y: list[Region], z: list[Region], data: st.DataObject
@@ -129,7 +126,6 @@ def test_products_of_sums_of_chains(
     three_ways(op, laid_out(second, *(blocks for _, blocks in left)) @ order @ inner)
 
 
-@fewer
 @given(st.sampled_from(COMPUTED), st.data())
 def test_direct_sums_of_sums_of_chains(name: str, data: st.DataObject) -> None:
     """Of different depth: with a movement alone, and with two sums after one another."""
@@ -156,7 +152,6 @@ def unknown(name: str, factor: int = 2) -> LinearOperator:
     return linop.local(X, X, lambda v: factor * v, lambda v: factor * v, name=name)
 
 
-@fewer
 @given(seeds, seeds, st.sampled_from(COMPUTED))
 def test_equality_is_decided_where_matrices_are_known(one: int, two: int, name: str) -> None:
     dtype = dtype_of(name)
@@ -291,7 +286,6 @@ def test_a_transform_and_back_is_the_identity_to_rounding() -> None:
 # SciPy and PyLops
 
 
-@fewer
 @given(st.sampled_from(COMPUTED), ends("a"), ends("b"), st.data())
 def test_to_scipy(
     name: str, sources: list[Region], targets: list[Region], data: st.DataObject

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import linop
@@ -123,7 +123,6 @@ def test_jacobians_pass_the_checks_of_operators(kind: str, role: Any) -> None:
     assert linop.testing.check_adjoint(J)
 
 
-@settings(max_examples=20)
 @given(st.sampled_from(STRATEGIES), st.integers(1, 5), st.integers(0, 99))
 def test_the_jacobian_of_a_network_passes_them(strategy: str, workers: int, seed: int) -> None:
     model = mlp.mlp(strategy, workers, (3, 5, 6, 2), 7)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import linop
@@ -32,7 +32,6 @@ each_strategy = pytest.mark.parametrize("strategy", STRATEGIES)
 SIZES = (4, 9, 6, 2), (3, 5, 8, 5, 4)
 
 
-@settings(max_examples=15)
 @given(
     st.sampled_from(STRATEGIES),
     st.integers(1, 8),

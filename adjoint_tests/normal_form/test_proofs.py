@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import linop
@@ -45,7 +45,6 @@ def test_a_ring_with_one_step_less_is_no_all_reduce() -> None:
         assert not wrong.equals(linop.all_reduce(copies))
 
 
-@settings(max_examples=15)
 @given(grids(8, 3, 3))
 def test_a_3d_halo_exchange_and_its_transpose(grid: tuple[int, ...]) -> None:
     """Built, composed with its adjoint, and compared with its transpose."""

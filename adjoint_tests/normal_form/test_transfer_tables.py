@@ -22,7 +22,7 @@ from linop.planning.plan import Receive, Send
 from linop.planning.routing import Routes, routes, routes_into, routes_out_of
 from linop.planning.stage_passes import prepared
 from linop.spaces.space import Space
-from support.operators.catalogue import NAMES, build, describe, fewer, operators
+from support.operators.catalogue import NAMES, build, describe, operators
 from support.operators.properties import backend_agrees, plans_fit, written_out
 
 each = pytest.mark.parametrize("name", NAMES)
@@ -54,7 +54,6 @@ def same_rows(given: Table, wanted: Table) -> None:
 
 
 @each
-@fewer
 @given(data=st.data())
 def test_rows_of_some_regions_are_rows_of_the_table(name: str, data: st.DataObject) -> None:
     for op in variants(data.draw(operators(name))):
@@ -88,7 +87,6 @@ def entries(found: Routes) -> list[tuple[int, ...]]:
 
 
 @each
-@fewer
 @given(data=st.data())
 def test_plans_from_some_rows_are_plans_from_the_table(name: str, data: st.DataObject) -> None:
     description = data.draw(describe(name))
@@ -165,7 +163,6 @@ def test_the_whole_table_of_4096_workers() -> None:
 
 
 @each
-@fewer
 @given(data=st.data())
 def test_equal_digests_mean_equal_operators(name: str, data: st.DataObject) -> None:
     one, other = (data.draw(describe(name)) for _ in range(2))
@@ -218,7 +215,6 @@ def test_a_sum_broadcast_to_many_runs_as_a_sum_and_a_broadcast() -> None:
 @pytest.mark.parametrize(
     "name", ["all_reduce", "random_composition", "power", "fft_after_gather", "sum_of_operators"]
 )
-@fewer
 @given(data=st.data())
 def test_products_taken_apart_are_the_same(name: str, data: st.DataObject) -> None:
     """As if every product were far longer than its factors."""

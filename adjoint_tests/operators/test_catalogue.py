@@ -7,7 +7,7 @@ are independent of each other; plans on threads are a fourth.
 import pickle
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import linop
@@ -70,7 +70,6 @@ def test_interpretation_matrix_and_threads_agree(name: str, data: st.DataObject,
 
 
 @each
-@settings(max_examples=max(1, settings().max_examples // 2))
 @given(data=st.data(), seed=seeds)
 def test_the_checks_for_users_pass(name: str, data: st.DataObject, seed: int) -> None:
     op, _, _ = drawn(data, name)
@@ -85,7 +84,6 @@ def test_the_checks_for_users_pass(name: str, data: st.DataObject, seed: int) ->
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=5)
 @given(data=st.data())
 def test_descriptions_are_plain_data(name: str, data: st.DataObject) -> None:
     """Another process builds the same operator from what is sent to it."""

@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import linop
@@ -37,8 +37,6 @@ from support.contracts.plans import argument, result, same
 from support.operators.catalogue import operators
 from support.operators.properties import backend_agrees, plans_fit, plans_of, stays_exact, two_roads
 from support.traces import rows_of
-
-FEWER = settings(max_examples=max(1, settings().max_examples // 3))
 
 memories = st.sampled_from(MEMORIES)
 described = st.one_of(
@@ -222,7 +220,6 @@ MIXED = ("random_composition", "random_movement", "repartition")
 
 
 @pytest.mark.parametrize("name", MIXED)
-@FEWER
 @given(data=st.data())
 def test_only_a_copy_changes_the_memory(name: str, data: st.DataObject) -> None:
     op = data.draw(operators(name))
@@ -254,7 +251,6 @@ def steps_run(op: LinearOperator, workers: int, seed: int) -> dict[str, list[str
 
 
 @pytest.mark.parametrize("name", MIXED)
-@FEWER
 @given(data=st.data(), seed=seeds)
 def test_a_copy_between_memories_is_a_step_of_its_own(
     name: str, data: st.DataObject, seed: int

@@ -22,7 +22,7 @@ from linop.planning.pipeline import rewritten
 from linop.planning.routing import messages, routes
 from linop.planning.stage_passes import passed, prepared
 from linop.planning.stretching import Plans
-from support.operators.catalogue import FACTORIES, NAMES, fewer, operators
+from support.operators.catalogue import FACTORIES, NAMES, operators
 from support.operators.properties import COLLECTIVES, MESSAGES, dot_products, rounding, same_vectors
 
 SHORT, LONG = 12, 120_000
@@ -262,7 +262,6 @@ def runs(op: LinearOperator, placement: Placement, tolerance: float = 0.0) -> No
 
 
 @pytest.mark.parametrize("name", NAMES)
-@fewer
 @given(data=st.data(), placement=placements)
 def test_plans_for_several_machines_are_their_operator(
     name: str, data: st.DataObject, placement: Placement

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import linop
@@ -24,6 +24,7 @@ from linop.spaces.space import Space
 from linop.testing.describing import seeds
 from linop.testing.workers.jobs import job
 from support.contracts import mpi_collectives
+from support.draws import ON_RANKS
 from support.operators.catalogue import NAMES, build, describe, operators
 from support.operators.properties import plans_of, stays_exact
 from support.requirements import needs_mpi
@@ -58,7 +59,6 @@ def has_replicas(movement: Movement) -> bool:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=max(1, settings().max_examples // 3))
 @given(data=st.data())
 def test_all_members_of_a_group_agree(name: str, data: st.DataObject) -> None:
     op = data.draw(operators(name))
@@ -74,7 +74,6 @@ def test_all_members_of_a_group_agree(name: str, data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=max(1, settings().max_examples // 3))
 @given(data=st.data())
 def test_adjoints_are_recognised(name: str, data: st.DataObject) -> None:
     for movement in data.draw(operators(name)).stages.movements:
@@ -87,7 +86,6 @@ def test_adjoints_are_recognised(name: str, data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=max(1, settings().max_examples // 3))
 @given(data=st.data())
 def test_messages_are_those_of_the_collective(name: str, data: st.DataObject) -> None:
     op = data.draw(operators(name))
@@ -394,7 +392,7 @@ COLLECTIVE = [
 
 @needs_mpi
 @pytest.mark.parametrize("name", COLLECTIVE)
-@settings(max_examples=max(1, settings().max_examples // 3))
+@ON_RANKS
 @given(ranks=st.integers(2, 4), data=st.data(), seed=seeds)
 def test_mpi_collectives_give_the_bits_of_threads(
     name: str, ranks: int, data: st.DataObject, seed: int

@@ -15,7 +15,7 @@ from linop.planning import Network, Placement
 from linop.planning.lowering import lower, lower_all
 from linop.planning.patterns import Kind
 from linop.planning.reduce_scatter_sums import split_sums
-from support.operators.catalogue import fewer, operators
+from support.operators.catalogue import operators
 from support.operators.properties import backend_agrees, plans_fit
 
 LARGE = 100_000
@@ -60,7 +60,6 @@ def test_small_sums_and_those_for_one_are_not() -> None:
 
 
 @pytest.mark.parametrize("name", ["all_reduce", "random_composition", "sum_of_operators"])
-@fewer
 @given(data=st.data())
 def test_the_product_is_the_same(name: str, data: st.DataObject) -> None:
     """As if latency were nothing: then shares are always as fast."""
@@ -121,7 +120,6 @@ def test_a_short_sum_between_machines_is_done_in_rounds(workers: int) -> None:
     np.testing.assert_allclose(one, arrays.sum(0))
 
 
-@fewer
 @given(data=st.data())
 def test_rounds_and_shares_between_machines(data: st.DataObject) -> None:
     """The product is the same, whichever of latency and bytes counts."""

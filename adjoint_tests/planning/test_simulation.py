@@ -6,7 +6,7 @@ from collections import defaultdict
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import linop
@@ -45,7 +45,6 @@ def times_of_plans(op: LinearOperator, network: Network) -> dict[int, float]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=max(1, settings().max_examples // 3))
 @given(data=st.data())
 def test_predictions_are_those_of_the_plans(name: str, data: st.DataObject) -> None:
     op = data.draw(operators(name))

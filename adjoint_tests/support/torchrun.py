@@ -23,6 +23,7 @@ from hypothesis import Phase, given, settings
 
 from linop.backends.jobs import mpirun
 from support.contracts.torchrun import Cases
+from support.draws import FEW, seeded
 from support.job_programs import ENVIRONMENT
 from support.operators.catalogue import NAMES, build, describe
 
@@ -30,7 +31,7 @@ START = 100.0
 """Seconds in which a job has to start."""
 WATCH = 75.0
 """Seconds in which a contract has to return."""
-EACH = 1
+EACH = FEW
 """Operators of each factory."""
 COUNTS = 1, 2, 3, 4
 """Numbers of workers."""
@@ -42,13 +43,14 @@ def drawn() -> dict[int, Cases]:
     found: dict[int, Cases] = {count: [] for count in COUNTS}
 
     def some(name: str) -> None:
-        @settings(max_examples=EACH, derandomize=True, database=None, phases=[Phase.generate])
+        @settings(max_examples=EACH, database=None, phases=[Phase.generate])
         @given(description=describe(name))
         def draw(description: Any) -> None:
             workers = max(build(name, description).stages.workers, default=0) + 1
             if workers in found:
                 found[workers].append((name, description, len(found[workers])))
 
+        seeded(draw)
         draw()
 
     for name in NAMES:

@@ -43,7 +43,6 @@ def same(given: LinearOperator, wanted: LinearOperator) -> None:
 
 
 @pytest.mark.parametrize("name", IN_PYTHON)
-@settings(max_examples=max(1, settings().max_examples // 2))
 @given(data=st.data())
 def test_operators_print_as_code_and_pickle(name: str, data: st.DataObject) -> None:
     op = data.draw(operators(name, 4))

@@ -117,7 +117,6 @@ def applied(op: LinearOperator) -> tuple[Callable[..., Any], list[Any]]:
     return f, [tensor(vector[name], True) for name in names]
 
 
-@settings(max_examples=20)
 @given(data=st.data())
 def test_derivatives_of_all_operators(data: st.DataObject) -> None:
     """Of first and second order, backward and forward, against finite differences."""

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from operator import attrgetter
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from linop.planning.lowering import workers_of
@@ -22,6 +22,7 @@ from support.device import plans as device_plans
 from support.device import tensors as device_tensors
 from support.device.plans import CONTRACTS, NAMES
 from support.device.running import cupy_arrays, in_every_case, on_ranks, on_threads
+from support.draws import ON_RANKS
 from support.operators.catalogue import build, describe
 from support.operators.properties import stays_exact
 from support.requirements import needs_gpu, needs_mpi, needs_torch_on_gpu
@@ -29,7 +30,6 @@ from support.requirements import needs_gpu, needs_mpi, needs_torch_on_gpu
 pytestmark = [pytest.mark.gpu, needs_gpu, pytest.mark.timeout(400)]
 
 KIND = "cupy"
-FEW = settings(max_examples=max(2, settings().max_examples // 5))
 WAYS = ("staged", "auto")
 """Auto is "aware" with an MPI library that is."""
 
@@ -49,7 +49,6 @@ each_tensor_contract = pytest.mark.parametrize("contract", TENSORS, ids=named)
 
 
 @each_operator
-@FEW
 @given(data=st.data(), seed=seeds)
 def test_operators_on_threads(name: str, data: st.DataObject, seed: int) -> None:
     description = data.draw(describe(name), label=name)
@@ -76,7 +75,6 @@ def test_checks_of_whole_vectors(workers: int) -> None:
     device_checks.whole_vectors_pass(cupy_arrays(), workers)
 
 
-@settings(max_examples=10)
 @given(workers=st.integers(1, 8), seed=st.integers(0, 999))
 def test_runs_overlap_on_threads(workers: int, seed: int) -> None:
     on_threads(workers, KIND, device_plans.runs_overlap, seed)
@@ -91,7 +89,7 @@ def test_tensors_of_one_worker(contract: Callable[..., None]) -> None:
 
 @needs_mpi
 @each_operator
-@FEW
+@ON_RANKS
 @given(ranks=st.integers(1, 4), way=st.sampled_from(WAYS), data=st.data(), seed=seeds)
 def test_operators_under_mpi(
     name: str, ranks: int, way: str, data: st.DataObject, seed: int
@@ -144,7 +142,7 @@ def test_failures_over_nccl_are_heard_and_mended() -> None:
 
 @needs_mpi
 @each_operator
-@FEW
+@ON_RANKS
 @given(data=st.data(), seed=seeds)
 def test_operators_over_nccl(name: str, data: st.DataObject, seed: int) -> None:
     ranks = min(_gpus(), 4)

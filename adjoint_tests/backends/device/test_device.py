@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import linop
@@ -30,6 +30,7 @@ from support.device.operators import given as given_to
 from support.device.operators import lies_where_it_says, offloaded, same
 from support.device.plans import CONTRACTS, NAMES
 from support.device.running import in_every_case, on_ranks, on_threads
+from support.draws import ON_RANKS
 from support.operators.catalogue import build, describe
 from support.operators.properties import stays_exact
 from support.requirements import needs_mpi, needs_torch
@@ -49,15 +50,12 @@ each_contract = pytest.mark.parametrize("contract", CONTRACTS, ids=named)
 each_check = pytest.mark.parametrize("contract", device_checks.CONTRACTS, ids=named)
 WAYS = ("aware", "staged", "nccl")
 each_way = pytest.mark.parametrize("way", WAYS)
-FEW = settings(max_examples=max(1, settings().max_examples // 10))
-"""The program is that of NumPy's arrays, which other tests run with many more."""
 
 
 # Threads
 
 
 @each_operator
-@FEW
 @given(data=st.data(), seed=seeds)
 def test_operators_on_threads(name: str, data: st.DataObject, seed: int) -> None:
     description = data.draw(describe(name), label=name)
@@ -85,14 +83,12 @@ def test_checks_of_whole_vectors(workers: int) -> None:
         device_checks.whole_vectors_pass(ARRAYS, workers)
 
 
-@settings(max_examples=10)
 @given(workers=st.integers(1, 8), seed=st.integers(0, 999))
 def test_runs_overlap_on_threads(workers: int, seed: int) -> None:
     on_threads(workers, KIND, device_plans.runs_overlap, seed)
 
 
 @given(workers=st.integers(1, 4), seed=seeds)
-@FEW
 def test_one_process_that_holds_all_workers(workers: int, seed: int) -> None:
     """Its threads work on the stream of the caller."""
     plan = total(workers).compile(linop.backends.get("threads", arrays=ARRAYS))
@@ -227,7 +223,7 @@ def test_layers_on_threads(workers: int) -> None:
 @needs_mpi
 @pytest.mark.timeout(300)
 @each_operator
-@FEW
+@ON_RANKS
 @given(
     ranks=st.integers(1, 4),
     way=st.sampled_from(WAYS),
@@ -266,7 +262,7 @@ def test_tensors_under_mpi(contract: Callable[..., None], way: str) -> None:
 
 @needs_mpi
 @each_way
-@settings(max_examples=3)
+@ON_RANKS
 @given(ranks=st.integers(2, 4), seed=st.integers(0, 999))
 def test_runs_overlap_under_mpi(way: str, ranks: int, seed: int) -> None:
     on_ranks(ranks, KIND, way, device_plans.runs_overlap, seed)

@@ -105,7 +105,6 @@ def test_a_later_call_refuses_the_argument_s_memory(what: str) -> None:
 
 
 @spmd
-@settings(max_examples=10)
 @given(workers=st.integers(2, 4), seed=st.integers(0, 999))
 def test_runs_overlap(backend: str, workers: int, seed: int) -> None:
     linop.launch(lambda b: plan_contracts.runs_overlap(b, seed), workers, backend)

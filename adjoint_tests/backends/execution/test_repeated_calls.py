@@ -13,12 +13,11 @@ import linop
 from linop.testing.describing import seeds
 from support.contracts import plans as plan_contracts
 from support.contracts import repeated_calls
+from support.draws import ON_RANKS
 from support.operators.catalogue import NAMES, build, describe
 from support.operators.properties import stays_exact
 from support.requirements import needs_mpi
 from support.workers import on_ranks
-
-FEWER = settings(max_examples=max(1, settings().max_examples // 5))
 
 ROADS: dict[str, dict[str, Any]] = {
     "windows": {},
@@ -36,7 +35,6 @@ functions = pytest.mark.parametrize("name", repeated_calls.FUNCTIONS)
 
 
 @pytest.mark.parametrize("name", NAMES)
-@FEWER
 @given(data=st.data(), seed=seeds, large=st.booleans())
 def test_the_catalogue(name: str, data: st.DataObject, seed: int, large: bool) -> None:
     description = data.draw(describe(name), label=name)
@@ -83,7 +81,7 @@ def test_a_halo_in_place() -> None:
 
 @needs_mpi
 @pytest.mark.parametrize("name", NAMES)
-@FEWER
+@ON_RANKS
 @given(data=st.data(), seed=seeds, large=st.booleans(), road=st.sampled_from(list(ROADS)))
 def test_the_catalogue_on_ranks(
     name: str, data: st.DataObject, seed: int, large: bool, road: str

@@ -10,25 +10,23 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from linop.testing.describing import seeds
 from linop.testing.workers.jobs import job
 from support.contracts import mpi as mpi_contracts
 from support.contracts import mpi_operators
+from support.draws import ON_RANKS
 from support.operators.catalogue import NAMES, build, describe
 from support.operators.properties import stays_exact
 from support.requirements import needs_mpi
 
 pytestmark = [needs_mpi, pytest.mark.timeout(400)]
 
-FEWER = settings(max_examples=max(1, settings().max_examples // 3))
-"""Threads have run many more; what is left to differ is the transport."""
-
 
 @pytest.mark.parametrize("name", NAMES)
-@FEWER
+@ON_RANKS
 @given(ranks=st.integers(1, 4), data=st.data(), seed=seeds, messages=st.booleans())
 def test_ranks_are_the_reference(
     name: str, ranks: int, data: st.DataObject, seed: int, messages: bool

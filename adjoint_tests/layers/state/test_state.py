@@ -42,7 +42,6 @@ from support.requirements import needs_mpi
 from support.workers import on_ranks
 
 
-@settings(max_examples=8)
 @given(pairs(6))
 def test_states_are_exact_on_threads(pair: tuple[Held, Held]) -> None:
     held, _ = pair
@@ -50,7 +49,6 @@ def test_states_are_exact_on_threads(pair: tuple[Held, Held]) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-@settings(max_examples=8)
 @given(pairs(6))
 def test_saved_states_are_exact_on_threads(pair: tuple[Held, Held]) -> None:
     first, second = pair

@@ -12,7 +12,7 @@ if importlib.util.find_spec("torch") is None:
         "torch is not installed: pip install 'linop-algebra[torch]'", allow_module_level=True
     )
 
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from support.requirements import needs_mpi
@@ -34,7 +34,6 @@ MESHES = [
     for pp in (1, 2, 3, 4)
     if dp * tp * pp <= 8
 ]
-FEW = settings(max_examples=max(3, settings().max_examples // 3))
 
 
 @st.composite
@@ -55,7 +54,6 @@ def compositions(draw: Any) -> Composition:
     )
 
 
-@FEW
 @example(Composition(2, 2, 2, 3, "copies", True, 2, 1))
 @example(Composition(2, 2, 1, 2, "shards", False, 2, 0))
 @example(Composition(2, 2, 1, 2, "copies", False, 2, 1, "parameters"))
@@ -83,7 +81,6 @@ FAULTS = st.builds(
 ) | st.builds(Fault, dp=st.integers(2, 4), tp=st.just(1), seed=st.integers(0, 9))
 
 
-@FEW
 @example(Fault("again", "tp", 2, 3, 1))
 @example(Fault("term", "dp", 2, 3, 2))
 @example(Fault("one", "dp", 2, 3, 3))

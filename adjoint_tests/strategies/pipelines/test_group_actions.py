@@ -13,7 +13,7 @@ if importlib.util.find_spec("torch") is None:
         "torch is not installed: pip install 'linop-algebra[torch]'", allow_module_level=True
     )
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from linop.schedules import GENERATORS, Action, Kind, Schedule
@@ -77,7 +77,6 @@ def tables(draw: Any) -> Grouped:
     return Grouped(text, dp, recompute=draw(st.booleans()))
 
 
-@settings(max_examples=15, deadline=None)
 @given(case=tables())
 def test_drawn_on_threads(case: Grouped) -> None:
     on_threads(case.workers, is_the_twin, case)

@@ -14,7 +14,7 @@ if importlib.util.find_spec("torch") is None:
     )
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.autograd.graph import get_gradient_edge
 
@@ -95,7 +95,6 @@ def cases(draw: Any) -> Case:
     return Case("backward-first", p, M, (("in_flight", flight),), rows=rows)
 
 
-@settings(max_examples=20, deadline=None)
 @given(case=cases())
 def test_drawn_on_threads(case: Case) -> None:
     on_threads(case.workers, is_one_process, case)

@@ -14,7 +14,7 @@ if importlib.util.find_spec("torch") is None:
     )
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import linop
@@ -51,7 +51,6 @@ def graphs(draw: Any) -> Graph:
     return Graph(name, tuple(sorted(chosen)), kinds, chunks, recompute, writes)
 
 
-@settings(max_examples=15, deadline=None)
 @given(graph=graphs())
 def test_drawn_on_threads(graph: Graph) -> None:
     on_threads(graph.workers, is_one_process, graph)

@@ -12,7 +12,7 @@ if importlib.util.find_spec("torch") is None:
         "torch is not installed: pip install 'linop-algebra[torch]'", allow_module_level=True
     )
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from support.requirements import needs_mpi
@@ -123,7 +123,6 @@ def cases(draw: Any) -> tuple[int, Case]:
     return workers, case
 
 
-@settings(max_examples=10, deadline=None)
 @given(drawn=cases())
 def test_drawn_language_models_on_threads(drawn: tuple[int, Case]) -> None:
     on_threads(drawn[0], is_its_twin, drawn[1])

@@ -1,7 +1,5 @@
 """All operator factories that the generic tests run over: those for users, and one more."""
 
-from hypothesis import settings
-
 from linop.testing import factories
 from linop.testing.factories import FACTORIES, Factory, build, describe, operator_factory, operators
 from linop.testing.factories.collectives import halos, kernels
@@ -12,9 +10,6 @@ MODULES = (*factories.MODULES, pylops_factory)
 NAMES = tuple(FACTORIES)
 """The names of all factories."""
 
-fewer = settings(max_examples=max(1, settings().max_examples // 3))
-"""For tests whose examples are slow."""
-
 __all__ = [
     "FACTORIES",
     "MODULES",
@@ -22,7 +17,6 @@ __all__ = [
     "Factory",
     "build",
     "describe",
-    "fewer",
     "halos",
     "kernels",
     "operator_factory",
