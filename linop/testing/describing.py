@@ -41,8 +41,11 @@ RegionDescription = tuple[Any, ...]
 LARGEST = 9
 """Vectors hold whole numbers from -9 to 9."""
 
-COMPUTED = ("float64", "float32", "complex128", "complex64", "int64", "int32")
-"""Dtypes in which products and sums of small whole numbers are exact."""
+COMPUTED = (
+    *("float64", "float32", "complex128", "complex64", "int64", "int32"),
+    *("int8", "uint64", "int16", "uint8", "uint16", "uint32", "longdouble", "clongdouble"),
+)
+"""Dtypes in which products and sums of small whole numbers are exact, in integers modulo 2^bits."""
 MOVED = COMPUTED + HALVES
 """Dtypes in which sums of eight numbers from -9 to 9 are exact, as data movement is in any."""
 COMPLEX = ("complex128", "complex64")
@@ -100,7 +103,8 @@ def tensor_of(described: Description) -> TensorSpace:
 
 
 def whole_numbers(shape: Sequence[int], dtype: Any, seed: int, most: int = 2) -> np.ndarray:
-    """A random array of whole numbers from -most to most; in both parts for a complex dtype."""
+    """A random array of whole numbers from -most to most, modulo 2^bits in unsigned dtypes; in both
+    parts for a complex dtype."""
     rng = np.random.default_rng(seed)
     values = rng.integers(-most, most, shape, endpoint=True)
     if np.dtype(dtype).kind == "c":
