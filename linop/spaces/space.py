@@ -273,11 +273,11 @@ class Space:
         bitwise equal on every backend. Collective for vectors made by a backend.
 
         Raises:
-            SpaceError: v or w is of another space, or lacks regions.
+            ArgumentError: v or w is not a vector. SpaceError: v or w is of another space, or lacks
+                regions. BackendError: workers ask for products of different vectors. Of vectors
+                made by a backend on every worker.
         """
-        self.same_as(v.space, "inner product, left side")
-        self.same_as(w.space, "inner product, right side")
-        return inners([(v, w)])[0]
+        return inners([(v, w)], space=self)[0]
 
 
 def side_by_side(left: Space, right: Space) -> str:

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from linop.errors import RegionError, SpaceError, expect
+from linop.spaces.distributed import Asked, Distributed, Partials
 from linop.spaces.inner_products import sums_by_worker
 from linop.spaces.scalars import Array, Scalar, factor_of, is_scalar, reciprocal
 
 if TYPE_CHECKING:
     from linop.spaces.space import Space
-
-Total = Callable[[Sequence[Mapping[int, Scalar]]], list[Scalar]]
-"""Function that sums partial inner products, each a mapping by worker, over all workers."""
 
 
 class Vector:
@@ -24,21 +22,24 @@ class Vector:
 
     Supports ``v[name]``, ``v + w``, ``v - w``, ``2 * v``, ``v / 2``, `inner`, `norm`, `copy`.
     A vector made by a backend (``backend.vector``) holds one worker's regions, and its inner
-    product sums over all workers: a collective call.
+    product sums over all workers: a collective call, of the same vectors on every worker.
+
+    Args:
+        shared: identity of a distributed vector; None if this process holds the whole vector.
     """
 
-    __slots__ = ("_total", "arrays", "space")
+    __slots__ = ("arrays", "shared", "space")
     __array_ufunc__ = None  # numpy_scalar * vector calls __rmul__
 
     def __init__(
         self,
         space: Space,
         arrays: dict[str, Array],
-        total: Total | None = None,
+        shared: Distributed | None = None,
     ) -> None:
         self.space = space
         self.arrays = arrays
-        self._total = total
+        self.shared = shared
 
     def __getitem__(self, name: str) -> Array:
         try:
@@ -69,22 +70,13 @@ class Vector:
                 f"vectors whose inner products span all workers"
             )
 
-    def total(self, other: Vector) -> Total:
-        """The reduction of partial inner products over workers: a backend's, or a local sum."""
-        distributed = self._total or other._total
-        if distributed is not None:
-            return distributed
-        for vector in (self, other):
-            vector.require_all("an inner product")
-        return sums_by_worker
-
     def inner(self, other: Vector) -> Scalar:
         """<self, other>, conjugate-linear in self; see `Space.inner`."""
-        return self.space.inner(self, expect("inner product", other, Vector))
+        return self.space.inner(self, other)
 
     def norm(self) -> float:
         """The norm induced by the inner product; see `inner`."""
-        return math.sqrt(abs(self.inner(self)))
+        return math.sqrt(abs(inners([(self, self)], "norm")[0]))
 
     def copy(self) -> Vector:
         """A vector with copies of all arrays."""
@@ -98,11 +90,13 @@ class Vector:
                     f"vector arithmetic: one side holds {list(self.arrays)}, "
                     f"the other {list(other.arrays)}"
                 )
-        total = next((v._total for v in (self, *others) if v._total), None)
+        whose = [v.shared for v in (self, *others)]
+        first = next((one for one in whose if one is not None), None)
+        shared = None if first is None else first.derived(f.__name__, *whose[1:])
         # A ufunc returns a scalar for 0-d arrays.
         results = {n: f(a, *(o.arrays[n] for o in others)) for n, a in self.arrays.items()}
         arrays = {n: np.asarray(a) if isinstance(a, np.generic) else a for n, a in results.items()}
-        return Vector(self.space, arrays, total)
+        return Vector(self.space, arrays, shared)
 
     def _scale(self, scalar: Any) -> Vector:
         factor = factor_of(scalar, self.space.dtype)
@@ -133,16 +127,39 @@ class Vector:
         return self._map(np.negative)
 
 
-def inners(pairs: Sequence[tuple[Vector, Vector]]) -> list[Scalar]:
+def inners(
+    pairs: Sequence[tuple[Vector, Vector]],
+    what: str = "inner product",
+    space: Space | None = None,
+) -> list[Scalar]:
     """Several inner products, each as by `Space.inner`; for distributed vectors in one collective
-    call. All pairs have one dtype.
+    call, in which all workers ask for the same.
+
+    Args:
+        what: the operation, for errors: other workers have to do the same.
+        space: of all vectors; None for those of the left ones.
 
     Raises:
-        SpaceError: the vectors of a pair are in different spaces.
+        SpaceError: the vectors of a pair are in different spaces, or lack regions. BackendError:
+            workers ask for products of different vectors. Of distributed vectors on every worker.
     """
-    partial = []
-    for v, w in pairs:
-        v.space.same_as(w.space, "inner product")
-        partial.append(v.space.partial_inners(v, w))
-    totals = [v.total(w) for v, w in pairs]
-    return totals[0](partial) if pairs else []
+
+    def partials() -> Partials:
+        found = []
+        for v, w in pairs:
+            own = v.space if space is None else space
+            own.same_as(expect(what, v, Vector).space, f"{what}, left side")
+            own.same_as(expect(what, w, Vector).space, f"{what}, right side")
+            if v.shared is w.shared is None:
+                v.require_all("an inner product")
+                w.require_all("an inner product")
+            found.append(v.space.partial_inners(v, w))
+        return found
+
+    whose = [(_shared(v), _shared(w)) for v, w in pairs]
+    first = next((one for pair in whose for one in pair if one is not None), None)
+    return sums_by_worker(partials()) if first is None else first.sums(partials, Asked(what, whose))
+
+
+def _shared(given: object) -> Distributed | None:
+    return given.shared if isinstance(given, Vector) else None
