@@ -28,7 +28,7 @@ from linop.planning.placement import Placement
 from linop.planning.plan import LoweredPlan
 from linop.planning.stretching import Plans
 from linop.spaces.distributed import Asked, Distributed, Partials, code_of, first_name, origin
-from linop.spaces.inner_products import sums_by_worker
+from linop.spaces.inner_products import packed, sums_by_worker, unpacked
 from linop.spaces.scalars import Scalar
 from linop.spaces.space import Space
 
@@ -252,7 +252,7 @@ class Worker(Backend):
         problem: LinopError | None = None
         try:
             # The worker that counts a region is the first of its holders.
-            mine = [_sent(one.get(self.worker, 0)) for one in work()]
+            mine = [packed(one.get(self.worker, 0)) for one in work()]
         except LinopError as error:  # raised on all workers, which would wait for this one
             mine, problem = restated(error, str(error)), error
         said = self.transport.gather_all(mine, "take a norm or inner product", asked, asked.key)
@@ -260,7 +260,7 @@ class Worker(Backend):
             if isinstance(one, LinopError):
                 raise restated(one, f"on worker {worker}: {one}") from problem
         each = zip(*said, strict=True)  # in order of workers
-        return sums_by_worker([dict(enumerate(map(_received, one))) for one in each])
+        return sums_by_worker([dict(enumerate(map(unpacked, one))) for one in each])
 
 
 class _Vectors(threading.local):
@@ -278,12 +278,3 @@ class _Vectors(threading.local):
         code = code_of(space)
         self._made[code] += 1
         return self._made[code]
-
-
-def _sent(number: Scalar) -> Any:
-    """The number, as it is sent: pickle takes four times as long for a complex one."""
-    return (number.real, number.imag) if isinstance(number, complex) else number
-
-
-def _received(said: Any) -> Scalar:
-    return complex(*said) if isinstance(said, tuple) else said
