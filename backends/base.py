@@ -25,7 +25,7 @@ from linop.backends.execution.counters import CounterTable, Ledger
 from linop.backends.execution.program import Program
 from linop.backends.execution.tracing import Recording, traced
 from linop.backends.transports.transport import Transport
-from linop.errors import BackendError
+from linop.errors import ArgumentError, BackendError
 from linop.normal_form.maps import bare_or_dict
 from linop.operators.operator import LinearOperator
 from linop.planning.lowering import lower, workers_of
@@ -154,6 +154,24 @@ class BoundPlan(Keeper, ABC):
         self._dtype = op.dtype
         kinds = {backend.arrays.of(region.memory) for region in self._regions_in}
         self._kind: type[Any] = (kinds.pop() if len(kinds) == 1 else backend.arrays).ndarray
+
+    def __reduce_ex__(self, protocol: object) -> Any:
+        """Plans of single-process backends pickle as the compilation that made them (`WholePlan`).
+
+        Raises:
+            ArgumentError: one worker's plan, which a process alone cannot compile again.
+        """
+        raise ArgumentError(
+            f"{self!r} cannot be pickled: a plan has this worker's buffers and messages; pickle its "
+            f"operator, plan.op, and compile that on all workers where it arrives"
+        )
+
+    def __deepcopy__(self, memo: object) -> BoundPlan:
+        """The plan itself: copies of an object share its plans."""
+        return self
+
+    def __copy__(self) -> BoundPlan:
+        return self
 
     # Interface for subclasses
 

@@ -49,9 +49,9 @@ class Comparison(Mapping[str, Array]):
 
     def __bool__(self) -> bool:
         raise AmbiguousError(
-            "v == w compares vectors element by element, and has no single truth value; v.equals(w) "
-            "says if they are equal, on all workers; (v == w).all() and .any() are of the regions "
-            "held here"
+            "v == w compares vectors element by element, and has no single truth value; "
+            "v.equals(w) says if they are equal, on all workers; (v == w).all() and .any() are of "
+            "the regions held here"
         )
 
     def __array__(self, dtype: npt.DTypeLike = None, copy: bool | None = None) -> Array:
