@@ -162,8 +162,8 @@ class BoundPlan(Keeper, ABC):
             ArgumentError: one worker's plan, which a process alone cannot compile again.
         """
         raise ArgumentError(
-            f"{self!r} cannot be pickled: a plan has this worker's buffers and messages; pickle its "
-            f"operator, plan.op, and compile that on all workers where it arrives"
+            f"{self!r} cannot be pickled: a plan has this worker's buffers and messages; pickle "
+            f"its operator, plan.op, and compile that on all workers where it arrives"
         )
 
     def __deepcopy__(self, memo: object) -> BoundPlan:

@@ -1,5 +1,7 @@
-"""Operators on flat vectors, as SciPy's solvers take them; imported where one is made, since SciPy's
-submodules take as long to import as all of linop."""
+"""Operators on flat vectors, as SciPy's solvers take them.
+
+Imported where one is made: SciPy's submodules take as long to import as all of linop.
+"""
 
 from __future__ import annotations
 

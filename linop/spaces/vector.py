@@ -115,7 +115,7 @@ class Vector:
                     counts[worker] = counts.get(worker, 0) + int(where.sum())
             return [counts]
 
-        return _summed(partials, "equals", [(self, other)])[0] == 0
+        return summed(partials, "equals", [(self, other)])[0] == 0
 
     def _compared(self, other: object, compare: Callable[..., Array]) -> Any:
         if isinstance(other, np.ndarray):
@@ -245,7 +245,7 @@ def inners(
             raise SpaceError(f"{what} of vectors made by a backend, and of others: {_MADE}")
         return [*found, *map(_Own, own)]
 
-    return _summed(partials, what, pairs)
+    return summed(partials, what, pairs)
 
 
 class _Own(dict[int, Scalar]):
@@ -259,7 +259,7 @@ class _Own(dict[int, Scalar]):
         return self[0]
 
 
-def _summed(
+def summed(
     partials: Callable[[], Partials], what: str, pairs: Sequence[tuple[Vector, Vector]]
 ) -> list[Scalar]:
     """Sums of partial numbers about pairs of vectors: over all workers if one is distributed."""
