@@ -117,7 +117,7 @@ class _Search:
         Inner products are collective: two calls an iteration.
         """
         q = self._problem.forward(self.c)
-        names = ("Op c, of the search direction c", "search direction c")
+        names = ("product Op c with the search direction c", "search direction c")
         qq, cc = self._squares([(q, q), (self.c, self.c)], names)
         curvature = qq + self._squared * cc
         if not curvature:
@@ -156,8 +156,7 @@ class _Search:
             if not math.isfinite(square):
                 what = not_finite(vector) or "its square is beyond floating point: scale Op"
                 raise ArgumentError(
-                    f"cgls, iteration {self.iterations + 1}: the {name} is not finite, though y "
-                    f"is: {what}"
+                    f"cgls, iteration {self.iterations + 1}: the {name} is not finite: {what}"
                 )
         return found
 
@@ -190,7 +189,7 @@ def _checked(Op: Any, vector: object, name: str) -> Vector:
         )
     if isinstance(space := getattr(Op, side, None), Space):
         space.same_as(vector.space, f"cgls, {name}")
-    backend = getattr(Op, "backend", None)
+    backend: Any = getattr(Op, "backend", None)
     if getattr(backend, "worker", None) is None or vector.shared is not None:
         return vector
     if backend.workers == 1:

@@ -104,4 +104,4 @@ def _times(vector: Vector, power: int) -> Vector:
     if not power:
         return vector
     half = power // 2
-    return Fraction(2) ** half * (Fraction(2) ** (power - half) * vector)
+    return vector * Fraction(2) ** half * Fraction(2) ** (power - half)

@@ -54,7 +54,7 @@ class Comparison(Mapping[str, Array]):
             "the regions held here"
         )
 
-    def __array__(self, dtype: npt.DTypeLike = None, copy: bool | None = None) -> Array:
+    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> Array:
         return only_array(self.space, self.arrays, dtype, copy)
 
     def __repr__(self) -> str:
@@ -63,7 +63,7 @@ class Comparison(Mapping[str, Array]):
 
 
 def only_array(
-    space: Space, arrays: Mapping[str, Array], dtype: npt.DTypeLike, copy: bool | None
+    space: Space, arrays: Mapping[str, Array], dtype: npt.DTypeLike | None, copy: bool | None
 ) -> Array:
     """The array of a space's only region, by the rules of ``__array__``.
 

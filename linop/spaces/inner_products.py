@@ -126,4 +126,4 @@ def unpacked(sent: Any) -> Scalar:
         return complex(real, imag)
     pair = np.empty((), np.clongdouble)
     pair.real, pair.imag = real, imag
-    return pair[()]  # type: ignore[no-any-return]
+    return pair[()]

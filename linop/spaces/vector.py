@@ -11,6 +11,7 @@ import numpy.typing as npt
 from linop.errors import ArgumentError, RegionError, SpaceError, expect
 from linop.spaces.comparison import Comparison, only_array
 from linop.spaces.distributed import Asked, Distributed, Partials
+from linop.spaces.exact import Exact
 from linop.spaces.inner_products import norm_of, sums_by_worker
 from linop.spaces.scalars import Array, Scalar, factor_of, is_scalar, reciprocal
 
@@ -139,7 +140,7 @@ class Vector:
 
     __hash__ = None  # type: ignore[assignment]
 
-    def __array__(self, dtype: npt.DTypeLike = None, copy: bool | None = None) -> Array:
+    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> Array:
         """The array of the only region: NumPy's functions take such a vector; see `only_array`."""
         return only_array(self.space, self.arrays, dtype, copy)
 
@@ -181,12 +182,12 @@ class Vector:
     def __sub__(self, other: Vector) -> Vector:
         return self._map(np.subtract, other) if isinstance(other, Vector) else NotImplemented
 
-    def __mul__(self, scalar: Scalar) -> Vector:
+    def __mul__(self, scalar: Scalar | Exact) -> Vector:
         return self._scale(scalar) if is_scalar(scalar) else NotImplemented
 
     __rmul__ = __mul__
 
-    def __truediv__(self, scalar: Scalar) -> Vector:
+    def __truediv__(self, scalar: Scalar | Exact) -> Vector:
         if not is_scalar(scalar):
             return NotImplemented
         inverse, dtype = reciprocal(scalar), self.space.dtype
