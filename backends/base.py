@@ -25,16 +25,17 @@ from linop.backends.execution.counters import CounterTable, Ledger
 from linop.backends.execution.program import Program
 from linop.backends.execution.tracing import Recording, traced
 from linop.backends.transports.transport import Transport
-from linop.errors import BackendError
+from linop.errors import ArgumentError, BackendError
 from linop.normal_form.maps import bare_or_dict
 from linop.operators.operator import LinearOperator
 from linop.planning.lowering import lower, workers_of
 from linop.planning.placement import Placement
 from linop.planning.plan import LoweredPlan
 from linop.provenance import Keeper
+from linop.spaces.distributed import Distributed
 from linop.spaces.scalars import Array
 from linop.spaces.space import Space
-from linop.spaces.vector import Total, Vector
+from linop.spaces.vector import Vector
 
 Result = TypeVar("Result")
 
@@ -77,12 +78,14 @@ class Backend(Keeper, ABC):
         """
 
     def vector(self, space: Space, arrays: Any) -> Vector:
-        """A vector of the arrays held here; inner products sum over all workers (collectively)."""
+        """A vector of the arrays held here; inner products sum over all workers (collectively).
+        Workers make the vectors of a space in the same order, so that a vector is known by its
+        number on all of them; a worker without a region of the space makes it of None."""
         given = held_arrays(space, self.worker, arrays, self.arrays)
-        return Vector(space, given, self.total(space))
+        return Vector(space, given, self.shared(space))
 
-    def total(self, space: Space) -> Total | None:
-        """Sum of inner products over all workers; None if this process holds all of them."""
+    def shared(self, space: Space) -> Distributed | None:
+        """Identity of a new vector; None if this process holds all workers."""
         del space
         return None
 
@@ -134,6 +137,8 @@ class BoundPlan(Keeper, ABC):
     def __init__(self, op: LinearOperator, backend: Backend) -> None:
         self.op = op
         self.backend = backend
+        self.number = 0
+        """Number of the plan, the same on all workers; its adjoint's is greater by one."""
         self.counters = backend.ledger.open(self, op)
         self._here = backend.worker
         self._adjoint: BoundPlan | None = None
@@ -141,7 +146,7 @@ class BoundPlan(Keeper, ABC):
         self._fast: list[Fast | None] = [None, None, None]
         self._released = False
         self._started = False
-        self._as_vector = False
+        self._given: Any = None
         self._regions_in = tuple(held(op.domain, self._here))
         self._regions_out = tuple(held(op.codomain, self._here))
         self._shape = self._regions_in[0].shape if len(self._regions_in) == 1 else None
@@ -149,6 +154,24 @@ class BoundPlan(Keeper, ABC):
         self._dtype = op.dtype
         kinds = {backend.arrays.of(region.memory) for region in self._regions_in}
         self._kind: type[Any] = (kinds.pop() if len(kinds) == 1 else backend.arrays).ndarray
+
+    def __reduce_ex__(self, protocol: object) -> Any:
+        """Plans of single-process backends pickle as the compilation that made them (`WholePlan`).
+
+        Raises:
+            ArgumentError: one worker's plan, which a process alone cannot compile again.
+        """
+        raise ArgumentError(
+            f"{self!r} cannot be pickled: a plan has this worker's buffers and messages; pickle "
+            f"its operator, plan.op, and compile that on all workers where it arrives"
+        )
+
+    def __deepcopy__(self, memo: object) -> BoundPlan:
+        """The plan itself: copies of an object share its plans."""
+        return self
+
+    def __copy__(self) -> BoundPlan:
+        return self
 
     # Interface for subclasses
 
@@ -208,7 +231,7 @@ class BoundPlan(Keeper, ABC):
             self.lock.release()
         if self._shape_out is not None and type(x) is not Vector:
             return results[0]
-        return self._wrapped(results, isinstance(x, Vector))
+        return self._wrapped(results, x)
 
     @property
     def receives_early(self) -> bool:
@@ -235,7 +258,7 @@ class BoundPlan(Keeper, ABC):
             raise self._busy("start")
         try:
             self._traced("start ", self._begin, x, out)
-            self._as_vector = isinstance(x, Vector)
+            self._given = Vector(x.space, {}, x.shared) if isinstance(x, Vector) else None
             self.backend.started.add(self)
             self._started = True
         except BaseException as error:
@@ -257,7 +280,7 @@ class BoundPlan(Keeper, ABC):
         self._started = False
         try:
             self.backend.started.discard(self)
-            return self._wrapped(self._traced("finish ", self._end), self._as_vector)
+            return self._wrapped(self._traced("finish ", self._end), self._given)
         except BaseException as error:
             self._dropped(error)
             raise
@@ -276,7 +299,7 @@ class BoundPlan(Keeper, ABC):
         """
 
     def _applied(self, x: Any, out: Any) -> Any:
-        return self._wrapped(self._recorded(x, out), isinstance(x, Vector))
+        return self._wrapped(self._recorded(x, out), x)
 
     def _traced(self, what: str, work: Callable[..., Result], *arguments: Any) -> Result:
         """Run a function, and record it as an event if a trace is being recorded."""
@@ -299,12 +322,16 @@ class BoundPlan(Keeper, ABC):
             f"before the threads begin, in one order on all workers"
         )
 
-    def _wrapped(self, results: Sequence[Array], as_vector: bool) -> Any:
-        if as_vector:
-            regions = self._regions_out
-            arrays = {r.name: a for r, a in zip(regions, results, strict=True)}
-            return self.backend.vector(self.codomain, arrays)
-        return bare_or_dict(self._regions_out, results)
+    def _wrapped(self, results: Sequence[Array], given: Any) -> Any:
+        regions = self._regions_out
+        if not isinstance(given, Vector):
+            return bare_or_dict(regions, results)
+        shared = given.shared and given.shared.derived(f"plan {self.number}")
+        return Vector(
+            self.codomain,
+            {r.name: a for r, a in zip(regions, results, strict=True)},
+            shared or self.backend.shared(self.codomain),
+        )
 
     def _arguments(self, x: Any) -> Sequence[Array]:
         """The argument's arrays, validated, in the order of the regions held here."""

@@ -64,22 +64,23 @@ class ReferenceWorker(Worker):
         return _WAY
 
     def compile(self, op: LinearOperator) -> BoundPlan:
-        check_agreement(op, self.transport)
+        self._plans = 1 + check_agreement(op, self.transport, self._plans)
         check_workers(op, self)
-        return ReferenceWorkerPlan(op, self)
+        return ReferenceWorkerPlan(op, self, 2 * self._plans)
 
 
 class ReferenceWorkerPlan(BoundPlan):
     """A plan that gathers the whole argument on every worker, and interprets the whole expression
     there."""
 
-    def __init__(self, op: LinearOperator, backend: ReferenceWorker) -> None:
+    def __init__(self, op: LinearOperator, backend: ReferenceWorker, number: int) -> None:
         super().__init__(op, backend)
+        self.number = number
         self._worker = backend
         self._running: tuple[dict[str, Array], Sequence[Array] | None] = {}, None
 
     def _bind_adjoint(self) -> BoundPlan:
-        return ReferenceWorkerPlan(self.op.H, self._worker)
+        return ReferenceWorkerPlan(self.op.H, self._worker, self.number ^ 1)
 
     def _begin(self, x: Any, out: Any) -> None:
         arrays = self._arguments(x)
@@ -90,7 +91,8 @@ class ReferenceWorkerPlan(BoundPlan):
     def _end(self) -> Sequence[Array]:
         running, outs = self._running
         whole: dict[str, Array] = {}
-        for worker, part in enumerate(self._worker.transport.gather_all(running)):
+        gathered = self._worker.transport.gather_all(running, "call plan", self.op, self.number)
+        for worker, part in enumerate(gathered):
             for name, array in part.items():
                 if not np.array_equal(whole.setdefault(name, array), array, equal_nan=True):
                     raise SpaceError(

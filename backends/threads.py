@@ -181,6 +181,10 @@ class Threads(Whole):
         super().__init__(workers, arrays)
         self._wait_limit = None if wait_limit is None else _limit(wait_limit)
 
+    def __reduce__(self) -> Any:
+        made, given = super().__reduce__()
+        return made, (*given, self._wait_limit)
+
     def way(self, program: Program | None = None) -> str:
         del program
         return f"messages over {Mailbox.name}"

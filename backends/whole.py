@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from linop.backends.arrays.arguments import written
-from linop.backends.arrays.interface import NUMPY, Arrays
+from linop.backends.arrays.interface import NUMPY, Arrays, arrays_named
 from linop.backends.base import Backend, BoundPlan, check_here, check_workers
 from linop.errors import ArgumentError
 from linop.operators.operator import LinearOperator
@@ -28,6 +28,9 @@ class Whole(Backend):
             raise ArgumentError(f"workers is a whole number from 1; given {workers!r}")
         self.workers = workers
 
+    def __reduce__(self) -> Any:
+        return _made, (type(self), self.workers, self.arrays.name)
+
     @abstractmethod
     def bind(self, op: LinearOperator) -> tuple[Callable[[Vector], Vector], Sequence[LoweredPlan]]:
         """Bind an operator.
@@ -43,6 +46,15 @@ class Whole(Backend):
         return WholePlan(op, self)
 
 
+def _made(kind: type[Whole], workers: int | None, arrays: str, *others: Any) -> Whole:
+    """The backend that was pickled."""
+    return kind(workers, arrays_named(arrays), *others)
+
+
+def _compiled(op: LinearOperator, backend: Whole) -> BoundPlan:
+    return backend.compile(op)
+
+
 class WholePlan(BoundPlan):
     """A plan over all workers. `start` checks the argument; the whole run is in `finish`."""
 
@@ -52,6 +64,10 @@ class WholePlan(BoundPlan):
         self._apply, plans = backend.bind(op)
         self.counters.sends(plans)
         self._running: tuple[Vector, Sequence[Array] | None] | None = None
+
+    def __reduce_ex__(self, protocol: object) -> Any:
+        """The compilation: it needs no other worker."""
+        return _compiled, (self.op, self._whole)
 
     def _bind_adjoint(self) -> BoundPlan:
         return WholePlan(self.op.H, self._whole)

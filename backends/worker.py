@@ -4,8 +4,9 @@ keeps what its plans share. `linop.backends.worker_plan` is one of these plans."
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from itertools import starmap
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -19,16 +20,17 @@ from linop.backends.transports.point_to_point import PointToPoint
 from linop.backends.transports.transport import ANY, Transport
 from linop.backends.waits.deadlock import PAST, Key, Point
 from linop.backends.worker_plan import WorkerPlan
-from linop.errors import BackendError, LinopError
+from linop.errors import BackendError, LinopError, restated
 from linop.normal_form.stages import Stages
 from linop.operators.operator import LinearOperator
 from linop.planning.pipeline import Options, bound_plan
 from linop.planning.placement import Placement
 from linop.planning.plan import LoweredPlan
 from linop.planning.stretching import Plans
+from linop.spaces.distributed import Asked, Distributed, Partials, code_of, first_name, origin
+from linop.spaces.inner_products import packed, sums_by_worker, unpacked
 from linop.spaces.scalars import Scalar
 from linop.spaces.space import Space
-from linop.spaces.vector import Total
 
 
 class Worker(Backend):
@@ -53,6 +55,7 @@ class Worker(Backend):
         self.early: dict[int, tuple[LinopError, int]] = {}
         self._calls: dict[tuple[int, ...], Calls] = {}
         self._plans_of: dict[tuple[int, Placement | None], Plans] = {}
+        self._vectors = _Vectors()
         transport.plans = self
         self.parted: dict[tuple[Any, ...], Worker] = {}
         """This worker's parts of it, by the division of the workers, its purpose, and the number of
@@ -238,16 +241,40 @@ class Worker(Backend):
     def _meeting(self) -> Transport:
         return self.transport
 
-    def total(self, space: Space) -> Total:
-        pairs = space.dtype.kind == "c"
+    def shared(self, space: Space) -> Distributed:
+        number, epoch = self._vectors.next(space, self._plans), self._plans
+        return Distributed(
+            self._sums, first_name(space, epoch, number), partial(origin, space, number)
+        )
 
-        def summed(partials: Sequence[Mapping[int, Scalar]]) -> list[Scalar]:
+    def _sums(self, work: Callable[[], Partials], asked: Asked) -> list[Scalar]:
+        mine: Any
+        problem: LinopError | None = None
+        try:
             # The worker that counts a region is the first of its holders.
-            mine: list[Any] = [partial.get(self.worker, 0) for partial in partials]
-            if pairs:  # pickle takes four times as long for a complex number
-                mine = [(z.real, z.imag) for z in mine]
-            everyones = self.transport.gather_all(mine, "take a norm or inner product")
-            each = zip(*everyones, strict=True)  # in order of workers
-            return [sum(starmap(complex, one) if pairs else one) for one in each]
+            mine = [packed(one.get(self.worker, 0)) for one in work()]
+        except LinopError as error:  # raised on all workers, which would wait for this one
+            mine, problem = restated(error, str(error)), error
+        said = self.transport.gather_all(mine, "take a norm or inner product", asked, asked.key)
+        for worker, one in enumerate(said):
+            if isinstance(one, LinopError):
+                raise restated(one, f"on worker {worker}: {one}") from problem
+        each = zip(*said, strict=True)  # in order of workers
+        return sums_by_worker([dict(enumerate(map(unpacked, one))) for one in each])
 
-        return summed
+
+class _Vectors(threading.local):
+    """Numbers of the vectors that this thread has made, for each space and since all workers last
+    compiled. The order of threads may be another one on other workers."""
+
+    def __init__(self) -> None:
+        self._epoch = 0
+        self._made: Counter[int] = Counter()
+
+    def next(self, space: Space, epoch: int) -> int:
+        if epoch != self._epoch:
+            self._epoch = epoch
+            self._made.clear()
+        code = code_of(space)
+        self._made[code] += 1
+        return self._made[code]

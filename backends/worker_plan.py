@@ -62,7 +62,7 @@ class WorkerPlan(BoundPlan):
         self.counters.sends([self.plan])
         self.group = workers_of(op.stages)
         self._worker = backend
-        self._tag = tag
+        self.number = self._tag = tag
         self._calls = 0
         self._program: Program | None = None
         self._together = len(self.group) > 1

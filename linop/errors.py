@@ -51,6 +51,10 @@ class ArgumentError(LinopError, TypeError):
     """An argument has the wrong type, or is none of the accepted kinds."""
 
 
+class AmbiguousError(LinopError, ValueError):
+    """A truth value was asked of many elements, as of a comparison of vectors."""
+
+
 class PartitionError(LinopError, ValueError):
     """A partition does not fit the tensor, the operator, or another partition."""
 

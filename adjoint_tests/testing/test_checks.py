@@ -205,9 +205,15 @@ WRONG: dict[str, tuple[Callable[..., lt.Report], Any, tuple[Any, ...], str]] = {
     ),
     "an inverse beyond floating point": (
         lt.check_inverse,
+        by(5e307 * np.eye(30)),
+        (2e-300 * np.eye(30),),
+        "norms are beyond what floating point holds",
+    ),
+    "an inverse whose squares are beyond floating point": (
+        lt.check_inverse,
         by(1e300 * np.eye(2)),
         (2e-300 * np.eye(2),),
-        "norms are beyond what floating point holds",
+        "inverse F has 2, the identity has 1",
     ),
     "other numbers": (lt.check_equal, by(COMPLEX), (COMPLEX.real,), "spaces differ"),
     "another shape": (

@@ -69,7 +69,8 @@ def held_arrays(
         given = {}
     elif len(regions) > 1 or x is None:
         what = "None" if x is None else f"a bare {type(x).__name__}"
-        raise ArgumentError(f"{me}: {what} given; it holds {_list(regions)}")
+        mend = f": give {space.several}" if len(regions) > 1 else ""
+        raise ArgumentError(f"{me}: {what} given; it holds {_list(regions)}{mend}")
     else:
         given = {regions[0].name: x}
     if not arrays.asynchronous:

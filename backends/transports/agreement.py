@@ -8,15 +8,17 @@ bound. `Gathering` is an all-gather of objects, of all workers, which have to do
 from __future__ import annotations
 
 import math
+import time
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from linop.backends.transports.transport import MEET, Awaited, Item, Transport, Who
+from linop.backends.transports.matching import Label, Matching
+from linop.backends.transports.transport import ANY, MEET, Awaited, Item, Plans, Transport, Who
 from linop.backends.waits.deadlock import Key, Point
-from linop.backends.waits.recorder import Recorder
-from linop.errors import BackendError, LinopError, interrupt
+from linop.backends.waits.recorder import Recorder, at_place
+from linop.errors import BackendError, DeadlockError, LinopError, interrupt, restated
 
 
 @dataclass
@@ -159,6 +161,10 @@ def agree(talk: Talk, me: int, group: Sequence[int], mine: Verdict, what: str) -
 ALL: Key = "all", 0
 """Key of gatherings of all workers, for deadlock detection."""
 _BITS = 40
+_NAPS = 1e-3, 0.1
+"""Shortest and longest seconds between looks for alarms, in a wait for other threads."""
+_LONGEST = 600.0
+"""Longest wait for other threads, in seconds."""
 
 
 class Gathering:
@@ -166,6 +172,10 @@ class Gathering:
 
     recorder: Recorder
     points: dict[Key, Point]
+    plans: Plans
+    worker: int
+    limit: float
+    matching: Matching
     _gatherings = 0
 
     def _number(self, epoch: int) -> int:
@@ -181,34 +191,103 @@ class Gathering:
         """Record that a gathering is complete here."""
         self._gatherings, self.points[ALL] = number, (number, math.inf)
 
-    def gather_all(self, item: Item, doing: str = MEET, about: object = "") -> list[Item]:
+    def gather_all(
+        self, item: Item, doing: str = MEET, about: object = "", key: int = 0
+    ) -> list[Item]:
         if doing != MEET:
             self.recorder.meets(doing, about)
-        said = self._exchanged((doing, item), doing, about)
-        if len({one for one, _ in said}) > 1:
-            check_doing(self._exchanged((doing, str(about)), doing, about))
-        return [one for _, one in said]
+        label, matching = (doing, key), self.matching
+        with matching.turn():
+            try:
+                said = self._exchanged((label, item), doing, about)
+                if len({one for one, _ in said}) == 1 and matching.is_empty:
+                    return [one for _, one in said]
+                self._match(said, doing, about)
+            except BaseException as error:
+                matching.drop(restated(error, str(error)))
+                raise
+            found = matching.take(label)
+            if found is not None:
+                return found
+            matching.begin()
+        try:
+            return self._matched(label, doing, about)
+        finally:
+            matching.end()
+
+    def _match(self, said: list[tuple[Label, Item]], doing: str, about: object) -> None:
+        """Add items that do not belong together, or to those that wait; collective.
+
+        Raises:
+            BackendError: no thread of some worker will bring what is missing; on every worker.
+        """
+        self.matching.add(said)
+        if self.matching.is_empty:
+            return
+        mine = (doing, str(about)), self.matching.others_may_come()
+        each = self._exchanged(mine, doing, about)
+        if all(may for _, may in each):
+            return
+        error = different([words for words, _ in each])
+        if any(may for _, may in each):
+            # Other threads may wait for one that raises now.
+            self.plans.hear(ANY, error)
+            self.alarm(error, ANY, 0)
+        raise error
+
+    def _matched(self, label: Label, doing: str, about: object) -> list[Any]:
+        """Items that other threads' gatherings bring; wait for them."""
+        begun, nap = time.monotonic(), _NAPS[0]
+        while (found := self.matching.take(label)) is None:
+            error = self.matching.wait(nap)
+            if error is not None:
+                raise restated(error, str(error))
+            self._end_if_told()
+            if time.monotonic() - begun > min(self.limit, _LONGEST):
+                raise self._late(doing, about)
+            nap = min(2 * nap, _NAPS[1])
+        return found
+
+    def _end_if_told(self) -> None:
+        """Raise the error of an alarm that ends all waits, if there is one."""
+        self.check(ANY)
+
+    def _late(self, doing: str, about: object) -> DeadlockError:
+        """The error of a wait for threads of other workers, which it tells all."""
+        error = DeadlockError(
+            at_place(
+                f"a wait took longer than {min(self.limit, _LONGEST):g} s: worker {self.worker} "
+                f"waits for a thread of each other worker to {in_words(doing, about)}"
+            )
+        )
+        self.plans.hear(ANY, error)
+        self.alarm(error, ANY, 0)
+        return error
 
     @abstractmethod
     def _exchanged(self, mine: Item, doing: str, about: object) -> list[Item]:
-        """Items of all workers, by worker; collective."""
+        """Items of all workers, by worker; collective, by one thread at a time."""
+
+    @abstractmethod
+    def alarm(self, error: LinopError, tag: int, call: int) -> None:
+        """As of `Transport`."""
+
+    @abstractmethod
+    def check(self, tag: int) -> None:
+        """As of `Transport`."""
 
 
-def check_doing(said: Sequence[tuple[str, object]]) -> None:
-    """Check that all workers call the same operation.
+def different(said: Sequence[tuple[str, str]]) -> BackendError:
+    """The error of workers that do not call the same operation.
 
     Args:
         said: operation and subject of each worker.
-
-    Raises:
-        BackendError: the operations differ.
     """
-    if len({doing for doing, _ in said}) > 1:
-        each = (f"worker {w}: {in_words(*one)}" for w, one in enumerate(said))
-        raise BackendError(
-            f"workers do different things: {'; '.join(each)}. Do the same, in the same order, on "
-            f"every worker"
-        )
+    each = (f"worker {w}: {in_words(*one)}" for w, one in enumerate(said))
+    return BackendError(
+        f"workers do different things: {'; '.join(each)}. Do the same, in the same order, on "
+        f"every worker"
+    )
 
 
 def in_words(doing: str, about: object) -> str:

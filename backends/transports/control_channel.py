@@ -8,6 +8,7 @@ ranks begins a new epoch; control messages of earlier epochs are dropped.
 from __future__ import annotations
 
 import pickle
+import threading
 from collections import deque
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -50,6 +51,8 @@ class Channel:
         self.epoch = 0
         self._said: list[MPI.Request] = []
         self._boxes: dict[tuple[int, int], Box] = {}
+        self._takes = threading.RLock()
+        """Held from a probe to the receive of what it found: another thread might take that."""
 
     def say(self, peer: int, kind: int, item: Any) -> None:
         """Send a picklable item; returns at once."""
@@ -70,11 +73,17 @@ class Channel:
         while not box or box[0][0] < self.epoch:
             if box:
                 box.popleft()
-            elif self.comm.Iprobe(peer, kind):
-                box.append(self._received(peer, kind)[1])
-            else:
+            elif not self._take(peer, kind, box):
                 return False
         return box[0][0] == self.epoch
+
+    def _take(self, peer: int, kind: int, box: Box) -> bool:
+        """Append the next control message from a rank, if one has arrived."""
+        with self._takes:
+            if not self.comm.Iprobe(peer, kind):
+                return False
+            box.append(self._received(peer, kind)[1])
+            return True
 
     def next(self, peer: int, kind: int) -> Any:
         """The next control message from a rank, once `heard` is true."""
@@ -87,9 +96,10 @@ class Channel:
     def anyone(self, kind: int) -> tuple[int, int, Any] | None:
         """The next control message from any rank, as (rank, epoch, item); None if none has
         arrived."""
-        if not self.comm.Iprobe(MPI.ANY_SOURCE, kind):
-            return None
-        peer, (epoch, item) = self._received(MPI.ANY_SOURCE, kind)
+        with self._takes:
+            if not self.comm.Iprobe(MPI.ANY_SOURCE, kind):
+                return None
+            peer, (epoch, item) = self._received(MPI.ANY_SOURCE, kind)
         return peer, epoch, item
 
     def _received(self, peer: int, kind: int) -> tuple[int, tuple[int, Any]]:

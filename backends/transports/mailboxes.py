@@ -23,6 +23,7 @@ import numpy as np
 from linop.backends.arrays.interface import NUMPY, Arrays
 from linop.backends.transports.agreement import Gathering, gathering
 from linop.backends.transports.call_numbers import PACKED
+from linop.backends.transports.matching import Matching
 from linop.backends.transports.transport import ANY, Alone, Item, Plans, Who, awaited, heard
 from linop.backends.waits.deadlock import Key as About
 from linop.backends.waits.deadlock import Point, who_waits
@@ -198,6 +199,13 @@ class Group:
         if mine is not None:
             raise heard(mine, tag)
 
+    def look(self, key: Key, plans: Plans) -> None:
+        """End a wait outside of mailboxes if the program has failed; else `check` for alarms."""
+        with self._lock:
+            if self.failure is not None:
+                raise self._aborted(key[1])
+            self.check(key, plans, ANY)
+
     def _aborted(self, worker: int) -> type[SystemExit]:
         """Exception that ends this thread: in a user's own thread, Python prints no traceback for
         SystemExit only."""
@@ -334,6 +342,7 @@ class Mailbox(Gathering):
         self.worker = worker
         self.workers = len(self._members)
         self.limit = group.limit
+        self.matching = Matching(self.workers)
         self._address = self._members[worker], *part
         self.busy = ANY
         self.plans: Plans = Alone()
@@ -457,6 +466,9 @@ class Mailbox(Gathering):
 
     def check(self, tag: int) -> None:
         self._group.check(self._from(self.worker, tag), self.plans, tag)
+
+    def _end_if_told(self) -> None:
+        self._group.look(self._from(self.worker, ANY), self.plans)
 
 
 class _Send:

@@ -18,6 +18,7 @@ from linop.backends.transports.agreement import ALL as EVERYBODY
 from linop.backends.transports.agreement import Gathering, gathering
 from linop.backends.transports.call_numbers import PACKED
 from linop.backends.transports.control_channel import ALL, CALL, OWN, Channel
+from linop.backends.transports.matching import Matching
 from linop.backends.transports.transport import ANY, Awaited, Item, Who
 from linop.backends.waits.mpi_waits import MPIWaits
 from linop.backends.waits.watchdog import WATCHDOG
@@ -55,6 +56,8 @@ class Ranks(MPIWaits, Gathering):
     def __init__(self, comm: MPI.Intracomm, limit: float) -> None:
         super().__init__(Channel(comm), limit)
         self.comm = comm
+        self.limit = limit
+        self.matching = Matching(self.workers)
         self.out_of_step = False
         self.eager: dict[int, int] = {}
         self._over = False

@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 
 from linop.backends.transports.agreement import ALL, Gathering, gathering, in_words
+from linop.backends.transports.matching import Matching
 from linop.backends.transports.store_channel import LONGEST, keep
 from linop.backends.transports.transport import ANY, Awaited, Item, Who, awaited, peers_named
 from linop.backends.waits.process_group_waits import ProcessGroupWaits, ThreadWait
@@ -68,6 +69,7 @@ class Processes(ProcessGroupWaits, Gathering):
         self._closed = ""
         self._timeout = timedelta(seconds=min(limit, LONGEST))
         super().__init__(store, dist.get_rank(group), dist.get_world_size(group), limit)
+        self.matching = Matching(self.workers)
         self.limit, self.ranks = limit, dist.get_process_group_ranks(group)
         self.out_of_step = False
         self.eager: dict[int, int] = {}

@@ -162,13 +162,17 @@ class Transport(Protocol):
     def abandon(self, receives: Sequence[Any], sends: Sequence[Any]) -> None:
         """Abandon requests that may never complete; afterwards no receive buffer is written to."""
 
-    def gather_all(self, item: Item, doing: str = MEET, about: object = "") -> list[Item]:
+    def gather_all(
+        self, item: Item, doing: str = MEET, about: object = "", key: int = 0
+    ) -> list[Item]:
         """All-gather of objects that pickle, by worker; collective over all workers. Each worker
         gets copies of the others' items, and its own.
 
         Args:
             doing: name of the operation; must be the same on all workers.
             about: its subject, for a report of a wait.
+            key: number that tells the operation from others of its name; the same on all workers.
+                Threads of a worker may call different operations at once, in any order.
 
         Raises:
             BackendError: workers call different operations; on every worker.

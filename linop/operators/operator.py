@@ -10,7 +10,7 @@ a malformed one cannot exist. The classes are in `linop.operators.expressions` a
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, overload
 
 import numpy as np
@@ -206,14 +206,14 @@ class LinearOperator(WithOrigin, ABC):
 
     def to_scipy(self) -> scipy.sparse.linalg.LinearOperator:
         """A SciPy `LinearOperator` of `shape` on flat vectors: all regions in order, each in C
-        order. It runs in this process."""
+        order. It runs in this process, and pickles if this operator does.
 
-        def on_flat(op: LinearOperator) -> Callable[[Array], Array]:
-            return lambda x: op.codomain.flatten(op(op.domain.unflatten(x)))
+        Flat vectors of other dtypes are converted: integers exactly, floats rounded to the nearest
+        of `dtype`, so that a float32 operator rounds the float64 vectors of SciPy's solvers. What
+        `dtype` does not hold is a DTypeError (`Space.unflatten`)."""
+        from linop.operators.flat_operator import FlatOperator
 
-        return scipy.sparse.linalg.LinearOperator(
-            self.shape, matvec=on_flat(self), rmatvec=on_flat(self.H), dtype=self.dtype
-        )
+        return FlatOperator(self)
 
     def __call__(self, x: Any) -> Any:
         """Apply the operator in this process, which must hold all regions.

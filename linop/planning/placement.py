@@ -12,6 +12,7 @@ import numpy as np
 from linop.caching import cached_property
 from linop.errors import ArgumentError
 from linop.normal_form.boxes import Ints
+from linop.text import read_text
 
 _LINE = re.compile(
     r"(?P<host>\[[^\s\]]+\]|[^\s:=]+)"
@@ -78,7 +79,7 @@ class Placement:
             ArgumentError: the file cannot be read, has no host, or has another line.
         """
         try:
-            text = Path(path).read_text(encoding="utf-8-sig")
+            text = read_text(path)
         except (OSError, TypeError, UnicodeDecodeError) as error:
             raise ArgumentError(f"machine file {path}: cannot be read: {error}") from None
         hosts: list[str] = []

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from linop import trace_events
 from linop.errors import ArgumentError
 from linop.schedules.actions import RECEIVES, SENDS, Action, Kind
+from linop.text import read_text
 
 if TYPE_CHECKING:
     from linop.schedules.simulation import Simulation, Timed
@@ -193,7 +194,7 @@ def _label(action: Action, width: int) -> str:
 
 def _recorded(path: Path) -> list[Any]:
     try:
-        return list(json.loads(path.read_text())["traceEvents"])
+        return list(json.loads(read_text(path))["traceEvents"])
     except OSError as error:
         raise ArgumentError(f"{path}: cannot be read: {error.strerror or error}") from None
     except (ValueError, KeyError, TypeError):

@@ -76,13 +76,13 @@ class Schedule:
         """Schedule in torch's text form: a line for each worker, its actions between commas; empty
         cells are idle time, which is left out, as blank lines at the end are. Of torch's
         ``(0F4;3B1)OVERLAP_F_B``, a forward and a backward that share their time, the order is kept,
-        and no more.
+        and no more. A byte-order mark at its start is skipped.
 
         Raises:
             ArgumentError: a cell is no action.
         """
         rows = []
-        lines = expect("schedule", text, str).rstrip().splitlines()
+        lines = expect("schedule", text, str).removeprefix("\ufeff").rstrip().splitlines()
         try:
             for cells in csv.reader(lines):
                 parts = [part for cell in cells for part in _parts(cell) if part.strip()]

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from linop.errors import ArgumentError, DTypeError, ShapeError
 from linop.spaces.region import Region
-from linop.spaces.scalars import Array, of_dtype, plain
+from linop.spaces.scalars import Array, conversion, name_of, of_dtype, plain
 
 
 def accepted(
@@ -34,13 +34,17 @@ def accepted(
     given = plain(given, where)
     if isinstance(given, np.generic):
         given = np.asarray(given)
+    if not (isinstance(given, np.ndarray) or isinstance(given, kind) or _is_on_device(given)):
+        raise ArgumentError(
+            f"{where}: {name_of(type(given))} given, {name_of(kind)} expected{conversion(given)}"
+        )
     if given.shape != region.shape:
         raise ShapeError(f"{where}: shape {given.shape} given, {region.shape} expected")
     if given.dtype != dtype:
         mend = _converted(given.dtype, dtype)
         raise DTypeError(f"{where}: dtype {given.dtype} given, {dtype} expected; {mend}")
     if not isinstance(given, kind):
-        wanted, found = (f"{k.__module__}.{k.__qualname__}" for k in (kind, type(given)))
+        wanted, found = name_of(kind), name_of(type(given))
         lives = "" if region.memory == "default" else f" in {region.memory} memory"
         mend = _moved(given, kind)
         raise ArgumentError(f"{where}{lives}: {found} given, {wanted} expected{mend}")
@@ -60,7 +64,13 @@ def _converted(given: np.dtype[Any], dtype: np.dtype[Any]) -> str:
 
 def _moved(array: Any, kind: type) -> str:
     """Advice for an error: the copy between host and device memory that is missing; else empty."""
-    there, here = (hasattr(k, "__cuda_array_interface__") for k in (type(array), kind))
-    if here and isinstance(array, np.ndarray):
+    if isinstance(array, np.ndarray) and hasattr(kind, "__cuda_array_interface__"):
         return f"; copy it to the device with {kind.__module__.split('.')[0]}.asarray"
-    return "; copy it to main memory with .get()" if there and kind is np.ndarray else ""
+    return conversion(array) if kind is np.ndarray else ""
+
+
+def _is_on_device(array: Any) -> bool:
+    """True for arrays in device memory; torch's tensors are none, wherever they are."""
+    kind = type(array)
+    torch = kind.__module__.partition(".")[0] == "torch"
+    return hasattr(kind, "__cuda_array_interface__") and not torch

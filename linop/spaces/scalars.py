@@ -8,7 +8,7 @@ from typing import Any, TypeGuard
 import numpy as np
 import numpy.typing as npt
 
-from linop.errors import ArgumentError, DTypeError, ShapeError
+from linop.errors import ArgumentError, DTypeError, LinopError, ShapeError
 from linop.spaces.exact import Exact, Gaussian, exact, inverse, rounded, shown, wrapped
 
 Array = npt.NDArray[Any]
@@ -97,6 +97,8 @@ def of_dtype(values: npt.ArrayLike, dtype: np.dtype[Any], what: str) -> Array:
             that it cannot represent exactly; or numbers out of range. Others: as `array_of`.
     """
     array = array_of(values, what)
+    if array.dtype == dtype:
+        return array.copy()
     given = f"an array of {array.dtype}" if isinstance(values, np.ndarray) else repr(values)
     if _RANK.get(array.dtype.kind, 3) > _RANK[dtype.kind]:
         raise DTypeError(f"{what}: {given} given, numbers of dtype {dtype} expected")
@@ -124,15 +126,43 @@ def array_of(values: npt.ArrayLike, what: str) -> Array:
 
     Raises:
         ShapeError: sequences of different lengths, or of too many dimensions. ArgumentError: as
-            `plain`.
+            `plain`; or an array of another package that does not convert, as one on a device.
     """
     values = plain(values, what)
+    given = f"{what}: {name_of(type(values))} given, numpy.ndarray expected{conversion(values)}"
     try:
-        return np.asarray(values)
+        array = np.asarray(values)
+    except LinopError:
+        raise
     except ValueError as error:
         raise ShapeError(
             f"{what}: {values!r} given, sequences of equal lengths expected; {error}"
         ) from None
+    except (TypeError, RuntimeError) as error:
+        raise ArgumentError(f"{given} ({error})") from None
+    if array.dtype == object and not array.ndim and hasattr(values, "dtype"):
+        raise ArgumentError(given)  # NumPy took it for one object
+    return array
+
+
+def conversion(values: Any) -> str:
+    """Advice for an error: how another package's array becomes NumPy's; empty if unknown."""
+    kind = type(values)
+    if kind.__module__.partition(".")[0] == "torch":
+        return (
+            "; linop.autograd.apply(op, x) and linop.autograd.Module(op) take tensors, and have "
+            "derivatives; x.detach().cpu().numpy() is an array without them"
+        )
+    if hasattr(kind, "__cuda_array_interface__"):
+        return "; copy it to main memory with .get()"
+    ways = {"toarray": "x.toarray()", "to_numpy": "x.to_numpy()", "__array__": "np.asarray(x)"}
+    way = next((way for name, way in ways.items() if hasattr(kind, name)), None)
+    return f"; give {way}" if way else ""
+
+
+def name_of(kind: type) -> str:
+    """The full name of a class."""
+    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def plain(values: Any, what: str) -> Any:
@@ -149,6 +179,6 @@ def plain(values: Any, what: str) -> Any:
     masked = isinstance(values, np.ma.MaskedArray)
     mend = ".filled(value) says what masked elements are" if masked else "np.asarray(x) says so"
     raise ArgumentError(
-        f"{what}: {kind.__module__}.{kind.__qualname__} given, numpy.ndarray expected, for what "
+        f"{what}: {name_of(kind)} given, numpy.ndarray expected, for what "
         f"it says beside its numbers would be lost; if these are meant, {mend}"
     )

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from linop.caching import cached_property
-from linop.errors import ArgumentError, DTypeError, RegionError, ShapeError, SpaceError, expect
+from linop.errors import ArgumentError, RegionError, ShapeError, SpaceError, expect
 from linop.spaces.contents import accepted
 from linop.spaces.inner_products import dot
 from linop.spaces.numbering import Numbering
@@ -27,7 +27,7 @@ from linop.spaces.region import (
     known_memory,
     memory_mark,
 )
-from linop.spaces.scalars import Array, Scalar, array_of, numeric_dtype
+from linop.spaces.scalars import Array, Scalar, numeric_dtype, of_dtype
 from linop.spaces.vector import Vector, inners
 
 
@@ -162,16 +162,27 @@ class Space:
 
         Raises:
             RegionError: unknown name. ShapeError, DTypeError: an array does not fit its region.
-            ArgumentError: a bare array for several regions; or as `check`.
+            ArgumentError: a bare array for several regions; or as `check`. SpaceError: a `Vector`
+                of another space.
         """
+        if isinstance(arrays, Vector):
+            self.same_as(arrays.space, "vector")
+            return arrays
         if not isinstance(arrays, Mapping):
             if len(self.regions) != 1:
                 raise ArgumentError(
                     f"a bare array fits a space of one region; this one has {len(self.regions)}: "
-                    f"give a dict by region name ({', '.join(self.numbering.index)})"
+                    f"give {self.several}"
                 )
             arrays = {self.regions[0].name: arrays}
         return Vector(self, {n: self.check(self[n], array) for n, array in arrays.items()})
+
+    @property
+    def several(self) -> str:
+        """Advice for errors: forms of a vector with several regions."""
+        names = list(self.numbering.index)
+        named = ", ".join(names if len(names) <= 8 else [*names[:6], "…", names[-1]])
+        return f"a dict by region name ({named}), or the Vector X.unflatten(x) of this space X"
 
     def check(self, region: Region, array: npt.ArrayLike, kind: type[Any] = np.ndarray) -> Array:
         """Check that an array has the region's shape and the space's dtype, and return it.
@@ -182,7 +193,7 @@ class Space:
         Raises:
             ShapeError, DTypeError: the shape or the dtype differs.
             ArgumentError: the array is in another memory (host or device), or of a subclass of
-                `numpy.ndarray` (`linop.spaces.scalars.plain`).
+                `numpy.ndarray` (`linop.spaces.scalars.plain`), or of another package.
         """
         return accepted(region, self.dtype, array, kind)
 
@@ -192,16 +203,31 @@ class Space:
 
     def random(self, seed: int | None = None) -> Vector:
         """A random vector, determined by the seed: standard normal, or for an integer dtype whole
-        numbers from -9 to 9."""
+        numbers from -9 to 9. The dtype rounds the normal numbers, which are drawn in float64."""
         if self.dtype.kind in "iu":
             return self.integers(seed)
         return self._fill(seed, lambda rng, shape: rng.standard_normal(shape))
 
     def integers(self, seed: int | None = None, low: int = -9, high: int = 9) -> Vector:
         """A random vector of whole numbers from `low` to `high`, both included (an unsigned dtype
-        starts at 0): sums and inner products of them are exact in floating point."""
+        starts at 0): sums and inner products of them are exact in floating point.
+
+        Raises:
+            ArgumentError: no number is between the two, or one is not between -2**63 and 2**63.
+            DTypeError: the dtype does not hold a number that was drawn.
+        """
+        low, high = integer(low, "low"), integer(high, "high")
         low = max(low, 0) if self.dtype.kind == "u" else low
-        return self._fill(seed, lambda rng, shape: rng.integers(low, high, shape, endpoint=True))
+        if not -(2**63) <= low <= high < 2**63:
+            raise ArgumentError(
+                f"integers: -2**63 <= low <= high < 2**63 expected, {low} and {high} given"
+            )
+
+        def draw(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
+            drawn = rng.integers(low, high, shape, endpoint=True)
+            return of_dtype(drawn, self.dtype, f"whole numbers from {low} to {high}")
+
+        return self._fill(seed, draw)
 
     def _fill(
         self, seed: int | None, draw: Callable[[np.random.Generator, tuple[int, ...]], Any]
@@ -231,16 +257,18 @@ class Space:
     def unflatten(self, flat: npt.ArrayLike) -> Vector:
         """The vector with the elements of a flat array, in the order of `flatten`; a copy.
 
+        Numbers of another dtype are converted: integers exactly, floats rounded to the nearest of
+        the space's dtype (`linop.spaces.scalars.of_dtype`).
+
         Raises:
             ShapeError: the number of elements is not `size`.
-            DTypeError: the dtype does not cast to the space's with casting ``same_kind``.
+            DTypeError: the space's dtype does not hold a number: it is an integer out of range or
+                between two floats, a fraction for integers, complex for real numbers, or overflows.
         """
-        flat = array_of(flat, "flat vector")
-        if not np.can_cast(flat.dtype, self.dtype, "same_kind"):
-            raise DTypeError(f"flat vector of dtype {flat.dtype} given, {self.dtype} expected")
+        flat = of_dtype(flat, self.dtype, "flat vector")
         if flat.size != self.size:
             raise ShapeError(f"flat vector of size {flat.size} given, {self.size} expected")
-        flat = flat.reshape(-1).astype(self.dtype)
+        flat = flat.reshape(-1)
         pieces = np.split(flat, list(self.offsets.values())[1:]) if self.regions else []
         return Vector(
             self, {r.name: p.reshape(r.shape) for r, p in zip(self.regions, pieces, strict=True)}
@@ -273,11 +301,11 @@ class Space:
         bitwise equal on every backend. Collective for vectors made by a backend.
 
         Raises:
-            SpaceError: v or w is of another space, or lacks regions.
+            ArgumentError: v or w is not a vector. SpaceError: v or w is of another space, or lacks
+                regions. BackendError: workers ask for products of different vectors. Of vectors
+                made by a backend on every worker.
         """
-        self.same_as(v.space, "inner product, left side")
-        self.same_as(w.space, "inner product, right side")
-        return inners([(v, w)])[0]
+        return inners([(v, w)], space=self)[0]
 
 
 def side_by_side(left: Space, right: Space) -> str:

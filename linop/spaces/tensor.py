@@ -134,11 +134,29 @@ class TensorSpace(Space):
         """The shape of a worker's block."""
         return self.region(worker).shape
 
+    @property
+    def several(self) -> str:
+        return f"X.scatter(x), which divides a global array of this space X, or {super().several}"
+
+    def check(self, region: Region, array: npt.ArrayLike, kind: type[Any] = np.ndarray) -> Array:
+        try:
+            return super().check(region, array, kind)
+        except ShapeError as error:
+            if getattr(array, "shape", None) != self.global_shape:
+                raise
+            raise ShapeError(
+                f"{error}; X.scatter(x) divides a global array of this space X"
+            ) from None
+
     def scatter(self, array: npt.ArrayLike) -> Vector:
         """Divide a global array, of shape `global_shape`, into blocks; each is a copy.
 
+        Arrays of dtypes that the space's contains, and sequences of numbers, are converted: whole
+        numbers exactly, those of sequences that are fractions rounded to the nearest of the dtype.
+
         Raises:
             ShapeError: the array has another shape. DTypeError: its values do not fit the dtype.
+            ArgumentError: an array that does not convert to NumPy's, as one on a device.
         """
         if not hasattr(array, "dtype"):
             array = of_dtype(array, self.dtype, "scatter")

@@ -2,43 +2,48 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
-from linop.errors import RegionError, SpaceError, expect
-from linop.spaces.inner_products import sums_by_worker
+from linop.errors import ArgumentError, RegionError, SpaceError, expect
+from linop.spaces.comparison import Comparison, only_array
+from linop.spaces.distributed import Asked, Distributed, Partials
+from linop.spaces.exact import Exact
+from linop.spaces.inner_products import norm_of, sums_by_worker
 from linop.spaces.scalars import Array, Scalar, factor_of, is_scalar, reciprocal
 
 if TYPE_CHECKING:
     from linop.spaces.space import Space
 
-Total = Callable[[Sequence[Mapping[int, Scalar]]], list[Scalar]]
-"""Function that sums partial inner products, each a mapping by worker, over all workers."""
-
 
 class Vector:
     """An element of a space: one array for each region that this process holds.
 
-    Supports ``v[name]``, ``v + w``, ``v - w``, ``2 * v``, ``v / 2``, `inner`, `norm`, `copy`.
+    Supports ``v[name]``, ``v + w``, ``v - w``, ``2 * v``, ``v / 2``, `inner`, `norm`, `copy`;
+    ``v == w`` compares element by element, `equals` as a whole, so that vectors are not hashable.
+    ``np.asarray(v)`` is the array of the only region.
     A vector made by a backend (``backend.vector``) holds one worker's regions, and its inner
-    product sums over all workers: a collective call.
+    product sums over all workers: a collective call, of the same vectors on every worker.
+
+    Args:
+        shared: identity of a distributed vector; None if this process holds the whole vector.
     """
 
-    __slots__ = ("_total", "arrays", "space")
+    __slots__ = ("arrays", "shared", "space")
     __array_ufunc__ = None  # numpy_scalar * vector calls __rmul__
 
     def __init__(
         self,
         space: Space,
         arrays: dict[str, Array],
-        total: Total | None = None,
+        shared: Distributed | None = None,
     ) -> None:
         self.space = space
         self.arrays = arrays
-        self._total = total
+        self.shared = shared
 
     def __getitem__(self, name: str) -> Array:
         try:
@@ -69,40 +74,103 @@ class Vector:
                 f"vectors whose inner products span all workers"
             )
 
-    def total(self, other: Vector) -> Total:
-        """The reduction of partial inner products over workers: a backend's, or a local sum."""
-        distributed = self._total or other._total
-        if distributed is not None:
-            return distributed
-        for vector in (self, other):
-            vector.require_all("an inner product")
-        return sums_by_worker
-
     def inner(self, other: Vector) -> Scalar:
         """<self, other>, conjugate-linear in self; see `Space.inner`."""
-        return self.space.inner(self, expect("inner product", other, Vector))
+        return self.space.inner(self, other)
 
     def norm(self) -> float:
-        """The norm induced by the inner product; see `inner`."""
-        return math.sqrt(abs(self.inner(self)))
+        """The norm induced by the inner product; see `inner`. Squares that leave the range of
+        floating point do no harm; a long double for long double."""
+        return norm_of(self._scaled_square, self.space.dtype)
+
+    def _scaled_square(self, power: int) -> Scalar:
+        """<w, w> of w = 2**power self."""
+        if not power:
+            return inners([(self, self)], "norm")[0]
+        factor: Any = np.ldexp(np.ones((), self.space.dtype).real, power)
+        with np.errstate(all="ignore"):
+            scaled = self._map(lambda a: a * factor)
+        return inners([(scaled, scaled)], "norm")[0]
 
     def copy(self) -> Vector:
         """A vector with copies of all arrays."""
         return self._map(lambda a: a.copy())
 
-    def _map(self, f: Callable[..., Array], *others: Vector) -> Vector:
-        for other in others:
-            self.space.same_as(other.space, "vector arithmetic")
-            if other.arrays.keys() != self.arrays.keys():
-                raise SpaceError(
-                    f"vector arithmetic: one side holds {list(self.arrays)}, "
-                    f"the other {list(other.arrays)}"
-                )
-        total = next((v._total for v in (self, *others) if v._total), None)
-        # A ufunc returns a scalar for 0-d arrays.
+    def equals(self, other: Vector) -> bool:
+        """True if both vectors are of one space and all their elements are equal, on all workers.
+        NaN equals nothing. Collective for vectors made by a backend.
+
+        Raises:
+            ArgumentError: `other` is no vector. SpaceError: only some regions are held, without a
+                backend.
+        """
+        if self.space != expect("equals", other, Vector).space:
+            return False
+
+        def partials() -> Partials:
+            for vector in (self, other) if self.shared is other.shared is None else ():
+                vector.require_all("equals")
+            counts: dict[int, Scalar] = {}
+            for name, where in self._paired("equals", np.not_equal, other).items():
+                for worker in self.space[name].workers:  # copies are compared where they are
+                    counts[worker] = counts.get(worker, 0) + int(where.sum())
+            return [counts]
+
+        return summed(partials, "equals", [(self, other)])[0] == 0
+
+    def _compared(self, other: object, compare: Callable[..., Array]) -> Any:
+        if isinstance(other, np.ndarray):
+            raise ArgumentError(
+                "a vector compares with a vector or a number; compare the array of a region, "
+                "v[name] == array, or make a vector, v == space.vector(array)"
+            )
+        if is_scalar(other):
+            return Comparison(self.space, self._results(lambda a: compare(a, other)))
+        if not isinstance(other, Vector):
+            return NotImplemented
+        return Comparison(self.space, self._paired("comparison", compare, other))
+
+    def __eq__(self, other: object) -> Any:
+        """Elementwise comparison with a vector of the space, or a number: a `Comparison`."""
+        return self._compared(other, np.equal)
+
+    def __ne__(self, other: object) -> Any:
+        """Elementwise comparison; see ``==``."""
+        return self._compared(other, np.not_equal)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> Array:
+        """The array of the only region: NumPy's functions take such a vector; see `only_array`."""
+        return only_array(self.space, self.arrays, dtype, copy)
+
+    def _results(self, f: Callable[..., Array], *others: Vector) -> dict[str, Array]:
+        """The function's arrays of each region that is held here."""
         results = {n: f(a, *(o.arrays[n] for o in others)) for n, a in self.arrays.items()}
-        arrays = {n: np.asarray(a) if isinstance(a, np.generic) else a for n, a in results.items()}
-        return Vector(self.space, arrays, total)
+        # A ufunc returns a scalar for 0-d arrays.
+        return {n: np.asarray(a) if isinstance(a, np.generic) else a for n, a in results.items()}
+
+    def _paired(self, what: str, f: Callable[..., Array], other: Vector) -> dict[str, Array]:
+        """`_results` of two vectors, after a check that they fit.
+
+        Raises:
+            SpaceError: they are of different spaces, or hold different regions.
+        """
+        self.space.same_as(other.space, what)
+        if other.arrays.keys() != self.arrays.keys():
+            raise SpaceError(
+                f"{what}: one side holds {list(self.arrays)}, the other {list(other.arrays)}"
+                f"{_mixed(self, other)}"
+            )
+        return self._results(f, other)
+
+    def _map(self, f: Callable[..., Array], *others: Vector) -> Vector:
+        whose = [v.shared for v in (self, *others)]
+        first = next((one for one in whose if one is not None), None)
+        shared = None if first is None else first.derived(f.__name__, *whose[1:])
+        if others:
+            return Vector(self.space, self._paired("vector arithmetic", f, *others), shared)
+        return Vector(self.space, self._results(f), shared)
 
     def _scale(self, scalar: Any) -> Vector:
         factor = factor_of(scalar, self.space.dtype)
@@ -114,12 +182,12 @@ class Vector:
     def __sub__(self, other: Vector) -> Vector:
         return self._map(np.subtract, other) if isinstance(other, Vector) else NotImplemented
 
-    def __mul__(self, scalar: Scalar) -> Vector:
+    def __mul__(self, scalar: Scalar | Exact) -> Vector:
         return self._scale(scalar) if is_scalar(scalar) else NotImplemented
 
     __rmul__ = __mul__
 
-    def __truediv__(self, scalar: Scalar) -> Vector:
+    def __truediv__(self, scalar: Scalar | Exact) -> Vector:
         if not is_scalar(scalar):
             return NotImplemented
         inverse, dtype = reciprocal(scalar), self.space.dtype
@@ -133,16 +201,73 @@ class Vector:
         return self._map(np.negative)
 
 
-def inners(pairs: Sequence[tuple[Vector, Vector]]) -> list[Scalar]:
+def _mixed(v: Vector, w: Vector) -> str:
+    """Advice for an error: one of two vectors is a worker's, the other one process's; else
+    empty."""
+    if (v.shared is None) == (w.shared is None):
+        return ""
+    return f"; one is made by a backend, for one worker, the other is not: {_MADE}"
+
+
+_MADE = "backend.vector(space, v) keeps the regions of this worker"
+
+
+def inners(
+    pairs: Sequence[tuple[Vector, Vector]],
+    what: str = "inner product",
+    space: Space | None = None,
+    own: Sequence[Scalar] = (),
+) -> list[Scalar]:
     """Several inner products, each as by `Space.inner`; for distributed vectors in one collective
-    call. All pairs have one dtype.
+    call, in which all workers ask for the same.
+
+    Args:
+        what: the operation, for errors: other workers have to do the same.
+        space: of all vectors; None for those of the left ones.
+        own: numbers of this worker, whose sums over all workers follow the inner products.
 
     Raises:
-        SpaceError: the vectors of a pair are in different spaces.
+        SpaceError: the vectors of a pair are in different spaces, or lack regions; or some pairs
+            are distributed and others are not. BackendError: workers ask for products of different
+            vectors. Of distributed vectors on every worker.
     """
-    partial = []
-    for v, w in pairs:
-        v.space.same_as(w.space, "inner product")
-        partial.append(v.space.partial_inners(v, w))
-    totals = [v.total(w) for v, w in pairs]
-    return totals[0](partial) if pairs else []
+
+    def partials() -> Partials:
+        found: list[Mapping[int, Scalar]] = []
+        for v, w in pairs:
+            mine = v.space if space is None else space
+            mine.same_as(expect(what, v, Vector).space, f"{what}, left side")
+            mine.same_as(expect(what, w, Vector).space, f"{what}, right side")
+            if v.shared is w.shared is None:
+                v.require_all("an inner product")
+                w.require_all("an inner product")
+            found.append(v.space.partial_inners(v, w))
+        if len({v.shared is w.shared is None for v, w in pairs}) > 1:
+            raise SpaceError(f"{what} of vectors made by a backend, and of others: {_MADE}")
+        return [*found, *map(_Own, own)]
+
+    return summed(partials, what, pairs)
+
+
+class _Own(dict[int, Scalar]):
+    """A summand of this worker, whichever it is."""
+
+    def __init__(self, number: Scalar) -> None:
+        super().__init__({0: number})
+
+    def get(self, worker: int, default: Any = None) -> Any:
+        del worker, default
+        return self[0]
+
+
+def summed(
+    partials: Callable[[], Partials], what: str, pairs: Sequence[tuple[Vector, Vector]]
+) -> list[Scalar]:
+    """Sums of partial numbers about pairs of vectors: over all workers if one is distributed."""
+    whose = [(_shared(v), _shared(w)) for v, w in pairs]
+    first = next((one for pair in whose for one in pair if one is not None), None)
+    return sums_by_worker(partials()) if first is None else first.sums(partials, Asked(what, whose))
+
+
+def _shared(given: object) -> Distributed | None:
+    return given.shared if isinstance(given, Vector) else None

@@ -15,6 +15,7 @@ from linop.errors import ArgumentError
 from linop.schedules import GENERATORS, Schedule, Simulation, check, pictures, simulate
 from linop.schedules.costs import USUAL, Number
 from linop.schedules.message_flow import data_edges
+from linop.text import read_text
 
 _LEAST = 40
 """Fewest characters of a drawn line, on narrow terminals, too."""
@@ -57,7 +58,7 @@ def chosen(
 
 def _read(path: Path) -> Schedule:
     try:
-        schedule = Schedule.from_csv(path.read_text(encoding="utf-8"), path.stem)
+        schedule = Schedule.from_csv(read_text(path), path.stem)
     except (OSError, UnicodeDecodeError) as error:
         raise ArgumentError(f"--file {path}: cannot be read: {error}") from None
     except ArgumentError as error:

@@ -35,6 +35,42 @@ SPACES = (
         "np.vdot(y, x).item()",
         ("test_spaces.py::test_the_inner_product_is_the_space_s",),
     ),
+    Fault(
+        "integers summed in 64 bits",
+        "inner products of integers overflow",
+        "precision",
+        "linop.spaces.inner_products:_whole_dot",
+        "x.size * _largest(x) * _largest(y) < 2**63",
+        "x.size >= 0",
+        ("test_inner_products.py::test_every_dtype",),
+    ),
+    Fault(
+        "squares underflow",
+        "norms of small vectors are zero",
+        "precision",
+        "linop.spaces.inner_products:norm_of",
+        "not narrow and not low <= square < high",
+        "False",
+        ("test_inner_products.py::test_norms_of_any_size",),
+    ),
+    Fault(
+        "conversions wrap",
+        "numbers that a dtype does not hold are converted",
+        "precision",
+        "linop.spaces.scalars:of_dtype",
+        "not _holds(found, array)",
+        "False",
+        ("test_foreign_arrays.py::test_flat_vectors_keep_their_numbers_or_are_refused",),
+    ),
+    Fault(
+        "absolute criterion",
+        "cgls compares the gradient with a number that has no units",
+        "precision",
+        "linop.solvers.least_squares:_Search.__init__",
+        "tol * self._scale",
+        "tol",
+        ("test_solver_border.py::test_small_data_are_solved",),
+    ),
 )
 
 NORMAL_FORM = (

@@ -285,7 +285,7 @@ class TestedMap:
 def host_vector(space: Space, arrays: Any, backend: Backend) -> Vector:
     """A vector of the regions that a backend's worker holds, in host memory also on a device
     backend; its inner products sum over all workers."""
-    return Vector(space, held_arrays(space, backend.worker, arrays), backend.total(space))
+    return Vector(space, held_arrays(space, backend.worker, arrays), backend.shared(space))
 
 
 def gathered(backend: Backend, item: Item) -> list[Item]:
