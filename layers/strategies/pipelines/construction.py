@@ -65,6 +65,12 @@ class Plan:
         """Workers of a stage."""
         return self.grids[self.graph.place[stage]]
 
+    def shares_backwards(self, stage: int) -> bool:
+        """True if several workers have the stage, and one whose output it takes."""
+        row = self.graph.place[stage]
+        sources = self.graph.sources[stage]
+        return self.grid(stage).size > 1 and any(self.graph.place[a] == row for a in sources)
+
     def forwards(self, micro_batches: int) -> Schedule:
         """The part of the table that evaluates the first micro-batches."""
         kinds = Kind.FORWARD, Kind.SEND_F, Kind.RECV_F

@@ -72,9 +72,9 @@ class Pipeline:
     A step runs the actions of the schedule: every worker its own row, in order. Data go between
     stages by the operator `linop.repartition`, gradients back by its adjoint. For a schedule whose
     updates come last the gradients are, bit for bit, those of one process that adds the gradients
-    of the same micro-batches in the order of each stage's backwards. Two limits: tensors between
-    workers arrive contiguous, and torch may sum others in another order; and a stage on whose
-    output the loss does not depend gets gradients of zero, where one process has None.
+    of the same micro-batches in the order of each stage's backwards: None for parameters on which
+    the loss does not depend. One limit: tensors between workers arrive contiguous, and torch may
+    sum others in another order.
 
     Random numbers of a forward, as of dropout, depend on the seed of torch's generator on worker 0
     when the pipeline is constructed, on the stage, on the micro-batch and on the number of steps
@@ -259,6 +259,7 @@ class Pipeline:
                 plan.graph.taken(s),
                 recompute,
                 halves=plan.grid(s).size == 1 and not axes_across(self.stages[s]),
+                count=agreement_of(self._parts[s]).sum if plan.shares_backwards(s) else None,
             )
             for s in plan.mine
         }

@@ -7,9 +7,10 @@ import uuid
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
-from linop.backends import Backend
+from linop.backends import Backend, BoundPlan
 from linop.backends.autograd.bridge import bridge_of
 from linop.backends.autograd.dtypes import numpy_dtype
 from linop.backends.autograd.functions import apply
@@ -19,7 +20,7 @@ from linop.layers.agreement.input_agreement import InputAgreement
 from linop.layers.state.state import collect
 from linop.layers.state.workers import Workers
 from linop.operators.algebra import identity, vstack
-from linop.operators.collectives import repartition
+from linop.operators.collectives import all_reduce, repartition
 from linop.operators.operator import LinearOperator
 from linop.spaces.decomposition import COPIES
 from linop.spaces.partition import Partition
@@ -110,6 +111,18 @@ class TiedWeights:
             if key in own and own[key] is not own.get(group[0])
         }
         self._before: list[list[Tensor]] = []
+        holders = sorted({w for group in names for key in group for w in _holding(key, said)})
+        self._used = self._counting(holders) if holders else None
+
+    def _counting(self, holders: Sequence[int]) -> BoundPlan:
+        """Sums over all holders of a number for each tie, as a plan. Collective."""
+        everyone = Partition((len(holders),), holders)
+        plan = all_reduce(TensorSpace((len(self._ties),), everyone, axes=[COPIES])).compile(
+            self._backend
+        )
+        if self._backend.worker in holders:
+            plan(np.zeros(len(self._ties)))
+        return plan
 
     def begin(self) -> None:
         """Begin a step: put the gradients of earlier ones, which are added already, aside."""
@@ -123,11 +136,22 @@ class TiedWeights:
         for tie in self._ties:
             if tie.held and tie.sum is not None:
                 fail(bridge_of(tie.sum, self._backend).plan, error)
+        if self._used is not None:
+            fail(self._used, error)
 
     def add(self) -> None:
-        """Add the gradients of all holders. Collective over the workers of each group."""
-        for tie, before in zip(self._ties, self._before, strict=True):
+        """Add the gradients of all holders; None where no holder has one. Collective over the
+        workers of all groups."""
+        if self._used is None or not any(tie.held for tie in self._ties):
+            return
+        mine = [any(p.grad is not None for p in tie.parameters) for tie in self._ties]
+        used = self._used(np.array(mine, float))
+        for tie, before, count in zip(self._ties, self._before, used, strict=True):
             if not tie.held:
+                continue
+            if not count:
+                for p, was in zip(tie.parameters, before, strict=True):
+                    p.grad = was
                 continue
             sums: dict[str, Tensor] = {}
             for name, held in tie.held.items():
@@ -138,6 +162,11 @@ class TiedWeights:
                 for p in tie.held[name]:
                     was = next(old)
                     p.grad = total.clone() if was is None else was + total
+
+
+def _holding(key: str, said: Sequence[Mapping[str, _Holder]]) -> Sequence[int]:
+    """The workers that hold a parameter."""
+    return next((theirs[key].space.partition.workers for theirs in said if key in theirs), ())
 
 
 def check_shared(plan: Plan, modules: Sequence[Any], names: Sequence[Sequence[str]]) -> None:
