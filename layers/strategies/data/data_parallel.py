@@ -58,7 +58,8 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]  # torch is not typed
         check_every: after so many sums of gradients `check` before the next forward; 0: never.
 
     Attributes:
-        module: the given one. Its ``state_dict`` is that of the sequential model.
+        module: the given one. Its ``state_dict`` is that of the sequential model, and so is that of
+            this module: the same keys, without ``module.``.
 
     After ``double()``, ``half()`` or ``to(dtype)``, on all workers, the next forward makes buckets
     of the new dtypes. A module without parameters is called as it is.
@@ -67,6 +68,8 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]  # torch is not typed
         ArgumentError: the module is none, or is parallel already; an argument is invalid.
             BackendError: modules or arguments differ between workers. On every worker.
     """
+
+    _linop_wrapped = "module"
 
     def __init__(
         self,
@@ -82,6 +85,7 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]  # torch is not typed
         check_every: int = 0,
     ) -> None:
         super().__init__()
+        self.register_load_state_dict_pre_hook(_within)
         given = None if axis is None else expect("DataParallel: axis", axis, Axis)
         self.backend = program_backend() if given is None else given.backend
         self.workers = self.backend.workers or 1
@@ -142,6 +146,14 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]  # torch is not typed
         self._dtypes = _dtypes(self._trained), _dtypes(buffers)
         self._server = None if server is None else Spread(self._trained, self.backend, server)
         self._of_buffers = Spread(buffers, self.backend, 0) if buffers else None
+
+    def state_dict(self, *arguments: Any, **options: Any) -> Any:
+        """The state of the module, with its keys: that of the sequential model."""
+        return self.module.state_dict(*arguments, **options)
+
+    def load_state_dict(self, *arguments: Any, **options: Any) -> Any:
+        """Load the state of the module, as that does; the same on all workers."""
+        return self.module.load_state_dict(*arguments, **options)
 
     def forward(self, *arguments: Any, **options: Any) -> Any:
         """The module's output, on this worker's part of the batch."""
@@ -266,6 +278,13 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]  # torch is not typed
                 f"and their gradients would not be summed; construct it after changes of the module"
             )
         self._checked = True
+
+
+def _within(wrapper: Any, state: dict[str, Any], prefix: str, *unused: Any) -> None:
+    """Before torch loads a model with the wrapper inside of it: name what is for its module so."""
+    del wrapper, unused
+    for key in [key for key in state if key.startswith(prefix)]:
+        state[f"{prefix}module.{key.removeprefix(prefix)}"] = state.pop(key)
 
 
 def _dtypes(tensors: Iterable[Tensor]) -> list[Any]:

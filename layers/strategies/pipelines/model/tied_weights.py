@@ -18,6 +18,7 @@ from linop.errors import ArgumentError
 from linop.layers.agreement.arguments import digest
 from linop.layers.agreement.input_agreement import InputAgreement
 from linop.layers.state.state import collect
+from linop.layers.state.state_tensors import keyed_parameters
 from linop.layers.state.workers import Workers
 from linop.operators.algebra import identity, vstack
 from linop.operators.collectives import all_reduce, repartition
@@ -93,7 +94,7 @@ class TiedWeights:
         own = {
             one.prefix + name: p
             for one in stages.values()
-            for name, p in one.module.named_parameters(remove_duplicate=False)
+            for name, p in keyed_parameters(one.module).items()
         }
         doing = "tie parameters of linop.strategies.Pipeline"
 
@@ -183,8 +184,10 @@ def check_shared(plan: Plan, modules: Sequence[Any], names: Sequence[Sequence[st
     """
     found: dict[int, dict[str, int]] = {}
     for s, module in enumerate(modules):
-        for name, p in module.named_parameters() if isinstance(module, torch.nn.Module) else ():
-            found.setdefault(id(p), {})[prefix_of(s, module) + name] = plan.graph.place[s]
+        keyed = keyed_parameters(module) if isinstance(module, torch.nn.Module) else {}
+        firsts = {id(p): name for name, p in reversed(keyed.items())}
+        for p, name in firsts.items():
+            found.setdefault(p, {})[prefix_of(s, module) + name] = plan.graph.place[s]
     for keys in (keys for keys in found.values() if len(keys) > 1):
         if len(set(keys.values())) > 1 and not any(keys.keys() <= {*group} for group in names):
             raise ArgumentError(
@@ -198,7 +201,7 @@ def _holders(one: Own, grid: Partition, keys: Collection[str]) -> dict[str, _Hol
     """A stage's parameters of some keys. Collective over its workers."""
     found: dict[str, _Holder] = {}
     if one.part.workers == 1:
-        for name, p in one.module.named_parameters(remove_duplicate=False):
+        for name, p in keyed_parameters(one.module).items():
             if (key := one.prefix + name) in keys:
                 space = TensorSpace(p.shape, Partition((1,), grid.workers), axes=[COPIES])
                 found[key] = _Holder(space, p.dtype, digest(p), (_PROCESS, id(p)))
