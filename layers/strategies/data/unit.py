@@ -21,7 +21,7 @@ from linop.backends.autograd.checkpointing import in_checkpoint, unrecorded
 from linop.backends.autograd.dtypes import numpy_dtype
 from linop.backends.autograd.functions import applied, begun, ended
 from linop.errors import ArgumentError
-from linop.layers.parameters.blocks import enlist
+from linop.layers.parameters.blocks import enlist, plain
 from linop.operators.algebra import direct_sum
 from linop.operators.collectives import all_gather, repartition
 from linop.operators.offloading import offload
@@ -399,4 +399,4 @@ def units_of(
 
 def rows(member: Member, whole: Tensor, axis: Axis) -> Tensor:
     """View of this worker's rows of a whole tensor."""
-    return whole.detach()[member.space.slices(axis.index)]
+    return plain(whole)[member.space.slices(axis.index)]

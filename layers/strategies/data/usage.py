@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from linop.layers.parameters.blocks import plain
 from linop.spaces.partition import Partition
 from linop.spaces.tensor import TensorSpace
 
@@ -35,10 +36,11 @@ def use_space(members: Sequence[TensorSpace]) -> TensorSpace:
 def noted(shards: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """Shards, and a row of numbers, to be gathered; in backward a shard gets no gradient if the
     row's gradient is zero for it."""
-    row = shards[0].detach().new_zeros(1, len(shards))
+    row = plain(shards[0]).new_zeros(1, len(shards))
     if not _in_graph():
-        return *(shard.detach() for shard in shards), row
-    found: tuple[Tensor, ...] = _Shards.apply(row, *shards)
+        return *map(plain, shards), row
+    with torch._C.DisableTorchFunctionSubclass():
+        found: tuple[Tensor, ...] = _Shards.apply(row, *shards)
     return found
 
 

@@ -94,7 +94,8 @@ def chain(net: Any, name: str) -> Chain:
     made.training = net.training
     # The hooks of a sharded Sequential gather its units, which others have to find.
     # Pieces of a model that was split keep its keys.
-    kept = {k: v for k, v in vars(net).items() if "_hook" in k or k.startswith("_linop_")}
+    every = vars(net).items()
+    kept = {k: v for k, v in every if "_hook" in k or k.startswith("_linop_") or k == "no_sync"}
     made.__dict__.update({key: copy(one) for key, one in kept.items()})
     if isinstance(net, Chain):
         made.every, made.window, made.units = net.every, net.window, net.units
