@@ -89,9 +89,9 @@ class Backend(Keeper, ABC):
     def __reduce__(self) -> Any:
         raise ArgumentError(
             f"backend {self.name!r} of a running program cannot be pickled, nor what is made on "
-            f"it: plans, layers, parallel modules, axes of a mesh. Pickle operators, and compile them "
-            f"there; save a model's state by linop.layers.save(model, path), and load it into a "
-            f"model that is made anew"
+            f"it: plans, layers, parallel modules, axes of a mesh. Pickle operators, and compile "
+            f"them there; save a model's state by linop.layers.save(model, path), and load it into "
+            f"a model that is made anew"
         )
 
     def __deepcopy__(self, memo: object) -> Backend:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -30,6 +31,8 @@ from linop.strategies.mesh import Axis
 Tensor = Any
 """torch is not typed here."""
 _NAME = "DataParallel"
+_PREFIX = "module."
+"""Of the names of the module's parameters in the wrapper."""
 
 
 class DataParallel(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
@@ -151,9 +154,13 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]  # torch is not typed
         """The state of the module, with its keys: that of the sequential model."""
         return self.module.state_dict(*arguments, **options)
 
-    def load_state_dict(self, *arguments: Any, **options: Any) -> Any:
-        """Load the state of the module, as that does; the same on all workers."""
-        return self.module.load_state_dict(*arguments, **options)
+    def load_state_dict(self, state: Any, *arguments: Any, **options: Any) -> Any:
+        """Load the state of the module, as that does; the same on all workers. Keys may be those of
+        ``named_parameters()``, with ``module.``."""
+        if isinstance(state, Mapping) and not hasattr(self.module, "module"):
+            named = all(str(key).startswith(_PREFIX) for key in state)
+            state = {k.removeprefix(_PREFIX): v for k, v in state.items()} if named else state
+        return self.module.load_state_dict(state, *arguments, **options)
 
     def forward(self, *arguments: Any, **options: Any) -> Any:
         """The module's output, on this worker's part of the batch."""
@@ -229,20 +236,25 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]  # torch is not typed
         not backward's alone, as in a step of a `Pipeline` without optimizer. Collective."""
         self._reducer.reduce()
 
-    def share(self, rows: int) -> float:
+    def share(self, rows: Any) -> float:
         """This worker's part of all rows: a mean over its own, times this, is its term of the mean
         over the global batch. Collective.
+
+        Args:
+            rows: the number that this worker's mean was divided by: of rows, of targets that are
+                not ignored, or a sum of weights of classes.
 
         Raises:
             ArgumentError: a worker gives no number from 0, or all give 0; on every worker.
         """
         agreement = agreement_of(self.backend)
         try:
-            number = integer(rows, "rows")
-        except ArgumentError:
-            number = -1
-        total = agreement.sum(number if number >= 0 else -(2**40))
-        if total <= 0:
+            number = math.nan if isinstance(rows, bool | str) else float(rows)
+        except Exception:  # of whatever the user gives
+            number = math.nan
+        given = number if 0 <= number < math.inf else math.nan
+        total = float(self.total(torch.tensor(given, dtype=torch.float64)))
+        if not total > 0:
             every = agreement.gather_objects(repr(rows), "call linop.strategies.DataParallel.share")
             raise ArgumentError(
                 f"DataParallel.share: numbers of rows, of which some are above 0, expected; given "
@@ -284,7 +296,7 @@ def _within(wrapper: Any, state: dict[str, Any], prefix: str, *unused: Any) -> N
     """Before torch loads a model with the wrapper inside of it: name what is for its module so."""
     del wrapper, unused
     for key in [key for key in state if key.startswith(prefix)]:
-        state[f"{prefix}module.{key.removeprefix(prefix)}"] = state.pop(key)
+        state[f"{prefix}{_PREFIX}{key.removeprefix(prefix)}"] = state.pop(key)
 
 
 def _dtypes(tensors: Iterable[Tensor]) -> list[Any]:

@@ -23,7 +23,8 @@ _VIEWS = ("T", "mT", "H", "mH", "real", "imag")
 """Attributes that are views of a tensor."""
 _READING = frozenset(
     "__array__ __deepcopy__ __dlpack__ __dlpack_device__ __format__ __len__ __reduce_ex__ __repr__ "
-    "__setstate__ _has_compatible_shallow_copy_type _is_view all allclose any backward bytes dense_dim data_ptr dim dim_order element_size "
+    "__setstate__ _has_compatible_shallow_copy_type _is_view all allclose any backward "
+    "bytes dense_dim data_ptr dim dim_order element_size "
     "empty_like equal full_like get_device grad has_names is_complex is_conj is_contiguous "
     "is_floating_point is_inference is_neg is_pinned is_same_size is_set_to is_shared is_signed "
     "item ndimension nelement new_empty new_empty_strided new_full new_ones new_tensor new_zeros "
@@ -40,7 +41,8 @@ _COPYING = frozenset(
 _ELEMENTWISE = frozenset(
     "abs absolute add addcdiv addcmul and clamp clamp_max clamp_min clip conj conj_physical "
     "copysign copy div divide eq erf exp exp2 expm1 float_power floor floordiv fmod ge gt hypot "
-    "invert isclose isfinite isinf isnan le lerp log log10 log1p log2 logical_and logical_not logical_or "
+    "invert isclose isfinite isinf isnan le lerp log log10 log1p log2 logical_and logical_not "
+    "logical_or "
     "lt maximum minimum mod mul multiply nan_to_num ne neg negative or pos "
     "pow radd rdiv reciprocal relu remainder rfloordiv rmul round rpow rsqrt rsub rtruediv sigmoid "
     "sign sgn softplus sqrt square sub subtract tanh true_divide truediv trunc where xor "

@@ -399,6 +399,11 @@ def _parts(result: Result) -> Sequence[Tensor]:
     return result if isinstance(result, tuple | list) else [result]
 
 
+def tensors_of(result: Result) -> list[Tensor]:
+    """The tensors that a module returns."""
+    return [x for x in _parts(result) if isinstance(x, torch.Tensor)]
+
+
 def joined(results: Sequence[Result]) -> Result:
     """The rows of several results of a module, as one."""
     first = results[0]
