@@ -89,6 +89,14 @@ class Backend(Keeper, ABC):
         del space
         return None
 
+    def __reduce__(self) -> Any:
+        raise ArgumentError(
+            f"backend {self.name!r} of a running program cannot be pickled, nor what is made on "
+            f"it: plans, layers, parallel modules, axes of a mesh. Pickle operators, and compile "
+            f"them there; save a model's state by linop.layers.save(model, path), and load it into "
+            f"a model that is made anew"
+        )
+
     def __deepcopy__(self, memo: object) -> Backend:
         """The backend itself: copies of an object share the backend and its workers."""
         return self

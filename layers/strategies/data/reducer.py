@@ -16,6 +16,7 @@ from torch.autograd.graph import get_gradient_edge
 
 from linop.backends import Backend
 from linop.errors import ArgumentError, BackendError
+from linop.layers.parameters.blocks import plain
 from linop.operators.operator import LinearOperator
 from linop.strategies.data.bucket import Flat, Layout, grouped
 
@@ -29,7 +30,7 @@ class _Bucket:
 
     def __init__(self, members: list[int], tensors: list[Tensor]) -> None:
         self.members = members
-        used = tensors[0].detach().new_zeros(len(members))
+        used = plain(tensors[0]).new_zeros(len(members))
         self.layout = Layout([*tensors, used])
         self.flat = used.new_zeros(self.layout.size)
         *self.parts, self.used = self.layout.views(self.flat)
@@ -110,7 +111,8 @@ class Reducer:
 
     def _set_aside(self, k: int, gradients: Any = None) -> None:
         """Before a gradient is added to ``grad``: from now on that is this worker's alone."""
-        del gradients
+        if gradients is not None and gradients[0] is None:
+            return  # a shard that nobody used, whose node torch runs all the same
         p = self._parameters[k]
         if k in self._local:
             if p.grad is None:  # the user discarded what was there
@@ -143,6 +145,8 @@ class Reducer:
 
     def _check(self, k: int, p: Tensor) -> None:
         grad = p.grad
+        if grad is None:
+            return
         if grad.layout is not torch.strided or grad.requires_grad:
             what = "create_graph=True" if grad.requires_grad else f"layout {grad.layout}"
             raise ArgumentError(
