@@ -102,11 +102,6 @@ def representable(a: Column, dtype: np.dtype[Any]) -> Column:
     return each(a, lambda number: exact(rounded(number, dtype)))
 
 
-def largest_square(a: Column) -> Fraction | int:
-    """The largest squared magnitude in a column; 0 if it is empty."""
-    return max((n.real**2 + n.imag**2 for n in _distinct(a)[0]), default=0)
-
-
 def kinds(a: Column) -> Ints:
     """A code for each number of a column, equal exactly for equal numbers."""
     return _distinct(a)[1]
