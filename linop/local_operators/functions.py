@@ -121,8 +121,8 @@ def _cure(holders: set[tuple[int, ...]]) -> str:
         return "; move the data between workers by another operator, such as linop.send_recv"
     return (
         f". A replicated region is on all of its workers, {shared}, and all of them compute: give "
-        f"both sides regions with workers={shared}, once for all of them; or copy it to a region of "
-        f"one worker first, linop.copy(space, replicated, own)"
+        f"both sides regions with workers={shared}, once for all of them; or copy it first to a "
+        f"region of one worker, linop.copy(space, replicated, own)"
     )
 
 

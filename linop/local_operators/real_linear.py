@@ -32,9 +32,9 @@ def refuse_real_linear(what: str, dtype: np.dtype[Any], *given: Any) -> None:
             f"{what}: {type(found).__name__} is linear over the real numbers only "
             f"(clinear=False), an operator on a space of dtype {dtype} is linear over the complex "
             f"ones: F(1j x) is not 1j F(x), and 1j * F would have a wrong adjoint. Give a function "
-            f"that is complex-linear, as the full Fourier transform is; to check one between a real "
-            f"and a complex space, linop.testing.pair(F.matvec, F.rmatvec, Space(…, float), "
-            f"Space(…, complex))"
+            f"that is complex-linear, as the full Fourier transform is; one between a real and a "
+            f"complex space can be checked as linop.testing.pair(F.matvec, F.rmatvec, "
+            f"Space(…, float), Space(…, complex))"
         )
 
 

@@ -1,5 +1,4 @@
-"""Operators of SciPy and PyLops as local operators, and what these do not say of themselves: a dtype
-that SciPy guessed, and linearity over the real numbers only."""
+"""Operators of SciPy and PyLops as local operators, and dtypes that SciPy guessed."""
 
 from __future__ import annotations
 
@@ -35,8 +34,8 @@ def from_scipy(
     `matrix`, so that they stay known.
 
     An operator of SciPy's that was made without a dtype is one of float64, whatever SciPy guessed
-    from whole numbers; SciPy does not keep which was declared, so that a declared integer dtype
-    which it would have guessed, too, is taken for a guess. Give a `Space` of integers to have these.
+    from whole numbers. SciPy does not say which dtypes were declared: an integer one that it would
+    have guessed, too, is taken for a guess. Give a `Space` of integers to have these.
 
     Args:
         A: of shape (codomain size, domain size).

@@ -150,15 +150,16 @@ class _Window:
 
     def matrix(self) -> scipy.sparse.csr_array:
         """The sparse matrix: one entry per product of `terms`."""
-        columns = np.arange(math.prod(self.shape)).reshape(self.shape)
-        rows = np.arange(math.prod(self.output)).reshape(self.output)
-        index = [(rows[written].ravel(), columns[read].ravel()) for read, written, _ in self.terms]
+        inputs = np.arange(math.prod(self.shape)).reshape(self.shape)
+        outputs = np.arange(math.prod(self.output)).reshape(self.output)
+        index = [(outputs[to].ravel(), inputs[of].ravel()) for of, to, _ in self.terms]
         values = [np.full(len(at), w) for (at, _), (*_, w) in zip(index, self.terms, strict=True)]
         none = np.zeros(0, np.int64)
-        at, of = (np.concatenate([none, *side]) for side in (zip(*index) if index else ((), ())))
+        at = np.concatenate([none, *(rows for rows, _ in index)])
+        of = np.concatenate([none, *(columns for _, columns in index)])
         data = np.concatenate([np.zeros(0, self.kernel.dtype), *values])
         return scipy.sparse.csr_array(
-            (data.astype(sparse_dtype(self.kernel.dtype)), (at, of)), (rows.size, columns.size)
+            (data.astype(sparse_dtype(self.kernel.dtype)), (at, of)), (outputs.size, inputs.size)
         )
 
 

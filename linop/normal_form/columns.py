@@ -8,7 +8,6 @@ values; functions of an object column are evaluated once per distinct value.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from fractions import Fraction
 from typing import Any
 
 import numpy as np

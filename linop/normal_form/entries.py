@@ -168,8 +168,8 @@ def _beyond_rounding(
     shape: Shape,
     dtype: np.dtype[Any],
 ) -> bool:
-    """True if an entry of the difference is larger than rounding explains, by a bound: that entry of
-    the products of the factors' absolute values, in which nothing cancels.
+    """True if an entry of the difference is larger than a bound of what rounding explains: that
+    entry of the products of the factors' absolute values, in which nothing cancels.
 
     Args:
         left, right: the factors, those of local maps with `_scales` for entries.

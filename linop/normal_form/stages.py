@@ -208,10 +208,8 @@ class Stages(Keeper):
         factors = [entries.of(*self.movements[0].entries())]
         for i, layer in enumerate(self.layers):
             before, after = self.movements[i].codomain, self.movements[i + 1].domain
-            blocks = (
-                entries.of_sparse(*block, nudge) for block in layer_blocks(before, after, layer)
-            )
-            factors.append(entries.beside(blocks))
+            blocks = layer_blocks(before, after, layer)
+            factors.append(entries.beside(entries.of_sparse(*block, nudge) for block in blocks))
             factors.append(entries.of(*self.movements[i + 1].entries()))
         return factors
 

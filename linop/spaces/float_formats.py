@@ -49,8 +49,8 @@ def overflows_at(dtype: np.dtype[Any]) -> Fraction:
 
 
 def cast(values: Array, dtype: np.dtype[Any]) -> Array:
-    """A new array of a dtype; where this is a floating one, each number is rounded once, to nearest,
-    half to even. Numbers out of range become what the format has for them.
+    """A new array of a dtype. A floating one rounds each number once, to nearest, half to even.
+    Numbers out of range become what the format has for them.
 
     Args:
         values: numbers, of a dtype of the same kind or of a narrower one.

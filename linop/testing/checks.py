@@ -30,6 +30,7 @@ from linop.testing.trials import (
     dot_products,
     dot_tolerance,
     element_tolerance,
+    entry_tolerance,
     linear,
     random_vector,
     there_and_back,
@@ -166,7 +167,7 @@ def check_exact(
     try:
         G = adjoint_of("check_exact", F, adjoint)
         rounds = not (F.exact and G.exact)
-        most = max(dot_tolerance(F), dot_tolerance(G)) if rounds else 0.0
+        most = max(entry_tolerance(F), entry_tolerance(G)) if rounds else 0.0
         check = Check("exact adjoint", compared, call, F, most, tolerance)
         error, worst = worst_of_matrices(F, G, relative=check.tolerance > 0)
         if error <= check.tolerance:
