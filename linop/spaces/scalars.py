@@ -152,7 +152,8 @@ def _holds(found: Array, array: Array) -> bool:
 
 def _same(array: Array, found: Array) -> Any:
     """True where numbers are equal, or both are not a number."""
-    a, b = array.astype(np.float64), found.astype(np.float64)
+    with np.errstate(over="ignore"):
+        a, b = array.astype(np.float64), found.astype(np.float64)
     return (a == b) | (np.isnan(a) & np.isnan(b))
 
 

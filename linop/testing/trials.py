@@ -51,6 +51,7 @@ class Check:
 
     Raises:
         ArgumentError: the given tolerance is no finite number from 0.
+        UndecidableError: none is given, and the dtype has too few digits to show an error.
     """
 
     title: str
@@ -63,6 +64,7 @@ class Check:
 
     def __post_init__(self) -> None:
         if self.given is None:
+            self._check_precision()
             return
         if not (isinstance(self.given, Real) and 0 <= self.given < math.inf):
             raise ArgumentError(
@@ -70,6 +72,20 @@ class Check:
                 f"what rounding explains"
             )
         self.tolerance = float(self.given)
+
+    def _check_precision(self) -> None:
+        """Check that the default tolerance is not that of a dtype which can show nothing.
+
+        Raises:
+            UndecidableError: rounding in the dtype explains any error.
+        """
+        spaces = (self.F.domain, self.F.codomain)
+        dtype = max((space.dtype for space in spaces), key=machine_epsilon)
+        if self.tolerance >= 1 and machine_epsilon(dtype) >= 1 / 16:
+            raise UndecidableError(
+                f"{self.title} of {self.F.name}: rounding to {dtype} explains any error; check the "
+                f"operator in a longer dtype, give a tolerance, or use check_dot_exact"
+            )
 
     def tried(self, trial: Callable[[int], tuple[float, Where]], seed: int, trials: int) -> Report:
         """Run trials, and report the one with the largest error.
@@ -102,7 +118,7 @@ class Check:
         if self.given is not None:
             seed += f", tolerance={self.tolerance:g}"
         call = f"linop.testing.{self.call.format(repr(backend))[:-1]}{seed})"
-        title = f"{self.title} on {backend}"
+        title = f"{self.title} on {backend}{self.F.said}"
         passed = worst is None
         return Report(title, name, passed, float(error), self.tolerance, self.compared, worst, call)
 

@@ -15,7 +15,7 @@ from linop.backends.worker import Worker
 from linop.errors import ArgumentError, BackendError
 from linop.spaces.region import Region, naturals
 from linop.spaces.space import Space
-from linop.testing.tested_maps.tested_map import Function, TestedMap, gathered
+from linop.testing.tested_maps.tested_map import Function, TestedMap, gathered, only_whole
 
 Side = Space | Region | Sequence[int] | int | None
 """Domain or codomain of a pair: a space, a region, or the shape of the array that this worker holds
@@ -37,6 +37,14 @@ class Pair:
     flat: bool = False
     memory: str = "default"
     """The kind of memory of the functions' arrays, if only shapes are given."""
+    said: str = ""
+    adapted: Any = None
+    """The matrix or the operator of SciPy or PyLops that this is a pair of; None for functions."""
+
+    @property
+    def sides(self) -> tuple[tuple[Side, np.dtype[Any]], ...]:
+        """Domain and codomain, each with the dtype that it has if it is no `Space`."""
+        return (self.domain, self.dtypes[0]), (self.codomain, self.dtypes[1])
 
     @property
     def H(self) -> Pair:
@@ -82,6 +90,7 @@ class Pair:
             foreign=True,
             flat=self.flat,
             anonymous=not isinstance(self.domain, Space | Region),
+            said=self.said,
         )
 
     def _space(self, letter: str, side: Side, dtype: np.dtype[Any], backend: Backend) -> Space:
@@ -136,7 +145,8 @@ def pair(
         if not callable(function) and not (function is None and what == "adjoint"):
             raise ArgumentError(f"pair: {what} is a function; given {function!r}")
     known = name or " and ".join(map(_called, filter(None, (forward, adjoint))))
-    return Pair(forward, adjoint, domain, codomain, (np.dtype(dtype),) * 2, known)
+    said = only_whole(domain.dtype if isinstance(domain, Space) else np.dtype(dtype))
+    return Pair(forward, adjoint, domain, codomain, (np.dtype(dtype),) * 2, known, said=said)
 
 
 def _check_workers(name: str, spaces: Sequence[Space], backend: Backend) -> None:

@@ -73,6 +73,9 @@ class TestedMap:
     flat: bool = False
     anonymous: bool = False
     role: str = "forward"
+    said: str = ""
+    """The numbers that the map was tested on, for the first line of reports, if these are not all
+    that it may be given."""
     _last: dict[str, tuple[Array, bytes]] = field(default_factory=dict, repr=False, compare=False)
     """By region, the result of the previous call, and a copy of its bytes."""
 
@@ -176,9 +179,8 @@ class TestedMap:
         if array.shape != region.shape:
             raise self._fault(f"returned shape {array.shape} {where}; expected {region.shape}")
         if self.flat and np.can_cast(array.dtype, dtype, "same_kind"):
-            narrow = array.dtype.kind in "fc" and machine_epsilon(array.dtype) > machine_epsilon(
-                dtype
-            )
+            floats = array.dtype.kind in "fc"
+            narrow = floats and machine_epsilon(array.dtype) > machine_epsilon(dtype)
             array = array if narrow else array.astype(dtype)
         fits: Array = array
         if fits.dtype != dtype:
@@ -287,6 +289,12 @@ class TestedMap:
                         f"gives {region.name}, which is replicated, other values on worker "
                         f"{worker} than on worker {first}"
                     )
+
+
+def only_whole(dtype: np.dtype[Any]) -> str:
+    """The words for reports that only whole numbers were given to functions which a user wrote:
+    these are no evidence for floats. Empty for floating dtypes."""
+    return f", on whole numbers of {dtype} alone" if dtype.kind in "iu" else ""
 
 
 def host_vector(space: Space, arrays: Any, backend: Backend) -> Vector:
