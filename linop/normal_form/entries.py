@@ -142,7 +142,7 @@ def _nudge(dtype: np.dtype[Any], draw: int) -> Nudge:
 
     @cache
     def changed(number: Exact, scale: Rational) -> Exact:
-        rng = Random(f"{draw} {text(number.real)} {text(abs(number.imag))}")
+        rng = Random(f"{draw} {text(number.real)} {text(max(number.imag, -number.imag))}")
         return number + rng.choice((-1, 1)) * Fraction(rng.randint(32, 64), 64) * size * scale
 
     def nudge(coo: scipy.sparse.coo_array) -> Column:

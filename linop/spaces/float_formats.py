@@ -70,7 +70,7 @@ def _odd(values: Array, narrow: type[Any]) -> Array:
     if values.dtype.itemsize <= np.dtype(narrow).itemsize:
         return values
     near = values.astype(narrow)
-    bits = near.view(np.int64 if narrow is np.float64 else np.int32)
-    between = (near.astype(values.dtype) != values) & ~np.isnan(values) & (bits & 1 == 0)
+    bits: Array = near.view(np.int64 if narrow is np.float64 else np.int32)
+    between = (near.astype(values.dtype) != values) & ~np.isnan(values) & (bits % 2 == 0)
     toward = np.where(near.astype(values.dtype) < values, np.inf, -np.inf).astype(narrow)
     return np.where(between, np.nextafter(near, toward), near)

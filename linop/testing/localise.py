@@ -113,7 +113,7 @@ def wrong_column(F: TestedMap, A: Map, B: Map, x: Vector, names: tuple[str, str]
     """
     backend = F.backend
 
-    def gap(part: Vector) -> float:
+    def gap(part: Vector) -> Any:
         return largest(A(part) - B(part), backend)[1]  # a norm may overflow
 
     j = _narrowed(x, gap, backend)

@@ -281,7 +281,7 @@ def _log2(size: Any) -> float:
     return float(np.log2(size))
 
 
-def _power(exponent: int) -> Fraction:
+def _power(exponent: int) -> Any:
     """A power of two, also one beyond the range of Python's floats."""
     return Fraction(2) ** exponent
 

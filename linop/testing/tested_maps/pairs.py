@@ -15,7 +15,7 @@ from linop.backends.worker import Worker
 from linop.errors import ArgumentError, BackendError
 from linop.spaces.region import Region, naturals
 from linop.spaces.space import Space
-from linop.testing.tested_maps.tested_map import Function, TestedMap, gathered, only_whole
+from linop.testing.tested_maps.tested_map import Function, TestedMap, gathered
 
 Side = Space | Region | Sequence[int] | int | None
 """Domain or codomain of a pair: a space, a region, or the shape of the array that this worker holds
@@ -145,8 +145,7 @@ def pair(
         if not callable(function) and not (function is None and what == "adjoint"):
             raise ArgumentError(f"pair: {what} is a function; given {function!r}")
     known = name or " and ".join(map(_called, filter(None, (forward, adjoint))))
-    said = only_whole(domain.dtype if isinstance(domain, Space) else np.dtype(dtype))
-    return Pair(forward, adjoint, domain, codomain, (np.dtype(dtype),) * 2, known, said=said)
+    return Pair(forward, adjoint, domain, codomain, (np.dtype(dtype),) * 2, known)
 
 
 def _check_workers(name: str, spaces: Sequence[Space], backend: Backend) -> None:
