@@ -95,16 +95,23 @@ def _parts(op: Any) -> Iterator[Any]:
 
 
 def _is_guess(op: Any) -> bool:
-    """True if SciPy would guess an operator's dtype, had it not been declared: as SciPy does, from
-    the result of zeros of int8."""
+    """True if SciPy would guess an operator's dtype, had it not been declared; or that of its
+    adjoint, which has the dtype of the operator."""
     if not isinstance(op, scipy.sparse.linalg.LinearOperator) or _of_matrix(op):
         return False
+    sides = zip((op.matvec, op.rmatvec), reversed(op.shape), strict=True)
+    return any(_guess(function, size) == op.dtype for function, size in sides)
+
+
+def _guess(function: Callable[[Array], Any], size: int) -> np.dtype[Any] | None:
+    """The dtype that SciPy guesses of a function, from its result of zeros of int8; None if it
+    guesses none."""
     try:
-        return bool(np.asarray(op.matvec(np.zeros(op.shape[1], np.int8))).dtype == op.dtype)
+        return np.asarray(function(np.zeros(size, np.int8))).dtype
     except OverflowError:
-        return bool(op.dtype == np.dtype(int))  # SciPy's guess for it
+        return np.dtype(int)  # SciPy's guess for it
     except Exception:
-        return False  # SciPy's guess would have failed
+        return None  # SciPy's guess would have failed
 
 
 def _of_matrix(op: Any) -> bool:
