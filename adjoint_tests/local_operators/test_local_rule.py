@@ -1,5 +1,6 @@
-"""Local operators apply their matrix: integers exactly, floats to a bound for each element, and what
-is not finite only where it is needed. Every dtype, and sizes at which SciPy would change its way."""
+"""Local operators apply their matrix: integers exactly, floats to a bound for each element, and
+what is not finite only where it is needed. Every dtype, and sizes at which SciPy changes its method
+of convolution."""
 
 from __future__ import annotations
 
