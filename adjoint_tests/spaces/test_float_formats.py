@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from fractions import Fraction
 from typing import Any
 
@@ -82,6 +83,17 @@ def test_formats_that_are_refused(name: str) -> None:
         Space(Region("x", 1), dtype)
     with pytest.raises(DTypeError, match=r"a space holds"):
         linop.local_operators.matrix([[0.5]], Space(Region("x", 1), dtype))
+
+
+@given(st.sampled_from([np.int8, np.int64, np.float32, np.longdouble, complex, ml_dtypes.bfloat16]))
+def test_dtypes_that_were_pickled(dtype: Any) -> None:
+    """NumPy makes another object of them, of which it does not say that it is built in."""
+    again = pickle.loads(pickle.dumps(np.dtype(dtype)))
+    one = linop.identity(Space(Region("x", 2), again))
+    x = np.ones(2, again)
+    assert (linop.local_operators.matrix([[3, 1], [0, 1]], one.domain)(x) == [4, 1]).all()
+    assert ((2 * one)(x) == 2).all()
+    assert linop.testing.check_adjoint(one)
 
 
 def test_a_coefficient_of_bfloat16() -> None:

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from linop.errors import DTypeError
-from linop.spaces.float_formats import cast, overflows_at
+from linop.spaces.float_formats import cast, native, overflows_at
 
 Rational = int | Fraction
 _SHORT = 20
@@ -124,7 +124,7 @@ def rounded(value: Exact, dtype: np.dtype[Any]) -> Any:
 def _in_range(value: Rational, part: np.dtype[Any], dtype: np.dtype[Any]) -> Any:
     with np.errstate(over="ignore"):
         number = _nearest(value, part)
-    saturates = part.isbuiltin != 1 and max(value, -value) >= overflows_at(part)
+    saturates = not native(part) and max(value, -value) >= overflows_at(part)
     if saturates or not np.isfinite(number):
         raise DTypeError(f"scalar {shown(value)} is out of range on a space of dtype {dtype}")
     return number

@@ -18,6 +18,12 @@ import numpy.typing as npt
 Array = npt.NDArray[Any]
 
 
+def native(dtype: np.dtype[Any]) -> bool:
+    """True for NumPy's own dtypes. (`numpy.dtype.isbuiltin` is 0 for them, too, once they have been
+    pickled.)"""
+    return dtype.type.__module__ == "numpy"
+
+
 def limits(dtype: np.dtype[Any]) -> Any:
     """The `numpy.finfo` of a floating or complex dtype (of its parts), or what the package that has
     the dtype gives for it: ``eps``, ``max``, ``minexp``, ``maxexp``, ``smallest_subnormal``.
@@ -25,7 +31,7 @@ def limits(dtype: np.dtype[Any]) -> Any:
     Raises:
         ValueError: the dtype is no floating one.
     """
-    if dtype.isbuiltin == 1:
+    if native(dtype):
         return np.finfo(dtype)
     return _package_limits(dtype)
 
@@ -57,7 +63,7 @@ def cast(values: Array, dtype: np.dtype[Any]) -> Array:
     """
     with np.errstate(all="ignore"):
         if values.dtype.kind in "fc" and dtype.kind in "fV":
-            if dtype.isbuiltin != 1 and values.dtype.itemsize > 4:
+            if not native(dtype) and values.dtype.itemsize > 4:
                 values = _odd(_odd(values, np.float64), np.float32)
             elif dtype.itemsize < 4 and values.dtype.itemsize > 8:
                 values = _odd(values, np.float64)

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from linop.errors import ArgumentError, DTypeError, ShapeError
 from linop.spaces.exact import Exact, Gaussian, exact, inverse, rounded, shown, wrapped
-from linop.spaces.float_formats import cast, limits, overflows_at
+from linop.spaces.float_formats import cast, limits, native, overflows_at
 
 Array = npt.NDArray[Any]
 Scalar = int | float | complex
@@ -33,7 +33,7 @@ def numeric_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
     # Kind V is also that of numbers from other packages, such as ml_dtypes.bfloat16.
     if given.kind not in "iufcV" or given.type is np.void:
         raise DTypeError(f"a space holds numbers; given dtype {given}")
-    if given.isbuiltin != 1:
+    if not native(given):
         _check_format(given)
     return given
 
@@ -138,7 +138,7 @@ def _holds(found: Array, array: Array) -> bool:
     """True if the conversion lost no number: integers are equal, finite floats are finite."""
     if array.dtype.kind not in "iu":
         lost = np.isfinite(array) & ~np.isfinite(found)
-        if found.dtype.isbuiltin != 1:  # some formats saturate
+        if not native(found.dtype):  # some formats saturate
             wide = array.astype(np.float64) if array.dtype.kind == "V" else array
             beyond = np.abs(wide) >= float(overflows_at(found.dtype))
             lost |= np.where(np.isfinite(array), beyond, ~_same(array, found))

@@ -22,7 +22,7 @@ from linop.backends.transports.transport import Item
 from linop.backends.worker import Worker
 from linop.errors import ArgumentError, BackendError
 from linop.normal_form.maps import bare_or_dict
-from linop.spaces.float_formats import limits, machine_epsilon
+from linop.spaces.float_formats import limits, machine_epsilon, native
 from linop.spaces.region import Region
 from linop.spaces.scalars import Array
 from linop.spaces.space import Space
@@ -330,7 +330,7 @@ def widened(array: Array) -> Array:
     (complex, long double)."""
     kinds = {"c": np.complex128, "f": np.float64}
     wide = kinds.get(array.dtype.kind)
-    if wide is None or array.dtype.isbuiltin != 1:
+    if wide is None or not native(array.dtype):
         return array.astype(np.float64)
     return array.astype(np.result_type(array.dtype, wide), copy=False)
 
