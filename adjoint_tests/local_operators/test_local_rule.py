@@ -146,6 +146,16 @@ def test_infinity_and_nan_reach_only_what_needs_them(op: LinearOperator, seed: i
             assert (np.abs(found - wanted) <= bound)[~reached].all()
 
 
+def test_zeros_multiply_nothing() -> None:
+    M = np.array([[1.0, 0], [1, 1]])
+    x = np.array([3.0, np.nan])
+    kernel = np.array([2.0, 0])
+    C = convolution(kernel, Region("x", 2), Region("y", 2), padding=[(0, 1)])
+    for op in (matrix(M), matrix(scipy.sparse.csr_array(M)), diagonal([1.0, 0]), C):
+        assert np.isfinite(op(x)[0])
+    assert (diagonal([1.0, 0])(x) == [3, 0]).all()
+
+
 def test_sums_that_a_fourier_transform_loses() -> None:
     """The issue's: int32 sums past 2^31, int64 sums past 2^53's precision, a NaN and 1e20."""
     for dtype, n, k, value in ((np.int32, 60, 20, 3000), (np.int64, 64, 9, 7402123)):

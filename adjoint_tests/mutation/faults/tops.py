@@ -94,7 +94,7 @@ TESTING = (
         "linop.local_operators.flat:_dense_product",
         "np.isfinite(x).all()",
         "True",
-        ("test_local_rule.py::test_infinity_and_nan_reach_only_what_needs_them",),
+        ("test_local_rule.py::test_zeros_multiply_nothing",),
     ),
     Fault(
         "rounding twice",
