@@ -14,19 +14,39 @@ from linop.spaces.vector import Vector
 
 
 def product(namespace: Namespace, A: Any) -> Function:
-    """The function x -> A @ x on flat vectors of an array module.
-
-    CuPy's sparse matrices have no integer dtypes. There, row sums are differences of a cumulative
-    sum, which is exact, since integers wrap modulo 2^bits.
+    """The function x -> A @ x on flat vectors of an array module. Elements of x that are not finite
+    reach only the results of rows that have a non-zero entry in their column.
 
     Args:
         namespace: the array module, to which A is copied.
         A: a NumPy array or a SciPy sparse matrix.
     """
-    if not scipy.sparse.issparse(A):
-        dense = namespace.put(A)
+    if scipy.sparse.issparse(A):
+        return _sparse_product(namespace, scipy.sparse.csr_array(A))
+    full = A.dtype.kind in "iu" or bool(A.all())
+    if full or namespace.ndarray is np.ndarray:
+        return _dense_product(namespace.put(A), None if full else scipy.sparse.csr_array(A))
+    return _sparse_product(namespace, scipy.sparse.csr_array(A))
+
+
+def _dense_product(dense: Any, sparse: scipy.sparse.csr_array | None) -> Function:
+    """x -> dense @ x.
+
+    Args:
+        sparse: the same matrix without its zeros, which multiplies an x that has infinities or NaN:
+            0 times these is NaN. None if that cannot be.
+    """
+    if sparse is None:
         return lambda x: dense @ x
-    A = scipy.sparse.csr_array(A)
+    return lambda x: dense @ x if np.isfinite(x).all() else sparse @ x
+
+
+def _sparse_product(namespace: Namespace, A: scipy.sparse.csr_array) -> Function:
+    """x -> A @ x.
+
+    CuPy's sparse matrices have no integer dtypes. There, row sums are differences of a cumulative
+    sum, which is exact, since integers wrap modulo 2^bits.
+    """
     if namespace.ndarray is np.ndarray:
         return lambda x: A @ x
     if A.dtype.kind in "fc":

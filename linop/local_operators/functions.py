@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from linop.errors import ArgumentError, SpaceError
+from linop.local_operators.real_linear import refuse_real_linear
 from linop.normal_form.maps import Function, LocalMap, Port
 from linop.normal_form.stages import Stages
 from linop.operators.operator import Arrays, LinearOperator
@@ -69,10 +70,13 @@ def local(
         dtype: of the space, if a `Region` is given.
 
     Raises:
-        ArgumentError: a side is neither a `Region` nor a `Space`.
+        ArgumentError: a side is neither a `Region` nor a `Space`; or spaces are complex, and a
+            function is a method of an operator that is linear over the real numbers only (PyLops'
+            ``clinear=False``).
         SpaceError: regions are on different workers, or the sides' dtypes differ.
     """
     source, target = as_space(domain, dtype), as_space(codomain, dtype)
+    refuse_real_linear(f"local operator {name}", source.dtype, forward, adjoint)
     return local_operator(source, target, lambda namespace: (forward, adjoint), name, fresh=False)
 
 
@@ -103,11 +107,23 @@ def local_operator(
     if len(holders) > 1:
         raise SpaceError(
             f"local operator {name}: its regions are on different workers: {domain} -> {codomain}; "
-            f"a local operator stays inside one worker"
+            f"a local operator stays inside one worker{_cure(holders)}"
         )
     forward, backward = port(HOST)
     ported = port if portable else None
     return Local(LocalMap(domain, codomain, forward, backward, name, known, ported, fresh=fresh))
+
+
+def _cure(holders: set[tuple[int, ...]]) -> str:
+    """The end of an error of regions on different workers: how to put them on the same ones."""
+    shared = max(holders, key=len)
+    if len(shared) == 1:
+        return "; move the data between workers by another operator, such as linop.send_recv"
+    return (
+        f". A replicated region is on all of its workers, {shared}, and all of them compute: give "
+        f"both sides regions with workers={shared}, once for all of them; or copy it first to a "
+        f"region of one worker, linop.copy(space, replicated, own)"
+    )
 
 
 def as_space(given: RegionOrSpace, dtype: npt.DTypeLike) -> Space:

@@ -1,4 +1,4 @@
-"""Matrices, diagonals, restrictions, and operators of SciPy and PyLops as local operators."""
+"""Matrices, diagonals and restrictions as local operators."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import scipy
 
-from linop.errors import ArgumentError, DTypeError, ShapeError
+from linop.errors import ArgumentError, ShapeError
 from linop.local_operators.flat import on_regions, product
 from linop.local_operators.functions import (
     RegionOrSpace,
@@ -37,20 +37,24 @@ def matrix(
 
     Args:
         A: of shape (codomain size, domain size).
-        domain, codomain: by default regions ``x`` and ``y`` of worker 0.
+        domain, codomain: by default regions ``x`` and ``y`` of worker 0; of a square matrix one
+            space for both, so that it has powers: the given one, or a region ``x``.
         name: the symbol.
 
     Raises:
         ShapeError: the matrix is not 2-d, or does not fit the spaces.
-        DTypeError: the spaces' dtype cannot represent one of its numbers (see `check_values`).
+        DTypeError: a number is complex or fractional, and the spaces' dtype is not; it is out of
+            range; or it is an integer that the dtype does not represent exactly. Others are rounded
+            to the dtype, once.
     """
-    A = scipy.sparse.csr_array(A) if scipy.sparse.issparse(A) else _values("matrix", A)
+    sparse = scipy.sparse.issparse(A)
+    A = scipy.sparse.csr_array(A) if sparse else _values("matrix", A)
     if A.ndim != 2:
         raise ShapeError(f"matrix: expected two dimensions, given shape {A.shape}")
-    source, target = _sides(A.shape, A.dtype, domain, codomain)
-    check_values("matrix", A.data if scipy.sparse.issparse(A) else A, source.dtype)
+    source, target = sides(A.shape, A.dtype, domain, codomain)
+    values = of_dtype(A.data if sparse else A, source.dtype, "matrix")
     wide = sparse_dtype(source.dtype)
-    A = A.astype(wide, copy=False)
+    A = _with_values(A, values.astype(wide)) if sparse else values.astype(wide, copy=False)
     adjoint = A.conj().T if wide.kind == "c" else A.T
 
     def port(namespace: Namespace) -> tuple[Function, Function]:
@@ -91,19 +95,30 @@ def diagonal(
     space = as_space(Region("x", d.shape) if domain is None else domain, d.dtype)
     if len(space) != 1 or space.regions[0].shape != d.shape:
         raise ShapeError(f"diagonal: shape {d.shape} given for the space {space}")
-    check_values("diagonal", d, space.dtype)
-    d = d.astype(space.dtype, copy=False)
+    d = of_dtype(d, space.dtype, "diagonal")
+    zeros = None if d.dtype.kind in "iu" or d.all() else d == 0
 
     def port(namespace: Namespace) -> tuple[Function, Function]:
         here = namespace.put(d)
-        return (lambda x: here * x), (lambda y: here.conj() * y)
+        if zeros is None:
+            return (lambda x: here * x), (lambda y: here.conj() * y)
+        off, none = namespace.put(zeros), namespace.put(np.zeros((), d.dtype))
+        where = namespace.module.where  # 0 times infinity or NaN, which does not depend on them
+
+        def forward(x: Any) -> Any:
+            return here * where(off, none, x)
+
+        def backward(y: Any) -> Any:
+            return here.conj() * where(off, none, y)
+
+        return forward, backward
 
     return local_operator(
         space,
         space,
         port,
         name,
-        lambda: _selection(np.arange(d.size), d.size, d.ravel().astype(sparse_dtype(d.dtype))),
+        lambda: _diagonal_matrix(d.ravel().astype(sparse_dtype(d.dtype))),
     )
 
 
@@ -146,61 +161,35 @@ def restriction(
     return matrix(A, space, as_space(codomain or target, space.dtype), name=name)
 
 
-@records_origin
-def from_scipy(
-    A: Any,
-    domain: RegionOrSpace | None = None,
-    codomain: RegionOrSpace | None = None,
-    *,
-    name: str | None = None,
-) -> LinearOperator:
-    """A SciPy or PyLops operator (anything that `scipy.sparse.linalg.aslinearoperator` accepts),
-    applied to regions flattened in C order. It runs on host memory. Matrices are passed on to
-    `matrix`, so that they stay known.
-
-    Args:
-        A: of shape (codomain size, domain size).
-        domain, codomain: by default regions ``x`` and ``y`` of worker 0.
-        name: the symbol; by default the name of A's class.
-
-    Raises:
-        ArgumentError: A is neither an operator nor a matrix.
-        ShapeError: A does not fit the spaces. DTypeError: the spaces' dtype cannot hold A's.
-    """
-    if isinstance(A, np.ndarray) or scipy.sparse.issparse(A):
-        return matrix(A, domain, codomain, name=name or "A")
-    try:
-        op = A if hasattr(A, "matvec") else scipy.sparse.linalg.aslinearoperator(A)
-    except TypeError:
-        raise ArgumentError(f"from_scipy: expected an operator or a matrix, given {A!r}") from None
-    dtype = np.dtype(op.dtype or np.float64)
-    source, target = _sides(op.shape, dtype, domain, codomain)
-    checked_dtype(dtype, source.dtype)
-
-    def port(namespace: Namespace) -> tuple[Function, Function]:
-        return (
-            on_regions(lambda x: op.matvec(x).astype(source.dtype, copy=False), source, target),
-            on_regions(lambda y: op.rmatvec(y).astype(source.dtype, copy=False), target, source),
-        )
-
-    said = name or type(A).__name__
-    return local_operator(source, target, port, said, portable=False, fresh=False)
-
-
 def _values(what: str, values: npt.ArrayLike) -> Array:
     """Numbers given to the constructor `what`, as an array."""
     return np.asarray(values) if isinstance(values, np.matrix) else array_of(values, what)
 
 
-def _sides(
+def sides(
     shape: tuple[int, ...],
     dtype: np.dtype,
     domain: RegionOrSpace | None,
     codomain: RegionOrSpace | None,
 ) -> tuple[Space, Space]:
+    """The domain and codomain of a matrix. A missing one is a region ``x`` or ``y`` where the other
+    one is; if the matrix is square, it is the other one itself, so that the matrix has powers.
+
+    Args:
+        shape: of the matrix.
+        dtype: of the spaces, if none is given as a `Space`.
+        domain, codomain: as given; None if missing.
+
+    Raises:
+        ShapeError: the matrix does not fit the spaces.
+    """
     held = [r for p in (domain, codomain) if p is not None for r in as_space(p, dtype).regions]
     held_in = (held[0].workers, held[0].memory) if held else ()
     like = next((p.dtype for p in (domain, codomain) if isinstance(p, Space)), dtype)
+    if shape[0] == shape[1] and (domain is None or codomain is None):
+        domain = codomain = next(
+            (p for p in (domain, codomain) if p is not None), Region("x", shape[1])
+        )
     source = as_space(Region("x", shape[1], *held_in) if domain is None else domain, like)
     target = as_space(Region("y", shape[0], *held_in) if codomain is None else codomain, like)
     if shape != (target.size, source.size):
@@ -211,27 +200,17 @@ def _sides(
     return source, target
 
 
-def checked_dtype(given: np.dtype, wanted: np.dtype) -> np.dtype:
-    """The dtype `wanted`, checked: values of dtype `given` are of the same kind or of a narrower
-    one (integer, floating, complex).
-
-    Raises:
-        DTypeError: `given` is of a wider kind.
-    """
-    if not np.can_cast(given, wanted, "same_kind"):
-        raise DTypeError(f"values of dtype {given} on a space of dtype {wanted}")
-    return wanted
+def _with_values(A: scipy.sparse.csr_array, values: Array) -> scipy.sparse.csr_array:
+    """A new sparse matrix with other values for the same entries, without those that are zero."""
+    made = scipy.sparse.csr_array((values, A.indices.copy(), A.indptr.copy()), shape=A.shape)
+    made.eliminate_zeros()
+    return made
 
 
-def check_values(what: str, values: Any, dtype: np.dtype) -> None:
-    """Check that numbers can be cast to a dtype: integers exactly, others with rounding.
-
-    Raises:
-        DTypeError: a number is complex or fractional, and the dtype is not; it is out of range; or
-            it is an integer that the dtype does not represent exactly.
-    """
-    if values.dtype != dtype:
-        of_dtype(values, dtype, what)
+def _diagonal_matrix(values: Array) -> scipy.sparse.csr_array:
+    made = _selection(np.arange(values.size), values.size, values)
+    made.eliminate_zeros()
+    return made
 
 
 def _selection(index: Array, columns: int, values: Array) -> scipy.sparse.csr_array:

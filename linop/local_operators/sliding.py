@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Integral
 from typing import Any
 
@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import scipy
 
+from linop.caching import cached_property
 from linop.errors import ShapeError
 from linop.local_operators.functions import (
     RegionOrSpace,
@@ -20,13 +21,14 @@ from linop.local_operators.functions import (
     local_operator,
     single_region,
 )
-from linop.local_operators.matrices import check_values
 from linop.normal_form.maps import Function
 from linop.operators.halo import PerDim, per_dim
 from linop.operators.operator import LinearOperator
 from linop.provenance import records_origin
 from linop.spaces.array_modules import Namespace
-from linop.spaces.scalars import Array, array_of, sparse_dtype
+from linop.spaces.scalars import Array, of_dtype, sparse_dtype
+
+Index = tuple[Any, ...]
 
 
 @records_origin
@@ -41,7 +43,8 @@ def convolution(
     name: str = "C",
 ) -> LinearOperator:
     """Convolution as in torch.nn: cross-correlation of one region, padded with zeros, with a kernel
-    that is not flipped.
+    that is not flipped. Its sums are formed directly, never by a Fourier transform, so that it is
+    its matrix by the rule in `linop.local_operators`.
 
     Args:
         kernel: an array of as many dimensions as the region.
@@ -56,35 +59,19 @@ def convolution(
     """
     source, target = as_space(domain, np.float64), as_space(codomain, np.float64)
     region, result = single_region("convolution", source), single_region("convolution", target)
-    weights = array_of(kernel, "convolution")
-    check_values("convolution", weights, source.dtype)
-    weights = weights.astype(source.dtype, copy=False)
+    weights = of_dtype(kernel, source.dtype, "convolution")
     if weights.ndim != region.ndim or 0 in weights.shape:
         raise ShapeError(
             f"convolution: kernel of shape {weights.shape} for a region of shape {region.shape}"
         )
-    spread = _spread(weights, per_dim("dilation", dilation, region.ndim, 1))
     steps = per_dim("stride", stride, region.ndim, 1)
-    window = _Window(region.shape, spread, steps, _pads(padding, region.ndim))
+    spread = per_dim("dilation", dilation, region.ndim, 1)
+    window = _Window(region.shape, weights, steps, spread, _pads(padding, region.ndim))
     nothing = result.size == 0 and region.size == 0  # a worker without a block
     if result.shape != window.output and not nothing:
         raise ShapeError(f"convolution: output of shape {window.output}; {result.shape} given")
-    if not result.size:
-
-        def port(namespace: Namespace) -> tuple[Function, Function]:
-            zeros = namespace.module.zeros
-            return (
-                lambda x: zeros(result.shape, source.dtype),
-                lambda y: zeros(region.shape, source.dtype),
-            )
-
-        return local_operator(
-            source,
-            target,
-            port,
-            name,
-            lambda: scipy.sparse.csr_array((0, region.size), dtype=sparse_dtype(source.dtype)),
-        )
+    if nothing:
+        window = replace(window, result=result.shape)
     return local_operator(source, target, window.port, name, window.matrix)
 
 
@@ -94,115 +81,86 @@ class _Window:
 
     Attributes:
         shape: of the region.
-        kernel: with the zeros of dilation.
-        steps: the stride of each dimension.
+        kernel: without the zeros of dilation.
+        steps, spread: the stride and the dilation of each dimension.
         pads: (left, right) of each dimension.
+        result: the shape of the output, if it is not `output`: it is empty, then.
     """
 
     shape: tuple[int, ...]
     kernel: Array
     steps: tuple[int, ...]
+    spread: tuple[int, ...]
     pads: tuple[tuple[int, int], ...]
-
-    @property
-    def padded(self) -> tuple[int, ...]:
-        return tuple(n + a + b for n, (a, b) in zip(self.shape, self.pads, strict=True))
-
-    @property
-    def full(self) -> tuple[int, ...]:
-        """The shape of the output at stride 1."""
-        columns = zip(self.padded, self.kernel.shape, strict=True)
-        return tuple(max(0, n - k + 1) for n, k in columns)
+    result: tuple[int, ...] | None = None
 
     @property
     def output(self) -> tuple[int, ...]:
-        return tuple(-(-n // s) for n, s in zip(self.full, self.steps, strict=True))
+        """The shape of the output."""
+        if self.result is not None:
+            return self.result
+        sizes = zip(self.shape, self.kernel.shape, self.steps, self.spread, self.pads, strict=True)
+        return tuple(max(0, -(-(n + a + b - d * (k - 1)) // s)) for n, k, s, d, (a, b) in sizes)
 
-    @property
-    def every(self) -> tuple[Any, ...]:
-        """The index of the output in the output at stride 1."""
-        return (*(slice(None, None, s) for s in self.steps), ...)
+    @cached_property
+    def terms(self) -> list[tuple[Index, Index, Any]]:
+        """Per element of the kernel that is not zero and meets the region: the elements of the
+        region that it multiplies, those of the output that the products belong to, and itself."""
+        found = []
+        for offset, weight in np.ndenumerate(self.kernel):
+            if weight != 0 and (both := self._met(offset)):
+                found.append((*both, weight))
+        return found
 
-    @property
-    def inside(self) -> tuple[Any, ...]:
-        """The index of the region in the padded region."""
-        bounds = zip(self.shape, self.pads, strict=True)
-        return (*(slice(a, a + n) for n, (a, _) in bounds), ...)
+    def _met(self, offset: tuple[int, ...]) -> tuple[Index, Index] | None:
+        """Where an element of the kernel reads and writes; None if it meets padding alone."""
+        read, written = [], []
+        for k, n, m, s, d, (a, _) in zip(
+            offset, self.shape, self.output, self.steps, self.spread, self.pads, strict=True
+        ):
+            first = d * k - a  # the element of the region that it multiplies for output 0
+            start, stop = max(0, -(first // s)), min(m, (n - 1 - first) // s + 1)
+            if start >= stop:
+                return None
+            written.append(slice(start, stop))
+            read.append(slice(first + s * start, first + s * (stop - 1) + 1, s))
+        return (*read, ...), (*written, ...)
 
     def port(self, namespace: Namespace) -> tuple[Function, Function]:
-        """(forward, adjoint) for an array module. On NumPy arrays they call `scipy.signal`; on
-        others they sum over the kernel's elements, which is exact for integers."""
-        if namespace.ndarray is np.ndarray:
-            return self.forward, self.backward
-        zeros = namespace.module.zeros
-        read = [(self.read_by(offset), w) for offset, w in np.ndenumerate(self.kernel) if w]
+        """(forward, adjoint) for an array module: sums over the kernel's elements, each as one
+        product of whole arrays. Padding, and the zeros of kernel and dilation, multiply nothing."""
+        zeros, wide = namespace.module.zeros, sparse_dtype(self.kernel.dtype)
+        terms = [(read, written, wide.type(weight)) for read, written, weight in self.terms]
 
         def forward(x: Any) -> Any:
-            whole, y = zeros(self.padded, x.dtype), zeros(self.output, x.dtype)
-            whole[self.inside] = x
-            for part, weight in read:
-                y += whole[part] * weight
-            return y
+            y, given = zeros(self.output, wide), x.astype(wide, copy=False)
+            for read, written, weight in terms:
+                here = y[written]
+                here += given[read] * weight
+            return y.astype(x.dtype, copy=False)
 
         def backward(y: Any) -> Any:
-            whole = zeros(self.padded, y.dtype)
-            for part, weight in read:
-                there = whole[part]
-                there += y * np.conj(weight)
-            return whole[self.inside].copy()
+            x, given = zeros(self.shape, wide), y.astype(wide, copy=False)
+            for read, written, weight in terms:
+                here = x[read]
+                here += given[written] * np.conj(weight)
+            return x.astype(y.dtype, copy=False)
 
         return forward, backward
 
-    def read_by(self, offset: tuple[int, ...]) -> tuple[Any, ...]:
-        """The index of the elements of the padded region that are multiplied by the kernel element
-        at `offset`."""
-        bounds = zip(offset, self.full, self.steps, strict=True)
-        return (*(slice(o, o + n, s) for o, n, s in bounds), ...)
-
-    def forward(self, x: Array) -> Array:
-
-        whole = np.zeros(self.padded, x.dtype)
-        whole[self.inside] = x
-        full: Array = np.asarray(scipy.signal.correlate(whole, np.conj(self.kernel), "valid"))
-        result: Array = full[self.every].astype(x.dtype)
-        return result
-
-    def backward(self, y: Array) -> Array:
-
-        spaced = np.zeros(self.full, y.dtype)
-        spaced[self.every] = y
-        whole: Array = np.asarray(scipy.signal.convolve(spaced, np.conj(self.kernel), "full"))
-        result: Array = whole[self.inside].astype(y.dtype)
-        return result
-
     def matrix(self) -> scipy.sparse.csr_array:
-        """The sparse matrix: one entry for each pair of kernel element and output, whose column is
-        the padded input at (output index * stride + offset), unless that is padding."""
-        number: Array = np.full(self.padded, -1)
-        number[self.inside] = np.arange(math.prod(self.shape)).reshape(self.shape)
-        rows, columns, values = [], [], []
-        for offset, weight in np.ndenumerate(self.kernel):
-            part: list[Any] = [slice(o, o + n) for o, n in zip(offset, self.full, strict=True)]
-            read = number[(*part, ...)][self.every].ravel()
-            written = np.flatnonzero(read >= 0)
-            rows.append(written)
-            columns.append(read[written])
-            values.append(np.full(len(written), weight))
-        index = (np.concatenate(rows), np.concatenate(columns))
-        data = np.concatenate(values).astype(sparse_dtype(self.kernel.dtype))
-        shape = (math.prod(self.output), math.prod(self.shape))
-        matrix = scipy.sparse.csr_array((data, index), shape=shape)
-        matrix.eliminate_zeros()  # from dilation
-        return matrix
-
-
-def _spread(kernel: Array, dilation: tuple[int, ...]) -> Array:
-    """The dilated kernel: zeros between its elements."""
-    shape = tuple(d * (n - 1) + 1 for d, n in zip(dilation, kernel.shape, strict=True))
-    wide: Array = np.zeros(shape, kernel.dtype)
-    every: list[Any] = [slice(None, None, d) for d in dilation]
-    wide[(*every, ...)] = kernel
-    return wide
+        """The sparse matrix: one entry per product of `terms`."""
+        inputs = np.arange(math.prod(self.shape)).reshape(self.shape)
+        outputs = np.arange(math.prod(self.output)).reshape(self.output)
+        index = [(outputs[to].ravel(), inputs[of].ravel()) for of, to, _ in self.terms]
+        values = [np.full(len(at), w) for (at, _), (*_, w) in zip(index, self.terms, strict=True)]
+        none = np.zeros(0, np.int64)
+        at = np.concatenate([none, *(rows for rows, _ in index)])
+        of = np.concatenate([none, *(columns for _, columns in index)])
+        data = np.concatenate([np.zeros(0, self.kernel.dtype), *values])
+        return scipy.sparse.csr_array(
+            (data.astype(sparse_dtype(self.kernel.dtype)), (at, of)), (outputs.size, inputs.size)
+        )
 
 
 def _pads(padding: Any, ndim: int) -> tuple[tuple[int, int], ...]:

@@ -8,7 +8,6 @@ values; functions of an object column are evaluated once per distinct value.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -100,11 +99,6 @@ def nearest(a: Column, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
 def representable(a: Column, dtype: np.dtype[Any]) -> Column:
     """The exact values of the numbers after rounding to a dtype: the factors used at run time."""
     return each(a, lambda number: exact(rounded(number, dtype)))
-
-
-def largest_square(a: Column) -> Fraction | int:
-    """The largest squared magnitude in a column; 0 if it is empty."""
-    return max((n.real**2 + n.imag**2 for n in _distinct(a)[0]), default=0)
 
 
 def kinds(a: Column) -> Ints:

@@ -195,18 +195,23 @@ class Stages(Keeper):
             )
         into = Stages((Movement.between(self.domain, other.domain),))
         out = Stages((Movement.between(other.codomain, self.codomain),))
-        product = entries.product([side._entries() for side in (into, other, out)])
-        return entries.same(self._entries(), product, self.domain.dtype)
+        shape = self.codomain.size, self.domain.size
 
-    def _entries(self) -> Table:
-        """The exact matrix, entry by entry (`linop.normal_form.entries`)."""
+        def aligned(nudge: entries.Nudge) -> list[Table]:
+            return [factor for side in (into, other, out) for factor in side._factors(nudge)]
+
+        return entries.same(self._factors, aligned, shape, self.domain.dtype)
+
+    def _factors(self, nudge: entries.Nudge) -> list[Table]:
+        """The exact matrices of movements and layers, entry by entry, first applied first
+        (`linop.normal_form.entries`); `nudge` changes the entries of layers."""
         factors = [entries.of(*self.movements[0].entries())]
         for i, layer in enumerate(self.layers):
             before, after = self.movements[i].codomain, self.movements[i + 1].domain
-            blocks = (entries.of_sparse(*block) for block in layer_blocks(before, after, layer))
-            factors.append(entries.beside(blocks))
+            blocks = layer_blocks(before, after, layer)
+            factors.append(entries.beside(entries.of_sparse(*block, nudge) for block in blocks))
             factors.append(entries.of(*self.movements[i + 1].entries()))
-        return entries.product(factors)
+        return factors
 
     def to_matrix(self) -> scipy.sparse.csr_array:
         """The sparse matrix, (codomain.size, domain.size); integers modulo 2^bits."""

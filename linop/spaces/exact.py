@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from linop.errors import DTypeError
+from linop.spaces.float_formats import cast, native, overflows_at
 
 Rational = int | Fraction
 _SHORT = 20
@@ -123,7 +124,8 @@ def rounded(value: Exact, dtype: np.dtype[Any]) -> Any:
 def _in_range(value: Rational, part: np.dtype[Any], dtype: np.dtype[Any]) -> Any:
     with np.errstate(over="ignore"):
         number = _nearest(value, part)
-    if not np.isfinite(number):
+    saturates = not native(part) and max(value, -value) >= overflows_at(part)
+    if saturates or not np.isfinite(number):
         raise DTypeError(f"scalar {shown(value)} is out of range on a space of dtype {dtype}")
     return number
 
@@ -140,7 +142,7 @@ def _nearest(value: Rational, dtype: np.dtype[Any]) -> Any:
         # Round to odd first: rounding again to fewer bits is then equal to rounding once.
         even = not np.float64(near).view(np.int64) & 1
         near = math.nextafter(near, math.copysign(math.inf, error)) if even else near
-    return dtype.type(near)
+    return cast(np.array(near), dtype)[()]
 
 
 def _nearest_long(value: Rational, dtype: np.dtype[Any]) -> Any:

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from linop.errors import ArgumentError, DTypeError, LinopError, ShapeError
 from linop.spaces.exact import Exact, Gaussian, exact, inverse, rounded, shown, wrapped
+from linop.spaces.float_formats import cast, limits, native, overflows_at
 
 Array = npt.NDArray[Any]
 Scalar = int | float | complex
@@ -22,7 +23,8 @@ def numeric_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
     """The dtype of a space's elements.
 
     Raises:
-        DTypeError: it is no dtype, or not one of numbers.
+        DTypeError: it is no dtype, or not one of numbers; or one of another package that is no
+            floating format with a zero, such as ml_dtypes' int4 and float8_e8m0fnu.
     """
     try:
         given: np.dtype[Any] = np.dtype(dtype)
@@ -31,7 +33,33 @@ def numeric_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
     # Kind V is also that of numbers from other packages, such as ml_dtypes.bfloat16.
     if given.kind not in "iufcV" or given.type is np.void:
         raise DTypeError(f"a space holds numbers; given dtype {given}")
+    if not native(given):
+        _check_format(given)
     return given
+
+
+def _check_format(dtype: np.dtype[Any]) -> None:
+    """Check that a dtype of another package is a floating format that has a zero.
+
+    Raises:
+        DTypeError: it is not.
+    """
+    try:
+        limits(dtype)
+    except (ValueError, TypeError):
+        raise DTypeError(
+            f"a space holds numbers of NumPy's dtypes, or of a floating format of another package; "
+            f"given {dtype}, whose whole numbers do not wrap as NumPy's do: int8 and uint8 are the "
+            f"shortest"
+        ) from None
+    if np.zeros(1, dtype).astype(np.float64)[0] != 0:
+        raise DTypeError(f"a space holds zero; given dtype {dtype}, which has none")
+
+
+def holds_kind(dtype: np.dtype[Any], given: np.dtype[Any]) -> bool:
+    """True if numbers of the dtype `given` are of the kind of `dtype` or of a narrower one: whole,
+    real, complex."""
+    return _RANK.get(given.kind, 3) <= _RANK[dtype.kind]
 
 
 def sparse_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
@@ -100,11 +128,10 @@ def of_dtype(values: npt.ArrayLike, dtype: np.dtype[Any], what: str) -> Array:
     if array.dtype == dtype:
         return array.copy()
     given = f"an array of {array.dtype}" if isinstance(values, np.ndarray) else repr(values)
-    if _RANK.get(array.dtype.kind, 3) > _RANK[dtype.kind]:
+    if not holds_kind(dtype, array.dtype):
         raise DTypeError(f"{what}: {given} given, numbers of dtype {dtype} expected")
-    with np.errstate(all="ignore"):
-        found = array.astype(dtype)
-    if not _holds(found, array):
+    found = cast(array, dtype)
+    if array.dtype != dtype and not _holds(found, array):
         raise DTypeError(f"{what}: {given} given, of which {dtype} does not hold every number")
     return found
 
@@ -112,13 +139,24 @@ def of_dtype(values: npt.ArrayLike, dtype: np.dtype[Any], what: str) -> Array:
 def _holds(found: Array, array: Array) -> bool:
     """True if the conversion lost no number: integers are equal, finite floats are finite."""
     if array.dtype.kind not in "iu":
-        lost: Any = np.isfinite(array) & ~np.isfinite(found) if array.dtype.kind in "fc" else False
+        lost = np.isfinite(array) & ~np.isfinite(found)
+        if not native(found.dtype):  # some formats saturate
+            wide = array.astype(np.float64) if array.dtype.kind == "V" else array
+            beyond = np.abs(wide) >= float(overflows_at(found.dtype))
+            lost |= np.where(np.isfinite(array), beyond, ~_same(array, found))
         return not np.any(lost)
     wide = found.astype(np.complex128 if found.dtype.kind == "c" else np.float64)
     if array.size and max(int(array.max()), -int(array.min())) > 2**53:
         wide = found.astype(object) if found.dtype.kind in "iufc" else wide.astype(object)
         array = array.astype(object)
     return bool(np.all(wide == array))
+
+
+def _same(array: Array, found: Array) -> Any:
+    """True where numbers are equal, or both are not a number."""
+    with np.errstate(over="ignore"):
+        a, b = array.astype(np.float64), found.astype(np.float64)
+    return (a == b) | (np.isnan(a) & np.isnan(b))
 
 
 def array_of(values: npt.ArrayLike, what: str) -> Array:

@@ -7,7 +7,7 @@ do not belong here.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -57,7 +57,10 @@ class Space:
         if len(self.numbering.index) < len(given):
             names = [r.name for r in given]
             twice = sorted({n for n in names if names.count(n) > 1})
-            raise RegionError(f"duplicate region {', '.join(map(repr, twice))} in a space: {names}")
+            raise RegionError(
+                f"duplicate region {', '.join(map(repr, twice))} in a space: {names}"
+                f"{_replicas(given, twice)}"
+            )
         self.dtype = numeric_dtype(dtype)
 
     @property
@@ -316,6 +319,17 @@ def side_by_side(left: Space, right: Space) -> str:
     rows = [r for r in rows if r[0] != r[1]][:12] or rows[:1]
     width = max(len(a) for a, _ in rows)
     return "\n".join(f"  {a:<{width}}  ≠  {b}" for a, b in rows)
+
+
+def _replicas(given: Sequence[Region], names: Sequence[str]) -> str:
+    """The end of an error of duplicate regions, if they are replicated ones."""
+    shared = next((r for r in given if r.name in names and r.replicated), None)
+    if shared is None:
+        return ""
+    return (
+        f"; {shared.name!r} is replicated: one region of the workers {shared.workers}. Take it, "
+        f"and a local operator on it, once and not for each worker"
+    )
 
 
 def _describe(space: Space, name: str) -> str:

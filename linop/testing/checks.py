@@ -1,11 +1,12 @@
 """Public checks of linear maps and their adjoints, on any backend.
 
 A check takes anything that `linop.testing.tested_maps.foreign` turns into a `TestedMap`: linop's
-operators and plans, pairs of functions, matrices, operators of SciPy and PyLops. It returns a
-`Report`, true if the check passed. On a backend of one worker a check is collective: every worker
-makes the same call and gets the same report. A result with NaN or infinity fails every check. Each
-``assert_`` form raises an AssertionError with the report's text. How errors are measured is in
-`linop.testing.trials` and `linop.testing.matrices`.
+operators and plans, pairs of functions, matrices, operators of SciPy and PyLops. One of SciPy's
+whose dtype was guessed is checked in float64, and in complex128 if it takes that
+(`linop.testing.dtypes`). A check returns a `Report`, true if it passed. On a backend of one worker
+a check is collective: every worker makes the same call and gets the same report. A result with NaN
+or infinity fails every check. Each ``assert_`` form raises an AssertionError with the report's
+text. How errors are measured is in `linop.testing.trials` and `linop.testing.matrices`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from functools import wraps
 from typing import Any, ParamSpec
 
 from linop.backends.base import Backend
+from linop.testing.dtypes import in_every_dtype
 from linop.testing.localise import wrong_column
 from linop.testing.matrices import worst_of_matrices
 from linop.testing.report import Report
@@ -30,6 +32,7 @@ from linop.testing.trials import (
     dot_products,
     dot_tolerance,
     element_tolerance,
+    entry_tolerance,
     linear,
     random_vector,
     there_and_back,
@@ -38,6 +41,7 @@ from linop.testing.trials import (
 Parameters = ParamSpec("Parameters")
 
 
+@in_every_dtype
 def check_adjoint(
     op: Any,
     backend: Backend | str = "reference",
@@ -83,6 +87,7 @@ def check_adjoint(
     return check.tried(trial, seed, trials)
 
 
+@in_every_dtype
 def check_dot_exact(
     op: Any,
     backend: Backend | str = "reference",
@@ -114,6 +119,7 @@ def check_dot_exact(
     return check.tried(trial, seed, trials)
 
 
+@in_every_dtype
 def check_self_adjoint(
     op: Any,
     backend: Backend | str = "reference",
@@ -139,6 +145,7 @@ def check_self_adjoint(
     return check.tried(trial, seed, trials)
 
 
+@in_every_dtype
 def check_exact(
     op: Any,
     adjoint: Any = None,
@@ -166,7 +173,7 @@ def check_exact(
     try:
         G = adjoint_of("check_exact", F, adjoint)
         rounds = not (F.exact and G.exact)
-        most = max(dot_tolerance(F), dot_tolerance(G)) if rounds else 0.0
+        most = max(entry_tolerance(F), entry_tolerance(G)) if rounds else 0.0
         check = Check("exact adjoint", compared, call, F, most, tolerance)
         error, worst = worst_of_matrices(F, G, relative=check.tolerance > 0)
         if error <= check.tolerance:
@@ -180,6 +187,7 @@ def check_exact(
     return check.report(error, None if error <= check.tolerance else worst)
 
 
+@in_every_dtype
 def check_linear(
     op: Any,
     backend: Backend | str = "reference",
@@ -205,6 +213,7 @@ def check_linear(
     return check.tried(lambda seed: linear(F, seed), seed, trials)
 
 
+@in_every_dtype
 def check_equal(
     op: Any,
     other: Any,
@@ -235,6 +244,7 @@ def check_equal(
     return check.tried(trial, seed, trials)
 
 
+@in_every_dtype
 def check_inverse(
     op: Any,
     inverse: Any,
@@ -264,6 +274,7 @@ def check_inverse(
     return check.tried(trial, seed, trials)
 
 
+@in_every_dtype
 def check_unitary(
     op: Any,
     backend: Backend | str = "reference",

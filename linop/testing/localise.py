@@ -9,18 +9,21 @@ sums over all workers, so all workers take the same decisions. Measuring and rep
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from itertools import product
+from typing import Any
 
 import numpy as np
 
 from linop.backends.arrays.arguments import held
 from linop.backends.base import Backend
+from linop.spaces.float_formats import machine_epsilon
 from linop.spaces.scalars import Array, Scalar
 from linop.spaces.space import Space
 from linop.spaces.vector import Vector
 from linop.testing.report import Worst, element, element_in, shown
-from linop.testing.tested_maps.tested_map import TestedMap, epsilon, gathered, host_vector
+from linop.testing.tested_maps.tested_map import TestedMap, gathered, host_vector, widened
 
 Map = Callable[[Vector], Vector]
 
@@ -72,7 +75,7 @@ def wrong_entry(F: TestedMap, G: TestedMap, x: Vector, y: Vector, other: str) ->
     f, g, part = found
     source, target = element(F.domain, j), element(F.codomain, i)
     words = f"from {source} to {target}: F has {part}{shown(f)}, {other} has {part}{shown(g)}"
-    eps = max(epsilon(F.domain.dtype), epsilon(F.codomain.dtype))
+    eps = max(machine_epsilon(F.domain.dtype), machine_epsilon(F.codomain.dtype))
     if abs(discrepancy(F, f, g)) <= 4 * eps * max(abs(f), abs(g)):
         rounds = ", or rounds more than its dtype explains" if eps else ""
         words = (
@@ -110,7 +113,7 @@ def wrong_column(F: TestedMap, A: Map, B: Map, x: Vector, names: tuple[str, str]
     """
     backend = F.backend
 
-    def gap(part: Vector) -> float:
+    def gap(part: Vector) -> Any:
         return largest(A(part) - B(part), backend)[1]  # a norm may overflow
 
     j = _narrowed(x, gap, backend)
@@ -143,10 +146,10 @@ def whole_numbers(F: TestedMap, result: Vector, scale: float) -> str:
         result: must hold whole numbers that its dtype represents exactly.
         scale: a bound of the inner products, which must not be above 2**53.
     """
-    eps, said = epsilon(F.codomain.dtype), ""
+    eps, said = machine_epsilon(F.codomain.dtype), ""
     most = 2.0 / eps if eps else float("inf")
     for region in held(F.codomain, F.backend.worker):
-        wide = _wide(result[region.name])
+        wide = widened(result[region.name])
         unfit = (wide != np.rint(wide)) | (np.abs(wide) > most)
         if unfit.any() and not said:
             k = int(np.flatnonzero(unfit)[0])
@@ -169,17 +172,37 @@ def not_zero(F: TestedMap) -> Worst | None:
     return Worst(words, None, target, value, 0)
 
 
-def largest(vector: Vector, backend: Backend) -> tuple[int, float]:
+def largest(vector: Vector, backend: Backend) -> tuple[int, Any]:
     """The position of the element of largest modulus, in the order of `Space.flatten`, and its
     modulus; (0, 0.0) if there are no elements. Collective."""
-    best = (0.0, 0)
+    best = (_ENDS[0], 0.0, 0)
     for region in held(vector.space, backend.worker):
-        sizes = np.abs(_wide(vector[region.name])).ravel()
+        sizes = np.abs(widened(vector[region.name])).ravel()
         if sizes.size:
             k = int(np.argmax(sizes))
-            best = max(best, (float(sizes[k]), -vector.space.offsets[region.name] - k))
-    most, where = max(gathered(backend, best))
-    return -where, most
+            best = max(best, (*_ordered(sizes[k]), -vector.space.offsets[region.name] - k))
+    exponent, significand, where = max(gathered(backend, best))
+    return -where, float(significand) if exponent in _ENDS else _scaled(significand, exponent)
+
+
+_ENDS = (-(2**30), 2**30)
+"""Exponents that stand for zero, and for numbers that are not finite."""
+
+
+def _ordered(size: Any) -> tuple[int, float]:
+    """The exponent and the significand of a size, which compare as sizes do. Plain numbers, that
+    workers can exchange, also of a long double beyond the range of Python's floats."""
+    significand, exponent = np.frexp(size)
+    if not size or not np.isfinite(size):
+        return _ENDS[1] if size else _ENDS[0], float(size)
+    return int(exponent), float(significand)
+
+
+def _scaled(significand: float, exponent: int) -> Any:
+    """significand * 2**exponent; a long double if it is beyond the range of Python's floats."""
+    if -1000 < exponent < 1000:
+        return math.ldexp(significand, exponent)
+    return np.ldexp(np.longdouble(significand), exponent)
 
 
 def at(vector: Vector, flat: int, backend: Backend) -> Scalar:
@@ -226,7 +249,3 @@ def _between(vector: Vector, start: int, stop: int, backend: Backend) -> Vector:
 
 def _held_zeros(space: Space, backend: Backend) -> dict[str, Array]:
     return {r.name: np.zeros(r.shape, space.dtype) for r in held(space, backend.worker)}
-
-
-def _wide(array: Array) -> Array:
-    return array if array.dtype.kind == "c" else array.astype(np.float64)

@@ -7,8 +7,8 @@ import numpy as np
 from linop.spaces.scalars import Array
 from linop.spaces.space import Space
 from linop.testing.localise import unit
-from linop.testing.report import Worst, element, shown
-from linop.testing.tested_maps.tested_map import TestedMap
+from linop.testing.report import Worst, element, plain_number, shown
+from linop.testing.tested_maps.tested_map import TestedMap, widened
 from linop.testing.tested_maps.whole import everything
 
 
@@ -23,14 +23,14 @@ def worst_of_matrices(F: TestedMap, G: TestedMap, relative: bool) -> tuple[float
     wanted = forward.conj().T
     if not wanted.size:
         return 0.0, Worst("there is no entry")
-    difference = np.abs(_wide(backward) - _wide(wanted))
+    difference = np.abs(widened(backward) - widened(wanted))
     difference[(difference == 0) & (backward != wanted)] = 1.0  # integers that are equal as floats
     if relative:
-        size = np.maximum(np.abs(_wide(backward)), np.abs(_wide(wanted)))
+        size = np.maximum(np.abs(widened(backward)), np.abs(widened(wanted)))
         scale = np.maximum(size.max(axis=0), size.max(axis=1, keepdims=True))
         difference = np.divide(difference, scale, out=difference, where=scale > 0)
     row, column = (int(k) for k in np.unravel_index(np.argmax(difference), difference.shape))
-    found, right = backward[row, column].item(), wanted[row, column].item()
+    found, right = plain_number(backward[row, column]), plain_number(wanted[row, column])
     words = (
         f"row {row}, column {column} of the adjoint, from {_entry_text(G, G.domain, column)} "
         f"to {_entry_text(G, G.codomain, row)}: the adjoint has {shown(found)}, the conjugate "
@@ -63,7 +63,3 @@ def _doubled(F: TestedMap, space: Space) -> bool:
 def _entry_text(F: TestedMap, space: Space, k: int) -> str:
     part = ("the real part of ", "the imaginary part of ")[k // space.size]
     return (part if _doubled(F, space) else "") + str(element(space, k % space.size))
-
-
-def _wide(array: Array) -> Array:
-    return array if array.dtype.kind == "c" else array.astype(np.float64)

@@ -7,6 +7,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from linop.spaces.scalars import Scalar
 from linop.spaces.space import Space
 
@@ -144,6 +146,13 @@ def plain(number: Scalar | None) -> int | float | str | None:
     if isinstance(number, complex):
         return str(number)
     return None if number is None or not math.isfinite(number) else number
+
+
+def plain_number(value: Any) -> Scalar:
+    """A NumPy number, also a long double or one of another package, as one of Python's."""
+    if isinstance(value, np.integer):
+        return int(value)
+    return complex(value) if isinstance(value, np.complexfloating) else float(value)
 
 
 def shown(number: Scalar) -> str:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from fractions import Fraction
 from numbers import Real
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 
 from linop.errors import ArgumentError, UndecidableError
 from linop.operators.operator import LinearOperator
+from linop.spaces.float_formats import machine_epsilon
 from linop.spaces.region import integer
 from linop.spaces.scalars import Scalar
 from linop.spaces.space import Space
@@ -30,7 +32,7 @@ from linop.testing.localise import (
 )
 from linop.testing.report import Report, Worst
 from linop.testing.tested_maps.foreign import tested_map
-from linop.testing.tested_maps.tested_map import Fault, TestedMap, epsilon, exponents, rounding
+from linop.testing.tested_maps.tested_map import Fault, TestedMap, exponents, rounding
 from linop.testing.tested_maps.whole import seen_as
 
 Where = Callable[[], Worst]
@@ -49,6 +51,7 @@ class Check:
 
     Raises:
         ArgumentError: the given tolerance is no finite number from 0.
+        UndecidableError: none is given, and the dtype has too few digits to show an error.
     """
 
     title: str
@@ -61,6 +64,7 @@ class Check:
 
     def __post_init__(self) -> None:
         if self.given is None:
+            self._check_precision()
             return
         if not (isinstance(self.given, Real) and 0 <= self.given < math.inf):
             raise ArgumentError(
@@ -68,6 +72,20 @@ class Check:
                 f"what rounding explains"
             )
         self.tolerance = float(self.given)
+
+    def _check_precision(self) -> None:
+        """Check that the default tolerance is not that of a dtype which can show nothing.
+
+        Raises:
+            UndecidableError: rounding in the dtype explains any error.
+        """
+        spaces = (self.F.domain, self.F.codomain)
+        dtype = max((space.dtype for space in spaces), key=machine_epsilon)
+        if self.tolerance >= 1 and machine_epsilon(dtype) >= 1 / 16:
+            raise UndecidableError(
+                f"{self.title} of {self.F.name}: rounding to {dtype} explains any error; check the "
+                f"operator in a longer dtype, give a tolerance, or use check_dot_exact"
+            )
 
     def tried(self, trial: Callable[[int], tuple[float, Where]], seed: int, trials: int) -> Report:
         """Run trials, and report the one with the largest error.
@@ -100,16 +118,24 @@ class Check:
         if self.given is not None:
             seed += f", tolerance={self.tolerance:g}"
         call = f"linop.testing.{self.call.format(repr(backend))[:-1]}{seed})"
-        title = f"{self.title} on {backend}"
+        title = f"{self.title} on {backend}{self.F.said}"
         passed = worst is None
-        return Report(title, name, passed, error, self.tolerance, self.compared, worst, call)
+        return Report(title, name, passed, float(error), self.tolerance, self.compared, worst, call)
 
 
 def dot_tolerance(op: LinearOperator | TestedMap) -> float:
-    """Default tolerance of the dot-product test: 16 machine epsilons of the coarser of the two
-    dtypes; 0 for integers. It does not grow with the size, since rounding errors of random sign do
-    not, relative to the norms. In half precision it is large, and `check_dot_exact` is sharper."""
-    return 16 * max(epsilon(space.dtype) for space in (op.domain, op.codomain))
+    """Default tolerance of the dot-product test: `entry_tolerance`, but at least that of float64,
+    in which inner products are summed; 0 for integers. It does not grow with the size, since
+    rounding errors of random sign do not, relative to the norms. In half precision it is large, and
+    `check_dot_exact` is sharper."""
+    most = entry_tolerance(op)
+    return max(most, 16 * machine_epsilon(np.dtype(np.float64))) if most else 0.0
+
+
+def entry_tolerance(op: LinearOperator | TestedMap) -> float:
+    """Default tolerance of a matrix's entries: 16 machine epsilons of the coarser of the two
+    dtypes; 0 for integers."""
+    return 16 * max(machine_epsilon(space.dtype) for space in (op.domain, op.codomain))
 
 
 def element_tolerance(F: TestedMap) -> float:
@@ -238,12 +264,26 @@ def _in_range(
     """F x and G y; if their elements are too small or too large to be squared, those of x and y
     scaled by a power of two."""
     most = max(largest(v, F.backend)[1] for v in found)
-    low, high = _range(F)
-    if not most or low / 2 < math.log2(most) < high / 2:
+    low, high = max(_range(F)[0], _PRODUCTS[0]), min(_range(F)[1], _PRODUCTS[1])
+    if not most or low / 2 < _log2(most) < high / 2:
         return found
-    power = min(max(-round(math.log2(most)), low + _MARGIN), high - _MARGIN)
+    lowest, highest = _range(F)
+    power = min(max(-round(_log2(most)), lowest + _MARGIN), highest - _MARGIN)
     x, y = given
-    return F(2.0**power * x), G(2.0**power * y)
+    return F(_power(power) * x), G(_power(power) * y)
+
+
+_PRODUCTS = exponents(np.dtype(np.float64))
+"""(lowest, highest) exponent of two of inner products, which are summed in float64."""
+
+
+def _log2(size: Any) -> float:
+    return float(np.log2(size))
+
+
+def _power(exponent: int) -> Any:
+    """A power of two, also one beyond the range of Python's floats."""
+    return Fraction(2) ** exponent
 
 
 _MARGIN = 6
@@ -273,15 +313,15 @@ def linear(F: TestedMap, seed: int) -> tuple[float, Where]:
         found.append(_opposite(F, x, once))
     for power in _far(F, largest(once, F.backend)[1]):
         names = f"F(2**{power} x)", f"2**{power} F x"
-        found.append(difference(F, F(2.0**power * x), 2.0**power * once, names, []))
+        found.append(difference(F, F(_power(power) * x), _power(power) * once, names, []))
     return max(found, key=lambda one: one[0])
 
 
-def _far(F: TestedMap, most: float) -> list[int]:
+def _far(F: TestedMap, most: Any) -> list[int]:
     """A small and a large exponent of two by which x and F x can be scaled without leaving the
     range of their dtypes; `most` is the largest element of F x."""
     low, high = _range(F)
-    here = math.log2(most) if most else 0.0
+    here = _log2(most) if most else 0.0
     powers = -(high // 8), high // 8
     return [p for p in powers if p and low + _MARGIN < here + p < high - _MARGIN]
 

@@ -88,6 +88,42 @@ CHECKPOINTS = (
 
 TESTING = (
     Fault(
+        "zero times NaN",
+        "a dense matrix multiplies its zeros by NaN and infinity",
+        "omission",
+        "linop.local_operators.flat:_dense_product",
+        "np.isfinite(x).all()",
+        "True",
+        ("test_local_rule.py::test_zeros_multiply_nothing",),
+    ),
+    Fault(
+        "rounding twice",
+        "numbers go to bfloat16 through the nearest number of float32",
+        "precision",
+        "linop.spaces.float_formats:_odd",
+        "np.where(between, np.nextafter(near, toward), near)",
+        "near",
+        ("test_float_formats.py::test_rounding_is_done_once",),
+    ),
+    Fault(
+        "guessed whole numbers",
+        "an operator is checked in the dtype that SciPy guessed alone",
+        "blind",
+        "linop.local_operators.scipy_operators:_is_guess",
+        "any(_guess(function, size) == op.dtype for function, size in sides)",
+        "False",
+        ("test_checks_of_dtypes.py::test_operators_without_a_dtype_are_checked_on_floats",),
+    ),
+    Fault(
+        "cancelled rounding",
+        "equals says False where what cancels is larger than what is left",
+        "precision",
+        "linop.normal_form.entries:_beyond_rounding",
+        "bool((sizes > np.asarray(bound).ravel()).any())",
+        "True",
+        ("test_equals_rounding.py::test_rounding_is_not_decided_whatever_cancels",),
+    ),
+    Fault(
         "everything passes",
         "no error is too large for the dot-product test",
         "blind",

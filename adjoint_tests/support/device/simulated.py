@@ -443,6 +443,7 @@ def concatenate(arrays: list[ndarray]) -> ndarray:
 
 
 cumsum, vdot, conj = lifted(np.cumsum), lifted(np.vdot), lifted(np.conj)
+where = lifted(np.where)
 
 cuda = SimpleNamespace(
     Stream=Stream,

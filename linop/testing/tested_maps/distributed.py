@@ -49,6 +49,7 @@ def pylops_mpi_operator(op: Any, model: Any = None) -> Pair:
         (dtype, dtype),
         f"{type(op).__name__} with dtype={dtype}",
         flat=True,
+        adapted=op,
     )
 
 

@@ -15,12 +15,15 @@ import scipy
 from linop import backends
 from linop.backends.base import Backend, BoundPlan
 from linop.errors import ArgumentError
+from linop.local_operators.real_linear import refuse_real_linear
+from linop.local_operators.scipy_operators import declared_dtype
 from linop.operators.operator import LinearOperator
 from linop.spaces.region import naturals
 from linop.spaces.scalars import Array
+from linop.spaces.space import Space
 from linop.testing.tested_maps.distributed import pylops_mpi_operator
 from linop.testing.tested_maps.pairs import Pair
-from linop.testing.tested_maps.tested_map import Function, TestedMap
+from linop.testing.tested_maps.tested_map import Function, TestedMap, only_whole
 
 
 def checkable(op: Any) -> bool:
@@ -48,7 +51,13 @@ def tested_map(what: str, op: Any, backend: Backend | str = "reference") -> Test
         more = ""
         if callable(op):
             more = "; a function does not say what it maps: see linop.testing.pair"
+        elif isinstance(op, tuple | list) and op and all(map(callable, op)):
+            more = (
+                "; functions do not say what they map: give linop.testing.pair(forward, adjoint, "
+                "domain, codomain), with the shapes of their arguments or with spaces"
+            )
         raise ArgumentError(f"{what}: expected an operator, given {op!r}{more}")
+    _refuse_real_linear(what, known)
     chosen = backends.get(backend) if isinstance(backend, str) else backend
     return known.bound(chosen) if isinstance(known, Pair) else _of_plan(known.compile(chosen))
 
@@ -68,29 +77,58 @@ def _of_plan(plan: BoundPlan) -> TestedMap:
     )
 
 
+def _refuse_real_linear(what: str, op: LinearOperator | Pair) -> None:
+    """Check that an operator between complex spaces does not say that it is linear over the real
+    numbers only; raises as `refuse_real_linear`."""
+    if isinstance(op, Pair) and not op.real:
+        dtypes = [side.dtype if isinstance(side, Space) else dtype for side, dtype in op.sides]
+        if all(dtype.kind == "c" for dtype in dtypes):
+            given = (op.adapted, op.forward, op.adjoint)
+            refuse_real_linear(f"{what} of {op.name}", dtypes[0], *given)
+
+
 # Matrices, and objects with matvec and rmatvec
 
 
-def _adapted(op: Any) -> Pair | None:
-    """A matrix, or an operator of SciPy, PyLops or PyLops-MPI, as a pair; otherwise None."""
+def in_dtype(op: Any, dtype: np.dtype[Any]) -> Pair:
+    """A matrix, or an operator of SciPy or PyLops, as a pair on spaces of a dtype."""
+    known = _adapted(op, dtype)
+    assert known is not None
+    return known
+
+
+def _adapted(op: Any, dtype: np.dtype[Any] | None = None) -> Pair | None:
+    """A matrix, or an operator of SciPy, PyLops or PyLops-MPI, as a pair; otherwise None.
+
+    Args:
+        dtype: of its spaces; by default its own.
+    """
     if any(cls.__module__.startswith("pylops_mpi") for cls in type(op).__mro__):
         return pylops_mpi_operator(op)
     if (isinstance(op, np.ndarray) and op.ndim == 2) or scipy.sparse.issparse(op):
         matrix = op if scipy.sparse.issparse(op) else np.asarray(op)  # np.matrix has its own @
         adjoint = matrix.conj().T
-        return _flat(op, lambda x: matrix @ x, lambda y: adjoint @ y)
+        return _flat(op, lambda x: matrix @ x, lambda y: adjoint @ y, dtype)
     if hasattr(op, "matvec") and hasattr(op, "rmatvec") and hasattr(op, "shape"):
-        return _flat(op, op.matvec, op.rmatvec)
+        return _flat(op, op.matvec, op.rmatvec, dtype)
     return None
 
 
-def _flat(op: Any, forward: Function, adjoint: Function) -> Pair:
+def _flat(
+    op: Any, forward: Function, adjoint: Function, dtype: np.dtype[Any] | None = None
+) -> Pair:
     """A pair from two functions of flat arrays. The shapes of the spaces are those that a PyLops
-    operator declares (``dims``, ``dimsd``); otherwise 1-d."""
-    dtype = np.dtype(op.dtype if op.dtype is not None else np.float64)
+    operator declares (``dims``, ``dimsd``); otherwise 1-d.
+
+    Args:
+        dtype: by default the declared one; float64 if there is none, or SciPy guessed it.
+    """
+    is_matrix = not hasattr(op, "matvec")
+    dtype = dtype or (op.dtype if is_matrix else declared_dtype(op)) or np.dtype(np.float64)
     dims, dimsd = getattr(op, "dims", op.shape[1]), getattr(op, "dimsd", op.shape[0])
     kind, (m, n) = type(op).__name__, op.shape
-    name = repr(op) if hasattr(op, "matvec") else f"{m}x{n} {kind} with dtype={dtype}"
+    known = not is_matrix and op.dtype == dtype
+    name = repr(op) if known else f"<{m}x{n} {kind} with dtype={dtype}>"
     return Pair(
         partial(_applied, forward, naturals(dimsd, "dimsd")),
         partial(_applied, adjoint, naturals(dims, "dims")),
@@ -98,9 +136,10 @@ def _flat(op: Any, forward: Function, adjoint: Function) -> Pair:
         dimsd,
         (dtype, dtype),
         name.removeprefix("<").partition(" ")[2].removesuffix(">"),
-        real=not getattr(op, "clinear", True),  # PyLops' flag, as for an FFT of real arrays
         flat=True,
         memory="host",  # it computes on NumPy arrays, also on a device backend
+        said="" if is_matrix else only_whole(dtype),
+        adapted=op,
     )
 
 

@@ -37,6 +37,14 @@ class Pair:
     flat: bool = False
     memory: str = "default"
     """The kind of memory of the functions' arrays, if only shapes are given."""
+    said: str = ""
+    adapted: Any = None
+    """The matrix or the operator of SciPy or PyLops that this is a pair of; None for functions."""
+
+    @property
+    def sides(self) -> tuple[tuple[Side, np.dtype[Any]], ...]:
+        """Domain and codomain, each with the dtype that it has if it is no `Space`."""
+        return (self.domain, self.dtypes[0]), (self.codomain, self.dtypes[1])
 
     @property
     def H(self) -> Pair:
@@ -82,6 +90,7 @@ class Pair:
             foreign=True,
             flat=self.flat,
             anonymous=not isinstance(self.domain, Space | Region),
+            said=self.said,
         )
 
     def _space(self, letter: str, side: Side, dtype: np.dtype[Any], backend: Backend) -> Space:

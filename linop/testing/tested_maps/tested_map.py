@@ -22,11 +22,12 @@ from linop.backends.transports.transport import Item
 from linop.backends.worker import Worker
 from linop.errors import ArgumentError, BackendError
 from linop.normal_form.maps import bare_or_dict
+from linop.spaces.float_formats import limits, machine_epsilon, native
 from linop.spaces.region import Region
 from linop.spaces.scalars import Array
 from linop.spaces.space import Space
 from linop.spaces.vector import Vector
-from linop.testing.report import Worst, element_in, shown, workers_text
+from linop.testing.report import Worst, element_in, plain_number, shown, workers_text
 
 Function = Callable[[Any], Any]
 """Maps the arrays that a worker holds of one space to those of another: None if it holds no region,
@@ -72,6 +73,9 @@ class TestedMap:
     flat: bool = False
     anonymous: bool = False
     role: str = "forward"
+    said: str = ""
+    """The numbers that the map was tested on, for the first line of reports, if these are not all
+    that it may be given."""
     _last: dict[str, tuple[Array, bytes]] = field(default_factory=dict, repr=False, compare=False)
     """By region, the result of the previous call, and a copy of its bytes."""
 
@@ -175,7 +179,8 @@ class TestedMap:
         if array.shape != region.shape:
             raise self._fault(f"returned shape {array.shape} {where}; expected {region.shape}")
         if self.flat and np.can_cast(array.dtype, dtype, "same_kind"):
-            narrow = array.dtype.kind in "fc" and epsilon(array.dtype) > epsilon(dtype)
+            floats = array.dtype.kind in "fc"
+            narrow = floats and machine_epsilon(array.dtype) > machine_epsilon(dtype)
             array = array if narrow else array.astype(dtype)
         fits: Array = array
         if fits.dtype != dtype:
@@ -193,7 +198,7 @@ class TestedMap:
             changed = np.flatnonzero(array != x[name])
             if changed.size:
                 k = int(changed[0])
-                was, now = x[name].flat[k].item(), array.flat[k].item()
+                was, now = plain_number(x[name].flat[k]), plain_number(array.flat[k])
                 raise self._fault(
                     f"changed its argument in place: {{}} was {shown(was)}, is {shown(now)}",
                     (self.domain, name, k),
@@ -274,12 +279,22 @@ class TestedMap:
             first, *others = region.workers
             for worker in others:
                 mine, theirs = said[first][region.name], said[worker][region.name]
-                most = max(mine[0], theirs[0]) * rounding(self.codomain.dtype, region.size)
+                coarse = max(self.codomain.dtype, np.dtype(np.float64), key=machine_epsilon)
+                exactly = self.codomain.dtype.kind in "iu"
+                most = max(mine[0], theirs[0]) * rounding(
+                    self.codomain.dtype if exactly else coarse, region.size
+                )
                 if max(abs(a - b) for a, b in zip(mine[1:], theirs[1:], strict=True)) > most:
                     raise self._fault(
                         f"gives {region.name}, which is replicated, other values on worker "
                         f"{worker} than on worker {first}"
                     )
+
+
+def only_whole(dtype: np.dtype[Any]) -> str:
+    """The words for reports that only whole numbers were given to functions which a user wrote:
+    these are no evidence for floats. Empty for floating dtypes."""
+    return f", on whole numbers of {dtype} alone" if dtype.kind in "iu" else ""
 
 
 def host_vector(space: Space, arrays: Any, backend: Backend) -> Vector:
@@ -296,32 +311,34 @@ def gathered(backend: Backend, item: Item) -> list[Item]:
     return backend.transport.gather_all(item)
 
 
-def epsilon(dtype: np.dtype[Any]) -> float:
-    """The machine epsilon of a dtype; 0 for integers."""
-    if dtype.kind in "iu":
-        return 0.0
-    return float(np.finfo(dtype).eps) if dtype.kind in "fc" else 2.0**-7  # kind V is bfloat16
-
-
 def exponents(dtype: np.dtype[Any]) -> tuple[int, int]:
     """(lowest, highest) exponent of two of the range in which numbers have full precision; (0, 0)
     for integers."""
     if dtype.kind in "iu":
         return 0, 0
-    info = np.finfo(dtype if dtype.kind in "fc" else np.float32)  # bfloat16 has float32's range
-    return int(info.minexp), int(info.maxexp)
+    return int(limits(dtype).minexp), int(limits(dtype).maxexp)
 
 
 def rounding(dtype: np.dtype[Any], terms: int) -> float:
     """A bound of the relative error of a sum of `terms` rounded terms of random sign: 16 machine
     epsilons times the square root of their number."""
-    return 16 * epsilon(dtype) * math.sqrt(max(1, terms))
+    return 16 * machine_epsilon(dtype) * math.sqrt(max(1, terms))
+
+
+def widened(array: Array) -> Array:
+    """Numbers in the dtype in which errors are measured: float64, or one that is as wide as theirs
+    (complex, long double)."""
+    kinds = {"c": np.complex128, "f": np.float64}
+    wide = kinds.get(array.dtype.kind)
+    if wide is None or not native(array.dtype):
+        return array.astype(np.float64)
+    return array.astype(np.result_type(array.dtype, wide), copy=False)
 
 
 def _checksum(array: Array) -> list[float]:
     """[bound of the projection's modulus, real part, imaginary part] of a random projection of an
     array; the same projection on every worker."""
     weights = np.random.default_rng(0).standard_normal(array.shape)
-    wide = array.astype(np.complex128 if array.dtype.kind == "c" else np.float64)
+    wide = widened(array)
     total = complex(np.vdot(weights, wide))
     return [float(np.linalg.norm(weights) * np.linalg.norm(wide)), total.real, total.imag]

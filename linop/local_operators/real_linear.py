@@ -1,0 +1,72 @@
+"""Functions and operators that say that they are linear over the real numbers only: PyLops'
+``clinear=False``, as a Fourier transform of real arrays, or a real part. On complex spaces the
+algebra, ``1j * A`` for one, would give these wrong adjoints."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from linop.errors import ArgumentError
+
+
+def refuse_real_linear(what: str, dtype: np.dtype[Any], *given: Any) -> None:
+    """Check that no operator, or function of one, is linear over the real numbers only, if its
+    space is complex.
+
+    Args:
+        what: which caller is given it, for the message.
+        dtype: of the space.
+
+    Raises:
+        ArgumentError: one is.
+    """
+    if dtype.kind != "c":
+        return
+    found = next((part for one in given for part in _parts(one) if _says_real(part)), None)
+    if found is not None:
+        raise ArgumentError(
+            f"{what}: {type(found).__name__} is linear over the real numbers only "
+            f"(clinear=False), an operator on a space of dtype {dtype} is linear over the complex "
+            f"ones: F(1j x) is not 1j F(x), and 1j * F would have a wrong adjoint. Give a function "
+            f"that is complex-linear, as the full Fourier transform is; one between a real and a "
+            f"complex space can be checked as linop.testing.pair(F.matvec, F.rmatvec, "
+            f"Space(…, float), Space(…, complex))"
+        )
+
+
+def real_linear(given: Any) -> bool:
+    """True if an operator, a part of one, or the operator whose method a function is, says that it
+    is linear over the real numbers only."""
+    return any(map(_says_real, _parts(given)))
+
+
+def _says_real(given: Any) -> bool:
+    said = getattr(given, "clinear", True)
+    return isinstance(said, bool | np.bool_) and not said
+
+
+def _parts(given: Any) -> Iterator[Any]:
+    """An operator, what it is made of, and the owners of functions that are methods."""
+    todo, seen = [given], set()
+    while todo:
+        part = todo.pop()
+        if id(part) in seen or isinstance(part, np.ndarray | np.generic | int | float | complex):
+            continue
+        seen.add(id(part))
+        yield part
+        if isinstance(part, functools.partial):
+            todo += [part.func, *part.args]
+        todo += [getattr(part, "__self__", None), getattr(part, "__wrapped__", None)]
+        if hasattr(part, "matvec"):
+            held = getattr(part, "__dict__", {})
+            todo += [value for value in held.values() if callable(value) or _is_operator(value)]
+            args = held.get("args", ())
+            todo += args if isinstance(args, tuple | list) else []
+
+
+def _is_operator(value: Any) -> bool:
+    return hasattr(value, "matvec")
