@@ -80,9 +80,9 @@ class Vector:
 
     def copy(self) -> Vector:
         """A vector with copies of all arrays."""
-        return self._map(lambda a: a.copy())
+        return self._map("copy", lambda a: a.copy())
 
-    def _map(self, f: Callable[..., Array], *others: Vector) -> Vector:
+    def _map(self, what: str, f: Callable[..., Array], *others: Vector) -> Vector:
         for other in others:
             self.space.same_as(other.space, "vector arithmetic")
             if other.arrays.keys() != self.arrays.keys():
@@ -92,7 +92,7 @@ class Vector:
                 )
         whose = [v.shared for v in (self, *others)]
         first = next((one for one in whose if one is not None), None)
-        shared = None if first is None else first.derived(f.__name__, *whose[1:])
+        shared = None if first is None else first.derived(what, *whose[1:])
         # A ufunc returns a scalar for 0-d arrays.
         results = {n: f(a, *(o.arrays[n] for o in others)) for n, a in self.arrays.items()}
         arrays = {n: np.asarray(a) if isinstance(a, np.generic) else a for n, a in results.items()}
@@ -100,13 +100,13 @@ class Vector:
 
     def _scale(self, scalar: Any) -> Vector:
         factor = factor_of(scalar, self.space.dtype)
-        return self._map(lambda a: np.multiply(a, factor))
+        return self._map("scale", lambda a: np.multiply(a, factor))
 
     def __add__(self, other: Vector) -> Vector:
-        return self._map(np.add, other) if isinstance(other, Vector) else NotImplemented
+        return self._map("add", np.add, other) if isinstance(other, Vector) else NotImplemented
 
     def __sub__(self, other: Vector) -> Vector:
-        return self._map(np.subtract, other) if isinstance(other, Vector) else NotImplemented
+        return self._map("subtract", np.subtract, other) if isinstance(other, Vector) else NotImplemented
 
     def __mul__(self, scalar: Scalar) -> Vector:
         return self._scale(scalar) if is_scalar(scalar) else NotImplemented
@@ -121,10 +121,10 @@ class Vector:
             return self._scale(inverse)
         factor_of(inverse, dtype)
         divisor = factor_of(scalar, dtype)
-        return self._map(lambda a: np.divide(a, divisor))
+        return self._map("divide", lambda a: np.divide(a, divisor))
 
     def __neg__(self) -> Vector:
-        return self._map(np.negative)
+        return self._map("negate", np.negative)
 
 
 def inners(
