@@ -31,6 +31,7 @@ from linop.spaces.partition import Partition
 from linop.spaces.tensor import TensorSpace
 from linop.strategies.data.calls import Call
 from linop.strategies.data.held import Held
+from linop.strategies.data.notes import PLACES, Facts, are_equal, different, gathered_digest
 from linop.strategies.data.prefetch import passes_of
 from linop.strategies.data.replicas import agree
 from linop.strategies.memory.moving import Aside
@@ -39,6 +40,11 @@ from linop.strategies.pipelines.lanes import fail
 
 Tensor = Any
 """torch is not typed here."""
+_NOTE = "digest"
+_CURE = (
+    "Freeze the same parameters, and call the optimizer's step as often, on every worker; a step "
+    "left out for one worker's sake has to be left out on all"
+)
 
 
 class Member(NamedTuple):
@@ -101,16 +107,52 @@ class Unit:
         self._token: Any = None
         """Of that, in torch's graph."""
         self._held: Held | None = None
+        self._seen: list[int] | None = None
+        """Versions of the shards when they were gathered last."""
+        self._facts: Facts = {}
 
     def _have(self, members: Sequence[Member]) -> None:
         self.members = members
         self.spaces = {member.name: member.space for member in members}
-        self.operator = direct_sum(*(gathering(member.space, self._memory) for member in members))
+        every = [*self.spaces.values(), *self._note_spaces(members[0].space)]
+        self.operator = direct_sum(*(gathering(space, self._memory) for space in every))
         self._bridge = bridge_of(self.operator, self.backend)
         if self._memory != "default":
             aside = Aside(self.backend.arrays)
             self._bridge.queue = self._bridge.adjoint.queue = aside
         self._size = sum(prod(m.space.global_shape) * m.space.dtype.itemsize for m in members)
+
+    def _note_spaces(self, like: TensorSpace) -> list[TensorSpace]:
+        """Space of the digests that ride with the shards; none if nobody else has any."""
+        if self.axis.size == 1:
+            return []
+        shape = (PLACES * self.axis.size,)
+        return [TensorSpace(shape, like.partition, like.dtype, [0], f"{_NOTE} of {self.name}")]
+
+    def _sent(self) -> list[Tensor]:
+        """The shards, with a digest of what all workers have to have done alike."""
+        if self.axis.size == 1:
+            return self.shards
+        versions = self.versions()
+        self._facts = {
+            "parameters changed since they were gathered last": self._seen not in (None, versions),
+            "parameters without requires_grad": [
+                name for name, p in self._parameters.items() if not p.requires_grad
+            ],
+        }
+        self._seen = versions
+        return [*self.shards, gathered_digest(self._facts, self.shards[0])]
+
+    def _arrived(self, gathered: Sequence[Tensor]) -> list[Tensor]:
+        """The whole parameters of what was gathered.
+
+        Raises:
+            BackendError: a worker has not done what the others have; on every worker.
+        """
+        *whole, note = gathered if self.axis.size > 1 else (*gathered, None)
+        if note is not None and not are_equal(note):
+            raise different(f"fully_shard, {self.name}", self._facts, self.backend, _CURE)
+        return whole
 
     def _convert(self) -> None:
         """Have the dtype of the shards, which ``double()`` or the like may have changed.
@@ -158,7 +200,7 @@ class Unit:
         self._convert()
         if self._ahead is not None:
             return False
-        self._token = begun(self._bridge, self.shards, self.name)
+        self._token = begun(self._bridge, self._sent(), self.name)
         self._ahead = self.versions()
         return True
 
@@ -176,13 +218,15 @@ class Unit:
         # A checkpoint that keeps results of operators would keep the whole parameters.
         with unrecorded() if in_checkpoint() else nullcontext():
             if token is not None:
-                return [*ended(self._bridge, token, self.name)]
-            return [*applied(self._bridge, self.shards, self.name)]
+                return self._arrived(ended(self._bridge, token, self.name))
+            return self._arrived(applied(self._bridge, self._sent(), self.name))
 
     def gathered(self) -> list[Tensor]:
         """The whole parameters, without a graph. Collective."""
         self._take()
-        return [*self._bridge.run([shard.detach() for shard in self.shards])]
+        # What was started is not sent again.
+        sent = [] if self._bridge.is_started else [shard.detach() for shard in self._sent()]
+        return self._arrived(self._bridge.run(sent))
 
     def _take(self) -> Any:
         """Let the next run be that which `start` began, unless shards have changed.
