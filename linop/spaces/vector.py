@@ -106,7 +106,11 @@ class Vector:
         return self._map("add", np.add, other) if isinstance(other, Vector) else NotImplemented
 
     def __sub__(self, other: Vector) -> Vector:
-        return self._map("subtract", np.subtract, other) if isinstance(other, Vector) else NotImplemented
+        return (
+            self._map("subtract", np.subtract, other)
+            if isinstance(other, Vector)
+            else NotImplemented
+        )
 
     def __mul__(self, scalar: Scalar) -> Vector:
         return self._scale(scalar) if is_scalar(scalar) else NotImplemented

@@ -122,7 +122,9 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]  # torch is not typed
             Spread(values, self.backend, 0)(values)
         else:
             check_equal(state, self.backend, _NAME)
-        self._reducer = Reducer(parameters, self.backend, operator, bucket_cap_mb * MEBIBYTE)
+        self._reducer = Reducer(
+            parameters, self.backend, operator, bucket_cap_mb * MEBIBYTE, server is not None
+        )
         for p in parameters.values():
             p._linop_strategy = "data parallel" if server is None else SERVER
         self._frozen = [(n, p) for n, p in module.named_parameters() if n not in parameters]
@@ -142,6 +144,8 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]  # torch is not typed
         self._dtypes = _dtypes(self._trained), _dtypes(buffers)
         self._server = None if server is None else Spread(self._trained, self.backend, server)
         self._of_buffers = Spread(buffers, self.backend, 0) if buffers else None
+        if self._server is not None:
+            self._reducer.failing = self._server.fail
 
     def forward(self, *arguments: Any, **options: Any) -> Any:
         """The module's output, on this worker's part of the batch."""
@@ -163,6 +167,8 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]  # torch is not typed
 
     def _before_forward(self) -> None:
         """Bring parameters and buffers to the state that a forward needs. Collective."""
+        if self.training and self._reducer.enabled and torch.is_grad_enabled():
+            self._reducer.forwards += 1
         buffers = []
         if self._of_buffers is not None and self.training and self._reducer.enabled:
             buffers = [*self.module.buffers()]

@@ -10,10 +10,11 @@ the sums are rounded.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import cache
 from typing import Any
 
-import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from linop.backends import Backend
 from linop.errors import BackendError
@@ -28,6 +29,34 @@ SUMMED = 2 * PLACES * _BITS
 """Elements of a summed digest."""
 Facts = dict[str, Any]
 """What is compared, in words, with its value on this worker."""
+
+
+class Steps:
+    """Number of steps of optimizers that have some of these parameters.
+
+    Attributes:
+        count: since somebody set it to zero.
+    """
+
+    def __init__(self, parameters: Iterable[Tensor]) -> None:
+        self.count = 0
+        for p in parameters:
+            p._linop_steps = self
+        _watch_optimizers()
+
+
+@cache
+def _watch_optimizers() -> None:
+    """Count the steps of all optimizers of torch from now on."""
+    register_optimizer_step_pre_hook(_stepped)
+
+
+def _stepped(optimizer: Any, *arguments: Any) -> None:
+    del arguments
+    every = (p for group in optimizer.param_groups for p in group["params"])
+    for steps in {getattr(p, "_linop_steps", None) for p in every}:
+        if steps is not None:
+            steps.count += 1
 
 
 def gathered_digest(facts: Facts, like: Tensor) -> Tensor:
@@ -66,14 +95,10 @@ def different(name: str, facts: Facts, backend: Backend, cure: str) -> BackendEr
 def _differences(said: Sequence[Facts]) -> list[str]:
     found = []
     for what in said[0]:
-        values = [one.get(what) for one in said]
-        if any(value != values[0] for value in values):
-            each = {repr(value): None for value in values}
-            found.append(
-                f"{what}: "
-                + ", ".join(
-                    f"{value} on workers {[w for w, one in enumerate(values) if repr(one) == value]}"
-                    for value in each
-                )
-            )
+        workers: dict[str, list[int]] = {}
+        for worker, facts in enumerate(said):
+            workers.setdefault(repr(facts[what]), []).append(worker)
+        if len(workers) > 1:
+            each = (f"{value} on workers {those}" for value, those in workers.items())
+            found.append(f"{what}: {', '.join(each)}")
     return found

@@ -31,7 +31,7 @@ from linop.spaces.partition import Partition
 from linop.spaces.tensor import TensorSpace
 from linop.strategies.data.calls import Call
 from linop.strategies.data.held import Held
-from linop.strategies.data.notes import PLACES, Facts, are_equal, different, gathered_digest
+from linop.strategies.data.notes import PLACES, Facts, Steps, are_equal, different, gathered_digest
 from linop.strategies.data.prefetch import passes_of
 from linop.strategies.data.replicas import agree
 from linop.strategies.memory.moving import Aside
@@ -109,6 +109,7 @@ class Unit:
         self._held: Held | None = None
         self._seen: list[int] | None = None
         """Versions of the shards when they were gathered last."""
+        self._steps = Steps([])
         self._facts: Facts = {}
 
     def _have(self, members: Sequence[Member]) -> None:
@@ -135,12 +136,13 @@ class Unit:
             return self.shards
         versions = self.versions()
         self._facts = {
+            "optimizers' steps since parameters were gathered last": self._steps.count,
             "parameters changed since they were gathered last": self._seen not in (None, versions),
             "parameters without requires_grad": [
                 name for name, p in self._parameters.items() if not p.requires_grad
             ],
         }
-        self._seen = versions
+        self._seen, self._steps.count = versions, 0
         return [*self.shards, gathered_digest(self._facts, self.shards[0])]
 
     def _arrived(self, gathered: Sequence[Tensor]) -> list[Tensor]:
@@ -190,6 +192,10 @@ class Unit:
     def bytes_leaving(self) -> int:
         """Bytes of whole parameters' gradients that are on their way to the shards."""
         return self._size * self._bridge.adjoint.is_started
+
+    def have_shards(self, shards: list[Tensor]) -> None:
+        """Take the blocks of the parameters, whose optimizers' steps count from here on."""
+        self.shards, self._steps = shards, Steps(shards)
 
     def versions(self) -> list[int]:
         """Numbers that change when a shard does."""
