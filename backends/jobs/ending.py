@@ -2,10 +2,10 @@
 otherwise it announces its end to the other ranks.
 
 When linop is imported in a job, the end of the process is watched, and nothing is replaced; the
-hooks come with the first backend. A rank that fails before that, by an exception and after its program
-has started MPI, ends the job all the same, when it ends. This module does not import MPI: a rank
-that ends before its program has started MPI is left to mpiexec; the others wait no longer than a
-limit for it to start (`linop.backends.jobs.starting`).
+hooks come with the first backend. A rank that fails before that, by an exception and after its
+program has started MPI, ends the job all the same, when it ends. This module does not import MPI: a
+rank that ends before its program has started MPI is left to mpiexec; the others wait no longer than
+a limit for it to start (`linop.backends.jobs.starting`).
 """
 
 from __future__ import annotations
