@@ -189,14 +189,14 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]  # torch is not typed
 
     def joined(self, batches: Iterable[Any]) -> Iterator[Any]:
         """This worker's batches, then None as long as another worker has one: for None, call
-        `without_batch` in the place of forward and backward. Collective: an all-reduce of 8 bytes
+        `without_batch` in the place of forward and backward. Collective: an all-reduce of 16 bytes
         for each.
         """
         own, end = iterated(batches, self.backend, "DataParallel.joined"), object()
         agreement = agreement_of(self.backend)
         while True:
             batch = next(own, end)
-            if not agreement.sum(batch is not end):
+            if not agreement.sum(batch is not end, "iterate linop.strategies.DataParallel.joined"):
                 return
             yield None if batch is end else batch
 
@@ -230,14 +230,14 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]  # torch is not typed
         Raises:
             ArgumentError: a worker gives no number from 0, or all give 0; on every worker.
         """
-        agreement = agreement_of(self.backend)
+        agreement, doing = agreement_of(self.backend), "call linop.strategies.DataParallel.share"
         try:
             number = integer(rows, "rows")
         except ArgumentError:
             number = -1
-        total = agreement.sum(number if number >= 0 else -(2**40))
+        total = agreement.sum(number if number >= 0 else -(2**40), doing)
         if total <= 0:
-            every = agreement.gather_objects(repr(rows), "call linop.strategies.DataParallel.share")
+            every = agreement.gather_objects(repr(rows), doing)
             raise ArgumentError(
                 f"DataParallel.share: numbers of rows, of which some are above 0, expected; given "
                 f"{', '.join(every)}"
