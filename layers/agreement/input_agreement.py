@@ -1,9 +1,9 @@
 """Agreement of all workers on a layer's call: its arguments, its plans and its global tensors.
 
 Each call sums an 8-byte digest of the arguments' metadata over all workers, and a number of what is
-summed: one all-reduce of 16 bytes. A sum seen before hits the layer's cache; a new one triggers an all-gather of the metadata. So a tensor of
-another shape on one worker is known to all before any block is sent: it makes another global
-tensor, or is an error on every worker.
+summed: one all-reduce of 16 bytes. A sum seen before hits the layer's cache; a new one triggers an
+all-gather of the metadata. So a tensor of another shape on one worker is known to all before any
+block is sent: it makes another global tensor, or is an error on every worker.
 """
 
 from __future__ import annotations
