@@ -197,10 +197,10 @@ class Gathering:
         if doing != MEET:
             self.recorder.meets(doing, about)
         label, matching = (doing, key), self.matching
-        with matching.turn():
+        with matching:
             try:
                 said = self._exchanged((label, item), doing, about)
-                if len({one for one, _ in said}) == 1 and matching.is_empty:
+                if matching.is_empty and all(one == label for one, _ in said):
                     return [one for _, one in said]
                 self._match(said, label, about)
             except BaseException as error:

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 from linop.backends.waits.threads import is_of_python, joins
@@ -28,10 +27,14 @@ class Matching:
 
     Args:
         workers: number of workers.
+
+    Attributes:
+        is_empty: True if no item waits.
     """
 
     def __init__(self, workers: int) -> None:
         self._turn = threading.Lock()
+        self.is_empty = True
         self._came: list[dict[Label, deque[Any]]] = [{} for _ in range(workers)]
         self._complete: dict[Label, deque[list[Any]]] = {}
         self._waiting: dict[int, Label] = {}
@@ -42,24 +45,17 @@ class Matching:
         self._first = threading.get_ident()
         self._before = {*threading.enumerate()}
 
-    @contextmanager
-    def turn(self) -> Iterator[None]:
-        """Context of an all-gather: one thread at a time."""
+    def __enter__(self) -> None:
+        """Begin an all-gather: one thread at a time."""
         thread = threading.current_thread()
         if thread not in self._known and is_of_python(thread):
             self._known.add(thread)
         if not self._turn.acquire(False):
             with given_up():
                 self._turn.acquire()
-        try:
-            yield
-        finally:
-            self._turn.release()
 
-    @property
-    def is_empty(self) -> bool:
-        """True if no item waits."""
-        return not any(self._came)
+    def __exit__(self, *error: object) -> None:
+        self._turn.release()
 
     def add(self, said: Sequence[tuple[Label, Any]]) -> None:
         """Add the items of one all-gather, by worker."""
@@ -71,6 +67,7 @@ class Matching:
                 with self._changed:
                     self._complete.setdefault(label, deque()).append(items)
                     self._changed.notify_all()
+        self.is_empty = not any(self._came)
 
     def take(self, label: Label) -> list[Any] | None:
         """The items of a complete all-gather, by worker; None without one."""
@@ -103,6 +100,7 @@ class Matching:
         """Forget all items, and end the waits for others by an error."""
         for came in self._came:
             came.clear()
+        self.is_empty = True
         with self._changed:
             self._dropped = dict.fromkeys(self._waiting, error)
             self._changed.notify_all()
