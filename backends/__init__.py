@@ -15,7 +15,7 @@ from importlib import import_module
 from typing import Any
 
 from linop.backends.base import Backend, BoundPlan
-from linop.backends.jobs import ending
+from linop.backends.jobs import ancestry, ending
 from linop.errors import ArgumentError, BackendError
 from linop.spaces.region import integer
 
@@ -151,21 +151,24 @@ def _name() -> str:
 
 def in_mpi_job() -> bool:
     """True if this process was started by an ``mpiexec``, judged by its environment variables.
-    Processes of a torchrun that ``srun --mpi=pmix`` or ``mpiexec`` started are no ranks."""
+    Processes of a torchrun that ``srun --mpi=pmix`` or ``mpiexec`` started are no ranks, nor is a
+    program that a rank has started."""
     if "TORCHELASTIC_RUN_ID" in os.environ:
         return False
     marks = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMI_RANK", "PMIX_RANK", "MPI_LOCALNRANKS")
-    return any(mark in os.environ for mark in marks)
+    return any(mark in os.environ for mark in marks) and ancestry.rank_above(ancestry.MPI) is None
 
 
 def in_torch_job() -> bool:
     """True if this is one of several processes of torch.distributed: started by ``torchrun``,
-    judged by its environment variables, or in a process group. An MPI job is none."""
+    judged by its environment variables, or in a process group. An MPI job is none, nor is a
+    program that a process of torchrun has started."""
     if in_mpi_job():
         return False
     workers = os.environ.get("WORLD_SIZE", "")
     if _marks() and workers.isdecimal() and int(workers) > 1:
-        return True
+        if ancestry.rank_above(ancestry.TORCH) is None:
+            return True
     dist: Any = sys.modules.get("torch.distributed")
     known = dist is not None and dist.is_available() and dist.is_initialized()
     return known and dist.get_world_size() > 1
@@ -213,4 +216,4 @@ def _module(name: str) -> Any:
 
 
 if in_mpi_job():
-    ending.install()
+    ending.watch()

@@ -20,7 +20,7 @@ from linop.backends import settings
 from linop.backends.base import Backend, BoundPlan
 from linop.backends.execution.program import Program
 from linop.backends.jobs import ending
-from linop.backends.jobs.starting import start_mpi
+from linop.backends.jobs.starting import check_running, start_mpi
 from linop.backends.transports.agreement import Talk, Verdict, agree
 from linop.backends.transports.call_numbers import compare_calls
 from linop.backends.transports.transport import Awaited
@@ -52,6 +52,8 @@ try:
     from linop.backends.transports.mpi_collectives import Collectives, Groups, taken_stages
     from linop.backends.transports.mpi_transport import Ranks
     from linop.backends.transports.point_to_point import PointToPoint
+except LinopError:
+    raise
 except (ImportError, RuntimeError) as error:
     raise MissingExtraError(
         f"backend 'mpi' needs mpi4py and an MPI library: pip install 'linop-algebra[mpi]' ({error})"
@@ -114,6 +116,7 @@ def communicator(comm: Any) -> MPI.Comm:
     Raises:
         ArgumentError: not an mpi4py communicator. BackendError: COMM_NULL, or an intercommunicator.
     """
+    check_running(MPI)
     comm = MPI.COMM_WORLD if comm is None else comm
     if not isinstance(comm, MPI.Comm):
         raise ArgumentError(f"comm: expected an mpi4py communicator, given {comm!r}")
@@ -158,6 +161,7 @@ def launch_by(
     options: dict[str, Any],
 ) -> list[Any]:
     """`launch` with backends from a given ``get`` function."""
+    check_running(MPI)
     world: MPI.Comm = MPI.COMM_WORLD
     started = os.environ.get("PMI_SIZE", "1")
     if workers is None and world.size == 1 and started != "1":

@@ -20,7 +20,7 @@ from typing import Any
 
 from linop.backends import settings
 from linop.backends.base import Backend
-from linop.backends.jobs import builds, ending
+from linop.backends.jobs import ancestry, builds, ending
 from linop.backends.transports.call_numbers import compare_calls
 from linop.backends.worker import Worker
 from linop.errors import BackendError, DeadlockError, LinopError, MissingExtraError, communication
@@ -159,7 +159,8 @@ def _initialise(limit: float) -> None:
     """Make the default process group, unless there is one.
 
     Raises:
-        BackendError: variables are missing. DeadlockError: others do not arrive.
+        BackendError: variables are missing, or are those of the process that has started this one.
+            DeadlockError: others do not arrive.
     """
     if dist.is_initialized():
         return
@@ -168,6 +169,12 @@ def _initialise(limit: float) -> None:
         raise BackendError(
             f"backend 'torch' needs a process group: start the program with torchrun, or call "
             f"torch.distributed.init_process_group before (not set: {', '.join(missing)})"
+        )
+    if (process := ancestry.rank_above(ancestry.TORCH)) is not None:
+        raise BackendError(
+            f"a process of torch.distributed (process {process}) has started this program, which "
+            f"has inherited its variables, and is none of its group. Start it without them "
+            f"({', '.join(_VARIABLES)}), or run it on backend 'threads'"
         )
     with _joining(limit):
         dist.init_process_group("gloo", timeout=timedelta(seconds=limit))

@@ -1,9 +1,11 @@
 """Hooks for the end of a rank: after an error or a nonzero status it aborts the whole MPI job;
 otherwise it announces its end to the other ranks.
 
-Installed when linop is imported in a job. This module does not import MPI: a rank that ends before
-its program has started MPI is left to mpiexec; the others wait no longer than a limit for it to
-start (`linop.backends.jobs.starting`).
+When linop is imported in a job, the end of the process is watched, and nothing is replaced; the
+hooks come with the first backend. A rank that fails before that, by an exception and after its
+program has started MPI, ends the job all the same, when it ends. This module does not import MPI: a
+rank that ends before its program has started MPI is left to mpiexec; the others wait no longer than
+a limit for it to start (`linop.backends.jobs.starting`).
 """
 
 from __future__ import annotations
@@ -63,11 +65,21 @@ class EndsJob:
         self.failed: threading.ExceptHookArgs | None = None
         self._process = os.getpid()
         self._before = sys.excepthook, threading.excepthook
+        self._hooked = False
+        atexit.register(self.at_exit)
+        _watch_mpi()
+        # A fork has to end with a status that only hooks tell.
+        os.register_at_fork(after_in_child=self.take_hooks)
+
+    def take_hooks(self) -> None:
+        """Put the hooks in the places of Python's, once."""
+        if self._hooked:
+            return
+        self._hooked = True
+        self._before = sys.excepthook, threading.excepthook
         sys.excepthook = self.hook
         threading.excepthook = self.thread_hook
         _watch_exits(self.exits)
-        atexit.register(self.at_exit)
-        _watch_mpi()
 
     @property
     def _matters(self) -> bool:
@@ -109,7 +121,15 @@ class EndsJob:
             _abort(f" it left with exit status {self.status}\n", self.status)
         if self.failed is not None and self.failed.exc_value is not None:
             _abort_for(self.failed.exc_value, self.failed.exc_traceback)
+        if not self._hooked and _has_failed():
+            _abort(" its program has ended by the exception above\n")
         end_well()
+
+
+def _has_failed() -> bool:
+    """True if an exception that nobody caught has ended the program: Python keeps it. At a prompt
+    it would be that of an earlier line."""
+    return getattr(sys, "last_value", None) is not None and not hasattr(sys, "ps1")
 
 
 def _watch_exits(hear: Callable[[object], None]) -> None:
@@ -242,6 +262,13 @@ def _name(rank: int) -> str:
 
 
 @cache
+def watch() -> EndsJob:
+    """Watch the end of this process; once."""
+    return EndsJob()
+
+
 def install() -> EndsJob:
     """Install the hooks, once."""
-    return EndsJob()
+    ends = watch()
+    ends.take_hooks()
+    return ends

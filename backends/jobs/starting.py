@@ -6,8 +6,11 @@ import faulthandler
 import math
 import sys
 import threading
+from typing import Any
 
+from linop.backends.jobs import ancestry
 from linop.backends.settings import WAIT_LIMIT
+from linop.errors import BackendError
 
 
 def start_mpi() -> None:
@@ -19,11 +22,20 @@ def start_mpi() -> None:
     which mpiexec ends the job.
 
     Raises:
-        ImportError, RuntimeError: there is no mpi4py, or no MPI library.
+        ImportError, RuntimeError: there is no mpi4py, or no MPI library. BackendError: a rank has
+            started this process, which cannot be one; or the program has to start MPI itself and
+            has not, or has ended it.
     """
     limit, said = WAIT_LIMIT.found().value, sys.__stderr__
     if "mpi4py.MPI" in sys.modules:
+        check_running(sys.modules["mpi4py.MPI"])
         return
+    if (rank := ancestry.rank_above(ancestry.MPI)) is not None:
+        raise BackendError(
+            f"a rank of an MPI job (process {rank}) has started this program, which has inherited "
+            f"its launcher's variables, and is no rank of that job: MPI cannot start here. Start "
+            f"it without them ({', '.join(ancestry.MPI[:3])}, ...), or run it on backend 'threads'"
+        )
     if said is not None and limit < math.inf:
         seconds = min(limit, threading.TIMEOUT_MAX)
         faulthandler.dump_traceback_later(seconds, exit=True, file=said)
@@ -31,6 +43,22 @@ def start_mpi() -> None:
         waits_until_all_ranks_have_started_mpi()
     finally:
         faulthandler.cancel_dump_traceback_later()
+    check_running(sys.modules["mpi4py.MPI"])
+
+
+def check_running(MPI: Any) -> None:
+    """Check that MPI can be called.
+
+    Raises:
+        BackendError: it has not been started, or has been ended.
+    """
+    if not MPI.Is_initialized():
+        raise BackendError(
+            "MPI has not been started: mpi4py.rc.initialize is False, or MPI4PY_RC_INITIALIZE=0 "
+            "is set; call MPI.Init() before linop's first backend, or leave the start to mpi4py"
+        )
+    if MPI.Is_finalized():
+        raise BackendError("MPI has been finalized: use linop's backends before MPI.Finalize()")
 
 
 def waits_until_all_ranks_have_started_mpi() -> None:

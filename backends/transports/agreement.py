@@ -197,25 +197,25 @@ class Gathering:
         if doing != MEET:
             self.recorder.meets(doing, about)
         label, matching = (doing, key), self.matching
-        with matching.turn():
+        with matching:
             try:
                 said = self._exchanged((label, item), doing, about)
-                if len({one for one, _ in said}) == 1 and matching.is_empty:
+                if matching.is_empty and all(one == label for one, _ in said):
                     return [one for _, one in said]
-                self._match(said, doing, about)
+                self._match(said, label, about)
             except BaseException as error:
                 matching.drop(restated(error, str(error)))
                 raise
             found = matching.take(label)
             if found is not None:
                 return found
-            matching.begin()
+            matching.begin(label)
         try:
             return self._matched(label, doing, about)
         finally:
             matching.end()
 
-    def _match(self, said: list[tuple[Label, Item]], doing: str, about: object) -> None:
+    def _match(self, said: list[tuple[Label, Item]], label: Label, about: object) -> None:
         """Add items that do not belong together, or to those that wait; collective.
 
         Raises:
@@ -224,8 +224,8 @@ class Gathering:
         self.matching.add(said)
         if self.matching.is_empty:
             return
-        mine = (doing, str(about)), self.matching.others_may_come()
-        each = self._exchanged(mine, doing, about)
+        mine = (label[0], str(about)), self.matching.others_may_come(label)
+        each = self._exchanged(mine, label[0], about)
         if all(may for _, may in each):
             return
         error = different([words for words, _ in each])

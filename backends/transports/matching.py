@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 from linop.backends.waits.threads import is_of_python, joins
@@ -28,37 +27,35 @@ class Matching:
 
     Args:
         workers: number of workers.
+
+    Attributes:
+        is_empty: True if no item waits.
     """
 
     def __init__(self, workers: int) -> None:
         self._turn = threading.Lock()
+        self.is_empty = True
         self._came: list[dict[Label, deque[Any]]] = [{} for _ in range(workers)]
         self._complete: dict[Label, deque[list[Any]]] = {}
-        self._waiting: dict[int, LinopError | None] = {}
-        """Threads that wait, and the error that ends their wait."""
+        self._waiting: dict[int, Label] = {}
+        self._dropped: dict[int, LinopError] = {}
+        """Errors that end the waits of threads."""
         self._changed = threading.Condition()
         self._known = {threading.current_thread()}
         self._first = threading.get_ident()
         self._before = {*threading.enumerate()}
 
-    @contextmanager
-    def turn(self) -> Iterator[None]:
-        """Context of an all-gather: one thread at a time."""
+    def __enter__(self) -> None:
+        """Begin an all-gather: one thread at a time."""
         thread = threading.current_thread()
         if thread not in self._known and is_of_python(thread):
             self._known.add(thread)
         if not self._turn.acquire(False):
             with given_up():
                 self._turn.acquire()
-        try:
-            yield
-        finally:
-            self._turn.release()
 
-    @property
-    def is_empty(self) -> bool:
-        """True if no item waits."""
-        return not any(self._came)
+    def __exit__(self, *error: object) -> None:
+        self._turn.release()
 
     def add(self, said: Sequence[tuple[Label, Any]]) -> None:
         """Add the items of one all-gather, by worker."""
@@ -70,47 +67,58 @@ class Matching:
                 with self._changed:
                     self._complete.setdefault(label, deque()).append(items)
                     self._changed.notify_all()
+        self.is_empty = not any(self._came)
 
     def take(self, label: Label) -> list[Any] | None:
         """The items of a complete all-gather, by worker; None without one."""
         with self._changed:
             return _popped(self._complete, label) if label in self._complete else None
 
-    def begin(self) -> None:
+    def begin(self, label: Label) -> None:
         """Record that this thread waits."""
         with self._changed:
-            self._waiting[threading.get_ident()] = None
+            self._waiting[threading.get_ident()] = label
 
     def wait(self, seconds: float) -> LinopError | None:
         """Wait for a change; returns the error that ends this thread's wait, if there is one."""
         if has_turns():
             with given_up():
                 return self.wait(seconds)
+        here = threading.get_ident()
         with self._changed:
-            error = self._waiting[threading.get_ident()]
-            if error is None:
+            if here not in self._dropped and self._waiting[here] not in self._complete:
                 self._changed.wait(seconds)
-            return error
+            return self._dropped.get(here)
 
     def end(self) -> None:
         """Record that this thread waits no more."""
         with self._changed:
             del self._waiting[threading.get_ident()]
+            self._dropped.pop(threading.get_ident(), None)
 
     def drop(self, error: LinopError) -> None:
         """Forget all items, and end the waits for others by an error."""
         for came in self._came:
             came.clear()
+        self.is_empty = True
         with self._changed:
-            self._waiting = dict.fromkeys(self._waiting, error)
+            self._dropped = dict.fromkeys(self._waiting, error)
             self._changed.notify_all()
 
-    def others_may_come(self) -> bool:
-        """True if another thread of this worker may bring what others wait for: one that has taken
-        part, or that somebody has started beside such, unless it waits or joins one that does."""
+    def others_may_come(self, label: Label) -> bool:
+        """True if a thread of this worker may bring what others wait for: one that has taken part,
+        or that somebody has started beside such, unless it waits or joins one that does.
+
+        Args:
+            label: that of this thread's all-gather.
+        """
+        if label in self._complete:
+            return True  # this thread
         self._known = {thread for thread in self._known if thread.is_alive()}
         here, current = threading.get_ident(), threading.current_thread()
-        waiting, candidates = [*self._waiting, here], [*self._known]
+        with self._changed:
+            left = [thread for thread, its in self._waiting.items() if its not in self._complete]
+        waiting, candidates = [*left, here], [*self._known]
         if len(self._known) > 1 or (here != self._first and is_of_python(current)):
             new = {*threading.enumerate()} - self._before - self._known
             candidates += [thread for thread in new if _is_users(thread)]

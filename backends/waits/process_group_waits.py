@@ -8,6 +8,7 @@ whose wait is over while the coordinator asks holds at its end.
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 import time
@@ -46,6 +47,11 @@ _END: Key = "end", 0
 """Key of the wait of a worker that has ended, for deadlock detection."""
 _LOOKS = 0.25, 0.02
 """Seconds between looks of the thread that exchanges notes: without a long wait, and with one."""
+_LIVES = "lives"
+"""A note to worker 0, which keeps the control channel for all others as long as any lives."""
+_OFTEN, _SILENT = 2.0, 10.0
+"""Seconds between these notes, and without one until a worker counts as killed when worker 0 ends.
+One that has only stood still then finds no control channel."""
 
 
 class ThreadWait:
@@ -102,6 +108,9 @@ class ProcessGroupWaits(Detection):
         self._asked: tuple[float, Alarm] | None = None
         self._answered = -1
         self._noting = threading.Condition()
+        self._told_life = -math.inf
+        self._lives: dict[int, float] = {}
+        """Times of the last notes of other workers."""
         self._over = threading.Event()
         self.channel = StoreChannel(store, worker, workers, self._hear)
         self._thread = threading.Thread(target=self._look_on, name="linop-waits", daemon=True)
@@ -164,7 +173,17 @@ class ProcessGroupWaits(Detection):
         self.channel.note(peer, note)
 
     def _next_note(self) -> tuple[int, Note] | None:
-        return self.channel.noted()
+        while (said := self.channel.noted()) is not None:
+            self._lives[said[0]] = time.monotonic()
+            if said[1] != _LIVES:
+                break
+        return said
+
+    def _say_life(self) -> None:
+        """Tell worker 0, once in a while, that this worker lives."""
+        if self.worker and time.monotonic() - self._told_life > _OFTEN:
+            self._told_life = time.monotonic()
+            self.channel.note(0, _LIVES)
 
     def leave_wait(self, busy: int) -> None:
         """End of a wait that others may have been told of.
@@ -187,6 +206,7 @@ class ProcessGroupWaits(Detection):
         """Exchange notes until this worker ends; in a thread of its own."""
         with suppress(BackendError):  # the store has ended
             while not self._over.wait(_LOOKS[self.told]):
+                self._say_life()
                 self._answer_late()
                 with self._noting:
                     self._look()
@@ -360,7 +380,19 @@ class ProcessGroupWaits(Detection):
                     self._send(self._member.ends(State(last, points), time.monotonic()))
             self.channel.end(well)
         self._close("this worker has left its program")
-        self.channel.stay(well, self._limit)
+        self._stay(well)
         self._over.set()
         if self._thread.is_alive():
             self._thread.join(_PATIENCE)
+
+    def _stay(self, well: bool) -> None:
+        """Keep the control channel for workers that have not ended, if it is here, as long as one
+        of them lives: one that was killed says no end."""
+        begun = time.monotonic()
+        while True:
+            self.channel.stay(well, min(_OFTEN, self._limit))
+            now = time.monotonic()
+            left = {*range(self.workers)} - self.channel.ended - {self.worker}
+            lives = any(now - self._lives.get(peer, begun) < _SILENT for peer in left)
+            if self.worker or not well or not lives or now - begun > self._limit:
+                return

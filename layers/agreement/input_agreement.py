@@ -1,9 +1,9 @@
 """Agreement of all workers on a layer's call: its arguments, its plans and its global tensors.
 
-Each call sums an 8-byte digest of the arguments' metadata over all workers: one all-reduce. A sum
-seen before hits the layer's cache; a new one triggers an all-gather of the metadata. So a tensor of
-another shape on one worker is known to all before any block is sent: it makes another global
-tensor, or is an error on every worker.
+Each call sums an 8-byte digest of the arguments' metadata over all workers, and a number of what is
+summed: one all-reduce of 16 bytes. A sum seen before hits the layer's cache; a new one triggers an
+all-gather of the metadata. So a tensor of another shape on one worker is known to all before any
+block is sent: it makes another global tensor, or is an error on every worker.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, NamedTuple, TypeVar
 from weakref import WeakValueDictionary
+from zlib import crc32
 
 import numpy as np
 import torch
@@ -33,6 +35,7 @@ from linop.spaces.decomposition import COPIES
 from linop.spaces.partition import Partition
 from linop.spaces.tensor import TensorSpace
 
+_LAYERS = "call layers"
 _CACHE_SIZE = 4096
 """Entries of each cache of digests, for all layers together."""
 Value = TypeVar("Value")
@@ -88,7 +91,7 @@ class InputAgreement(Meeting):
         self.shapes_are_fixed = False
         self._alone = self.workers == 1
         self.debug = backend.debug
-        everyone = TensorSpace((1,), Partition((self.workers,)), np.int64, [COPIES], "call")
+        everyone = TensorSpace((2,), Partition((self.workers,)), np.int64, [COPIES], "call")
         self._sum = all_reduce(everyone)
 
     def __deepcopy__(self, memo: object) -> InputAgreement:
@@ -106,18 +109,33 @@ class InputAgreement(Meeting):
         if code is None:
             # The worker is in the digest: two that swap arguments would give the same sum.
             digest = hashlib.sha256(repr((self._backend.worker, call)).encode()).digest()
-            code = self._calls.keep(call, np.frombuffer(digest[:8], np.int64).copy())
-        return int(code[0]) if self._alone else self._summed(code)
+            number = int.from_bytes(digest[:8], "little", signed=True)
+            code = self._calls.keep(call, np.array([number, _code(_LAYERS)], np.int64))
+        return int(code[0]) if self._alone else self._summed(code, _LAYERS)
 
-    def sum(self, number: int) -> int:
-        """Sum of an int64 over all workers. Collective."""
-        return number if self._alone else self._summed(np.array([number], np.int64))
+    def sum(self, number: int, doing: str) -> int:
+        """Sum of an int64 over all workers. Collective.
 
-    def _summed(self, number: Any) -> int:
+        Args:
+            doing: the activity, equal on all workers.
+
+        Raises:
+            BackendError: workers are in different activities; on every worker.
+        """
+        if self._alone:
+            return number
+        return self._summed(np.array([number, _code(doing)], np.int64), doing)
+
+    def _summed(self, pair: Any, doing: str) -> int:
         bridge, arrays = bridge_of(self._sum, self._backend), self._backend.arrays
         if in_checkpoint():
-            return int(run(bridge, (torch.from_numpy(number).to(arrays.device),))[0])
-        return int(bridge.plan(arrays.put(number))[0])  # 5 µs less than through tensors
+            found = run(bridge, (torch.from_numpy(pair).to(arrays.device),))[0]
+        else:
+            found = bridge.plan(arrays.put(pair))  # 5 µs less than through tensors
+        total, codes = found.tolist()
+        if codes != self.workers * int(pair[1]):
+            self.gather_objects(None, doing)  # all workers know, and it is an error on each
+        return int(total)
 
     def agree_on_call(
         self, layer: LayerDescription, given: CallMetadata, digests: Said
@@ -194,6 +212,12 @@ class InputAgreement(Meeting):
         return self._backend.transport.gather_all(mine, doing, about)
 
 
+@cache
+def _code(doing: str) -> int:
+    """Number of an activity, whose sum over all workers is exact."""
+    return crc32(doing.encode())
+
+
 def _key(value: Any) -> Any:
     """Hashable key of an operator's arguments."""
     if isinstance(value, TensorSpace):
@@ -234,7 +258,7 @@ def fixed_shapes(fixed: bool = True) -> Iterator[None]:
     """Context in which a layer's call skips the agreement of all workers if this one passes shapes,
     dtypes and modes that it passed before: the caller promises that the others then do the same.
 
-    It saves an all-reduce of 8 bytes at every call, and the synchronisation by it. A batch that is
+    It saves an all-reduce of 16 bytes at every call, and the synchronisation by it. A batch that is
     smaller on all workers is new to all, and agreed upon as usual, provided that workers without a
     block pass zero-volume tensors of its batch size. If the promise is broken, workers wait for
     each other, to a `DeadlockError`. In debug mode there is no effect.

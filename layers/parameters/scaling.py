@@ -32,7 +32,8 @@ class GradScaler(torch.amp.GradScaler):  # type: ignore[misc]  # torch is not ty
         found: dict[Any, Any] = super()._unscale_grads_(given, *args, **kwargs)
         # A worker without gradients has looked at none, which torch takes for a mistake.
         found = found or {self._scale.device: torch.zeros((), device=self._scale.device)}
-        if agreement_of(program_backend()).sum(sum(int(flag) for flag in found.values())):
+        infinite = sum(int(flag) for flag in found.values())
+        if agreement_of(program_backend()).sum(infinite, "unscale gradients"):
             for flag in found.values():
                 flag.fill_(1.0)
         return found

@@ -45,7 +45,7 @@ class Distributed:
 
     def derived(self, operation: str, *others: Distributed | None) -> Distributed:
         """Identity of a result of arithmetic on this vector and others."""
-        name = mixed(self.name, crc32(operation.encode()))
+        name = mixed(self.name, _operation(operation))
         for other in others:
             name = mixed(name, 0 if other is None else other.name)
         return Distributed(self.sums, name, self.made)
@@ -68,15 +68,22 @@ class Asked:
     @property
     def key(self) -> int:
         """Number of 64 bits, equal on all workers that ask for the same."""
-        key = mixed(crc32(self._what.encode()), len(self._pairs))
-        for pair in self._pairs:
-            for one in pair:
-                key = mixed(key, 0 if one is None else one.name)
+        key = _operation(self._what) + len(self._pairs)
+        for v, w in self._pairs:
+            # The order matters, of the two and of the pairs.
+            two = (0 if v is None else v.name) * _FACTOR + (0 if w is None else w.name)
+            key = mixed(key, two & _MASK)
         return key
 
     def __str__(self) -> str:
         made = dict.fromkeys(one.made() for pair in self._pairs for one in pair if one is not None)
         return f"({self._what} of {'; '.join(made)})"
+
+
+@lru_cache(maxsize=4096)
+def _operation(name: str) -> int:
+    """Number of an operation."""
+    return crc32(name.encode())
 
 
 def first_name(space: Space, epoch: int, number: int) -> int:

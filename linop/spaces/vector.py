@@ -94,7 +94,7 @@ class Vector:
 
     def copy(self) -> Vector:
         """A vector with copies of all arrays."""
-        return self._map(lambda a: a.copy())
+        return self._map("copy", lambda a: a.copy())
 
     def equals(self, other: Vector) -> bool:
         """True if both vectors are of one space and all their elements are equal, on all workers.
@@ -164,23 +164,27 @@ class Vector:
             )
         return self._results(f, other)
 
-    def _map(self, f: Callable[..., Array], *others: Vector) -> Vector:
+    def _map(self, what: str, f: Callable[..., Array], *others: Vector) -> Vector:
         whose = [v.shared for v in (self, *others)]
         first = next((one for one in whose if one is not None), None)
-        shared = None if first is None else first.derived(f.__name__, *whose[1:])
+        shared = None if first is None else first.derived(what, *whose[1:])
         if others:
             return Vector(self.space, self._paired("vector arithmetic", f, *others), shared)
         return Vector(self.space, self._results(f), shared)
 
     def _scale(self, scalar: Any) -> Vector:
         factor = factor_of(scalar, self.space.dtype)
-        return self._map(lambda a: np.multiply(a, factor))
+        return self._map("scale", lambda a: np.multiply(a, factor))
 
     def __add__(self, other: Vector) -> Vector:
-        return self._map(np.add, other) if isinstance(other, Vector) else NotImplemented
+        return self._map("add", np.add, other) if isinstance(other, Vector) else NotImplemented
 
     def __sub__(self, other: Vector) -> Vector:
-        return self._map(np.subtract, other) if isinstance(other, Vector) else NotImplemented
+        return (
+            self._map("subtract", np.subtract, other)
+            if isinstance(other, Vector)
+            else NotImplemented
+        )
 
     def __mul__(self, scalar: Scalar | Exact) -> Vector:
         return self._scale(scalar) if is_scalar(scalar) else NotImplemented
@@ -195,10 +199,10 @@ class Vector:
             return self._scale(inverse)
         factor_of(inverse, dtype)
         divisor = factor_of(scalar, dtype)
-        return self._map(lambda a: np.divide(a, divisor))
+        return self._map("divide", lambda a: np.divide(a, divisor))
 
     def __neg__(self) -> Vector:
-        return self._map(np.negative)
+        return self._map("negate", np.negative)
 
 
 def _mixed(v: Vector, w: Vector) -> str:

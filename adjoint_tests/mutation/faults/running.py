@@ -247,6 +247,24 @@ DEVICE = (
 
 AGREEMENT = (
     Fault(
+        "products of other vectors",
+        "inner products of different vectors are added",
+        "agreement",
+        "linop.backends.worker:Worker._sums",
+        "asked.key",
+        "0",
+        ("test_inner_products.py::test_only_the_same_are_added",),
+    ),
+    Fault(
+        "threads in any order",
+        "what one thread gathers is taken for what another one of its worker waits for",
+        "agreement",
+        "linop.backends.transports.matching:Matching.add",
+        "came.setdefault(label, deque())",
+        "came.setdefault((label[0], 0), deque())",
+        ("test_inner_products.py::test_threads_of_a_worker",),
+    ),
+    Fault(
         "different operators compiled",
         "workers that built different operators are not told",
         "agreement",

@@ -19,7 +19,7 @@ def equal_batches(
     batches: Iterable[Batch], axis: Axis, *, drop_last: bool = False
 ) -> Iterator[Batch]:
     """This worker's batches, of which the workers of an axis have equal numbers. Collective: an
-    all-reduce of 8 bytes for each batch.
+    all-reduce of 16 bytes for each batch.
 
     All workers of sharded modules, and of pipelines, take part in each other's steps: one that has
     no batch left would be waited for. (`DataParallel.joined` goes on without.)
@@ -38,7 +38,7 @@ def equal_batches(
     own, end = iterated(batches, backend, "equal_batches", f"drop_last={drop_last!r}"), object()
     for number in count():
         batch = next(own, end)
-        there = agreement.sum(batch is not end)
+        there = agreement.sum(batch is not end, doing)
         if there == axis.size:
             yield batch  # type: ignore[misc]
             continue

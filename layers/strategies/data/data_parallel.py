@@ -129,7 +129,9 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]  # torch is not typed
             Spread(values, self.backend, 0)(values)
         else:
             check_equal(state, self.backend, _NAME)
-        self._reducer = Reducer(parameters, self.backend, operator, bucket_cap_mb * MEBIBYTE)
+        self._reducer = Reducer(
+            parameters, self.backend, operator, bucket_cap_mb * MEBIBYTE, server is not None
+        )
         for p in parameters.values():
             p._linop_strategy = "data parallel" if server is None else SERVER
         self._frozen = [(n, p) for n, p in module.named_parameters() if n not in parameters]
@@ -149,6 +151,8 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]  # torch is not typed
         self._dtypes = _dtypes(self._trained), _dtypes(buffers)
         self._server = None if server is None else Spread(self._trained, self.backend, server)
         self._of_buffers = Spread(buffers, self.backend, 0) if buffers else None
+        if self._server is not None:
+            self._reducer.failing = self._server.fail
 
     def state_dict(self, *arguments: Any, **options: Any) -> Any:
         """The state of the module, with its keys: that of the sequential model."""
@@ -182,6 +186,8 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]  # torch is not typed
 
     def _before_forward(self) -> None:
         """Bring parameters and buffers to the state that a forward needs. Collective."""
+        if self.training and self._reducer.enabled and torch.is_grad_enabled():
+            self._reducer.forwards += 1
         buffers = []
         if self._of_buffers is not None and self.training and self._reducer.enabled:
             buffers = [*self.module.buffers()]
@@ -202,14 +208,14 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]  # torch is not typed
 
     def joined(self, batches: Iterable[Any]) -> Iterator[Any]:
         """This worker's batches, then None as long as another worker has one: for None, call
-        `without_batch` in the place of forward and backward. Collective: an all-reduce of 8 bytes
+        `without_batch` in the place of forward and backward. Collective: an all-reduce of 16 bytes
         for each.
         """
         own, end = iterated(batches, self.backend, "DataParallel.joined"), object()
         agreement = agreement_of(self.backend)
         while True:
             batch = next(own, end)
-            if not agreement.sum(batch is not end):
+            if not agreement.sum(batch is not end, "iterate linop.strategies.DataParallel.joined"):
                 return
             yield None if batch is end else batch
 
@@ -247,7 +253,7 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]  # torch is not typed
         Raises:
             ArgumentError: a worker gives no number from 0, or all give 0; on every worker.
         """
-        agreement = agreement_of(self.backend)
+        agreement, doing = agreement_of(self.backend), "call linop.strategies.DataParallel.share"
         try:
             number = math.nan if isinstance(rows, bool | str) else float(rows)
         except Exception:  # of whatever the user gives
@@ -255,7 +261,7 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]  # torch is not typed
         given = number if 0 <= number < math.inf else math.nan
         total = float(self.total(torch.tensor(given, dtype=torch.float64)))
         if not total > 0:
-            every = agreement.gather_objects(repr(rows), "call linop.strategies.DataParallel.share")
+            every = agreement.gather_objects(repr(rows), doing)
             raise ArgumentError(
                 f"DataParallel.share: numbers of rows, of which some are above 0, expected; given "
                 f"{', '.join(every)}"

@@ -97,7 +97,7 @@ def fully_shard(
     for unit, parameters in units_of(type(module).__name__, found, places, axis, memory):
         unit.reshards, unit.prefetch = reshard_after_forward, ahead
         pairs = zip(unit.members, parameters, strict=True)
-        unit.shards = [_shard(member, p, axis, offload) for member, p in pairs]
+        unit.have_shards([_shard(member, p, axis, offload) for member, p in pairs])
         unit.put(unit.shards)
         module.register_forward_pre_hook(unit.enter)
         # The last one that entered leaves first.

@@ -19,22 +19,31 @@ from linop.errors import ArgumentError, BackendError
 from linop.layers.parameters.blocks import plain
 from linop.operators.operator import LinearOperator
 from linop.strategies.data.bucket import Flat, Layout, grouped
+from linop.strategies.data.notes import SUMMED, Facts, Steps, add_up, different, summed_digest
 
 Tensor = Any
 """torch is not typed here."""
+_CURE = (
+    "Call the module, run backward and update the parameters in the same order on every worker; "
+    "of batches that some workers lack see DataParallel.joined"
+)
 
 
 class _Bucket:
     """Parameters whose gradients are summed together: with a number for each that says how many
-    workers have one."""
+    workers have one.
 
-    def __init__(self, members: list[int], tensors: list[Tensor]) -> None:
+    Args:
+        noted: elements of a digest that follows these numbers.
+    """
+
+    def __init__(self, members: list[int], tensors: list[Tensor], noted: int) -> None:
         self.members = members
-        used = plain(tensors[0]).new_zeros(len(members))
+        used = plain(tensors[0]).new_zeros(len(members) + noted)
         self.layout = Layout([*tensors, used])
         self.flat = used.new_zeros(self.layout.size)
         *self.parts, self.used = self.layout.views(self.flat)
-        self.flags = [0.0] * len(members)
+        self.flags = [0.0] * len(used)
         """Values of `used`."""
         self.left = len(members)
         self.flat_plan: Flat
@@ -51,6 +60,11 @@ class Reducer:
         operator: of a number of elements and a dtype: from all workers' flat gradients to their
             sum.
         cap: bytes of a bucket.
+        served: True if the sum is one worker's.
+
+    Attributes:
+        forwards: of training, since the last sum.
+        failing: called when a sum fails.
     """
 
     def __init__(
@@ -59,9 +73,17 @@ class Reducer:
         backend: Backend,
         operator: Callable[[int, Any], LinearOperator],
         cap: float,
+        served: bool = False,
     ) -> None:
         self.enabled = True
-        self.reductions = 0
+        self.reductions = self.forwards = 0
+        self.failing: Callable[[BaseException], object] = lambda error: None
+        self._served = served
+        self._steps = Steps(parameters.values())
+        self._seen: list[int] | None = None
+        """Versions of the parameters at the last sum."""
+        self._facts: Facts = {}
+        self._sum_of_digests: list[float] = []
         self._names = [*parameters][::-1]  # backward reaches the last ones first
         self._parameters = [parameters[name] for name in self._names]
         self._local: set[int] = set()
@@ -82,7 +104,9 @@ class Reducer:
         self._buckets: list[_Bucket] = []
         self._bucket_of: dict[int, _Bucket] = {}
         for members in grouped(self._parameters, self._cap):
-            bucket = _Bucket(members, [self._parameters[k] for k in members])
+            # The digest of what workers do alike rides with the first one.
+            noted = 0 if self._buckets else SUMMED
+            bucket = _Bucket(members, [self._parameters[k] for k in members], noted)
             op = self._operator(len(bucket.flat), bucket.flat.dtype)
             bucket.flat_plan = Flat(op, self._backend, bucket.flat.dtype)
             self._buckets.append(bucket)
@@ -191,6 +215,42 @@ class Reducer:
             self._local.clear()
             self._before.clear()
         self.reductions += 1
+        self._check_alike()
+
+    def _check_alike(self) -> None:
+        """Check that the sum was of gradients of the same calls.
+
+        Raises:
+            BackendError: a worker has not done what the others have; on every worker, or on the
+                server of the parameters, which ends the others' waits.
+        """
+        said, self._sum_of_digests = self._sum_of_digests, []
+        if add_up(said):
+            return
+        if self._served:
+            error = BackendError(f"DataParallel: workers have not done the same. {_CURE}")
+            self._fail(error)
+            raise error
+        raise different("DataParallel", self._facts, self._backend, _CURE)
+
+    def _digest(self) -> list[float]:
+        """Digest of what all workers do alike between two sums."""
+        versions = [p._version for p in self._parameters]
+        frozen = [
+            name
+            for name, p in zip(self._names, self._parameters, strict=True)
+            if not p.requires_grad
+        ]
+        self._facts = {
+            "forwards of training since gradients were summed last": self.forwards,
+            "parameters without requires_grad": frozen,
+        }
+        if not self._served:  # the server's updates are copied to the others' parameters
+            changed = self._seen not in (None, versions)
+            self._facts["optimizers' steps since gradients were summed last"] = self._steps.count
+            self._facts["parameters changed since gradients were summed last"] = changed
+        self._seen, self.forwards, self._steps.count = versions, 0, 0
+        return summed_digest(self._facts)
 
     def _find(self, k: int, p: Tensor) -> None:
         """Put a gradient that was summed earlier aside, if no backward has; count one that was set
@@ -211,6 +271,8 @@ class Reducer:
             else:
                 given.append(own)
                 parts.append(part)
+        if len(bucket.flags) > len(flags):
+            flags += self._digest()
         if given:
             torch._foreach_copy_(parts, given)
         if flags != bucket.flags:
@@ -224,7 +286,9 @@ class Reducer:
                 self._parameters[k].grad = None
             return
         *parts, used = bucket.layout.views(total)
-        for k, one, has in zip(bucket.members, parts, used.tolist(), strict=True):
+        flags = used.tolist()
+        self._sum_of_digests += flags[len(bucket.members) :]
+        for k, one, has in zip(bucket.members, parts, flags, strict=False):
             before = self._before.get(k)
             grad = before if not has else one if before is None else before + one
             if grad is not None:
@@ -234,3 +298,4 @@ class Reducer:
     def _fail(self, error: BaseException) -> None:
         for bucket in self._buckets:
             bucket.flat_plan.fail(error)
+        self.failing(error)

@@ -94,6 +94,11 @@ class Spread:
             if not self._serves:
                 torch._foreach_copy_(some, layout.views(found))
 
+    def fail(self, error: BaseException) -> None:
+        """End the other workers' waits for this one."""
+        for *_, plan in self._parts:
+            plan.fail(error)
+
 
 def _plain(tensor: Tensor) -> Tensor:
     """A tensor's memory, of a dtype that operators have."""

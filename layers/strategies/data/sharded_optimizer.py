@@ -75,7 +75,7 @@ class ShardedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torch is
         shards: dict[str, Tensor] = {}
         for unit, parameters in self._parts:
             pairs = zip(unit.members, parameters, strict=True)
-            unit.shards = [torch.nn.Parameter(rows(member, p, axis)) for member, p in pairs]
+            unit.have_shards([torch.nn.Parameter(rows(member, p, axis)) for member, p in pairs])
             shards |= unit._parameters
         self.parts = torch.nn.Module()
         self.parts._parameters.update((name, shards[name]) for name in found)

@@ -31,6 +31,7 @@ from linop.spaces.partition import Partition
 from linop.spaces.tensor import TensorSpace
 from linop.strategies.data.calls import Call
 from linop.strategies.data.held import Held
+from linop.strategies.data.notes import PLACES, Facts, Steps, are_equal, different, gathered_digest
 from linop.strategies.data.prefetch import passes_of
 from linop.strategies.data.replicas import agree
 from linop.strategies.data.usage import noted, told, use_space
@@ -40,6 +41,11 @@ from linop.strategies.pipelines.lanes import fail
 
 Tensor = Any
 """torch is not typed here."""
+_NOTE = "digest"
+_CURE = (
+    "Freeze the same parameters, and call the optimizer's step as often, on every worker; a step "
+    "left out for one worker's sake has to be left out on all"
+)
 
 
 class Member(NamedTuple):
@@ -102,18 +108,56 @@ class Unit:
         self._token: Any = None
         """Of that, in torch's graph."""
         self._held: Held | None = None
+        self._seen: list[int] | None = None
+        """Versions of the shards when they were gathered last."""
+        self._steps = Steps([])
+        self._facts: Facts = {}
 
     def _have(self, members: Sequence[Member]) -> None:
         self.members = members
         self.spaces = {member.name: member.space for member in members}
         spaces = [*self.spaces.values()]
-        every = *spaces, use_space(spaces)
+        every = [*spaces, use_space(spaces), *self._note_spaces(spaces[0])]
         self.operator = direct_sum(*(gathering(space, self._memory) for space in every))
         self._bridge = bridge_of(self.operator, self.backend)
         if self._memory != "default":
             aside = Aside(self.backend.arrays)
             self._bridge.queue = self._bridge.adjoint.queue = aside
         self._size = sum(prod(m.space.global_shape) * m.space.dtype.itemsize for m in members)
+
+    def _note_spaces(self, like: TensorSpace) -> list[TensorSpace]:
+        """Space of the digests that ride with the shards; none if nobody else has any."""
+        if self.axis.size == 1:
+            return []
+        shape = (PLACES * self.axis.size,)
+        return [TensorSpace(shape, like.partition, like.dtype, [0], f"{_NOTE} of {self.name}")]
+
+    def _sent(self) -> list[Tensor]:
+        """The shards, and a row of their uses, with a digest of what all workers have to have done
+        alike."""
+        if self.axis.size == 1:
+            return [*noted(self.shards)]
+        versions = self.versions()
+        self._facts = {
+            "optimizers' steps since parameters were gathered last": self._steps.count,
+            "parameters changed since they were gathered last": self._seen not in (None, versions),
+            "parameters without requires_grad": [
+                name for name, p in self._parameters.items() if not p.requires_grad
+            ],
+        }
+        self._seen, self._steps.count = versions, 0
+        return [*noted(self.shards), gathered_digest(self._facts, plain(self.shards[0]))]
+
+    def _arrived(self, gathered: Sequence[Tensor]) -> list[Tensor]:
+        """The whole parameters of what was gathered.
+
+        Raises:
+            BackendError: a worker has not done what the others have; on every worker.
+        """
+        *known, note = gathered if self.axis.size > 1 else (*gathered, None)
+        if note is not None and not are_equal(note):
+            raise different(f"fully_shard, {self.name}", self._facts, self.backend, _CURE)
+        return [*told(known)]
 
     def _convert(self) -> None:
         """Have the dtype of the shards, which ``double()`` or the like may have changed.
@@ -152,6 +196,10 @@ class Unit:
         """Bytes of whole parameters' gradients that are on their way to the shards."""
         return self._size * self._bridge.adjoint.is_started
 
+    def have_shards(self, shards: list[Tensor]) -> None:
+        """Take the blocks of the parameters, whose optimizers' steps count from here on."""
+        self.shards, self._steps = shards, Steps(shards)
+
     def versions(self) -> list[int]:
         """Numbers that change when a shard does."""
         return [shard._version for shard in self.shards]
@@ -161,7 +209,7 @@ class Unit:
         self._convert()
         if self._ahead is not None:
             return False
-        self._token = begun(self._bridge, noted(self.shards), self.name)
+        self._token = begun(self._bridge, self._sent(), self.name)
         self._ahead = self.versions()
         return True
 
@@ -179,14 +227,16 @@ class Unit:
         # A checkpoint that keeps results of operators would keep the whole parameters.
         with unrecorded() if in_checkpoint() else nullcontext():
             if token is not None:
-                return [*told(ended(self._bridge, token, self.name))]
-            return [*told(applied(self._bridge, noted(self.shards), self.name))]
+                return self._arrived(ended(self._bridge, token, self.name))
+            return self._arrived(applied(self._bridge, self._sent(), self.name))
 
     def gathered(self) -> list[Tensor]:
         """The whole parameters, without a graph. Collective."""
         self._take()
+        # What was started is not sent again.
         with torch.no_grad():
-            return [*told(self._bridge.run(noted(self.shards)))]
+            sent = [] if self._bridge.is_started else self._sent()
+            return self._arrived(self._bridge.run(sent))
 
     def _take(self) -> Any:
         """Let the next run be that which `start` began, unless shards have changed.

@@ -81,7 +81,7 @@ class SideBySide:
             rows = tuple(sizes())
             said = doing, len(rows), rows if same else (), self._digest
             words = words or self._compared(axis, said)
-        if self._agreement.sum(bool(words)):
+        if self._agreement.sum(bool(words), "call linop.strategies.Pipeline"):
             every = self._agreement.gather_objects(words, "call linop.strategies.Pipeline")
             raise BackendError(next(filter(None, every)))
 

@@ -25,6 +25,7 @@ from linop.strategies import (
     fully_shard,
     offload,
 )
+from linop.strategies.data.notes import PLACES
 from linop.strategies.pipelines.stages.stage import sharded_units
 from support.strategies.data.shards import slice_of, weak
 from support.strategies.pipelines.pipelines import RATE, block, squares, values
@@ -155,9 +156,11 @@ def check_counts(case: Grouped, pipe: Pipeline, before: Sequence[Any]) -> None:
         for unit in sharded_units(stage):
             own = unit._bridge.plan.counters.bytes_each
             back = unit._bridge.plan.H.counters.bytes_each
-            # Each worker sends its shard to all others, and their shards of its gradient back.
-            shard = sum(p.numel() * p.element_size() for p in unit.shards)
-            whole = sum(m.space.size * 8 for m in unit.members)
+            # Each worker sends its shard, and a digest of what it has done, to all others, and
+            # their shards of its gradient back.
+            noted = PLACES * 8 * (case.dp > 1)
+            shard = sum(p.numel() * p.element_size() for p in unit.shards) + noted
+            whole = sum(m.space.size * 8 for m in unit.members) + noted * case.dp
             assert own == shard * (case.dp - 1), (own, shard)
             assert back == whole - shard, (back, whole)
             old, new = next(now)

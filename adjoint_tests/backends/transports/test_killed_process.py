@@ -1,0 +1,86 @@
+"""Processes of torch.distributed without torchrun: one that is killed holds up no other one."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from support.job_programs import ENVIRONMENT, HEAD
+
+if importlib.util.find_spec("torch") is None:
+    pytest.skip("torch is not installed", allow_module_level=True)
+
+pytestmark = pytest.mark.timeout(200)
+PROGRAM = """
+import signal
+from linop.errors import LinopError
+backend = linop.backends.get("torch")
+plan = total(backend.workers).compile(backend)
+plan(np.ones(3))
+plan.H(np.ones(3))
+odd = backend.workers - 1
+if backend.worker == odd:
+    os.kill(os.getpid(), signal.SIGKILL)
+try:
+    WAITS
+except LinopError as error:
+    say(type(error).__name__)
+if backend.worker == 0:
+    time.sleep(LATE)
+elif LATE == 0:
+    time.sleep(15)  # and worker 0 keeps the control channel for it
+say(f"worker {backend.worker} ends")
+"""
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+@pytest.mark.parametrize(("workers", "late"), [(3, 0)])
+def test_worker_0_ends(workers: int, late: int, tmp_path: Path) -> None:
+    """Long before the limit of 600 s, and not before another one that lives."""
+    program = tmp_path / "program.py"
+    text = PROGRAM.replace("WAITS", "plan(np.ones(3))").replace("LATE", str(late))
+    program.write_text(HEAD + text)
+    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    jobs = [
+        subprocess.Popen(
+            [sys.executable, str(program)],
+            env=os.environ
+            | ENVIRONMENT
+            | common
+            | {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(workers)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(workers)
+    ]
+    try:
+        said, ends = [], []
+        for job in [*jobs[1:], jobs[0]]:
+            said.append(job.communicate(timeout=120))
+            ends.append(time.monotonic())
+    finally:
+        for job in jobs:
+            with contextlib.suppress(ProcessLookupError):
+                job.kill()
+    *others, first = said
+    assert "worker 0 ends" in first[0], first
+    assert jobs[-1].returncode == -signal.SIGKILL
+    assert jobs[0].returncode == 0, first
+    for out, err in others[:-1]:
+        assert "ends" in out, err
+        assert "has ended" not in err, err

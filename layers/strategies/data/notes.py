@@ -1,0 +1,104 @@
+"""Digests of what workers have done that ride with the messages of data parallel training, so that
+the next message tells when one of them has left something out.
+
+A digest is `PLACES` numbers below 128, exact in every dtype that parameters have. Where messages
+are gathered, each worker sees those of all; where they are summed, each sends a one for every bit,
+and for the complement of every bit: of each pair one sum is zero if all digests are equal, however
+the sums are rounded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from functools import cache
+from typing import Any
+
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from linop.backends import Backend
+from linop.errors import BackendError
+from linop.layers.agreement.input_agreement import agreement_of
+
+Tensor = Any
+"""torch is not typed here."""
+PLACES = 4
+"""Elements of a gathered digest."""
+_BITS = 7
+SUMMED = 2 * PLACES * _BITS
+"""Elements of a summed digest."""
+Facts = dict[str, Any]
+"""What is compared, in words, with its value on this worker."""
+
+
+class Steps:
+    """Number of steps of optimizers that have some of these parameters.
+
+    Attributes:
+        count: since somebody set it to zero.
+    """
+
+    def __init__(self, parameters: Iterable[Tensor]) -> None:
+        self.count = 0
+        for p in parameters:
+            p._linop_steps = self
+        _watch_optimizers()
+
+
+@cache
+def _watch_optimizers() -> None:
+    """Count the steps of all optimizers of torch from now on."""
+    register_optimizer_step_pre_hook(_stepped)
+
+
+def _stepped(optimizer: Any, *arguments: Any) -> None:
+    del arguments
+    every = (p for group in optimizer.param_groups for p in group["params"])
+    for steps in {getattr(p, "_linop_steps", None) for p in every}:
+        if steps is not None:
+            steps.count += 1
+
+
+def gathered_digest(facts: Facts, like: Tensor) -> Tensor:
+    """A digest of `PLACES` elements, of the dtype and device of a tensor."""
+    return like.detach().new_tensor(_places(facts))
+
+
+def summed_digest(facts: Facts) -> list[float]:
+    """A digest of `SUMMED` elements, to be added to those of other workers."""
+    bits = [place >> k & 1 for place in _places(facts) for k in range(_BITS)]
+    return [float(one) for bit in bits for one in (bit, 1 - bit)]
+
+
+def _places(facts: Facts) -> list[int]:
+    number = int.from_bytes(hashlib.sha256(repr(facts).encode()).digest()[:PLACES], "little")
+    return [number >> 8 * k & 127 for k in range(PLACES)]
+
+
+def are_equal(gathered: Tensor) -> bool:
+    """True if all workers' digests, one after the other, are equal."""
+    rows = gathered.detach().view(-1, PLACES)
+    return bool((rows == rows[0]).all())
+
+
+def add_up(summed: Sequence[float]) -> bool:
+    """True if a sum is of equal digests."""
+    return all(one == 0 or other == 0 for one, other in zip(summed[::2], summed[1::2], strict=True))
+
+
+def different(name: str, facts: Facts, backend: Backend, cure: str) -> BackendError:
+    """The error of workers whose digests differ, which says in what. Collective."""
+    said = agreement_of(backend).gather_objects(facts, "say what this worker has done", name)
+    return BackendError(f"{name}: {'; '.join(_differences(said))}. {cure}")
+
+
+def _differences(said: Sequence[Facts]) -> list[str]:
+    found = []
+    for what in said[0]:
+        workers: dict[str, list[int]] = {}
+        for worker, facts in enumerate(said):
+            workers.setdefault(repr(facts[what]), []).append(worker)
+        if len(workers) > 1:
+            each = (f"{value} on workers {those}" for value, those in workers.items())
+            found.append(f"{what}: {', '.join(each)}")
+    return found
