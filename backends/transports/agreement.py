@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from linop.backends.transports.messages import opened, sealed
 from linop.backends.transports.transport import MEET, Awaited, Item, Transport, Who
 from linop.backends.waits.deadlock import Key, Point
 from linop.backends.waits.recorder import Recorder
@@ -166,6 +167,8 @@ class Gathering:
 
     recorder: Recorder
     points: dict[Key, Point]
+    worker: int
+    workers: int
     _gatherings = 0
 
     def _number(self, epoch: int) -> int:
@@ -184,10 +187,11 @@ class Gathering:
     def gather_all(self, item: Item, doing: str = MEET, about: object = "") -> list[Item]:
         if doing != MEET:
             self.recorder.meets(doing, about)
-        said = self._exchanged((doing, item), doing, about)
+        packed = b"" if self.workers == 1 else sealed(item)
+        said = self._exchanged((doing, packed), doing, about)
         if len({one for one, _ in said}) > 1:
             check_doing(self._exchanged((doing, str(about)), doing, about))
-        return [one for _, one in said]
+        return opened([one for _, one in said], self.worker, item)
 
     @abstractmethod
     def _exchanged(self, mine: Item, doing: str, about: object) -> list[Item]:

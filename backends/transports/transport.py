@@ -163,7 +163,7 @@ class Transport(Protocol):
         """Abandon requests that may never complete; afterwards no receive buffer is written to."""
 
     def gather_all(self, item: Item, doing: str = MEET, about: object = "") -> list[Item]:
-        """All-gather of objects that pickle, by worker; collective over all workers. Each worker
+        """All-gather of messages (`linop.backends.transports.messages`), by worker; collective over all workers. Each worker
         gets copies of the others' items, and its own.
 
         Args:
@@ -175,7 +175,7 @@ class Transport(Protocol):
         """
 
     def post(self, peer: int, item: object) -> None:
-        """Send a control message, an object that pickles, to a worker."""
+        """Send a control message to a worker."""
 
     def fetch(self, peer: int, who: Who, patience: float | None = None) -> Any:
         """Next control message of a worker; None if none arrives for `patience` seconds."""
