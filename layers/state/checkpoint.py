@@ -17,12 +17,14 @@ import torch
 
 from linop.errors import ArgumentError
 from linop.layers.state.files import check_sealed, clear_partial, replacing, seal, sync_folder
+from linop.layers.state.limits import Limits, bytes_of
 from linop.layers.state.optimizer_state import (
     Optimized,
     check_options,
     collect_optimizer,
     staged_optimizer,
 )
+from linop.layers.state.reading import loaded, regular
 from linop.layers.state.sharded_load import load_sharded
 from linop.layers.state.state import collect, source_of, spread
 from linop.layers.state.state_tensors import MODEL, OPTIMIZER
@@ -89,7 +91,8 @@ def load(model: Any, path: str | os.PathLike[str], optimizer: Any = None) -> Non
     if workers.gather_objects(Path(path).is_dir())[0]:
         load_sharded(workers, optimized, Path(path))
         return
-    whole = workers.each(lambda: read_state(Path(path)) if workers.worker == 0 else None)
+    wanted = bytes_of(workers.tensors.values())
+    whole = workers.each(lambda: read_state(Path(path), wanted) if workers.worker == 0 else None)
     both = workers.gather_objects(whole is not None and has_optimizer(whole))[0]
     if optimized is not None and not both:
         raise ArgumentError(f"load: {os.fspath(path)!r} has no state of an optimizer")
@@ -126,15 +129,21 @@ def write_state(state: Any, path: Path) -> None:
     clear_partial(path)
 
 
-def read_state(path: Path) -> Any:
+def read_state(path: Path, wanted: int) -> Any:
     """The sequential state in a file, checked.
 
+    Args:
+        wanted: bytes of the model's tensors, which limit those of the file.
+
     Raises:
-        ArgumentError: it is no mapping. BackendError, and errors of torch.load: it cannot be read.
+        ArgumentError: it is no mapping. BackendError, and errors of torch.load: it cannot be read,
+            or exceeds a limit.
     """
-    with path.open("rb") as file:
-        check_sealed(file, path)
-        state = torch.load(file, map_location="cpu", weights_only=True)
+    limits = Limits(wanted)
+    with regular(path) as file:
+        limits.take(os.fstat(file.fileno()).st_size, str(path))
+        check_sealed(file, path, limits.check_time)
+        state = loaded(file, str(path), limits)
     if not isinstance(state, Mapping):
         raise ArgumentError(f"a {type(state).__name__} in {str(path)!r}; a state_dict expected")
     return state
