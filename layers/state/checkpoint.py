@@ -29,6 +29,7 @@ from linop.layers.state.sharded_load import load_sharded
 from linop.layers.state.state import collect, source_of, spread
 from linop.layers.state.state_tensors import MODEL, OPTIMIZER
 from linop.layers.state.workers import Workers
+from linop.writing import target
 
 
 def save(
@@ -38,9 +39,9 @@ def save(
 
     Args:
         model: the module of this worker.
-        path: of a file; if `sharded`, of a folder, which all workers see. The file, or the
+        path: of a regular file; if `sharded`, of a folder, which all workers see. The file, or the
             checkpoint in the folder, is replaced when the new one is written and synced: there has
-            to be room for both.
+            to be room for both. Links are followed; the file keeps its owner and mode.
         optimizer: this worker's, over its parameters, to be saved too; None on workers without
             parameters. The saved state is then a dict of "model" and "optimizer".
         sharded: every worker writes its own blocks, in the format of torch.distributed.checkpoint;
@@ -51,6 +52,7 @@ def save(
             written; on every worker. An earlier checkpoint at the path stays.
     """
     workers = Workers("save", model, optimizer)
+    workers.each(lambda: _named(path) if sharded else target(path))
     workers.need_memory()
     optimized = _optimized(workers, optimizer)
     if optimized is not None:
@@ -64,7 +66,7 @@ def save(
     state: Any = collect(workers, list(workers.tensors.values()), 0)
     if optimized is not None:
         state = {MODEL: state, OPTIMIZER: collect_optimizer(optimized, 0)}
-    workers.each(lambda: write_state(state, Path(path)) if workers.worker == 0 else None)
+    workers.each(lambda: write_state(state, path) if workers.worker == 0 else None)
 
 
 def load(model: Any, path: str | os.PathLike[str], optimizer: Any = None) -> None:
@@ -87,6 +89,7 @@ def load(model: Any, path: str | os.PathLike[str], optimizer: Any = None) -> Non
             worker; the model and the optimizer are as before.
     """
     workers = Workers("load", model, optimizer)
+    workers.each(lambda: _named(path))
     optimized = _optimized(workers, optimizer)
     if workers.gather_objects(Path(path).is_dir())[0]:
         load_sharded(workers, optimized, Path(path))
@@ -115,18 +118,24 @@ def _optimized(workers: Workers, optimizer: Any) -> Optimized | None:
     return Optimized(workers, optimizer) if some else None
 
 
+def _named(path: str | os.PathLike[str]) -> None:
+    if not os.fspath(path):
+        raise ArgumentError("'' is no path; that of a checkpoint expected")
+
+
 def has_optimizer(state: Mapping[str, Any]) -> bool:
     """True if a checkpoint has the state of an optimizer beside that of its model."""
     return all(isinstance(state.get(name), Mapping) for name in (MODEL, OPTIMIZER))
 
 
-def write_state(state: Any, path: Path) -> None:
-    """Write a sequential state to a file, atomically."""
+def write_state(state: Any, path: str | os.PathLike[str]) -> None:
+    """Write a sequential state to a file, atomically, as `replacing` does."""
     with replacing(path) as file:
         torch.save(state, file)
         seal(file)
-    sync_folder(path.parent)
-    clear_partial(path)
+    written = target(path)
+    sync_folder(written.parent)
+    clear_partial(written)
 
 
 def read_state(path: Path, wanted: int) -> Any:

@@ -11,6 +11,7 @@ import io
 import os
 import re
 import secrets
+import stat
 import warnings
 import zipfile
 import zlib
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from linop.errors import BackendError
+from linop.writing import target
 
 _START, _END, _RECORD = b"PK\3\4", b"PK\5\6", 22
 """Zip archives: signature at the start; signature of the record at the end, and its length in bytes
@@ -39,19 +41,28 @@ def new_token() -> str:
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """A file to write and read, which replaces `path` at the end, unless an exception is raised.
+def replacing(path: str | os.PathLike[Any]) -> Iterator[IO[bytes]]:
+    """A file to write and read, which replaces the one at `path` at the end, unless an exception is
+    raised. Links are followed, and stay. The new file has the owner, the mode and the extended
+    attributes of the one that it replaces; another hard link to that keeps the old contents.
 
     Raises:
-        OSError: it cannot be written; a file at `path` stays.
+        ArgumentError: the path is empty, or names what is no regular file. OSError: it cannot be
+            written, or the file there could not be, or has an owner that the new one cannot get. A
+            file at `path` stays.
     """
+    path = target(path)
     if not path.parent.is_dir():
         raise NotADirectoryError(f"{str(path.parent)!r} is no folder")
+    before = _replaced(path)
     part = path.with_name(f".{path.name}.{new_token()}.part")
-    # O_EXCL: a link at that name is not followed.
-    descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666)
+    # O_EXCL: a link at that name is not followed. Nobody reads a part who may not read the whole.
+    mode = 0o666 if before is None else 0o600
+    descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
     try:
         with os.fdopen(descriptor, "w+b") as file:
+            if before is not None:
+                _take_after(descriptor, path, before)
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -59,6 +70,35 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
     except BaseException:
         part.unlink(missing_ok=True)
         raise
+
+
+def _replaced(path: Path) -> os.stat_result | None:
+    """The file that is replaced, which this process may write to; None if there is none."""
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        return os.fstat(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _take_after(descriptor: int, path: Path, before: os.stat_result) -> None:
+    """Give a new file the owner, the mode and the extended attributes of another."""
+    mine = os.fstat(descriptor)
+    if (mine.st_uid, mine.st_gid) != (before.st_uid, before.st_gid):
+        try:
+            os.fchown(descriptor, before.st_uid, before.st_gid)
+        except PermissionError:
+            raise PermissionError(
+                f"{str(path)!r} belongs to user {before.st_uid}, group {before.st_gid}, and a new "
+                f"file in its place would not; remove it first, or save to another path"
+            ) from None
+    with suppress(OSError):  # not on every file system
+        for name in os.listxattr(path):
+            os.setxattr(descriptor, name, os.getxattr(path, name))
+    os.fchmod(descriptor, stat.S_IMODE(before.st_mode))
 
 
 def clear_partial(path: Path) -> None:

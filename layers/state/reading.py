@@ -52,11 +52,9 @@ def _allowed(module: str, name: str) -> bool:
 
 def _storage_dtype(name: str) -> Any:
     """The dtype of a class of storages of torch; None for another name."""
-    kind = vars(torch).get(name) if name.endswith("Storage") else None
-    if kind is torch.UntypedStorage:
+    if name == "UntypedStorage":
         return torch.uint8
-    found = getattr(kind, "dtype", None)
-    return found if isinstance(found, torch.dtype) else None
+    return torch.storage._storage_type_to_dtype_map().get(name)
 
 
 @contextmanager

@@ -94,7 +94,7 @@ class Checkpoints:
         if self._optimizer is not None:
             state = {MODEL: state, OPTIMIZER: self._optimizer_state()}
         self._each(
-            lambda: write_state(state, Path(path)) if self._backend.worker == 0 else None, "save"
+            lambda: write_state(state, path) if self._backend.worker == 0 else None, "save"
         )
 
     def load(self, path: Any) -> None:
