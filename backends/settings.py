@@ -39,6 +39,7 @@ class Setting(NamedTuple):
     """An argument, and the environment variable used if it is not given."""
 
     option: str
+    """Name of the argument; empty if there is the variable alone."""
     variable: str
     expected: str
     """Valid values, as text."""
@@ -48,6 +49,11 @@ class Setting(NamedTuple):
     """Converts an argument, or a variable's text, to a value. Raises ValueError or TypeError if it
     is invalid."""
     about: str
+
+    @property
+    def name(self) -> str:
+        """The argument; of a setting without one, the variable."""
+        return self.option or self.variable
 
     def text(self) -> str | None:
         """The variable's text; None if it is unset or empty."""
@@ -62,8 +68,8 @@ class Setting(NamedTuple):
         default = self.default if default is None else default
         text = self.text()
         if given is None and text is None:
-            return Found(default, f"{self.option or self.variable}={default!r} by default")
-        name, said = (self.variable, text) if given is None else (self.option, given)
+            return Found(default, f"{self.name}={default!r} by default")
+        name, said = (self.variable, text) if given is None else (self.name, given)
         words = f"{name}={said if given is None else repr(said)}"
         try:
             return Found(self.read(said), words)

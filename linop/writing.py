@@ -43,7 +43,9 @@ def target(path: str | bytes | os.PathLike[Any], *, streams: bool = False) -> Pa
         mode = found.stat().st_mode
     except OSError:  # none yet, or not to be seen: opening it says why
         if text.endswith("/"):
-            raise ArgumentError(f"{text!r} names a directory; the path of a file expected") from None
+            raise ArgumentError(
+                f"{text!r} names a directory; the path of a file expected"
+            ) from None
         return found
     if not stat.S_ISREG(mode):
         kind = next((words for test, words in _KINDS if test(mode)), "no file")
@@ -67,7 +69,9 @@ def _is_stream(path: str) -> bool:
         if stat.S_ISREG(there.st_mode) or stat.S_ISDIR(there.st_mode):
             return False
         known = [os.stat(os.devnull)]
-        known += [os.fstat(stream.fileno()) for stream in (sys.__stdout__, sys.__stderr__) if stream]
+        known += [
+            os.fstat(stream.fileno()) for stream in (sys.__stdout__, sys.__stderr__) if stream
+        ]
     except (OSError, ValueError):
         return False
     return any(os.path.samestat(there, one) for one in known)

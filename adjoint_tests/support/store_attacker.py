@@ -1,9 +1,10 @@
-"""Another process on the machine of a job of torchrun, which meddles with every store that the job's
-first process serves: it connects to its ports, lists keys, and forges, repeats or deletes messages.
+"""Another process on the machine of a job of torchrun, which meddles with every store that the
+job's first process serves: it connects to its ports, lists keys, and forges, repeats or deletes
+messages.
 
 A script: its arguments are the process, the kind of attack, a folder that a pickle of its makes if
-somebody loads it, and the seconds that it goes on. It writes the ports of the stores that
-it has found to a file beside that folder.
+somebody loads it, and the seconds that it goes on. It writes the ports of the stores that it has
+found to a file beside that folder.
 """
 
 from __future__ import annotations

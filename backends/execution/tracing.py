@@ -95,7 +95,9 @@ def traced(backend: Traced, path: Path, transport: Transport | None) -> Iterator
         raise BackendError(f"trace {path}: another trace is being recorded; end it first")
     writes = backend.worker in (None, 0)
     # Also synchronises the workers at the start of the trace.
-    _first_does(transport, path, (lambda: target(path, streams=True).open("a").close()) if writes else None)
+    _first_does(
+        transport, path, (lambda: target(path, streams=True).open("a").close()) if writes else None
+    )
     recording = backend.tracing = Recording()
     try:
         yield

@@ -1,5 +1,5 @@
-"""All-gathers of small objects over a communicator of MPI's, before there is a backend: in the format
-of control messages, not pickled as mpi4py's own methods for objects do."""
+"""All-gathers of small objects over a communicator of MPI's, before there is a backend: in the
+format of control messages, not pickled as mpi4py's own methods for objects do."""
 
 from __future__ import annotations
 

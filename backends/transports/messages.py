@@ -1,10 +1,10 @@
-"""Control messages as bytes, in a format of linop's own: data that can be read without running code.
+"""Control messages as bytes, in a format of linop's own: data that are read without running code.
 
-A message is a tree of None, booleans, numbers, texts, bytes, tuples, lists, dicts, sets, arrays, and
-of *records*: linop's own named tuples, data classes, enumerations and errors, and other classes that
-are listed by `allow`. A record is read as its class and its fields; no constructor is called, no
-module is imported. Depth and size are bounded, and every length is checked against the bytes that
-are there before memory is allocated for it.
+A message is a tree of None, booleans, numbers, texts, bytes, tuples, lists, dicts, sets, arrays,
+and of *records*: linop's own named tuples, data classes, enumerations and errors, and other classes
+that are listed by `allow`. A record is read as its class and its fields; no constructor is called,
+no module is imported. Depth and size are bounded, and every length is checked against the bytes
+that are there before memory is allocated for it.
 """
 
 from __future__ import annotations
@@ -53,9 +53,7 @@ _VALUES: dict[str, _Adapter] = {}
 _ALLOWED: dict[str, type] = {}
 
 
-def adapt(
-    kind: type, name: str, data: Callable[[Any], Any], value: Callable[[Any], Any]
-) -> None:
+def adapt(kind: type, name: str, data: Callable[[Any], Any], value: Callable[[Any], Any]) -> None:
     """Let values of a class be sent.
 
     Args:
@@ -143,7 +141,7 @@ def _write(item: Any, put: _Put, depth: int) -> None:
     if depth == 0:
         raise ArgumentError(f"a control message is nested more than {DEEPEST} levels deep")
     kind = type(item)
-    write = _WRITERS.get(kind) or _writer(kind)
+    write: _Writer = _WRITERS.get(kind) or _writer(kind)  # type: ignore[arg-type]  # it hashes
     write(item, put, depth - 1)
 
 
@@ -442,7 +440,7 @@ adapt(np.dtype, "dtype", lambda one: one.str if one.kind != "V" else one.name, _
 adapt(
     np.generic,
     "scalar",
-    lambda one: np.asarray(one),
+    np.asarray,
     lambda array: array[()],
 )
 adapt(PurePath, "path", str, Path)

@@ -163,8 +163,8 @@ class Transport(Protocol):
         """Abandon requests that may never complete; afterwards no receive buffer is written to."""
 
     def gather_all(self, item: Item, doing: str = MEET, about: object = "") -> list[Item]:
-        """All-gather of messages (`linop.backends.transports.messages`), by worker; collective over all workers. Each worker
-        gets copies of the others' items, and its own.
+        """All-gather of small objects (`linop.backends.transports.messages` says of which classes),
+        by worker; collective over all workers. Each gets copies of the others' items, and its own.
 
         Args:
             doing: name of the operation; must be the same on all workers.

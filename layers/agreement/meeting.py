@@ -35,7 +35,8 @@ class Meeting:
     workers: int
 
     def gather_objects(self, mine: Item, doing: str = MEET, about: str = "") -> list[Item]:
-        """All workers' messages, by worker: small objects (`linop.backends.transports.messages`). Collective.
+        """All workers' messages, by worker: small objects, of classes that
+        `linop.backends.transports.messages` sends. Collective.
 
         Args:
             doing, about: the activity, equal on all workers, and its object, in words.

@@ -183,9 +183,7 @@ def seal(file: IO[bytes]) -> None:
     file.write(_SEAL + digest.encode())
 
 
-def check_sealed(
-    file: IO[bytes], path: Path, check_time: Callable[[], None] = _no_limit
-) -> None:
+def check_sealed(file: IO[bytes], path: Path, check_time: Callable[[], None] = _no_limit) -> None:
     """Check a file of `torch.save`: by its digest; where it has none, by its CRCs.
 
     Args:
@@ -210,9 +208,7 @@ def check_sealed(
     file.seek(0)
 
 
-def check_archive(
-    file: IO[bytes], name: str, check_time: Callable[[], None] = _no_limit
-) -> bool:
+def check_archive(file: IO[bytes], name: str, check_time: Callable[[], None] = _no_limit) -> bool:
     """Check a zip archive by its CRCs; False if the file is no zip archive.
 
     Raises:

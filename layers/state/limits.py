@@ -1,4 +1,4 @@
-"""Limits of what a load reads from a checkpoint, which may have been made to exhaust who loads it."""
+"""Limits of what a load reads from a checkpoint, which may be made to exhaust who loads it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from linop.errors import BackendError
 from linop.layers.state.state_tensors import StateTensor
 
 TIMES, MORE = 64, 64 * 2**20
-"""Bytes of a checkpoint by default, at most: so many times those of the model, and so many more. The
-state of Adam in float64 for a model in bfloat16 takes 12 times those of the model."""
+"""Bytes of a checkpoint by default, at most: so many times those of the model, and so many more.
+The state of Adam in float64 for a model in bfloat16 takes 12 times those of the model."""
 _ELEMENT = 8
 """Bytes of an element whose dtype is not known yet."""
 

@@ -115,6 +115,9 @@ class Scan:
     def _several(self, count: int) -> list[Node]:
         return [self._pop() for _ in range(count)][::-1]
 
+    def _drop(self, nodes: list[Node]) -> None:
+        """Nothing to do: they are off the stack."""
+
     # Instructions
 
     def _tuple(self, inner: list[Node]) -> None:
@@ -122,8 +125,8 @@ class Scan:
         node.hashed = 1 + sum(one.hashed for one in inner)
         if node.hashed > _HASHED:
             raise BackendError(
-                f"it has a tuple of more than {_HASHED} objects within each other, which could take "
-                f"for ever to hash"
+                f"it has a tuple of more than {_HASHED} objects within each other, which could "
+                f"take for ever to hash"
             )
         self._push(node)
 
@@ -218,8 +221,8 @@ _CONSTANTS = frozenset(
 _IGNORED = frozenset(("PROTO", "FRAME", "STOP"))
 _STEPS: dict[str, Callable[[Scan, Any], None]] = {
     "MARK": lambda scan, _: scan._push(_MARK),
-    "POP": lambda scan, _: scan._pop() and None,
-    "POP_MARK": lambda scan, _: scan._marked() and None,
+    "POP": lambda scan, _: scan._drop(scan._several(1)),
+    "POP_MARK": lambda scan, _: scan._drop(scan._marked()),
     "DUP": lambda scan, _: scan._push(scan._top()),
     "EMPTY_TUPLE": lambda scan, _: scan._tuple([]),
     "TUPLE1": lambda scan, _: scan._tuple(scan._several(1)),

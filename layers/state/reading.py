@@ -1,9 +1,9 @@
-"""Files of torch.save, read after a look through them: no code of theirs runs, and no more memory is
-taken than limits allow (`linop.layers.state.limits`).
+"""Files of torch.save, read after a look through them: no code of theirs runs, and no more memory
+is taken than limits allow (`linop.layers.state.limits`).
 
-torch's own reader makes the tensors, with `weights_only`; before that, the pickle is followed without
-making objects (`linop.layers.state.pickle_scan`), and the sizes of all records are compared with
-the file's and with what it asks for.
+torch's own reader makes the tensors, with `weights_only`; before that, the pickle is followed
+without making objects (`linop.layers.state.pickle_scan`), and the sizes of all records are compared
+with the file's and with what it asks for.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _PLAIN = {
     "torch.storage": "UntypedStorage TypedStorage",
     "torch.serialization": "_get_layout",
 }
-"""Classes and functions that a state may refer to, by module; beside dtypes and storages' classes."""
+"""Classes and functions that a state may refer to, by module; beside dtypes and storages."""
 
 
 def _allowed(module: str, name: str) -> bool:

@@ -98,9 +98,7 @@ class _Folder:
             tensor = self._tensor(chunk, entry.dtype)
             target[_from(box, offsets)].copy_(tensor[_from(box, chunk.offsets)])
 
-    def _check_cover(
-        self, name: str, boxes: Sequence[tuple[slice, ...]], target: Tensor
-    ) -> None:
+    def _check_cover(self, name: str, boxes: Sequence[tuple[slice, ...]], target: Tensor) -> None:
         """Check that boxes have each element of a target once, in time proportional to these."""
         count, seen = 0, torch.zeros(target.shape, dtype=torch.bool)
         for box in boxes:

@@ -77,7 +77,8 @@ class Workers:
                 self._on_meta.append(item.key)
 
     def gather_objects(self, mine: Item) -> list[Item]:
-        """All workers' messages, by worker: small objects (`linop.backends.transports.messages`). Collective.
+        """All workers' messages, by worker: small objects, of classes that
+        `linop.backends.transports.messages` sends. Collective.
 
         Raises:
             BackendError: other workers call other functions; on every worker.

@@ -162,7 +162,7 @@ def test_lengths_are_of_bytes_that_are_there() -> None:
 def test_what_cannot_be_sent_is_an_error_on_all(item: Any) -> None:
     def main(backend: Any) -> str:
         with pytest.raises(
-            ArgumentError, match="worker 1: .*cannot be sent to other workers"
+            ArgumentError, match=r"worker 1: .*cannot be sent to other workers"
         ) as info:
             backend.transport.gather_all(item if backend.worker == 1 else 0)
         return str(info.value)

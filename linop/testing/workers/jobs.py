@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable
 from functools import cache
 from multiprocessing import AuthenticationError
-from multiprocessing.connection import (  # type: ignore[attr-defined]  # two are not in its stub
+from multiprocessing.connection import (
     Connection,
     answer_challenge,
     deliver_challenge,

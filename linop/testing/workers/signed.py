@@ -1,5 +1,6 @@
-"""Messages between the ranks of ``mpiexec -n N pytest``: pickled, since tests' arguments may be of any
-class, and signed with a key that the ranks have of each other, so that nobody else's is unpickled.
+"""Messages between the ranks of ``mpiexec -n N pytest``: pickled, since tests' arguments may be of
+any class, and signed with a key that the ranks have of each other, so that nobody else's is
+unpickled.
 """
 
 from __future__ import annotations

@@ -93,9 +93,7 @@ class Checkpoints:
         state: Any = gathered(self._backend, self._agreement, self._stages)
         if self._optimizer is not None:
             state = {MODEL: state, OPTIMIZER: self._optimizer_state()}
-        self._each(
-            lambda: write_state(state, path) if self._backend.worker == 0 else None, "save"
-        )
+        self._each(lambda: write_state(state, path) if self._backend.worker == 0 else None, "save")
 
     def load(self, path: Any) -> None:
         """Worker 0 reads the file."""
