@@ -16,6 +16,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from linop.backends import settings
 from linop.backends.base import Backend, BoundPlan
 from linop.backends.execution.program import Program
@@ -196,9 +198,10 @@ def launch_by(
 def machine_of(comm: MPI.Intracomm) -> int:
     """The lowest rank on this rank's machine; collective."""
     here = comm.Split_type(MPI.COMM_TYPE_SHARED)
-    first: int = here.bcast(comm.rank)
+    first = np.array([comm.rank])
+    here.Bcast(first)
     here.Free()
-    return first
+    return int(first[0])
 
 
 class Rank(RankWorker):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import atexit
 import os
-import socket
+import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -30,7 +30,8 @@ try:
     import torch.distributed as dist
 
     from linop.backends.transports.process_group_transport import Processes
-    from linop.backends.transports.store_channel import LONGEST
+    from linop.backends.transports.signed_store import LONGEST
+    from linop.backends.transports.store_server import open_store
 except ImportError as error:
     raise MissingExtraError(
         f"backend 'torch' needs torch: pip install 'linop-algebra[torch]' ({error})"
@@ -57,7 +58,7 @@ class Process(Worker):
                     "divided; divide that of all processes"
                 )
             group = _new_group(limit, [whole[w] for w in mine], use_local_synchronization=True)
-        transport = Processes(group, None, _store(group, limit), limit)
+        transport = Processes(group, None, *_store(group, limit), limit)
         _LIVE.add(transport)
         return Process(self.name, transport, self.debug)
 
@@ -103,7 +104,7 @@ def get(
         connect = partial(_new_group, limit) if group is None else None
         private = group if connect is None else connect()
         _check_sources(private, limit, connect is not None)
-        transport = Processes(private, connect, _store(private, limit), limit)
+        transport = Processes(private, connect, *_store(private, limit), limit)
         try:
             agreed = settings.alike(transport.gather_all(mine, "compare settings"))
         except LinopError:
@@ -218,35 +219,10 @@ def _check_sources(group: dist.ProcessGroup, limit: float, ours: bool) -> None:
         raise
 
 
-def _store(group: dist.ProcessGroup, limit: float) -> dist.Store:
-    """A store of the processes of a group; collective. Its server is in the first process."""
-    connect = partial(dist.TCPStore, timeout=timedelta(seconds=limit), wait_for_workers=False)
+def _store(group: dist.ProcessGroup, limit: float) -> tuple[dist.Store, bytes]:
+    """As of `open_store`; collective."""
     with _joining(limit):
-        if dist.get_rank(group) == 0:
-            host = _address()
-            store = connect(host, 0, is_master=True)
-            dist.broadcast_object_list([host, store.port], group=group, group_src=0)
-            return store
-        where: list[Any] = [None, None]
-        dist.broadcast_object_list(where, group=group, group_src=0)
-        return connect(*where)
-
-
-def _address() -> str:
-    """Address of this machine for others: the one from which it reaches the first process, where
-    others know the address of that one."""
-    master = os.environ.get("MASTER_ADDR")
-    if master and dist.get_rank() == 0:
-        return master
-    try:
-        family, kind, _, _, where = socket.getaddrinfo(
-            master or socket.gethostname(), 1, type=socket.SOCK_DGRAM
-        )[0]
-        with socket.socket(family, kind) as one:
-            one.connect(where)  # sends nothing
-            return str(one.getsockname()[0])
-    except OSError:
-        return socket.gethostname()
+        return open_store(group, limit)
 
 
 @contextmanager
@@ -270,10 +246,23 @@ _LIVE: weakref.WeakSet[Processes] = weakref.WeakSet()
 
 def _part() -> None:
     """End of the process: tell the others."""
-    for transport in list(_LIVE):
+    live = list(_LIVE)
+    for transport in live:
         transport.leave(not _ENDS.status)
     if _OURS and not _ENDS.status and dist.is_initialized():
         dist.destroy_process_group()
+    if not _ENDS.status:
+        _report(live)
+
+
+def _report(live: Sequence[Processes]) -> None:
+    """Give a process that ends well the status of a failure, if somebody else has used a store: its
+    program may not have noticed."""
+    for error in filter(None, (transport.channel.tampered for transport in live)):
+        sys.stdout.flush()
+        sys.stderr.write(f"linop: {error}\n")
+        sys.stderr.flush()
+        os._exit(1)
 
 
 def _forked() -> None:

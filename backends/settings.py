@@ -39,6 +39,7 @@ class Setting(NamedTuple):
     """An argument, and the environment variable used if it is not given."""
 
     option: str
+    """Name of the argument; empty if there is the variable alone."""
     variable: str
     expected: str
     """Valid values, as text."""
@@ -48,6 +49,11 @@ class Setting(NamedTuple):
     """Converts an argument, or a variable's text, to a value. Raises ValueError or TypeError if it
     is invalid."""
     about: str
+
+    @property
+    def name(self) -> str:
+        """The argument; of a setting without one, the variable."""
+        return self.option or self.variable
 
     def text(self) -> str | None:
         """The variable's text; None if it is unset or empty."""
@@ -62,8 +68,8 @@ class Setting(NamedTuple):
         default = self.default if default is None else default
         text = self.text()
         if given is None and text is None:
-            return Found(default, f"{self.option}={default!r} by default")
-        name, said = (self.variable, text) if given is None else (self.option, given)
+            return Found(default, f"{self.name}={default!r} by default")
+        name, said = (self.variable, text) if given is None else (self.name, given)
         words = f"{name}={said if given is None else repr(said)}"
         try:
             return Found(self.read(said), words)
@@ -181,6 +187,33 @@ SPMD_TIMEOUT = Setting(
     _seconds,
     "seconds that an example of these tests may take",
 )
+LOAD_BYTES = Setting(
+    "",
+    "LINOP_LOAD_BYTES",
+    "a whole number from 1",
+    None,
+    "64 times the bytes of the model's tensors, and 64 MiB",
+    _whole,
+    "bytes that a load reads from a checkpoint, or unpacks, at most",
+)
+LOAD_DEPTH = Setting(
+    "",
+    "LINOP_LOAD_DEPTH",
+    "a whole number from 1",
+    100,
+    "100",
+    _whole,
+    "levels of the objects in a checkpoint, within each other, at most",
+)
+LOAD_TIME = Setting(
+    "",
+    "LINOP_LOAD_TIME",
+    "a number of seconds above 0 (inf for no limit)",
+    600,
+    "600",
+    _seconds,
+    "seconds that a load may take to look through a checkpoint",
+)
 SETTINGS = (
     WINDOWS,
     WAIT_LIMIT,
@@ -191,6 +224,9 @@ SETTINGS = (
     SPMD_WORKERS,
     SPMD_BACKEND,
     SPMD_TIMEOUT,
+    LOAD_BYTES,
+    LOAD_DEPTH,
+    LOAD_TIME,
 )
 """All settings, in the order of the table."""
 
@@ -199,7 +235,7 @@ def table() -> list[str]:
     """The settings as lines of a Markdown table."""
     rows = [("variable", "argument", "values", "default", "meaning"), ("---",) * 5]
     for one in SETTINGS:
-        code = f"`{one.variable}`", f"`{one.option}`"
+        code = f"`{one.variable}`", f"`{one.option}`" if one.option else "none"
         rows.append((*code, one.expected, one.default_words, one.about))
     return [f"| {' | '.join(row)} |" for row in rows]
 

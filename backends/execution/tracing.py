@@ -17,6 +17,7 @@ from linop.backends.execution.program import Program
 from linop.backends.transports.agreement import Talk
 from linop.backends.transports.transport import Awaited, Transport
 from linop.errors import ArgumentError, BackendError
+from linop.writing import target, write_text
 
 Result = TypeVar("Result")
 
@@ -94,7 +95,9 @@ def traced(backend: Traced, path: Path, transport: Transport | None) -> Iterator
         raise BackendError(f"trace {path}: another trace is being recorded; end it first")
     writes = backend.worker in (None, 0)
     # Also synchronises the workers at the start of the trace.
-    _first_does(transport, path, (lambda: path.open("a").close()) if writes else None)
+    _first_does(
+        transport, path, (lambda: target(path, streams=True).open("a").close()) if writes else None
+    )
     recording = backend.tracing = Recording()
     try:
         yield
@@ -131,6 +134,8 @@ def _first_does(transport: Transport | None, path: Path, work: Callable[[], Any]
             work()
         except OSError as error:
             problem = error.strerror or str(error)
+        except ArgumentError as error:
+            problem = str(error)
     if transport is not None:
         problem = transport.gather_all(problem)[0]
     if problem:
@@ -138,7 +143,7 @@ def _first_does(transport: Transport | None, path: Path, work: Callable[[], Any]
 
 
 def _write(path: Path, parts: Sequence[Part]) -> None:
-    path.write_text(trace_events.file(events(parts)))
+    write_text(path, trace_events.file(events(parts)))
 
 
 def events(parts: Sequence[Part]) -> list[dict[str, Any]]:

@@ -9,7 +9,6 @@ have made are compared then.
 from __future__ import annotations
 
 import math
-import pickle
 import sys
 import time
 import weakref
@@ -21,8 +20,9 @@ from mpi4py import MPI
 from linop.backends.jobs import builds
 from linop.backends.jobs.ending import has_ended
 from linop.backends.transports.call_numbers import compare_calls
+from linop.backends.transports.messages import decoded, encoded
 from linop.backends.transports.mpi_transport import Ranks, keep
-from linop.backends.transports.transport import Awaited
+from linop.backends.transports.transport import Awaited, Counts
 from linop.backends.waits.watchdog import WATCHDOG
 from linop.errors import BackendError, DeadlockError, communication
 
@@ -31,6 +31,8 @@ _NAP = 1e-3
 _ASKED = 1.0
 """Seconds between checks for ranks that have ended."""
 _MINUTE = 60.0
+_HEAD = 8
+"""Bytes that say how long a message is, which is padded to the length of the longest."""
 _LIVE: weakref.WeakSet[Ranks] = weakref.WeakSet()
 _EXIT = "exit", 0
 
@@ -142,13 +144,20 @@ def meet(live: Sequence[Ranks]) -> None:
 def _parting(ranks: Ranks) -> Iterator[None]:
     """Last meeting of one communicator, to be polled; abandoned at the wait limit. MPI carries the
     numbers of calls: errors that were caught may have left the control channel in other epochs."""
-    mine = np.frombuffer(pickle.dumps({} if ranks.out_of_step else ranks.plans.counts()), np.uint8)
+    data = encoded({} if ranks.out_of_step else ranks.plans.counts())
+    mine = np.frombuffer(len(data).to_bytes(_HEAD, "little") + data, np.uint8)
     size = np.array([len(mine)])
     if (yield from _complete(ranks, ranks.comm.Iallreduce(MPI.IN_PLACE, size, MPI.MAX))):
         padded = np.resize(mine, size)
         said = np.empty((ranks.workers, len(padded)), np.uint8)
         if (yield from _complete(ranks, ranks.comm.Iallgather(padded, said))):
-            compare_calls(ranks, [pickle.loads(one.tobytes()) for one in said])
+            compare_calls(ranks, [_counts(one.tobytes()) for one in said])
+
+
+def _counts(padded: bytes) -> Counts:
+    length = int.from_bytes(padded[:_HEAD], "little")
+    counts: Counts = decoded(padded[_HEAD : _HEAD + length])
+    return counts
 
 
 def _complete(ranks: Ranks, request: MPI.Request) -> Generator[None, None, bool]:

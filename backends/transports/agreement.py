@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from linop.backends.transports.matching import Label, Matching
+from linop.backends.transports.messages import opened, sealed
 from linop.backends.transports.transport import ANY, MEET, Awaited, Item, Plans, Transport, Who
 from linop.backends.waits.deadlock import Key, Point
 from linop.backends.waits.recorder import Recorder, at_place
@@ -174,6 +175,7 @@ class Gathering:
     points: dict[Key, Point]
     plans: Plans
     worker: int
+    workers: int
     limit: float
     matching: Matching
     _gatherings = 0
@@ -196,7 +198,12 @@ class Gathering:
     ) -> list[Item]:
         if doing != MEET:
             self.recorder.meets(doing, about)
-        label, matching = (doing, key), self.matching
+        packed = b"" if self.workers == 1 else sealed(item)
+        return opened(self._alike(packed, (doing, key), about), self.worker, item)
+
+    def _alike(self, item: bytes, label: Label, about: object) -> list[bytes]:
+        """Messages of all workers' gatherings of one label, by worker; collective."""
+        doing, matching = label[0], self.matching
         with matching:
             try:
                 said = self._exchanged((label, item), doing, about)
@@ -215,7 +222,7 @@ class Gathering:
         finally:
             matching.end()
 
-    def _match(self, said: list[tuple[Label, Item]], label: Label, about: object) -> None:
+    def _match(self, said: list[tuple[Label, bytes]], label: Label, about: object) -> None:
         """Add items that do not belong together, or to those that wait; collective.
 
         Raises:
@@ -235,8 +242,8 @@ class Gathering:
             self.alarm(error, ANY, 0)
         raise error
 
-    def _matched(self, label: Label, doing: str, about: object) -> list[Any]:
-        """Items that other threads' gatherings bring; wait for them."""
+    def _matched(self, label: Label, doing: str, about: object) -> list[bytes]:
+        """Messages that other threads' gatherings bring; wait for them."""
         begun, nap = time.monotonic(), _NAPS[0]
         while (found := self.matching.take(label)) is None:
             error = self.matching.wait(nap)

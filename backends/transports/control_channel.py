@@ -1,5 +1,5 @@
-"""The control channel of one rank: pickled control messages, with tags that plans' messages never
-have.
+"""The control channel of one rank: control messages (`linop.backends.transports.messages`), with
+tags that plans' messages never have.
 
 Between two ranks they arrive in the order sent, for each kind. An error that ends the waits of all
 ranks begins a new epoch; control messages of earlier epochs are dropped.
@@ -7,7 +7,6 @@ ranks begins a new epoch; control messages of earlier epochs are dropped.
 
 from __future__ import annotations
 
-import pickle
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -15,6 +14,7 @@ from typing import Any, NoReturn
 
 from mpi4py import MPI
 
+from linop.backends.transports.messages import decoded, encoded
 from linop.errors import LinopError
 
 CALL, ALARM, NOTE, ALL, ASK = range(5)
@@ -55,9 +55,9 @@ class Channel:
         """Held from a probe to the receive of what it found: another thread might take that."""
 
     def say(self, peer: int, kind: int, item: Any) -> None:
-        """Send a picklable item; returns at once."""
+        """Send an item; returns at once."""
         self._said = [request for request in self._said if not request.Test()]
-        data = pickle.dumps((self.epoch, item))
+        data = encoded((self.epoch, item))
         self._said.append(self.comm.Isend([data, MPI.BYTE], peer, kind))
 
     def end(self, error: LinopError) -> Any:
@@ -107,4 +107,4 @@ class Channel:
         self.comm.Probe(peer, kind, status)  # does not wait: a message has arrived
         data = bytearray(status.Get_count(MPI.BYTE))
         self.comm.Recv([data, MPI.BYTE], status.Get_source(), kind)
-        return status.Get_source(), pickle.loads(data)
+        return status.Get_source(), decoded(data)

@@ -8,7 +8,6 @@ or join a waiting one.
 from __future__ import annotations
 
 import math
-import pickle
 import sys
 import threading
 import time
@@ -24,6 +23,7 @@ from linop.backends.arrays.interface import NUMPY, Arrays
 from linop.backends.transports.agreement import Gathering, gathering
 from linop.backends.transports.call_numbers import PACKED
 from linop.backends.transports.matching import Matching
+from linop.backends.transports.messages import decoded, encoded
 from linop.backends.transports.transport import ANY, Alone, Item, Plans, Who, awaited, heard
 from linop.backends.waits.deadlock import Key as About
 from linop.backends.waits.deadlock import Point, who_waits
@@ -437,25 +437,25 @@ class Mailbox(Gathering):
         """Nothing to do: only `wait` writes to buffers."""
 
     def _exchanged(self, mine: Item, doing: str, about: object) -> list[Item]:
-        everybody, data = range(self.workers), pickle.dumps(mine)
+        everybody, data = range(self.workers), encoded(mine)
         for peer in everybody:
             if peer != self.worker:
                 self._group.put(self._to(peer, _AGREE), data)
 
         def taken(peer: int) -> Item:
             key, who = self._from(peer, _AGREE), self._told(partial(gathering, peer, doing, about))
-            item: Item = pickle.loads(self._group.take(key, self.plans, ANY, who))
+            item: Item = decoded(self._group.take(key, self.plans, ANY, who))
             return item
 
         return [mine if peer == self.worker else taken(peer) for peer in everybody]
 
     def post(self, peer: int, item: object) -> None:
-        self._group.put(self._to(peer, _CALL), pickle.dumps(item))
+        self._group.put(self._to(peer, _CALL), encoded(item))
 
     def fetch(self, peer: int, who: Who, patience: float | None = None) -> Any:
         key = self._from(peer, _CALL)
         data = self._group.take(key, self.plans, self.busy, self._told(who), patience)
-        return None if data is None else pickle.loads(data)
+        return None if data is None else decoded(data)
 
     def alarm(self, error: LinopError, tag: int, call: int) -> None:
         others = [(w, *self._part) for k, w in enumerate(self._members) if k != self.worker]

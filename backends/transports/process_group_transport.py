@@ -24,7 +24,8 @@ import torch.distributed as dist
 
 from linop.backends.transports.agreement import ALL, Gathering, gathering, in_words
 from linop.backends.transports.matching import Matching
-from linop.backends.transports.store_channel import LONGEST, keep
+from linop.backends.transports.signed_store import LONGEST
+from linop.backends.transports.store_channel import keep
 from linop.backends.transports.transport import ANY, Awaited, Item, Who, awaited, peers_named
 from linop.backends.waits.process_group_waits import ProcessGroupWaits, ThreadWait
 from linop.backends.waits.recorder import at_place
@@ -46,6 +47,7 @@ class Processes(ProcessGroupWaits, Gathering):
         connect: a new process group of gloo, of the same workers; collective. None if there cannot
             be another one than the given.
         group: the first process group. No other messages point to point go through it.
+        store, key: as of a `linop.backends.transports.store_channel.StoreChannel`.
         limit: longest wait, in seconds.
 
     Attributes:
@@ -60,6 +62,7 @@ class Processes(ProcessGroupWaits, Gathering):
         group: dist.ProcessGroup,
         connect: Callable[[], dist.ProcessGroup] | None,
         store: dist.Store,
+        key: bytes,
         limit: float,
     ) -> None:
         self._group: dist.ProcessGroup | None = group
@@ -68,7 +71,7 @@ class Processes(ProcessGroupWaits, Gathering):
         """Generation of connections whose waits were interrupted here."""
         self._closed = ""
         self._timeout = timedelta(seconds=min(limit, LONGEST))
-        super().__init__(store, dist.get_rank(group), dist.get_world_size(group), limit)
+        super().__init__(store, key, dist.get_rank(group), dist.get_world_size(group), limit)
         self.matching = Matching(self.workers)
         self.limit, self.ranks = limit, dist.get_process_group_ranks(group)
         self.out_of_step = False

@@ -3,30 +3,32 @@ about waits, and a log of alarms that all processes read in the same order.
 
 The log is read by a thread of its own, which blocks in the store: waiting for a key with a timeout
 that expires prints warnings, and costs a connection. Control messages and notes are polled instead
-(`check`, one round trip). An error that ended the waits of all workers begins a new epoch, whose
-keys differ.
+(one round trip). An error that ended the waits of all workers begins a new epoch, whose names
+differ. Messages that were forged, repeated or deleted (`linop.backends.transports.signed_store`)
+end every use of the channel, on all workers.
 """
 
 from __future__ import annotations
 
 import ctypes
-import pickle
 import threading
+import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any, NoReturn
 
 import torch.distributed as dist
 
+from linop.backends.transports.signed_store import LONGEST, SignedStore, TamperedError
+from linop.backends.transports.transport import ANY
 from linop.errors import BackendError, LinopError
 
-LONGEST = 20 * 24 * 3600.0
-"""Seconds of the longest wait that torch's sockets can be given."""
 _STOPS = 1.0
 """Longest wait for the thread to stop, in seconds."""
+_AUDIT = 0.25
+"""Seconds between looks for what others have done to messages, at least."""
 
 
 @dataclass(frozen=True)
@@ -62,11 +64,20 @@ class Ended:
     well: bool
 
 
+@dataclass(frozen=True)
+class Tampered:
+    """A worker's word that somebody else writes to the store, or deletes messages in it."""
+
+    worker: int
+    words: str
+
+
 class StoreChannel:
     """Control messages between this worker and others.
 
     Args:
         store: a connection to a store that is used by these workers alone; worker 0 has the server.
+        key: as of a `SignedStore`.
         hear: called with each alarm, in the thread that reads the log.
 
     Attributes:
@@ -74,10 +85,16 @@ class StoreChannel:
         alarms: alarms of other workers that are not processed yet.
         ended: workers that have ended.
         lost: True if the server has ended.
+        tampered: the error of every use, once somebody else has used the store; None before.
     """
 
     def __init__(
-        self, store: dist.Store, worker: int, workers: int, hear: Callable[[Alarm], None]
+        self,
+        store: dist.Store,
+        key: bytes,
+        worker: int,
+        workers: int,
+        hear: Callable[[Alarm], None],
     ) -> None:
         self.worker = worker
         self.workers = workers
@@ -85,16 +102,15 @@ class StoreChannel:
         self.alarms: deque[Alarm] = deque()
         self.ended: set[int] = set()
         self.lost = False
-        self._store: Any = store
+        self.tampered: TamperedError | None = None
+        self._store = SignedStore(store, key, self._lose)
         self._hear = hear
-        self._said: Counter[tuple[int, int]] = Counter()
-        self._heard: Counter[tuple[int, int]] = Counter()
+        self._said: Counter[str] = Counter()
+        self._heard: Counter[str] = Counter()
         self._met: Counter[int] = Counter()
-        self._noted = 0
-        # A connection serves one thread at a time. The server may look up the name of each.
-        self._uses = threading.Lock()
-        self._log: Any = store.clone()
-        self._log.set_timeout(timedelta(seconds=LONGEST))
+        self._next = 1
+        """Number of the first message of the log that was not read."""
+        self._audited = time.monotonic()
         self._failed = False
         self._thread = threading.Thread(target=self._listen, name="linop-alarms", daemon=True)
         self._thread.start()
@@ -102,113 +118,145 @@ class StoreChannel:
     # Messages
 
     def say(self, peer: int, item: object) -> None:
-        """Send a picklable item to a worker; returns at once."""
-        self._said[self.epoch, peer] += 1
-        number, data = self._said[self.epoch, peer], pickle.dumps(item)
-        with self._kept():
-            self._store.set(f"{self.epoch}/{self.worker}/{peer}/{number}", data)
+        """Send an item to a worker; returns at once."""
+        self._post(f"{self.epoch}/{self.worker}/{peer}", item)
 
     def heard(self, peer: int) -> tuple[Any] | None:
         """The next item from a worker, in a tuple; None if it has not arrived."""
-        key = f"{self.epoch}/{peer}/{self.worker}/{self._heard[self.epoch, peer] + 1}"
-        with self._kept():
-            if not self._store.check([key]):
-                return None
-            self._heard[self.epoch, peer] += 1
-            data = self._store.get(key)
-            self._store.delete_key(key)
-        return (pickle.loads(data),)
+        return self._next_of(f"{self.epoch}/{peer}/{self.worker}")
 
     def note(self, peer: int, item: object) -> None:
-        """Send a picklable item to a worker, which gets those of all in one order; returns at
-        once."""
-        data = pickle.dumps((self.worker, item))
-        with self._kept():
-            self._store.set(f"note/{peer}/{self._store.add(f'notes/{peer}', 1)}", data)
+        """Send an item of another kind to a worker; returns at once."""
+        self._post(f"note/{self.worker}/{peer}", item)
 
-    def noted(self) -> tuple[int, Any] | None:
-        """The next item of `note` from any worker, with its sender; None if none has arrived."""
-        key = f"note/{self.worker}/{self._noted + 1}"
-        with self._kept():
-            if not self._store.check([key]):
-                return None
-            self._noted += 1
-            data = self._store.get(key)
-            self._store.delete_key(key)
-        sender, item = pickle.loads(data)
-        return sender, item
+    def noted(self, senders: Iterable[int]) -> tuple[int, Any] | None:
+        """The next item of `note` from one of some workers, with its sender; None if none has
+        arrived."""
+        for sender in senders:
+            found = self._next_of(f"note/{sender}/{self.worker}")
+            if found is not None:
+                return sender, found[0]
+        return None
+
+    def _post(self, series: str, item: object) -> None:
+        with self._sound():
+            self._said[series] += 1
+            self._store.put(f"{series}/{self._said[series]}", item, f"received/{series}")
+
+    def _next_of(self, series: str) -> tuple[Any] | None:
+        number = self._heard[series] + 1
+        with self._sound():
+            found = self._store.take(f"{series}/{number}", f"received/{series}", number)
+        if found is not None:
+            self._heard[series] = number
+        return found
 
     def meet(self, item: object) -> Callable[[], list[Any] | None]:
         """Begin an all-gather. Returns a function that returns all items, by worker; None while
         some have not arrived."""
         self._met[self.epoch] += 1
         number = self._met[self.epoch]
-        keys, data = self._keys(number), pickle.dumps(item)
-        with self._kept():
-            self._store.set(keys[self.worker], data)
+        names = self._names(number)
+        with self._sound():
+            self._store.put(names[self.worker], item)
 
         def everyones() -> list[Any] | None:
-            with self._kept():
-                if not self._store.check(keys):
-                    return None
-                said = self._store.multi_get(keys)
-                # All have come here, and so have read the items of the all-gather before.
-                self._store.delete_key(self._keys(number - 1)[self.worker])
-            return [pickle.loads(one) for one in said]
+            with self._sound():
+                said = self._store.all_of(names)
+                if said is not None:
+                    # All have come here, and so have read the items of the all-gather before.
+                    self._store.delete(self._names(number - 1)[self.worker])
+            return said
 
         return everyones
 
     def missing(self) -> list[int]:
         """Workers that have not come to the current all-gather."""
-        keys = self._keys(self._met[self.epoch])
-        with self._kept():
-            return [w for w, key in enumerate(keys) if not self._store.check([key])]
+        with self._sound():
+            names = self._names(self._met[self.epoch])
+            return [w for w, name in enumerate(names) if not self._store.has(name)]
 
-    def _keys(self, number: int) -> list[str]:
+    def _names(self, number: int) -> list[str]:
         return [f"{self.epoch}/all/{number}/{worker}" for worker in range(self.workers)]
-
-    @contextmanager
-    def _kept(self) -> Iterator[None]:
-        """Context of a use of the store, by one thread; its loss is an error of linop."""
-        try:
-            with self._uses:
-                yield
-        except dist.DistError as error:
-            self._lose()
-            text = str(error).partition("\n")[0]
-            raise BackendError(
-                f"worker 0, which keeps the control channel of backend 'torch', has ended ({text})"
-            ) from None
 
     def _lose(self) -> None:
         self.lost = True
         self.ended.add(0)
 
+    # Others who use the store
+
+    def check_sound(self) -> None:
+        """Raise the error of somebody else who has used the store."""
+        if self.tampered is not None:
+            raise TamperedError(str(self.tampered))
+
+    @contextmanager
+    def _sound(self) -> Iterator[None]:
+        self.check_sound()
+        try:
+            yield
+        except TamperedError as error:
+            self._is_tampered(str(error), told=False)
+            raise
+
+    def audit(self) -> None:
+        """Look, now and then, for what others have done to this worker's messages.
+
+        Raises:
+            TamperedError: somebody else has deleted or written some.
+        """
+        if time.monotonic() - self._audited >= _AUDIT:
+            with self._sound():
+                self._store.audit()
+            self._audited = time.monotonic()
+
+    def _is_tampered(self, words: str, told: bool) -> None:
+        """Remember the error, interrupt the waits of this worker, and tell the others.
+
+        Args:
+            told: True if the others know.
+        """
+        if self.tampered is not None:
+            return
+        self.tampered = TamperedError(words)
+        if not told:
+            with suppress(LinopError):
+                self._store.append("log", self._next, Tampered(self.worker, words))
+        self._hear(Alarm(self.tampered, self.worker, ANY))
+
     # The log
 
     def tell(self, said: Alarm | Ended) -> None:
         """Append to the log."""
-        data = pickle.dumps(said)
-        with self._kept():
-            self._store.set(f"log/{self._store.add('log', 1)}", data)
+        with self._sound():
+            self._store.append("log", self._next, said)
 
     def _listen(self) -> None:
-        number = 1
         while not self._is_over():
+            name = f"log/{self._next}"
             try:
-                said = pickle.loads(self._log.get(f"log/{number}"))
+                said = self._store.opened(name, self._store.log.get(name))
             except dist.DistStoreError:  # after `LONGEST`
                 continue
             except dist.DistError:
                 self._lose()
                 return
-            number += 1
-            if isinstance(said, Ended):
-                self.ended.add(said.worker)
-                self._failed |= said.worker == self.worker and not said.well
-            elif said.worker != self.worker:
-                self.alarms.append(said)
-                self._hear(said)
+            except BackendError as error:  # all read the same
+                self._is_tampered(str(error), told=True)
+                return
+            self._next += 1
+            if isinstance(said, Tampered):
+                self._is_tampered(f"worker {said.worker}: {said.words}", told=True)
+                return
+            self._read(said)
+
+    def _read(self, said: Alarm | Ended) -> None:
+        if isinstance(said, Ended):
+            self.ended.add(said.worker)
+            self._failed |= said.worker == self.worker and not said.well
+        elif said.worker != self.worker:
+            self.alarms.append(said)
+            self._hear(said)
 
     def _is_over(self) -> bool:
         """True if this worker has ended, and no other needs its server."""
@@ -228,10 +276,8 @@ class StoreChannel:
     def forked(self) -> None:
         """Make every use raise."""
         self.lost = True
-        self._uses = threading.Lock()
-        keep(self._store)
-        keep(self._log)
-        self._store = self._log = _Gone()
+        for connection in self._store.forked(_Gone()):
+            keep(connection)
 
 
 def keep(connection: object) -> None:

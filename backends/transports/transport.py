@@ -165,8 +165,8 @@ class Transport(Protocol):
     def gather_all(
         self, item: Item, doing: str = MEET, about: object = "", key: int = 0
     ) -> list[Item]:
-        """All-gather of objects that pickle, by worker; collective over all workers. Each worker
-        gets copies of the others' items, and its own.
+        """All-gather of small objects (`linop.backends.transports.messages` says of which classes),
+        by worker; collective over all workers. Each gets copies of the others' items, and its own.
 
         Args:
             doing: name of the operation; must be the same on all workers.
@@ -179,7 +179,7 @@ class Transport(Protocol):
         """
 
     def post(self, peer: int, item: object) -> None:
-        """Send a control message, an object that pickles, to a worker."""
+        """Send a control message to a worker."""
 
     def fetch(self, peer: int, who: Who, patience: float | None = None) -> Any:
         """Next control message of a worker; None if none arrives for `patience` seconds."""

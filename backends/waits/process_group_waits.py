@@ -85,7 +85,7 @@ class ProcessGroupWaits(Detection):
     """Waits of one process.
 
     Args:
-        store: as of a `StoreChannel`.
+        store, key: as of a `StoreChannel`.
         limit: longest wait, in seconds.
 
     Attributes:
@@ -95,7 +95,7 @@ class ProcessGroupWaits(Detection):
         generation: number of times that the connections were opened anew.
     """
 
-    def __init__(self, store: Any, worker: int, workers: int, limit: float) -> None:
+    def __init__(self, store: Any, key: bytes, worker: int, workers: int, limit: float) -> None:
         super().__init__(worker, workers)
         self.waiting: dict[int, ThreadWait] = {}
         self.idents = {threading.get_ident()}
@@ -112,7 +112,7 @@ class ProcessGroupWaits(Detection):
         self._lives: dict[int, float] = {}
         """Times of the last notes of other workers."""
         self._over = threading.Event()
-        self.channel = StoreChannel(store, worker, workers, self._hear)
+        self.channel = StoreChannel(store, key, worker, workers, self._hear)
         self._thread = threading.Thread(target=self._look_on, name="linop-waits", daemon=True)
         if workers > 1:
             self._thread.start()
@@ -173,7 +173,9 @@ class ProcessGroupWaits(Detection):
         self.channel.note(peer, note)
 
     def _next_note(self) -> tuple[int, Note] | None:
-        while (said := self.channel.noted()) is not None:
+        # The coordinator hears all, the others the coordinator alone.
+        senders = range(self.workers) if self.worker == COORDINATOR else (COORDINATOR,)
+        while (said := self.channel.noted(senders)) is not None:
             self._lives[said[0]] = time.monotonic()
             if said[1] != _LIVES:
                 break
@@ -192,7 +194,7 @@ class ProcessGroupWaits(Detection):
             DeadlockError: the coordinator has found one.
         """
         with self._noting:
-            while self._member.held and not self.channel.lost:
+            while self._member.held and not self.channel.lost and not self.channel.tampered:
                 self._noting.wait(_LOOKS[1])
             self.told = False
             with suppress(BackendError):  # the store has ended
@@ -207,6 +209,7 @@ class ProcessGroupWaits(Detection):
         with suppress(BackendError):  # the store has ended
             while not self._over.wait(_LOOKS[self.told]):
                 self._say_life()
+                self.channel.audit()
                 self._answer_late()
                 with self._noting:
                     self._look()
@@ -248,7 +251,7 @@ class ProcessGroupWaits(Detection):
         self._close(str(error))
 
     def alarmed(self) -> bool:
-        return bool(self.channel.alarms or self._stuck)
+        return bool(self.channel.alarms or self._stuck or self.channel.tampered)
 
     def check(self, tag: int) -> None:
         self._take_alarms(tag)
@@ -262,6 +265,7 @@ class ProcessGroupWaits(Detection):
 
     def _take_alarms(self, tag: int) -> None:
         """Process the alarms that have arrived; raise the error of one about this plan."""
+        self.channel.check_sound()
         while True:
             try:  # another thread may have taken it
                 alarm = self.channel.alarms.popleft()

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from linop.backends.transports.transport import MEET, Item
 from linop.errors import LinopError, restated, was_told
+from linop.layers.agreement import tensor_messages  # noqa: F401  # so that torch's can be sent
 
 Value = TypeVar("Value")
 
@@ -20,7 +21,7 @@ class Failure(NamedTuple):
 
     @staticmethod
     def of(error: Exception) -> Failure:
-        """A failure that pickles."""
+        """A failure that can be sent."""
         return Failure(restated(error, str(error)), was_told(error))
 
 
@@ -34,7 +35,8 @@ class Meeting:
     workers: int
 
     def gather_objects(self, mine: Item, doing: str = MEET, about: str = "") -> list[Item]:
-        """All workers' messages, by worker: small objects that pickle. Collective.
+        """All workers' messages, by worker: small objects, of classes that
+        `linop.backends.transports.messages` sends. Collective.
 
         Args:
             doing, about: the activity, equal on all workers, and its object, in words.
@@ -48,7 +50,7 @@ class Meeting:
         self, work: Callable[[], tuple[Value, Item]], what: str, doing: str
     ) -> tuple[Value, list[Item]]:
         """Result of local work, which may fail on some workers, and by worker its second half,
-        which pickles. Collective.
+        which is sent. Collective.
 
         Args:
             what: name of the public function, for the error.

@@ -17,16 +17,19 @@ import torch
 
 from linop.errors import ArgumentError
 from linop.layers.state.files import check_sealed, clear_partial, replacing, seal, sync_folder
+from linop.layers.state.limits import Limits, bytes_of
 from linop.layers.state.optimizer_state import (
     Optimized,
     check_options,
     collect_optimizer,
     staged_optimizer,
 )
+from linop.layers.state.reading import loaded, regular
 from linop.layers.state.sharded_load import load_sharded
 from linop.layers.state.state import collect, source_of, spread
 from linop.layers.state.state_tensors import MODEL, OPTIMIZER
 from linop.layers.state.workers import Workers
+from linop.writing import target
 
 
 def save(
@@ -36,9 +39,9 @@ def save(
 
     Args:
         model: the module of this worker.
-        path: of a file; if `sharded`, of a folder, which all workers see. The file, or the
+        path: of a regular file; if `sharded`, of a folder, which all workers see. The file, or the
             checkpoint in the folder, is replaced when the new one is written and synced: there has
-            to be room for both.
+            to be room for both. Links are followed; the file keeps its owner and mode.
         optimizer: this worker's, over its parameters, to be saved too; None on workers without
             parameters. The saved state is then a dict of "model" and "optimizer".
         sharded: every worker writes its own blocks, in the format of torch.distributed.checkpoint;
@@ -49,6 +52,7 @@ def save(
             written; on every worker. An earlier checkpoint at the path stays.
     """
     workers = Workers("save", model, optimizer)
+    workers.each(lambda: _named(path) if sharded else target(path))
     workers.need_memory()
     optimized = _optimized(workers, optimizer)
     if optimized is not None:
@@ -62,7 +66,7 @@ def save(
     state: Any = collect(workers, list(workers.tensors.values()), 0)
     if optimized is not None:
         state = {MODEL: state, OPTIMIZER: collect_optimizer(optimized, 0)}
-    workers.each(lambda: write_state(state, Path(path)) if workers.worker == 0 else None)
+    workers.each(lambda: write_state(state, path) if workers.worker == 0 else None)
 
 
 def load(model: Any, path: str | os.PathLike[str], optimizer: Any = None) -> None:
@@ -85,11 +89,13 @@ def load(model: Any, path: str | os.PathLike[str], optimizer: Any = None) -> Non
             worker; the model and the optimizer are as before.
     """
     workers = Workers("load", model, optimizer)
+    workers.each(lambda: _named(path))
     optimized = _optimized(workers, optimizer)
     if workers.gather_objects(Path(path).is_dir())[0]:
         load_sharded(workers, optimized, Path(path))
         return
-    whole = workers.each(lambda: read_state(Path(path)) if workers.worker == 0 else None)
+    wanted = bytes_of(workers.tensors.values())
+    whole = workers.each(lambda: read_state(Path(path), wanted) if workers.worker == 0 else None)
     both = workers.gather_objects(whole is not None and has_optimizer(whole))[0]
     if optimized is not None and not both:
         raise ArgumentError(f"load: {os.fspath(path)!r} has no state of an optimizer")
@@ -112,29 +118,41 @@ def _optimized(workers: Workers, optimizer: Any) -> Optimized | None:
     return Optimized(workers, optimizer) if some else None
 
 
+def _named(path: str | os.PathLike[str]) -> None:
+    if not os.fspath(path):
+        raise ArgumentError("'' is no path; that of a checkpoint expected")
+
+
 def has_optimizer(state: Mapping[str, Any]) -> bool:
     """True if a checkpoint has the state of an optimizer beside that of its model."""
     return all(isinstance(state.get(name), Mapping) for name in (MODEL, OPTIMIZER))
 
 
-def write_state(state: Any, path: Path) -> None:
-    """Write a sequential state to a file, atomically."""
+def write_state(state: Any, path: str | os.PathLike[str]) -> None:
+    """Write a sequential state to a file, atomically, as `replacing` does."""
     with replacing(path) as file:
         torch.save(state, file)
         seal(file)
-    sync_folder(path.parent)
-    clear_partial(path)
+    written = target(path)
+    sync_folder(written.parent)
+    clear_partial(written)
 
 
-def read_state(path: Path) -> Any:
+def read_state(path: Path, wanted: int) -> Any:
     """The sequential state in a file, checked.
 
+    Args:
+        wanted: bytes of the model's tensors, which limit those of the file.
+
     Raises:
-        ArgumentError: it is no mapping. BackendError, and errors of torch.load: it cannot be read.
+        ArgumentError: it is no mapping. BackendError, and errors of torch.load: it cannot be read,
+            or exceeds a limit.
     """
-    with path.open("rb") as file:
-        check_sealed(file, path)
-        state = torch.load(file, map_location="cpu", weights_only=True)
+    limits = Limits(wanted)
+    with regular(path) as file:
+        limits.take(os.fstat(file.fileno()).st_size, str(path))
+        check_sealed(file, path, limits.check_time)
+        state = loaded(file, str(path), limits)
     if not isinstance(state, Mapping):
         raise ArgumentError(f"a {type(state).__name__} in {str(path)!r}; a state_dict expected")
     return state

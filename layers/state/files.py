@@ -11,20 +11,25 @@ import io
 import os
 import re
 import secrets
+import stat
 import warnings
 import zipfile
-from collections.abc import Iterator
+import zlib
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
 from linop.errors import BackendError
+from linop.writing import target
 
 _START, _END, _RECORD = b"PK\3\4", b"PK\5\6", 22
 """Zip archives: signature at the start; signature of the record at the end, and its length in bytes
 without comment."""
 _SEAL = b"linop sha256 "
 _SEALED = len(_SEAL) + 64
+_PART = 2**22
+"""Bytes that are read at once."""
 _TOKEN = "[0-9a-f]{16}"
 SHARD = re.compile(rf"__\d+_{_TOKEN}_\d+\.distcp")
 """Names of linop's files in a checkpoint folder."""
@@ -36,19 +41,28 @@ def new_token() -> str:
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """A file to write and read, which replaces `path` at the end, unless an exception is raised.
+def replacing(path: str | os.PathLike[Any]) -> Iterator[IO[bytes]]:
+    """A file to write and read, which replaces the one at `path` at the end, unless an exception is
+    raised. Links are followed, and stay. The new file has the owner, the mode and the extended
+    attributes of the one that it replaces; another hard link to that keeps the old contents.
 
     Raises:
-        OSError: it cannot be written; a file at `path` stays.
+        ArgumentError: the path is empty, or names what is no regular file. OSError: it cannot be
+            written, or the file there could not be, or has an owner that the new one cannot get. A
+            file at `path` stays.
     """
+    path = target(path)
     if not path.parent.is_dir():
         raise NotADirectoryError(f"{str(path.parent)!r} is no folder")
+    before = _replaced(path)
     part = path.with_name(f".{path.name}.{new_token()}.part")
-    # O_EXCL: a link at that name is not followed.
-    descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666)
+    # O_EXCL: a link at that name is not followed. Nobody reads a part who may not read the whole.
+    mode = 0o666 if before is None else 0o600
+    descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
     try:
         with os.fdopen(descriptor, "w+b") as file:
+            if before is not None:
+                _take_after(descriptor, path, before)
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -56,6 +70,35 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
     except BaseException:
         part.unlink(missing_ok=True)
         raise
+
+
+def _replaced(path: Path) -> os.stat_result | None:
+    """The file that is replaced, which this process may write to; None if there is none."""
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        return os.fstat(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _take_after(descriptor: int, path: Path, before: os.stat_result) -> None:
+    """Give a new file the owner, the mode and the extended attributes of another."""
+    mine = os.fstat(descriptor)
+    if (mine.st_uid, mine.st_gid) != (before.st_uid, before.st_gid):
+        try:
+            os.fchown(descriptor, before.st_uid, before.st_gid)
+        except PermissionError:
+            raise PermissionError(
+                f"{str(path)!r} belongs to user {before.st_uid}, group {before.st_gid}, and a new "
+                f"file in its place would not; remove it first, or save to another path"
+            ) from None
+    with suppress(OSError):  # not on every file system
+        for name in os.listxattr(path):
+            os.setxattr(descriptor, name, os.getxattr(path, name))
+    os.fchmod(descriptor, stat.S_IMODE(before.st_mode))
 
 
 def clear_partial(path: Path) -> None:
@@ -110,9 +153,21 @@ class View(io.RawIOBase):
         return count
 
 
-def digest_of(stream: Any) -> str:
-    """SHA-256 of the rest of a stream, in hexadecimal."""
-    return hashlib.file_digest(stream, "sha256").hexdigest()
+def _no_limit() -> None:
+    """Allow any time."""
+
+
+def digest_of(stream: Any, check_time: Callable[[], None] = _no_limit) -> str:
+    """SHA-256 of the rest of a stream, in hexadecimal.
+
+    Args:
+        check_time: called now and then; raises an exception if it takes too long.
+    """
+    digest = hashlib.sha256()
+    while data := stream.read(_PART):
+        digest.update(data)
+        check_time()
+    return digest.hexdigest()
 
 
 def seal(file: IO[bytes]) -> None:
@@ -128,8 +183,11 @@ def seal(file: IO[bytes]) -> None:
     file.write(_SEAL + digest.encode())
 
 
-def check_sealed(file: IO[bytes], path: Path) -> None:
+def check_sealed(file: IO[bytes], path: Path, check_time: Callable[[], None] = _no_limit) -> None:
     """Check a file of `torch.save`: by its digest; where it has none, by its CRCs.
+
+    Args:
+        check_time: as for `digest_of`.
 
     Raises:
         BackendError: it is damaged.
@@ -140,9 +198,9 @@ def check_sealed(file: IO[bytes], path: Path) -> None:
     said = file.read()
     file.seek(0)
     if said.startswith(_SEAL):
-        if digest_of(View(file, 0, start)).encode() != said[len(_SEAL) :]:
+        if digest_of(View(file, 0, start), check_time).encode() != said[len(_SEAL) :]:
             raise BackendError(damaged(path, "its digest is another"))
-    elif not check_archive(file, str(path)):
+    elif not check_archive(file, str(path), check_time):
         warnings.warn(
             f"{str(path)!r} has neither digests nor CRCs, so it cannot be checked; save it again",
             stacklevel=2,
@@ -150,7 +208,7 @@ def check_sealed(file: IO[bytes], path: Path) -> None:
     file.seek(0)
 
 
-def check_archive(file: IO[bytes], name: str) -> bool:
+def check_archive(file: IO[bytes], name: str, check_time: Callable[[], None] = _no_limit) -> bool:
     """Check a zip archive by its CRCs; False if the file is no zip archive.
 
     Raises:
@@ -163,8 +221,8 @@ def check_archive(file: IO[bytes], name: str) -> bool:
         return False
     try:
         with zipfile.ZipFile(file) as archive:
-            bad = archive.testzip()
-    except (zipfile.BadZipFile, NotImplementedError, OSError, EOFError) as error:
+            bad = _other_crc(archive, check_time)
+    except (zipfile.BadZipFile, NotImplementedError, OSError, EOFError, zlib.error) as error:
         raise BackendError(damaged(name, str(error))) from error
     if bad is not None:
         raise BackendError(
@@ -172,6 +230,18 @@ def check_archive(file: IO[bytes], name: str) -> bool:
             + " (or torch wrote none: torch.serialization.set_crc32_options)"
         )
     return True
+
+
+def _other_crc(archive: zipfile.ZipFile, check_time: Callable[[], None]) -> str | None:
+    """Name of the first record with another CRC than the archive says; None without one."""
+    for one in archive.infolist():
+        try:
+            with archive.open(one) as record:
+                while record.read(_PART):
+                    check_time()
+        except zipfile.BadZipFile:
+            return one.filename
+    return None
 
 
 def damaged(name: Path | str, why: str) -> str:

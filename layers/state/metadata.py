@@ -20,6 +20,8 @@ import torch
 
 from linop.errors import BackendError
 from linop.layers.state.files import SHARD, damaged
+from linop.layers.state.limits import Limits
+from linop.layers.state.pickle_scan import Scan
 
 NAME = ".metadata"
 _MARK = b"\nlinop digests\n"
@@ -56,14 +58,22 @@ class _Record:
         self.state = state
 
 
+def allowed(module: str, name: str) -> bool:
+    """True for a name that a `.metadata` may use."""
+    if module == "torch":
+        return name == "Size" or isinstance(vars(torch).get(name), torch.dtype)
+    return (module, name) == ("collections", "OrderedDict") or (
+        name in _ALLOWED.get(module, "").split()
+    )
+
+
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if module == "torch" and (name == "Size" or isinstance(vars(torch).get(name), torch.dtype)):
             return vars(torch)[name]
         if (module, name) == ("collections", "OrderedDict"):
             return dict
-        if name not in _ALLOWED.get(module, "").split():
-            raise BackendError(f"it refers to {module}.{name}, which is refused: it could be code")
+        assert allowed(module, name), "looked through before"
         # A new class for each, so that a pickle cannot change a class of linop.
         return type(name, (_Record,), {"__slots__": ()})
 
@@ -129,12 +139,13 @@ def key_of(file: str, offset: int) -> str:
     return f"{file}:{offset}"
 
 
-def index_of(data: bytes, path: Path) -> Index:
+def index_of(data: bytes, path: Path, limits: Limits) -> Index:
     """Read the index from a `.metadata`.
 
     Args:
         data: all of the file.
         path: of the file, for errors.
+        limits: of what is read.
 
     Raises:
         BackendError: it is damaged, or no index of tensors, or refers to anything else.
@@ -144,9 +155,13 @@ def index_of(data: bytes, path: Path) -> Index:
     if mark:
         if hashlib.sha256(data[:-_DIGEST]).hexdigest().encode() != data[-_DIGEST:]:
             raise BackendError(damaged(path, "its digest is another"))
-        digests = json.loads(rest[:-_DIGEST])
     try:
-        root = _Unpickler(io.BytesIO(pickled if mark else data)).load()
+        if mark:
+            digests = _mapping(json.loads(rest[:-_DIGEST]))
+        pickled = pickled if mark else data
+        if Scan(io.BytesIO(pickled), allowed, limits).stored:
+            raise BackendError("it refers to objects outside of it, which is refused")
+        root = _Unpickler(io.BytesIO(pickled)).load()
         entries, paths = _decoded(root, digests)
     except Exception as error:
         raise BackendError(f"{str(path)!r} is no index of a checkpoint: {error}") from error

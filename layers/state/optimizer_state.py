@@ -14,7 +14,9 @@ from typing import Any
 
 import torch
 
-from linop.errors import ArgumentError
+from linop.errors import ArgumentError, BackendError
+from linop.layers.state.limits import Limits
+from linop.layers.state.reading import loaded
 from linop.layers.state.state import collect, source_of, spread
 from linop.layers.state.state_tensors import StateTensor, state_tensors
 from linop.layers.state.workers import Workers
@@ -188,8 +190,8 @@ def check_options(optimized: Optimized) -> None:
             torch.save(value, file)
             file.seek(0)
             try:
-                torch.load(file, weights_only=True)
-            except pickle.UnpicklingError as error:
+                loaded(file, name, Limits(0))
+            except (BackendError, pickle.UnpicklingError) as error:
                 kind = f"{type(value).__module__}.{type(value).__name__}"
                 raise ArgumentError(
                     f"{optimized.workers.what}: the optimizer's option {name!r} is of type {kind}, "

@@ -4,9 +4,9 @@ its own blocks. All blocks are read and checked before the first is copied.
 
 from __future__ import annotations
 
+import os
 import warnings
-from itertools import combinations
-from math import prod
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,10 @@ from linop.errors import ArgumentError, BackendError
 from linop.layers.layer import Tensor
 from linop.layers.parameters.blocks import plain
 from linop.layers.state.files import View, check_archive, damaged, digest_of
+from linop.layers.state.limits import Limits, bytes_of
 from linop.layers.state.metadata import NAME, Chunk, Index, Location, index_of
 from linop.layers.state.optimizer_state import Names, Optimized
+from linop.layers.state.reading import loaded, regular
 from linop.layers.state.state_tensors import MODEL, OPTIMIZER, StateTensor, fit
 from linop.layers.state.workers import Workers
 
@@ -28,13 +30,20 @@ Box = tuple[tuple[int, int], ...]
 class _Folder:
     """A checkpoint to read.
 
+    Args:
+        wanted: bytes of the model's tensors, which limit those that are read.
+
     Raises:
         BackendError: there is none, or its index is damaged.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, wanted: int) -> None:
         self.path = path
-        self.index: Index = index_of(self._inside(NAME).read_bytes(), path / NAME)
+        self._limits = Limits(wanted)
+        with regular(self._inside(NAME)) as file:
+            self._limits.take(os.fstat(file.fileno()).st_size, str(path / NAME))
+            data = file.read()
+        self.index: Index = index_of(data, path / NAME, self._limits)
 
     def _inside(self, name: str) -> Path:
         """Resolved path of a file in the folder.
@@ -51,14 +60,16 @@ class _Folder:
 
     def _loaded(self, location: Location) -> Any:
         """A stored item, which is checked first by digest or CRC."""
-        with self._inside(location.file).open("rb") as file:
+        name, check_time = str(self.path / location.file), self._limits.check_time
+        with regular(self._inside(location.file)) as file:
+            self._limits.take(location.length, name)
             view = View(file, location.offset, location.length)
             if location.digest is None:
-                check_archive(view, location.file)  # type: ignore[arg-type]
-            elif digest_of(view) != location.digest:
+                check_archive(view, location.file, check_time)  # type: ignore[arg-type]
+            elif digest_of(view, check_time) != location.digest:
                 raise BackendError(damaged(self.path / location.file, "its digest is another"))
             view.seek(0)
-            return torch.load(view, map_location="cpu", weights_only=True)
+            return loaded(view, name, self._limits)
 
     def value(self, name: str) -> Any:
         """A whole tensor, or another value, of the types that torch loads with `weights_only`."""
@@ -80,17 +91,25 @@ class _Folder:
         Raises:
             BackendError: elements are stored twice, or damaged. ArgumentError: some are missing.
         """
-        entry, boxes = self.index.entries[name], []
-        for chunk in entry.chunks:
-            box = _overlap(chunk, offsets, tuple(target.shape))
-            if box is None:
-                continue
-            boxes.append(box)
+        entry = self.index.entries[name]
+        found = [(chunk, _overlap(chunk, offsets, tuple(target.shape))) for chunk in entry.chunks]
+        boxes = [(chunk, box) for chunk, box in found if box is not None]
+        self._check_cover(name, [_from(box, offsets) for _, box in boxes], target)
+        for chunk, box in boxes:
             tensor = self._tensor(chunk, entry.dtype)
             target[_from(box, offsets)].copy_(tensor[_from(box, chunk.offsets)])
-        if any(_meet(a, b) for a, b in combinations(boxes, 2)):
-            raise BackendError(f"elements of {name!r} are in the checkpoint twice")
-        if sum(prod(end - start for start, end in box) for box in boxes) != target.numel():
+
+    def _check_cover(self, name: str, boxes: Sequence[tuple[slice, ...]], target: Tensor) -> None:
+        """Check that boxes have each element of a target once, in time proportional to these."""
+        count, seen = 0, torch.zeros(target.shape, dtype=torch.bool)
+        for box in boxes:
+            self._limits.check_time()
+            part = seen[box]
+            count += part.numel()
+            if bool(part.any()):
+                raise BackendError(f"elements of {name!r} are in the checkpoint twice")
+            part.fill_(True)
+        if count != target.numel():
             raise ArgumentError(f"elements of {name!r} are missing in the checkpoint")
 
     def _tensor(self, chunk: Chunk, dtype: Any) -> Tensor:
@@ -114,10 +133,6 @@ def _from(box: Box, offsets: tuple[int, ...]) -> tuple[slice, ...]:
     return tuple(slice(a - o, b - o) for (a, b), o in zip(box, offsets, strict=True))
 
 
-def _meet(one: Box, other: Box) -> bool:
-    return all(max(a, c) < min(b, d) for (a, b), (c, d) in zip(one, other, strict=True))
-
-
 def load_sharded(workers: Workers, optimized: Optimized | None, path: Path) -> None:
     """Load a model's state, and its optimizers', from a folder.
 
@@ -125,7 +140,7 @@ def load_sharded(workers: Workers, optimized: Optimized | None, path: Path) -> N
         LinopError: it cannot be read, is damaged or does not fit; on every worker. Nothing of the
             model is changed then.
     """
-    folder = workers.each(lambda: _Folder(path))
+    folder = workers.each(lambda: _Folder(path, bytes_of(workers.tensors.values())))
     if len(set(workers.gather_objects(folder.index.digest))) > 1:
         workers.refuse(f"workers read different files {str(path / NAME)!r}; one folder expected")
     if not folder.index.sealed and workers.worker == 0:

@@ -18,15 +18,30 @@ from typing import Any
 
 import torch
 from torch.distributed.checkpoint import DefaultSavePlanner, FileSystemWriter
-from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION, _StoragePrefix
+from torch.distributed.checkpoint.filesystem import (
+    CURRENT_DCP_VERSION,
+    _StorageInfo,
+    _StoragePrefix,
+)
 from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
     ChunkStorageMetadata,
+    Metadata,
     MetadataIndex,
     StorageMeta,
     TensorProperties,
+    TensorStorageMetadata,
 )
-from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
+from torch.distributed.checkpoint.planner import (
+    BytesIOWriteData,
+    SavePlan,
+    TensorWriteData,
+    WriteItem,
+    WriteItemType,
+)
+from torch.distributed.checkpoint.storage import WriteResult
 
+from linop.backends.transports.messages import allow
 from linop.errors import BackendError
 from linop.layers.parameters.blocks import plain
 from linop.layers.state.files import (
@@ -40,8 +55,14 @@ from linop.layers.state.files import (
 )
 from linop.layers.state.metadata import NAME, key_of, sealed
 from linop.layers.state.optimizer_state import Optimized
+from linop.layers.state.reading import regular
 from linop.layers.state.state_tensors import MODEL, OPTIMIZER, StateTensor
 from linop.layers.state.workers import Workers
+
+# Records that workers send each other.
+allow(SavePlan, WriteItem, WriteItemType, TensorWriteData, BytesIOWriteData, WriteResult)
+allow(Metadata, MetadataIndex, StorageMeta, TensorProperties, ChunkStorageMetadata)
+allow(TensorStorageMetadata, BytesStorageMetadata, _StorageInfo, _StoragePrefix)
 
 _ANY_SHARD = re.compile(r"__\d+_.*\.distcp")
 """Names of torch's files, and of linop's."""
@@ -167,8 +188,9 @@ def _settle(path: Path, metadata: Any) -> None:
 
 def _bytes_of(path: Path) -> bytes:
     try:
-        return path.read_bytes()
-    except OSError:
+        with regular(path) as file:
+            return file.read()
+    except (OSError, BackendError):
         return b""
 
 

@@ -78,7 +78,8 @@ class Workers:
                 self._on_meta.append(item.key)
 
     def gather_objects(self, mine: Item) -> list[Item]:
-        """All workers' messages, by worker: small objects that pickle. Collective.
+        """All workers' messages, by worker: small objects, of classes that
+        `linop.backends.transports.messages` sends. Collective.
 
         Raises:
             BackendError: other workers call other functions; on every worker.

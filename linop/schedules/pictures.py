@@ -12,6 +12,7 @@ from linop import trace_events
 from linop.errors import ArgumentError
 from linop.schedules.actions import RECEIVES, SENDS, Action, Kind
 from linop.text import read_text
+from linop.writing import write_text
 
 if TYPE_CHECKING:
     from linop.schedules.simulation import Simulation, Timed
@@ -170,7 +171,7 @@ def written(path: str | Path | None, text: str) -> str:
     """
     if path is not None:
         try:
-            Path(path).write_text(text, encoding="utf-8")
+            write_text(path, text)
         except OSError as error:
             raise ArgumentError(f"{path}: cannot be written: {error.strerror or error}") from None
     return text

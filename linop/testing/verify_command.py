@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import pickle
 import sys
 import time
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from typing import Any
 
 from linop import backends
 from linop.backends.base import Backend
+from linop.backends.transports.messages import decoded, encoded
 from linop.errors import ArgumentError, UndecidableError
 from linop.operators.operator import LinearOperator
 from linop.testing.checks import check_adjoint, check_dot_exact, check_exact, check_linear
@@ -219,7 +219,7 @@ def verified_by_ranks(
         with TemporaryDirectory(prefix="linop-") as folder:
             path = Path(folder) / "report"
             job(workers).run(check_on_rank, what, on, name, seed, n, path)
-            report: Report | UndecidableError = pickle.loads(path.read_bytes())
+            report: Report | UndecidableError = decoded(path.read_bytes())
         if isinstance(report, UndecidableError):
             raise report
         return report
@@ -230,7 +230,7 @@ def verified_by_ranks(
 def check_on_rank(
     comm: Any, what: Any, on: str, name: str, seed: int, examples: int, path: Path
 ) -> None:
-    """Run a check on this rank; collective. Rank 0 pickles the report, or the `UndecidableError`,
+    """Run a check on this rank; collective. Rank 0 writes the report, or the `UndecidableError`,
     to a file.
 
     Args:
@@ -245,7 +245,7 @@ def check_on_rank(
     except UndecidableError as error:  # on every rank
         report = error
     if comm.rank == 0:
-        path.write_bytes(pickle.dumps(report))
+        path.write_bytes(encoded(report))
 
 
 def _found(case: Case, backend: str, name: str, find: Finding, seed: int, examples: int) -> Result:

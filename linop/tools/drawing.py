@@ -11,6 +11,7 @@ from linop.operators.operator import LinearOperator
 from linop.planning.prediction.traffic import TrafficMatrix, traffic_matrix
 from linop.spaces.scalars import Array
 from linop.tools.demo import Blur
+from linop.writing import target
 
 _CELLS = 256
 """Largest number of workers drawn one per row of a traffic picture; more are binned."""
@@ -54,7 +55,7 @@ def restoration(path: Path, photo: Array, data: Array, restored: Array, op: Blur
                     facecolor=(*_rgb(colour), fill),
                 )
             )
-    figure.savefig(path, dpi=130)
+    figure.savefig(target(path), dpi=130)
 
 
 def traffic(path: str | Path, what: LinearOperator | TrafficMatrix) -> None:
@@ -88,7 +89,7 @@ def traffic(path: str | Path, what: LinearOperator | TrafficMatrix) -> None:
                 colour = "white" if norm(size) > 0.5 else "black"
                 style: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 8}
                 axes.text(column, row, str(size), color=colour, **style)
-    figure.savefig(path, dpi=130)
+    figure.savefig(target(path), dpi=130)
 
 
 def _rgb(colour: str) -> tuple[float, float, float]:

@@ -53,20 +53,23 @@ def facts(comm: MPI.Intracomm) -> list[Rank]:
     """Facts about all ranks; collective."""
     from mpi4py import MPI
 
+    from linop.backends.jobs.objects import gathered
     from linop.backends.mpi import machine_of
 
     cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set[int]()
     here = machine_of(comm), MPI.Get_processor_name(), frozenset(cores), os.cpu_count() or 1
-    return [Rank(*one) for one in comm.allgather(here)]
+    return gathered(comm, Rank(*here))
 
 
 def links(comm: MPI.Intracomm, ranks: Sequence[Rank]) -> list[Link]:
     """Measured links: inside the first machine with several ranks, and from the first machine to
     each other one; the same on every rank. Collective, in some seconds."""
+    from linop.backends.jobs.objects import gathered
+
     found = []
     for pair in _pairs(ranks):
         times = [_round_trip(comm, pair, size) / 2 for size in (SMALL, LARGE)]
-        latency, long = comm.bcast(times, pair[0])
+        latency, long = gathered(comm, times)[pair[0]]
         hosts = ranks[pair[0]].host, ranks[pair[1]].host
         found.append(Link(pair, hosts, latency, LARGE / long))
     return found

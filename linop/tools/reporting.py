@@ -15,6 +15,7 @@ from rich.text import Text
 
 from linop.errors import ArgumentError, MissingExtraError
 from linop.testing.verify_command import PROPERTIES, Result
+from linop.writing import target, write_text
 
 
 def show(results: Sequence[Result], console: Console) -> None:
@@ -62,9 +63,9 @@ def write(results: Sequence[Result], as_json: Path | None, as_junit: Path | None
     try:
         if as_json is not None:
             text = json.dumps([result.as_dict() for result in results], indent=1)
-            as_json.write_text(text + "\n", encoding="utf-8")
+            write_text(as_json, text + "\n")
         if as_junit is not None:
-            _junit(results).write(str(as_junit), pretty=True)
+            _junit(results).write(str(target(as_junit, streams=True)), pretty=True)
     except OSError as error:
         raise ArgumentError(f"cannot be written: {error}") from None
 

@@ -4,6 +4,7 @@ program."""
 from __future__ import annotations
 
 import ast
+import math
 import os
 import subprocess
 import sys
@@ -34,6 +35,9 @@ VALID: dict[str, list[tuple[str, Any]]] = {
     "--linop-workers": [("3", 3)],
     "--linop-backend": [("mpi", "mpi"), ("threads", "threads")],
     "--linop-timeout": [("2.5", 2.5)],
+    "LINOP_LOAD_BYTES": [("1", 1), ("100000000000", 10**11)],
+    "LINOP_LOAD_DEPTH": [("7", 7)],
+    "LINOP_LOAD_TIME": [("2.5", 2.5), ("inf", math.inf)],
 }
 
 
@@ -43,11 +47,11 @@ def test_variables_hold_where_no_argument_is_given(
 ) -> None:
     monkeypatch.delenv(one.variable, raising=False)
     assert one.found().checked() == one.default
-    for text, value in VALID[one.option]:
+    for text, value in VALID[one.name]:
         monkeypatch.setenv(one.variable, text)
         assert one.found() == Found(value, f"{one.variable}={text}")
-        for _, other in VALID[one.option]:
-            assert one.found(other) == Found(other, f"{one.option}={other!r}")
+        for _, other in VALID[one.name]:
+            assert one.found(other) == Found(other, f"{one.name}={other!r}")
     for text in ("no such", "-1", "nan", "2e400j"):
         monkeypatch.setenv(one.variable, text)
         with pytest.raises(ArgumentError) as wrong:
@@ -55,7 +59,7 @@ def test_variables_hold_where_no_argument_is_given(
         assert str(wrong.value) == f"{one.variable}: expected {one.expected}, given {text!r}"
     monkeypatch.setenv(one.variable, "")
     assert one.found().checked() == one.default
-    with pytest.raises(ArgumentError, match=f"^{one.option}: expected"):
+    with pytest.raises(ArgumentError, match=f"^{one.name}: expected"):
         one.found([]).checked()
 
 

@@ -154,6 +154,15 @@ MESSAGES = (
         (f"{RUNS}[random_movement]", f"{RUNS}[scaled]"),
     ),
     Fault(
+        "codes are not compared",
+        "a control message that somebody else has written to the store is taken for a worker's",
+        "blind",
+        "linop.backends.transports.signed_store:SignedStore.opened",
+        "not hmac.compare_digest(code, self._code(name, data))",
+        "False",
+        ("test_store_channel.py::test_what_somebody_else_does_is_an_error_on_both",),
+    ),
+    Fault(
         "last message first",
         "a mailbox of threads gives the last message first",
         "order",

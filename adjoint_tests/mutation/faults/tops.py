@@ -80,9 +80,27 @@ CHECKPOINTS = (
         "the digest of a file is not compared",
         "blind",
         "linop.layers.state.files:check_sealed",
-        "digest_of(View(file, 0, start)).encode() != said[len(_SEAL):]",
+        "digest_of(View(file, 0, start), check_time).encode() != said[len(_SEAL):]",
         "False",
         ("test_checkpoints.py::test_every_bit_of_a_weight_is_checked",),
+    ),
+    Fault(
+        "any number of bytes is read",
+        "the bytes that a load reads are counted, and not limited",
+        "blind",
+        "linop.layers.state.limits:Limits.take",
+        "self._read > self._most",
+        "False",
+        ("test_hostile_checkpoints.py::test_limits_are_settings",),
+    ),
+    Fault(
+        "a secret becomes public",
+        "a file that is replaced gets the mode of a new one",
+        "omission",
+        "linop.layers.state.files:_take_after",
+        "stat.S_IMODE(before.st_mode)",
+        "0o644",
+        ("test_replaced_files.py::test_links_are_followed_and_owner_and_mode_are_kept",),
     ),
 )
 

@@ -304,7 +304,7 @@ def host_vector(space: Space, arrays: Any, backend: Backend) -> Vector:
 
 
 def gathered(backend: Backend, item: Item) -> list[Item]:
-    """All-gather of a picklable item, as a list by worker; collective. On a backend that holds all
+    """All-gather of a control message, as a list by worker; collective. On a backend that holds all
     workers, a list of the item alone."""
     if not isinstance(backend, Worker):
         return [item]

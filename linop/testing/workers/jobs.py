@@ -11,8 +11,10 @@ from __future__ import annotations
 import atexit
 import contextlib
 import importlib.util
+import os
 import pickle
 import re
+import secrets
 import socket
 import subprocess
 import sys
@@ -20,14 +22,20 @@ import tempfile
 import time
 from collections.abc import Callable
 from functools import cache
-from multiprocessing.connection import Connection, wait
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import (
+    Connection,
+    answer_challenge,
+    deliver_challenge,
+    wait,
+)
 from pathlib import Path
 from typing import Any
 
 from linop.backends.jobs import mpirun
 from linop.errors import MissingExtraError
 from linop.testing.workers.outcome import Answers, FailedExampleError, Outcome
-from linop.testing.workers.rank import FINISH, OUTPUT, Answer, socket_in
+from linop.testing.workers.rank import FINISH, KEY, OUTPUT, Answer, socket_in
 
 __all__ = ["FailedExampleError", "PersistentJob", "job", "missing_mpi"]
 
@@ -198,7 +206,12 @@ class RankConnections:
         script = str(Path(__file__).with_name("rank.py"))
         # -P: keeps the script's folder, whose modules would shadow others, off the path.
         arguments = [sys.executable, "-P", script, str(self.folder)]
-        # Only this user can enter the folder, so nobody else can send a rank data to unpickle.
+        # Only this user can enter the folder, and ranks and parent prove that they know its key: so
+        # nobody else can send them data to unpickle.
+        self._key = secrets.token_bytes(32)
+        opened = os.open(self.folder / KEY, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(opened, "wb") as file:
+            file.write(self._key)
         self._server = socket.socket(socket.AF_UNIX)
         with socket_in(self.folder) as address:
             self._server.bind(address)
@@ -228,8 +241,22 @@ class RankConnections:
         late = time.monotonic() + START
         while self.job.poll() is None and time.monotonic() < late:
             with contextlib.suppress(TimeoutError):
-                return Connection(self._server.accept()[0].detach())
+                return self._known(Connection(self._server.accept()[0].detach()))
         raise OSError("a rank is missing")
+
+    def _known(self, link: Connection) -> Connection:
+        """A connection whose other end knows the key of the job.
+
+        Raises:
+            OSError: it does not.
+        """
+        try:
+            deliver_challenge(link, self._key)
+            answer_challenge(link, self._key)
+        except AuthenticationError as error:
+            link.close()
+            raise OSError(f"somebody else connects: {error}") from None
+        return link
 
     def ask(self, data: bytes, watch: float, grace: float) -> Answers:
         """Run a pickled (check, arguments) on every rank: import, run, and, if no rank failed, look

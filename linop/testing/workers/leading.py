@@ -21,6 +21,7 @@ from linop.errors import BackendError
 from linop.testing.workers.located import Located
 from linop.testing.workers.outcome import Answers, FailedExampleError, Outcome
 from linop.testing.workers.rank import Answer, finish, play, quiet_assume
+from linop.testing.workers.signed import SignedMessages
 from linop.testing.workers.stacks import OUTPUT, labelled, last_resort
 
 TEAM: Team | None = None
@@ -56,7 +57,10 @@ class Team:
             self._groups: dict[int, Any] = {}
             self._early: tuple[Any, ...] | None = None
             self._test = ""
-            everybody = self._control.allgather(tests)
+            self._messages = SignedMessages(self._control)
+            from linop.backends.jobs.objects import gathered
+
+            everybody = gathered(self._control, tests)
         if any(other != tests for other in everybody):
             numbers = [len(other) for other in everybody]
             raise BackendError(
@@ -159,14 +163,14 @@ class Team:
             comm, before, answers = self._play(example, located, data, workers)
             answer = answers[self.rank]
             assert answer is not None
-            self._control.send(answer, 0, _TAG)
+            self._messages.send(answer, 0, _TAG)
             alike = self._hear(0, watch + 2 * _DUMP)
             if alike is None and not answer.passed:  # rank 0 is stuck, and cannot report this
                 _print(f"\nrank {self.rank} {answer.kind}: {example}\n{answer.text}\n")
             if alike is None:
                 alike = self._hear(0)
             if alike:
-                self._control.send(finish(comm, before), 0, _TAG)
+                self._messages.send(finish(comm, before), 0, _TAG)
 
     # All ranks
 
@@ -190,7 +194,7 @@ class Team:
 
     def _tell(self, others: range, order: Any) -> None:
         for rank in others:
-            self._control.send(order, rank, _TAG)
+            self._messages.send(order, rank, _TAG)
 
     def _hear(self, source: int, seconds: float | None = None) -> Any:
         """The next message of a rank on the control channel; None after a timeout in seconds."""
@@ -201,7 +205,7 @@ class Team:
                 return None
             time.sleep(nap)
             nap = min(1.2 * nap, longest)
-        return self._control.recv(source=source, tag=_TAG)
+        return self._messages.recv(source, _TAG)
 
 
 def _end_like(answer: Answer) -> None:

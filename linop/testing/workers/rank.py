@@ -24,8 +24,10 @@ from pathlib import Path
 from typing import Any
 
 SOCKET = "parent"
+KEY = "key"
 OUTPUT = "rank-{}"
-"""Files of a job's folder: the parent's socket, and the output of each rank."""
+"""Files of a job's folder: the parent's socket, the key by which it and its ranks know each other,
+and the output of each rank."""
 
 FINISH = "finish"
 """Order of the parent once no rank has failed: look for messages and threads left behind."""
@@ -74,7 +76,7 @@ def socket_in(folder: Path) -> Iterator[str]:
 def connect(folder: Path) -> Connection:
     """Connect to the parent, and set `sys.path` to the one that it sends."""
     with socket_in(folder) as address:
-        parent = Client(address, "AF_UNIX")
+        parent = Client(address, "AF_UNIX", (folder / KEY).read_bytes())
     sys.path[:] = parent.recv()
     return parent
 

@@ -8,6 +8,7 @@ together by the keys of the sequential model.
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -19,6 +20,7 @@ from linop.backends import Backend
 from linop.errors import ArgumentError, BackendError
 from linop.layers.agreement.input_agreement import InputAgreement
 from linop.layers.state.checkpoint import has_optimizer, read_state, write_state
+from linop.layers.state.limits import Limits
 from linop.layers.state.optimizer_state import (
     Names,
     Optimized,
@@ -26,6 +28,7 @@ from linop.layers.state.optimizer_state import (
     numbered,
     staged_optimizer,
 )
+from linop.layers.state.reading import loaded
 from linop.layers.state.state import collect
 from linop.layers.state.state_tensors import MODEL, OPTIMIZER, StateTensor
 from linop.layers.state.workers import Workers
@@ -90,9 +93,7 @@ class Checkpoints:
         state: Any = gathered(self._backend, self._agreement, self._stages)
         if self._optimizer is not None:
             state = {MODEL: state, OPTIMIZER: self._optimizer_state()}
-        self._each(
-            lambda: write_state(state, Path(path)) if self._backend.worker == 0 else None, "save"
-        )
+        self._each(lambda: write_state(state, path) if self._backend.worker == 0 else None, "save")
 
     def load(self, path: Any) -> None:
         """Worker 0 reads the file."""
@@ -106,15 +107,18 @@ class Checkpoints:
     def _read(self, path: Any) -> Mapping[str, Any]:
         """The states in a file, of which that of the model is right."""
 
+        each = [math.prod(s) for one in self._stages.values() for s in one.shapes().values()]
+        wanted = _LARGEST * sum(self._agreement.gather_objects(sum(each), _CALL.format("load")))
+
         def read() -> dict[str, Tensor]:
             if self._backend.worker:
                 return {}
             file = io.BytesIO()
-            torch.save(read_state(Path(path)), file)
+            torch.save(read_state(Path(path), wanted), file)
             return {"file": torch.frombuffer(file.getbuffer(), dtype=torch.uint8)}
 
         data = on_all(self._backend, self._agreement, self._each(read, "load"))["file"]
-        state = torch.load(io.BytesIO(data.numpy()), map_location="cpu", weights_only=True)
+        state = loaded(io.BytesIO(data.numpy()), str(path), Limits(wanted))
         both = has_optimizer(state)
         if self._optimizer is not None and not both:
             raise ArgumentError(f"load: {str(path)!r} has no state of an optimizer")
@@ -238,4 +242,6 @@ class Checkpoints:
         return found
 
 
+_LARGEST = 8
+"""Bytes of the elements of most dtypes, at most."""
 _CALL = "call linop.strategies.Pipeline.{}"

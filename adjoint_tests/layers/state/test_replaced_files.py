@@ -1,0 +1,189 @@
+"""A save writes regular files alone: it follows links, keeps owner and mode, and refuses what is no
+file, which stays as it is. So does whatever else writes a file that the user names."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import socket
+import stat
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import linop
+from linop import writing
+from linop.backends.execution.tracing import traced
+from linop.errors import ArgumentError, LinopError
+from linop.schedules import one_forward_one_backward, simulate
+from linop.tools import drawing, reporting
+
+if importlib.util.find_spec("torch") is None:
+    pytest.skip(
+        "torch is not installed: pip install 'linop-algebra[torch]'", allow_module_level=True
+    )
+
+import torch
+
+from linop import launch, layers
+from support.layers.checkpoints import filled, save_value, value_in
+
+ROOT = os.geteuid() == 0
+
+
+def a_pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def a_socket(path: Path) -> None:
+    os.symlink(path.parent / "s", path)
+    with socket.socket(socket.AF_UNIX) as one:
+        one.bind(str(path.parent / "s"))
+
+
+def a_device(path: Path) -> None:
+    os.symlink("/dev/zero", path)
+
+
+def a_folder(path: Path) -> None:
+    path.mkdir()
+
+
+NO_FILES = (a_pipe, a_socket, a_device, a_folder)
+
+
+def save(path: Any) -> None:
+    """A save, whose error is the same on both workers."""
+
+    def main(_: Any) -> str:
+        try:
+            layers.save(filled(3), path)
+        except LinopError as error:
+            return str(error)
+        return ""
+
+    first, second = launch(main, 2)
+    assert first == second
+    if first:
+        raise ArgumentError(first)
+
+
+def trace(path: Any) -> None:
+    def main(backend: Any) -> None:
+        with traced(backend, Path(path), getattr(backend, "transport", None)):
+            pass
+
+    launch(main, 1, backend="threads")
+
+
+def picture(path: Any) -> None:
+    simulate(one_forward_one_backward(2, 2), lambda action: 1.0).to_svg(path)
+
+
+def times(path: Any) -> None:
+    simulate(one_forward_one_backward(2, 2), lambda action: 1.0).to_trace(path)
+
+
+def matrix(path: Any) -> None:
+    pytest.importorskip("matplotlib")
+    P = linop.Partition((2,))
+    drawing.traffic(path, linop.all_reduce(linop.TensorSpace((3,), P, axes=(linop.COPIES,))))
+
+
+def report(path: Any) -> None:
+    reporting.write([], Path(path), None)
+
+
+def junit(path: Any) -> None:
+    pytest.importorskip("junitparser")
+    reporting.write([], None, Path(path))
+
+
+WRITERS = (save, trace, picture, times, matrix, report, junit)
+
+
+@pytest.mark.parametrize("writer", WRITERS, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("kind", NO_FILES, ids=lambda f: f.__name__)
+def test_what_is_no_file_is_refused(
+    writer: Callable[[Any], None], kind: Callable[[Path], None], tmp_path: Path
+) -> None:
+    path = tmp_path / "x.png"
+    kind(path)
+    before = path.lstat()
+    with pytest.raises(ArgumentError, match="a regular file expected"):
+        writer(path)
+    after = path.lstat()
+    assert (after.st_mode, after.st_ino) == (before.st_mode, before.st_ino)
+    left = {"x.png", "s"} if kind is a_socket else {"x.png"}
+    assert {one.name for one in tmp_path.iterdir()} == left
+
+
+@pytest.mark.parametrize("writer", WRITERS, ids=lambda f: f.__name__)
+def test_an_empty_path_is_refused(writer: Callable[[Any], None]) -> None:
+    with pytest.raises(ArgumentError):
+        writer("")
+
+
+@pytest.mark.parametrize("sharded", [False, True], ids=["file", "folder"])
+def test_nothing_is_loaded_from_an_empty_path(sharded: bool) -> None:
+    def main(_: Any) -> None:
+        with pytest.raises(ArgumentError, match="'' is no"):
+            layers.save(filled(3), "", sharded=sharded)
+        with pytest.raises(ArgumentError, match="'' is no path"):
+            layers.load(filled(3), "")
+
+    launch(main, 2)
+
+
+@given(mode=st.integers(0, 0o777), links=st.integers(0, 3), there=st.booleans(), data=st.data())
+def test_links_are_followed_and_owner_and_mode_are_kept(
+    mode: int, links: int, there: bool, data: st.DataObject
+) -> None:
+    if not ROOT:
+        mode |= 0o600
+    with tempfile.TemporaryDirectory(prefix="linop-test-") as where:
+        folder, file = Path(where), Path(where) / "elsewhere" / "file"
+        file.parent.mkdir()
+        path = file
+        if there:
+            file.write_bytes(b"old")
+            file.chmod(mode)
+            if ROOT and data.draw(st.booleans()):
+                os.chown(file, 12345, 54321)
+        before = file.stat() if there else None
+        for k in range(links):
+            (link := folder / f"link{k}").symlink_to(path)
+            path = link
+        save_value(path, 3, sharded=False)
+        assert value_in(path) == 3
+        assert path.is_symlink() == (links > 0)
+        assert not file.is_symlink() and len([*file.parent.iterdir()]) == 1
+        if before is not None:
+            after = file.stat()
+            assert stat.S_IMODE(after.st_mode) == mode
+            assert (after.st_uid, after.st_gid) == (before.st_uid, before.st_gid)
+        else:
+            torch.save({}, twin := folder / "twin")
+            assert file.stat().st_mode == twin.stat().st_mode
+
+
+@pytest.mark.skipif(ROOT, reason="root writes to all files")
+def test_a_file_that_may_not_be_written_is_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(b"old")
+    (tmp_path / "x").chmod(0o400)
+    with pytest.raises(ArgumentError, match="Permission denied"):
+        save(tmp_path / "x")
+    assert (tmp_path / "x").read_bytes() == b"old"
+
+
+def test_streams_may_be_named_by_reports(capfd: pytest.CaptureFixture[str]) -> None:
+    writing.write_text("/dev/null", "nothing")
+    with capfd.disabled():
+        assert writing.target("/dev/null", streams=True) == Path("/dev/null")
+    with pytest.raises(ArgumentError, match="is a device"):
+        writing.target("/dev/null")
