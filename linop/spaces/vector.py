@@ -89,7 +89,7 @@ class Vector:
             return inners([(self, self)], "norm")[0]
         factor: Any = np.ldexp(np.ones((), self.space.dtype).real, power)
         with np.errstate(all="ignore"):
-            scaled = self._map(lambda a: a * factor)
+            scaled = self._map(f"scale by 2**{power}", lambda a: a * factor)
         return inners([(scaled, scaled)], "norm")[0]
 
     def copy(self) -> Vector:
