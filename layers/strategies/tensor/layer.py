@@ -4,6 +4,7 @@ conversions between layouts instead of partitions."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from linop.backends import use
 from linop.backends.autograd.checkpointing import is_replaying
@@ -174,7 +175,11 @@ class Redistribute(ParallelLayer):
 
     def bind(self, *inputs: TensorSpace) -> Function:
         Y, convert = self.converted(inputs[0], self.output_layout, of=0)
-        return laid_out_as(Y, lambda x: convert(x))
+        return laid_out_as(Y, partial(_applied, convert))  # which others share
+
+
+def _applied(function: Function, x: Tensor) -> Tensor:
+    return function(x)
 
 
 def _in_range(name: str, layout: Layout, ndim: int) -> Layout:

@@ -24,7 +24,13 @@ from linop.errors import PartitionError
 from linop.layers.agreement.naming import path_of
 from linop.layers.layer import Layer
 from linop.spaces.decomposition import COPIES, REPLICATED
-from linop.strategies.tensor.drawing.functions import drawn, draws, is_random, layout_of_draw, may_draw
+from linop.strategies.tensor.drawing.functions import (
+    drawn,
+    draws,
+    is_random,
+    layout_of_draw,
+    may_draw,
+)
 from linop.strategies.tensor.drawing.streams import Stream
 from linop.strategies.tensor.following.constants import Constants
 from linop.strategies.tensor.following.cuts import Cut, Followed, Refused, in_words

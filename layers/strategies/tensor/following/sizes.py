@@ -143,9 +143,7 @@ def _computed(function: Callable[..., Any], *numbers: Any) -> Any:
     if not all(isinstance(n, int | float | VariedFloat) for n in numbers):
         return NotImplemented
     each = [values_of(n, len(first.values)) for n in numbers]
-    values = [
-        function(*(plain(values[w]) for values, _ in each)) for w in range(len(first.values))
-    ]
+    values = [function(*(plain(values[w]) for values, _ in each)) for w in range(len(first.values))]
     return varied(values, function(*(plain(whole) for _, whole in each)), first.index)
 
 
