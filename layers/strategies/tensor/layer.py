@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 from linop.backends import use
 from linop.backends.autograd.checkpointing import is_replaying
@@ -120,7 +121,8 @@ class ParallelLayer(Layer):
 
     def _followed(self, types: Types, result: Tensor) -> Followed:
         """The layout of a result, with the blocks of all workers."""
-        layout, space = self.output_layout, self.__dict__.get("_output_space")
+        layout: Any = self.output_layout
+        space: Any = self.__dict__.get("_output_space")
         if not isinstance(layout, int):
             return layout
         dim = layout % result.ndim

@@ -61,7 +61,7 @@ class VariedFloat(Varied):
         return func(*map(plain, args), **{k: plain(v) for k, v in (kwargs or {}).items()})
 
     def __eq__(self, other: object) -> bool:
-        return self.value == plain(other)
+        return bool(self.value == plain(other))
 
     def __lt__(self, other: Any) -> bool:
         return bool(self.value < plain(other))
