@@ -121,7 +121,7 @@ class ParallelLayer(Layer):
 
     def _followed(self, types: Types, result: Tensor) -> Followed:
         """The layout of a result, with the blocks of all workers."""
-        layout: Any = self.output_layout
+        layout = self.output_layout
         space: Any = self.__dict__.get("_output_space")
         if not isinstance(layout, int):
             return layout
