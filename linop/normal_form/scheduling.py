@@ -16,8 +16,8 @@ from linop.normal_form.boxes import Ints
 from linop.normal_form.maps import Call, Layer
 from linop.normal_form.movement import Movement
 from linop.normal_form.stages import Stages
-from linop.normal_form.table_algebra import BlockTable, SumTable
-from linop.normal_form.transfer_table import IdentityTable, TransferTable
+from linop.normal_form.table_algebra import EMPTY, BlockTable, SumTable
+from linop.normal_form.transfer_table import GivenTable, IdentityTable, TransferTable
 from linop.normal_form.values import SOURCE, Terms, Values, remaining
 from linop.spaces.region import Region
 from linop.spaces.space import Space
@@ -160,6 +160,8 @@ def _same_ends(movement: Movement, before: Space, after: Space) -> Movement | No
 
 
 def _added(tables: Sequence[TransferTable]) -> TransferTable:
+    if not tables:
+        return GivenTable(EMPTY, canonical=True)
     return tables[0] if len(tables) == 1 else SumTable(tables)
 
 

@@ -114,7 +114,7 @@ class Compound(LinearOperator):
     def _flow(self) -> Flow:
         return flow_of(
             self,
-            lambda op: op.spreads,
+            lambda op: op._operands() if op.spreads else None,
             lambda op, flow, demand: op._spread(flow, demand),
         )
 

@@ -10,14 +10,14 @@ first, transposed: so the flow of an adjoint is as short as that of the operator
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from linop.errors import ArgumentError
-from linop.operators.graph import operands, postorder
+from linop.operators.graph import postorder
 from linop.spaces.exact import Exact, rounded, wrapped
 from linop.spaces.scalars import Array
 from linop.spaces.space import Space
@@ -134,22 +134,24 @@ SOURCE, TARGET = 0, 1
 
 
 def flow_of(
-    root: Any, opened: Callable[[Any], bool], spread: Callable[[Any, Flow, Demand], None]
+    root: Any,
+    spread_over: Callable[[Any], Iterable[Any] | None],
+    spread: Callable[[Any, Flow, Demand], None],
 ) -> Flow:
     """The flow of an expression.
 
     Args:
-        opened: nodes that are spread over their operands; others are edges.
-        spread: adds wires, and demands for the operands of a node, as one demand for it says.
+        spread_over: the operands that a node is spread over; None for nodes that are edges.
+        spread: adds wires, and demands for these operands, as one demand for the node says.
     """
     flow = Flow()
     for space in (root.domain, root.codomain):
         flow.wire(space)
     flow.apply(root, SOURCE, TARGET)
-    nodes = postorder(root, lambda node: operands(node) if opened(node) else ())
-    for node in reversed(nodes):
+    for node in reversed(postorder(root, lambda node: spread_over(node) or ())):
+        opened = spread_over(node) is not None
         for demand in flow.once(node):
-            if opened(node):
+            if opened:
                 spread(node, flow, demand)
             else:
                 flow._edge(demand, node)

@@ -38,6 +38,8 @@ class Staging:
         self._sharing = self._nodes_that_share(nodes)
         self._merged: dict[int, Merged | None] = {}
         self._pieces: dict[int, list[Any]] = {}
+        self._sums: dict[int, Sequence[Op]] = {}
+        self._apart: dict[int, Stages] = {}
         for node in postorder(root, self._within):
             if node.spreads:
                 self._merged[id(node)] = node._merged(self)
@@ -47,10 +49,9 @@ class Staging:
         whole = self.merged(self.root)
         if whole is not None:
             return Stages((whole.movement,))
-        if not self._is_spread(self.root):
-            stages: Stages = self.root.stages
-            return stages
-        flow = flow_of(self.root, self._is_spread, self._spread)
+        if id(self.root) in self._apart:
+            return self._apart[id(self.root)]
+        flow = flow_of(self.root, self._spread_over, self._spread)
         values = Values(list(flow.spaces), set(flow.fixed))
         for edges in flow.incoming():
             for edge in edges:
@@ -86,7 +87,8 @@ class Staging:
 
     def sum(self, op: Op) -> Merged | None:
         """The sum of the terms of an operator."""
-        terms = [self.merged(term) for term in self._terms(op)]
+        self._sums[id(op)] = self._terms(op)
+        terms = [self.merged(term) for term in self._sums[id(op)]]
         given = [term for term in terms if term is not None]
         if len(given) < len(terms):
             return None
@@ -101,7 +103,7 @@ class Staging:
 
     def apart(self, op: Op, stages: Stages) -> Merged | None:
         """An operator whose stages are known."""
-        vars(op).setdefault("stages", stages)
+        self._apart[id(op)] = stages
         return Merged.of(stages.movements[0]) if stages.pure else None
 
     def shares(self, op: Op) -> bool:
@@ -143,7 +145,9 @@ class Staging:
     def _within(self, op: Op) -> Iterable[Op]:
         if not _operands(op):
             return ()
-        return self._terms(op) if op._opened(True) is None else self._factors(op)
+        if op._opened(True) is not None:
+            return self._factors(op)
+        return self._terms(op) if hasattr(type(op), "terms") else op._operands()
 
     def _grouped(self, factors: Iterable[Op]) -> Iterable[Any]:
         """Factors, with each run of memory primitives as one movement."""
@@ -155,13 +159,21 @@ class Staging:
 
     # What is not merged
 
-    def _is_spread(self, op: Op) -> bool:
-        return op.spreads and self.merged(op) is None and "stages" not in vars(op)
+    def _spread_over(self, op: Op) -> Iterable[Op] | None:
+        """The operands that a node is spread over; None if it is an edge."""
+        known = not op.spreads or self.merged(op) is not None or id(op) in self._apart
+        return None if known else self._within(op)
 
     def _spread(self, op: Op, flow: Flow, demand: Demand) -> None:
-        if id(op) not in self._pieces:
+        if id(op) in self._sums:
+            for term in self._sums[id(op)]:
+                flow.apply(term, demand.source, demand.target, demand.scalar)
+        elif id(op) in self._pieces:
+            self._spread_product(op, flow, demand)
+        else:
             op._spread(flow, demand)
-            return
+
+    def _spread_product(self, op: Op, flow: Flow, demand: Demand) -> None:
         *first, last = self._pieces[id(op)]
         source = demand.source
         for piece in first:
@@ -183,10 +195,11 @@ class Staging:
         elif isinstance(edge.step, Merged):
             found = edge.step
         else:
-            found = self.merged(edge.step) or edge.step.stages
+            known = self.merged(edge.step) or self._apart.get(id(edge.step))
+            found = known or edge.step.stages
         return found if edge.scalar == 1 else found.scale(edge.scalar)
 
 
 def _operands(op: Op) -> Sequence[Op]:
-    """The operands that stages are made of; none if the stages are known as such."""
-    return op._operands() if op.spreads and "stages" not in vars(op) else ()
+    """The operands of whose stages those of a node are made."""
+    return op._operands() if op.spreads else ()
