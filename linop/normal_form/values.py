@@ -21,7 +21,7 @@ from linop.spaces.space import Space
 SOURCE, TARGET = 0, 1
 """The argument and the result of a program, by number."""
 SOURCES = 8
-"""Most values that an eliminated one, which is used several times, is a sum of."""
+"""Most values that an eliminated one is a sum of."""
 
 Terms = Mapping[int, Merged]
 """A sum of movements, by the number of the value that each is applied to."""
@@ -145,7 +145,7 @@ def _substituted(values: Values, value: int, known: Mapping[int, Terms], kept: s
 
 def _settled(terms: Terms, several: bool) -> Terms | None:
     """The terms of a value that is eliminated; None if it is better kept."""
-    if several and len(terms) > SOURCES:
+    if len(terms) > SOURCES:
         return None
     short = {source: term.settled(several) for source, term in terms.items()}
     whole = {source: term for source, term in short.items() if term is not None}

@@ -16,7 +16,7 @@ from linop.normal_form.movement import Movement
 from linop.normal_form.primitives import Action, BetweenSpaces, InPlace, adjoints
 from linop.normal_form.stages import Stages
 from linop.operators.flow import Demand, Flow, flow_of, interpreted
-from linop.operators.graph import MANY, depth_of, flattened
+from linop.graph import MANY, depth_of, flattened
 from linop.operators.notation import Write, elided, ends_of, subscripted, written
 from linop.operators.operator import Arrays, LinearOperator
 from linop.operators.staging import Staging, stages_of

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from linop.errors import ArgumentError
-from linop.operators.graph import postorder
+from linop.graph import postorder
 from linop.spaces.exact import Exact, rounded, wrapped
 from linop.spaces.scalars import Array
 from linop.spaces.space import Space

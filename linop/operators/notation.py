@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
-from linop.operators.graph import flattened, postorder, uses
+from linop.graph import flattened, postorder, uses
 
 _LATEX = str.maketrans(
     {c: "\\" + c for c in "#$%&_{}"}

@@ -24,7 +24,7 @@ from linop.normal_form.stages import Stages
 from linop.planning.network import Network
 from linop.planning.placement import Placement
 from linop.planning.prediction.cost import Cost, cost
-from linop.operators.graph import MANY, flattened, postorder
+from linop.graph import MANY, flattened, postorder
 from linop.provenance import Origin, WithOrigin
 from linop.spaces.exact import Exact
 from linop.spaces.region import LARGEST, integer

@@ -17,7 +17,7 @@ from linop.normal_form.scheduling import stages_of_values
 from linop.normal_form.stages import Stages
 from linop.normal_form.values import TARGET, Values
 from linop.operators.flow import Demand, Edge, Flow, flow_of
-from linop.operators.graph import flattened, postorder, uses
+from linop.graph import flattened, postorder, uses
 
 Op = Any
 """An operator; the classes of operators are above this module."""
