@@ -34,8 +34,9 @@ class Merged(NamedTuple):
     @staticmethod
     def of(movement: Movement) -> Merged:
         """A movement that is not merged of others."""
-        rows = len(movement.table) if movement.transfers.short else 0
-        return Merged(movement, max(rows, _width(movement)))
+        rows = movement.transfers
+        given = len(rows.given) if isinstance(rows, GivenTable) else 0
+        return Merged(movement, max(given, _width(movement)))
 
     def after(self, right: Merged) -> Merged:
         """The product self ∘ right."""

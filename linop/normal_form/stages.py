@@ -101,8 +101,7 @@ class Stages(Keeper):
         """The block-diagonal operator, stage by stage; short blocks are padded with identities."""
         depth = max((len(block.layers) for block in blocks), default=0)
         padded = [
-            block._deepened(depth)._renamed(f"{{}}⟨{k}⟩".format)
-            for k, block in enumerate(blocks)
+            block._deepened(depth)._renamed(f"{{}}⟨{k}⟩".format) for k, block in enumerate(blocks)
         ]
         movements = []
         for i in range(depth + 1):

@@ -150,4 +150,3 @@ def _settled(terms: Terms, several: bool) -> Terms | None:
     short = {source: term.settled(several) for source, term in terms.items()}
     whole = {source: term for source, term in short.items() if term is not None}
     return whole if len(whole) == len(terms) else None
-

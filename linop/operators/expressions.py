@@ -11,12 +11,12 @@ from itertools import pairwise
 
 from linop.caching import cached_property
 from linop.errors import ArgumentError
+from linop.graph import MANY, depth_of, flattened
 from linop.normal_form.merging import Merged
 from linop.normal_form.movement import Movement
 from linop.normal_form.primitives import Action, BetweenSpaces, InPlace, adjoints
 from linop.normal_form.stages import Stages
 from linop.operators.flow import Demand, Flow, flow_of, interpreted
-from linop.graph import MANY, depth_of, flattened
 from linop.operators.notation import Write, elided, ends_of, subscripted, written
 from linop.operators.operator import Arrays, LinearOperator
 from linop.operators.staging import Staging, stages_of
@@ -92,9 +92,7 @@ class Compound(LinearOperator):
 
     spreads = True
 
-    def __init__(
-        self, domain: Space, codomain: Space, parts: Sequence[LinearOperator]
-    ) -> None:
+    def __init__(self, domain: Space, codomain: Space, parts: Sequence[LinearOperator]) -> None:
         super().__init__(domain, codomain)
         self.depth = depth_of(parts)
 
@@ -146,7 +144,10 @@ class Composition(Compound):
     def factors(self) -> tuple[LinearOperator, ...]:
         """The factors, those of nested products included; these stay nested if the product has
         more than `MANY`."""
-        return flattened(self.parts, lambda op: op.parts if isinstance(op, Composition) and _is_short(op) else None)
+        return flattened(
+            self.parts,
+            lambda op: op.parts if isinstance(op, Composition) and _is_short(op) else None,
+        )
 
     def _operands(self) -> Sequence[LinearOperator]:
         return self.parts

@@ -187,9 +187,7 @@ def interpreted(flow: Flow, arrays: Arrays, dtype: np.dtype[Any]) -> Arrays:
     return values[TARGET]
 
 
-def _applied(
-    edge: Edge, given: Arrays, owned: bool, target: Space, dtype: np.dtype[Any]
-) -> Arrays:
+def _applied(edge: Edge, given: Arrays, owned: bool, target: Space, dtype: np.dtype[Any]) -> Arrays:
     """The term that an edge adds to its target; the arrays given are kept unless `owned`."""
     if edge.step is None:
         given = {name: given[name] for name in given if name in target}

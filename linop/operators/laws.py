@@ -109,6 +109,8 @@ def _reduced_run(factors: list[Factor]) -> list[Factor]:
         if _length(joined) >= _length(factors):
             return factors
         factors = joined
+        if not product.refused:
+            return factors
 
 
 def _is_opaque(factor: Factor) -> bool:
@@ -157,10 +159,12 @@ class _Product:
     Attributes:
         exposed: an action was removed between two others to which a law may now apply, so that
             another sweep is needed.
+        refused: a law was not applied since it would not have shortened the product.
     """
 
     def __init__(self) -> None:
         self.exposed = False
+        self.refused = False
         self._kinds: list[type[Any] | None] = []  # None: removed
         self._alone: list[bool] = []
         self._cleared: set[int] = set()  # clears in the place of one of several allocations
@@ -217,7 +221,9 @@ class _Product:
         while (last := self._last(written, read)) >= 0:
             result = self._by_law(kind, target, source, last)
             # A clear in the middle of both factors would not shorten the product.
-            if result is None or (result == CLEARED and not (alone or self._alone[last])):
+            if result == CLEARED and not (alone or self._alone[last]):
+                self.refused, result = True, None
+            if result is None:
                 break
             if result == EARLIER:
                 return

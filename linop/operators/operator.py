@@ -18,13 +18,13 @@ import scipy  # submodules load on first use: importing them takes as long as al
 
 from linop.caching import cached_property
 from linop.errors import ArgumentError, SpaceError, UndecidableError
+from linop.graph import MANY, flattened, postorder
 from linop.normal_form.maps import bare_or_dict
 from linop.normal_form.movement import Movement
 from linop.normal_form.stages import Stages
 from linop.planning.network import Network
 from linop.planning.placement import Placement
 from linop.planning.prediction.cost import Cost, cost
-from linop.graph import MANY, flattened, postorder
 from linop.provenance import Origin, WithOrigin
 from linop.spaces.exact import Exact
 from linop.spaces.region import LARGEST, integer

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from linop.graph import Rules
 from linop.normal_form.primitives import InPlace, joined_in_place
 from linop.operators import laws
 from linop.operators.expressions import (
@@ -20,7 +21,6 @@ from linop.operators.expressions import (
     Zero,
     compose,
 )
-from linop.graph import Rules
 from linop.operators.operator import LinearOperator
 from linop.spaces.exact import Exact
 from linop.spaces.space import Space
@@ -33,7 +33,9 @@ def _factors(op: LinearOperator) -> Sequence[LinearOperator]:
 
 
 def _within(op: LinearOperator) -> Sequence[LinearOperator]:
-    return _factors(op) if isinstance(op, Composition) else op._operands()
+    if not isinstance(op, Composition):
+        return op._operands()
+    return [factor for factor in _factors(op) if not isinstance(factor, Primitives)]
 
 
 simplified: Rules[LinearOperator] = Rules("_simplified", lambda op: op, _within)

@@ -11,13 +11,13 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import Any
 
+from linop.graph import flattened, postorder, uses
 from linop.normal_form.merging import Merged
 from linop.normal_form.movement import Movement
 from linop.normal_form.scheduling import stages_of_values
 from linop.normal_form.stages import Stages
 from linop.normal_form.values import TARGET, Values
 from linop.operators.flow import Demand, Edge, Flow, flow_of
-from linop.graph import flattened, postorder, uses
 
 Op = Any
 """An operator; the classes of operators are above this module."""
@@ -83,7 +83,7 @@ class Staging:
         self._pieces[id(op)] = pieces
         if len(pieces) > 1 or not isinstance(pieces[0], Merged):
             return None
-        return pieces[0].settled(self._is_shared(op))
+        return pieces[0].settled(several=True) if self._is_shared(op) else pieces[0]
 
     def sum(self, op: Op) -> Merged | None:
         """The sum of the terms of an operator."""
