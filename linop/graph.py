@@ -110,6 +110,6 @@ class Rules(Generic[Result]):
 
     def __call__(self, op: Node) -> Result:
         for node in postorder(op, self._within, lambda node: self._name in vars(node)):
-            vars(node).setdefault(self._name, self._rule(node))
+            node.__dict__.setdefault(self._name, self._rule(node))
         result: Result = vars(op)[self._name]
         return result

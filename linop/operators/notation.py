@@ -48,6 +48,7 @@ class Write:
         self._texts: dict[int, str] = {}
         self._names: dict[int, str] = {}
         self._mentions: dict[int, dict[int, None]] = {}  # ordered: the names in a node's text
+        self._current: dict[int, None] = {}
         for node in postorder(root, self._within):
             self._mentions[id(node)] = self._current = {}
             self._texts[id(node)] = _symbol(node, self)

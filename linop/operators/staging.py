@@ -197,7 +197,8 @@ class Staging:
         else:
             known = self.merged(edge.step) or self._apart.get(id(edge.step))
             found = known or edge.step.stages
-        return found if edge.scalar == 1 else found.scale(edge.scalar)
+        step: Stages | Merged = found if edge.scalar == 1 else found.scale(edge.scalar)
+        return step
 
 
 def _operands(op: Op) -> Sequence[Op]:

@@ -166,7 +166,8 @@ def _definitions(root: LinearOperator, named: dict[int, str]) -> list[str]:
 def _printed(op: LinearOperator) -> list[LinearOperator]:
     """The operators that the expression of one mentions."""
     if op.origin is not None:
-        return list(objects_in([op.origin.arguments, op.origin.options]))
+        found = objects_in([op.origin.arguments, op.origin.options])
+        return [one for one in found if isinstance(one, LinearOperator)]
     if op._h is not None and op._h.origin is not None:
         return [op._h]
     return [op.body] if isinstance(op, Named) else list(op._operands())
