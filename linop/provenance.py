@@ -6,13 +6,16 @@ repeating it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+import weakref
+from collections.abc import Callable, Iterator
 from functools import wraps
 from typing import Any, NamedTuple, ParamSpec, Self, TypeVar
 
 import numpy as np
 
 from linop.caching import cached_property
+from linop.graph import postorder
 
 Args = ParamSpec("Args")
 Made = TypeVar("Made")
@@ -57,19 +60,38 @@ class Keeper:
         return {}
 
 
+DERIVED = ("_h", "_conjugate", "_simplified")
+"""Attributes with what was derived from an object: not copied with it."""
+SHALLOW = 20
+"""Depth up to which an expression is pickled by pickle's own recursion."""
+
+
 class WithOrigin(Keeper):
     """Frozen data that pickles as the call that built it or its adjoint. Hence only the arguments
-    of that call, such as the functions given to `linop.local`, must be picklable."""
+    of that call, such as the functions given to `linop.local`, must be picklable. What a deep
+    expression is built of is pickled before it, in order, so that no depth is too large."""
 
     origin: Origin | None = None
+    depth = 0
     _h: Any
     """Its adjoint, once computed; else None."""
+
+    def __copy__(self) -> Self:
+        """The object itself, since it is frozen."""
+        return self
 
     def __deepcopy__(self, memo: object) -> Self:
         """The object itself, since it is frozen."""
         return self
 
     def __reduce_ex__(self, protocol: Any) -> Any:
+        make, arguments, *rest = self._reduced(protocol)
+        if self.depth <= SHALLOW or self in _pickled_in_order():
+            return make, arguments, *rest
+        *before, _ = postorder(self, _kept_in)
+        return _made_after, (_InOrder(before), make, arguments), *rest
+
+    def _reduced(self, protocol: Any) -> Any:
         if self.origin is not None:
             return _rebuilt, (self.origin,)
         if self._h is not None and self._h.origin is not None:
@@ -77,11 +99,85 @@ class WithOrigin(Keeper):
         return super().__reduce_ex__(protocol)
 
     def __getstate__(self) -> dict[str, Any]:
-        """The attributes without cached properties and the adjoint."""
+        """The attributes without cached properties and what else was derived."""
         own = dict(vars(self))
         for name in [k for k in own if isinstance(getattr(type(self), k, None), cached_property)]:
             del own[name]
+        for name in DERIVED:
+            own.pop(name, None)
         return own | {"_h": None}
+
+
+class _InOrder:
+    """Objects that are pickled one after the other, each after those that it is built of."""
+
+    def __init__(self, objects: list[WithOrigin]) -> None:
+        self.objects = objects
+
+    def __reduce__(self) -> Any:
+        return list, (), None, self._each()
+
+    def _each(self) -> Iterator[Any]:
+        marked = _pickled_in_order()
+        new = [one for one in self.objects if one not in marked]
+        marked.update(new)
+        try:
+            yield from self.objects
+            yield _End(new)  # pickled after the last of them
+        except GeneratorExit:
+            marked.difference_update(new)
+            raise
+
+
+class _End:
+    """The end of a list of objects that are pickled in order."""
+
+    def __init__(self, objects: list[WithOrigin]) -> None:
+        self.objects = objects
+
+    def __reduce__(self) -> Any:
+        _pickled_in_order().difference_update(self.objects)
+        return _made_after, (None, tuple, ())
+
+
+class _Thread(threading.local):
+    def __init__(self) -> None:
+        self.marked: weakref.WeakSet[WithOrigin] = weakref.WeakSet()
+
+
+_THREAD = _Thread()
+
+
+def _pickled_in_order() -> weakref.WeakSet[WithOrigin]:
+    """The objects that are being pickled in order in this thread."""
+    return _THREAD.marked
+
+
+def _kept_in(one: WithOrigin) -> list[WithOrigin]:
+    """The objects that one is pickled with."""
+    if one.origin is not None:
+        return list(objects_in([one.origin.arguments, one.origin.options]))
+    if one._h is not None and one._h.origin is not None:
+        return [one._h]
+    return list(objects_in([one.__getstate__()]))
+
+
+def objects_in(stack: list[Any]) -> Iterator[WithOrigin]:
+    """The objects with an origin in nested tuples, lists and dicts."""
+    while stack:
+        item = stack.pop()
+        if isinstance(item, WithOrigin):
+            yield item
+        elif type(item) is dict:
+            stack.extend(item.values())
+        elif type(item) in (tuple, list):
+            stack.extend(item)
+
+
+def _made_after(before: Any, make: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    """An object, made after those that it is built of."""
+    del before
+    return make(*arguments)
 
 
 def _rebuilt(origin: Origin) -> Any:

@@ -19,6 +19,8 @@ Column = npt.NDArray[Any]
 Ints = npt.NDArray[np.int64]
 
 _LARGE = 2**62
+_LONGEST = 2048
+"""Bits of a numerator or denominator up to which arithmetic is fast."""
 
 
 def ones(n: int) -> Column:
@@ -101,6 +103,17 @@ def representable(a: Column, dtype: np.dtype[Any]) -> Column:
     return each(a, lambda number: exact(rounded(number, dtype)))
 
 
+def outgrown(a: Column, dtype: np.dtype[Any]) -> bool:
+    """True if a column has a number so long that computing with it is slow, or so large that a
+    product of two may leave the range of the dtype."""
+    if _ints(a):
+        return False
+    largest = _LONGEST if dtype.kind in "iu" else _largest_power(dtype) // 2
+    parts = [part for number in _distinct(a)[0] for part in (number.real, number.imag)]
+    sizes = [(p.numerator.bit_length(), p.denominator.bit_length()) for p in parts]
+    return any(max(n, d) > _LONGEST or n - d > largest for n, d in sizes)
+
+
 def kinds(a: Column) -> Ints:
     """A code for each number of a column, equal exactly for equal numbers."""
     return _distinct(a)[1]
@@ -113,6 +126,11 @@ def encoded(a: Column) -> tuple[str, Ints]:
     texts = sorted(map(text, numbers))
     rank = {name: k for k, name in enumerate(texts)}
     return " ".join(texts), np.array([rank[text(n)] for n in numbers], np.int64)[which]
+
+
+def _largest_power(dtype: np.dtype[Any]) -> int:
+    """The power of two above the finite numbers of a dtype of floats."""
+    return 128 if dtype.kind == "V" else int(np.finfo(dtype).maxexp)  # V: bfloat16's kind
 
 
 def _ints(*columns: Column) -> bool:

@@ -17,13 +17,8 @@ import numpy as np
 from linop.caching import cached_property
 from linop.normal_form.boxes import Ints, Table, canonical, expand
 from linop.normal_form.columns import ones
-from linop.normal_form.transfer_table import TransferTable, digest_of, swap
+from linop.normal_form.transfer_table import SHORT, TransferTable, digest_of, swap
 from linop.spaces.partition import GridAxis
-
-SHORT = 256
-"""Largest table, in rows, that is evaluated entirely when a subset is requested: a halo exchange
-over 6 × 6 workers."""
-
 
 NO_AXIS = GridAxis(1, 1)
 """Grid axis of extent 1, for a relation with an axis on one side only."""

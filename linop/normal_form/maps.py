@@ -211,6 +211,13 @@ class Call:
     def adjoint(self) -> Call:
         return Call(self.map.adjoint, self.outputs, self.inputs)
 
+    def renamed(self, names: Mapping[str, str]) -> Call:
+        """The same map applied to regions of other names, by their names here."""
+        if not names:
+            return self
+        sides = (tuple(names.get(n, n) for n in side) for side in (self.inputs, self.outputs))
+        return Call(self.map, *sides)
+
     @property
     def workers(self) -> tuple[int, ...]:
         """The workers that apply it; several if its regions are replicated."""

@@ -55,6 +55,10 @@ from linop.spaces.space import Space
 ROWS_AT_ONCE = 2**18
 """Approximate number of rows that a comparison of two movements evaluates at a time."""
 
+DEEPEST = 64
+"""Nesting of lazily evaluated tables above which a movement is evaluated: evaluation is recursive
+in it."""
+
 
 @dataclass(frozen=True)
 class Transfer:
@@ -89,6 +93,8 @@ class Movement(Keeper):
             raise SpaceError(f"a movement keeps the dtype; given {domain.dtype}, {codomain.dtype}")
         self.domain = domain
         self.codomain = codomain
+        if isinstance(transfers, TransferTable) and transfers.depth > DEEPEST:
+            transfers = transfers.table
         self.transfers = (
             transfers if isinstance(transfers, TransferTable) else GivenTable(transfers)
         )
@@ -245,10 +251,17 @@ class Movement(Keeper):
         return int(leaving @ coming) > FAR_MORE * int(leaving.sum() + coming.sum())
 
     def __add__(self, other: Movement) -> Movement:
-        self.domain.same_as(other.domain, "sum of movements, domains")
-        self.codomain.same_as(other.codomain, "sum of movements, codomains")
-        right = _reordered(other, self.domain, self.codomain)
-        return Movement(self.domain, self.codomain, SumTable((self.transfers, right)))
+        return Movement.sum((self, other))
+
+    @staticmethod
+    def sum(terms: Sequence[Movement]) -> Movement:
+        """The sum of movements between equal spaces."""
+        domain, codomain = terms[0].domain, terms[0].codomain
+        for term in terms[1:]:
+            domain.same_as(term.domain, "sum of movements, domains")
+            codomain.same_as(term.codomain, "sum of movements, codomains")
+        rows = [_reordered(term, domain, codomain) for term in terms]
+        return Movement(domain, codomain, SumTable(rows))
 
     def __sub__(self, other: Movement) -> Movement:
         return self + other.scale(-1)

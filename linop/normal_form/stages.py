@@ -21,11 +21,10 @@ from linop.normal_form import entries
 from linop.normal_form.boxes import Table
 from linop.normal_form.maps import Call, Layer, LocalMap, by_worker, layer_blocks, layer_matrix
 from linop.normal_form.movement import Movement
-from linop.normal_form.primitives import Delta
 from linop.normal_form.transfer_table import digest_of
 from linop.provenance import Keeper
 from linop.spaces.exact import Exact
-from linop.spaces.region import Region, as_subset
+from linop.spaces.region import Region
 from linop.spaces.scalars import Scalar, sparse_dtype
 from linop.spaces.space import Space
 
@@ -87,13 +86,6 @@ class Stages(Keeper):
         movements = tuple(Movement.between(s, s) for s in (local.domain, local.codomain))
         return Stages(movements, ((Call(local, *names),),))
 
-    def after(self, right: Stages) -> Stages:
-        """The composition self ∘ right; the two adjacent movements are multiplied."""
-        middle = self.movements[0] @ right.movements[-1]
-        return Stages(
-            (*right.movements[:-1], middle, *self.movements[1:]), (*right.layers, *self.layers)
-        )
-
     def scale(self, scalar: Scalar | Exact) -> Stages:
         return Stages((*self.movements[:-1], self.movements[-1].scale(scalar)), self.layers)
 
@@ -109,8 +101,7 @@ class Stages(Keeper):
         """The block-diagonal operator, stage by stage; short blocks are padded with identities."""
         depth = max((len(block.layers) for block in blocks), default=0)
         padded = [
-            block._renamed(f"{{}}⟨{k}⟩".format, inner=True)._deepened(depth)
-            for k, block in enumerate(blocks)
+            block._deepened(depth)._renamed(f"{{}}⟨{k}⟩".format) for k, block in enumerate(blocks)
         ]
         movements = []
         for i in range(depth + 1):
@@ -120,24 +111,6 @@ class Stages(Keeper):
             movements.append(Movement.direct_sum(blocks_at, first, last))
         layers = [tuple(c for block in padded for c in block.layers[i]) for i in range(depth)]
         return Stages(tuple(movements), tuple(layers))
-
-    @staticmethod
-    def sum(terms: Sequence[Stages]) -> Stages:
-        """ΣA_i: the sum of the movements if all terms are pure, else the composition
-        [I ··· I] diag(A_1 ··· A_n) [I; ···; I], in which every term has a copy of the argument."""
-        if all(term.pure for term in terms):
-            total = terms[0].movements[0]
-            for term in terms[1:]:
-                total = total + term.movements[0]
-            return Stages((total,))
-        domain, codomain = terms[0].domain, terms[0].codomain
-        separate = [t._renamed(f"{{}}+{k}".format) for k, t in enumerate(terms)]
-        spread = _union([t.domain for t in separate], domain)
-        gathered = _union([t.codomain for t in separate], domain)
-        copies = _renaming(domain, spread, len(terms))
-        totals = _renaming(codomain, gathered, len(terms)).adjoint()
-        wide = Stages.direct_sum(separate, spread, gathered)
-        return Stages((totals,)).after(wide).after(Stages((copies,)))
 
     def _deepened(self, depth: int) -> Stages:
         """The stages with identities after them; before a movement that has more results than
@@ -149,13 +122,13 @@ class Stages(Keeper):
         movements = still + self.movements if early else self.movements + still
         return Stages(movements, self.layers + ((),) * more)
 
-    def _renamed(self, rename: Callable[[str], str], inner: bool = False) -> Stages:
-        """The stages with regions renamed; with `inner` all but those of domain and codomain."""
+    def _renamed(self, rename: Callable[[str], str]) -> Stages:
+        """The stages with regions renamed, all but those of domain and codomain."""
         last = len(self.movements) - 1
         movements = []
         for i, m in enumerate(self.movements):
-            domain = m.domain if inner and i == 0 else _rename(m.domain, rename)
-            codomain = m.codomain if inner and i == last else _rename(m.codomain, rename)
+            domain = m.domain if i == 0 else _rename(m.domain, rename)
+            codomain = m.codomain if i == last else _rename(m.codomain, rename)
             movements.append(Movement(domain, codomain, m.transfers))
         layers = tuple(
             tuple(
@@ -258,13 +231,3 @@ def _rename(space: Space, rename: Callable[[str], str]) -> Space:
 
 def _union(spaces: Sequence[Space], like: Space) -> Space:
     return Space((region for space in spaces for region in space.regions), like.dtype)
-
-
-def _renaming(narrow: Space, wide: Space, copies: int) -> Movement:
-    """[I; ···; I] from a space to `copies` copies of it, with regions named ``name+k``."""
-    blocks: list[Delta] = [
-        (as_subset(wide[f"{region.name}+{k}"]), as_subset(region), 1)
-        for k in range(copies)
-        for region in narrow.regions
-    ]
-    return Movement.of_blocks(narrow, wide, blocks)

@@ -21,6 +21,7 @@ class ScaledTable(TransferTable):
 
     def __init__(self, of: TransferTable, scalar: Exact, conjugated: bool = False) -> None:
         self.of, self.scalar, self.conjugated = of, scalar, conjugated
+        self.depth = of.depth + 1
 
     def _times(self, t: Table) -> Table:
         coef = conjugates(t.coef) if self.conjugated else t.coef
@@ -31,7 +32,12 @@ class ScaledTable(TransferTable):
         return self.of.short
 
     def _all(self) -> Table:
-        return self._times(self.of.table)
+        return self._times(self.of.rows)
+
+    @cached_property
+    def table(self) -> Table:
+        # A multiple of a canonical table is canonical.
+        return self._times(self.of.table) if self.scalar else super().table
 
     def _into(self, dst: Ints) -> Table:
         return self._times(self.of.into(dst))
@@ -63,12 +69,15 @@ class ProductTable(TransferTable):
 
     def __init__(self, left: TransferTable, right: TransferTable) -> None:
         self.left, self.right = left, right
+        self.depth = max(left.depth, right.depth) + 1
 
     @cached_property
     def short(self) -> bool:
         if not (self.left.short and self.right.short):
             return False
         left, right = self.left.table, self.right.table
+        if len(left) * len(right) <= FAR_MORE * (len(left) + len(right)):
+            return True
         return pairs(left, right) <= FAR_MORE * (len(left) + len(right))
 
     def _all(self) -> Table:
@@ -108,13 +117,14 @@ class SumTable(TransferTable):
 
     def __init__(self, terms: Sequence[TransferTable]) -> None:
         self.terms = tuple(terms)
+        self.depth = max(term.depth for term in terms) + 1
 
     @cached_property
     def short(self) -> bool:
         return all(term.short for term in self.terms)
 
     def _all(self) -> Table:
-        return concatenate(*(term.table for term in self.terms))
+        return concatenate(*(term.rows for term in self.terms))
 
     def _into(self, dst: Ints) -> Table:
         return concatenate(*(term.into(dst) for term in self.terms))
@@ -145,6 +155,7 @@ class BlockTable(TransferTable):
     ) -> None:
         self.blocks = tuple(blocks)
         self.dst, self.src, self.sizes = tuple(dst), tuple(src), sizes
+        self.depth = max((block.depth for block in blocks), default=0) + 1
 
     @cached_property
     def short(self) -> bool:

@@ -20,10 +20,21 @@ from linop.normal_form.boxes import Ints, Table, canonical, expand
 from linop.normal_form.columns import conjugates, encoded, ones
 from linop.spaces.exact import Exact
 
+SHORT = 256
+"""Largest table, in rows, that is evaluated entirely when a subset is requested: a halo exchange
+over 6 × 6 workers."""
+
 
 class TransferTable(ABC):
     """A lazily evaluated canonical table. The rows of given regions are those of the whole table,
-    in its order, whichever way they are evaluated."""
+    in its order, whichever way they are evaluated.
+
+    Attributes:
+        depth: nesting of the expression. Evaluation is recursive in it, so it is kept small
+            (`linop.normal_form.merging`).
+    """
+
+    depth = 1
 
     @abstractmethod
     def _all(self) -> Table:
@@ -53,6 +64,12 @@ class TransferTable(ABC):
     def table(self) -> Table:
         """All rows."""
         return canonical(self._all())
+
+    @property
+    def rows(self) -> Table:
+        """All rows, canonical or not: the table, if it was evaluated, else what it is made of."""
+        known: Table | None = self.__dict__.get("table")
+        return self._all() if known is None else known
 
     @cached_property
     def short(self) -> bool:
@@ -101,12 +118,14 @@ class TransferTable(ABC):
 
 
 class GivenTable(TransferTable):
-    """The rows of a given table, which need not be canonical."""
+    """The rows of a given table, which need not be canonical, unless that is said."""
 
     short = True
 
-    def __init__(self, table: Table) -> None:
+    def __init__(self, table: Table, canonical: bool = False) -> None:
         self.given = table
+        if canonical:
+            self.__dict__["table"] = table
 
     def _all(self) -> Table:
         return self.given
@@ -131,6 +150,7 @@ class IdentityTable(TransferTable):
 
     def __init__(self, extent: Ints) -> None:
         self.extent = extent
+        self.short = len(extent) <= SHORT
 
     def _all(self) -> Table:
         return self._into(np.arange(len(self.extent)))
@@ -174,6 +194,7 @@ class AdjointTable(TransferTable):
 
     def __init__(self, of: TransferTable) -> None:
         self.of = of
+        self.depth = of.depth + 1
 
     @cached_property
     def short(self) -> bool:

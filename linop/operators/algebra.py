@@ -6,21 +6,24 @@ are in `linop.operators.expressions`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 
 from linop.errors import ArgumentError, SpaceError
+from linop.normal_form.merging import Merged
 from linop.normal_form.stages import Stages
-from linop.operators.expressions import Identity, Sum, Zero
+from linop.operators.expressions import Compound, Identity, Sum, Zero
+from linop.operators.flow import Demand, Flow
 from linop.operators.memory import deallocate
-from linop.operators.notation import joined_symbols, subscripted
-from linop.operators.operator import Arrays, LinearOperator
+from linop.operators.notation import Write, subscripted
+from linop.operators.operator import LinearOperator
 from linop.operators.simplification import simplified
+from linop.operators.staging import Staging
 from linop.provenance import records_origin
 from linop.spaces.space import Space
 
 
-class DirectSum(LinearOperator):
+class DirectSum(Compound):
     """The block-diagonal operator diag(A, B, …), from the direct sum of the domains to the direct
     sum of the codomains, whose regions' names must differ."""
 
@@ -28,9 +31,11 @@ class DirectSum(LinearOperator):
 
     def __init__(self, blocks: Sequence[LinearOperator]) -> None:
         self.blocks = tuple(blocks)
-        super().__init__(
-            joined_space([b.domain for b in blocks]), joined_space([b.codomain for b in blocks])
-        )
+        domain, codomain = ([getattr(b, end) for b in blocks] for end in ("domain", "codomain"))
+        super().__init__(joined_space(domain), joined_space(codomain), self.blocks)
+
+    def _operands(self) -> Sequence[LinearOperator]:
+        return self.blocks
 
     def _adjoint(self) -> LinearOperator:
         return DirectSum([block.H for block in self.blocks])
@@ -38,28 +43,34 @@ class DirectSum(LinearOperator):
     def _conj(self) -> LinearOperator:
         return DirectSum([block.conj() for block in self.blocks])
 
-    def _interpret(self, arrays: Arrays) -> Arrays:
-        result: Arrays = {}
+    def _spread(self, flow: Flow, demand: Demand) -> None:
         for block in self.blocks:
-            result |= block._interpret({r.name: arrays[r.name] for r in block.domain.regions})
-        return result
+            source = flow.part(demand.source, block.domain)
+            target = flow.part(demand.target, block.codomain, into=True)
+            flow.apply(block, source, target, demand.scalar)
 
-    def _stages(self) -> Stages:
-        return Stages.direct_sum([b.stages for b in self.blocks], self.domain, self.codomain)
+    def _merged(self, staging: Staging) -> Merged | None:
+        if staging.shares(self):
+            return None
+        blocks = [block.stages for block in self.blocks]
+        return staging.apart(self, Stages.direct_sum(blocks, self.domain, self.codomain))
 
-    def symbol(self, latex: bool = False) -> str:
-        return joined_symbols(self.blocks, r" \oplus " if latex else " ⊕ ", latex)
+    def _written(self, write: Write) -> str:
+        return write.product(self.blocks, r" \oplus " if write.latex else " ⊕ ")
 
 
-class Steps(LinearOperator):
+class Steps(Compound):
     """The composition of operators, first applied last, that runs as it is written: the data
     movements of two factors are never made into one."""
 
     def __init__(self, factors: Sequence[LinearOperator]) -> None:
         for after, before in pairwise(factors):
             before.codomain.same_as(after.domain, "in_steps")
-        super().__init__(factors[-1].domain, factors[0].codomain)
         self.factors = tuple(factors)
+        super().__init__(factors[-1].domain, factors[0].codomain, self.factors)
+
+    def _operands(self) -> Sequence[LinearOperator]:
+        return self.factors
 
     def _adjoint(self) -> LinearOperator:
         return Steps([factor.H for factor in reversed(self.factors)])
@@ -67,23 +78,22 @@ class Steps(LinearOperator):
     def _conj(self) -> LinearOperator:
         return Steps([factor.conj() for factor in self.factors])
 
-    def _interpret(self, arrays: Arrays) -> Arrays:
-        for factor in reversed(self.factors):
-            arrays = factor._interpret(arrays)
-        return arrays
+    def _spread(self, flow: Flow, demand: Demand) -> None:
+        source = demand.source
+        for factor in self.factors[:0:-1]:
+            middle = flow.wire(factor.codomain, fixed=True)
+            flow.apply(factor, source, middle)
+            source = middle
+        flow.apply(self.factors[0], source, demand.target, demand.scalar)
 
-    def _stages(self) -> Stages:
-        parts = [factor.stages for factor in reversed(self.factors)]
-        layers = list(parts[0].layers)
-        for part in parts[1:]:
-            layers += [(), *part.layers]
-        return Stages(tuple(m for part in parts for m in part.movements), tuple(layers))
+    def _merged(self, staging: Staging) -> Merged | None:
+        return None
 
-    def symbol(self, latex: bool = False) -> str:
-        return joined_symbols(self.factors, r" \cdot " if latex else " · ", latex)
+    def _written(self, write: Write) -> str:
+        return write.product(self.factors, r" \cdot " if write.latex else " · ")
 
 
-class Named(LinearOperator):
+class Named(Compound):
     """An operator printed under a name, such as a collective. It equals `body`.
 
     Args:
@@ -95,14 +105,17 @@ class Named(LinearOperator):
     def __init__(
         self, name: str, subscript: str, body: LinearOperator, starred: bool = False
     ) -> None:
-        super().__init__(body.domain, body.codomain)
+        super().__init__(body.domain, body.codomain, (body,))
         self.name = name
         self.subscript = subscript
         self.body = body
         self.starred = starred
 
-    def _flattened(self, given: bool = False) -> Iterator[LinearOperator]:
-        yield from self.body._flattened(given)
+    def _operands(self) -> Sequence[LinearOperator]:
+        return (self.body,)
+
+    def _opened(self, given: bool) -> Sequence[LinearOperator] | None:
+        return (self.body,)
 
     def _adjoint(self) -> LinearOperator:
         return Named(self.name, self.subscript, self.body.H, not self.starred)
@@ -110,11 +123,14 @@ class Named(LinearOperator):
     def _conj(self) -> LinearOperator:
         return Named(self.name, self.subscript, self.body.conj(), self.starred)
 
-    def _interpret(self, arrays: Arrays) -> Arrays:
-        return self.body._interpret(arrays)
+    def _spread(self, flow: Flow, demand: Demand) -> None:
+        flow.apply(self.body, demand.source, demand.target, demand.scalar)
 
-    def _stages(self) -> Stages:
-        return self.body.stages
+    def _merged(self, staging: Staging) -> Merged | None:
+        return staging.product(self)
+
+    def _written(self, write: Write) -> str:
+        return self.symbol(write.latex)
 
     def symbol(self, latex: bool = False) -> str:
         base = subscripted(self.name, self.subscript, latex) if self.subscript else self.name

@@ -5,19 +5,22 @@ composition, sum, scalar multiple. Direct sums, stacks and named operators are i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from functools import reduce
-from itertools import groupby
+from abc import abstractmethod
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
 
-import numpy as np
-
+from linop.caching import cached_property
 from linop.errors import ArgumentError
+from linop.graph import MANY, depth_of, flattened
+from linop.normal_form.merging import Merged
 from linop.normal_form.movement import Movement
 from linop.normal_form.primitives import Action, BetweenSpaces, InPlace, adjoints
 from linop.normal_form.stages import Stages
-from linop.operators.notation import joined_symbols, parenthesised, subscripted
+from linop.operators.flow import Demand, Flow, flow_of, interpreted
+from linop.operators.notation import Write, elided, ends_of, subscripted, written
 from linop.operators.operator import Arrays, LinearOperator
-from linop.spaces.exact import Exact, rounded, shown, wrapped
+from linop.operators.staging import Staging, stages_of
+from linop.spaces.exact import Exact, shown, wrapped
 from linop.spaces.space import Space
 
 
@@ -78,48 +81,110 @@ class Primitives(LinearOperator):
         return Stages((Movement.of_actions([self.between]),))
 
     def symbol(self, latex: bool = False) -> str:
-        return " ".join(subscripted(a.letter, a.subscript, latex) for a in self.actions[::-1])
+        some = ends_of(self.actions[::-1], most=64)
+        texts = [subscripted(a.letter, a.subscript, latex) for a in some]
+        return " ".join(elided(texts, len(self.actions), latex))
 
 
-class Composition(LinearOperator):
-    """The product of operators, the last one applied first. Built by ``@`` or `compose`, which
-    check the spaces."""
+class Compound(LinearOperator):
+    """An operator built of others. Values that several of them need are computed once: what a
+    compound does is the flow (`linop.operators.flow`) that its nodes are spread over."""
 
-    def __init__(self, factors: Sequence[LinearOperator]) -> None:
-        super().__init__(factors[-1].domain, factors[0].codomain)
-        self.factors = tuple(factors)
+    spreads = True
 
-    def _adjoint(self) -> LinearOperator:
-        return Composition([factor.H for factor in reversed(self.factors)])
+    def __init__(self, domain: Space, codomain: Space, parts: Sequence[LinearOperator]) -> None:
+        super().__init__(domain, codomain)
+        self.depth = depth_of(parts)
 
-    def _conj(self) -> LinearOperator:
-        return Composition([factor.conj() for factor in self.factors])
+    @abstractmethod
+    def _spread(self, flow: Flow, demand: Demand) -> None:
+        """Demand the operands, so that one demand for the operator is met."""
+
+    @abstractmethod
+    def _merged(self, staging: Staging) -> Merged | None:
+        """Its movement, merged of those of the operands; None if it has local maps."""
+
+    @abstractmethod
+    def _written(self, write: Write) -> str:
+        """The operator in the paper's notation, of texts of its operands."""
+
+    @cached_property
+    def _flow(self) -> Flow:
+        return flow_of(
+            self,
+            lambda op: op._operands() if op.spreads else None,
+            lambda op, flow, demand: op._spread(flow, demand),
+        )
 
     def _interpret(self, arrays: Arrays) -> Arrays:
-        for factor in reversed(self.factors):
-            arrays = factor._interpret(arrays)
-        return arrays
-
-    def _flattened(self, given: bool = False) -> Iterator[LinearOperator]:
-        for factor in reversed(self.factors):
-            yield from factor._flattened(given)
+        return interpreted(self._flow, arrays, self.dtype)
 
     def _stages(self) -> Stages:
-        pieces: list[Stages] = []
-        for kind, group in groupby(self._flattened(given=True), type):
-            if kind is Primitives:
-                between = [op.between for op in group if isinstance(op, Primitives)]
-                pieces.append(Stages((Movement.of_actions(between),)))
-            else:
-                pieces += [factor.stages for factor in group]
-        return reduce(lambda right, left: left.after(right), pieces)
+        return stages_of(self)
 
     def symbol(self, latex: bool = False) -> str:
-        return joined_symbols(self.factors, " ", latex)
+        return written(self, latex)
 
 
-class Sum(LinearOperator):
-    """The sum of operators with equal domains and codomains; a sum among the terms is flattened.
+class Composition(Compound):
+    """The product of operators, the last one applied first. Built by ``@`` or `compose`, which
+    check the spaces.
+
+    Attributes:
+        parts: the factors as given; products among them are nodes of their own.
+    """
+
+    def __init__(self, factors: Sequence[LinearOperator]) -> None:
+        self.parts = tuple(factors)
+        super().__init__(self.parts[-1].domain, self.parts[0].codomain, self.parts)
+        counts = (f._count if isinstance(f, Composition) else 1 for f in self.parts)
+        self._count: int = sum(counts)
+
+    @cached_property
+    def factors(self) -> tuple[LinearOperator, ...]:
+        """The factors, those of nested products included; these stay nested if the product has
+        more than `MANY`."""
+        return flattened(
+            self.parts,
+            lambda op: op.parts if isinstance(op, Composition) and _is_short(op) else None,
+        )
+
+    def _operands(self) -> Sequence[LinearOperator]:
+        return self.parts
+
+    def _adjoint(self) -> LinearOperator:
+        return Composition([part.H for part in reversed(self.parts)])
+
+    def _conj(self) -> LinearOperator:
+        return Composition([part.conj() for part in self.parts])
+
+    def _spread(self, flow: Flow, demand: Demand) -> None:
+        source = demand.source
+        for part in self.parts[:0:-1]:
+            middle = flow.wire(part.codomain)
+            flow.apply(part, source, middle)
+            source = middle
+        flow.apply(self.parts[0], source, demand.target, demand.scalar)
+
+    def _opened(self, given: bool) -> Sequence[LinearOperator] | None:
+        return self.parts[::-1] if self._count <= MANY else None
+
+    def _merged(self, staging: Staging) -> Merged | None:
+        return staging.product(self)
+
+    def _written(self, write: Write) -> str:
+        return write.product(self.parts, " ", Composition)
+
+
+def _is_short(op: LinearOperator) -> bool:
+    return isinstance(op, Composition | Sum) and op._count <= MANY
+
+
+class Sum(Compound):
+    """The sum of operators with equal domains and codomains.
+
+    Attributes:
+        parts: the terms as given; sums among them are nodes of their own.
 
     Raises:
         SpaceError: domains or codomains differ.
@@ -128,45 +193,54 @@ class Sum(LinearOperator):
     loose = True
 
     def __init__(self, terms: Sequence[LinearOperator]) -> None:
-        super().__init__(terms[0].domain, terms[0].codomain)
+        self.parts = tuple(terms)
+        super().__init__(terms[0].domain, terms[0].codomain, self.parts)
         for term in terms[1:]:
             self.domain.same_as(term.domain, "sum of operators, domains")
             self.codomain.same_as(term.codomain, "sum of operators, codomains")
-        flat = [t for term in terms for t in (term.terms if isinstance(term, Sum) else (term,))]
-        self.terms: tuple[LinearOperator, ...] = tuple(flat)
+        self._count: int = sum(t._count if isinstance(t, Sum) else 1 for t in self.parts)
+
+    @cached_property
+    def terms(self) -> tuple[LinearOperator, ...]:
+        """The terms, those of nested sums included; these stay nested if the sum has more than
+        `MANY`."""
+        return flattened(
+            self.parts, lambda op: op.parts if isinstance(op, Sum) and _is_short(op) else None
+        )
+
+    def _operands(self) -> Sequence[LinearOperator]:
+        return self.parts
 
     def _adjoint(self) -> LinearOperator:
-        return Sum([term.H for term in self.terms])
+        return Sum([part.H for part in self.parts])
 
     def _conj(self) -> LinearOperator:
-        return Sum([term.conj() for term in self.terms])
+        return Sum([part.conj() for part in self.parts])
 
-    def _interpret(self, arrays: Arrays) -> Arrays:
-        results = (t._interpret({n: a.copy() for n, a in arrays.items()}) for t in self.terms)
-        total = next(results)
-        for result in results:
-            for name, array in result.items():
-                total[name] += array
-        return total
+    def _spread(self, flow: Flow, demand: Demand) -> None:
+        for part in self.parts:
+            flow.apply(part, demand.source, demand.target, demand.scalar)
 
-    def _stages(self) -> Stages:
-        return Stages.sum([term.stages for term in self.terms])
+    def _merged(self, staging: Staging) -> Merged | None:
+        return staging.sum(self)
 
-    def symbol(self, latex: bool = False) -> str:
-        text = " + ".join(term.symbol(latex) for term in self.terms)
-        return text.replace("+ -", "- ")
+    def _written(self, write: Write) -> str:
+        return write.sum(self.parts, Sum)
 
 
-class Scaled(LinearOperator):
+class Scaled(Compound):
     """A scalar times an operator. The scalar is stored exactly (modulo 2^bits in integer dtypes),
     and rounded to the dtype when arrays are multiplied by it."""
 
     def __init__(self, scalar: Exact, operand: LinearOperator) -> None:
-        super().__init__(operand.domain, operand.codomain)
         if isinstance(operand, Scaled):
             scalar, operand = scalar * operand.scalar, operand.operand
+        super().__init__(operand.domain, operand.codomain, (operand,))
         self.scalar: Exact = wrapped(scalar, operand.dtype)
         self.operand: LinearOperator = operand
+
+    def _operands(self) -> Sequence[LinearOperator]:
+        return (self.operand,)
 
     def _adjoint(self) -> LinearOperator:
         return Scaled(self.scalar.conjugate(), self.operand.H)
@@ -174,18 +248,16 @@ class Scaled(LinearOperator):
     def _conj(self) -> LinearOperator:
         return Scaled(self.scalar.conjugate(), self.operand.conj())
 
-    def _interpret(self, arrays: Arrays) -> Arrays:
-        result, factor = self.operand._interpret(arrays), rounded(self.scalar, self.dtype)
-        for array in result.values():
-            np.multiply(array, factor, out=array)
-        return result
+    def _spread(self, flow: Flow, demand: Demand) -> None:
+        scalar = self.scalar * demand.scalar
+        flow.apply(self.operand, demand.source, demand.target, scalar)
 
-    def _stages(self) -> Stages:
-        return self.operand.stages.scale(self.scalar)
+    def _merged(self, staging: Staging) -> Merged | None:
+        return staging.multiple(self)
 
-    def symbol(self, latex: bool = False) -> str:
-        number = "-" if self.scalar == -1 else f"{shown(self.scalar, latex)} "
-        return number + parenthesised(self.operand, latex)
+    def _written(self, write: Write) -> str:
+        number = "-" if self.scalar == -1 else f"{shown(self.scalar, write.latex)} "
+        return number + write.factor(self.operand)
 
 
 def compose(*factors: LinearOperator) -> LinearOperator:
@@ -195,17 +267,21 @@ def compose(*factors: LinearOperator) -> LinearOperator:
         SpaceError: the codomain of a factor is not the domain of the factor to its left.
         ArgumentError: a factor is no operator.
     """
-    if len(factors) == 1:
-        return factors[0]
-    flat: list[LinearOperator] = []
     for factor in factors:
         if not isinstance(factor, LinearOperator):
             raise ArgumentError(f"compose: expected an operator, given {factor!r}")
-        inner = factor.factors if isinstance(factor, Composition) else (factor,)
-        if flat:
-            left, right = flat[-1], inner[0]
-            if left.domain != right.codomain:
-                what = f"composition ({left}) @ ({right}): left domain, right codomain"
-                left.domain.same_as(right.codomain, what)
-        flat += inner
-    return Composition(flat)
+    if len(factors) == 1:
+        return factors[0]
+    for left, right in pairwise(factors):
+        if left.domain != right.codomain:
+            left, right = _end(left, -1), _end(right, 0)
+            what = f"composition ({left}) @ ({right}): left domain, right codomain"
+            left.domain.same_as(right.codomain, what)
+    return Composition(factors)
+
+
+def _end(op: LinearOperator, at: int) -> LinearOperator:
+    """The first or the last factor of a product; another operator itself."""
+    while isinstance(op, Composition):
+        op = op.parts[at]
+    return op

@@ -11,7 +11,7 @@ allocation, deallocation or clear are the same: its region or subset.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain, compress, groupby, islice
+from itertools import chain, compress, groupby
 from typing import Any
 
 from linop.normal_form.primitives import Add, Allocate, Clear, Deallocate, InPlace
@@ -83,22 +83,54 @@ apply."""
 
 def reduced_by_laws(factors: Sequence[Factor]) -> Sequence[Factor]:
     """An equal product, after all laws, applied until none shortens it; `factors` itself if none
-    applies. Consecutive actions in place are one `InPlace`."""
-    rows: Iterator[Row] = chain.from_iterable(map(_rows, factors))
-    while (product := _Product.reduced(rows)).exposed:
-        rows = product.rows()
-    joined = list(product.factors())
-    # Allocations of several regions were split; if other factors are between them, they stay split.
-    return joined if _length(joined) < _length(factors) else factors
+    applies. Consecutive actions in place are one `InPlace`.
+
+    The length of a product is its number of factors plus that of the regions they allocate or
+    deallocate: ``D_{b,a} A_{a,d}`` is reduced to ``D_b A_d``. What is between two opaque objects is
+    reduced independently of the rest.
+    """
+    found: list[Factor] = []
+    changed = False
+    for opaque, run in groupby(factors, _is_opaque):
+        given = list(run)
+        reduced = given if opaque else _reduced_run(given)
+        changed |= reduced is not given
+        found += reduced
+    return found if changed else factors
+
+
+def _reduced_run(factors: list[Factor]) -> list[Factor]:
+    """`reduced_by_laws` of a product without opaque objects."""
+    while True:
+        rows: Iterator[Row] = chain.from_iterable(map(_rows, factors))
+        while (product := _Product.reduced(rows)).exposed:
+            rows = product.rows()
+        joined = list(product.factors())
+        if _length(joined) >= _length(factors):
+            return factors
+        factors = joined
+        if not product.refused:
+            return factors
+
+
+def _is_opaque(factor: Factor) -> bool:
+    return not isinstance(factor, Allocate | Deallocate | InPlace | Add | Clear)
 
 
 def _length(factors: Sequence[Factor]) -> int:
-    return sum(len(factor) if type(factor) is InPlace else 1 for factor in factors)
+    return sum(map(_length_of, factors))
 
 
-Row = tuple[type[Any], Any, Any, str, str]
-"""An action as its class, the parts that it writes and reads, and the names of their regions. An
-opaque object has the class `object`, and is both parts."""
+def _length_of(factor: Factor) -> int:
+    if type(factor) is InPlace:
+        return len(factor)
+    several = type(factor) is Allocate or type(factor) is Deallocate
+    return 1 + len(factor.regions) if several else 1
+
+
+Row = tuple[type[Any], Any, Any, str, str, bool]
+"""An action as its class, the parts that it writes and reads, the names of their regions, and
+whether it is a factor by itself."""
 
 
 def _rows(factor: Factor) -> Iterator[Row]:
@@ -106,18 +138,17 @@ def _rows(factor: Factor) -> Iterator[Row]:
     single regions."""
     kind = type(factor)
     if kind is Allocate or kind is Deallocate:
+        alone = len(factor.regions) == 1
         for region in factor.regions:
-            yield kind, region, region, region.name, region.name
+            yield kind, region, region, region.name, region.name, alone
     elif kind is InPlace:
         for b, a in zip(factor.targets, factor.sources, strict=True):
-            yield Clear if a is b else Add, b, a, b.region.name, a.region.name
-    elif kind is Add or kind is Clear:
-        yield from _rows(InPlace(factor.parts[-1:], factor.parts[:1]))
+            yield Clear if a is b else Add, b, a, b.region.name, a.region.name, True
     else:
-        yield object, factor, factor, "", ""
+        yield from _rows(InPlace(factor.parts[-1:], factor.parts[:1]))
 
 
-_JOINED: dict[type[Any], type[Any]] = {Add: InPlace, Clear: InPlace}
+_JOINED: dict[type[Any] | None, type[Any]] = {Add: InPlace, Clear: InPlace}
 """The class of a run of actions, where it is not the actions' own."""
 
 
@@ -128,11 +159,15 @@ class _Product:
     Attributes:
         exposed: an action was removed between two others to which a law may now apply, so that
             another sweep is needed.
+        refused: a law was not applied since it would not have shortened the product.
     """
 
     def __init__(self) -> None:
         self.exposed = False
+        self.refused = False
         self._kinds: list[type[Any] | None] = []  # None: removed
+        self._alone: list[bool] = []
+        self._cleared: set[int] = set()  # clears in the place of one of several allocations
         self._targets: list[Any] = []
         self._sources: list[Any] = []
         self._names: list[str] = []  # of the regions that action k writes, at 2k, and reads, 2k + 1
@@ -144,35 +179,50 @@ class _Product:
     def reduced(rows: Iterable[Row]) -> _Product:
         """One sweep: each action against the last one before it that shares a region with it."""
         product = _Product()
-        for kind, target, source, written, read in rows:
-            if kind is object:
-                product._latest.clear()  # no law applies across a barrier
-            product._multiply(kind, target, source, written, read)
+        for row in rows:
+            product._multiply(*row)
         return product
 
     def rows(self) -> Iterator[Row]:
         """The actions that are left."""
-        names = self._names[::2], self._names[1::2]
-        rows = zip(self._kinds, self._targets, self._sources, *names, strict=True)
-        return compress(rows, self._kinds)  # type: ignore[arg-type]
+        for k in self._in_order():
+            kind, names = self._kinds[k], self._names[2 * k : 2 * k + 2]
+            assert kind is not None
+            yield kind, self._targets[k], self._sources[k], names[0], names[1], self._alone[k]
 
     def factors(self) -> Iterator[Factor]:
         """The product that is left, with runs of allocations, of deallocations and of actions in
         place joined to one factor each."""
-        targets, sources = (compress(part, self._kinds) for part in (self._targets, self._sources))
-        for kind, run in groupby(_JOINED.get(kind, kind) for kind in self._kinds if kind):
-            many = sum(1 for _ in run)
-            written, read = tuple(islice(targets, many)), tuple(islice(sources, many))
+        order = self._in_order()
+        for kind, run in groupby(order, lambda k: _JOINED.get(self._kinds[k], self._kinds[k])):
+            rows = list(run)
+            written = tuple(self._targets[k] for k in rows)
             if kind is InPlace:
-                yield InPlace(written, read)
-            elif kind is object:
-                yield from written
+                yield InPlace(written, tuple(self._sources[k] for k in rows))
             else:
+                assert kind is not None
                 yield kind(written)
 
-    def _multiply(self, kind: type[Any], target: Any, source: Any, written: str, read: str) -> None:
+    def _in_order(self) -> list[int]:
+        """The positions of the actions that are left. A clear in the place of one of several
+        allocations comes before those of the others, which it commutes with."""
+        order: list[int] = []
+        for k in compress(range(len(self._kinds)), self._kinds):
+            at = len(order)
+            while k in self._cleared and at and self._kinds[order[at - 1]] is Allocate:
+                at -= 1
+            order.insert(at, k)
+        return order
+
+    def _multiply(
+        self, kind: type[Any], target: Any, source: Any, written: str, read: str, alone: bool
+    ) -> None:
+        among = False  # several allocations
         while (last := self._last(written, read)) >= 0:
             result = self._by_law(kind, target, source, last)
+            # A clear in the middle of both factors would not shorten the product.
+            if result == CLEARED and not (alone or self._alone[last]):
+                self.refused, result = True, None
             if result is None:
                 break
             if result == EARLIER:
@@ -184,8 +234,11 @@ class _Product:
                 return
             if result == CLEARED:
                 kind, target = Clear, as_subset(target)
-                source = target
+                source, among = target, not alone
+        if among:
+            self._cleared.add(len(self._kinds))
         self._append(kind, target, source, written, read)
+        self._alone.append(alone)
 
     def _last(self, written: str, read: str) -> int:
         """The last action on a region of one of these names; -1 if there is none."""

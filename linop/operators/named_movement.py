@@ -5,7 +5,7 @@ The composition of memory operators that such a name stands for is built lazily,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from linop.caching import cached_property
 from linop.normal_form.matching import Link, Segment, matching
@@ -14,7 +14,7 @@ from linop.normal_form.stages import Stages
 from linop.operators.algebra import Named
 from linop.operators.expressions import compose
 from linop.operators.memory import adds, allocate, deallocate
-from linop.operators.operator import LinearOperator
+from linop.operators.operator import Arrays, LinearOperator
 from linop.spaces.region import Part, Region, Subset, as_subset
 from linop.spaces.space import Space
 from linop.spaces.tensor import TensorSpace
@@ -51,8 +51,13 @@ class NamedMovement(Named):
     def body(self) -> LinearOperator:  # type: ignore[override]
         return self._build()
 
-    def _flattened(self, given: bool = False) -> Iterator[LinearOperator]:
-        yield from (self,) if given else self.body._flattened()
+    spreads = False
+
+    def _operands(self) -> Sequence[LinearOperator]:
+        return ()
+
+    def _opened(self, given: bool) -> Sequence[LinearOperator] | None:
+        return None if given else (self.body,)
 
     def _adjoint(self) -> LinearOperator:
         back = self.given.adjoint()
@@ -63,6 +68,9 @@ class NamedMovement(Named):
             return self.body.conj()
 
         return NamedMovement(self.name, self.subscript, self.given.conj(), build, self.starred)
+
+    def _interpret(self, arrays: Arrays) -> Arrays:
+        return self.body._interpret(arrays)
 
     def _stages(self) -> Stages:
         return Stages((self.given,))

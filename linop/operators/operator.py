@@ -10,7 +10,7 @@ a malformed one cannot exist. The classes are in `linop.operators.expressions` a
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import Any, overload
 
 import numpy as np
@@ -18,13 +18,14 @@ import scipy  # submodules load on first use: importing them takes as long as al
 
 from linop.caching import cached_property
 from linop.errors import ArgumentError, SpaceError, UndecidableError
+from linop.graph import MANY, flattened, postorder
 from linop.normal_form.maps import bare_or_dict
 from linop.normal_form.movement import Movement
 from linop.normal_form.stages import Stages
 from linop.planning.network import Network
 from linop.planning.placement import Placement
 from linop.planning.prediction.cost import Cost, cost
-from linop.provenance import WithOrigin, records_origin
+from linop.provenance import Origin, WithOrigin
 from linop.spaces.exact import Exact
 from linop.spaces.region import LARGEST, integer
 from linop.spaces.scalars import Array, Scalar, check_scalar, is_scalar, reciprocal, sparse_dtype
@@ -51,7 +52,10 @@ class LinearOperator(WithOrigin, ABC):
 
     __array_ufunc__ = None  # so that numpy_scalar * op calls __rmul__
     _h: LinearOperator | None = None
+    _conjugate: LinearOperator | None = None
     loose = False  # True if the symbol needs parentheses inside a product
+    spreads = False  # True if values and stages are made of those of its operands
+    depth = 0  # of the expression: 0 without operands
 
     def __init__(self, domain: Space, codomain: Space) -> None:
         for space in (domain, codomain):
@@ -83,13 +87,22 @@ class LinearOperator(WithOrigin, ABC):
     def _stages(self) -> Stages:
         """The normal form, computed from those of the operands."""
 
-    def _flattened(self, given: bool = False) -> Iterator[LinearOperator]:
+    def _operands(self) -> Sequence[LinearOperator]:
+        """The operators that it is built of."""
+        return ()
+
+    def _opened(self, given: bool) -> Sequence[LinearOperator] | None:
+        """The factors of a product, or the body of a named operator, in the order of application;
+        None for other operators. `given`: as for `_flattened`."""
+        return None
+
+    def _flattened(self, given: bool = False) -> tuple[LinearOperator, ...]:
         """The factors in the order of application, with named operators expanded.
 
         Args:
             given: keep named operators whose movement is given (`NamedMovement`) as one factor.
         """
-        yield self
+        return flattened((self,), lambda op: op._opened(given))
 
     @abstractmethod
     def symbol(self, latex: bool = False) -> str:
@@ -110,18 +123,28 @@ class LinearOperator(WithOrigin, ABC):
     def H(self) -> LinearOperator:
         """The adjoint; ``A.H.H is A``."""
         if self._h is None:
-            self._h = self._adjoint()
-            self._h._h = self
-        return self._h
+            for op in postorder(self, known=lambda op: op._h is not None):
+                op._h = op._adjoint()
+                op._h._h = op
+        adjoint: LinearOperator | None = self._h
+        assert adjoint is not None
+        return adjoint
 
     def adjoint(self) -> LinearOperator:
         """The adjoint, as a method (SciPy's and PyLops' convention)."""
         return self.H
 
-    @records_origin
     def conj(self) -> LinearOperator:
-        """The operator with the complex conjugate matrix."""
-        return self if self.dtype.kind != "c" else self._conj()
+        """The operator with the complex conjugate matrix; ``A.conj().conj() is A``."""
+        if self.dtype.kind != "c":
+            return self
+        for op in postorder(self, known=lambda op: op._conjugate is not None):
+            made = op._conj()
+            op._conjugate, made._conjugate = made, op
+            if made is not op:
+                vars(made).setdefault("origin", Origin(LinearOperator.conj, (op,), {}))
+        assert self._conjugate is not None
+        return self._conjugate
 
     @property
     def T(self) -> LinearOperator:
@@ -273,14 +296,18 @@ class LinearOperator(WithOrigin, ABC):
         if not 0 <= (power := integer(power, "power")) <= LARGEST:
             raise ArgumentError(f"power: expected a whole number from 0, given {power}")
         self.codomain.same_as(self.domain, "power")
-        return ex.compose(*(self,) * power) if power else ex.Identity(self.domain)
+        if power <= MANY:
+            return ex.compose(*(self,) * power) if power else ex.Identity(self.domain)
+        half = self ** (power // 2)
+        return half @ half @ self if power % 2 else half @ half
 
     def __str__(self) -> str:
         return self.symbol()
 
     def __repr__(self) -> str:
         m, n = self.shape
-        return f"<{m}x{n} {type(self).__name__} with dtype={self.dtype.name}: {self}>"
+        text = " ".join(str(self).split())
+        return f"<{m}x{n} {type(self).__name__} with dtype={self.dtype.name}: {text}>"
 
     def _repr_latex_(self) -> str:
         return f"${self.symbol(latex=True)}$"

@@ -7,9 +7,9 @@ of a user registers its own.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import singledispatch
 from typing import Any
 
+from linop.graph import Rules
 from linop.normal_form.primitives import InPlace, joined_in_place
 from linop.operators import laws
 from linop.operators.expressions import (
@@ -26,10 +26,20 @@ from linop.spaces.exact import Exact
 from linop.spaces.space import Space
 
 
-@singledispatch
-def simplified(op: LinearOperator) -> LinearOperator:
-    """An equal operator; regions may be in another order. The operator itself if no law applies."""
-    return op
+def _factors(op: LinearOperator) -> Sequence[LinearOperator]:
+    """The factors of a product, first applied first, with named operators expanded."""
+    factors = op._flattened()
+    return op._operands()[::-1] if factors == (op,) else factors
+
+
+def _within(op: LinearOperator) -> Sequence[LinearOperator]:
+    if not isinstance(op, Composition):
+        return op._operands()
+    return [factor for factor in _factors(op) if not isinstance(factor, Primitives)]
+
+
+simplified: Rules[LinearOperator] = Rules("_simplified", lambda op: op, _within)
+"""An equal operator; regions may be in another order. The operator itself if no law applies."""
 
 
 @simplified.register
@@ -44,7 +54,7 @@ def _(op: Composition) -> LinearOperator:
     scalar: Exact = 1
     pieces: list[Any] = []
     changed = False
-    for factor in op._flattened():
+    for factor in _factors(op):
         simple = factor if isinstance(factor, Primitives) else simplified(factor)
         changed |= simple is not factor
         if isinstance(simple, Scaled):
@@ -62,14 +72,14 @@ def _(op: Composition) -> LinearOperator:
 
 @simplified.register
 def _(op: Sum) -> LinearOperator:
-    simple = [simplified(term) for term in op.terms]
+    simple = [simplified(part) for part in op.parts]
     kept = [term for term in simple if not isinstance(term, Zero)]
     if not kept:
         return Zero(op.domain, op.codomain)
     if len(kept) == 1:
         return kept[0]
-    unchanged = all(a is b for a, b in zip(kept, op.terms, strict=False))
-    return op if unchanged and len(kept) == len(op.terms) else Sum(kept)
+    unchanged = all(a is b for a, b in zip(kept, op.parts, strict=False))
+    return op if unchanged and len(kept) == len(op.parts) else Sum(kept)
 
 
 @simplified.register

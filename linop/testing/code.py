@@ -7,7 +7,9 @@ and adjoints print in the notation of the algebra, and other products as their f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import partial, singledispatch
 from types import BuiltinFunctionType, FunctionType
 from typing import Any
@@ -16,11 +18,12 @@ import numpy as np
 import scipy
 
 from linop import local_operators
+from linop.graph import flattened, postorder, uses
 from linop.normal_form.primitives import Action, Add, Allocate, Clear, Deallocate
 from linop.operators.algebra import DirectSum, Named
 from linop.operators.expressions import Composition, Identity, Primitives, Scaled, Sum, Zero
 from linop.operators.operator import LinearOperator
-from linop.provenance import Origin
+from linop.provenance import Origin, objects_in
 from linop.spaces.decomposition import Bounds, Role
 from linop.spaces.exact import Exact, Gaussian, Rational, exact
 from linop.spaces.partition import Partition
@@ -111,6 +114,66 @@ def _balanced(X: TensorSpace, dim: int) -> Bounds:
 
 @code.register
 def _operator(op: LinearOperator) -> str:
+    """An operator in one expression; a longer one names what occurs several times, and what is
+    deep, in a tuple: ``(t1 := …, t2 := t1 @ t1, t2 + t1)[-1]``."""
+    names = _NAMES.get()
+    if names is not None:
+        return names.get(id(op)) or _unnamed(op)
+    with _naming() as named:
+        lines = _definitions(op, named)
+        return f"({', '.join([*lines, _unnamed(op)])})[-1]" if lines else _unnamed(op)
+
+
+_NAMES: ContextVar[dict[int, str] | None] = ContextVar("_NAMES", default=None)
+"""The names of the nodes of the expression that is being printed, by id."""
+_FEW, _LOW = 64, 10
+"""Occurrences of operators, and nesting, of an expression that prints without names."""
+
+
+@contextmanager
+def _naming() -> Iterator[dict[int, str]]:
+    named: dict[int, str] = {}
+    token = _NAMES.set(named)
+    try:
+        yield named
+    finally:
+        _NAMES.reset(token)
+
+
+def _definitions(root: LinearOperator, named: dict[int, str]) -> list[str]:
+    """Name nodes, and return the definitions of the names, in order."""
+    nodes = postorder(root, _printed)
+    used = uses(nodes, _printed)
+    size: dict[int, int] = {}
+    height: dict[int, int] = {}
+    lines: list[str] = []
+    for node in nodes:
+        parts = [id(part) for part in _printed(node)]
+        size[id(node)] = min(_FEW + 1, sum(size[part] for part in parts)) or 1
+        height[id(node)] = 1 + max((height[p] for p in parts if p not in named), default=0)
+    short = size[id(root)] <= _FEW
+    for node in nodes[:-1]:
+        parts = [id(part) for part in _printed(node)]
+        height[id(node)] = 1 + max((height[p] for p in parts if p not in named), default=0)
+        several = parts and not short and used[id(node)] > 1
+        if several or height[id(node)] > _LOW:
+            text, name = _unnamed(node), f"t{len(lines) + 1}"
+            lines.append(f"{name} := {text}")
+            named[id(node)] = name
+    return lines
+
+
+def _printed(op: LinearOperator) -> list[LinearOperator]:
+    """The operators that the expression of one mentions."""
+    if op.origin is not None:
+        found = objects_in([op.origin.arguments, op.origin.options])
+        return [one for one in found if isinstance(one, LinearOperator)]
+    if op._h is not None and op._h.origin is not None:
+        return [op._h]
+    return [op.body] if isinstance(op, Named) else list(op._operands())
+
+
+def _unnamed(op: LinearOperator) -> str:
     if op.origin is not None:
         return code(op.origin)
     if op._h is not None and op._h.origin is not None:
@@ -143,12 +206,23 @@ def _composed(op: LinearOperator) -> str:
 
 @_composed.register
 def _composition(op: Composition) -> str:
-    return " @ ".join(map(_bracketed, op.factors))
+    return " @ ".join(map(_bracketed, _joined(op, Composition)))
 
 
 @_composed.register
 def _sum(op: Sum) -> str:
-    return " + ".join(map(code, op.terms))
+    return " + ".join(map(code, _joined(op, Sum)))
+
+
+def _joined(op: Composition | Sum, kind: type[Composition] | type[Sum]) -> Sequence[LinearOperator]:
+    """The factors or terms of an operator; those of nested ones without a name among them."""
+
+    def inner(part: LinearOperator) -> Sequence[LinearOperator] | None:
+        made = part.origin is not None or (part._h is not None and part._h.origin is not None)
+        nested = isinstance(part, kind) and not made and id(part) not in (_NAMES.get() or ())
+        return part.parts if nested else None  # type: ignore[attr-defined]
+
+    return flattened(op.parts, inner)
 
 
 @_composed.register
@@ -215,6 +289,8 @@ _PRIMITIVES: dict[type[Action], str] = {
 def _bracketed(op: LinearOperator) -> str:
     """The expression of an operator as a factor of a product, in parentheses if needed."""
     text = code(op)
+    if id(op) in (_NAMES.get() or ()):
+        return text
     calls = op.origin is not None or (op._h is not None and op._h.origin is not None)
     several = isinstance(op, Composition | Sum | Scaled)
     several = several or (isinstance(op, Primitives) and len(op.actions) > 1)
