@@ -1,0 +1,288 @@
+"""linop's strategies, each applied to any model of the zoo as its page says, on one worker of a
+program: `STRATEGIES` by name, ``strategy(backend, case) -> Seen``. Public names of linop alone, so
+that other versions of it can be tried."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import contextmanager
+from functools import partial
+from random import Random
+from typing import Any
+
+import torch
+
+from linop import COPIES, REPLICATED, layers, schedules, strategies
+from linop.backends.base import Backend
+from linop.errors import LinopError
+from support.models.cases import Case, batch, loss, optimizer, part, seeded, start
+from support.models.model import Batch, Cut, entropy
+from support.models.twin import Seen
+
+Strategy = Callable[[Backend, Case], Seen]
+Forward = Callable[[Any, Batch], Any]
+
+
+class Unfit(Exception):
+    """The model has nothing that the strategy could be applied to."""
+
+
+def called(net: Any, rows: Batch) -> Any:
+    return net(*rows.arguments, **rows.options)
+
+
+def _steps(
+    case: Case, net: Any, sgd: Any, replica: int, forward: Forward = called
+) -> tuple[list[float], set[str]]:
+    """Losses of all steps, and names of the parameters without gradient in the first."""
+    losses, unused = [], set()
+    for step in range(case.steps):
+        net.zero_grad(set_to_none=True)
+        rows = part(case, step, replica)
+        if case.drops and case.options.get("seeded"):
+            seeded(case, step, replica)
+        value = loss(case, step, forward(net, rows), rows.target)
+        value.backward()
+        losses.append(value.item())
+        if not step:
+            unused = {_key(n) for n, p in net.named_parameters() if p.grad is None}
+        sgd.step()
+    return losses, unused
+
+
+def _key(name: str) -> str:
+    return name.removeprefix("module.")
+
+
+def _seen(
+    case: Case,
+    net: Any,
+    sgd: Any,
+    gathered: Callable[[], Mapping[str, Any]],
+    replica: int = 0,
+    **other: Any,
+) -> Seen:
+    read = _read(case, net) if case.options.get("read") else None
+    losses, unused = _steps(case, net, sgd, replica, **other)
+    names = {_key(n) for n, _ in net.named_parameters()}
+    keys, written = _own_state(net)
+    return Seen(losses, unused, names, dict(gathered()), replica, keys, written, read)
+
+
+def _own_state(net: Any) -> tuple[tuple[str, ...] | None, dict[str, Any] | None]:
+    """Keys and values that ``torch.save(net.state_dict())`` would write; None if it is refused."""
+    try:
+        state = net.state_dict()
+    except LinopError:
+        return None, None
+    return tuple(state), {_key(k): v for k, v in state.items() if torch.is_tensor(v)}
+
+
+def _read(case: Case, net: Any) -> dict[str, Any]:
+    """A parameter that a method of a user's reads, beside a forward; nothing if it is refused."""
+    names = [name for name, _ in net.named_parameters()]
+    name = Random(case.seed).choice(names)
+    owner, _, attribute = name.rpartition(".")
+    try:
+        return {_key(name): getattr(net.get_submodule(owner), attribute) * 1.0}
+    except LinopError:
+        return {}
+
+
+def data_parallel(backend: Backend, case: Case, **options: Any) -> Seen:
+    axis = strategies.Mesh(backend, **case.mesh)["dp"]
+    net = strategies.DataParallel(start(case), axis, **options)
+    sgd = optimizer(case, net.parameters())
+    return _seen(case, net, sgd, net.module.state_dict, axis.index)
+
+
+def zero1(backend: Backend, case: Case) -> Seen:
+    axis = strategies.Mesh(backend, **case.mesh)["dp"]
+    net = strategies.DataParallel(start(case), axis)
+    sgd = strategies.ShardedOptimizer(net, axis, partial(optimizer, case))
+    return _seen(case, net, sgd, net.module.state_dict, axis.index)
+
+
+def _sharded(case: Case, net: Any, axis: Any, **options: Any) -> Any:
+    """Each of the repeated layers by itself, then the rest."""
+    for name in case.family.layers:
+        with_layers = dict(net.named_modules()).get(name, [])
+        for layer in with_layers:
+            if any(True for _ in layer.parameters()):
+                strategies.fully_shard(layer, axis, **options)
+    return strategies.fully_shard(net, axis, **options)
+
+
+def fully_sharded(backend: Backend, case: Case, **options: Any) -> Seen:
+    axis = strategies.Mesh(backend, **case.mesh)["dp"]
+    net = _sharded(case, start(case), axis, **options)
+    gathered = partial(strategies.full_state_dict, net)
+    forward = _by_methods if case.options.get("methods") else called
+    sgd = optimizer(case, net.parameters())
+    return _seen(case, net, sgd, gathered, axis.index, forward=forward)
+
+
+def _by_methods(net: Any, rows: Batch) -> Any:
+    """The forward of timm's models by two of their own methods, as their users write it."""
+    return net.forward_head(net.forward_features(*rows.arguments))
+
+
+def style(cut: Cut) -> Any:
+    """linop's style of a cut."""
+    layout = {"whole": REPLICATED}
+    given = {
+        "input_layouts": cut.inputs,
+        "output_layouts": layout.get(str(cut.outputs), cut.outputs),
+        "heads": cut.heads,
+        "queries": cut.queries,
+    }
+    given = {name: value for name, value in given.items() if value is not None}
+    if cut.how == "norm":
+        return strategies.SequenceParallel()
+    if cut.how == "output":
+        return strategies.PrepareModuleOutput(
+            REPLICATED if cut.inputs is None else cut.inputs, given["output_layouts"]
+        )
+    if cut.how == "column":
+        return strategies.ColwiseParallel(**given)
+    given.pop("queries", None)
+    return strategies.RowwiseParallel(**given)
+
+
+def _cut(case: Case, net: Any, axis: Any, sequence: bool) -> Any:
+    plan = case.family.plan(case.configuration, sequence)
+    if plan is None:
+        raise Unfit("no layers that the strategy has a cut for")
+    plan = {name: plan[name] for name in plan if _has(net, name)}
+    return strategies.parallelize_module(net, axis, {n: style(c) for n, c in plan.items()})
+
+
+def _has(net: Any, pattern: str) -> bool:
+    """A submodule has such a name, but for those that only some configurations have."""
+    from fnmatch import fnmatchcase
+
+    return any(fnmatchcase(name, pattern) for name, _ in net.named_modules())
+
+
+def tensor_parallel(backend: Backend, case: Case, sequence: bool = False) -> Seen:
+    axis = strategies.Mesh(backend, **case.mesh)["tp"]
+    net = _cut(case, start(case), axis, sequence)
+    sgd = optimizer(case, net.parameters())
+    return _seen(case, net, sgd, partial(layers.gather_state, net))
+
+
+def data_and_tensor(backend: Backend, case: Case) -> Seen:
+    mesh = strategies.Mesh(backend, **case.mesh)
+    net = strategies.DataParallel(_cut(case, start(case), mesh["tp"], False), mesh["dp"])
+    sgd = optimizer(case, net.parameters())
+    return _seen(case, net, sgd, partial(layers.gather_state, net.module), mesh["dp"].index)
+
+
+def sharded_and_tensor(backend: Backend, case: Case) -> Seen:
+    mesh = strategies.Mesh(backend, **case.mesh)
+    net = _sharded(case, _cut(case, start(case), mesh["tp"], False), mesh["dp"])
+    sgd = optimizer(case, net.parameters())
+    gathered = partial(strategies.full_state_dict, net)
+    return _seen(case, net, sgd, gathered, mesh["dp"].index)
+
+
+def stages(case: Case) -> list[Any]:
+    """The model in two stages. torch exports in one thread: threads split before they start."""
+    net = start(case)
+    one = batch(case, 0)
+    return strategies.split(net, [_point(case, net)], example=one.arguments[0][: case.rows])
+
+
+def _point(case: Case, net: Any) -> str:
+    names = dict(net.named_modules())
+    return case.family.cut if case.family.cut in names else case.family.cut.partition(".")[2]
+
+
+def pipeline(backend: Backend, case: Case, stages: list[Any] | None = None) -> Seen:
+    found = _stages(case, stages)
+    replica, pipes = 0, backend
+    if "dp" in case.mesh:
+        mesh = strategies.Mesh(backend, **case.mesh)
+        found = [strategies.DataParallel(stage, mesh["dp"]) for stage in found]
+        replica, pipes = mesh["dp"].index, mesh["pp"].backend
+    table = schedules.one_forward_one_backward(2, case.micro_batches)
+    step = 0
+
+    def term(output: Any, target: Any) -> Any:
+        if case.mean:
+            return entropy(output, target, "mean")
+        return loss(case, step, output, target)
+
+    pipe = strategies.Pipeline(
+        found, table, term, reduction="mean" if case.mean else "sum", backend=pipes
+    ).train(case.trains)
+    own = [pipe.stages[k] for k in pipe.stages]
+    sgd = optimizer(case, [p for stage in own for p in stage.parameters()])
+    losses, unused = [], set()
+    for step in range(case.steps):
+        pipe.zero_grad()
+        rows = part(case, step, replica)
+        value = pipe.step(rows.arguments[0], rows.target)
+        for stage in own:
+            if "dp" in case.mesh:
+                stage.reduce_gradients()
+        if value is not None:
+            losses.append(float(value))
+        if not step:
+            named = [pair for stage in own for pair in stage.named_parameters()]
+            unused = {_key(n) for n, p in named if p.grad is None}
+        sgd.step()
+    names = {_key(n) for stage in own for n, _ in stage.named_parameters()}
+    state = pipe.state_dict()
+    return Seen(losses, unused, names, dict(state), replica, tuple(state), dict(state))
+
+
+def _stages(case: Case, given: list[Any] | None) -> list[Any]:
+    import copy
+
+    if "dp" not in case.mesh and given is None:
+        return stages(case)
+    return stages(case) if given is None else [copy.deepcopy(stage) for stage in given]
+
+
+def saved_memory(backend: Backend, case: Case, how: Callable[[Any], Any]) -> Seen:
+    """Chains of the model in their checkpointed or offloaded form."""
+    net, found = start(case), 0
+    for name in case.family.chains or case.family.layers:
+        owner, _, attribute = name.rpartition(".")
+        if name in dict(net.named_modules()):
+            setattr(net.get_submodule(owner), attribute, how(net.get_submodule(name)))
+            found += 1
+    if not found:
+        raise Unfit("no chain")
+    return _seen(case, net, optimizer(case, net.parameters()), net.state_dict)
+
+
+def reversible(backend: Backend, case: Case) -> Seen:
+    """Attention and perceptron of timm's vision transformer as f and g of reversible blocks, beside
+    the same sums stored by autograd: the twin of this one is another model."""
+    raise Unfit("no reversible form: a Reversible block takes two functions of halves")
+
+
+@contextmanager
+def _nothing() -> Any:
+    yield
+
+
+STRATEGIES: dict[str, tuple[Strategy, Mapping[str, int]]] = {
+    "data parallel": (data_parallel, {"dp": 2}),
+    "zero1": (zero1, {"dp": 2}),
+    "zero2": (partial(fully_sharded, reshard_after_forward=False), {"dp": 2}),
+    "zero3": (fully_sharded, {"dp": 2}),
+    "tensor parallel": (tensor_parallel, {"tp": 2}),
+    "sequence parallel": (partial(tensor_parallel, sequence=True), {"tp": 2}),
+    "pipeline": (pipeline, {"pp": 2}),
+    "checkpoint": (partial(saved_memory, how=strategies.checkpoint), {"one": 1}),
+    "offload": (partial(saved_memory, how=strategies.offload), {"one": 1}),
+    "data × tensor": (data_and_tensor, {"dp": 2, "tp": 2}),
+    "zero3 × tensor": (sharded_and_tensor, {"dp": 2, "tp": 2}),
+    "data × pipeline": (pipeline, {"dp": 2, "pp": 2}),
+}
+"""Each with the mesh of the table."""
+
+__all__ = ["COPIES", "STRATEGIES", "Unfit", "stages"]
