@@ -4,7 +4,7 @@ with. Data that print, travel to ranks, and say all that is drawn."""
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,7 +30,8 @@ class Case:
         steps: of the optimizer.
         decay: weight decay, by which a gradient of zero differs from none.
         mean: a loss whose mean is that of torch's own function, for pipelines.
-        split: what reads the state: "gathered" alone.
+        options: "point", the cut of a pipeline; "seeded", random numbers are comparable; "read", a
+            parameter is read beside a forward; "methods", timm's forward in two methods.
     """
 
     model: str
@@ -66,6 +67,11 @@ class Case:
     def micro_batches(self) -> int:
         """Those of each of them."""
         return self.micro if "pp" in self.mesh else 1
+
+    def point(self, names: Container[str]) -> str:
+        """Where the second stage begins, of a model with these submodules."""
+        name: str = self.options.get("point", self.family.cuts[0])
+        return name if name in names else name.partition(".")[2]
 
     @property
     def drops(self) -> bool:

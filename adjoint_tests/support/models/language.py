@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -127,8 +128,9 @@ def bert(c: Configuration) -> Any:
         max_position_embeddings=2 * LENGTH,
         tie_word_embeddings=c["tied"],
     )
-    # The pooler of a BertModel has no part in the loss.
-    return (transformers.BertModel if c["unused"] else transformers.BertForMaskedLM)(config)
+    # Of the two outputs of the first the second, and the pooler before it, are not in the loss.
+    kind = transformers.BertForPreTraining if c["unused"] else transformers.BertForMaskedLM
+    return kind(config)
 
 
 def t5(c: Configuration) -> Any:
@@ -168,8 +170,7 @@ def vit(c: Configuration) -> Any:
 def text(c: Configuration, rows: int, draw: Any) -> Batch:
     """Words, perhaps a mask of padding, and targets of which some are ignored."""
     words = torch.randint(3, c["words"], (rows, LENGTH), generator=draw)
-    classes = _width(c) if c["unused"] and c.get("encoder") else c["words"]
-    target = torch.randint(classes, (rows, LENGTH), generator=draw)
+    target = torch.randint(c["words"], (rows, LENGTH), generator=draw)
     target[torch.rand(rows, LENGTH, generator=draw) < c["ignored"]] = IGNORED
     options = {}
     if c["mask"]:
@@ -178,13 +179,9 @@ def text(c: Configuration, rows: int, draw: Any) -> Batch:
     return Batch((words,), options, target)
 
 
-def masked_text(c: Configuration, rows: int, draw: Any) -> Batch:
-    return text(c | {"encoder": True}, rows, draw)
-
-
 def two_texts(c: Configuration, rows: int, draw: Any) -> Batch:
     """Words of the encoder, and of the decoder."""
-    first, second = (text(c | {"unused": False}, rows, draw) for _ in range(2))
+    first, second = (text(c, rows, draw) for _ in range(2))
     return Batch(
         first.arguments, {**first.options, "decoder_input_ids": second.arguments[0]}, second.target
     )
@@ -204,11 +201,23 @@ def _attention(at: str, names: tuple[str, str, str, str], c: Configuration, one:
         one: the output is split along the sequence.
     """
     q, k, v, o = (f"{at}.{name}" for name in names)
-    heads, groups = c["heads"], c["groups"]
     inputs, outputs = (1, 1) if one else (None, None)
-    of = Cut("column", heads=groups, queries=heads if groups < heads else None, inputs=inputs)
-    row = Cut("row", heads=groups, queries=of.queries, outputs=outputs)
-    return {q: Cut("column", heads=groups, inputs=inputs), k: of, v: of, o: row}
+    heads, groups = c["heads"], c["groups"]
+    if groups < c.get("workers", 2):  # which share the groups' weights
+        whole, queries = heads, heads
+    else:
+        whole, queries = groups, None
+    of = Cut("column", heads=groups, queries=queries, inputs=inputs)
+    query = Cut("column", heads=whole, inputs=inputs)
+    return {q: query, k: of, v: of, o: Cut("row", heads=whole, outputs=outputs)}
+
+
+def _gathered(at: str, names: tuple[str, str, str, str], c: Configuration) -> Plan:
+    """Cuts of an attention whose input is gathered once, before it looks at the sequence's
+    length."""
+    found = _attention(at, names, c, True)
+    gathers = {name: replace(cut, inputs="copies") for name, cut in found.items()}
+    return gathers | {f"{at}.{names[3]}": found[f"{at}.{names[3]}"]}
 
 
 def _mlp(up: tuple[str, ...], down: str, one: bool) -> Plan:
@@ -253,17 +262,16 @@ def gpt2_plan(c: Configuration, one: bool) -> Plan | None:
 
 def bert_plan(c: Configuration, one: bool) -> Plan:
     c = c | {"groups": c["heads"]}
-    model = "" if c["unused"] else "bert."
-    at = f"{model}encoder.layer.*"
-    found = _attention(
-        f"{at}.attention", ("self.query", "self.key", "self.value", "output.dense"), c, one
-    )
+    at = "bert.encoder.layer.*"
+    names = "self.query", "self.key", "self.value", "output.dense"
+    found = _attention(f"{at}.attention", names, c, one)
     found |= _mlp((f"{at}.intermediate.dense",), f"{at}.output.dense", one)
     if not one:
         return found
+    found |= _gathered(f"{at}.attention", names, c) | {f"{at}.attention.self": Cut("input", inputs=1)}
     norms = f"{at}.attention.output.LayerNorm", f"{at}.output.LayerNorm"
-    ends = {f"{model}embeddings": Cut("output", outputs=1)}
-    ends |= {f"{model}encoder.layer.{c['layers'] - 1}": Cut("output", inputs=1, outputs="whole")}
+    ends = {"bert.embeddings": Cut("output", outputs=1)}
+    ends |= {f"bert.encoder.layer.{c['layers'] - 1}": Cut("output", inputs=1, outputs="whole")}
     return found | dict.fromkeys(norms, Cut("norm")) | ends
 
 
@@ -285,18 +293,21 @@ def vit_plan(c: Configuration, one: bool) -> Plan:
     c = c | {"groups": c["heads"]}
     model = "" if c["unused"] else "vit."
     at = f"{model}layers.*"
-    found = _attention(f"{at}.attention", ("q_proj", "k_proj", "v_proj", "o_proj"), c, one)
+    names = "q_proj", "k_proj", "v_proj", "o_proj"
+    found = _attention(f"{at}.attention", names, c, one)
     found |= _mlp((f"{at}.mlp.fc1",), f"{at}.mlp.fc2", one)
     if not one:
         return found
-    norms = f"{at}.layernorm_before", f"{at}.layernorm_after"
+    found |= _gathered(f"{at}.attention", names, c) | {f"{at}.attention": Cut("input", inputs=1)}
+    norms = f"{at}.layernorm_before", f"{at}.layernorm_after", f"{model}layernorm"
     ends = {f"{model}embeddings": Cut("output", outputs=1)}
-    ends |= {f"{model}layernorm": Cut("output", inputs=1, outputs="whole")}
+    ends |= {"classifier": Cut("input", inputs=1)}
     return found | dict.fromkeys(norms, Cut("norm")) | ends
 
 
-def _language(name: str, build: Any, plan: Any, cut: str, layers: str, **other: Any) -> Family:
-    inputs = other.pop("inputs", text)
+def _language(
+    name: str, build: Any, plan: Any, cuts: str, layers: str, inputs: Any = text
+) -> Family:
     return Family(
         PACKAGE,
         name,
@@ -305,20 +316,20 @@ def _language(name: str, build: Any, plan: Any, cut: str, layers: str, **other: 
         build,
         inputs,
         plan,
-        cut,
+        tuple(cuts.split()),
         tuple(layers.split()),
         normalizes=True,
     )
 
 
+ENDS = "model.layers.1 lm_head"
 MODELS = [
-    _language("GPT-2", gpt2, gpt2_plan, "transformer.h.1", "transformer.h"),
-    _language("Llama", llama, llama_plan, "model.layers.1", "model.layers"),
-    _language("BERT", bert, bert_plan, "bert.encoder.layer.1", "bert.encoder.layer encoder.layer",
-              inputs=masked_text),
-    _language("T5", t5, t5_plan, "decoder", "encoder.block decoder.block", inputs=two_texts),
-    _language("ViT", vit, vit_plan, "vit.layers.1", "vit.layers layers", inputs=images),
-    _language("Mixtral", mixtral, mixtral_plan, "model.layers.1", "model.layers"),
-    _language("Phi-3", phi3, phi3_plan, "model.layers.1", "model.layers"),
-    _language("Qwen3", qwen3, llama_plan, "model.layers.1", "model.layers"),
+    _language("GPT-2", gpt2, gpt2_plan, "transformer.h.1 lm_head", "transformer.h"),
+    _language("Llama", llama, llama_plan, ENDS, "model.layers"),
+    _language("BERT", bert, bert_plan, "bert.encoder.layer.1 cls", "bert.encoder.layer"),
+    _language("T5", t5, t5_plan, "decoder lm_head", "encoder.block decoder.block", two_texts),
+    _language("ViT", vit, vit_plan, "vit.layers.1 classifier", "vit.layers layers", images),
+    _language("Mixtral", mixtral, mixtral_plan, ENDS, "model.layers"),
+    _language("Phi-3", phi3, phi3_plan, ENDS, "model.layers"),
+    _language("Qwen3", qwen3, llama_plan, ENDS, "model.layers"),
 ]

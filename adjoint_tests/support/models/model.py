@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from random import Random
 from typing import Any
 
@@ -42,18 +42,19 @@ class Cut:
     """How a submodule is made tensor parallel: in words that linop and torch both have.
 
     Attributes:
-        how: "column" or "row" of a linear layer or of an embedding, "norm" of a split sequence, or
-            "output": the module's output is moved to another layout.
+        how: "column" or "row" of a linear layer or of an embedding, "norm" of a split sequence,
+            "input" or "output": the module's input or output is moved to another layout.
         heads: of features that are cut in whole heads.
         queries: heads of the queries, of keys and values in groups.
-        inputs: layout of the input: a dimension; None: the usual one.
+        inputs: layout of the input: a dimension, or "copies" of what an "input" has gathered; None:
+            the usual one.
         outputs: layout of the output: a dimension or "whole"; None: the usual one.
     """
 
     how: str
     heads: int | None = None
     queries: int | None = None
-    inputs: int | None = None
+    inputs: int | str | None = None
     outputs: int | str | None = None
 
 
@@ -73,11 +74,10 @@ class Family:
         inputs: so many rows of input, by position and by name; and targets.
         plan: of tensor parallelism; of sequence parallelism, if it is asked for. None: there is
             nothing to cut in this way.
-        cut: name of the submodule with which the second stage of a pipeline begins.
+        cuts: names of submodules with which the second stage of a pipeline may begin.
         chains: names of its `torch.nn.Sequential` whose members are called one after the other.
         layers: names of modules whose members are repeated, each of which is sharded by itself.
         normalizes: it computes in float32 inside.
-        exempt: the reason for which linop may refuse its tensor parallelism for now.
     """
 
     package: str
@@ -87,11 +87,10 @@ class Family:
     build: Callable[[Configuration], Any]
     inputs: Callable[[Configuration, int, Any], Batch]
     plan: Callable[[Configuration, bool], Plan | None]
-    cut: str
+    cuts: tuple[str, ...]
     layers: tuple[str, ...] = ()
     chains: tuple[str, ...] = ()
     normalizes: bool = False
-    parts: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def title(self) -> str:
@@ -123,7 +122,7 @@ def logits(output: Any) -> Any:
     """The first tensor that a model returns: of an output of transformers, a tuple, or itself."""
     if torch.is_tensor(output):
         return output
-    for name in "logits", "last_hidden_state":
+    for name in "logits", "prediction_logits", "last_hidden_state":
         if (found := getattr(output, name, None)) is not None:
             return found
     return (list(output.values()) if isinstance(output, Mapping) else output)[0]

@@ -5,7 +5,6 @@ that other versions of it can be tried."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import contextmanager
 from functools import partial
 from random import Random
 from typing import Any
@@ -129,9 +128,9 @@ def _by_methods(net: Any, rows: Batch) -> Any:
 
 def style(cut: Cut) -> Any:
     """linop's style of a cut."""
-    layout = {"whole": REPLICATED}
+    layout = {"whole": REPLICATED, "copies": COPIES}
     given = {
-        "input_layouts": cut.inputs,
+        "input_layouts": layout.get(str(cut.inputs), cut.inputs),
         "output_layouts": layout.get(str(cut.outputs), cut.outputs),
         "heads": cut.heads,
         "queries": cut.queries,
@@ -139,18 +138,19 @@ def style(cut: Cut) -> Any:
     given = {name: value for name, value in given.items() if value is not None}
     if cut.how == "norm":
         return strategies.SequenceParallel()
+    if cut.how == "input":
+        return strategies.PrepareModuleInput(cut.inputs, COPIES)
     if cut.how == "output":
         return strategies.PrepareModuleOutput(
             REPLICATED if cut.inputs is None else cut.inputs, given["output_layouts"]
         )
     if cut.how == "column":
         return strategies.ColwiseParallel(**given)
-    given.pop("queries", None)
     return strategies.RowwiseParallel(**given)
 
 
 def _cut(case: Case, net: Any, axis: Any, sequence: bool) -> Any:
-    plan = case.family.plan(case.configuration, sequence)
+    plan = case.family.plan({**case.configuration, "workers": axis.size}, sequence)
     if plan is None:
         raise Unfit("no layers that the strategy has a cut for")
     plan = {name: plan[name] for name in plan if _has(net, name)}
@@ -188,14 +188,9 @@ def sharded_and_tensor(backend: Backend, case: Case) -> Seen:
 
 def stages(case: Case) -> list[Any]:
     """The model in two stages. torch exports in one thread: threads split before they start."""
-    net = start(case)
-    one = batch(case, 0)
-    return strategies.split(net, [_point(case, net)], example=one.arguments[0][: case.rows])
-
-
-def _point(case: Case, net: Any) -> str:
-    names = dict(net.named_modules())
-    return case.family.cut if case.family.cut in names else case.family.cut.partition(".")[2]
+    net, one = start(case), batch(case, 0)
+    point = case.point(dict(net.named_modules()))
+    return strategies.split(net, [point], example=one.arguments[0][: case.rows])
 
 
 def pipeline(backend: Backend, case: Case, stages: list[Any] | None = None) -> Seen:
@@ -213,9 +208,9 @@ def pipeline(backend: Backend, case: Case, stages: list[Any] | None = None) -> S
             return entropy(output, target, "mean")
         return loss(case, step, output, target)
 
-    pipe = strategies.Pipeline(
-        found, table, term, reduction="mean" if case.mean else "sum", backend=pipes
-    ).train(case.trains)
+    mean = "mean" if case.mean else "sum"
+    pipe = strategies.Pipeline(found, table, term, reduction=mean, tied=_tied(case), backend=pipes)
+    pipe.train(case.trains)
     own = [pipe.stages[k] for k in pipe.stages]
     sgd = optimizer(case, [p for stage in own for p in stage.parameters()])
     losses, unused = [], set()
@@ -235,6 +230,14 @@ def pipeline(backend: Backend, case: Case, stages: list[Any] | None = None) -> S
     names = {_key(n) for stage in own for n, _ in stage.named_parameters()}
     state = pipe.state_dict()
     return Seen(losses, unused, names, dict(state), replica, tuple(state), dict(state))
+
+
+def _tied(case: Case) -> list[list[str]]:
+    """Names of parameters that are one, of which each stage is to have one."""
+    found: dict[int, list[str]] = {}
+    for name, p in start(case).named_parameters(remove_duplicate=False):
+        found.setdefault(id(p), []).append(name)
+    return [names for names in found.values() if len(names) > 1]
 
 
 def _stages(case: Case, given: list[Any] | None) -> list[Any]:
@@ -258,17 +261,6 @@ def saved_memory(backend: Backend, case: Case, how: Callable[[Any], Any]) -> See
     return _seen(case, net, optimizer(case, net.parameters()), net.state_dict)
 
 
-def reversible(backend: Backend, case: Case) -> Seen:
-    """Attention and perceptron of timm's vision transformer as f and g of reversible blocks, beside
-    the same sums stored by autograd: the twin of this one is another model."""
-    raise Unfit("no reversible form: a Reversible block takes two functions of halves")
-
-
-@contextmanager
-def _nothing() -> Any:
-    yield
-
-
 STRATEGIES: dict[str, tuple[Strategy, Mapping[str, int]]] = {
     "data parallel": (data_parallel, {"dp": 2}),
     "zero1": (zero1, {"dp": 2}),
@@ -284,5 +276,3 @@ STRATEGIES: dict[str, tuple[Strategy, Mapping[str, int]]] = {
     "data × pipeline": (pipeline, {"dp": 2, "pp": 2}),
 }
 """Each with the mesh of the table."""
-
-__all__ = ["COPIES", "STRATEGIES", "Unfit", "stages"]

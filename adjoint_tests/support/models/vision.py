@@ -178,7 +178,7 @@ def _family(
     package: str, name: str, build: Any, plan: Any, cut: str, chains: str, inputs: Any = images
 ) -> Family:
     names = tuple(chains.split())
-    return Family(package, name, USUAL, drawn, build, inputs, plan, cut, names, names)
+    return Family(package, name, USUAL, drawn, build, inputs, plan, (cut,), names, names)
 
 
 STAGES = "layer1 layer2 layer3 layer4"
