@@ -30,7 +30,8 @@ class Case:
         steps: of the optimizer.
         decay: weight decay, by which a gradient of zero differs from none.
         mean: a loss whose mean is that of torch's own function, for pipelines.
-        options: "point", the cut of a pipeline; "seeded", random numbers are comparable; "read", a
+        options: "point", the cut of a pipeline; "cuts", "attention" or "others" of a tensor-parallel
+            plan alone; "seeded", random numbers are comparable; "read", a
             parameter is read beside a forward; "methods", timm's forward in two methods.
     """
 
@@ -72,6 +73,13 @@ class Case:
         """Where the second stage begins, of a model with these submodules."""
         name: str = self.options.get("point", self.family.cuts[0])
         return name if name in names else name.partition(".")[2]
+
+    def cuts(self, name: str) -> bool:
+        """A cut of tensor parallelism is taken: of the attention, of the others, or all."""
+        attention = any(part in name.lower() for part in ("attn", "attention"))
+        return {"attention": attention, "others": not attention}.get(
+            self.options.get("cuts", ""), True
+        )
 
     @property
     def drops(self) -> bool:

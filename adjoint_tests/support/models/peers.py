@@ -141,7 +141,7 @@ def _cut(case: Case, net: Any, mesh: Any, sequence: bool) -> Any:
     styles, counts = {}, _arguments(case)
     for name, module in net.named_modules():
         for pattern, cut in plan.items():
-            if fnmatchcase(name, pattern):
+            if fnmatchcase(name, pattern) and case.cuts(pattern):
                 styles[name] = style(cut, counts.get(name, 1))
                 if cut.how == "row" and isinstance(module, torch.nn.Embedding):
                     styles[name] = RowwiseParallel(

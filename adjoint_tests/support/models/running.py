@@ -18,7 +18,7 @@ from linop.backends.base import Backend
 from linop.errors import LinopError
 from linop.testing.workers.jobs import job
 from support.models.cases import Case, start
-from support.models.strategies import STRATEGIES, Unfit, stages
+from support.models.strategies import STRATEGIES, Unfit, in_stages
 from support.models.twin import Seen, Twin, alone, faults
 from support.workers import on_mpi
 
@@ -48,7 +48,7 @@ def on_threads(case: Case) -> Verdict:
     options: dict[str, Any] = {}
     if "pp" in case.mesh:
         try:
-            options["stages"] = stages(case)
+            options["stages"] = in_stages(case)
         except LinopError as error:
             return Verdict("refused", _short(error))
     return verdict(case, _launched(case, twin, options))

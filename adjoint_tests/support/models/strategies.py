@@ -4,6 +4,7 @@ that other versions of it can be tried."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from functools import partial
 from random import Random
@@ -65,7 +66,17 @@ def _seen(
     losses, unused = _steps(case, net, sgd, replica, **other)
     names = {_key(n) for n, _ in net.named_parameters()}
     keys, written = _own_state(net)
-    return Seen(losses, unused, names, dict(gathered()), replica, keys, written, read)
+    seen = Seen(losses, unused, names, None, replica, keys, written, read)
+    return _with_state(seen, gathered)
+
+
+def _with_state(seen: Seen, gathered: Callable[[], Mapping[str, Any]]) -> Seen:
+    """With the state of the whole model: that workers have different ones is found here."""
+    try:
+        seen.state = dict(gathered())
+    except LinopError as error:
+        seen.lost = " ".join(str(error).split())
+    return seen
 
 
 def _own_state(net: Any) -> tuple[tuple[str, ...] | None, dict[str, Any] | None]:
@@ -153,7 +164,7 @@ def _cut(case: Case, net: Any, axis: Any, sequence: bool) -> Any:
     plan = case.family.plan({**case.configuration, "workers": axis.size}, sequence)
     if plan is None:
         raise Unfit("no layers that the strategy has a cut for")
-    plan = {name: plan[name] for name in plan if _has(net, name)}
+    plan = {name: cut for name, cut in plan.items() if _has(net, name) and case.cuts(name)}
     return strategies.parallelize_module(net, axis, {n: style(c) for n, c in plan.items()})
 
 
@@ -186,7 +197,7 @@ def sharded_and_tensor(backend: Backend, case: Case) -> Seen:
     return _seen(case, net, sgd, gathered, mesh["dp"].index)
 
 
-def stages(case: Case) -> list[Any]:
+def in_stages(case: Case) -> list[Any]:
     """The model in two stages. torch exports in one thread: threads split before they start."""
     net, one = start(case), batch(case, 0)
     point = case.point(dict(net.named_modules()))
@@ -194,8 +205,8 @@ def stages(case: Case) -> list[Any]:
 
 
 def pipeline(backend: Backend, case: Case, stages: list[Any] | None = None) -> Seen:
-    found = _stages(case, stages)
-    replica, pipes = 0, backend
+    found: Any = in_stages(case) if stages is None else copy.deepcopy(stages)
+    replica, pipes, edges = 0, backend, found.edges if hasattr(found, "edges") else None
     if "dp" in case.mesh:
         mesh = strategies.Mesh(backend, **case.mesh)
         found = [strategies.DataParallel(stage, mesh["dp"]) for stage in found]
@@ -209,7 +220,9 @@ def pipeline(backend: Backend, case: Case, stages: list[Any] | None = None) -> S
         return loss(case, step, output, target)
 
     mean = "mean" if case.mean else "sum"
-    pipe = strategies.Pipeline(found, table, term, reduction=mean, tied=_tied(case), backend=pipes)
+    pipe = strategies.Pipeline(
+        found, table, term, reduction=mean, tied=_tied(case), edges=edges, backend=pipes
+    )
     pipe.train(case.trains)
     own = [pipe.stages[k] for k in pipe.stages]
     sgd = optimizer(case, [p for stage in own for p in stage.parameters()])
@@ -228,8 +241,9 @@ def pipeline(backend: Backend, case: Case, stages: list[Any] | None = None) -> S
             unused = {_key(n) for n, p in named if p.grad is None}
         sgd.step()
     names = {_key(n) for stage in own for n, _ in stage.named_parameters()}
-    state = pipe.state_dict()
-    return Seen(losses, unused, names, dict(state), replica, tuple(state), dict(state))
+    seen = _with_state(Seen(losses, unused, names, None, replica), pipe.state_dict)
+    seen.keys, seen.written = None if seen.state is None else tuple(seen.state), seen.state
+    return seen
 
 
 def _tied(case: Case) -> list[list[str]]:
@@ -238,14 +252,6 @@ def _tied(case: Case) -> list[list[str]]:
     for name, p in start(case).named_parameters(remove_duplicate=False):
         found.setdefault(id(p), []).append(name)
     return [names for names in found.values() if len(names) > 1]
-
-
-def _stages(case: Case, given: list[Any] | None) -> list[Any]:
-    import copy
-
-    if "dp" not in case.mesh and given is None:
-        return stages(case)
-    return stages(case) if given is None else [copy.deepcopy(stage) for stage in given]
 
 
 def saved_memory(backend: Backend, case: Case, how: Callable[[Any], Any]) -> Seen:

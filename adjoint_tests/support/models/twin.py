@@ -91,13 +91,13 @@ class Seen:
 
     Attributes:
         losses: its term of the mean in each step; empty on workers that have none.
-        whole: the losses are the same on all workers, of the whole batch.
         unused: names of its parameters without gradient in the first step.
         names: of all its parameters.
         state: of the whole model after the last step.
         keys: of the state that the parallel model itself gives; None: it refuses to.
         written: values of that state.
         read: value of a parameter that is read beside a forward, by name; None: it refuses.
+        lost: why there is no state of the whole model.
     """
 
     losses: list[float]
@@ -108,6 +108,7 @@ class Seen:
     keys: tuple[str, ...] | None = None
     written: State | None = None
     read: Mapping[str, Any] | None = None
+    lost: str = ""
 
 
 def faults(case: Case, twin: Twin, seen: Seen) -> list[str]:
@@ -119,6 +120,8 @@ def faults(case: Case, twin: Twin, seen: Seen) -> list[str]:
         found += _losses(case, twin.losses[seen.replica], seen.losses)
         found += _state(case, twin, seen.state, twin.buffers[seen.replica], "state")
     found += _keys(twin, seen)
+    if seen.lost:
+        found.append(f"state: of no use, {seen.lost}")
     if seen.written is not None and seen.state is not None:
         own = {k: v for k, v in seen.written.items() if k in twin.parameters}
         wrong = [k for k, v in own.items() if not _near(case, v, seen.state[k])]
