@@ -25,7 +25,7 @@ from linop.backends.execution.counters import CounterTable, Ledger
 from linop.backends.execution.program import Program
 from linop.backends.execution.tracing import Recording, traced
 from linop.backends.transports.transport import Transport
-from linop.errors import BackendError
+from linop.errors import ArgumentError, BackendError
 from linop.normal_form.maps import bare_or_dict
 from linop.operators.operator import LinearOperator
 from linop.planning.lowering import lower, workers_of
@@ -85,6 +85,14 @@ class Backend(Keeper, ABC):
         """Sum of inner products over all workers; None if this process holds all of them."""
         del space
         return None
+
+    def __reduce__(self) -> Any:
+        raise ArgumentError(
+            f"backend {self.name!r} of a running program cannot be pickled, nor what is made on "
+            f"it: plans, layers, parallel modules, axes of a mesh. Pickle operators, and compile "
+            f"them there; save a model's state by linop.layers.save(model, path), and load it into "
+            f"a model that is made anew"
+        )
 
     def __deepcopy__(self, memo: object) -> Backend:
         """The backend itself: copies of an object share the backend and its workers."""

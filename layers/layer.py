@@ -48,6 +48,11 @@ from linop.layers.agreement.metadata import CallMetadata, call_metadata, dtypes_
 from linop.layers.agreement.naming import path_of
 from linop.layers.agreement.watching import mark_block, watch_modules
 from linop.layers.parameters.blocks import enlist
+from linop.layers.parameters.partial_states import (
+    is_partial,
+    refuse_loading,
+    refuse_saving,
+)
 from linop.layers.parameters.torch_guards import unfit_parametrization
 from linop.operators.operator import LinearOperator
 from linop.spaces.decomposition import Axis
@@ -206,6 +211,26 @@ class Layer(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
         """Function that applies an operator in autograd; errors name this layer. Collective."""
         bridge_of(op, self.backend)  # compiling is collective, and not all workers may call it
         return partial(apply, op, backend=self.backend, where=self.__dict__["_where"])
+
+    # States
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        for name, space in self._partial.items():
+            refuse_saving(self._name, prefix + name, space)
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+
+    def _load_from_state_dict(self, state: Any, prefix: str, *arguments: Any) -> None:
+        for name, space in self._partial.items():
+            refuse_loading(self._name, prefix + name, space)
+        super()._load_from_state_dict(state, prefix, *arguments)
+
+    @property
+    def _partial(self) -> dict[str, TensorSpace]:
+        """Spaces of the parameters and buffers of the state that this worker has not the whole
+        of."""
+        left = self._non_persistent_buffers_set
+        pairs = self.spaces.items()
+        return {n: X for n, X in pairs if n not in left and is_partial(X, self.worker)}
 
     # Calls
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from linop.errors import BackendError
+from linop.layers.parameters.blocks import plain
 from linop.spaces.tensor import TensorSpace
 
 Said = Mapping[str, str]
@@ -62,8 +63,8 @@ def digest(tensor: Any) -> str:
     the meta device, or of a layout other than strided."""
     if tensor.layout is not torch.strided or tensor.device.type == "meta":
         return ""
-    plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
-    data = plain.reshape(-1).view(torch.uint8).numpy()
+    x = plain(tensor).cpu().resolve_conj().resolve_neg().contiguous()
+    data = x.reshape(-1).view(torch.uint8).numpy()
     return hashlib.sha256(data).hexdigest()[:32]
 
 

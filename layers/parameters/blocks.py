@@ -13,10 +13,19 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 from weakref import WeakSet
 
+import torch
+
 from linop.spaces.tensor import TensorSpace
 
 _LAYERS: WeakSet[Any] = WeakSet()
 _ADDING = threading.Lock()
+
+
+def plain(tensor: Any) -> Any:
+    """The same memory as one of torch's own tensors, without graph: also of a block that is guarded
+    (`linop.strategies.data.shards`)."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return tensor.detach()
 
 
 class Block(NamedTuple):

@@ -17,6 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from linop.errors import ArgumentError
 from linop.layers.parameters.blocks import Block, block_of_gradients, blocks, first_block
+from linop.layers.parameters.partial_states import refuse_optimizer_state
 from linop.layers.parameters.scaling import GradScaler
 
 _INITIALISERS = (
@@ -126,20 +127,24 @@ def replace(parameters: Iterable[Any]) -> None:
 
 
 def _check_optimizer(optimizer: Any, *args: Any) -> None:
-    # At the first step, when it has no state yet: it looks at every parameter.
-    if _REPLACED and not optimizer.state:
+    # At the first step: it looks at every parameter.
+    if hasattr(optimizer, "_linop_checked"):
+        return
+    if _REPLACED:
         if any(hasattr(p, "_linop_replaced") for p in _of_optimizer(optimizer)):
             raise ArgumentError(
                 f"torch.optim.{type(optimizer).__name__}: it has parameters of a module that was "
                 f"sharded after it was made; make the optimizer after fully_shard"
             )
-    if isinstance(optimizer, _OPTIMIZERS):
-        known = blocks()
-        mine = (block for p in _of_optimizer(optimizer) for block in known.get(id(p), ()))
-        block = next((block for block in mine if block.cut), None)
-        if block is not None:
-            instead = "take one that works element by element, as SGD, Adam or AdamW"
-            raise _refused(f"torch.optim.{type(optimizer).__name__}", block, instead)
+    known = blocks()
+    mine = (block for p in _of_optimizer(optimizer) for block in known.get(id(p), ()))
+    block = next((block for block in mine if block.cut), None)
+    if block is not None and isinstance(optimizer, _OPTIMIZERS):
+        instead = "take one that works element by element, as SGD, Adam or AdamW"
+        raise _refused(f"torch.optim.{type(optimizer).__name__}", block, instead)
+    if block is not None and block.kind != "ShardedOptimizer":
+        refuse_optimizer_state(optimizer)
+    optimizer._linop_checked = True
 
 
 def _of_optimizer(optimizer: Any) -> Iterable[Any]:

@@ -14,6 +14,7 @@ import torch
 
 from linop.errors import ArgumentError, BackendError
 from linop.layers.layer import Tensor
+from linop.layers.parameters.blocks import plain
 from linop.layers.state.files import View, check_archive, damaged, digest_of
 from linop.layers.state.metadata import NAME, Chunk, Index, Location, index_of
 from linop.layers.state.optimizer_state import Names, Optimized
@@ -139,7 +140,7 @@ def load_sharded(workers: Workers, optimized: Optimized | None, path: Path) -> N
     staged = workers.each(lambda: None if optimized is None else _staged(optimized, folder))
     workers.materialise()
     for key, block in blocks.items():
-        workers.tensors[key].block.detach().copy_(block)
+        plain(workers.tensors[key].block).copy_(block)
     if optimized is not None and staged is not None:
         workers.each(lambda: optimized.install(*staged))
 

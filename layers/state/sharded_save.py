@@ -28,6 +28,7 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
 from linop.errors import BackendError
+from linop.layers.parameters.blocks import plain
 from linop.layers.state.files import (
     View,
     clear_partial,
@@ -51,7 +52,7 @@ class _Shard:
 
     def __init__(self, item: StateTensor) -> None:
         self.item = item
-        self.block = None if item.block is None else item.block.detach()
+        self.block = None if item.block is None else plain(item.block)
 
     def chunk(self) -> ChunkStorageMetadata | None:
         """Position of the block in the global tensor; None if it has no elements, or there is no

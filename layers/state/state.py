@@ -17,6 +17,7 @@ from linop.backends.autograd.dtypes import numpy_dtype
 from linop.backends.autograd.functions import apply
 from linop.errors import ArgumentError
 from linop.layers.layer import Tensor
+from linop.layers.parameters.blocks import plain
 from linop.layers.state.state_tensors import StateTensor, fit
 from linop.layers.state.workers import CARRIERS, Workers, as_carrier
 from linop.operators.collectives import repartition
@@ -136,7 +137,7 @@ def spread(
     if source.root is None:
         for item in items:
             if item.block is not None and state is not None:
-                item.block.detach().copy_(state[item.key][item.here])
+                plain(item.block).copy_(state[item.key][item.here])
         return
     for item in items:
         whole = state[item.key] if state is not None and workers.worker == source.root else None
@@ -179,7 +180,7 @@ def gathered(workers: Workers, item: StateTensor, worker: int | None) -> Tensor 
             block, moved = _moved(backend, X, _whole(backend, X, root), block), True
         if root not in (None, backend.worker or 0):
             return None
-    return block.view(item.dtype) if moved else block.detach().clone()
+    return block.view(item.dtype) if moved else plain(block).clone()
 
 
 def _scatter(
@@ -204,7 +205,7 @@ def _scatter(
         Y = _carried(space, dtype)
         whole = _moved(backend, _whole(backend, Y, roots[k]), Y, whole)
     if item.block is not None and whole is not None:
-        item.block.detach().copy_(whole.view(dtype))
+        plain(item.block).copy_(whole.view(dtype))
 
 
 def _moved(backend: Backend, X: TensorSpace, Y: TensorSpace, block: Tensor | None) -> Tensor:

@@ -16,6 +16,8 @@ from linop.spaces.tensor import TensorSpace
 
 MODEL, OPTIMIZER = "model", "optimizer"
 """Top-level keys of a checkpoint that holds an optimizer's state too."""
+WRAPPED = "_linop_wrapped"
+"""Attribute of wrappers: the name of the submodule whose state theirs is."""
 
 
 @dataclass
@@ -79,8 +81,7 @@ class StateTensor:
 def state_tensors(model: Any) -> Iterator[StateTensor]:
     """Tensors of a model's state, with this worker's blocks, in the order of `state_dict`."""
     known = blocks()
-
-    def walk(module: Any, prefix: str) -> Iterator[StateTensor]:
+    for prefix, module in prefixed_modules(model):
         spaces = module.spaces if isinstance(module, Layer) else {}
         kept = {
             n: b for n, b in module._buffers.items() if n not in module._non_persistent_buffers_set
@@ -92,18 +93,40 @@ def state_tensors(model: Any) -> Iterator[StateTensor]:
                     if name in spaces:
                         cut = {module.backend: spaces[name]} | cut
                     yield StateTensor(prefix + name, cut, tensor, None, trained)
-        for name, child in module._modules.items():
-            if child is not None:
-                yield from walk(child, f"{prefix}{name}.")
 
-    return walk(model, "")
+
+def prefixed_modules(model: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Modules of a model, each under all its names, with the prefix of its tensors in the state of
+    the single-process model: that has no wrappers, such as `linop.strategies.DataParallel`."""
+    yield prefix, model
+    inner = getattr(model, WRAPPED, None)
+    for name, child in model._modules.items():
+        if child is not None:
+            yield from prefixed_modules(child, prefix if name == inner else f"{prefix}{name}.")
+
+
+def keyed_parameters(model: Any) -> dict[str, Tensor]:
+    """Parameters by their keys in the state of the single-process model; tied ones have several."""
+    return {
+        prefix + name: p
+        for prefix, module in prefixed_modules(model)
+        for name, p in module._parameters.items()
+        if p is not None
+    }
+
+
+def unwrapped(module: Any) -> Any:
+    """The module of the single-process model that a wrapper has; another module itself."""
+    while inner := getattr(module, WRAPPED, None):
+        module = getattr(module, inner)
+    return module
 
 
 def lost_on_meta(model: Any) -> list[str]:
     """Names of non-persistent buffers on the meta device, which no state can fill."""
     return [
-        f"{prefix}.{name}".lstrip(".")
-        for prefix, module in model.named_modules()
+        prefix + name
+        for prefix, module in prefixed_modules(model)
         for name, tensor in module._buffers.items()
         if name in module._non_persistent_buffers_set and tensor is not None and tensor.is_meta
     ]

@@ -12,6 +12,7 @@ from linop.backends.transports.transport import Item
 from linop.errors import BackendError
 from linop.layers.agreement.input_agreement import program_backend
 from linop.layers.layer import Layer, Tensor
+from linop.layers.parameters.blocks import plain
 from linop.layers.parameters.groups import groups_of
 from linop.layers.state.state_tensors import StateTensor, lost_on_meta, state_tensors
 
@@ -164,8 +165,8 @@ def _described(item: StateTensor) -> _Row:
 
 def as_carrier(tensor: Tensor, device: str = "cpu") -> Tensor:
     """The tensor's elements as integers of the same size."""
-    plain = tensor.detach().to(device).resolve_conj().resolve_neg()
-    return plain.view(CARRIERS.get(plain.dtype.itemsize, plain.dtype))
+    x = plain(tensor).to(device).resolve_conj().resolve_neg()
+    return x.view(CARRIERS.get(x.dtype.itemsize, x.dtype))
 
 
 def _digest(tensor: Tensor) -> bytes:

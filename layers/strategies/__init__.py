@@ -12,6 +12,7 @@ from linop.strategies.data.fully_shard import (
     load_full_state_dict,
 )
 from linop.strategies.data.sharded_optimizer import ShardedOptimizer
+from linop.strategies.data.unsharded import unsharded
 from linop.strategies.memory.checkpointed import checkpoint
 from linop.strategies.memory.offloaded import offload
 from linop.strategies.memory.reversible import Reversible
@@ -51,6 +52,7 @@ __all__ = [
     "offload",
     "parallelize_module",
     "split",
+    "unsharded",
 ]
 
 del linop  # not a public name

@@ -224,8 +224,9 @@ def test_a_model_on_the_meta_device_is_loaded(saved: Path, sharded: bool, optimi
 
 def _known(model: Any) -> Any:
     """The same values on all workers, where threads share torch's generator."""
-    for number, tensor in enumerate(model.state_dict().values()):
-        tensor.fill_(number)
+    with torch.no_grad():
+        for number, tensor in enumerate([*model.parameters(), *model.buffers()]):
+            tensor.fill_(number)
     return model
 
 
@@ -243,7 +244,7 @@ def test_buffers_and_plain_modules_on_the_meta_device(tmp_path: Path) -> None:
             found = layers.gather_state(model)
             assert found is not None
             assert all(torch.equal(found[key], wanted[key]) for key in wanted)
-            assert all(not x.is_meta for x in model.state_dict().values())
+            assert all(not x.is_meta for x in [*model.parameters(), *model.buffers()])
 
     launch(main, 2)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -30,6 +31,8 @@ from linop.strategies.mesh import Axis
 Tensor = Any
 """torch is not typed here."""
 _NAME = "DataParallel"
+_PREFIX = "module."
+"""Of the names of the module's parameters in the wrapper."""
 
 
 class DataParallel(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
@@ -58,7 +61,8 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]  # torch is not typed
         check_every: after so many sums of gradients `check` before the next forward; 0: never.
 
     Attributes:
-        module: the given one. Its ``state_dict`` is that of the sequential model.
+        module: the given one. Its ``state_dict`` is that of the sequential model, and so is that of
+            this module: the same keys, without ``module.``.
 
     After ``double()``, ``half()`` or ``to(dtype)``, on all workers, the next forward makes buckets
     of the new dtypes. A module without parameters is called as it is.
@@ -67,6 +71,8 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]  # torch is not typed
         ArgumentError: the module is none, or is parallel already; an argument is invalid.
             BackendError: modules or arguments differ between workers. On every worker.
     """
+
+    _linop_wrapped = "module"
 
     def __init__(
         self,
@@ -82,6 +88,7 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]  # torch is not typed
         check_every: int = 0,
     ) -> None:
         super().__init__()
+        self.register_load_state_dict_pre_hook(_within)
         given = None if axis is None else expect("DataParallel: axis", axis, Axis)
         self.backend = program_backend() if given is None else given.backend
         self.workers = self.backend.workers or 1
@@ -142,6 +149,18 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]  # torch is not typed
         self._dtypes = _dtypes(self._trained), _dtypes(buffers)
         self._server = None if server is None else Spread(self._trained, self.backend, server)
         self._of_buffers = Spread(buffers, self.backend, 0) if buffers else None
+
+    def state_dict(self, *arguments: Any, **options: Any) -> Any:
+        """The state of the module, with its keys: that of the sequential model."""
+        return self.module.state_dict(*arguments, **options)
+
+    def load_state_dict(self, state: Any, *arguments: Any, **options: Any) -> Any:
+        """Load the state of the module, as that does; the same on all workers. Keys may be those of
+        ``named_parameters()``, with ``module.``."""
+        if isinstance(state, Mapping) and not hasattr(self.module, "module"):
+            named = all(str(key).startswith(_PREFIX) for key in state)
+            state = {k.removeprefix(_PREFIX): v for k, v in state.items()} if named else state
+        return self.module.load_state_dict(state, *arguments, **options)
 
     def forward(self, *arguments: Any, **options: Any) -> Any:
         """The module's output, on this worker's part of the batch."""
@@ -217,20 +236,25 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]  # torch is not typed
         not backward's alone, as in a step of a `Pipeline` without optimizer. Collective."""
         self._reducer.reduce()
 
-    def share(self, rows: int) -> float:
+    def share(self, rows: Any) -> float:
         """This worker's part of all rows: a mean over its own, times this, is its term of the mean
         over the global batch. Collective.
+
+        Args:
+            rows: the number that this worker's mean was divided by: of rows, of targets that are
+                not ignored, or a sum of weights of classes.
 
         Raises:
             ArgumentError: a worker gives no number from 0, or all give 0; on every worker.
         """
         agreement = agreement_of(self.backend)
         try:
-            number = integer(rows, "rows")
-        except ArgumentError:
-            number = -1
-        total = agreement.sum(number if number >= 0 else -(2**40))
-        if total <= 0:
+            number = math.nan if isinstance(rows, bool | str) else float(rows)
+        except Exception:  # of whatever the user gives
+            number = math.nan
+        given = number if 0 <= number < math.inf else math.nan
+        total = float(self.total(torch.tensor(given, dtype=torch.float64)))
+        if not total > 0:
             every = agreement.gather_objects(repr(rows), "call linop.strategies.DataParallel.share")
             raise ArgumentError(
                 f"DataParallel.share: numbers of rows, of which some are above 0, expected; given "
@@ -266,6 +290,13 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]  # torch is not typed
                 f"and their gradients would not be summed; construct it after changes of the module"
             )
         self._checked = True
+
+
+def _within(wrapper: Any, state: dict[str, Any], prefix: str, *unused: Any) -> None:
+    """Before torch loads a model with the wrapper inside of it: name what is for its module so."""
+    del wrapper, unused
+    for key in [key for key in state if key.startswith(prefix)]:
+        state[f"{prefix}{_PREFIX}{key.removeprefix(prefix)}"] = state.pop(key)
 
 
 def _dtypes(tensors: Iterable[Tensor]) -> list[Any]:

@@ -5,18 +5,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 
 from linop.errors import ArgumentError, expect
+from linop.layers.layer import Layer
 from linop.layers.parameters.blocks import Block, blocks
+from linop.layers.parameters.partial_states import refuse_shards
 from linop.layers.parameters.torch_guards import replace as mark_replaced
 from linop.layers.state.state import gathered, scatter_state
 from linop.layers.state.workers import Workers
 from linop.spaces.region import integer
 from linop.strategies.data.replicas import agree, check_equal, described
+from linop.strategies.data.shards import Shard
 from linop.strategies.data.unit import Member, Unit, rows, units_of
+from linop.strategies.data.unsharded import unsharded
 from linop.strategies.mesh import Axis
 
 Tensor = Any
@@ -38,8 +43,14 @@ def fully_shard(
     that treats elements alone (such as SGD and Adam) has a state for these alone. The parameters of
     one call are gathered together, before the module's forward; so call it for the layers of a
     model first, and then for the model, which takes what is left, if anything is. Gradients of
-    shards, in ``grad`` after backward, are sums over the workers; nothing is divided. All workers
-    call the same modules in the same order, and run the same backward.
+    shards, in ``grad`` after backward, are sums over the workers; nothing is divided; a parameter
+    that no worker used has the gradient None. All workers call the same modules in the same order,
+    and run the same backward.
+
+    Outside of forwards a module has its shards, which refuse to be computed with, and so does its
+    ``state_dict``: `unsharded` gives whole parameters, `full_state_dict` the state. Micro-batches
+    under ``with module.no_sync():`` (that is `unsharded`) are summed over the workers once, at its
+    end.
 
     Args:
         module: the same on all workers. Parameters on the meta device become shards of NaN, to
@@ -92,9 +103,12 @@ def fully_shard(
         # The last one that entered leaves first.
         module.register_forward_hook(unit.leave, always_call=True, prepend=True)
         for owner in {owner: None for member in unit.members for owner, _ in member.places}:
+            if axis.size > 1:
+                refuse_shards(owner)
             if owner is not module:
                 owner.register_forward_pre_hook(unit.used)
         module._linop_units = [*getattr(module, "_linop_units", ()), unit]
+    module.no_sync = partial(unsharded, module)
     for p in found.values():
         p._linop_strategy = "sharded"
     mark_replaced(found.values())
@@ -145,7 +159,9 @@ def _shard(member: Member, p: Tensor, axis: Axis, offload: bool) -> Tensor:
         block = torch.full(shape, float("nan"), dtype=p.dtype, device="cpu" if offload else None)
     else:
         block = rows(member, p, axis).to("cpu" if offload else p.device, copy=True)
-    shard = torch.nn.Parameter(block, requires_grad=p.requires_grad)
+    kind = Shard if axis.size > 1 else torch.nn.Parameter
+    shard = kind(block, requires_grad=p.requires_grad)
+    shard._linop_name = member.name
     shard._linop_strategy, shard._linop_backend = "shard", axis.backend
     return shard
 
@@ -160,11 +176,11 @@ def _units(module: Any) -> list[tuple[str, Unit]]:
 
 
 def full_state_dict(module: Any) -> dict[str, Tensor]:
-    """The state of the sequential model, on every worker: whole parameters, and this worker's
-    buffers. Collective.
+    """The state of the sequential model, on every worker: whole parameters of sharded and
+    tensor-parallel modules, and this worker's buffers. Collective.
 
     Raises:
-        ArgumentError: the module has no sharded parameters.
+        ArgumentError: the module has no parameters in blocks.
     """
     whole: dict[int, tuple[Unit, Tensor]] = {}
     units = _checked(module)
@@ -191,7 +207,7 @@ def load_full_state_dict(module: Any, state: Mapping[str, Tensor] | None) -> Non
     Collective.
 
     Args:
-        module: with sharded parameters.
+        module: with sharded parameters, or those of tensor-parallel modules.
         state: on all workers; or on some, with None on others.
 
     Raises:
@@ -204,6 +220,6 @@ def load_full_state_dict(module: Any, state: Mapping[str, Tensor] | None) -> Non
 
 def _checked(module: Any) -> list[tuple[str, Unit]]:
     units = _units(expect("a module with sharded parameters", module, torch.nn.Module))
-    if not units:
+    if not units and not any(isinstance(one, Layer) for one in module.modules()):
         raise ArgumentError("the module has no sharded parameters: call fully_shard first")
     return units

@@ -31,8 +31,10 @@ class Held:
     """
 
     def __init__(self, unit: Unit) -> None:
-        copies = unit.copies()
-        self._edges = [get_gradient_edge(copy) for copy in copies]
+        with torch.enable_grad():
+            copies = unit.copies()
+        # Whole numbers have no gradients.
+        self._edges = [get_gradient_edge(x) if x.requires_grad else None for x in copies]
         pairs = zip(copies, unit.shards, strict=True)
         self.leaves = [copy.detach().requires_grad_(p.requires_grad) for copy, p in pairs]
         self.call = Call(unit, self.leaves)
@@ -58,7 +60,7 @@ class Held:
         """Add G.H of the gradients on the whole parameters to those of the shards. Collective; no
         message if there are none."""
         found = [(e, p.grad) for e, p in zip(self._edges, self.leaves, strict=True)]
-        given = [(edge, grad) for edge, grad in found if grad is not None]
+        given = [(edge, grad) for edge, grad in found if edge is not None and grad is not None]
         for leaf in self.leaves:
             leaf.grad = None
         if given:

@@ -16,6 +16,7 @@ from torch.autograd.graph import get_gradient_edge
 
 from linop.backends import Backend
 from linop.errors import ArgumentError, BackendError
+from linop.layers.parameters.blocks import plain
 from linop.operators.operator import LinearOperator
 from linop.strategies.data.bucket import Flat, Layout, grouped
 
@@ -29,7 +30,7 @@ class _Bucket:
 
     def __init__(self, members: list[int], tensors: list[Tensor]) -> None:
         self.members = members
-        used = tensors[0].detach().new_zeros(len(members))
+        used = plain(tensors[0]).new_zeros(len(members))
         self.layout = Layout([*tensors, used])
         self.flat = used.new_zeros(self.layout.size)
         *self.parts, self.used = self.layout.views(self.flat)

@@ -11,6 +11,7 @@ from linop.backends import Backend
 from linop.errors import ArgumentError, BackendError
 from linop.layers.agreement.arguments import digest
 from linop.layers.agreement.input_agreement import agreement_of
+from linop.layers.parameters.blocks import plain
 from linop.spaces.partition import Partition
 from linop.strategies.data.bucket import Flat, Layout, grouped
 from linop.strategies.data.operators import from_server
@@ -74,19 +75,19 @@ class Spread:
     def __init__(self, tensors: Sequence[Tensor], backend: Backend, server: int) -> None:
         group = Partition((backend.workers or 1,))
         self._parts = []
-        plain = [*map(_plain, tensors)]
+        own = [*map(_plain, tensors)]
         self._serves = backend.worker == server
-        for members in grouped(plain, CAP):
-            layout, dtype = Layout([plain[k] for k in members]), plain[members[0]].dtype
+        for members in grouped(own, CAP):
+            layout, dtype = Layout([own[k] for k in members]), own[members[0]].dtype
             op = from_server(layout.size, dtype, group, server)
-            flat = plain[members[0]].new_empty(layout.size) if self._serves else None
+            flat = own[members[0]].new_empty(layout.size) if self._serves else None
             self._parts.append((members, layout, flat, Flat(op, backend, dtype)))
 
     def __call__(self, tensors: Sequence[Tensor]) -> None:
         """Copy the values. Collective."""
-        plain = [*map(_plain, tensors)]
+        own = [*map(_plain, tensors)]
         for members, layout, flat, plan in self._parts:
-            some = [plain[k] for k in members]
+            some = [own[k] for k in members]
             if self._serves:
                 torch._foreach_copy_(layout.views(flat), some)
             found = plan(flat)
@@ -96,8 +97,8 @@ class Spread:
 
 def _plain(tensor: Tensor) -> Tensor:
     """A tensor's memory, of a dtype that operators have."""
-    plain = tensor.detach()
-    return plain.view(torch.uint8) if plain.dtype is torch.bool else plain
+    own = plain(tensor)
+    return own.view(torch.uint8) if own.dtype is torch.bool else own
 
 
 def check_equal(tensors: Mapping[str, Tensor], backend: Backend, name: str) -> None:

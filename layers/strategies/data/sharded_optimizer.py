@@ -20,7 +20,7 @@ Tensor = Any
 """torch is not typed here."""
 
 
-class ShardedOptimizer:
+class ShardedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torch is not typed here
     """An optimizer of a `DataParallel` module, whose state is divided over the workers. Collective.
 
     Gradients are the same on all workers after backward. A step updates this worker's block of the
@@ -34,8 +34,9 @@ class ShardedOptimizer:
             lr=1e-3)``.
 
     Attributes:
-        optimizer: this worker's; any learning-rate scheduler of torch may have it, and its
-            ``state_dict`` is this worker's part.
+        optimizer: this worker's; its ``state_dict`` is this worker's part.
+        param_groups, state, defaults: those of `optimizer`: this worker's blocks, and the options,
+            which any learning-rate scheduler of torch may change, the same on all workers.
         parts: a module of this worker's blocks of the parameters, by their names.
         whole: one group of the whole parameters, whose gradients `linop.layers.GradScaler`
             unscales.
@@ -80,6 +81,47 @@ class ShardedOptimizer:
         self.parts._parameters.update((name, shards[name]) for name in found)
         self.optimizer = optimizer([*self.parts.parameters()])
         self.whole = SimpleNamespace(param_groups=[{"params": [*found.values()]}])
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """Options of each group, with this worker's blocks of its parameters."""
+        groups: list[dict[str, Any]] = self.optimizer.param_groups
+        return groups
+
+    @property
+    def state(self) -> Any:
+        """What the optimizer keeps for this worker's blocks."""
+        return self.optimizer.state
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """Options of groups that do not say their own."""
+        options: dict[str, Any] = self.optimizer.defaults
+        return options
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Raise an ArgumentError: groups are those of the function that makes the optimizer."""
+        del param_group
+        raise ArgumentError(
+            "ShardedOptimizer: its parameters are the module's; make another one after a change"
+        )
+
+    def register_step_pre_hook(self, hook: Callable[..., Any]) -> Any:
+        """As in torch; the hook gets this worker's optimizer."""
+        return self.optimizer.register_step_pre_hook(hook)
+
+    def register_step_post_hook(self, hook: Callable[..., Any]) -> Any:
+        """As in torch; the hook gets this worker's optimizer."""
+        return self.optimizer.register_step_post_hook(hook)
+
+    def __reduce__(self) -> Any:
+        raise ArgumentError(
+            "ShardedOptimizer: it cannot be copied or pickled; make another one of a copy of the "
+            "module, and give it the state: other.load_state_dict(optimizer.state_dict())"
+        )
+
+    def __repr__(self) -> str:
+        return f"ShardedOptimizer({self.optimizer!r})"
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update all parameters. Collective.

@@ -21,7 +21,7 @@ from linop.backends.autograd.checkpointing import in_checkpoint, unrecorded
 from linop.backends.autograd.dtypes import numpy_dtype
 from linop.backends.autograd.functions import applied, begun, ended
 from linop.errors import ArgumentError
-from linop.layers.parameters.blocks import enlist
+from linop.layers.parameters.blocks import enlist, plain
 from linop.operators.algebra import direct_sum
 from linop.operators.collectives import all_gather, repartition
 from linop.operators.offloading import offload
@@ -33,6 +33,7 @@ from linop.strategies.data.calls import Call
 from linop.strategies.data.held import Held
 from linop.strategies.data.prefetch import passes_of
 from linop.strategies.data.replicas import agree
+from linop.strategies.data.usage import noted, told, use_space
 from linop.strategies.memory.moving import Aside
 from linop.strategies.mesh import Axis
 from linop.strategies.pipelines.lanes import fail
@@ -105,7 +106,9 @@ class Unit:
     def _have(self, members: Sequence[Member]) -> None:
         self.members = members
         self.spaces = {member.name: member.space for member in members}
-        self.operator = direct_sum(*(gathering(member.space, self._memory) for member in members))
+        spaces = [*self.spaces.values()]
+        every = *spaces, use_space(spaces)
+        self.operator = direct_sum(*(gathering(space, self._memory) for space in every))
         self._bridge = bridge_of(self.operator, self.backend)
         if self._memory != "default":
             aside = Aside(self.backend.arrays)
@@ -158,7 +161,7 @@ class Unit:
         self._convert()
         if self._ahead is not None:
             return False
-        self._token = begun(self._bridge, self.shards, self.name)
+        self._token = begun(self._bridge, noted(self.shards), self.name)
         self._ahead = self.versions()
         return True
 
@@ -176,13 +179,14 @@ class Unit:
         # A checkpoint that keeps results of operators would keep the whole parameters.
         with unrecorded() if in_checkpoint() else nullcontext():
             if token is not None:
-                return [*ended(self._bridge, token, self.name)]
-            return [*applied(self._bridge, self.shards, self.name)]
+                return [*told(ended(self._bridge, token, self.name))]
+            return [*told(applied(self._bridge, noted(self.shards), self.name))]
 
     def gathered(self) -> list[Tensor]:
         """The whole parameters, without a graph. Collective."""
         self._take()
-        return [*self._bridge.run([shard.detach() for shard in self.shards])]
+        with torch.no_grad():
+            return [*told(self._bridge.run(noted(self.shards)))]
 
     def _take(self) -> Any:
         """Let the next run be that which `start` began, unless shards have changed.
@@ -395,4 +399,4 @@ def units_of(
 
 def rows(member: Member, whole: Tensor, axis: Axis) -> Tensor:
     """View of this worker's rows of a whole tensor."""
-    return whole.detach()[member.space.slices(axis.index)]
+    return plain(whole)[member.space.slices(axis.index)]

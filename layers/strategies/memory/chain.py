@@ -102,7 +102,9 @@ def chain(net: Any, name: str) -> Chain:
     made = Chain(OrderedDict(net._modules))  # a module that comes twice, too
     made.training = net.training
     # The hooks of a sharded Sequential gather its units, which others have to find.
-    kept = {key: one for key, one in vars(net).items() if "_hook" in key or key == "_linop_units"}
+    # Pieces of a model that was split keep its keys.
+    every = vars(net).items()
+    kept = {k: v for k, v in every if "_hook" in k or k.startswith("_linop_") or k == "no_sync"}
     made.__dict__.update({key: copy(one) for key, one in kept.items()})
     if isinstance(net, Chain):
         made.every, made.window, made.units = net.every, net.window, net.units

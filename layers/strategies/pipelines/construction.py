@@ -65,6 +65,12 @@ class Plan:
         """Workers of a stage."""
         return self.grids[self.graph.place[stage]]
 
+    def shares_backwards(self, stage: int) -> bool:
+        """True if several workers have the stage, and one whose output it takes."""
+        row = self.graph.place[stage]
+        sources = self.graph.sources[stage]
+        return self.grid(stage).size > 1 and any(self.graph.place[a] == row for a in sources)
+
     def forwards(self, micro_batches: int) -> Schedule:
         """The part of the table that evaluates the first micro-batches."""
         kinds = Kind.FORWARD, Kind.SEND_F, Kind.RECV_F
@@ -144,21 +150,26 @@ def planned(
 
 
 def options_checked(
-    loss: Any, reduction: Any, optimizer: Any, recompute: Any, max_norm: Any
+    loss: Any, reduction: Any, count: Any, optimizer: Any, recompute: Any, max_norm: Any
 ) -> tuple[Any, ...]:
     """Options of `linop.strategies.Pipeline`, for comparison with those of other workers.
 
     Raises:
         ArgumentError: one is not as expected.
     """
-    for name, given in (("loss", loss), ("optimizer", optimizer)):
+    for name, given in (("loss", loss), ("count", count), ("optimizer", optimizer)):
         if given is not None and not callable(given):
             raise ArgumentError(f"{name}: a function or None expected, given {given!r}")
     if not isinstance(reduction, str) or reduction not in ("sum", "mean"):
         raise ArgumentError(f"reduction 'sum' or 'mean' expected, given {reduction!r}")
+    if count is not None and reduction != "mean":
+        raise ArgumentError(
+            f"count: it weights micro-batches in a mean, and reduction={reduction!r} is a sum; "
+            f"reduction='mean' expected"
+        )
     expect("recompute", recompute, bool)
     most = None if max_norm is None else norm_checked(max_norm)
-    return loss is None, reduction, optimizer is None, recompute, most
+    return loss is None, reduction, count is None, optimizer is None, recompute, most
 
 
 def norm_checked(given: Any) -> float:

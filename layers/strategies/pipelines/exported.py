@@ -110,6 +110,11 @@ class ModalStage(torch.nn.Module):  # type: ignore[misc]  # torch is not typed h
         return ModalStage, self._made, kept
 
 
+def graph_of(stage: Module) -> Module:
+    """The graph's module that has the parameters of a stage."""
+    return stage._made[0] if isinstance(stage, ModalStage) else stage
+
+
 _SHARED = "_modules", "_parameters", "_buffers", "_non_persistent_buffers_set"
 
 

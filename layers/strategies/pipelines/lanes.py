@@ -16,6 +16,8 @@ from linop.backends.autograd.dtypes import torch_dtype
 from linop.backends.autograd.ports import Port
 from linop.backends.worker_plan import WorkerPlan
 from linop.operators.collectives import repartition
+from linop.operators.operator import LinearOperator
+from linop.spaces.decomposition import COPIES, REPLICATED
 from linop.spaces.partition import Partition
 from linop.spaces.tensor import TensorSpace
 
@@ -130,6 +132,54 @@ class Lane:
         return self._plans[self._place[micro_batch] % len(self._plans)]
 
 
+class BackLane(Lane):
+    """The way back of an edge: gradients, each with a number that says how many workers have one.
+
+    "No gradient" is told apart from a gradient of zeros, for optimizers move parameters with
+    gradients of zeros, and leave those without. A worker without one beside others with one sends
+    zeros, and all receivers get a gradient, or none does.
+
+    Args:
+        flags: as many plans as there are of gradients, from the workers of one stage to those of
+            the other.
+    """
+
+    def __init__(self, plans: Sequence[BoundPlan], dtype: Any, flags: Sequence[BoundPlan]) -> None:
+        super().__init__(plans, dtype)
+        self._flags = Lane(flags, torch.float64)
+
+    def warm_up(self) -> None:
+        super().warm_up()
+        self._flags.warm_up()
+
+    def open(self, order: Sequence[int]) -> None:
+        super().open(order)
+        self._flags.open(order)
+
+    def send(self, micro_batch: int, tensor: Tensor) -> None:
+        """Send this worker's block of a micro-batch's gradient, or None. It may wait for a slot."""
+        flag = torch.full((1,), float(tensor is not None), dtype=torch.float64)
+        self._flags.send(micro_batch, flag)
+        super().send(micro_batch, self._into[0].zeros() if tensor is None else tensor)
+
+    def receive(self, micro_batch: int) -> Tensor:
+        """This worker's block of a micro-batch's gradient, or None; wait for it."""
+        there = self._flags.receive(micro_batch).item()
+        tensor = super().receive(micro_batch)
+        return tensor if there else None
+
+    def fail(self, error: BaseException) -> None:
+        super().fail(error)
+        self._flags.fail(error)
+
+
+def _counting(sender: Partition, receiver: Partition) -> LinearOperator:
+    """Sum of a number of each sender, which all receivers get."""
+    everywhere = TensorSpace((1,), receiver, axes=[REPLICATED] * receiver.ndim)
+    each = TensorSpace((1,), sender, axes=[COPIES] * sender.ndim)
+    return repartition(everywhere, each).H
+
+
 class Edge:
     """Both directions of an edge: compiled by all workers of the backend, in one order.
 
@@ -147,9 +197,11 @@ class Edge:
         count = max(slots) if X.has_gradient else slots[0]
         plans = [repartition(*op).compile(backend) for _ in range(count)]
         self.forward = Lane(plans[: slots[0]], X.dtype)
-        self.back: Lane | None = None
+        self.back: BackLane | None = None
         if X.has_gradient and slots[1]:
-            self.back = Lane([plan.H for plan in plans[: slots[1]]], X.dtype)
+            counting = _counting(grid, X.space.partition)
+            flags = [counting.compile(backend) for _ in range(slots[1])]
+            self.back = BackLane([plan.H for plan in plans[: slots[1]]], X.dtype, flags)
         for lane in self.lanes:
             lane.warm_up()
 

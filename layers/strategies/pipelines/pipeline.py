@@ -27,6 +27,7 @@ from linop.strategies.pipelines.construction import (
 )
 from linop.strategies.pipelines.execution import Pair, Resolved, Step, receives, resolved
 from linop.strategies.pipelines.lanes import Edge, Lane
+from linop.strategies.pipelines.means import Losses
 from linop.strategies.pipelines.model.checkpoints import Checkpoints
 from linop.strategies.pipelines.model.gradient_norm import GradientNorm
 from linop.strategies.pipelines.model.stage_states import check, gathered, load, own
@@ -72,9 +73,9 @@ class Pipeline:
     A step runs the actions of the schedule: every worker its own row, in order. Data go between
     stages by the operator `linop.repartition`, gradients back by its adjoint. For a schedule whose
     updates come last the gradients are, bit for bit, those of one process that adds the gradients
-    of the same micro-batches in the order of each stage's backwards. Two limits: tensors between
-    workers arrive contiguous, and torch may sum others in another order; and a stage on whose
-    output the loss does not depend gets gradients of zero, where one process has None.
+    of the same micro-batches in the order of each stage's backwards: None for parameters on which
+    the loss does not depend. One limit: tensors between workers arrive contiguous, and torch may
+    sum others in another order.
 
     Random numbers of a forward, as of dropout, depend on the seed of torch's generator on worker 0
     when the pipeline is constructed, on the stage, on the micro-batch and on the number of steps
@@ -92,8 +93,13 @@ class Pipeline:
             updates, which then come last. Of forwards alone, the pipeline only evaluates.
         loss: ``loss(output, target)`` for the last stage's result for one micro-batch: a scalar.
         reduction: "sum": losses of micro-batches add up to that of the batch, with no division.
-            "mean": `loss` is a mean over its rows; each micro-batch's is multiplied by its share of
-            the rows of its update, so that they add up to the mean over all.
+            "mean": `loss` is a mean; each micro-batch's is multiplied by its share of the rows of
+            its update, or of what `count` gives, so that they add up to the mean over all.
+        count: number that the mean of a micro-batch was divided by, or in proportion to it, as a
+            function of its target: with ``reduction="mean"``, if that is not the number of rows.
+            Cross entropies of torch and linop (or `functools.partial` of torch's functions) need
+            none: targets that are ignored and weights of classes are counted. If another loss calls
+            torch's with a mean over unequal parts of the rows, it is refused.
         optimizer: makes a torch optimizer of this worker's parameters, such as ``partial(
             torch.optim.SGD, lr=0.1)``; None: gradients stay in ``grad``, to which later steps add.
         workers: for each row of the schedule a worker of the backend, or a `Partition`: then all
@@ -130,6 +136,7 @@ class Pipeline:
         loss: Loss | None = None,
         *,
         reduction: str = "sum",
+        count: Callable[[Tensor], Any] | None = None,
         optimizer: Optimizer | None = None,
         workers: Sequence[int | Partition] | None = None,
         edges: Sequence[tuple[int, ...]] | None = None,
@@ -143,7 +150,7 @@ class Pipeline:
             self._construct(
                 stages,
                 schedule,
-                (loss, reduction, optimizer, recompute, max_norm),
+                (loss, reduction, count, optimizer, recompute, max_norm),
                 program_backend() if backend is None else backend,
                 tied,
                 workers=workers,
@@ -163,7 +170,7 @@ class Pipeline:
         **placed: Any,
     ) -> None:
         """Construct all that this pipeline has. It raises on all its workers, or on none."""
-        loss, reduction, optimizer, recompute, max_norm = options
+        loss, reduction, count, optimizer, recompute, max_norm = options
         self.backend = backend
         self._agreement = agreement_of(self.backend)
         self._number = self._agreement.new_number()
@@ -183,7 +190,11 @@ class Pipeline:
             stage.random.seed = seeds[0]
         axes = map(axes_across, self.stages.values())
         self._across = SideBySide(self._agreement, self._plan.digest, axes)
-        self._loss, self._reduction, self._ties = loss, reduction, tied
+        self._loss, self._ties = loss, tied
+        self._losses: Losses | None = None
+        if loss is not None and self._plan.is_last:
+            part = self._parts[self._plan.stages - 1]
+            self._losses = Losses(loss, reduction, count, self._plan.groups, part)
         self.losses: list[Tensor] = []
         self._batches = Cache[_Batch](_CACHE_SIZE)
         self._tracing = Tracing(self._plan, self.backend, self._parts, self._agreement, _CACHE_SIZE)
@@ -259,6 +270,7 @@ class Pipeline:
                 plan.graph.taken(s),
                 recompute,
                 halves=plan.grid(s).size == 1 and not axes_across(self.stages[s]),
+                count=agreement_of(self._parts[s]).sum if plan.shares_backwards(s) else None,
             )
             for s in plan.mine
         }
@@ -304,18 +316,7 @@ class Pipeline:
             )
         batch = self._agreed(True, x, target, sizes)
         targets = self._cut(target, batch.sizes) if self._plan.is_last else []
-        shares = self._shares(batch.sizes)
-
-        def loss(m: int, y: Tensor) -> Tensor:
-            assert self._loss is not None
-            value = self._loss(y, targets[m])
-            if not isinstance(value, torch.Tensor) or value.numel() != 1 or value.is_complex():
-                raise ArgumentError(
-                    f"Pipeline: a real loss with one element expected, given {value!r}"
-                )
-            return value if shares is None else value * shares[m]
-
-        step = self._run(batch, x, loss)
+        step = self._run(batch, x, targets)
         self.losses = [value for _, value in sorted(step.losses.items())]
         if not self._plan.is_last:
             return None
@@ -331,7 +332,7 @@ class Pipeline:
         """
         with torch.inference_mode(False):  # what is compiled here serves steps, too
             batch = self._agreed(False, x, None, sizes)
-            step = self._run(batch, x, None)
+            step = self._run(batch, x)
             if not self._plan.is_last:
                 return None
             return joined([y for _, y in sorted(step.outputs.items())])
@@ -454,22 +455,18 @@ class Pipeline:
     def _cut(self, tensor: Tensor, sizes: Sequence[int]) -> Sequence[Tensor]:
         return [None] * len(sizes) if tensor is None else tensor.detach().split(list(sizes))
 
-    def _shares(self, sizes: Sequence[int]) -> dict[int, float] | None:
-        """Share of each micro-batch in the rows of its update; None if losses add up."""
-        if self._reduction == "sum":
-            return None
-        rows = [sum(sizes[m] for m in group) for group in self._plan.groups]
-        return {
-            m: sizes[m] / n for group, n in zip(self._plan.groups, rows, strict=True) for m in group
-        }
-
-    def _run(self, batch: _Batch, x: Tensor, loss: Callable[[int, Tensor], Tensor] | None) -> Step:
+    def _run(self, batch: _Batch, x: Tensor, targets: Sequence[Tensor] | None = None) -> Step:
+        """Run the schedule; to train, with the targets of micro-batches, on workers that have
+        some."""
+        trains = targets is not None
         try:
+            if targets is not None and self._losses is not None:
+                self._losses.begin(batch.sizes, targets)
             for stage in self._stages.values():
                 stage.random.begin()
-                if loss is not None:
+                if trains:
                     stage.begin()
-            if loss is not None:
+            if trains:
                 self._updates.begin(self.optimizer)
             inputs = self._cut(x, batch.sizes) if self._plan.is_first else []
             step = Step(
@@ -478,10 +475,10 @@ class Pipeline:
                 batch.edges,
                 batch.receives,
                 inputs,
-                loss,
+                (self._losses or _no_loss) if trains else None,
                 self._updates.update,
             )
-            with torch.set_grad_enabled(loss is not None):
+            with torch.set_grad_enabled(trains):
                 step.run(batch.row)
         except BaseException as error:
             self._broken = f"{type(error).__name__}: {error}"
@@ -493,3 +490,8 @@ class Pipeline:
                     collective.fail(error)
             raise
         return step
+
+
+def _no_loss(m: int, result: Any) -> Tensor:
+    """In place of the loss on workers without the last stage."""
+    raise AssertionError(f"a loss of micro-batch {m} on a worker without the last stage")

@@ -11,13 +11,15 @@ from typing import Any
 import torch
 
 from linop.errors import ArgumentError
-from linop.strategies.pipelines.exported import Stages, in_both_modes, stages_of
+from linop.layers.state.state_tensors import unwrapped
+from linop.strategies.pipelines.exported import Stages, graph_of, in_both_modes, stages_of
+from linop.strategies.pipelines.exported_state import complete
 
 Module = Any
 """torch is not typed here."""
 
 
-_MARK = "linop_piece"
+_MARK = "_linop_piece"
 """Attribute of modules that `split` cut off."""
 _EXPORTS = threading.Lock()
 """torch exports one module at a time; workers may be threads."""
@@ -68,8 +70,9 @@ def split(model: Module, names: Sequence[str], example: Any = None) -> list[Modu
 def keys_of_whole(module: Module) -> Sequence[str] | None:
     """Keys of the state of the model that `split` cut the module off, whose keys its own state has;
     None of another module."""
-    found = getattr(module, "meta", {}).get(_MARK)
-    return getattr(module, _MARK, found)
+    inner = unwrapped(module)
+    found = getattr(inner, "meta", {}).get(_MARK)
+    return getattr(inner, _MARK, found)
 
 
 def _split_exported(model: Module, names: Sequence[str], example: Any) -> Stages:
@@ -83,7 +86,9 @@ def _split_exported(model: Module, names: Sequence[str], example: Any) -> Stages
         given, other = (
             _exported(model, names, example, mode) for mode in (model.training, not model.training)
         )
-    return in_both_modes(given, other, model)
+    stages = in_both_modes(given, other, model)
+    complete([graph_of(stage) for stage in stages], model)
+    return stages
 
 
 def _exported(

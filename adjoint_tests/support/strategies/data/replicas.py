@@ -247,8 +247,11 @@ def says_what_is_wrong(backend: Backend) -> None:
     net = DataParallel(given)
     refused("is in a module that is already data parallel", lambda: DataParallel(given))
     net.check()
-    every = ", ".join(map(str, [2, 1.5, *[2] * (net.workers - 2)]))
-    refused(f"expected; given {every}$", lambda: net.share(1.5 if me == 1 else 2))  # type: ignore[arg-type]
+    every = ", ".join(map(str, [2, -1.5, *[2] * (net.workers - 2)]))
+    refused(f"expected; given {every}$", lambda: net.share(-1.5 if me == 1 else 2))
+    assert net.share(torch.tensor(0.5) if me else 2.5) == (0.5 if me else 2.5) / (
+        2.5 + 0.5 * (net.workers - 1)
+    )
     refused("numbers of rows, of which some are above 0", lambda: net.share(0))
     refused("value: expected a Tensor", lambda: net.total(5.0))
     refused("on worker 1: an iterable", lambda: [*net.joined(5 if me == 1 else [])])  # type: ignore[arg-type]

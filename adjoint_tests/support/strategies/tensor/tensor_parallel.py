@@ -126,7 +126,9 @@ def is_its_twin(backend: Backend, case: Case) -> None:
         equal(name, state[name], value)
     other = parallelize_module(filled(LanguageModel(case), 9), axis, plan(case, axis.size))
     layers.scatter_state(other, state)
-    for p, q in zip(net.state_dict().values(), other.state_dict().values(), strict=True):
+    for p, q in zip(net.parameters(), other.parameters(), strict=True):
+        assert torch.equal(p, q)
+    for p, q in zip(net.buffers(), other.buffers(), strict=True):
         assert torch.equal(p, q)
 
 

@@ -7,9 +7,10 @@ import uuid
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
-from linop.backends import Backend
+from linop.backends import Backend, BoundPlan
 from linop.backends.autograd.bridge import bridge_of
 from linop.backends.autograd.dtypes import numpy_dtype
 from linop.backends.autograd.functions import apply
@@ -17,9 +18,10 @@ from linop.errors import ArgumentError
 from linop.layers.agreement.arguments import digest
 from linop.layers.agreement.input_agreement import InputAgreement
 from linop.layers.state.state import collect
+from linop.layers.state.state_tensors import keyed_parameters
 from linop.layers.state.workers import Workers
 from linop.operators.algebra import identity, vstack
-from linop.operators.collectives import repartition
+from linop.operators.collectives import all_reduce, repartition
 from linop.operators.operator import LinearOperator
 from linop.spaces.decomposition import COPIES
 from linop.spaces.partition import Partition
@@ -92,7 +94,7 @@ class TiedWeights:
         own = {
             one.prefix + name: p
             for one in stages.values()
-            for name, p in one.module.named_parameters(remove_duplicate=False)
+            for name, p in keyed_parameters(one.module).items()
         }
         doing = "tie parameters of linop.strategies.Pipeline"
 
@@ -110,6 +112,18 @@ class TiedWeights:
             if key in own and own[key] is not own.get(group[0])
         }
         self._before: list[list[Tensor]] = []
+        holders = sorted({w for group in names for key in group for w in _holding(key, said)})
+        self._used = self._counting(holders) if holders else None
+
+    def _counting(self, holders: Sequence[int]) -> BoundPlan:
+        """Sums over all holders of a number for each tie, as a plan. Collective."""
+        everyone = Partition((len(holders),), holders)
+        plan = all_reduce(TensorSpace((len(self._ties),), everyone, axes=[COPIES])).compile(
+            self._backend
+        )
+        if self._backend.worker in holders:
+            plan(np.zeros(len(self._ties)))
+        return plan
 
     def begin(self) -> None:
         """Begin a step: put the gradients of earlier ones, which are added already, aside."""
@@ -123,11 +137,22 @@ class TiedWeights:
         for tie in self._ties:
             if tie.held and tie.sum is not None:
                 fail(bridge_of(tie.sum, self._backend).plan, error)
+        if self._used is not None:
+            fail(self._used, error)
 
     def add(self) -> None:
-        """Add the gradients of all holders. Collective over the workers of each group."""
-        for tie, before in zip(self._ties, self._before, strict=True):
+        """Add the gradients of all holders; None where no holder has one. Collective over the
+        workers of all groups."""
+        if self._used is None or not any(tie.held for tie in self._ties):
+            return
+        mine = [any(p.grad is not None for p in tie.parameters) for tie in self._ties]
+        used = self._used(np.array(mine, float))
+        for tie, before, count in zip(self._ties, self._before, used, strict=True):
             if not tie.held:
+                continue
+            if not count:
+                for p, was in zip(tie.parameters, before, strict=True):
+                    p.grad = was
                 continue
             sums: dict[str, Tensor] = {}
             for name, held in tie.held.items():
@@ -138,6 +163,11 @@ class TiedWeights:
                 for p in tie.held[name]:
                     was = next(old)
                     p.grad = total.clone() if was is None else was + total
+
+
+def _holding(key: str, said: Sequence[Mapping[str, _Holder]]) -> Sequence[int]:
+    """The workers that hold a parameter."""
+    return next((theirs[key].space.partition.workers for theirs in said if key in theirs), ())
 
 
 def check_shared(plan: Plan, modules: Sequence[Any], names: Sequence[Sequence[str]]) -> None:
@@ -154,8 +184,10 @@ def check_shared(plan: Plan, modules: Sequence[Any], names: Sequence[Sequence[st
     """
     found: dict[int, dict[str, int]] = {}
     for s, module in enumerate(modules):
-        for name, p in module.named_parameters() if isinstance(module, torch.nn.Module) else ():
-            found.setdefault(id(p), {})[prefix_of(s, module) + name] = plan.graph.place[s]
+        keyed = keyed_parameters(module) if isinstance(module, torch.nn.Module) else {}
+        firsts = {id(p): name for name, p in reversed(keyed.items())}
+        for p, name in firsts.items():
+            found.setdefault(p, {})[prefix_of(s, module) + name] = plan.graph.place[s]
     for keys in (keys for keys in found.values() if len(keys) > 1):
         if len(set(keys.values())) > 1 and not any(keys.keys() <= {*group} for group in names):
             raise ArgumentError(
@@ -169,7 +201,7 @@ def _holders(one: Own, grid: Partition, keys: Collection[str]) -> dict[str, _Hol
     """A stage's parameters of some keys. Collective over its workers."""
     found: dict[str, _Holder] = {}
     if one.part.workers == 1:
-        for name, p in one.module.named_parameters(remove_duplicate=False):
+        for name, p in keyed_parameters(one.module).items():
             if (key := one.prefix + name) in keys:
                 space = TensorSpace(p.shape, Partition((1,), grid.workers), axes=[COPIES])
                 found[key] = _Holder(space, p.dtype, digest(p), (_PROCESS, id(p)))

@@ -99,4 +99,5 @@ def weight_half(found: Sequence[Part]) -> None:
     for node, leaves, gradients in found:
         given = [(k, g) for k, g in enumerate(gradients) if g is not None]
         edges = [GradientEdge(node, k) for k, _ in given]
-        torch.autograd.backward(edges, [g for _, g in given], inputs=leaves)
+        if edges:
+            torch.autograd.backward(edges, [g for _, g in given], inputs=leaves)

@@ -73,6 +73,8 @@ class Stage:
         recompute: True: forwards keep their inputs only, and are computed again in backward.
         halves: False: compute both halves of a backward in the first, as a stage on several workers
             has to: its messages are of both. One with sharded parameters always does.
+        count: number of the stage's workers of which something is true, collective among them; None
+            for one worker.
     """
 
     def __init__(
@@ -83,6 +85,7 @@ class Stage:
         outputs: Sequence[int] = (),
         recompute: bool = False,
         halves: bool = True,
+        count: Callable[[bool], int] | None = None,
     ) -> None:
         self.index = index
         self.module = module
@@ -95,6 +98,7 @@ class Stage:
         self.parameters = list(module.parameters())  # they may be frozen and thawed between steps
         self._modules = tuple(module.modules())
         self.units = sharded_units(module)
+        self._count = count
         self._halves = halves and not self.units  # the second half would be of whole parameters
         if self.units and self._stashes:
             raise ArgumentError(
@@ -272,7 +276,8 @@ class Stage:
         return {k: parts[k] for k in self._outputs or parts}
 
     def backward(self, micro_batch: int, gradients: Gradients) -> list[Tensor]:
-        """Add the gradients of the parameters to their ``grad``; return those of the inputs.
+        """Add the gradients of the parameters to their ``grad``; return those of the inputs, None
+        for one on which the loss does not depend.
 
         Args:
             gradients: of the outputs, by number; None for the loss.
@@ -284,7 +289,7 @@ class Stage:
                 _run(tuple(edges), tuple(roots), False, False, (), True, accumulate_grad=True)
             if saved.weights is not None:
                 self._collect(saved.weights)
-        return [_gradient(x) for x in saved.inputs]
+        return self._gradients(saved.inputs)
 
     def backward_input(self, micro_batch: int, gradients: Gradients) -> list[Tensor]:
         """Gradients of the inputs alone, if halves are apart; `backward_weight` is to follow."""
@@ -298,7 +303,16 @@ class Stage:
         if saved.roots[0] and wanted:
             with self._reading(saved.weights):
                 saved.parts = input_half(*saved.roots, wanted)
-        return [_gradient(x) for x in saved.inputs]
+        return self._gradients(saved.inputs)
+
+    def _gradients(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """Take the gradients of inputs: all workers of the stage have one of each, or none has, so
+        that all run the backward of a stage before it, or none."""
+        found = [_gradient(x) for x in inputs]
+        for k, x in enumerate(inputs):
+            if self._count is not None and x.requires_grad and self._count(found[k] is not None):
+                found[k] = torch.zeros_like(x) if found[k] is None else found[k]
+        return found
 
     def backward_weight(self, micro_batch: int) -> None:
         """Add the gradients of the parameters to their ``grad``."""
@@ -385,6 +399,11 @@ def _parts(result: Result) -> Sequence[Tensor]:
     return result if isinstance(result, tuple | list) else [result]
 
 
+def tensors_of(result: Result) -> list[Tensor]:
+    """The tensors that a module returns."""
+    return [x for x in _parts(result) if isinstance(x, torch.Tensor)]
+
+
 def joined(results: Sequence[Result]) -> Result:
     """The rows of several results of a module, as one."""
     first = results[0]
@@ -397,7 +416,7 @@ def joined(results: Sequence[Result]) -> Result:
 
 def _gradient(x: Tensor) -> Tensor:
     grad, x.grad = x.grad, None
-    return torch.zeros_like(x) if grad is None and x.requires_grad else grad
+    return grad
 
 
 class _Update(NamedTuple):

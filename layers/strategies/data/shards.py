@@ -1,0 +1,142 @@
+"""Shards, the parameters of sharded modules outside of their forwards: this worker's rows. They
+refuse to be computed with, where the result would look like one of whole parameters.
+
+Allowed is what gives no other numbers than rows of a worker: to read (shapes, gradients, values),
+to change in place (as optimizers do), and to compute element by element with scalars and with
+tensors of the same shape, which in one process nobody could give. What has rows alone stays
+guarded. Everything else is refused: an allow-list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from linop.errors import ShapeError
+from linop.layers.parameters.blocks import plain
+
+Tensor = Any
+"""torch is not typed here."""
+_VIEWS = ("T", "mT", "H", "mH", "real", "imag")
+"""Attributes that are views of a tensor."""
+_READING = frozenset(
+    "__array__ __deepcopy__ __dlpack__ __dlpack_device__ __format__ __len__ __reduce_ex__ __repr__ "
+    "__setstate__ _has_compatible_shallow_copy_type _is_view all allclose any backward "
+    "bytes dense_dim data_ptr dim dim_order element_size "
+    "empty_like equal full_like get_device grad has_names is_complex is_conj is_contiguous "
+    "is_floating_point is_inference is_neg is_pinned is_same_size is_set_to is_shared is_signed "
+    "item ndimension nelement new_empty new_empty_strided new_full new_ones new_tensor new_zeros "
+    "numel numpy ones_like rand_like randn_like register_hook register_post_accumulate_grad_hook "
+    "result_type retain_grad share_memory_ size storage storage_offset storage_type stride tolist "
+    "type_as untyped_storage zeros_like".split()
+)
+"""Functions whose results have no rows, or are for people."""
+_COPYING = frozenset(
+    "bfloat16 clone contiguous cpu cuda detach double expand_as float half pin_memory positive "
+    "requires_grad_ resolve_conj resolve_neg to type view_as view_as_complex view_as_real".split()
+)
+"""Functions whose results are the same rows."""
+_ELEMENTWISE = frozenset(
+    "abs absolute add addcdiv addcmul and clamp clamp_max clamp_min clip conj conj_physical "
+    "copysign copy div divide eq erf exp exp2 expm1 float_power floor floordiv fmod ge gt hypot "
+    "invert isclose isfinite isinf isnan le lerp log log10 log1p log2 logical_and logical_not "
+    "logical_or "
+    "lt maximum minimum mod mul multiply nan_to_num ne neg negative or pos "
+    "pow radd rdiv reciprocal relu remainder rfloordiv rmul round rpow rsqrt rsub rtruediv sigmoid "
+    "sign sgn softplus sqrt square sub subtract tanh true_divide truediv trunc where xor "
+    "zero".split()
+)
+"""Functions of each element alone."""
+
+
+class _Guarded:
+    """Mixin of tensors that have rows of a sharded parameter."""
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        function: Any,
+        types: Any,
+        arguments: Sequence[Any] = (),
+        options: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """See torch's "Extending torch"."""
+        del types
+        given = {} if options is None else options
+        stays = _checked(function, arguments, given)
+        with torch._C.DisableTorchFunctionSubclass():
+            result = function(*arguments, **given)
+        new = isinstance(result, torch.Tensor) and not isinstance(result, _Guarded)
+        return result.as_subclass(Rows) if stays and new else result
+
+
+class Shard(_Guarded, torch.nn.Parameter):  # type: ignore[misc]  # torch is not typed here
+    """A parameter of which this worker has some rows."""
+
+
+class Rows(_Guarded, torch.Tensor):  # type: ignore[misc]
+    """A tensor without other numbers than those of a `Shard`, such as its ``data``."""
+
+    def __deepcopy__(self, memo: object) -> Rows:
+        return plain(self).clone().as_subclass(Rows)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return plain(self).__reduce_ex__(protocol)
+
+
+def _checked(function: Any, arguments: Sequence[Any], options: Mapping[str, Any]) -> bool:
+    """True if a tensor that a function gives has rows alone.
+
+    Raises:
+        ShapeError: it is not to be called with rows.
+    """
+    name = getattr(function, "__name__", str(function))
+    if name in ("__get__", "__set__", "__delete__"):
+        attribute = getattr(getattr(function, "__self__", None), "__name__", "")
+        if attribute in _VIEWS:
+            _refuse(attribute, arguments)
+        return name == "__get__" and attribute == "data"
+    if name in _READING or name.startswith(("_foreach_", "_fused_", "is_")):
+        return False
+    if name in _COPYING:
+        return True
+    in_place = name.endswith("_") and not name.endswith("__")
+    bare = name.strip("_")
+    if name.startswith("__i") and bare[1:] in _ELEMENTWISE:
+        in_place = True
+    tensors = [*_tensors((arguments, options.values()))]
+    like = next(one for one in tensors if isinstance(one, _Guarded))
+    same = [one.shape == like.shape for one in tensors]
+    fits = all(ok or not (one.ndim or one is like) for ok, one in zip(same, tensors, strict=True))
+    if not fits or not (in_place or bare in _ELEMENTWISE):
+        _refuse(name, arguments)
+    alone = not any(
+        ok and not isinstance(one, _Guarded) for ok, one in zip(same, tensors, strict=True)
+    )
+    return alone and not in_place
+
+
+def _tensors(given: Any) -> Iterator[Tensor]:
+    if isinstance(given, torch.Tensor):
+        yield given
+    elif isinstance(given, Mapping):
+        yield from _tensors(given.values())
+    elif isinstance(given, Iterable) and not isinstance(given, str | bytes):
+        for one in given:
+            yield from _tensors(one)
+
+
+def _refuse(name: str, arguments: Sequence[Any]) -> None:
+    rows = next((one for one in _tensors(arguments) if isinstance(one, _Guarded)), None)
+    known = getattr(rows, "_linop_name", "")
+    which = f"parameter {known!r}" if known else "a parameter"
+    shape = "" if rows is None else f" of shape {tuple(plain(rows).shape)}"
+    # No ArgumentError: of a TypeError torch makes "unsupported operand types".
+    raise ShapeError(
+        f"fully_shard: torch's {name} is given {which} outside of its module's forward, where it "
+        f"has this worker's rows alone{shape}; compute inside of forward, or have whole "
+        f"parameters: with linop.strategies.unsharded(module): …, on every worker; values alone "
+        f"are in linop.strategies.full_state_dict(module)"
+    )
