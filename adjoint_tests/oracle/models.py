@@ -92,7 +92,8 @@ def cases(seed: int, only: str, draw: int | None) -> Iterator[tuple[int, Any]]:
 
 def kinds(text: str) -> list[str]:
     """Kinds of the faults in the text of a verdict."""
-    return [next(KINDS[words] for words in KINDS if words in one) for one in text.split("; ")]
+    named = [KINDS[words] for one in text.split("; ") for words in KINDS if words in one]
+    return list(dict.fromkeys(named))
 
 
 def judged(case: Any, ranks: bool) -> Any:

@@ -205,6 +205,8 @@ def in_stages(case: Case) -> list[Any]:
 
 
 def pipeline(backend: Backend, case: Case, stages: list[Any] | None = None) -> Seen:
+    if batch(case, 0).options:
+        raise Unfit("inputs by name, and Pipeline takes one by position")
     found: Any = in_stages(case) if stages is None else copy.deepcopy(stages)
     replica, pipes, edges = 0, backend, found.edges if hasattr(found, "edges") else None
     if "dp" in case.mesh:
