@@ -25,7 +25,7 @@ from linop.spaces.tensor import TensorSpace
 
 _GAMMA = 0x9E3779B97F4A7C15
 _MIX = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1))
-_BITS = 53
+BITS = 53
 """Bits of a random number; a float64 holds them exactly."""
 
 
@@ -93,7 +93,7 @@ class Dropout(Layer):
                 return zero_volume_result(X, x)
             if seed is None:
                 return x
-            kept = random_bits(seed, X.global_shape, where, self.dims) >= int(self.p * 2**_BITS)
+            kept = random_bits(seed, X.global_shape, where, self.dims) >= int(self.p * 2**BITS)
             factor = kept.to(x.dtype).mul_(1 / (1 - self.p) if self.p < 1 else 0)
             return x.mul_(factor) if self.inplace else x * factor
 
@@ -126,14 +126,15 @@ def random_bits(
             others. None: all.
     """
     dims = len(shape) if dims is None else dims
-    index = torch.ones((), dtype=torch.int64)
+    index = torch.ones((), dtype=torch.int64, device=seed.device)
     for d, part in enumerate(where):
-        numbers = torch.arange(part.start, part.stop) * prod(shape[d + 1 : dims])
+        numbers = torch.arange(part.start, part.stop, device=seed.device)
+        numbers *= prod(shape[d + 1 : dims])
         index = index[..., None] + (numbers if d < dims else 0)
     z = index.mul_(_signed(_GAMMA)).add_(seed.view(()))
     for shift, factor in _MIX:
         z = (z ^ _shifted(z, shift)).mul_(_signed(factor))
-    return _shifted(z, 64 - _BITS)
+    return _shifted(z, 64 - BITS)
 
 
 def _shifted(z: Tensor, bits: int) -> Tensor:

@@ -4,15 +4,29 @@ again."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any, Protocol
 
 from linop.backends.autograd.bridge import Bridge
 from linop.errors import BackendError
 
 Kept = list[tuple[Bridge, list[Any], int]]
 """Of each call: the bridge, the results, and the sum of their version counters."""
+
+
+class Carried(Protocol):
+    """What a first computation has that its recomputations need."""
+
+    def close(self) -> None:
+        """End the first computation."""
+
+    def again(self) -> AbstractContextManager[Any]:
+        """Context of a recomputation."""
+
+
+carriers: list[Callable[[], Carried | None]] = []
+"""Called when a first computation begins, in its thread."""
 
 
 def checkpoint_context() -> tuple[Any, Any]:
@@ -24,21 +38,31 @@ def checkpoint_context() -> tuple[Any, Any]:
         The contexts of the first computation, and of its recomputations.
     """
     kept: Kept = []
-    return _Context(kept, replays=False), _Context(kept, replays=True)
+    carried: list[Carried] = []
+    return _Context(kept, carried, replays=False), _Context(kept, carried, replays=True)
 
 
 class _Context:
     """Context in which `run` records results of this thread's plans, or replays them in order."""
 
-    def __init__(self, kept: Kept, replays: bool) -> None:
-        self._kept, self._replays = kept, replays
+    def __init__(self, kept: Kept, carried: list[Carried], replays: bool) -> None:
+        self._kept, self._carried, self._replays = kept, carried, replays
+        self._stacks: list[ExitStack] = []
 
     def __enter__(self) -> None:
         self._before = _LOCAL.context, _LOCAL.replays
         _LOCAL.context, _LOCAL.replays = self, self._replays or _LOCAL.replays
         self._left = iter(self._kept)
+        self._stacks.append(ExitStack())
+        if not self._replays:
+            self._carried[:] = [one for carry in carriers if (one := carry()) is not None]
+            for one in self._carried:
+                self._stacks[-1].callback(one.close)
+        for one in self._carried if self._replays else ():
+            self._stacks[-1].enter_context(one.again())
 
     def __exit__(self, *error: object) -> None:
+        self._stacks.pop().close()
         _LOCAL.context, _LOCAL.replays = self._before
 
     def run(self, bridge: Bridge, tensors: Sequence[Any]) -> tuple[Any, ...]:

@@ -43,7 +43,7 @@ def drawn(layer: Layer, make: Callable[[], Any]) -> Any:
 def first_of_process(layer: Layer) -> bool:
     """True if this worker is the first of its process: the one that draws from the generator of
     the process. Collective."""
-    return layer.worker == _processes(layer).index(_process())
+    return layer.worker == _processes(layer).index(process())
 
 
 def shares_a_process(backend: Backend) -> bool:
@@ -53,10 +53,11 @@ def shares_a_process(backend: Backend) -> bool:
 
 def _processes(layer: Layer) -> list[str]:
     """The process of each worker. Collective: it also compares the layer that is constructed."""
-    return agreement_of(layer.backend).agree_on_construction(layer.description(), _process())
+    return agreement_of(layer.backend).agree_on_construction(layer.description(), process())
 
 
-def _process() -> str:
+def process() -> str:
+    """This worker's process."""
     return f"{socket.gethostname()} {os.getpid()}"
 
 

@@ -14,6 +14,7 @@ from linop.backends import Backend
 from linop.errors import ArgumentError, BackendError
 from linop.layers.agreement.input_agreement import Cache, agreement_of, program_backend
 from linop.layers.agreement.metadata import call_metadata
+from linop.layers.parameters.generator import initial_seed
 from linop.schedules import Schedule
 from linop.spaces.partition import Partition
 from linop.strategies.pipelines.binding import Call, Tracer, Tracing
@@ -34,7 +35,6 @@ from linop.strategies.pipelines.model.stage_states import check, gathered, load,
 from linop.strategies.pipelines.model.tied_weights import TiedWeights, check_shared
 from linop.strategies.pipelines.model.updates import Updates
 from linop.strategies.pipelines.side_by_side import SideBySide
-from linop.strategies.pipelines.stages.random_numbers import initial_seed
 from linop.strategies.pipelines.stages.stage import Stage, joined
 from linop.strategies.pipelines.stages.stage_backends import (
     axes_across,

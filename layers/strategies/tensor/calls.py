@@ -5,11 +5,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch.utils._pytree import tree_leaves
 
-from linop.backends import Backend
+from linop.backends.autograd.checkpointing import unrecorded
 from linop.layers.agreement.input_agreement import Cache, agreement_of
 from linop.layers.agreement.metadata import CallMetadata, call_metadata
+from linop.layers.layer import Layer
+from linop.layers.parameters.weights import process
+from linop.strategies.mesh import Axis
+from linop.strategies.tensor.drawing.streams import Stream
 from linop.strategies.tensor.layouts import Layout
 from linop.strategies.tensor.types import Types
 
@@ -23,37 +28,83 @@ class Calls:
     Attributes:
         total: the digest of the last call, of all workers.
         running: inside a call.
-        types: while a call is new, the layouts of its tensors.
+        types: while a call is new, or draws random numbers, the layouts of its tensors.
 
     Args:
-        backend: the axis's.
+        axis: the axis.
         inputs: layout of the net's inputs.
     """
 
-    def __init__(self, net: Any, backend: Backend, inputs: Layout) -> None:
+    def __init__(self, net: Any, axis: Axis, inputs: Layout) -> None:
         self.total: int | None = None
         self.running = False
         self.types: Types | None = None
-        self._inputs = inputs
-        self._agreement = agreement_of(backend)
+        self._axis, self._inputs = axis, inputs
+        self._agreement = agreement_of(axis.backend)
         self._number = self._agreement.new_number()
         self._settled = Cache[int](_CACHE_SIZE)
         self._seen = Cache[bool](_CACHE_SIZE)
+        """Calls that were followed; True if they draw random numbers, and are followed always."""
+        self._lengths = Cache[Any](_CACHE_SIZE)
+        self._plain = [one for one in net.modules() if not isinstance(one, Layer)]
+        self._draws_seeds: bool | None = None
+        self._entered: Any = None
         # Before conversions of the net's own input, and after those of its output.
         net.register_forward_pre_hook(self._before, with_kwargs=True, prepend=True)
         net.register_forward_hook(self._after, with_kwargs=True, always_call=True)
 
     def _before(self, net: Any, args: Any, kwargs: Any) -> None:
         tensors = tree_leaves((args, kwargs))
-        given = call_metadata(tensors, net.training, ())
+        # Modes and probabilities of dropouts decide whether random numbers are drawn.
+        modes = tuple((one.training, getattr(one, "p", None)) for one in self._plain)
+        given = call_metadata(tensors, net.training, (modes,))
         self.total = self._total(given)
         self.running = True
-        if self.total not in self._seen:
-            self.types = Types()
-            self.types.mark_parameters(net)
-            for x in tensors:
-                self.types.mark(x, self._inputs)
-            self.types.__enter__()
+        if self._seen.get(self.total) is not False:
+            self._follow(net, tensors)
+
+    def _follow(self, net: Any, tensors: Any) -> None:
+        stream = Stream(self._seed)
+        self.types = types = Types(self._axis.size, self._axis.index, stream)
+        types.mark_parameters(net)
+        lengths = self._blocks(tensors)
+        for x, sizes in zip(tensors, lengths, strict=True):
+            if isinstance(x, torch.Tensor):
+                dim = self._inputs
+                layout = types.cut(dim, x.ndim, sizes) if isinstance(dim, int) else dim
+                types.mark(x, layout)
+        self._entered = stream, stream.current()
+        self._entered[1].__enter__()
+        types.__enter__()
+
+    def _blocks(self, tensors: Any) -> Any:
+        """Of each tensor, the lengths of all workers' blocks, where inputs are split. Collective,
+        for new calls."""
+        if not isinstance(self._inputs, int):
+            return [None] * len(tensors)
+        known = self._lengths.get(self.total)
+        if known is None:
+            inside = (
+                isinstance(x, torch.Tensor) and -x.ndim <= self._inputs < x.ndim for x in tensors
+            )
+            mine = [
+                x.shape[self._inputs] if ok else 0 for x, ok in zip(tensors, inside, strict=True)
+            ]
+            said = self._agreement.gather_objects(mine)
+            known = self._lengths.keep(self.total, list(zip(*said, strict=True)))
+        return known
+
+    def _seed(self) -> int:
+        """Seed of a call: of the first worker's generator. Collective."""
+        with torch._C.DisableTorchFunction(), unrecorded():
+            if self._draws_seeds is None:
+                mine = process()
+                said = self._agreement.gather_objects(mine)
+                self._draws_seeds = said.index(mine) == self._axis.index
+            drawn = 0
+            if self._draws_seeds:  # so generators that are in the same state stay so
+                drawn = int(torch.empty((), dtype=torch.int64, device="cpu").random_())
+            return self._agreement.sum(drawn if self._axis.index == 0 else 0)
 
     def _total(self, given: CallMetadata) -> int:
         if self._agreement.shapes_are_fixed and given in self._settled:
@@ -65,5 +116,7 @@ class Calls:
         if self.types is not None:
             self.types.__exit__(None, None, None)
             self.types = None
+            stream, current = self._entered
+            current.__exit__(None, None, None)
             if result is not None and self.total is not None:
-                self._seen.keep(self.total, True)
+                self._seen.keep(self.total, stream.is_used)

@@ -13,7 +13,7 @@ from linop.layers.layer import Function, Tensor
 from linop.spaces.decomposition import COPIES, REPLICATED
 from linop.spaces.tensor import TensorSpace
 from linop.strategies.mesh import Axis
-from linop.strategies.tensor.layer import ParallelLayer
+from linop.strategies.tensor.layer import ParallelLayer, laid_out_as
 from linop.strategies.tensor.layouts import Layout
 
 
@@ -53,7 +53,7 @@ class ParallelEmbedding(ParallelLayer):
         shape, dtype = (*X.global_shape, self.embedding_dim), self.dtype_of("weight")
         layout, cut = (X.ndim, {X.ndim: self.sizes}) if self.dim else (COPIES, None)
         found = TensorSpace(shape, X.partition, np.dtype(dtype), [layout], sizes=cut)
-        _, laid_out = self.converted(found, self.output_layout)
+        Y, laid_out = self.converted(found, self.output_layout)
         rows, padding = self.spaces["weight"].slices(self.worker)[0], self.padding_idx
         if padding is not None and not self.dim:
             padding = padding - rows.start if rows.start <= padding < rows.stop else None
@@ -68,7 +68,7 @@ class ParallelEmbedding(ParallelLayer):
             mine = values.new_zeros((*x.shape, self.embedding_dim))
             return laid_out(mine.index_put((here,), values))
 
-        return looked_up
+        return laid_out_as(Y, looked_up)
 
     def _check(self, x: Tensor) -> None:
         if not x.numel():

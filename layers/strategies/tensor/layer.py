@@ -18,7 +18,9 @@ from linop.spaces.partition import Partition
 from linop.spaces.tensor import TensorSpace
 from linop.strategies.mesh import Axis as MeshAxis
 from linop.strategies.tensor.calls import Calls
+from linop.strategies.tensor.following.cuts import Followed
 from linop.strategies.tensor.layouts import Layout, between, in_words
+from linop.strategies.tensor.types import Types
 
 _CACHE_SIZE = 32
 """Input signatures for which a module caches its functions."""
@@ -112,8 +114,24 @@ class ParallelLayer(Layer):
             raise
         with types.suspended():
             result = super().forward(*tensors)
-        types.mark(result, self.output_layout)
+        types.mark(result, self._followed(types, result))
         return result
+
+    def _followed(self, types: Types, result: Tensor) -> Followed:
+        """The layout of a result, with the blocks of all workers."""
+        layout, space = self.output_layout, self.__dict__.get("_output_space")
+        if not isinstance(layout, int):
+            return layout
+        dim = layout % result.ndim
+        whole = space.global_shape[dim]
+        bounds = space.bounds[dim]
+        shared = self.axis.size // len(bounds)  # workers that have the same block
+        sizes = [b - a for a, b in bounds for _ in range(shared)]
+        return types.cut(dim, result.ndim, sizes, whole)
+
+    def _called(self, function: Function, wanted: tuple[bool, ...], *tensors: Tensor) -> Tensor:
+        self.__dict__["_output_space"] = getattr(function, "output", None)
+        return super()._called(function, wanted, *tensors)
 
     def _function(self, tensors: Sequence[Tensor]) -> Function:
         # The workers agreed on the call of the whole net, from which this one follows.
@@ -135,6 +153,12 @@ class ParallelLayer(Layer):
         return f"{self.axis.name} of {self.axis.size}, {ins} → {in_words(self.output_layout)}"
 
 
+def laid_out_as(Y: TensorSpace, function: Function) -> Function:
+    """The function of a module, which says the space of its output."""
+    function.output = Y  # type: ignore[attr-defined]
+    return function
+
+
 class Redistribute(ParallelLayer):
     """A tensor in another layout.
 
@@ -149,7 +173,8 @@ class Redistribute(ParallelLayer):
         super().__init__(axis, [source], target)
 
     def bind(self, *inputs: TensorSpace) -> Function:
-        return self.converted(inputs[0], self.output_layout, of=0)[1]
+        Y, convert = self.converted(inputs[0], self.output_layout, of=0)
+        return laid_out_as(Y, lambda x: convert(x))
 
 
 def _in_range(name: str, layout: Layout, ndim: int) -> Layout:

@@ -17,7 +17,7 @@ from linop.spaces.decomposition import COPIES, REPLICATED
 from linop.spaces.partition import Partition
 from linop.spaces.tensor import TensorSpace
 from linop.strategies.mesh import Axis
-from linop.strategies.tensor.layer import ParallelLayer
+from linop.strategies.tensor.layer import ParallelLayer, laid_out_as
 from linop.strategies.tensor.layouts import Layout
 
 
@@ -63,12 +63,12 @@ class ColwiseLinear(_Linear):
         _, spread = self.converted(X, COPIES, of=0)
         cut = {last: self.sizes}
         products = TensorSpace(shape, X.partition, X.dtype, [last], X.name, sizes=cut)
-        _, laid_out = self.converted(products, self.output_layout)
+        Y, laid_out = self.converted(products, self.output_layout)
 
         def affine(x: Tensor) -> Tensor:
             return laid_out(torch.nn.functional.linear(spread(x), self.weight, self.bias))
 
-        return affine
+        return laid_out_as(Y, affine)
 
 
 class SharedColwiseLinear(_Linear):
@@ -107,7 +107,8 @@ class SharedColwiseLinear(_Linear):
             bias = both[:, -1] if biased else None
             return torch.nn.functional.linear(spread(x), both[:, : self.in_features], bias)
 
-        return affine
+        made = TensorSpace((*X.global_shape[:-1], features), self.grid, kind, [X.ndim - 1, COPIES])
+        return laid_out_as(made, affine)
 
 
 class RowwiseLinear(_Linear):
@@ -126,9 +127,9 @@ class RowwiseLinear(_Linear):
         shape, last = self._shape_of_products(X), X.ndim - 1
         _, cut = self.converted(X, last, self.sizes, of=0)
         terms = TensorSpace(shape, X.partition, X.dtype, [COPIES], X.name)
-        _, summed = self.converted(terms, self.output_layout)
+        Y, summed = self.converted(terms, self.output_layout)
 
         def affine(x: Tensor) -> Tensor:
             return summed(torch.nn.functional.linear(cut(x), self.weight, self.bias))
 
-        return affine
+        return laid_out_as(Y, affine)

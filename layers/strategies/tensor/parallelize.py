@@ -89,7 +89,7 @@ def parallelize_module(
     with use(axis.backend), _all_or_nothing(module):
         module = _replaced(module, axis, styles)
         check_chains(module, inputs)
-        calls = Calls(module, axis.backend, inputs)
+        calls = Calls(module, axis, inputs)
         for layer in parallel_layers(module):
             layer.calls = layer.calls or calls
         if example is not None:

@@ -13,7 +13,7 @@ from linop.layers.layer import Function, Tensor
 from linop.spaces.decomposition import COPIES, REPLICATED
 from linop.spaces.tensor import TensorSpace
 from linop.strategies.mesh import Axis
-from linop.strategies.tensor.layer import ParallelLayer
+from linop.strategies.tensor.layer import ParallelLayer, laid_out_as
 from linop.strategies.tensor.layouts import Layout, between
 
 
@@ -49,7 +49,7 @@ class SequenceNorm(ParallelLayer):
                 f"split; it normalises dimensions {first} to {X.ndim - 1}"
             )
         Y, cut = self.converted(X, dim, of=0)
-        _, laid_out = self.converted(Y, self.output_layout)
+        Z, laid_out = self.converted(Y, self.output_layout)
         names = [name for name in ("weight", "bias") if name in self.spaces]
         parameters = self._parameters_by_E(names) if names else list
 
@@ -61,7 +61,7 @@ class SequenceNorm(ParallelLayer):
                 )
             return laid_out(torch.nn.functional.rms_norm(x, shape, *parameters(), eps=self.eps))
 
-        return normalise
+        return laid_out_as(Z, normalise)
 
     def _parameters_by_E(self, names: Sequence[str]) -> Any:
         """Function that gives the parameters as independent copies, whose gradients are summed."""
@@ -91,9 +91,9 @@ class Pointwise(ParallelLayer):
     def bind(self, *inputs: TensorSpace) -> Function:
         (X,) = inputs
         Y, cut = self.converted(X, self.dim, of=0)
-        _, laid_out = self.converted(Y, self.output_layout)
+        Z, laid_out = self.converted(Y, self.output_layout)
         (module,) = self._module
-        return lambda x: laid_out(module(cut(x)))
+        return laid_out_as(Z, lambda x: laid_out(module(cut(x))))
 
 
 def _two(given: Any) -> tuple[Tensor, Tensor]:

@@ -1,15 +1,18 @@
-"""Layouts of all tensors of a net's first call, from function to function, so that modules whose
-layouts do not fit together are found, and parameters whose gradients would be those of one worker's
-part.
+"""Layouts of all tensors of a call, from function to function, so that modules whose layouts do
+not fit together are found, parameters whose gradients would be those of one worker's part, and
+functions of a split tensor that would see this worker's part alone.
 
-Each torch function gives its result a layout. Of a tensor that is split, a function that is not
-elementwise makes one whose layout is not known, but which differs between workers.
+Each torch function that is given a tensor that is split has a rule by its meaning, which gives its
+result a layout (`linop.strategies.tensor.following.rules`); one without a rule is refused. Random
+numbers are drawn by layout (`linop.strategies.tensor.drawing`).
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from math import prod
 from typing import Any
 
 import torch
@@ -20,37 +23,55 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from linop.errors import PartitionError
 from linop.layers.agreement.naming import path_of
 from linop.layers.layer import Layer
-from linop.spaces.decomposition import REPLICATED
-from linop.strategies.tensor.layouts import Layout, in_words
+from linop.spaces.decomposition import COPIES, REPLICATED
+from linop.strategies.tensor.drawing.functions import drawn, draws, is_random, layout_of_draw, may_draw
+from linop.strategies.tensor.drawing.streams import Stream
+from linop.strategies.tensor.following.cuts import Cut, Followed, Refused, in_words
+from linop.strategies.tensor.following.function_call import FunctionCall
+from linop.strategies.tensor.following.rules import SAFE, SIZE_AWARE, rule_of
+from linop.strategies.tensor.following.sizes import Varied
+from linop.strategies.tensor.layouts import Layout
+from linop.strategies.tensor.layouts import in_words as layout_in_words
 
-_ELEMENTWISE = frozenset(
-    "abs add addcmul bfloat16 celu clamp clone contiguous cos detach div double dropout elu erf exp"
-    " float floor_divide gelu half hardsigmoid hardswish hardtanh leaky_relu log log1p logsigmoid"
-    " masked_fill maximum minimum mish mul neg pow reciprocal relu relu6 requires_grad_ round rsqrt"
-    " rsub selu sigmoid sign silu sin softplus softsign sqrt square sub tanh to true_divide type"
-    " type_as where __radd__ __rmul__ __rsub__ __rtruediv__ __rdiv__ __rpow__".split()
+_CURE = (
+    ". Give the modules that it comes from output_layouts=linop.REPLICATED, and those that it goes "
+    "to input_layouts=linop.REPLICATED, so that each worker computes with the whole; or split "
+    "another dimension"
 )
-"""Names of torch's functions and methods, without the underscore of those in place."""
 
 
 class Types(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
     """Mode that follows layouts.
 
+    Args:
+        workers: of the axis.
+        index: of this worker.
+        stream: the random numbers of the call.
+
     Raises:
-        PartitionError: layouts do not fit together.
+        PartitionError: layouts do not fit together, or a function is not computed block by block.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, workers: int, index: int, stream: Stream) -> None:
         super().__init__()
         self._layouts: Any = WeakTensorKeyDictionary()
+        self._workers, self._index, self._stream = workers, index, stream
         self._off = 0
 
-    def mark(self, tensor: Any, layout: Layout | None) -> None:
-        """Set the layout of a tensor; None: it differs between workers."""
+    def mark(self, tensor: Any, layout: Followed) -> None:
+        """Set the layout of a tensor; None: some workers hold it only."""
         if isinstance(tensor, torch.Tensor):
-            # Dimensions count from the last, as in broadcasts.
-            inside = isinstance(layout, int) and layout >= 0
-            self._layouts[tensor] = layout - tensor.ndim if inside else layout
+            self._layouts[tensor] = layout
+
+    def cut(self, dim: int, ndim: int, sizes: Sequence[int], whole: int | None = None) -> Cut:
+        """The layout of a tensor that is split.
+
+        Args:
+            dim: the dimension, from 0 or from the last.
+            sizes: lengths of the blocks of all workers.
+            whole: length of the whole dimension.
+        """
+        return Cut(dim % ndim, tuple(sizes), sum(sizes) if whole is None else whole, self._index)
 
     def mark_parameters(self, net: Any) -> None:
         """Set the layouts of a net's parameters, of which functions may use any: those of plain
@@ -60,7 +81,11 @@ class Types(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
             if layout_of is None and isinstance(module, Layer):
                 continue  # with operators of its own
             for name, p in module.named_parameters(recurse=False):
-                self.mark(p, REPLICATED if layout_of is None else layout_of(name))
+                layout = REPLICATED if layout_of is None else layout_of(name)
+                if isinstance(layout, int):
+                    bounds = module.spaces[name].bounds[layout]
+                    layout = self.cut(layout, p.ndim, [b - a for a, b in bounds])
+                self.mark(p, layout)
 
     def check(self, wanted: Sequence[Layout], tensors: Sequence[Any]) -> None:
         """Check a module's inputs.
@@ -72,14 +97,18 @@ class Types(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
             if not isinstance(x, torch.Tensor) or x not in self._layouts:
                 continue
             found = self._layouts[x]
-            want = layout - x.ndim if isinstance(layout, int) and layout >= 0 else layout
-            if found == want or (found is None and want is not REPLICATED):
+            if isinstance(found, Cut):
+                want = layout % x.ndim if isinstance(layout, int) else None
+                if found.dim == want and not found.is_shared:
+                    continue
+            elif found is layout:
                 continue
-            if found is REPLICATED and not x.requires_grad and not isinstance(want, int):
+            elif found is REPLICATED and not x.requires_grad and not isinstance(layout, int):
                 continue
             raise PartitionError(
-                f"an input {in_words(layout)} expected; this one is {in_words(found)}. Give "
-                f"input_layouts=, or the output_layouts= of the module that it comes from"
+                f"an input {layout_in_words(layout)} expected; this one is "
+                f"{in_words(found, x.ndim)}. Give input_layouts=, or the output_layouts= of the "
+                f"module that it comes from"
             )
 
     @contextmanager
@@ -91,56 +120,153 @@ class Types(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
         finally:
             self._off -= 1
 
+    def suspend(self) -> None:
+        self._off += 1
+
+    def resume(self) -> None:
+        self._off -= 1
+
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if self._off:
-            return func(*args, **(kwargs or {}))
-        given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
-        known, layout = self._of_result(getattr(func, "__name__", ""), given)
-        result = func(*args, **(kwargs or {}))
-        if known:
-            for x in tree_leaves(result):
-                self.mark(x, layout)
+        kwargs = kwargs or {}
+        if self._off or _moves_blocks():
+            return func(*args, **kwargs)
+        name = _name_of(func)
+        call = FunctionCall(name, func, args, kwargs, self._layout, self._workers, self._index)
+        if name in SAFE:
+            return self._answered(call)
+        random = is_random(name) and draws(call)
+        if is_random(name) and may_draw(call):
+            self._stream.is_used = True
+        layout = self._of_result(call, random)
+        result = drawn(call, layout, self._stream) if random else call.result
+        for x in tree_leaves(result) if call.known else ():
+            self.mark(x, layout)
         return result
 
-    def _of_result(self, name: str, given: Sequence[Any]) -> tuple[bool, Layout | None]:
-        """The layout of a function's result, if one is known."""
-        found = [(x, self._layouts[x]) for x in given if x in self._layouts]
-        varied = [layout for _, layout in found if layout is not REPLICATED]
-        if not varied:
-            return bool(found), REPLICATED
+    def _layout(self, x: Any) -> Followed:
+        return self._layouts.get(x, REPLICATED)  # type: ignore[no-any-return]
+
+    def _answered(self, call: FunctionCall) -> Any:
+        """The answer to a question about a tensor: lengths carry those of all workers."""
+        result = call.result
+        if not call.cuts or call.name not in ("shape", "size", "numel", "nelement"):
+            return result
+        x, cut = call.cuts[0]
+        if call.name in ("numel", "nelement"):
+            return cut.length * prod(n for d, n in enumerate(x.shape) if d != cut.dim)
+        if isinstance(result, int):
+            return cut.length if call.given(1, "dim") % x.ndim == cut.dim else result
+        return torch.Size([*result[: cut.dim], cut.length, *result[cut.dim + 1 :]])
+
+    def _of_result(self, call: FunctionCall, random: bool) -> Followed:
+        """The layout of a function's result.
+
+        Raises:
+            PartitionError: it would be another one than that of the sequential program.
+        """
+        found = [(x, self._layouts[x]) for x in call.tensors if x in self._layouts]
+        varied = [(x, layout) for x, layout in found if layout is not REPLICATED]
+        call.known = bool(found)
+        if varied:
+            self._check_gradients(call, found, varied)
+        if any(layout is None for _, layout in varied):
+            raise PartitionError(
+                f"{_here()}{call.name} of a tensor that is different on each worker{_CURE}"
+            )
+        numbers = next(call.varied_numbers(), None)
+        if not call.cuts and numbers is None:
+            return COPIES if varied else REPLICATED
+        call.known = True
+        try:
+            return self._by_rule(call, numbers, random)
+        except Refused as refusal:
+            raise PartitionError(_sentence(call, str(refusal))) from None
+
+    def _by_rule(self, call: FunctionCall, number: Varied | None, random: bool) -> Followed:
+        name = call.name if call.name.startswith("__") else call.name.rstrip("_")
+        if number is not None and name not in SIZE_AWARE:
+            raise Refused(
+                f"of the number {number}, which is {number.whole} in the sequential program: it "
+                f"comes from the length of a dimension that is split"
+            )
+        rule = layout_of_draw if random else rule_of(call.name)
+        if rule is None:
+            raise Refused("is not known to compute block by block")
+        layout = rule(call)
+        if isinstance(layout, Cut) and not random:
+            self._check_result(call, layout)
+        return REPLICATED if layout is None else layout  # type: ignore[no-any-return]
+
+    def _check_result(self, call: FunctionCall, cut: Cut) -> None:
+        """Check the layout that a rule gives beside the result's shape."""
+        for x in tree_leaves(call.result):
+            if isinstance(x, torch.Tensor) and (
+                x.ndim <= cut.dim or x.shape[cut.dim] != cut.sizes[cut.index]
+            ):
+                raise Refused(
+                    f"with a result of shape {tuple(x.shape)}, of which dimension {cut.dim} was to "
+                    f"be split into {cut.sizes}"
+                )
+
+    def _check_gradients(
+        self, call: FunctionCall, found: Sequence[Any], varied: Sequence[Any]
+    ) -> None:
+        """Check that no gradient of a whole tensor would be this worker's part of it."""
         # What needs no gradient may be the same on all workers beside any other.
         whole = [x for x, layout in found if layout is REPLICATED and x.requires_grad]
         owned = [x for x in whole if isinstance(x, torch.nn.Parameter)]
-        owned += [x for x in given if x not in self._layouts and x.requires_grad and x.is_leaf]
+        owned += [x for x in call.tensors if x not in self._layouts and x.requires_grad]
+        words = in_words(varied[0][1], varied[0][0].ndim)
         if owned:
             raise PartitionError(
-                f"{_here()}{name} of a parameter of shape {tuple(owned[0].shape)} and a tensor "
-                f"that is {in_words(varied[0])}: its gradient would be of this worker's part "
-                f"alone. Name the module in the plan, as SequenceParallel() for a norm"
+                f"{_here()}{call.name} of a parameter of shape {tuple(owned[0].shape)} and a "
+                f"tensor that is {words}: its gradient would be of this worker's part alone. Name "
+                f"the module in the plan, as SequenceParallel() for a norm"
             )
         if whole:
             raise PartitionError(
-                f"{_here()}{name} of tensors that are {in_words(REPLICATED)} and "
-                f"{in_words(varied[0])}; one layout expected. Give output_layouts= of the modules "
-                f"that they come from, or PrepareModuleInput"
+                f"{_here()}{call.name} of tensors that are {in_words(REPLICATED, 0)} and {words}; "
+                f"one layout expected. Give output_layouts= of the modules that they come from, or "
+                f"PrepareModuleInput"
             )
-        if name.rstrip("_") not in _ELEMENTWISE and name not in _ELEMENTWISE:
-            return True, None
-        different = set(varied) - {None}
-        if len(different) > 1:
-            raise PartitionError(
-                f"{_here()}{name} of tensors that are {' and '.join(map(in_words, varied))}; one "
-                f"layout expected"
-            )
-        return True, None if None in varied else varied[0]
+
+
+def _sentence(call: FunctionCall, reason: str) -> str:
+    """A refusal: the function, the tensor and its dimension, the reason, the cure."""
+    if not call.cuts:
+        return f"{_here()}{call.name} {reason}{_CURE}"
+    x, cut = call.cuts[0]
+    of = f"a tensor of shape {tuple(x.shape)} that is {in_words(cut, x.ndim)}"
+    return f"{_here()}{call.name} {reason} (of {of}){_CURE}"
+
+
+def _name_of(func: Any) -> str:
+    name = getattr(func, "__name__", "")
+    if name in ("__get__", "__set__", "__delete__"):
+        attribute = getattr(getattr(func, "__self__", None), "__name__", name)
+        return attribute if name == "__get__" else f"{name} of {attribute}"
+    return str(name)
+
+
+def _moves_blocks() -> bool:
+    """True for a function that linop calls to move blocks, as of sharded parameters."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        name = frame.f_globals.get("__name__", "")
+        if name != __name__ and not name.startswith("torch."):
+            return str(name).startswith(_MOVING)
+        frame = frame.f_back
+    return False
+
+
+_MOVING = ("linop.backends.", "linop.strategies.data.")
+"""Modules that move blocks."""
 
 
 def _here() -> str:
     """The module on the call stack, for errors."""
-    import inspect
-
     frame = inspect.currentframe()
     while frame is not None:
         self = frame.f_locals.get("self")

@@ -148,7 +148,7 @@ CALLS: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
         lambda: Residual(_summed, *_linears()),
         {"*": ColwiseParallel()},
         "Residual.two (ColwiseLinear): an input whole on all workers (REPLICATED) expected; this "
-        "one is different on each worker",
+        "one is split along dimension -1",
     ),
     "plain module": (
         lambda: Residual(_in_turn, *_linears()),
@@ -170,7 +170,7 @@ CALLS: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
         Scaled,
         {"q": ColwiseParallel(heads=4), "o": RowwiseParallel(heads=4)},
         "Scaled.norm (LayerNorm): layer_norm of a parameter of shape (2,) and a tensor that is "
-        "different on each worker",
+        "split along dimension -2: its gradient would be of this worker's part alone",
     ),
     "part of a parameter": (
         lambda: Residual(_offset, *_linears()),
@@ -185,7 +185,7 @@ CALLS: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
     "weight that is cut": (
         lambda: Residual(_again_transposed, *_linears()),
         {"one": ColwiseParallel(), "two": RowwiseParallel()},
-        "Residual: matmul of tensors that are whole on all workers (REPLICATED) and different",
+        "Residual: matmul of tensors that are whole on all workers (REPLICATED) and split along",
     ),
     "inputs by name": (
         ByName,

@@ -9,48 +9,12 @@ and in a forward that is computed again.
 
 from __future__ import annotations
 
-import hashlib
-import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
 
 import torch
 
-from linop.backends.waits.turns import kept
-
-_GENERATOR = threading.RLock()
-"""Held by a thread while torch's generator has the seed of a forward, but for the time in which the
-forward waits for another worker (`_Seeded`)."""
-
-
-def initial_seed() -> int:
-    """The seed that the program gave torch's generator, or that it began with."""
-    with _GENERATOR:
-        seed: int = torch.initial_seed()
-        return seed
-
-
-class _Seeded:
-    """A turn of this thread with torch's generator.
-
-    Attributes:
-        state: of the generator for this turn, while others have it.
-    """
-
-    def __init__(self, state: Any) -> None:
-        self.state = state
-        self._before: Any = None
-
-    def take_again(self) -> None:
-        _GENERATOR.acquire()
-        self._before = torch.default_generator.get_state()
-        torch.default_generator.set_state(self.state)
-
-    def give_up(self) -> None:
-        self.state = torch.default_generator.get_state()
-        torch.default_generator.set_state(self._before)
-        _GENERATOR.release()
+from linop.layers.parameters.generator import from_seed, seed_of
 
 
 class RandomNumbers:
@@ -93,15 +57,8 @@ class RandomNumbers:
 
     @contextmanager
     def _seeded(self, training: bool, text: str) -> Iterator[None]:
-        seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")
-        state = torch.Generator().manual_seed(seed).get_state()
-        turn = _Seeded(state)
-        turn.take_again()
-        try:
-            with kept(turn):
-                yield
-        finally:
-            turn.give_up()
+        with from_seed(seed_of(text)) as (state, turn):
+            yield
         self._draws[training] = not torch.equal(state, turn.state)
 
     def probing(self, training: bool) -> AbstractContextManager[None]:

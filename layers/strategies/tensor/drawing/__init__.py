@@ -1,0 +1,1 @@
+"""Random numbers of tensors, which belong to them and not to workers."""

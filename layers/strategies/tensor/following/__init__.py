@@ -1,0 +1,1 @@
+"""Layouts of all tensors of a call, from function to function."""

@@ -1,0 +1,62 @@
+"""The layout of a tensor that is cut: which dimension, and the blocks of all workers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from linop.errors import PartitionError
+from linop.spaces.decomposition import COPIES, REPLICATED, Role
+from linop.strategies.tensor.following.sizes import varied
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A dimension that is cut.
+
+    Attributes:
+        dim: the dimension, from 0.
+        sizes: lengths of the blocks, by worker.
+        whole: length of the whole dimension; less than the sum of `sizes` where workers share
+            blocks.
+        index: of this worker.
+    """
+
+    dim: int
+    sizes: tuple[int, ...]
+    whole: int
+    index: int
+
+    @property
+    def length(self) -> Any:
+        """Length of this worker's block, a number that carries those of all."""
+        return varied(self.sizes, self.whole, self.index)
+
+    @property
+    def is_shared(self) -> bool:
+        """True if workers hold the same block."""
+        return sum(self.sizes) != self.whole
+
+    def at(self, dim: int) -> Cut:
+        """The same blocks along another dimension."""
+        return replace(self, dim=dim)
+
+
+Followed = Role | Cut | None
+"""Layout of a tensor: `REPLICATED`, `COPIES`, a cut; None where some workers hold it only."""
+
+
+class Refused(PartitionError):
+    """A function that is not computed block by block, without the place in the program."""
+
+
+def in_words(layout: Followed, ndim: int) -> str:
+    """A layout for errors."""
+    if layout is None:
+        return "different on each worker"
+    if layout is REPLICATED:
+        return "whole on all workers (REPLICATED)"
+    if layout is COPIES:
+        return "a copy on each (COPIES)"
+    assert isinstance(layout, Cut)
+    return f"split along dimension {layout.dim - ndim}"
