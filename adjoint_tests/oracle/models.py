@@ -54,8 +54,10 @@ def drawn(seed: int, k: int) -> Any:
     (strategy,) = random.choices([*STRATEGIES], weights)
     mesh = dict(STRATEGIES[strategy][1])
     if len(mesh) == 1:
-        mesh = {axis: n if axis != "dp" and axis != "tp" else random.choice([2, 2, 3])
-                for axis, n in mesh.items()}
+        mesh = {
+            axis: n if axis != "dp" and axis != "tp" else random.choice([2, 2, 3])
+            for axis, n in mesh.items()
+        }
     family = ZOO[name]
     zero = strategy.startswith(("zero2", "zero3"))
     options = {
@@ -113,7 +115,9 @@ def main() -> int:
     options.add_argument("--seed", type=int, default=0)
     options.add_argument("--draw", type=int, help="repeat this draw alone")
     options.add_argument("--only", default="", help="draws whose model or strategy has this in it")
-    options.add_argument("--ranks", type=int, default=5, help="one draw of so many on ranks; 0: none")
+    options.add_argument(
+        "--ranks", type=int, default=5, help="one draw of so many on ranks; 0: none"
+    )
     given = options.parse_args()
     if why := missing():
         raise SystemExit(why)

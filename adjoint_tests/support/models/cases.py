@@ -138,5 +138,3 @@ def optimizer(case: Case, parameters: Any) -> Any:
 def seeded(case: Case, step: int, replica: int) -> None:
     """Begin the random numbers of a forward."""
     torch.manual_seed(100_000 * (case.seed + 1) + 100 * step + replica)
-
-

@@ -105,9 +105,7 @@ def mixtral(c: Configuration) -> Any:
 
 def phi3(c: Configuration) -> Any:
     return transformers.Phi3ForCausalLM(
-        transformers.Phi3Config(
-            **_modern(c), resid_pdrop=c["dropout"], embd_pdrop=c["dropout"]
-        )
+        transformers.Phi3Config(**_modern(c), resid_pdrop=c["dropout"], embd_pdrop=c["dropout"])
     )
 
 
@@ -268,7 +266,9 @@ def bert_plan(c: Configuration, one: bool) -> Plan:
     found |= _mlp((f"{at}.intermediate.dense",), f"{at}.output.dense", one)
     if not one:
         return found
-    found |= _gathered(f"{at}.attention", names, c) | {f"{at}.attention.self": Cut("input", inputs=1)}
+    found |= _gathered(f"{at}.attention", names, c) | {
+        f"{at}.attention.self": Cut("input", inputs=1)
+    }
     norms = f"{at}.attention.output.LayerNorm", f"{at}.output.LayerNorm"
     ends = {"bert.embeddings": Cut("output", outputs=1)}
     ends |= {f"bert.encoder.layer.{c['layers'] - 1}": Cut("output", inputs=1, outputs="whole")}

@@ -18,7 +18,9 @@ _DECLARED: list[Any] = []
 def missing() -> str:
     """Why models cannot be built; empty if they can."""
     absent = [name for name in PACKAGES if find_spec(name) is None]
-    return f"not installed: {', '.join(absent)}; pip install 'linop-algebra[models]'" if absent else ""
+    return (
+        f"not installed: {', '.join(absent)}; pip install 'linop-algebra[models]'" if absent else ""
+    )
 
 
 def torchvision() -> Any:
@@ -28,7 +30,9 @@ def torchvision() -> Any:
     if not _DECLARED and not hasattr(torch.ops.torchvision, "nms"):
         _DECLARED.append(torch.library.Library("torchvision", "DEF"))
         for name in "nms", "qnms":
-            _DECLARED[0].define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+            _DECLARED[0].define(
+                f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+            )
     return importlib.import_module("torchvision")
 
 

@@ -67,7 +67,9 @@ def _seen(case: Case, net: Any, sgd: Any, replica: int = 0, over: int = 1) -> Se
         (value * over).backward()
         losses.append(value.item())
         if not step:
-            unused = {n.removeprefix("module.") for n, p in net.named_parameters() if p.grad is None}
+            unused = {
+                n.removeprefix("module.") for n, p in net.named_parameters() if p.grad is None
+            }
         sgd.step()
     names = {n.removeprefix("module.") for n, _ in net.named_parameters()}
     return Seen(losses, unused, names, _state(net), replica)

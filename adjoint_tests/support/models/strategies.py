@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from random import Random
 from typing import Any
@@ -17,7 +18,7 @@ from linop.backends.base import Backend
 from linop.errors import LinopError
 from support.models.cases import Case, batch, loss, optimizer, part, seeded, start
 from support.models.model import Batch, Cut, entropy
-from support.models.twin import Seen
+from support.models.twin import READ, Seen
 
 Strategy = Callable[[Backend, Case], Seen]
 Forward = Callable[[Any, Batch], Any]
@@ -88,15 +89,20 @@ def _own_state(net: Any) -> tuple[tuple[str, ...] | None, dict[str, Any] | None]
     return tuple(state), {_key(k): v for k, v in state.items() if torch.is_tensor(v)}
 
 
-def _read(case: Case, net: Any) -> dict[str, Any]:
-    """A parameter that a method of a user's reads, beside a forward; nothing if it is refused."""
-    names = [name for name, _ in net.named_parameters()]
-    name = Random(case.seed).choice(names)
+def _read(case: Case, net: Any) -> dict[tuple[str, str], Any]:
+    """Parameters that a method of a user's reads, beside a forward, where that is not refused."""
+    random, found = Random(case.seed), {}
+    shapes = {name: p.shape for name, p in start(case).named_parameters()}
+    for way, run in READ.items():
+        name = random.choice([name for name, _ in net.named_parameters()])
+        with suppress(LinopError):
+            found[_key(name), way] = run(_attribute(net, name), shapes[_key(name)])
+    return found
+
+
+def _attribute(net: Any, name: str) -> Any:
     owner, _, attribute = name.rpartition(".")
-    try:
-        return {_key(name): getattr(net.get_submodule(owner), attribute) * 1.0}
-    except LinopError:
-        return {}
+    return getattr(net.get_submodule(owner), attribute)
 
 
 def data_parallel(backend: Backend, case: Case, **options: Any) -> Seen:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,44 +35,43 @@ class Twin:
 
 
 def alone(case: Case) -> Twin:
-    """The twin of a case. Buffers are each worker's own, or worker 0's at each forward, as they are
-    in torch's DistributedDataParallel."""
+    """The twin of a case. Buffers are each worker's own; or, of data parallel workers, those of
+    worker 0 at each forward, as they are in torch's DistributedDataParallel."""
     model = start(case)
-    values = {name: p.detach().clone() for name, p in model.named_parameters()}
+    values = _copied(model.named_parameters())
     sgd = optimizer(case, model.parameters())
     own = [_copied(model.named_buffers()) for _ in range(case.replicas)]
     losses: list[list[float]] = [[] for _ in own]
     unused: frozenset[str] = frozenset()
     for step in range(case.steps):
         sgd.zero_grad()
-        begin = own[0]
-        for replica, buffers in enumerate(own):
-            _put(model, begin if _broadcast(case) else buffers)
-            if case.drops:
-                seeded(case, step, replica)
-            losses[replica].append(_passed(case, model, step, replica))
-            own[replica] = _copied(model.named_buffers())
+        for of_step in losses:
+            of_step.append(0.0)
+        for micro in range(case.micro_batches):
+            first = own[0]
+            for replica in range(case.replicas):
+                _put(model, first if _broadcast(case) else own[replica])
+                losses[replica][-1] += _passed(case, model, step, replica, micro)
+                own[replica] = _copied(model.named_buffers())
         if not step:
             unused = frozenset(n for n, p in model.named_parameters() if p.grad is None)
         sgd.step()
-    return Twin(
-        losses, unused, _copied(model.named_parameters()), own, tuple(model.state_dict()), values
-    )
+    keys = tuple(model.state_dict())
+    return Twin(losses, unused, _copied(model.named_parameters()), own, keys, values)
 
 
 def _broadcast(case: Case) -> bool:
-    return case.trains and case.strategy.startswith(("data parallel", "zero1"))
+    return case.trains and case.strategy.startswith(("data", "zero1"))
 
 
-def _passed(case: Case, model: Any, step: int, replica: int) -> float:
-    """Forward and backward of all micro-batches; the loss."""
-    rows, total = part(case, step, replica), 0.0
-    for k in range(case.micro_batches):
-        each = rows.rows(k * case.rows, (k + 1) * case.rows)
-        value = loss(case, step, model(*each.arguments, **each.options), each.target)
-        value.backward()
-        total += value.item()
-    return total
+def _passed(case: Case, model: Any, step: int, replica: int, micro: int) -> float:
+    """Forward and backward of a micro-batch; the loss."""
+    rows = part(case, step, replica).rows(micro * case.rows, (micro + 1) * case.rows)
+    if case.drops:
+        seeded(case, step, replica)
+    value = loss(case, step, model(*rows.arguments, **rows.options), rows.target)
+    value.backward()
+    return float(value)
 
 
 def _copied(named: Iterable[tuple[str, Any]]) -> State:
@@ -83,6 +82,19 @@ def _put(model: Any, buffers: State) -> None:
     with torch.no_grad():
         for name, x in model.named_buffers():
             x.copy_(buffers[name])
+
+
+READ: dict[str, Callable[[Any, Any], Any]] = {
+    "product": lambda p, shape: torch.ones(2, *shape).double() * p,
+    "product with a row": lambda p, shape: p * torch.ones(shape[-1:]).double(),
+    "sum": lambda p, shape: p.sum(),
+    "mean": lambda p, shape: torch.mean(p.flatten()),
+    "first row": lambda p, shape: p[:1] + 0,
+    "concatenation": lambda p, shape: torch.cat([p, p]),
+    "normalisation": lambda p, shape: p / p.norm(),
+    "softmax": lambda p, shape: torch.softmax(p, 0),
+}
+"""Ways in which methods of users may read a parameter, which has this shape in one process."""
 
 
 @dataclass
@@ -96,7 +108,7 @@ class Seen:
         state: of the whole model after the last step.
         keys: of the state that the parallel model itself gives; None: it refuses to.
         written: values of that state.
-        read: value of a parameter that is read beside a forward, by name; None: it refuses.
+        read: value of a parameter that is read beside a forward, by name and way of `READ`.
         lost: why there is no state of the whole model.
     """
 
@@ -107,7 +119,7 @@ class Seen:
     replica: int = 0
     keys: tuple[str, ...] | None = None
     written: State | None = None
-    read: Mapping[str, Any] | None = None
+    read: Mapping[tuple[str, str], Any] | None = None
     lost: str = ""
 
 
@@ -130,11 +142,11 @@ def faults(case: Case, twin: Twin, seen: Seen) -> list[str]:
                 f"state_dict: {wrong[0]!r} has shape {tuple(own[wrong[0]].shape)}, not the value "
                 f"of shape {tuple(seen.state[wrong[0]].shape)} that the model has"
             )
-    for name, value in (seen.read or {}).items():
-        if not _near(case, value, twin.values[name]):
+    for (name, way), value in (seen.read or {}).items():
+        if not _near(case, value, wanted := READ[way](one := twin.values[name], one.shape)):
             found.append(
-                f"read: {name!r} beside a forward has shape {tuple(value.shape)}, of "
-                f"{tuple(twin.values[name].shape)}"
+                f"read: {way} of {name!r} beside a forward has shape {tuple(value.shape)}, in one "
+                f"process {tuple(wanted.shape)}"
             )
     return found
 
@@ -146,9 +158,7 @@ def _losses(case: Case, wanted: Sequence[float], found: Sequence[float]) -> list
     return []
 
 
-def _state(
-    case: Case, twin: Twin, state: State | None, buffers: State, what: str
-) -> list[str]:
+def _state(case: Case, twin: Twin, state: State | None, buffers: State, what: str) -> list[str]:
     if state is None:
         return []
     wanted = {k: v for k, v in {**twin.parameters, **buffers}.items() if k in twin.keys}
@@ -160,8 +170,10 @@ def _state(
     if not wrong:
         return []
     at = wrong[-1]
-    return [f"{what} after {case.steps} steps: {len(wrong)} of {len(wanted)} differ, {at!r} by "
-            f"{worst[at]:.2g}"]
+    return [
+        f"{what} after {case.steps} steps: {len(wrong)} of {len(wanted)} differ, {at!r} by "
+        f"{worst[at]:.2g}"
+    ]
 
 
 def _keys(twin: Twin, seen: Seen) -> list[str]:

@@ -108,7 +108,11 @@ def _timm(kind: Any, c: Configuration, blocks: list[list[str]]) -> Any:
 
 def timm_mobilenet(c: Configuration) -> Any:
     w = c["width"]
-    blocks = [[f"ds_r1_k3_s2_e1_c{w}_se0.25"], [f"ir_r2_k5_s2_e2_c{w + 2}_se0.25"], ["cn_r1_k1_s1_c12"]]
+    blocks = [
+        [f"ds_r1_k3_s2_e1_c{w}_se0.25"],
+        [f"ir_r2_k5_s2_e2_c{w + 2}_se0.25"],
+        ["cn_r1_k1_s1_c12"],
+    ]
     return _timm(timm.mobilenetv3.MobileNetV3, c, blocks)
 
 
@@ -157,21 +161,29 @@ def _two(first: str, second: str, c: Configuration, one: bool) -> Plan | None:
 
 def torchvision_vit_plan(c: Configuration, one: bool) -> Plan | None:
     at = "encoder.layers.*"
-    return None if one else {
-        f"{at}.self_attention": Cut("column", heads=c["heads"]),
-        f"{at}.mlp.0": Cut("column"),
-        f"{at}.mlp.3": Cut("row"),
-    }
+    return (
+        None
+        if one
+        else {
+            f"{at}.self_attention": Cut("column", heads=c["heads"]),
+            f"{at}.mlp.0": Cut("column"),
+            f"{at}.mlp.3": Cut("row"),
+        }
+    )
 
 
 def timm_vit_plan(c: Configuration, one: bool) -> Plan | None:
     at = "blocks.*"
-    return None if one else {
-        f"{at}.attn.qkv": Cut("column"),
-        f"{at}.attn.proj": Cut("row"),
-        f"{at}.mlp.fc1": Cut("column"),
-        f"{at}.mlp.fc2": Cut("row"),
-    }
+    return (
+        None
+        if one
+        else {
+            f"{at}.attn.qkv": Cut("column"),
+            f"{at}.attn.proj": Cut("row"),
+            f"{at}.mlp.fc1": Cut("column"),
+            f"{at}.mlp.fc2": Cut("row"),
+        }
+    )
 
 
 def _family(
@@ -184,20 +196,58 @@ def _family(
 STAGES = "layer1 layer2 layer3 layer4"
 MODELS = [
     _family("torchvision", "ResNet", torchvision_resnet, partial(_last, "fc"), "layer3", STAGES),
-    _family("torchvision", "MobileNet", torchvision_mobilenet,
-            partial(_two, "classifier.0", "classifier.3"), "features.2", "features"),
-    _family("torchvision", "EfficientNet", torchvision_efficientnet,
-            partial(_last, "classifier.1"), "features.2", "features"),
-    _family("torchvision", "ConvNeXt", torchvision_convnext,
-            partial(_two, "features.*.*.block.3", "features.*.*.block.5"), "features.2", "features"),
-    _family("torchvision", "ViT", torchvision_vit, torchvision_vit_plan,
-            "encoder.layers.encoder_layer_1", "encoder.layers", small_images),
+    _family(
+        "torchvision",
+        "MobileNet",
+        torchvision_mobilenet,
+        partial(_two, "classifier.0", "classifier.3"),
+        "features.2",
+        "features",
+    ),
+    _family(
+        "torchvision",
+        "EfficientNet",
+        torchvision_efficientnet,
+        partial(_last, "classifier.1"),
+        "features.2",
+        "features",
+    ),
+    _family(
+        "torchvision",
+        "ConvNeXt",
+        torchvision_convnext,
+        partial(_two, "features.*.*.block.3", "features.*.*.block.5"),
+        "features.2",
+        "features",
+    ),
+    _family(
+        "torchvision",
+        "ViT",
+        torchvision_vit,
+        torchvision_vit_plan,
+        "encoder.layers.encoder_layer_1",
+        "encoder.layers",
+        small_images,
+    ),
     _family("timm", "ResNet", timm_resnet, partial(_last, "fc"), "layer3", STAGES),
-    _family("timm", "MobileNet", timm_mobilenet, partial(_last, "classifier"), "blocks.1", "blocks"),
-    _family("timm", "EfficientNet", timm_efficientnet, partial(_last, "classifier"), "blocks.1",
-            "blocks"),
-    _family("timm", "ConvNeXt", timm_convnext,
-            partial(_two, "stages.*.blocks.*.mlp.fc1", "stages.*.blocks.*.mlp.fc2"), "stages.2",
-            "stages"),
+    _family(
+        "timm", "MobileNet", timm_mobilenet, partial(_last, "classifier"), "blocks.1", "blocks"
+    ),
+    _family(
+        "timm",
+        "EfficientNet",
+        timm_efficientnet,
+        partial(_last, "classifier"),
+        "blocks.1",
+        "blocks",
+    ),
+    _family(
+        "timm",
+        "ConvNeXt",
+        timm_convnext,
+        partial(_two, "stages.*.blocks.*.mlp.fc1", "stages.*.blocks.*.mlp.fc2"),
+        "stages.2",
+        "stages",
+    ),
     _family("timm", "ViT", timm_vit, timm_vit_plan, "blocks.1", "blocks", small_images),
 ]

@@ -184,7 +184,7 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]  # torch is not typed
         """Bring parameters and buffers to the state that a forward needs. Collective."""
         buffers = []
         if self._of_buffers is not None and self.training and self._reducer.enabled:
-            buffers = [*self.module.buffers()]
+            buffers = _to_write(self.module)
         mine = _dtypes(self._trained), _dtypes(buffers) if buffers else self._dtypes[1]
         if mine != self._dtypes:  # double(), or the like, was called
             agree(self.backend, _NAME, lambda: (None, [*map(str, mine)]))
@@ -297,6 +297,18 @@ def _within(wrapper: Any, state: dict[str, Any], prefix: str, *unused: Any) -> N
     del wrapper, unused
     for key in [key for key in state if key.startswith(prefix)]:
         state[f"{prefix}{_PREFIX}{key.removeprefix(prefix)}"] = state.pop(key)
+
+
+def _to_write(module: Any) -> list[Tensor]:
+    """Buffers, of which running statistics are written to as norms do it: unseen by autograd, which
+    keeps them in forward, and does not read them in the backward of training."""
+    statistics = {
+        id(x)
+        for one in module.modules()
+        if isinstance(one, torch.nn.modules.batchnorm._NormBase) and one.training
+        for x in one.buffers(recurse=False)
+    }
+    return [x.data if id(x) in statistics else x for x in module.buffers()]
 
 
 def _dtypes(tensors: Iterable[Tensor]) -> list[Any]:
