@@ -24,6 +24,12 @@ def initial_seed() -> int:
         return seed
 
 
+def drawn_seed() -> int:
+    """An int64 of the generator as the program left it."""
+    with _GENERATOR:
+        return int(torch.empty((), dtype=torch.int64, device="cpu").random_())
+
+
 def seed_of(text: str) -> int:
     """A seed of 64 bits for a text."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")

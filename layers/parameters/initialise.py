@@ -100,9 +100,9 @@ class _Own(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
         if name in _REFUSED:
             raise ArgumentError(
                 f"linop.layers.seeded: {name} draws from torch's generator, which threads share; "
-                f"call it outside, or draw with one of {', '.join(_GENERATED[:4])}"
+                f"call it outside, or draw with one of {', '.join(GENERATED[:4])}"
             )
-        if name in _GENERATED and kwargs.get("generator") is None:
+        if name in GENERATED and kwargs.get("generator") is None:
             kwargs = {**kwargs, "generator": self._generator(args, kwargs)}
         return func(*args, **kwargs)
 
@@ -116,7 +116,7 @@ class _Own(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
         return self._generators[kind]
 
 
-_GENERATED = (
+GENERATED = (
     "rand",
     "randn",
     "randint",
@@ -136,6 +136,7 @@ _GENERATED = (
     # Of torch.nn.init: a mode sees it as one function.
     "kaiming_uniform_",
 )
+"""Functions that take a generator."""
 _REFUSED = (
     "rand_like",
     "randn_like",

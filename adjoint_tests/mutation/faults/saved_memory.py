@@ -118,8 +118,8 @@ SAVED_MEMORY = (
         "the adjoint of a gather that was started ahead is ended where it is started",
         "synchronisation",
         "linop.strategies.data.unit:Unit.start",
-        "begun(self._bridge, self.shards, self.name)",
-        "self._bridge.start([shard.detach() for shard in self.shards])",
+        "begun(self._bridge, noted(self.shards), self.name)",
+        "self._bridge.start([one.detach() for one in noted(self.shards)])",
         ("test_sharded_graphs.py::test_prefetch_on_threads",),
     ),
     Fault(

@@ -111,7 +111,8 @@ class Reducer:
 
     def _set_aside(self, k: int, gradients: Any = None) -> None:
         """Before a gradient is added to ``grad``: from now on that is this worker's alone."""
-        del gradients
+        if gradients is not None and gradients[0] is None:
+            return  # a shard that nobody used, whose node torch runs all the same
         p = self._parameters[k]
         if k in self._local:
             if p.grad is None:  # the user discarded what was there
@@ -144,6 +145,8 @@ class Reducer:
 
     def _check(self, k: int, p: Tensor) -> None:
         grad = p.grad
+        if grad is None:
+            return
         if grad.layout is not torch.strided or grad.requires_grad:
             what = "create_graph=True" if grad.requires_grad else f"layout {grad.layout}"
             raise ArgumentError(

@@ -80,7 +80,8 @@ class Rows(_Guarded, torch.Tensor):  # type: ignore[misc]
     """A tensor without other numbers than those of a `Shard`, such as its ``data``."""
 
     def __deepcopy__(self, memo: object) -> Rows:
-        return plain(self).clone().as_subclass(Rows)
+        copied: Rows = plain(self).clone().as_subclass(Rows)
+        return copied
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return plain(self).__reduce_ex__(protocol)
@@ -107,7 +108,7 @@ def _checked(function: Any, arguments: Sequence[Any], options: Mapping[str, Any]
     if name.startswith("__i") and bare[1:] in _ELEMENTWISE:
         in_place = True
     tensors = [*_tensors((arguments, options.values()))]
-    like = next(one for one in tensors if isinstance(one, _Guarded))
+    like: Tensor = next(one for one in tensors if isinstance(one, _Guarded))
     same = [one.shape == like.shape for one in tensors]
     fits = all(ok or not (one.ndim or one is like) for ok, one in zip(same, tensors, strict=True))
     if not fits or not (in_place or bare in _ELEMENTWISE):

@@ -114,7 +114,7 @@ class Means:
                 every = agreement_of(self._part).gather_objects(mine, "count targets")
                 totals = [sum(each) for each in zip(*every, strict=True)]
                 mine = totals if self._is_layer else mine
-        shares = {}
+        shares: dict[int, float] = {}
         for group in self._groups:
             total = sum(totals[m] for m in group)
             given: Sequence[float] = mine
@@ -165,7 +165,7 @@ def counted(weight: Tensor, ignored: int, target: Tensor) -> float:
     """Sum of the weights of a target's classes, without those that are ignored; of probabilities
     the number of elements of the batch."""
     if target.is_floating_point():
-        return target.numel() / (target.shape[1] if target.ndim > 1 else target.shape[0])
+        return float(target.numel() / (target.shape[1] if target.ndim > 1 else target.shape[0]))
     counts = target[target != ignored]
     return float(counts.numel() if weight is None else weight.detach().double()[counts].sum())
 

@@ -12,6 +12,7 @@ from linop.backends.autograd.checkpointing import unrecorded
 from linop.layers.agreement.input_agreement import Cache, agreement_of
 from linop.layers.agreement.metadata import CallMetadata, call_metadata
 from linop.layers.layer import Layer
+from linop.layers.parameters.generator import drawn_seed
 from linop.layers.parameters.weights import process
 from linop.strategies.mesh import Axis
 from linop.strategies.tensor.drawing.streams import Stream
@@ -73,9 +74,8 @@ class Calls:
                 dim = self._inputs
                 layout = types.cut(dim, x.ndim, sizes) if isinstance(dim, int) else dim
                 types.mark(x, layout)
-        self._entered = stream, stream.current()
+        self._entered = stream, types.following()
         self._entered[1].__enter__()
-        types.__enter__()
 
     def _blocks(self, tensors: Any) -> Any:
         """Of each tensor, the lengths of all workers' blocks, where inputs are split. Collective,
@@ -101,9 +101,8 @@ class Calls:
                 mine = process()
                 said = self._agreement.gather_objects(mine)
                 self._draws_seeds = said.index(mine) == self._axis.index
-            drawn = 0
-            if self._draws_seeds:  # so generators that are in the same state stay so
-                drawn = int(torch.empty((), dtype=torch.int64, device="cpu").random_())
+            # One number in each process, so that generators in the same state stay so.
+            drawn = drawn_seed() if self._draws_seeds else 0
             return self._agreement.sum(drawn if self._axis.index == 0 else 0)
 
     def _total(self, given: CallMetadata) -> int:
@@ -114,9 +113,9 @@ class Calls:
     def _after(self, net: Any, args: Any, kwargs: Any, result: Any) -> None:
         self.running = False
         if self.types is not None:
-            self.types.__exit__(None, None, None)
             self.types = None
-            stream, current = self._entered
-            current.__exit__(None, None, None)
+            stream, context = self._entered
+            context.__exit__(None, None, None)
+            self._entered = None
             if result is not None and self.total is not None:
                 self._seen.keep(self.total, stream.is_used)

@@ -29,7 +29,7 @@ from linop.strategies.tensor.drawing.streams import Stream
 from linop.strategies.tensor.following.cuts import Cut, Followed, Refused, in_words
 from linop.strategies.tensor.following.function_call import FunctionCall
 from linop.strategies.tensor.following.rules import SAFE, SIZE_AWARE, rule_of
-from linop.strategies.tensor.following.sizes import Varied
+from linop.strategies.tensor.following.sizes import Varied, told
 from linop.strategies.tensor.layouts import Layout
 from linop.strategies.tensor.layouts import in_words as layout_in_words
 
@@ -110,6 +110,12 @@ class Types(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
                 f"{in_words(found, x.ndim)}. Give input_layouts=, or the output_layouts= of the "
                 f"module that it comes from"
             )
+
+    @contextmanager
+    def following(self) -> Iterator[None]:
+        """Context of a call."""
+        with self._stream.current(), told(), self:
+            yield
 
     @contextmanager
     def suspended(self) -> Iterator[None]:

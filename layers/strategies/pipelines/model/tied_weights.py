@@ -118,9 +118,9 @@ class TiedWeights:
     def _counting(self, holders: Sequence[int]) -> BoundPlan:
         """Sums over all holders of a number for each tie, as a plan. Collective."""
         everyone = Partition((len(holders),), holders)
-        plan = all_reduce(TensorSpace((len(self._ties),), everyone, axes=[COPIES])).compile(
-            self._backend
-        )
+        plan: BoundPlan = all_reduce(
+            TensorSpace((len(self._ties),), everyone, axes=[COPIES])
+        ).compile(self._backend)
         if self._backend.worker in holders:
             plan(np.zeros(len(self._ties)))
         return plan

@@ -1,9 +1,9 @@
 """torch's functions that draw random numbers, by layout.
 
-Of a whole tensor torch's own function draws, from a generator that starts at the draw's key on
-every worker. Of one that is split, every element's number is a function of the key and of its index
-in the whole tensor (`linop.layers.dropout.random_bits`): so each worker makes its block of what one
-worker makes alone.
+Every element's number is a function of the draw's key and of its index in the whole tensor
+(`linop.layers.dropout.random_bits`): so each worker makes its block of what one worker makes alone.
+Other functions, as permutations, draw for whole tensors only, from a generator that starts at the
+key.
 """
 
 from __future__ import annotations
@@ -15,13 +15,15 @@ from typing import Any
 import torch
 
 from linop.layers.dropout import BITS, random_bits
+from linop.layers.parameters.initialise import GENERATED
 from linop.layers.parameters.generator import from_seed_on, seed_of
 from linop.spaces.decomposition import REPLICATED
 from linop.strategies.tensor.drawing.streams import Draws
 from linop.strategies.tensor.following import products, shapes
-from linop.strategies.tensor.following.along import along
+from linop.strategies.tensor.following.along import dims_of, refuse_along
 from linop.strategies.tensor.following.cuts import Cut, Refused
 from linop.strategies.tensor.following.function_call import FunctionCall
+from linop.strategies.tensor.following.sizes import plain
 
 Tensor = Any
 """torch is not typed here."""
@@ -99,14 +101,18 @@ def layout_of_draw(call: FunctionCall) -> Any:
     if name == "scaled_dot_product_attention":
         cut = products.attended(call)
     elif name == "gumbel_softmax":
-        cut = along(4, -1)(call)
+        x, cut = call.cut_of(0, "logits")
+        if cut.dim in dims_of(call.given(4, "dim", default=-1), x.ndim):
+            refuse_along(cut, x.ndim)
     elif call.name in ("rand", "randn"):
         cut = shapes.filled(call)
     elif call.name in _BY_LAYOUT:
         cut = call.cut_of()[1]
     else:
-        known = ", ".join(sorted(_BY_LAYOUT))
-        raise Refused(f"draws as many numbers as this worker's part has. By layout draw {known}")
+        raise Refused(
+            "draws as many numbers as this worker's part has; dropout, bernoulli, rand_like, "
+            "randn_like, uniform_, normal_, rrelu and gumbel_softmax draw by layout"
+        )
     if cut.is_shared:
         raise Refused("of a block that workers share")
     return cut
@@ -122,13 +128,27 @@ def drawn(call: FunctionCall, layout: Any, source: Draws) -> Any:
     if call.kwargs.get("generator") is not None:
         return call.result
     tensors = call.tensors
-    shape = tuple(int(n) for n in tensors[0].shape) if tensors else ()
+    shape = tuple(tensors[0].shape) if tensors else ()
     draw = source.take(call.name, shape, layout)
-    if isinstance(draw.layout, Cut):
-        return _BY_LAYOUT[call.name](call, _Numbers(draw.layout, draw.key))
+    if _is_by_layout(call):
+        cut = draw.layout if isinstance(draw.layout, Cut) else None
+        return _BY_LAYOUT[call.name](call, _Numbers(cut, draw.key))
     device = tensors[0].device if tensors else torch.device(_device(call))
+    if call.name in GENERATED:
+        generator = torch.Generator(device).manual_seed(draw.key)
+        call.kwargs = {**call.kwargs, "generator": generator}
+        return call.result
     with from_seed_on(draw.key, device):
         return call.result
+
+
+def _is_by_layout(call: FunctionCall) -> bool:
+    """True for draws of one number an element, of fractions."""
+    if call.name in ("rand", "randn"):
+        return bool((call.kwargs.get("dtype") or torch.get_default_dtype()).is_floating_point)
+    return call.name in _BY_LAYOUT and all(
+        x.is_floating_point() or x.dtype is torch.bool for x in call.tensors
+    )
 
 
 def _device(call: FunctionCall) -> Any:
@@ -148,11 +168,11 @@ class _Numbers:
     """Numbers of this worker's block of a tensor.
 
     Args:
-        cut: its layout.
+        cut: its layout; None if it is whole.
         key: of the draw.
     """
 
-    def __init__(self, cut: Cut, key: int) -> None:
+    def __init__(self, cut: Cut | None, key: int) -> None:
         self.cut, self._key = cut, key
 
     def bits(self, shape: Sequence[int], device: Any, dims: int | None = None, n: int = 0) -> Any:
@@ -165,9 +185,10 @@ class _Numbers:
         """
         cut = self.cut
         whole, where = list(shape), [slice(0, length) for length in shape]
-        begin = sum(cut.sizes[: cut.index])
-        whole[cut.dim] = cut.whole
-        where[cut.dim] = slice(begin, begin + cut.sizes[cut.index])
+        if cut is not None:
+            begin = sum(cut.sizes[: cut.index])
+            whole[cut.dim] = cut.whole
+            where[cut.dim] = slice(begin, begin + cut.sizes[cut.index])
         key = seed_of(f"{self._key} {n}") if n else self._key
         seed = torch.tensor(key - 2**64 if key >= 2**63 else key, device=device)
         return random_bits(seed, whole, where, dims)
@@ -230,7 +251,7 @@ def _like(call: FunctionCall, numbers: _Numbers) -> Tensor:
 
 
 def _made(call: FunctionCall, numbers: _Numbers) -> Tensor:
-    shape = tuple(int(n) for n in call.many(0, "size"))
+    shape = tuple(map(plain, call.many(0, "size")))
     dtype = call.kwargs.get("dtype") or torch.get_default_dtype()
     draw = numbers.normal if call.name == "randn" else numbers.uniform
     return draw(shape, dtype, _device(call))

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from linop.errors import PartitionError
 from linop.spaces.decomposition import COPIES, REPLICATED, Role
-from linop.strategies.tensor.following.sizes import varied
+from linop.strategies.tensor.following.sizes import Refused, length
 
 
 @dataclass(frozen=True)
@@ -30,7 +29,7 @@ class Cut:
     @property
     def length(self) -> Any:
         """Length of this worker's block, a number that carries those of all."""
-        return varied(self.sizes, self.whole, self.index)
+        return length(self.sizes, self.whole, self.index)
 
     @property
     def is_shared(self) -> bool:
@@ -42,12 +41,10 @@ class Cut:
         return replace(self, dim=dim)
 
 
+__all__ = ["Cut", "Followed", "Refused", "in_words"]
+
 Followed = Role | Cut | None
 """Layout of a tensor: `REPLICATED`, `COPIES`, a cut; None where some workers hold it only."""
-
-
-class Refused(PartitionError):
-    """A function that is not computed block by block, without the place in the program."""
 
 
 def in_words(layout: Followed, ndim: int) -> str:
