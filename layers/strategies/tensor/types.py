@@ -267,7 +267,7 @@ def _moves_blocks() -> bool:
     return False
 
 
-_MOVING = ("linop.backends.", "linop.strategies.data.")
+_MOVING = ("linop.backends.", "linop.layers.parameters.", "linop.strategies.data.")
 """Modules that move blocks."""
 
 
