@@ -131,7 +131,8 @@ def is_the_models(
         _refuses("gather_optimizer_state", optimizer.state_dict)
     else:
         assert optimizer.state_dict()["state"].keys() == alone.state_dict()["state"].keys()
-    path = f"{folder}/{mesh['ep'].index}"  # each group of copies writes one
+    # Of blocks each group of copies writes a file.
+    path = f"{folder}/{mesh['ep'].index if cut else 'all'}"
     layers.save(net, path)
     found = torch.load(path, weights_only=True)
     assert [*found] == [*wanted]

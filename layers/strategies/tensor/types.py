@@ -26,9 +26,10 @@ from linop.layers.layer import Layer
 from linop.spaces.decomposition import COPIES, REPLICATED
 from linop.strategies.tensor.drawing.functions import drawn, draws, is_random, layout_of_draw, may_draw
 from linop.strategies.tensor.drawing.streams import Stream
+from linop.strategies.tensor.following.constants import Constants
 from linop.strategies.tensor.following.cuts import Cut, Followed, Refused, in_words
 from linop.strategies.tensor.following.function_call import FunctionCall
-from linop.strategies.tensor.following.rules import SAFE, SIZE_AWARE, rule_of
+from linop.strategies.tensor.following.rules import SAFE, SIZE_AWARE, is_elementwise, rule_of
 from linop.strategies.tensor.following.sizes import Varied, told
 from linop.strategies.tensor.layouts import Layout
 from linop.strategies.tensor.layouts import in_words as layout_in_words
@@ -56,6 +57,7 @@ class Types(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
         super().__init__()
         self._layouts: Any = WeakTensorKeyDictionary()
         self._workers, self._index, self._stream = workers, index, stream
+        self._constants = Constants()
         self._off = 0
 
     def mark(self, tensor: Any, layout: Followed) -> None:
@@ -139,7 +141,8 @@ class Types(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
         if self._off or _moves_blocks():
             return func(*args, **kwargs)
         name = _name_of(func)
-        call = FunctionCall(name, func, args, kwargs, self._layout, self._workers, self._index)
+        workers, constant = (self._workers, self._index), self._constants.along
+        call = FunctionCall(name, func, args, kwargs, self._layout, *workers, constant)
         if name in SAFE:
             return self._answered(call)
         random = is_random(name) and draws(call)
@@ -149,6 +152,8 @@ class Types(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
         result = drawn(call, layout, self._stream) if random else call.result
         for x in tree_leaves(result) if call.known else ():
             self.mark(x, layout)
+        if layout is REPLICATED and not random:
+            self._constants.follow(call, is_elementwise(name))
         return result
 
     def _layout(self, x: Any) -> Followed:
@@ -221,9 +226,15 @@ class Types(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
     ) -> None:
         """Check that no gradient of a whole tensor would be this worker's part of it."""
         # What needs no gradient may be the same on all workers beside any other.
+        # Nobody reads the gradient of a constant that the call itself made.
+        found = [(x, layout) for x, layout in found if x not in self._constants]
         whole = [x for x, layout in found if layout is REPLICATED and x.requires_grad]
         owned = [x for x in whole if isinstance(x, torch.nn.Parameter)]
-        owned += [x for x in call.tensors if x not in self._layouts and x.requires_grad]
+        owned += [
+            x
+            for x in call.tensors
+            if x.requires_grad and x not in self._layouts and x not in self._constants
+        ]
         words = in_words(varied[0][1], varied[0][0].ndim)
         if owned:
             raise PartitionError(

@@ -73,11 +73,9 @@ def broadcast(call: FunctionCall, tensors: list[Any], ndim: int = 0) -> Cut:
                 f"and of {theirs.sizes}; the same blocks expected"
             )
     for other in tensors:
-        if call.layout_of(other) in (None,):
+        if call.layout_of(other) is None:
             raise Refused("beside a tensor that is different on each worker")
-        if isinstance(call.layout_of(other), Cut) or other.ndim < -behind:
-            continue
-        if other.shape[behind] != 1:
+        if not isinstance(call.layout_of(other), Cut) and not call.fits(other, behind, cut):
             raise Refused(
                 f"beside a whole tensor of {other.shape[behind]} elements along dimension "
                 f"{behind}, which is split: it would need this worker's part of that"

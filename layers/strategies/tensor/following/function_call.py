@@ -27,6 +27,7 @@ class FunctionCall:
         layout_of: gives the layout of a tensor; whole for one that nobody has marked.
         workers: their number.
         index: of this worker.
+        is_constant: True for a whole tensor that is constant along a dimension, from the last.
     """
 
     def __init__(
@@ -38,9 +39,11 @@ class FunctionCall:
         layout_of: Callable[[Tensor], Followed],
         workers: int,
         index: int,
+        is_constant: Callable[[Tensor, int], bool] = lambda x, dim: False,
     ) -> None:
         self.name, self.function, self.args, self.kwargs = name, function, args, kwargs
         self.layout_of, self.workers, self.index = layout_of, workers, index
+        self.is_constant = is_constant
         self.known = False
         """True if the layout of an argument is known, and so that of the result."""
 
@@ -66,6 +69,16 @@ class FunctionCall:
     def first(self) -> Tensor:
         """The first tensor of the result."""
         return next(x for x in tree_leaves(self.result) if isinstance(x, _TENSOR))
+
+    def fits(self, x: Tensor, behind: int, cut: Cut) -> bool:
+        """True for a whole tensor that is the same for every block of a cut.
+
+        Args:
+            behind: the dimension of the cut, from the last.
+        """
+        if x.ndim < -behind or x.shape[behind] == 1:
+            return True
+        return x.shape[behind] == cut.sizes[cut.index] and self.is_constant(x, behind)
 
     def given(self, number: int, *names: str, default: Any = None) -> Any:
         """An argument by its position, or one of its names."""

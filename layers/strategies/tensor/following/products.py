@@ -63,7 +63,7 @@ def added(call: FunctionCall) -> Cut:
     if isinstance(theirs, Cut):
         if theirs.dim - c.ndim != behind or theirs.sizes != cut.sizes:
             raise Refused("of tensors that are split along different dimensions")
-    elif c.ndim >= -behind and c.shape[behind] != 1:
+    elif not call.fits(c, behind, cut):
         raise Refused("beside a whole tensor, of which it would need this worker's part")
     return cut
 
@@ -143,5 +143,5 @@ def _check_mask(call: FunctionCall, mask: Any, cut: Cut, behind: int) -> None:
     if isinstance(theirs, Cut):
         if theirs.dim - mask.ndim != behind or theirs.sizes != cut.sizes:
             raise Refused("with a mask that is split along another dimension")
-    elif mask.ndim >= -behind and mask.shape[behind] != 1:
+    elif not call.fits(mask, behind, cut):
         raise Refused("with a mask for all heads, of which it would need this worker's part")

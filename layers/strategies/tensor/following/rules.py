@@ -160,5 +160,11 @@ def rule_of(name: str) -> Rule | None:
 
 
 @cache
+def is_elementwise(name: str) -> bool:
+    """True for a function that is computed element by element."""
+    return rule_of(name) is elementwise
+
+
+@cache
 def names_of_elementwise() -> frozenset[str]:
     return names()
