@@ -50,8 +50,8 @@ LAYERS = (
         "which elements are dropped depends on where they stand in their block",
         "local",
         "linop.layers.dropout:random_bits",
-        "torch.arange(part.start, part.stop)",
-        "torch.arange(part.stop - part.start)",
+        "torch.arange(part.start, part.stop, device=seed.device)",
+        "torch.arange(part.stop - part.start, device=seed.device)",
         ("test_layers_dropout.py::test_masks_on_threads",),
     ),
     Fault(

@@ -4,6 +4,8 @@ conversions between layouts instead of partitions."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
 from linop.backends import use
 from linop.backends.autograd.checkpointing import is_replaying
@@ -119,7 +121,8 @@ class ParallelLayer(Layer):
 
     def _followed(self, types: Types, result: Tensor) -> Followed:
         """The layout of a result, with the blocks of all workers."""
-        layout, space = self.output_layout, self.__dict__.get("_output_space")
+        layout = self.output_layout
+        space: Any = self.__dict__.get("_output_space")
         if not isinstance(layout, int):
             return layout
         dim = layout % result.ndim
@@ -174,7 +177,11 @@ class Redistribute(ParallelLayer):
 
     def bind(self, *inputs: TensorSpace) -> Function:
         Y, convert = self.converted(inputs[0], self.output_layout, of=0)
-        return laid_out_as(Y, lambda x: convert(x))
+        return laid_out_as(Y, partial(_applied, convert))  # which others share
+
+
+def _applied(function: Function, x: Tensor) -> Tensor:
+    return function(x)
 
 
 def _in_range(name: str, layout: Layout, ndim: int) -> Layout:

@@ -235,7 +235,7 @@ class Types(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
         layout = rule(call)
         if isinstance(layout, Cut) and not random:
             self._check_result(call, layout)
-        return REPLICATED if layout is None else layout  # type: ignore[no-any-return]
+        return REPLICATED if layout is None else layout
 
     def _check_result(self, call: FunctionCall, cut: Cut) -> None:
         """Check the layout that a rule gives beside the result's shape."""

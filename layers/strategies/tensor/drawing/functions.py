@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from linop.layers.dropout import BITS, random_bits
-from linop.layers.parameters.initialise import GENERATED
 from linop.layers.parameters.generator import from_seed_on, seed_of
+from linop.layers.parameters.initialise import GENERATED
 from linop.spaces.decomposition import REPLICATED
 from linop.strategies.tensor.drawing.streams import Draws
 from linop.strategies.tensor.following import products, shapes

@@ -93,7 +93,7 @@ class Draws:
             found = Recorded([], [])
             setattr(owner, _RECORD, found)
             setattr(owner, attribute, _Repeatable(getattr(owner, attribute), found))
-        return found  # type: ignore[no-any-return]
+        return found
 
 
 class _Repeatable:

@@ -88,7 +88,9 @@ class FunctionCall:
 
     def many(self, number: int, *names: str) -> Any:
         """Arguments that may be given one by one or as one tuple: from a position on."""
-        rest = self.args[number:] or next(([self.kwargs[n]] for n in names if n in self.kwargs), ())
+        rest: tuple[Any, ...] = self.args[number:]
+        if not rest:
+            rest = tuple(self.kwargs[name] for name in names if name in self.kwargs)
         if len(rest) == 1 and isinstance(rest[0], tuple | list):
             return tuple(rest[0])
         return tuple(rest)

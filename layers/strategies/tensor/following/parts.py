@@ -81,7 +81,8 @@ def _covers(item: Any) -> int:
 
 def _place_of(x: Any, cut: Cut, items: list[Any]) -> int:
     """The dimension of the result that is cut."""
-    dim, advanced, behind, made = 0, [], 0, 0
+    dim, behind, made = 0, 0, 0
+    advanced: list[tuple[int, Any]] = []
     place = -1
     for number, item in enumerate(items):
         covered = _covers(item)

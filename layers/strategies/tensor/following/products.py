@@ -36,7 +36,7 @@ def _product(call: FunctionCall, a: Any, b: Any) -> Cut:
     rows = isinstance(one, Cut) and one.dim == a.ndim - 2
     columns = isinstance(other, Cut) and other.dim == b.ndim - 1
     ndim = call.first.ndim
-    if rows and columns or (rows or columns) and len(call.cuts) > 1:
+    if (rows and columns) or ((rows or columns) and len(call.cuts) > 1):
         raise Refused("of two tensors that are split along different dimensions")
     if rows:
         assert isinstance(one, Cut)

@@ -61,7 +61,7 @@ class VariedFloat(Varied):
         return func(*map(plain, args), **{k: plain(v) for k, v in (kwargs or {}).items()})
 
     def __eq__(self, other: object) -> bool:
-        return self.value == plain(other)
+        return bool(self.value == plain(other))
 
     def __lt__(self, other: Any) -> bool:
         return bool(self.value < plain(other))
@@ -143,9 +143,7 @@ def _computed(function: Callable[..., Any], *numbers: Any) -> Any:
     if not all(isinstance(n, int | float | VariedFloat) for n in numbers):
         return NotImplemented
     each = [values_of(n, len(first.values)) for n in numbers]
-    values = [
-        function(*(plain(values[w]) for values, _ in each)) for w in range(len(first.values))
-    ]
+    values = [function(*(plain(values[w]) for values, _ in each)) for w in range(len(first.values))]
     return varied(values, function(*(plain(whole) for _, whole in each)), first.index)
 
 
