@@ -27,13 +27,15 @@ def torchvision() -> Any:
     """The package, with its operators declared if its own cannot be loaded."""
     import torch
 
-    if not _DECLARED and not hasattr(torch.ops.torchvision, "nms"):
-        _DECLARED.append(torch.library.Library("torchvision", "DEF"))
+    try:
+        return importlib.import_module("torchvision")
+    except RuntimeError:  # operator torchvision::nms does not exist
+        _DECLARED.append(torch.library.Library("torchvision", "FRAGMENT"))
         for name in "nms", "qnms":
             _DECLARED[0].define(
                 f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
             )
-    return importlib.import_module("torchvision")
+        return importlib.import_module("torchvision")
 
 
 def versions() -> str:
