@@ -9,5 +9,8 @@ pytest_collect_file = Sybil(
     parsers=[PythonCodeBlockParser(), SkipParser()],
     filenames=["README.md"],
     patterns=["docs/*.md"],
-    setup=lambda names: names.update(lacks_torch=find_spec("torch") is None),
+    setup=lambda names: names.update(
+        lacks_torch=find_spec("torch") is None,
+        lacks_models=not all(map(find_spec, ("torch", "torchvision", "transformers"))),
+    ),
 ).pytest()

@@ -35,6 +35,7 @@ from support.strategies.data.replicas import (
     is_converted_by_one,
     is_sequential,
     joins,
+    keeps_saved_buffers,
     misses_a_batch,
     says_what_is_wrong,
     spreads_nan,
@@ -56,6 +57,7 @@ OTHERS = [
     has_unused,
     has_the_global_mean,
     has_buffers,
+    keeps_saved_buffers,
     clips_and_copies,
     joins,
 ]

@@ -21,6 +21,8 @@ from support.strategies.tensor.nested_blocks import (
     one_unit,
     pipelines_side_by_side,
     saves,
+    takes_subclasses,
+    uses_a_cut_weight,
 )
 from support.strategies.tensor.tensor_networks import Case
 from support.workers import on_ranks, on_threads
@@ -58,3 +60,11 @@ def test_differences_are_errors() -> None:
 
 def test_pipelines_side_by_side() -> None:
     on_threads(8, pipelines_side_by_side)
+
+
+def test_a_function_of_a_cut_weight() -> None:
+    on_threads(4, uses_a_cut_weight)
+
+
+def test_subclasses_of_linear_layers() -> None:
+    on_threads(2, takes_subclasses)

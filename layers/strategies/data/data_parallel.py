@@ -190,7 +190,7 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]  # torch is not typed
             self._reducer.forwards += 1
         buffers = []
         if self._of_buffers is not None and self.training and self._reducer.enabled:
-            buffers = [*self.module.buffers()]
+            buffers = _to_write(self.module)
         mine = _dtypes(self._trained), _dtypes(buffers) if buffers else self._dtypes[1]
         if mine != self._dtypes:  # double(), or the like, was called
             agree(self.backend, _NAME, lambda: (None, [*map(str, mine)]))
@@ -303,6 +303,24 @@ def _within(wrapper: Any, state: dict[str, Any], prefix: str, *unused: Any) -> N
     del wrapper, unused
     for key in [key for key in state if key.startswith(prefix)]:
         state[f"{prefix}{_PREFIX}{key.removeprefix(prefix)}"] = state.pop(key)
+
+
+def _to_write(module: Any) -> list[Tensor]:
+    """Buffers, of which running statistics are written to as norms do it: unseen by autograd, which
+    keeps them in forward, and does not read them in the backward of training."""
+    statistics = {id(x) for one in module.modules() for x in _running_statistics(one)}
+    return [x.data if id(x) in statistics else x for x in module.buffers()]
+
+
+def _running_statistics(one: Any) -> Iterator[Tensor]:
+    """Those of a norm; of a module that torch exported, those that its graph gives to a norm."""
+    if isinstance(one, torch.nn.modules.batchnorm._NormBase) and one.training:
+        yield from one.buffers(recurse=False)
+    graph = getattr(one, "graph", None)
+    for node in graph.nodes if isinstance(graph, torch.fx.Graph) else ():
+        if node.op == "call_function" and "batch_norm" in str(node.target):
+            names = [each.target for each in node.all_input_nodes if each.op == "get_attr"]
+            yield from (one._buffers[name] for name in names if name in one._buffers)
 
 
 def _dtypes(tensors: Iterable[Tensor]) -> list[Any]:

@@ -84,7 +84,8 @@ class Spread:
             self._parts.append((members, layout, flat, Flat(op, backend, dtype)))
 
     def __call__(self, tensors: Sequence[Tensor]) -> None:
-        """Copy the values. Collective."""
+        """Copy the values. Collective. Tensors that have them are not written to: autograd may have
+        saved them, such as indices of positions, in a forward whose backward is yet to come."""
         own = [*map(_plain, tensors)]
         for members, layout, flat, plan in self._parts:
             some = [own[k] for k in members]
@@ -92,7 +93,13 @@ class Spread:
                 torch._foreach_copy_(layout.views(flat), some)
             found = plan(flat)
             if not self._serves:
-                torch._foreach_copy_(some, layout.views(found))
+                pairs = zip(some, layout.views(found), strict=True)
+                if new := [(a, b) for a, b in pairs if not torch.equal(_bytes(a), _bytes(b))]:
+                    torch._foreach_copy_([a for a, _ in new], [b for _, b in new])
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    return tensor.detach().reshape(-1).view(torch.uint8)
 
     def fail(self, error: BaseException) -> None:
         """End the other workers' waits for this one."""

@@ -20,6 +20,14 @@ from linop.strategies.memory.window import Window
 
 Tensor = Any
 """torch is not typed here."""
+_ELSE = {
+    "checkpoint": "Modules that their owner calls, with arguments of its own, are for "
+    "torch.utils.checkpoint with use_reentrant=False; models of transformers have "
+    "gradient_checkpointing_enable()",
+    "offload": "Of modules that their owner calls, with arguments of its own, "
+    "torch.autograd.graph.save_on_cpu() around the forward moves what autograd keeps",
+}
+"""What to do with modules that are no chain."""
 
 
 class Chain(torch.nn.Sequential):  # type: ignore[misc]  # torch is not typed here
@@ -85,7 +93,8 @@ def chain(net: Any, name: str) -> Chain:
         ArgumentError: it is no Sequential, or one with a forward of its own.
     """
     if not isinstance(net, torch.nn.Sequential):
-        raise ArgumentError(f"{name}: a torch.nn.Sequential expected, given {type(net).__name__}")
+        given = type(net).__name__
+        raise ArgumentError(f"{name}: a torch.nn.Sequential expected, given {given}. {_ELSE[name]}")
     if type(net).forward not in (torch.nn.Sequential.forward, Chain.forward):
         raise ArgumentError(
             f"{name}: {type(net).__name__} has a forward of its own; a torch.nn.Sequential expected"

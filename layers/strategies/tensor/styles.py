@@ -22,6 +22,8 @@ from linop.strategies.tensor.sequence import Pointwise, SequenceNorm
 
 Module = Any
 """torch is not typed here."""
+_CUT = torch.nn.Linear, torch.nn.Embedding
+"""Modules whose weights are cut."""
 
 
 class Style:
@@ -46,15 +48,45 @@ def _refuse(style: Style, name: str, module: Module, expected: str) -> None:
             f"{name!r} is parallel already ({type(module).__name__}); "
             f"parallelise the sequential module once"
         )
-    hint = (
-        ". Its projections are in one tensor: use an attention module with a torch.nn.Linear for "
-        "each, and name those"
-        if isinstance(module, torch.nn.MultiheadAttention)
-        else ""
-    )
+    hint = ""
+    if isinstance(module, torch.nn.MultiheadAttention):
+        hint = (
+            ". Its projections are in one tensor: use an attention module with a torch.nn.Linear "
+            "for each, and name those"
+        )
+    elif type(module) not in _CUT and isinstance(module, _CUT):
+        hint = (
+            f". {type(module).__module__}.{type(module).__name__} computes something else, or has "
+            f"more parameters: put a plain one in its place"
+        )
     raise ArgumentError(
         f"{name!r} is a {type(module).__name__}; {type(style).__name__} is for {expected}{hint}"
     )
+
+
+def _computes_as(module: Module, kinds: tuple[Any, ...]) -> bool:
+    """True for a module of one of these classes, and of a subclass that computes the same bits from
+    the same parameters, as those of timm do."""
+    if type(module) in kinds:
+        return True
+    own = [kind for kind in kinds if isinstance(module, kind)]
+    names = {name for name, _ in module.named_parameters()}
+    if not own or not names <= {"weight", "bias"} or [*module.children()] or [*module.buffers()]:
+        return False
+    return type(module).forward is own[0].forward or _same_on_trial(module, own[0])
+
+
+def _same_on_trial(module: Module, kind: Any) -> bool:
+    weight = module.weight
+    if weight.is_meta:
+        return False
+    if kind is torch.nn.Embedding:
+        given = torch.arange(len(weight), device=weight.device)
+    else:
+        numbers = torch.arange(3 * module.in_features, device=weight.device) % 7 - 3
+        given = numbers.to(weight.dtype).view(3, -1)
+    with torch.no_grad():
+        return torch.equal(module(given), kind.forward(module, given))  # type: ignore[no-any-return]
 
 
 def _sizes(
@@ -156,7 +188,7 @@ class ColwiseParallel(Style):
     queries: int | None = None
 
     def check(self, module: Module, axis: Axis, name: str) -> None:
-        if type(module) not in (torch.nn.Linear, torch.nn.Embedding):
+        if not _computes_as(module, _CUT):
             _refuse(self, name, module, "torch.nn.Linear and torch.nn.Embedding")
         layout_of(self.input_layouts, "input_layouts")
         _no_copies(self.output_layouts)
@@ -195,7 +227,7 @@ class RowwiseParallel(Style):
     heads: int | None = None
 
     def check(self, module: Module, axis: Axis, name: str) -> None:
-        if type(module) not in (torch.nn.Linear, torch.nn.Embedding):
+        if not _computes_as(module, _CUT):
             _refuse(self, name, module, "torch.nn.Linear and torch.nn.Embedding")
         _no_copies(self.output_layouts)
         _sizes(_rows(module), self.heads, axis, name)

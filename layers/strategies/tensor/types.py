@@ -65,6 +65,9 @@ class Types(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
         self._workers, self._index, self._stream = workers, index, stream
         self._constants = Constants()
         self._off = 0
+        self._cut: list[tuple[Any, str]] = []
+        """Layers and names of their parameters in blocks, of which shards have other tensors inside
+        of forwards."""
 
     def mark(self, tensor: Any, layout: Followed) -> None:
         """Set the layout of a tensor; None: some workers hold it only."""
@@ -89,11 +92,29 @@ class Types(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
             if layout_of is None and isinstance(module, Layer):
                 continue  # with operators of its own
             for name, p in module.named_parameters(recurse=False):
-                layout = REPLICATED if layout_of is None else layout_of(name)
-                if isinstance(layout, int):
-                    bounds = module.spaces[name].bounds[layout]
-                    layout = self.cut(layout, p.ndim, [b - a for a, b in bounds])
-                self.mark(p, layout)
+                if layout_of is None:
+                    self.mark(p, REPLICATED)
+                else:
+                    self._cut.append((module, name))
+                    self._mark_block(module, name, p)
+
+    def _mark_block(self, layer: Any, name: str, p: Any) -> None:
+        layout = layer.parameter_layout(name)
+        if isinstance(layout, int):
+            bounds = layer.spaces[name].bounds[layout]
+            layout = self.cut(layout, p.ndim, [b - a for a, b in bounds])
+        self.mark(p, layout)
+
+    def _knows(self, x: Any) -> bool:
+        """True for a tensor with a layout; it is looked for where layers have their parameters, of
+        which `fully_shard` puts whole ones there while a module computes."""
+        if x in self._layouts:
+            return True
+        for layer, name in self._cut:
+            if layer._parameters.get(name) is x:
+                self._mark_block(layer, name, x)
+                return True
+        return False
 
     def check(self, wanted: Sequence[Layout], tensors: Sequence[Any]) -> None:
         """Check a module's inputs.
@@ -102,7 +123,7 @@ class Types(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
             PartitionError: one has another layout.
         """
         for layout, x in zip(wanted, tensors, strict=False):
-            if not isinstance(x, torch.Tensor) or x not in self._layouts:
+            if not isinstance(x, torch.Tensor) or not self._knows(x):
                 continue
             found = self._layouts[x]
             if isinstance(found, Cut):
@@ -163,7 +184,7 @@ class Types(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
         return result
 
     def _layout(self, x: Any) -> Followed:
-        return self._layouts.get(x, REPLICATED)  # type: ignore[no-any-return]
+        return self._layouts[x] if self._knows(x) else REPLICATED  # type: ignore[no-any-return]
 
     def _answered(self, call: FunctionCall) -> Any:
         """The answer to a question about a tensor: lengths carry those of all workers."""
@@ -183,7 +204,7 @@ class Types(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
         Raises:
             PartitionError: it would be another one than that of the sequential program.
         """
-        found = [(x, self._layouts[x]) for x in call.tensors if x in self._layouts]
+        found = [(x, self._layouts[x]) for x in call.tensors if self._knows(x)]
         varied = [(x, layout) for x, layout in found if layout is not REPLICATED]
         call.known = bool(found)
         if varied:
@@ -284,7 +305,7 @@ def _moves_blocks() -> bool:
     return False
 
 
-_MOVING = ("linop.backends.", "linop.strategies.data.")
+_MOVING = ("linop.backends.", "linop.layers.parameters.", "linop.strategies.data.")
 """Modules that move blocks."""
 
 

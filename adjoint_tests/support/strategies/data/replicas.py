@@ -211,6 +211,36 @@ def has_buffers(backend: Backend) -> None:
     assert torch.equal(norm.num_batches_tracked, twin.num_batches_tracked)
 
 
+class Placed(torch.nn.Module):
+    """An embedding of positions, and a norm: autograd saves their buffers for backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("positions", torch.arange(4))
+        self.words, self.places = torch.nn.Embedding(6, 3), torch.nn.Embedding(4, 3)
+        self.norm = torch.nn.BatchNorm1d(3)
+
+    def forward(self, text: Tensor) -> Tensor:
+        return self.norm(self.words(text) + self.places(self.positions))
+
+
+def keeps_saved_buffers(backend: Backend) -> None:
+    """A forward does not spoil what the forward before it has saved for a backward that is yet to
+    come, as in losses of two calls and in pipelines."""
+    model = Placed().double()
+    with torch.no_grad():
+        for k, p in enumerate(model.parameters()):
+            p.copy_(values(*p.shape, seed=k))
+    net, twin = DataParallel(copy.deepcopy(model), Mesh(backend, dp=-1)["dp"]), model
+    text = torch.arange(4) + (backend.worker or 0) % 2
+    (net(text) * net(text)).sum().backward()
+    for worker in range(backend.workers or 1):
+        text = torch.arange(4) + worker % 2
+        (twin(text) * twin(text)).sum().backward()
+    for p, q in zip(net.parameters(), twin.parameters(), strict=True):
+        assert torch.allclose(p.grad, q.grad, rtol=1e-12, atol=1e-12)
+
+
 def says_what_is_wrong(backend: Backend) -> None:
     """Errors on every worker, which go on."""
     me = backend.worker or 0

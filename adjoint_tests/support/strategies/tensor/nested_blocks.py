@@ -15,7 +15,7 @@ import linop
 import linop.layers
 from linop import REPLICATED
 from linop.backends.base import Backend
-from linop.errors import BackendError
+from linop.errors import ArgumentError, BackendError, PartitionError
 from linop.schedules import gpipe
 from linop.strategies import (
     ColwiseParallel,
@@ -263,3 +263,61 @@ def pipelines_side_by_side(backend: Backend) -> None:
     model.load_state_dict(other)
     for key, tensor in model.state_dict().items():
         assert torch.equal(tensor, other[key]), key
+
+
+class Words(torch.nn.Module):
+    """A vocabulary whose embedding is the projection, too, without a module for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.inner = torch.nn.Embedding(10, 6), torch.nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(self.words(x)) @ self.words.weight.T
+
+
+def uses_a_cut_weight(backend: Backend) -> None:
+    """A function of a cut weight is an error where that is sharded, or data parallel, as it is
+    without."""
+    mesh = Mesh(backend, dp=2, tp=2)
+    for outer in (lambda net, _: net), DataParallel, fully_shard:
+        with linop.layers.seeded(0):
+            net = Words()
+        net = parallelize_module(net, mesh["tp"], {"words": RowwiseParallel()})
+        net = outer(net, mesh["dp"])
+        with pytest.raises(PartitionError, match="whole on all workers .* and split along"):
+            net(torch.arange(4))
+
+
+class Renamed(torch.nn.Linear):
+    """A linear layer by other words, as that of timm."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.nn.functional.linear(x, self.weight, self.bias)
+
+
+class Doubled(torch.nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)
+
+
+class Scaled(torch.nn.Linear):
+    def __init__(self, *sizes: int) -> None:
+        super().__init__(*sizes)
+        self.scale = torch.nn.Parameter(torch.ones(()))
+
+
+def takes_subclasses(backend: Backend) -> None:
+    """Subclasses of linear layers are cut where they compute the same, and refused elsewhere."""
+    tp = Mesh(backend, tp=-1)["tp"]
+    for kind in Renamed, Doubled, Scaled:
+        with linop.layers.seeded(0):
+            twin = torch.nn.Sequential(kind(3, 5), torch.nn.ReLU(), torch.nn.Linear(5, 2))
+        cuts = {"0": ColwiseParallel(), "2": RowwiseParallel()}
+        if kind is Renamed:
+            x = torch.arange(6.0).view(2, 3)
+            net = parallelize_module(copy.deepcopy(twin), tp, cuts)
+            assert torch.allclose(net(x), twin(x))
+            continue
+        with pytest.raises(ArgumentError, match=f"is a {kind.__name__}; .* computes something el"):
+            parallelize_module(twin, tp, cuts)
