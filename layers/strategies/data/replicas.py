@@ -97,14 +97,14 @@ class Spread:
                 if new := [(a, b) for a, b in pairs if not torch.equal(_bytes(a), _bytes(b))]:
                     torch._foreach_copy_([a for a, _ in new], [b for _, b in new])
 
-
-def _bytes(tensor: Tensor) -> Tensor:
-    return tensor.detach().reshape(-1).view(torch.uint8)
-
     def fail(self, error: BaseException) -> None:
         """End the other workers' waits for this one."""
         for *_, plan in self._parts:
             plan.fail(error)
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    return tensor.detach().reshape(-1).view(torch.uint8)
 
 
 def _plain(tensor: Tensor) -> Tensor:

@@ -270,13 +270,17 @@ class Pipeline:
                 plan.graph.taken(s),
                 recompute,
                 halves=plan.grid(s).size == 1 and not axes_across(self.stages[s]),
-                count=agreement_of(self._parts[s]).sum if plan.shares_backwards(s) else None,
+                count=self._counting(s) if plan.shares_backwards(s) else None,
             )
             for s in plan.mine
         }
         if optimizer is not None:
             self.optimizer = optimizer_checked(optimizer(self._parameters()))
         return None, initial_seed()
+
+    def _counting(self, stage: int) -> Callable[[bool], int]:
+        doing = f"count the workers of stage {stage} that have a gradient"
+        return partial(agreement_of(self._parts[stage]).sum, doing=doing)
 
     def _parameters(self) -> list[Tensor]:
         found = list(dict.fromkeys(self.parameters()))  # stages may share some
