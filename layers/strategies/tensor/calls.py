@@ -103,8 +103,8 @@ class Calls:
                 self._draws_seeds = said.index(mine) == self._axis.index
             # One number in each process, so that generators in the same state stay so.
             drawn = drawn_seed() if self._draws_seeds else 0
-            mine = drawn if self._axis.index == 0 else 0
-            return self._agreement.sum(mine, "draw a seed for a call of tensor parallel modules")
+            first = drawn if self._axis.index == 0 else 0
+            return self._agreement.sum(first, "draw a seed for a call of tensor parallel modules")
 
     def _total(self, given: CallMetadata) -> int:
         if self._agreement.shapes_are_fixed and given in self._settled:
