@@ -41,12 +41,15 @@ RegionDescription = tuple[Any, ...]
 LARGEST = 9
 """Vectors hold whole numbers from -9 to 9."""
 
-COMPUTED = (
-    *("float64", "float32", "complex128", "complex64", "int64", "int32"),
-    *("int8", "uint64", "int16", "uint8", "uint16", "uint32", "longdouble", "clongdouble"),
+COMPUTED = ("float64", "float32", "complex128", "complex64", "int64", "int32")
+"""Dtypes in which products and sums of small whole numbers are exact."""
+UNUSUAL = (
+    *("uint64", "int8", "uint8", "longdouble"),
+    *("int16", "uint16", "uint32", "clongdouble"),
 )
-"""Dtypes in which products and sums of small whole numbers are exact, in integers modulo 2^bits."""
-MOVED = COMPUTED + HALVES
+"""Further ones, in integers modulo 2^bits: unsigned ones have no negative multiples."""
+EVERY = COMPUTED + UNUSUAL
+MOVED = EVERY + HALVES
 """Dtypes in which sums of eight numbers from -9 to 9 are exact, as data movement is in any."""
 COMPLEX = ("complex128", "complex64")
 

@@ -15,7 +15,7 @@ import linop
 from linop import LinearOperator, Region, Space
 from linop.testing.describing import (
     COMPLEX,
-    COMPUTED,
+    EVERY,
     Description,
     boxes,
     dtype_of,
@@ -38,7 +38,7 @@ from linop.testing.factories.registry import operator_factory
 def _matrices(draw: st.DrawFn, workers: int) -> Description:
     """Two spaces on the same workers, and a seed for the matrix between them."""
     held = draw(holders(workers))
-    dtype = draw(st.sampled_from(COMPUTED))
+    dtype = draw(st.sampled_from(EVERY))
 
     def side(letter: str) -> Description:
         count = draw(st.sampled_from([1, 2, 1, 2, 0]))
@@ -91,7 +91,7 @@ def of_scipy(domain: Any, codomain: Any, seed: Any) -> LinearOperator:
 
 
 @st.composite
-def _regions(draw: st.DrawFn, workers: int, dtypes: Sequence[str] = COMPUTED) -> Description:
+def _regions(draw: st.DrawFn, workers: int, dtypes: Sequence[str] = EVERY) -> Description:
     """One region, and a seed."""
     shape = draw(shapes(draw(st.integers(0, 3)), 4))
     space = {"regions": (("x", shape, draw(holders(workers))),)}
@@ -114,7 +114,7 @@ def fft(space: Any, seed: Any) -> LinearOperator:
 
 @st.composite
 def _restrictions(draw: st.DrawFn, workers: int) -> Description:
-    space = draw(spaces(workers, COMPUTED, most=1))
+    space = draw(spaces(workers, EVERY, most=1))
     shape = space["regions"][0][1]
     least = 0 if draw(rarely) else 1
     indices = st.lists(st.integers(0, math.prod(shape) - 1), min_size=least, max_size=5)
@@ -141,7 +141,7 @@ def _convolutions(draw: st.DrawFn, workers: int) -> Description:
         "left": left,
         **kernel,
         "to": draw(holders(workers)),
-        "dtype": draw(st.sampled_from(COMPUTED)),
+        "dtype": draw(st.sampled_from(EVERY)),
         "seed": draw(seeds),
     }
 
@@ -170,7 +170,7 @@ def convolution(
 
 
 @operator_factory(
-    lambda workers: halos(workers, COMPUTED, ("split", "copies"), uneven=False),
+    lambda workers: halos(workers, EVERY, ("split", "copies"), uneven=False),
     pure=False,
     exact=False,
 )
