@@ -184,7 +184,7 @@ class Types(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
         return result
 
     def _layout(self, x: Any) -> Followed:
-        return self._layouts[x] if self._knows(x) else REPLICATED  # type: ignore[no-any-return]
+        return self._layouts[x] if self._knows(x) else REPLICATED
 
     def _answered(self, call: FunctionCall) -> Any:
         """The answer to a question about a tensor: lengths carry those of all workers."""
