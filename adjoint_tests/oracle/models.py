@@ -27,7 +27,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from support.models.packages import missing, versions  # noqa: E402
+from support.models.packages import missing, versions
 
 KINDS = {  # words of a fault, and the kind of mistake that it is of
     "gradients: None": "no gradient, or one of zero",

@@ -1,11 +1,12 @@
-"""The table of models of other people × strategies: linop's on threads and on ranks, and torch's own
-on ranks over gloo, each beside one process.
+"""The table of models of other people × strategies: linop's on threads and on ranks, and torch's
+own on ranks over gloo, each beside one process.
 
     python benchmarks/strategies/models.py --write
 
 prints a line for each cell as it is found, then the table; with ``--write`` it becomes the table of
 `docs/models.md`. ``--only "transformers BERT"``, ``--strategy zero3`` and ``--side torch`` choose
-cells; what `results/models.jsonl` has is not run again without ``--again``. Needs the extras ``models``, ``mpi`` and ``test``.
+cells; what `results/models.jsonl` has is not run again without ``--again``. Needs the extras
+``models``, ``mpi`` and ``test``.
 """
 
 from __future__ import annotations

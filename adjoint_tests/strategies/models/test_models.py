@@ -19,12 +19,13 @@ if why := missing():
 
 import torch
 
+import linop
 from linop import strategies
 from oracle.models import drawn, kinds
 from support.models import running
-from support.models.cases import Case
+from support.models.cases import Case, start
 from support.models.model import made
-from support.models.strategies import STRATEGIES
+from support.models.strategies import STRATEGIES, tensor_parallel
 from support.models.twin import Seen, alone, faults
 from support.models.zoo import ZOO
 from support.requirements import needs_mpi
@@ -51,8 +52,8 @@ def case(model: str, strategy: str, **changes: Any) -> Case:
     """A cell of the table; `changes` are of the configuration, or fields of `Case`."""
     fields = {name: changes.pop(name) for name in [*changes] if name in Case.__annotations__}
     configuration = {**ZOO[model].usual, **changes}
-    made_of = Case(model, configuration, strategy, STRATEGIES[strategy][1])
-    return replace(made_of, **fields)
+    usual = Case(model, configuration, strategy, STRATEGIES[strategy][1])
+    return replace(usual, **fields)
 
 
 @pytest.mark.parametrize(("model", "strategy"), CELLS)
@@ -76,6 +77,21 @@ def test_draws_are_right_or_refused(seed: int, k: int) -> None:
 def test_dropout_with_an_uneven_cut_is_the_same_on_all_workers() -> None:
     one = case(BERT, "tensor parallel", heads=3, groups=3, dropout=0.1, steps=3)
     assert running.on_threads(one).kind == "right"
+
+
+@pytest.mark.parametrize("model", [LLAMA, "torchvision ConvNeXt"])
+def test_any_number_of_workers_draws_the_same(model: str) -> None:
+    """Dropouts and stochastic depths, of whole and of split tensors."""
+    drops = {"dropout": 0.2, "path": 0.2, "heads": 3, "groups": 3}
+    known = {name: drops[name] for name in drops if name in ZOO[model].usual}
+    losses = []
+    for workers in 1, 2, 3:
+        one = case(model, "tensor parallel", mesh={"tp": workers}, **known)
+        start(one)
+        torch.manual_seed(11)
+        losses += linop.launch(lambda b: tensor_parallel(b, one).losses, workers, "threads")  # noqa: B023
+    for found in losses[1:]:
+        assert found == pytest.approx(losses[0], rel=2e-5)
 
 
 def test_fused_projections_are_right_or_refused() -> None:
@@ -109,8 +125,8 @@ def test_wrong_strategies_are_seen(monkeypatch: Any) -> None:
     right = case(VIT, "checkpoint")
     twin = alone(right)
     state = {**twin.parameters, **twin.buffers[0]}
-    seen = Seen([losses := twin.losses[0]][0][:], set(twin.unused), set(twin.parameters), state)
-    assert faults(right, twin, seen) == [] != losses
+    seen = Seen([*twin.losses[0]], set(twin.unused), set(twin.parameters), state)
+    assert seen.losses and not faults(right, twin, seen)
     key = next(iter(twin.parameters))
     for other in (
         replace(seen, state={**state, key: state[key] + 1e-4}),

@@ -30,9 +30,9 @@ class Case:
         steps: of the optimizer.
         decay: weight decay, by which a gradient of zero differs from none.
         mean: a loss whose mean is that of torch's own function, for pipelines.
-        options: "point", the cut of a pipeline; "cuts", "attention" or "others" of a tensor-parallel
-            plan alone; "seeded", random numbers are comparable; "read", a
-            parameter is read beside a forward; "methods", timm's forward in two methods.
+        options: "point", the cut of a pipeline; "cuts", "attention" or "others" of a plan alone;
+            "seeded", random numbers are comparable; "read", parameters are read beside a forward;
+            "methods", timm's forward in two methods.
     """
 
     model: str

@@ -1,7 +1,7 @@
 """The packages of other people's models: which are missing, and the import of torchvision.
 
-torchvision's wheel from PyPI does not load its C++ operators beside the CPU build of torch, and then
-fails to describe two of them. Nothing here uses these: they are declared, without being defined.
+torchvision's wheel from PyPI does not load its C++ operators beside the CPU build of torch, and
+then fails to describe two of them. Nothing here uses these: they are declared, not defined.
 """
 
 from __future__ import annotations

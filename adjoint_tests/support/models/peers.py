@@ -257,5 +257,4 @@ PEERS: dict[str, Peer] = {
     "checkpoint": checkpointing,
     "offload": offloading,
     "zero3 × tensor": fsdp2_and_dtensor,
-    "data × pipeline": pipelining,
 }

@@ -49,6 +49,8 @@ def on_threads(case: Case) -> Verdict:
     if "pp" in case.mesh:
         try:
             options["stages"] = in_stages(case)
+        except Unfit as error:
+            return Verdict("unfit", str(error))
         except LinopError as error:
             return Verdict("refused", _short(error))
     return verdict(case, _launched(case, twin, options))

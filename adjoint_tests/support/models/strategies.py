@@ -206,13 +206,13 @@ def sharded_and_tensor(backend: Backend, case: Case) -> Seen:
 def in_stages(case: Case) -> list[Any]:
     """The model in two stages. torch exports in one thread: threads split before they start."""
     net, one = start(case), batch(case, 0)
+    if one.options:
+        raise Unfit("inputs by name, and Pipeline takes one by position")
     point = case.point(dict(net.named_modules()))
     return strategies.split(net, [point], example=one.arguments[0][: case.rows])
 
 
 def pipeline(backend: Backend, case: Case, stages: list[Any] | None = None) -> Seen:
-    if batch(case, 0).options:
-        raise Unfit("inputs by name, and Pipeline takes one by position")
     found: Any = in_stages(case) if stages is None else copy.deepcopy(stages)
     replica, pipes, edges = 0, backend, found.edges if hasattr(found, "edges") else None
     if "dp" in case.mesh:
@@ -243,7 +243,7 @@ def pipeline(backend: Backend, case: Case, stages: list[Any] | None = None) -> S
             if "dp" in case.mesh:
                 stage.reduce_gradients()
         if value is not None:
-            losses.append(float(value))
+            losses.append(value.item())
         if not step:
             named = [pair for stage in own for pair in stage.named_parameters()]
             unused = {_key(n) for n, p in named if p.grad is None}

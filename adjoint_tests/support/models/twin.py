@@ -71,7 +71,7 @@ def _passed(case: Case, model: Any, step: int, replica: int, micro: int) -> floa
         seeded(case, step, replica)
     value = loss(case, step, model(*rows.arguments, **rows.options), rows.target)
     value.backward()
-    return float(value)
+    return float(value.item())
 
 
 def _copied(named: Iterable[tuple[str, Any]]) -> State:

@@ -257,7 +257,9 @@ class Tracer:
         if s < self._plan.stages - 1 and moved.shape[0] != sources[0].shape[0]:
             raise ArgumentError(
                 f"stage {s}: its module returns a tensor of shape {moved.shape} for "
-                f"{inputs_named(sources)}; as many rows expected"
+                f"{inputs_named(sources)}; as many rows expected. Of tensors that do not depend on "
+                f"the batch, such as masks or rotary embeddings, cut the model where it has none, "
+                f"as before its head, or make them in each stage"
             )
         return moved
 

@@ -285,7 +285,7 @@ def uses_a_cut_weight(backend: Backend) -> None:
             net = Words()
         net = parallelize_module(net, mesh["tp"], {"words": RowwiseParallel()})
         net = outer(net, mesh["dp"])
-        with pytest.raises(PartitionError, match="whole on all workers .* and split along"):
+        with pytest.raises(PartitionError, match=r"whole on all workers .* and split along"):
             net(torch.arange(4))
 
 
