@@ -28,6 +28,7 @@ BUILT_IN = {
     "ShapeError": ValueError,
     "DTypeError": TypeError,
     "ArgumentError": TypeError,
+    "AmbiguousError": ValueError,
     "PartitionError": ValueError,
     "UndecidableError": RuntimeError,
     "PlanError": RuntimeError,

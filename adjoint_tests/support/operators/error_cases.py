@@ -209,15 +209,15 @@ v.inner(AB.zeros())
 v.inner(3)
     ArgumentError: given 3
 C.unflatten([1j, 2, 3])
-    DTypeError: flat vector of dtype complex128 given, float64 expected
+    DTypeError: flat vector: [1j, 2, 3] given, numbers of dtype float64 expected
 WHOLE.unflatten([0.5, 2, 3])
-    DTypeError: flat vector of dtype float64 given, int64 expected
+    DTypeError: flat vector: [0.5, 2, 3] given, numbers of dtype int64 expected
 C.unflatten([1, 2])
     ShapeError: flat vector of size 2 given, 3 expected
 C.flatten(AB.zeros())
     SpaceError: flatten: the spaces differ
 IC.to_scipy() @ (1j * np.ones(3))
-    DTypeError: complex128 given, float64 expected
+    DTypeError: complex128 given, numbers of dtype float64 expected
 OVER.gather(OVER.random(0))
     SpaceError: block 'x@0' differs from another copy of its elements
 OVERLAP.gather(OVERLAP.random(0))
