@@ -21,6 +21,8 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from linop.errors import ArgumentError, BackendError, LinopError, restated
+from linop.spaces.partition import Partition
+from linop.spaces.tensor import TensorSpace
 
 DEEPEST = 64
 """Levels of a message within each other, at most."""
@@ -446,3 +448,19 @@ adapt(
 adapt(PurePath, "path", str, Path)
 adapt(slice, "slice", lambda one: (one.start, one.stop, one.step), lambda ends: slice(*ends))
 adapt(range, "range", lambda one: (one.start, one.stop, one.step), lambda ends: range(*ends))
+adapt(
+    Partition,
+    "partition",
+    lambda one: (one.shape, one.workers),
+    lambda given: Partition(*given),
+)
+adapt(
+    TensorSpace,
+    "tensor space",
+    lambda one: (
+        *(one.global_shape, one.partition, one.dtype, one.axes, one.name),
+        {axis: one.bounds[axis] for axis in one.axes if isinstance(axis, int)},
+        one.memory,
+    ),
+    lambda given: TensorSpace(*given[:5], bounds=given[5], memory=given[6]),
+)

@@ -156,9 +156,9 @@ def check_counts(case: Grouped, pipe: Pipeline, before: Sequence[Any]) -> None:
         for unit in sharded_units(stage):
             own = unit._bridge.plan.counters.bytes_each
             back = unit._bridge.plan.H.counters.bytes_each
-            # Each worker sends its shard, and a digest of what it has done, to all others, and
-            # their shards of its gradient back.
-            noted = PLACES * 8 * (case.dp > 1)
+            # Each worker sends its shard, a digest of what it has done and a row of uses, and
+            # gets the shards of its gradient back.
+            noted = (PLACES + len(unit.members)) * 8 * (case.dp > 1)
             shard = sum(p.numel() * p.element_size() for p in unit.shards) + noted
             whole = sum(m.space.size * 8 for m in unit.members) + noted * case.dp
             assert own == shard * (case.dp - 1), (own, shard)
