@@ -393,7 +393,7 @@ def draw_right_operator(random: Random) -> Case:
     check_of = random.choice(["check_adjoint", "check_exact", "check_linear"])
     numbers = np.nan_to_num(values(random, (n, n), dtype), nan=1, posinf=1, neginf=1)
     if dtype.kind not in "iu":
-        numbers = np.where(np.abs(numbers) > 1e3, np.ones((), dtype), numbers)
+        numbers = np.where(np.abs(numbers) <= 1e3, numbers, np.ones((), dtype))
 
     def check() -> None:
         S = space("x", (n,), dtype)
