@@ -258,4 +258,4 @@ DRAWERS: dict[int, list[Drawer]] = {
     23: [draw_word],
     24: [draw_direct_sum],
 }
-"""What draws cases of each kind."""
+"""Drawers of cases, by kind."""

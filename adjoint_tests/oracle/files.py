@@ -52,9 +52,9 @@ def values_in(path: Path) -> set[float]:
 
 
 ANEW = {"new", "dangling link"}
-"""What may be at a path where a file is made."""
+"""Kinds of paths at which a file is made."""
 REFUSED = {"fifo", "folder", "device", "socket", "empty", "no folder", "link to fifo"}
-"""What may be at a path where no file can be."""
+"""Kinds of paths at which no file can be made."""
 
 
 def draw_place(random: Random) -> Case:
@@ -372,4 +372,4 @@ def _disturb(port: int, way: str, owned: str, old: dict[tuple[int, str], bytes])
 
 
 DRAWERS: dict[int, list[Drawer]] = {15: [draw_place], 16: [draw_hostile], 17: [draw_attack]}
-"""What draws cases of each kind."""
+"""Drawers of cases, by kind."""

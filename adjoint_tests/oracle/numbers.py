@@ -425,6 +425,6 @@ DRAWERS: dict[int, list[Drawer]] = {
     11: [draw_equality],
     12: [draw_right_operator],
 }
-"""What draws cases of each kind."""
+"""Drawers of cases, by kind."""
 
 __all__ = ["DRAWERS", "WrongError", "prod"]

@@ -33,7 +33,7 @@ def seeded(test: Callable[..., Any]) -> None:
 
 
 def too_few(test: Callable[..., Any], ranks: bool) -> str:
-    """What a property that draws too few examples should do; empty if it draws enough.
+    """The complaint about a property that draws too few examples; empty if it draws enough.
 
     Args:
         ranks: its examples use ranks.

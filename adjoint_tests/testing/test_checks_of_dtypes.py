@@ -158,7 +158,7 @@ def test_operators_without_a_dtype_are_checked_on_floats(name: str, way: str) ->
 
 
 def test_whole_numbers_alone() -> None:
-    """Where floats are refused, or a dtype is declared, the report's first line says so."""
+    """The report's first line says if floats are refused, or a dtype is declared."""
     bits = custom(lambda x: x ^ 0, lambda y: y ^ 0)
     declared = custom(lambda x: 3 * x, lambda y: 3 * y, dtype=np.int32)
     for op, dtype in ((bits, "int8"), (declared, "int32")):

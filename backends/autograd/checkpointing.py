@@ -16,7 +16,7 @@ Kept = list[tuple[Bridge, list[Any], int]]
 
 
 class Carried(Protocol):
-    """What a first computation has that its recomputations need."""
+    """State of a first computation that its recomputations need."""
 
     def close(self) -> None:
         """End the first computation."""

@@ -149,7 +149,7 @@ def _of_master() -> Iterator[str]:
 
 
 def _of_host() -> Iterator[str]:
-    """Those of this machine's name, as gloo takes."""
+    """Addresses of this machine's name, as gloo takes."""
     with suppress(OSError):
         for *_, where in socket.getaddrinfo(socket.gethostname(), 1, type=socket.SOCK_STREAM):
             yield str(where[0])

@@ -113,7 +113,7 @@ class _Window:
         return found
 
     def _met(self, offset: tuple[int, ...]) -> tuple[Index, Index] | None:
-        """Where an element of the kernel reads and writes; None if it meets padding alone."""
+        """Indices at which a kernel element reads and writes; None if it meets padding alone."""
         read, written = [], []
         for k, n, m, s, d, (a, _) in zip(
             offset, self.shape, self.output, self.steps, self.spread, self.pads, strict=True

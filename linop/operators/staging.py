@@ -188,7 +188,7 @@ class Staging:
         put(piece, demand.source, demand.target, demand.scalar)
 
     def _step(self, flow: Flow, edge: Edge) -> Stages | Merged:
-        """What an edge applies."""
+        """The operator that an edge applies."""
         if edge.step is None:
             ends = flow.spaces[edge.source], flow.spaces[edge.target]
             found: Any = Merged.of(Movement.between(*ends))

@@ -66,11 +66,11 @@ class Case:
 
     @property
     def micro_batches(self) -> int:
-        """Those of each of them."""
+        """A list for each of them."""
         return self.micro if "pp" in self.mesh else 1
 
     def point(self, names: Container[str]) -> str:
-        """Where the second stage begins, of a model with these submodules."""
+        """The start of the second stage, of a model with these submodules."""
         name: str = self.options.get("point", self.family.cuts[0])
         return name if name in names else name.partition(".")[2]
 

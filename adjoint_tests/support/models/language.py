@@ -246,7 +246,7 @@ def mixtral_plan(c: Configuration, one: bool) -> Plan | None:
 
 
 def phi3_plan(c: Configuration, one: bool) -> Plan | None:
-    """What one who does not read the model would write."""
+    """The plan of one who does not read the model."""
     at = "model.layers.*"
     found = {f"{at}.self_attn.qkv_proj": Cut("column"), f"{at}.self_attn.o_proj": Cut("row")}
     return None if one else found | _mlp((f"{at}.mlp.gate_up_proj",), f"{at}.mlp.down_proj", False)

@@ -57,7 +57,7 @@ def on_threads(case: Case) -> Verdict:
 
 
 def _launched(case: Case, twin: Twin, options: Mapping[str, Any]) -> list[Said]:
-    """What each thread says; of those that were ended, that they were."""
+    """The words of each thread; of those that were ended, that they were."""
     said: dict[int, Said] = {}
 
     def program(backend: Backend) -> None:
@@ -126,7 +126,7 @@ def _short(error: BaseException) -> str:
 
 
 def verdict(case: Case, said: list[Said]) -> Verdict:
-    """What all workers found."""
+    """The findings of all workers."""
     for kind in "unfit", "raw", "refused":
         for one in said:
             if kind in one:

@@ -222,7 +222,7 @@ def shards_refuse(backend: Backend, seed: int, use: Callable[[Any, Tensor], Any]
 
 
 def shards_are_read(backend: Backend, seed: int) -> None:
-    """What reads shards, or changes them in place, goes on."""
+    """Reading shards, and changing them in place, goes on."""
     net, twin = Block(seed).eval(), Block(seed).eval()
     fully_shard(net, Mesh(backend, dp=-1)["dp"])
     for p in net.parameters():

@@ -28,7 +28,7 @@ _BITS = 7
 SUMMED = 2 * PLACES * _BITS
 """Elements of a summed digest."""
 Facts = dict[str, Any]
-"""What is compared, in words, with its value on this worker."""
+"""Compared facts, in words, with their values on this worker."""
 
 
 class Steps:

@@ -90,7 +90,7 @@ class ShardedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torch is
 
     @property
     def state(self) -> Any:
-        """What the optimizer keeps for this worker's blocks."""
+        """State that the optimizer keeps for this worker's blocks."""
         return self.optimizer.state
 
     @property

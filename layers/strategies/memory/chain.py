@@ -27,7 +27,7 @@ _ELSE = {
     "offload": "Of modules that their owner calls, with arguments of its own, "
     "torch.autograd.graph.save_on_cpu() around the forward moves what autograd keeps",
 }
-"""What to do with modules that are no chain."""
+"""Advice for modules that are no chain."""
 
 
 class Chain(torch.nn.Sequential):  # type: ignore[misc]  # torch is not typed here

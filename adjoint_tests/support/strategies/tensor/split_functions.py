@@ -220,7 +220,7 @@ def _drawn(backend: Backend, name: str, way: str) -> list[Any]:
 
 
 def draws_the_same(backend: Backend, name: str, way: str, wanted: list[Any]) -> None:
-    """What one worker alone draws, on every worker, and also in what is computed again."""
+    """Every worker draws as one worker alone, also in what is computed again."""
     found = _drawn(backend, name, way)
     assert abs(found[0] - found[1]).max() > 1e-6  # every call draws anew
     for one, other in zip(found, wanted, strict=True):
