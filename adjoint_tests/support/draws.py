@@ -27,8 +27,9 @@ ON_RANKS = settings(max_examples=FEW)
 
 
 def seeded(test: Callable[..., Any]) -> None:
-    """Give a property the `SEED`, if there is one; the function under a bound method has it."""
-    if SEED is not None:
+    """Give a property the `SEED`, if there is one; the function under a bound method has it. Other
+    tests are left alone, since Hypothesis fails them if they have a seed."""
+    if SEED is not None and hypothesis.is_hypothesis_test(test):
         hypothesis.seed(SEED)(getattr(test, "__func__", test))
 
 

@@ -25,7 +25,7 @@ from linop.spaces.space import Space
 Arrays = dict[str, Array]
 
 MOST = 2**20
-"""Largest number of edges: a product of shared products may stand for exponentially many."""
+"""Largest number of uses: a product of shared products may stand for exponentially many."""
 
 
 class Edge(NamedTuple):
@@ -90,15 +90,15 @@ class Flow:
         self._edge(self._demand(source, target, scalar), step)
 
     def _demand(self, source: int, target: int, scalar: Exact) -> Demand:
-        self._ranks += 1
-        return Demand(source, target, wrapped(scalar, self.spaces[TARGET].dtype), self._ranks)
-
-    def _edge(self, demand: Demand, step: Any) -> None:
-        if len(self.edges) >= MOST:
+        if self._ranks >= MOST:
             raise ArgumentError(
                 f"the expression stands for more than {MOST} applications of its operators: a "
                 f"shared product is a factor of products that are shared, again and again"
             )
+        self._ranks += 1
+        return Demand(source, target, wrapped(scalar, self.spaces[TARGET].dtype), self._ranks)
+
+    def _edge(self, demand: Demand, step: Any) -> None:
         self.edges.append(Edge(demand.source, demand.target, step, demand.scalar, demand.rank))
 
     def once(self, node: Any) -> Iterator[Demand]:
