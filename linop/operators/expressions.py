@@ -109,7 +109,8 @@ class Compound(LinearOperator):
         """The operator in the paper's notation, of texts of its operands."""
 
     @cached_property
-    def _flow(self) -> Flow:
+    def flow(self) -> Flow:
+        """What it computes, from what: its nodes, each applied once."""
         return flow_of(
             self,
             lambda op: op._operands() if op.spreads else None,
@@ -117,7 +118,7 @@ class Compound(LinearOperator):
         )
 
     def _interpret(self, arrays: Arrays) -> Arrays:
-        return interpreted(self._flow, arrays, self.dtype)
+        return interpreted(self.flow, arrays, self.dtype)
 
     def _stages(self) -> Stages:
         return stages_of(self)

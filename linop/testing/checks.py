@@ -17,8 +17,9 @@ from functools import wraps
 from typing import Any, ParamSpec
 
 from linop.backends.base import Backend
+from linop.testing.cancellation import size_of_terms
 from linop.testing.dtypes import in_every_dtype
-from linop.testing.localise import wrong_column
+from linop.testing.localise import largest, wrong_column
 from linop.testing.matrices import worst_of_matrices
 from linop.testing.report import Report
 from linop.testing.tested_maps.foreign import tested_map
@@ -238,7 +239,10 @@ def check_equal(
     def trial(seed: int) -> tuple[float, Where]:
         G = seen_as(second, F.domain, F.codomain, not F.anonymous)
         x = random_vector(F, F.domain, seed)
-        error, _ = difference(F, F(x), G(x), ("F", "G"), [])
+        most = largest(x, F.backend)[1]
+        error, _ = difference(
+            F, F(x), G(x), ("F", "G"), [], lambda: max(size_of_terms(S, most) for S in (F, G))
+        )
         return error, lambda: wrong_column(F, F, G, x, ("F", "G"))
 
     return check.tried(trial, seed, trials)

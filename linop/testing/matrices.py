@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from functools import reduce
+
 import numpy as np
 
 from linop.spaces.scalars import Array
 from linop.spaces.space import Space
+from linop.testing.cancellation import magnitudes
 from linop.testing.localise import unit
 from linop.testing.report import Worst, element, plain_number, shown
-from linop.testing.tested_maps.tested_map import TestedMap, widened
+from linop.testing.tested_maps.tested_map import TestedMap, gathered, widened
 from linop.testing.tested_maps.whole import everything
 
 
@@ -27,6 +30,7 @@ def worst_of_matrices(F: TestedMap, G: TestedMap, relative: bool) -> tuple[float
     difference[(difference == 0) & (backward != wanted)] = 1.0  # integers that are equal as floats
     if relative:
         size = np.maximum(np.abs(widened(backward)), np.abs(widened(wanted)))
+        size = reduce(np.maximum, _terms(F), size)
         scale = np.maximum(size.max(axis=0), size.max(axis=1, keepdims=True))
         difference = np.divide(difference, scale, out=difference, where=scale > 0)
     row, column = (int(k) for k in np.unravel_index(np.argmax(difference), difference.shape))
@@ -54,6 +58,15 @@ def _matrix(F: TestedMap) -> Array:
         columns = [np.concatenate([column.real, column.imag]) for column in columns]
     rows = F.codomain.size * (2 if _doubled(F, F.codomain) else 1)
     return np.array(columns).reshape(len(columns), rows).T
+
+
+def _terms(F: TestedMap) -> list[Array]:
+    """For each entry of the adjoint's matrix, the size of the terms that it is a sum of, as far as
+    each worker knows it. Collective."""
+    known = magnitudes(F)
+    dense = np.zeros(0) if known is None else known.T.toarray()
+    heard = gathered(F.backend, dense.astype(np.float64).tobytes())
+    return [np.frombuffer(data).reshape(F.shape[::-1]) for data in heard if data]
 
 
 def _doubled(F: TestedMap, space: Space) -> bool:

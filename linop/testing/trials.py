@@ -19,6 +19,7 @@ from linop.spaces.region import integer
 from linop.spaces.scalars import Scalar
 from linop.spaces.space import Space
 from linop.spaces.vector import Vector
+from linop.testing.cancellation import size_of_products, size_of_terms
 from linop.testing.localise import (
     discrepancy,
     inner,
@@ -124,12 +125,10 @@ class Check:
 
 
 def dot_tolerance(op: LinearOperator | TestedMap) -> float:
-    """Default tolerance of the dot-product test: `entry_tolerance`, but at least that of float64,
-    in which inner products are summed; 0 for integers. It does not grow with the size, since
-    rounding errors of random sign do not, relative to the norms. In half precision it is large, and
-    `check_dot_exact` is sharper."""
-    most = entry_tolerance(op)
-    return max(most, 16 * machine_epsilon(np.dtype(np.float64))) if most else 0.0
+    """Default tolerance of the dot-product test: `entry_tolerance`. It does not grow with the size,
+    since rounding errors of random sign do not, relative to the norms; and inner products are
+    summed in float64 at least. In half precision it is large, and `check_dot_exact` is sharper."""
+    return entry_tolerance(op)
 
 
 def entry_tolerance(op: LinearOperator | TestedMap) -> float:
@@ -232,7 +231,10 @@ def dot_products(
             raise UndecidableError(f"check_dot_exact of {F.name}: {why}; use check_adjoint")
     error = float(abs(discrepancy(F, inner(F, forward, y), inner(F, x, backward))))
     if rounds:
-        error /= scale or 1.0
+        size, error = error, error / (scale or 1.0)
+        if not error <= dot_tolerance(F):
+            ends = (largest(v, F.backend)[1] for v in (x, y))
+            error = size / (max(scale, size_of_products(F, *ends)) or 1.0)
     if error <= dot_tolerance(F):
         _look_at_opposite(F, x, found[0])
         _look_at_opposite(G, y, found[1])
@@ -305,8 +307,10 @@ def linear(F: TestedMap, seed: int) -> tuple[float, Where]:
     a = random_scalar(F, seed)
     once, other, both = F(x), F(y), F(a * x + y)
     names = "F(a x + y)", "a F x + F y"
+    terms = [once * a, other]
+    sides = max(largest(v, F.backend)[1] for v in (a * x, y))
     found = [
-        difference(F, both, a * once + other, names, [once * a, other]),
+        difference(F, both, a * once + other, names, terms, lambda: size_of_terms(F, sides)),
         difference(F, F(x), once, ("F x, the second time,", "F x, the first time,"), []),
     ]
     if F.domain.dtype.kind != "u":
@@ -338,18 +342,27 @@ def _finite(*sizes: float) -> float:
 
 
 def difference(
-    F: TestedMap, found: Vector, wanted: Vector, names: tuple[str, str], terms: list[Vector]
+    F: TestedMap,
+    found: Vector,
+    wanted: Vector,
+    names: tuple[str, str],
+    terms: list[Vector],
+    size: Callable[[], Any] = lambda: 0.0,
 ) -> tuple[float, Where]:
     """The largest difference between two vectors, and a function that locates it. In floating point
     it is relative to the largest element of both, and of the terms that they are sums of.
 
     Args:
         names: of the two vectors, for the report.
+        size: gives the size of terms within the map, which may cancel; asked for if the difference
+            is larger than rounding of what is known without it. Collective.
     """
     where, most = largest(found - wanted, F.backend)
     scale = max(largest(v, F.backend)[1] for v in (found, wanted, *terms))
     if not dot_tolerance(F):
         scale = 1.0
+    elif not most <= element_tolerance(F) * scale:
+        scale = max(scale, size())
     return most / (scale or 1.0), lambda: wrong_value(found, wanted, where, names, F.backend)
 
 

@@ -74,6 +74,7 @@ def _of_plan(plan: BoundPlan) -> TestedMap:
         adjoint,
         plan.backend,
         exact=plan.op.stages.pure,
+        op=plan.op,
     )
 
 

@@ -22,6 +22,7 @@ from linop.backends.transports.transport import Item
 from linop.backends.worker import Worker
 from linop.errors import ArgumentError, BackendError
 from linop.normal_form.maps import bare_or_dict
+from linop.operators.operator import LinearOperator
 from linop.spaces.float_formats import limits, machine_epsilon, native
 from linop.spaces.region import Region
 from linop.spaces.scalars import Array
@@ -59,6 +60,7 @@ class TestedMap:
             return new memory, and may return a wider dtype than declared.
         anonymous: True if region names are generated, since only shapes were given.
         role: "forward" or "adjoint": the role of `forward` in the original pair.
+        op: the operator of linop whose map this is, if there is one.
     """
 
     name: str
@@ -73,6 +75,7 @@ class TestedMap:
     flat: bool = False
     anonymous: bool = False
     role: str = "forward"
+    op: LinearOperator | None = None
     said: str = ""
     """The numbers that the map was tested on, for the first line of reports, if these are not all
     that it may be given."""
@@ -100,6 +103,7 @@ class TestedMap:
             forward=self.adjoint,
             adjoint=self.forward,
             role="adjoint" if self.role == "forward" else "forward",
+            op=None if self.op is None else self.op.H,
             _last={},
         )
 
