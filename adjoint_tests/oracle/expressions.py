@@ -11,6 +11,7 @@ from random import Random
 from typing import Any
 
 import numpy as np
+from scipy.linalg import block_diag
 
 import linop
 from linop import Region, Space, local_operators
@@ -186,17 +187,23 @@ def draw_word(random: Random) -> Case:
 
 def draw_direct_sum(random: Random) -> Case:
     names = ["a", "b", "c", "t", "u"]
-    what = random.choice(["direct_sum", "nested", "hstack", "vstack"])
-    chains: list[tuple[list[str], bool]] = []
-    for _ in range(random.randint(2, 3)):
+    what = random.choice(["direct_sum", "direct_sum", "nested", "hstack", "vstack"])
+    chains: list[tuple[list[str], str]] = []
+    for _ in range(random.randint(2, 4)):
         chain = [random.choice(names) for _ in range(random.randint(2, 4))]
-        if what == "hstack" and chains:
-            chain[-1] = chains[0][0][-1]
-        if what == "vstack" and chains:
-            chain[0] = chains[0][0][0]
-        chains.append((chain, random.random() < 0.5))
-    ends = {"hstack": [0], "vstack": [-1]}.get(what, [0, -1])
-    clash = any(len({chain[end] for chain, _ in chains}) < len(chains) for end in ends)
+        kind = random.choice(["moves", "local", "fan"])
+        if kind == "fan":
+            chain = random.sample(names, 3)
+        if what in ("hstack", "vstack"):
+            kind = "local" if kind == "fan" else kind
+            end = -1 if what == "hstack" else 0
+            chain[end] = chains[0][0][end] if chains else chain[end]
+        chains.append((chain, kind))
+    sides = [[chain[:1] for chain, _ in chains]] if what != "vstack" else []
+    if what != "hstack":
+        sides += [[chain[1:] if kind == "fan" else chain[-1:] for chain, kind in chains]]
+    named = [[name for chain in side for name in chain] for side in sides]
+    clash = any(len(set(side)) < len(side) for side in named)
 
     def check() -> None:
         rng = np.random.default_rng(7)
@@ -207,14 +214,8 @@ def draw_direct_sum(random: Random) -> Case:
         except LinopError as error:
             want(clash, f"refused: {error}")
             raise
-        zero = np.zeros((2, 2), np.int64)
-        k = len(matrices)
         stacks = {"hstack": np.hstack, "vstack": np.vstack}
-        whole = (
-            stacks[what](matrices)
-            if what in stacks
-            else np.block([[matrices[i] if i == j else zero for j in range(k)] for i in range(k)])
-        )
+        whole = stacks[what](matrices) if what in stacks else block_diag(*matrices)
         if what == "nested":
             op, whole = 2 * op, 2 * whole
         try:
@@ -222,18 +223,24 @@ def draw_direct_sum(random: Random) -> Case:
         except LinopError as error:
             want(False, f"built, and then {type(error).__name__}: {error}")
 
-    text = f"{what} of " + ", ".join(
-        f"{'->'.join(chain)}{' (local)' * local}" for chain, local in chains
-    )
+    text = f"{what} of " + ", ".join(f"{'->'.join(chain)} ({kind})" for chain, kind in chains)
     return Case(24, text, check)
 
 
-def _chain(rng: np.random.Generator, names: list[str], local: bool) -> tuple[Any, Array]:
-    """A product of operators from region to region, and its matrix."""
+def _chain(rng: np.random.Generator, names: list[str], kind: str) -> tuple[Any, Array]:
+    """A product of operators from region to region, or of the first into both others (`fan`), and
+    its matrix."""
     spaces = [Space([Region(name, (2,))], np.int64) for name in names]
-    op, M = linop.identity(spaces[0]), np.eye(2, dtype=np.int64)
+    one = np.eye(2, dtype=np.int64)
+    if kind == "fan":
+        x = spaces[0].regions[0]
+        op = linop.identity(spaces[0])
+        for y in (Region(name, (2,)) for name in names[1:]):
+            op = linop.copy(op.codomain, x, y) @ op
+        return linop.deallocate(op.codomain, x) @ op, np.vstack([one, one])
+    op, M = linop.identity(spaces[0]), one
     for X, Y in pairwise(spaces):
-        if local or X == Y:
+        if kind == "local" or X == Y:
             A = rng.integers(-3, 4, (2, 2))
             op, M = local_operators.matrix(A, X, Y) @ op, A @ M
         else:
