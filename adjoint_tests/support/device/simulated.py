@@ -285,6 +285,12 @@ class ndarray:  # as CuPy calls it
     def conj(self) -> ndarray:
         return lifted(np.conj)(self)
 
+    def max(self) -> ndarray:
+        return lifted(np.max)(self)
+
+    def min(self) -> ndarray:
+        return lifted(np.min)(self)
+
     def get(
         self,
         stream: Stream | None = None,
@@ -374,7 +380,14 @@ def _operator(ufunc: np.ufunc, swapped: bool = False) -> Callable[[Any, Any], nd
     return method
 
 
-_OPERATORS = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "matmul": np.matmul}
+_OPERATORS = {
+    "add": np.add,
+    "and": np.bitwise_and,
+    "matmul": np.matmul,
+    "mul": np.multiply,
+    "rshift": np.right_shift,
+    "sub": np.subtract,
+}
 for _name, _ufunc in _OPERATORS.items():
     setattr(ndarray, f"__{_name}__", _operator(_ufunc))
     setattr(ndarray, f"__r{_name}__", _operator(_ufunc, swapped=True))
