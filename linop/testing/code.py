@@ -155,7 +155,8 @@ def _definitions(root: LinearOperator, named: dict[int, str]) -> list[str]:
     for node in nodes[:-1]:
         parts = [id(part) for part in _printed(node)]
         height[id(node)] = 1 + max((height[p] for p in parts if p not in named), default=0)
-        several = parts and not short and used[id(node)] > 1
+        # What is computed once, as written, is to be computed once, as read.
+        several = used[id(node)] > 1 and (not node.stages.pure or (parts and not short))
         if several or height[id(node)] > _LOW:
             text, name = _unnamed(node), f"t{len(lines) + 1}"
             lines.append(f"{name} := {text}")
@@ -304,11 +305,21 @@ def _bracketed(op: LinearOperator) -> str:
 def _array(array: np.ndarray) -> str:
     if not array.size:  # an empty list has no shape
         return f"numpy.zeros({array.shape}, {array.dtype.name!r})"
-    return f"numpy.array({array.tolist()}, dtype={array.dtype.name!r})"
+    name = array.dtype.name
+    if array.dtype.char not in "gG":
+        return f"numpy.array({array.tolist()}, dtype={name!r})"
+    # Python has no numbers of this length; NumPy reads arrays of them from text, but no complex ones.
+    flat = array.ravel()
+    parts = flat.view(flat.real.dtype)
+    text = f"numpy.array({parts.astype(str).tolist()}, dtype={parts.dtype.name!r})"
+    view = "" if parts.dtype == flat.dtype else f".view({name!r})"
+    return f"{text}{view}.reshape({array.shape})"
 
 
 @code.register
 def _number(number: np.generic) -> str:
+    if number.dtype.char in "gG":
+        return f"{code(np.asarray(number))}[()]"
     return f"numpy.{number.dtype.name}({number.item()!r})"
 
 
