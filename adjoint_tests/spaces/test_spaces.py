@@ -140,7 +140,7 @@ def test_spaces_differ_in_regions_or_dtype() -> None:
 def test_dtypes_of_spaces(name: str) -> None:
     space = Space(Region("x", (2, 3)), np.dtype(name))
     assert space.dtype == np.dtype(name)
-    assert repr(space) == f"Space(x[2, 3]@0, dtype={name})"
+    assert repr(space) == f"Space(x[2, 3]@0, dtype={np.dtype(name).name})"
     for vector in (space.zeros(), space.random(1), space.integers(2)):
         same_arrays(vector["x"] * 0, np.zeros((2, 3), name))
 

@@ -308,7 +308,7 @@ def _array(array: np.ndarray) -> str:
     name = array.dtype.name
     if array.dtype.char not in "gG":
         return f"numpy.array({array.tolist()}, dtype={name!r})"
-    # Python has no numbers of this length; NumPy reads arrays of them from text, but no complex ones.
+    # Python has no numbers of this length; NumPy reads them from text, if real, and in an array.
     flat = array.ravel()
     parts = flat.view(flat.real.dtype)
     text = f"numpy.array({parts.astype(str).tolist()}, dtype={parts.dtype.name!r})"

@@ -59,6 +59,7 @@ def compositions(draw: Any) -> Composition:
 @example(Composition(2, 2, 1, 2, "copies", False, 2, 1, "parameters"))
 @example(Composition(2, 1, 2, 2, "shards", True, None, 1, "parameters"))
 @example(Composition(1, 2, 1, 1, "copies", False, None, 0, "parameters"))
+@example(Composition(4, 2, 1, 2, "shards", True, 3))
 @given(compositions())
 def test_compositions_on_threads(case: Composition) -> None:
     on_threads(case.workers, is_its_twin, case)

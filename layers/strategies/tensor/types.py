@@ -98,12 +98,16 @@ class Types(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
                     self._cut.append((module, name))
                     self._mark_block(module, name, p)
 
-    def _mark_block(self, layer: Any, name: str, p: Any) -> None:
+    def _mark_block(self, layer: Any, name: str, p: Any) -> bool:
+        """Set the layout of a parameter that is a block; False for a shard, some rows of one."""
+        if getattr(p, "_linop_strategy", "") == "shard":
+            return False
         layout = layer.parameter_layout(name)
         if isinstance(layout, int):
             bounds = layer.spaces[name].bounds[layout]
             layout = self.cut(layout, p.ndim, [b - a for a, b in bounds])
         self.mark(p, layout)
+        return True
 
     def _knows(self, x: Any) -> bool:
         """True for a tensor with a layout; it is looked for where layers have their parameters, of
@@ -112,8 +116,7 @@ class Types(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
             return True
         for layer, name in self._cut:
             if layer._parameters.get(name) is x:
-                self._mark_block(layer, name, x)
-                return True
+                return self._mark_block(layer, name, x)
         return False
 
     def check(self, wanted: Sequence[Layout], tensors: Sequence[Any]) -> None:
@@ -154,12 +157,6 @@ class Types(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
             yield
         finally:
             self._off -= 1
-
-    def suspend(self) -> None:
-        self._off += 1
-
-    def resume(self) -> None:
-        self._off -= 1
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
