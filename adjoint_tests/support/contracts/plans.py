@@ -210,7 +210,7 @@ def results_are_kept(backend: Backend, what: str) -> None:
 
 
 def _every_second(array: np.ndarray) -> np.ndarray:
-    wide = np.full((*array.shape[:-1], 2 * array.shape[-1]), -1, array.dtype)
+    wide = np.full((*array.shape[:-1], 2 * array.shape[-1]), 77, array.dtype)
     wide[..., ::2] = array
     return wide[..., ::2]
 
@@ -220,7 +220,7 @@ def _backwards(array: np.ndarray) -> np.ndarray:
 
 
 def _column(array: np.ndarray) -> np.ndarray:
-    block = np.full((*array.shape, 3), -1, array.dtype)
+    block = np.full((*array.shape, 3), 77, array.dtype)
     block[..., 1] = array
     return block[..., 1]
 

@@ -40,7 +40,7 @@ def _fortran(array: np.ndarray) -> np.ndarray:
 
 
 def _strided(array: np.ndarray) -> np.ndarray:
-    wide = np.full((*array.shape, 2), -1, array.dtype)
+    wide = np.full((*array.shape, 2), 77, array.dtype)
     wide[..., 0] = array
     return wide[..., 0]
 
