@@ -14,7 +14,7 @@ from fractions import Fraction
 from functools import cache, reduce
 from itertools import pairwise
 from random import Random
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +26,7 @@ from linop.normal_form.columns import Column, column, exactly, multiples, ones, 
 from linop.spaces.exact import Exact, Rational, text
 from linop.spaces.float_formats import machine_epsilon
 
-Nudge = Callable[[scipy.sparse.coo_array], Column]
+Nudge: TypeAlias = "Callable[[scipy.sparse.coo_array], Column]"
 Factors = Callable[[Nudge], list[Table]]
 Shape = tuple[int, int]
 Entries = tuple[Ints, Ints, npt.NDArray[np.float64]]

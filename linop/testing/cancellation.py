@@ -27,10 +27,12 @@ MOST = 2**24
 
 def magnitudes(F: TestedMap) -> scipy.sparse.csr_array | None:
     """The matrix of an operator of linop with the absolute value of every matrix in its expression,
-    so that nothing cancels; None for other maps, for data movement, and for large operators."""
+    so that nothing cancels; None for other maps, for data movement, for large operators, and beyond
+    the range of float64."""
     if F.op is None or F.exact or F.real or F.domain.size * F.codomain.size > MOST:
         return None
-    return _magnitudes(F.op)
+    found = _magnitudes(F.op)
+    return found if np.isfinite(found.data).all() else None
 
 
 def _magnitudes(op: LinearOperator) -> scipy.sparse.csr_array:
@@ -62,6 +64,7 @@ def size_of_products(F: TestedMap, x: Any, y: Any) -> Any:
 
 def _known(F: TestedMap, total: Callable[[Array], Any]) -> float:
     """The root of a sum of the squared magnitudes, the largest that a worker knows."""
-    matrix = magnitudes(F)
-    found = 0.0 if matrix is None else float(np.sqrt(total(matrix.power(2))))
+    matrix, found = magnitudes(F), 0.0
+    if matrix is not None and (most := matrix.data.max(initial=0)):
+        found = float(most * np.sqrt(total((matrix / most).power(2))))
     return max(gathered(F.backend, found))

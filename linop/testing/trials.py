@@ -224,17 +224,22 @@ def dot_products(
     y = random_vector(F, F.codomain, seed, 1, whole=exact)
     found = F(x), G(y)
     rounds = not exact and dot_tolerance(F) > 0
-    forward, backward = _in_range(F, G, (x, y), found) if rounds else found
+    power = _power_in_range(F, found) if rounds else 0
+    forward, backward = found
+    if power:
+        forward, backward = F(_power(power) * x), G(_power(power) * y)
     scale = _finite(forward.norm() * y.norm(), x.norm() * backward.norm())
     for S, result in ((F, forward), (G, backward)) if exact else ():
         if why := whole_numbers(S, result, scale):
             raise UndecidableError(f"check_dot_exact of {F.name}: {why}; use check_adjoint")
     error = float(abs(discrepancy(F, inner(F, forward, y), inner(F, x, backward))))
     if rounds:
-        size, error = error, error / (scale or 1.0)
-        if not error <= dot_tolerance(F):
-            ends = (largest(v, F.backend)[1] for v in (x, y))
-            error = size / (max(scale, size_of_products(F, *ends)) or 1.0)
+
+        def terms() -> Any:
+            size = size_of_products(F, *(largest(v, F.backend)[1] for v in (x, y)))
+            return np.ldexp(np.longdouble(size), power)
+
+        error = float(error / _scale(error, scale, dot_tolerance(F), terms))
     if error <= dot_tolerance(F):
         _look_at_opposite(F, x, found[0])
         _look_at_opposite(G, y, found[1])
@@ -260,19 +265,15 @@ def _opposite(F: TestedMap, x: Vector, result: Vector) -> tuple[float, Where]:
     return difference(F, F(-x), -result, names, [])
 
 
-def _in_range(
-    F: TestedMap, G: TestedMap, given: tuple[Vector, Vector], found: tuple[Vector, Vector]
-) -> tuple[Vector, Vector]:
-    """F x and G y; if their elements are too small or too large to be squared, those of x and y
-    scaled by a power of two."""
+def _power_in_range(F: TestedMap, found: tuple[Vector, Vector]) -> int:
+    """The exponent of two by which x and y are to be scaled, so that elements of F x and G y, too
+    small or too large to be squared, are neither; else 0."""
     most = max(largest(v, F.backend)[1] for v in found)
     low, high = max(_range(F)[0], _PRODUCTS[0]), min(_range(F)[1], _PRODUCTS[1])
     if not most or low / 2 < _log2(most) < high / 2:
-        return found
+        return 0
     lowest, highest = _range(F)
-    power = min(max(-round(_log2(most)), lowest + _MARGIN), highest - _MARGIN)
-    x, y = given
-    return F(_power(power) * x), G(_power(power) * y)
+    return min(max(-round(_log2(most)), lowest + _MARGIN), highest - _MARGIN)
 
 
 _PRODUCTS = exponents(np.dtype(np.float64))
@@ -361,9 +362,18 @@ def difference(
     scale = max(largest(v, F.backend)[1] for v in (found, wanted, *terms))
     if not dot_tolerance(F):
         scale = 1.0
-    elif not most <= element_tolerance(F) * scale:
-        scale = max(scale, size())
+    else:
+        scale = _scale(most, scale, element_tolerance(F), size)
     return most / (scale or 1.0), lambda: wrong_value(found, wanted, where, names, F.backend)
+
+
+def _scale(error: Any, known: Any, tolerance: float, size: Callable[[], Any]) -> Any:
+    """What an error is divided by: the known size of results; that of the terms which these are
+    sums of, where it explains an error that results do not. Collective."""
+    if error <= tolerance * known:
+        return known or 1.0
+    terms = size()
+    return terms if error <= tolerance * terms < math.inf else known or 1.0
 
 
 def there_and_back(F: TestedMap, G: TestedMap, seed: int, name: str) -> tuple[float, Where]:
