@@ -262,7 +262,7 @@ AGREEMENT = (
         "linop.backends.worker:Worker._sums",
         "asked.key",
         "0",
-        ("test_inner_products.py::test_only_the_same_are_added",),
+        ("test_sums_of_vectors.py::test_only_the_same_are_added",),
     ),
     Fault(
         "threads in any order",
@@ -271,7 +271,7 @@ AGREEMENT = (
         "linop.backends.transports.matching:Matching.add",
         "came.setdefault(label, deque())",
         "came.setdefault((label[0], 0), deque())",
-        ("test_inner_products.py::test_threads_of_a_worker",),
+        ("test_sums_of_vectors.py::test_threads_of_a_worker",),
     ),
     Fault(
         "different operators compiled",
