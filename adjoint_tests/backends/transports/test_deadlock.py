@@ -37,8 +37,13 @@ class World:
             self.notes.setdefault((sender, peer), deque()).append(note)
 
     def is_over(self) -> bool:
-        """True if nobody has anything to do but to wait, by what an outsider sees."""
-        return not self.flying and not any(worker.can_go_on() for worker in self.workers)
+        """True if nobody has anything to do but to wait, also when all has come that is on its way:
+        by what an outsider sees."""
+        here, self.come = self.come, self.come | set(self.flying)
+        try:
+            return not any(worker.can_go_on() for worker in self.workers)
+        finally:
+            self.come = here
 
     def go(self) -> bool:
         """One thing that can happen does; whether anything can, but notes about waiting."""
