@@ -142,7 +142,9 @@ def test_what_is_saved_is_synced_before_it_has_its_name(
         assert ("sync", str(tmp_path)) in after
 
 
-def test_links_of_names_of_parts_are_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_links_of_names_of_parts_are_not_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     victim = tmp_path / "victim"
     victim.write_text("mine")
     monkeypatch.setattr(files, "new_token", lambda: "0" * 16)
