@@ -152,7 +152,7 @@ def test_values_of_all_operators(data: st.DataObject) -> None:
     name = data.draw(st.sampled_from(list(FACTORIES)))
     op = build(name, data.draw(describe(name, 3)))
     if op.dtype in WITHOUT_TENSORS:
-        with pytest.raises(DTypeError, match="tensors of linop.autograd are"):
+        with pytest.raises(DTypeError, match="are float64"):
             apply(op, {})
         return
     x, y = op.domain.integers(1), op.codomain.integers(2)
