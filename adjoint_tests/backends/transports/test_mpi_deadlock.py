@@ -149,7 +149,8 @@ BEFORE = {
     [(how, module) for how in BEFORE for module in ("linop.backends.mpi", "mpi4py")],
 )
 def test_a_rank_that_ends_before_it_starts(how: str, imported: str, program: Path) -> None:
-    """Both if it has imported the backend, and if linop alone."""
+    """Both if it has imported the backend, and if linop alone, which then leaves `sys.exit` as it
+    is: the rank has ended, with whatever status."""
     text = f"""
 from {imported} import MPI
 if MPI.COMM_WORLD.rank == 1:
@@ -160,6 +161,8 @@ linop.launch(lambda backend: None)
     job = mpiexec(3, program, text)
     assert time.monotonic() - begun < SOON
     assert job.returncode != 0
+    if imported == "mpi4py" and how == "sys.exit(3)":
+        how = "sys.exit(0)"
     assert BEFORE[how] in job.stderr, job.stderr
 
 
@@ -304,7 +307,8 @@ def test_an_exception_in_a_thread_ends_the_job(work: str, after: str, program: P
     assert "ends the job" in job.stderr, job.stderr
 
 
-def test_an_exception_in_a_thread_before_mpi_ends_the_job_at_its_end(program: Path) -> None:
+def test_an_exception_in_a_thread_before_linop_starts_is_python_s(program: Path) -> None:
+    """It is printed, and the program goes on."""
     text = """
 import threading
 def fail():
@@ -315,8 +319,9 @@ thread.join()
 linop.launch(lambda backend: None)
 """
     job = mpiexec(2, program, text)
-    assert job.returncode != 0
-    assert "ends the job" in job.stderr, job.stderr
+    assert job.returncode == 0, job.stderr
+    assert "planted" in job.stderr
+    assert "ends the job" not in job.stderr, job.stderr
 
 
 def test_a_rank_that_ends_before_mpi_is_waited_for_until_the_limit(program: Path) -> None:
