@@ -156,7 +156,7 @@ def _definitions(root: LinearOperator, named: dict[int, str]) -> list[str]:
         parts = [id(part) for part in _printed(node)]
         height[id(node)] = 1 + max((height[p] for p in parts if p not in named), default=0)
         # What is computed once, as written, is to be computed once, as read.
-        several = used[id(node)] > 1 and (not node.stages.pure or (parts and not short))
+        several = used[id(node)] > 1 and ((parts and not short) or not node.stages.pure)
         if several or height[id(node)] > _LOW:
             text, name = _unnamed(node), f"t{len(lines) + 1}"
             lines.append(f"{name} := {text}")
