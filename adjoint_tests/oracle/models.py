@@ -100,12 +100,7 @@ def kinds(text: str) -> list[str]:
 
 def judged(case: Any, ranks: bool) -> Any:
     from support.models import running
-    from support.models.twin import alone
 
-    try:
-        alone(case)
-    except Exception as error:
-        return running.Verdict("unfit", f"one process has {type(error).__name__}: {error}")
     return (running.on_ranks if ranks else running.on_threads)(case)
 
 

@@ -43,17 +43,29 @@ class Verdict:
 def on_threads(case: Case) -> Verdict:
     """The verdict of a case whose workers are threads."""
     torch.set_num_threads(1)
-    twin = alone(case)
-    start(case)
     options: dict[str, Any] = {}
-    if "pp" in case.mesh:
-        try:
+    try:
+        twin = _alone(case)
+        start(case)
+        if "pp" in case.mesh:
             options["stages"] = in_stages(case)
-        except Unfit as error:
-            return Verdict("unfit", str(error))
-        except LinopError as error:
-            return Verdict("refused", _short(error))
+    except Unfit as error:
+        return Verdict("unfit", str(error))
+    except LinopError as error:
+        return Verdict("refused", _short(error))
     return verdict(case, _launched(case, twin, options))
+
+
+def _alone(case: Case) -> Twin:
+    """The run in one process.
+
+    Raises:
+        Unfit: it fails there, as a batch norm of one value does.
+    """
+    try:
+        return alone(case)
+    except Exception as error:
+        raise Unfit(f"one process has {type(error).__name__}: {error}") from error
 
 
 def _launched(case: Case, twin: Twin, options: Mapping[str, Any]) -> list[Said]:
@@ -96,7 +108,10 @@ def _on_rank(comm: Any, case: Case, folder: str) -> None:
     warnings.simplefilter("ignore")
     backend = on_mpi(comm)
     with linop.backends.use(backend):
-        said = worker(backend, case, alone(case), {})
+        try:
+            said = worker(backend, case, _alone(case), {})
+        except Unfit as error:
+            said = {"unfit": str(error)}
     Path(folder, str(comm.rank)).write_text(json.dumps(said))
 
 
