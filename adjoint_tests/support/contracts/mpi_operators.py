@@ -117,4 +117,4 @@ def bits(array: np.ndarray) -> bytes:
         return data.tobytes()
     real = data.reshape(-1).view(np.longdouble)
     used = 10 if np.finfo(np.longdouble).nmant == 63 else real.itemsize
-    return real.view(np.uint8).reshape(real.size, -1)[:, :used].tobytes()
+    return real.view(np.uint8).reshape(real.size, real.itemsize)[:, :used].tobytes()
