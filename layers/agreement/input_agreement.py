@@ -131,7 +131,8 @@ class InputAgreement(Meeting):
         if in_checkpoint():
             found = run(bridge, (torch.from_numpy(pair).to(arrays.device),))[0]
         else:
-            found = bridge.plan(arrays.put(pair))  # 5 µs less than through tensors
+            # 5 µs less than through tensors
+            found = arrays.fetched(bridge.plan(arrays.put(pair)))
         total, codes = found.tolist()
         if codes != self.workers * int(pair[1]):
             self.gather_objects(None, doing)  # all workers know, and it is an error on each
