@@ -383,7 +383,7 @@ def plans_are_made_once(backend: Backend) -> None:
     bound: Any = backend.bound  # type: ignore[attr-defined]
     assert len(bound) == 2
     del module, op
-    for _ in range(40):  # another thread may be collecting
+    for _ in range(400):  # another thread may be collecting
         gc.collect()
         if not bound:
             return
