@@ -110,7 +110,7 @@ class Compound(LinearOperator):
 
     @cached_property
     def flow(self) -> Flow:
-        """What it computes, from what: its nodes, each applied once."""
+        """Its nodes as values computed from one another, each once."""
         return flow_of(
             self,
             lambda op: op._operands() if op.spreads else None,

@@ -31,7 +31,10 @@ def magnitudes(F: TestedMap) -> scipy.sparse.csr_array | None:
     the range of float64."""
     if F.op is None or F.exact or F.real or F.domain.size * F.codomain.size > MOST:
         return None
-    found = _magnitudes(F.op)
+    try:
+        found = _magnitudes(F.op)
+    except Exception:  # of a user's function, which another worker's data may be meant for
+        return None
     return found if np.isfinite(found.data).all() else None
 
 
@@ -44,7 +47,9 @@ def _magnitudes(op: LinearOperator) -> scipy.sparse.csr_array:
         space = op.flow.spaces[wire]
         total = made.get(wire, scipy.sparse.csr_array((space.size, op.domain.size)))
         for edge in incoming[wire]:
-            step = edge.step or Movement.between(op.flow.spaces[edge.source], space)
+            step = edge.step
+            if step is None:
+                step = Movement.between(op.flow.spaces[edge.source], space)
             size = math.hypot(edge.scalar.real, edge.scalar.imag)
             total = total + size * (abs(step.to_matrix()).astype(np.float64) @ made[edge.source])
         made[wire] = total

@@ -368,8 +368,8 @@ def difference(
 
 
 def _scale(error: Any, known: Any, tolerance: float, size: Callable[[], Any]) -> Any:
-    """What an error is divided by: the known size of results; that of the terms which these are
-    sums of, where it explains an error that results do not. Collective."""
+    """The size that an error is divided by: the known one of results; or that of the terms which
+    these are sums of, where it explains an error that results do not. Collective."""
     if error <= tolerance * known:
         return known or 1.0
     terms = size()
