@@ -22,12 +22,12 @@ from linop.planning.plan import LoweredPlan, Message, Put, Receive, Send
 from linop.spaces.region import Part, Region
 from linop.spaces.space import Space
 from linop.testing.describing import seeds
-from linop.testing.workers.jobs import job
 from support.contracts import mpi_collectives
 from support.draws import ON_RANKS
 from support.operators.catalogue import NAMES, build, describe, operators
 from support.operators.properties import plans_of, stays_exact
 from support.requirements import needs_mpi
+from support.workers import in_job
 
 ADJOINT = {
     Kind.BROADCAST: Kind.REDUCE,
@@ -399,12 +399,12 @@ def test_mpi_collectives_give_the_bits_of_threads(
 ) -> None:
     description = data.draw(describe(name, ranks), label=name)
     assume(stays_exact(build(name, description)))
-    job(ranks).run(mpi_collectives.in_collectives, name, description, seed)
+    in_job(ranks, mpi_collectives.in_collectives, name, description, seed)
 
 
 @needs_mpi
 def test_mpi_collectives_of_some_ranks() -> None:
-    job(3).run(mpi_collectives.every_kind)
+    in_job(3, mpi_collectives.every_kind)
 
 
 @needs_mpi
@@ -420,11 +420,11 @@ def test_mpi_collectives_of_some_ranks() -> None:
     ],
 )
 def test_mpi_groups(contract: Callable[..., None], ranks: int) -> None:
-    job(ranks).run(contract)
+    in_job(ranks, contract)
 
 
 @needs_mpi
 @pytest.mark.parametrize("dtype", ["float64", "float32", "complex64"])
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_mpi_sums_in_any_order(ranks: int, dtype: str) -> None:
-    job(ranks).run(mpi_collectives.any_order, dtype, 3)
+    in_job(ranks, mpi_collectives.any_order, dtype, 3)

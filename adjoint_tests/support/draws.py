@@ -26,10 +26,15 @@ ON_RANKS = settings(max_examples=FEW)
 """Decorator of properties whose examples start or use ranks."""
 
 
+def _is_property(test: Callable[..., Any]) -> bool:
+    # hypothesis.is_hypothesis_test, which the lowest version that is allowed lacks.
+    return bool(getattr(test, "is_hypothesis_test", False))
+
+
 def seeded(test: Callable[..., Any]) -> None:
     """Give a property the `SEED`, if there is one; the function under a bound method has it. Other
     tests are left alone, since Hypothesis fails them if they have a seed."""
-    if SEED is not None and hypothesis.is_hypothesis_test(test):
+    if SEED is not None and _is_property(test):
         hypothesis.seed(SEED)(getattr(test, "__func__", test))
 
 
@@ -39,7 +44,7 @@ def too_few(test: Callable[..., Any], ranks: bool) -> str:
     Args:
         ranks: its examples use ranks.
     """
-    if not hypothesis.is_hypothesis_test(test):
+    if not _is_property(test):
         return ""
     wanted = min(5, FEW) if ranks or hasattr(test, MARK) else IN_PROCESS
     named = getattr(test, "_hypothesis_internal_use_settings", None) or settings.default

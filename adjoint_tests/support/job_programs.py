@@ -11,7 +11,7 @@ from typing import Any
 
 import linop
 from linop.backends.jobs import builds, mpirun
-from linop.testing.workers.jobs import job
+from support.workers import in_job
 
 HOME = Path(linop.__file__).parents[1]
 """Folder of linop: site-packages, or a checkout, which the program has to be told of."""
@@ -100,4 +100,4 @@ def runs(ranks: int, program: Path, text: str) -> list[str]:
 
 def runs_beside_others(ranks: int, text: str) -> None:
     """Run a program in the job that other programs run in, too."""
-    job(ranks).run(run_text, HEAD + PLANS, text)
+    in_job(ranks, run_text, HEAD + PLANS, text)

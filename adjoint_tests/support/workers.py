@@ -27,6 +27,18 @@ def on_threads(workers: int, contract: Callable[..., None], *arguments: Any) -> 
     linop.launch(lambda backend: contract(backend, *arguments), workers, "threads")
 
 
+def in_job(ranks: int, check: Callable[..., None], *arguments: Any, watch: float = WATCH) -> None:
+    """Run ``check(comm, *arguments)`` on ranks.
+
+    Args:
+        watch: timeout in seconds.
+
+    Raises:
+        FailedExampleError: a rank failed, died, or did not return in time.
+    """
+    job(ranks).run(check, *arguments, watch=watch)
+
+
 def on_ranks(
     ranks: int,
     contract: Callable[..., None],
@@ -43,7 +55,7 @@ def on_ranks(
     Raises:
         FailedExampleError: a rank failed, died, or did not return in time.
     """
-    job(ranks).run(_on_rank, contract, arguments, options, watch=watch)
+    in_job(ranks, _on_rank, contract, arguments, options, watch=watch)
 
 
 def _on_rank(

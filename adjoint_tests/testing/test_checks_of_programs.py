@@ -16,10 +16,11 @@ import linop.testing as lt
 from linop import Region, Space
 from linop.errors import MissingExtraError
 from linop.testing import pair
-from linop.testing.workers.jobs import FailedExampleError, job
+from linop.testing.workers.jobs import FailedExampleError
 from support.requirements import needs_mpi
 from support.spmd import check_programs
 from support.spmd.check_programs import COMPLEX
+from support.workers import in_job
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
@@ -82,22 +83,22 @@ def test_a_matrix_is_that_of_the_first_worker() -> None:
 @needs_mpi
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_programs_of_ranks_pass(ranks: int) -> None:
-    job(ranks).run(check_programs.on_ranks, 3)
-    job(ranks).run(check_programs.plans_and_matrices)
+    in_job(ranks, check_programs.on_ranks, 3)
+    in_job(ranks, check_programs.plans_and_matrices)
 
 
 @needs_mpi
 @settings(max_examples=15)
 @given(ranks=st.integers(1, 3), seed=st.integers(0, 2**16))
 def test_any_wrong_entry_is_named_under_mpi(ranks: int, seed: int) -> None:
-    job(ranks).run(check_programs.any_wrong_entry, seed)
+    in_job(ranks, check_programs.any_wrong_entry, seed)
 
 
 @needs_mpi
 @pytest.mark.parametrize("fault", [*check_programs.FAULTS, "raises"])
 def test_a_fault_of_one_rank_is_reported_by_all(fault: str) -> None:
     with pytest.raises(FailedExampleError) as failed:
-        job(2).run(check_programs.on_ranks, 3, fault)
+        in_job(2, check_programs.on_ranks, 3, fault)
     words = check_programs.FAULTS.get(fault, "ValueError: planted")
     assert words in str(failed.value)
     both = ("ranks 0, 1 failed", "rank 0 failed, rank 1 failed")
@@ -107,7 +108,7 @@ def test_a_fault_of_one_rank_is_reported_by_all(fault: str) -> None:
 @needs_mpi
 @pytest.mark.skipif(find_spec("pylops_mpi") is None, reason="PyLops-MPI is not installed")
 def test_pylops_mpi() -> None:
-    job(2).run(check_programs.pylops_mpi)
+    in_job(2, check_programs.pylops_mpi)
 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

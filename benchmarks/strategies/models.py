@@ -15,6 +15,7 @@ import argparse
 import datetime
 import itertools
 import json
+import re
 import sys
 import warnings
 from collections import Counter
@@ -113,7 +114,7 @@ def _said(verdict: Any, who: str, notes: dict[str, int]) -> str:
     word = WORDS[verdict.kind]
     if verdict.kind in ("right", "unfit"):
         return word
-    text = f"{who}: {verdict.text}".replace("|", "\\|").replace("<", "\\<")
+    text = re.sub(r"([|<\[])", r"\\\1", f"{who}: {verdict.text}")
     return f"{word} [{notes.setdefault(text, len(notes) + 1)}]"
 
 

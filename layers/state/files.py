@@ -1,11 +1,14 @@
 """Files that are replaced atomically, and checked by digests before they are read.
 
 A new file is written under an unguessable name beside the one that it replaces, synced, and renamed
-at the end: at every instant the path holds the complete old file or the complete new one.
+at the end: at every instant the path holds the complete old file or the complete new one. It is
+locked until then, which tells the part of a save that goes on, in any process, from what a killed
+one has left.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import io
 import os
@@ -41,10 +44,14 @@ def new_token() -> str:
 
 
 @contextmanager
-def replacing(path: str | os.PathLike[Any]) -> Iterator[IO[bytes]]:
+def replacing(path: str | os.PathLike[Any], token: str | None = None) -> Iterator[IO[bytes]]:
     """A file to write and read, which replaces the one at `path` at the end, unless an exception is
     raised. Links are followed, and stay. The new file has the owner, the mode and the extended
-    attributes of the one that it replaces; another hard link to that keeps the old contents.
+    attributes of the one that it replaces; another hard link to that keeps the old contents. Of
+    several at once the last one to end stays.
+
+    Args:
+        token: of the temporary file's name; a new one by default.
 
     Raises:
         ArgumentError: the path is empty, or names what is no regular file. OSError: it cannot be
@@ -55,10 +62,9 @@ def replacing(path: str | os.PathLike[Any]) -> Iterator[IO[bytes]]:
     if not path.parent.is_dir():
         raise NotADirectoryError(f"{str(path.parent)!r} is no folder")
     before = _replaced(path)
-    part = path.with_name(f".{path.name}.{new_token()}.part")
-    # O_EXCL: a link at that name is not followed. Nobody reads a part who may not read the whole.
-    mode = 0o666 if before is None else 0o600
-    descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
+    part = path.with_name(f".{path.name}.{token or new_token()}.part")
+    # Nobody reads a part who may not read the whole.
+    descriptor = _locked(part, 0o666 if before is None else 0o600)
     try:
         with os.fdopen(descriptor, "w+b") as file:
             if before is not None:
@@ -70,6 +76,19 @@ def replacing(path: str | os.PathLike[Any]) -> Iterator[IO[bytes]]:
     except BaseException:
         part.unlink(missing_ok=True)
         raise
+
+
+def _locked(part: Path, mode: int) -> int:
+    """A new file, locked where the file system has locks."""
+    while True:
+        # O_EXCL: a link at that name is not followed.
+        descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if os.fstat(descriptor).st_nlink:
+            return descriptor
+        # `clear_partial` of another process came between.
+        os.close(descriptor)
 
 
 def _replaced(path: Path) -> os.stat_result | None:
@@ -101,10 +120,36 @@ def _take_after(descriptor: int, path: Path, before: os.stat_result) -> None:
     os.fchmod(descriptor, stat.S_IMODE(before.st_mode))
 
 
-def clear_partial(path: Path) -> None:
-    """Remove temporary files that killed saves to this path have left."""
-    left = re.compile(rf"\.{re.escape(path.name)}\.{_TOKEN}\.part")
-    remove(file for file in path.parent.iterdir() if left.fullmatch(file.name))
+def clear_partial(path: Path) -> set[str]:
+    """Remove temporary files that killed saves to this path have left.
+
+    Returns:
+        The tokens of saves that go on.
+    """
+    part = re.compile(rf"\.{re.escape(path.name)}\.({_TOKEN})\.part")
+    alive = set()
+    for file in [*path.parent.iterdir()]:
+        if (found := part.fullmatch(file.name)) and not _removed(file):
+            alive.add(found[1])
+    return alive
+
+
+def _removed(part: Path) -> bool:
+    """Remove the part of a killed save; False if the save goes on, or if that cannot be known."""
+    try:
+        descriptor = os.open(part, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        part.unlink()
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True
 
 
 def remove(files: Iterator[Path]) -> None:

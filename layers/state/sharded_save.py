@@ -3,18 +3,18 @@ its own blocks.
 
 torch.distributed is not initialised: the planner and the writer of torch.distributed.checkpoint are
 called here, and workers exchange their plans over linop's control channel. Files of new names are
-written and synced; then `.metadata`, which lists them, is replaced, and those no longer listed are
-removed.
+written and synced; then `.metadata`, which lists them, is replaced, and those are removed that are
+neither listed nor of another save that goes on.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from torch.distributed.checkpoint import DefaultSavePlanner, FileSystemWriter
@@ -113,10 +113,22 @@ def save_sharded(workers: Workers, optimized: Optimized | None, path: Path) -> N
     workers.same(list(workers.tensors.values()))
     first = workers.worker == 0
     token, is_new = workers.gather_objects((new_token(), not path.exists()))[0]
-    workers.each(lambda: path.mkdir(parents=True, exist_ok=True))
     try:
-        metadata, written = _write_blocks(workers, state, path, token)
-        workers.each(lambda: _publish(path, metadata, written) if first else None)
+        with ExitStack() as saving:
+
+            def begin() -> IO[bytes] | None:
+                path.mkdir(parents=True, exist_ok=True)
+                return saving.enter_context(replacing(path / NAME, token)) if first else None
+
+            def publish() -> None:
+                if part is not None:
+                    _publish(path, metadata, written, part)
+                    saving.close()
+
+            # Its lock guards the blocks' files, which have its token: before the first of them.
+            part = workers.each(begin)
+            metadata, written = _write_blocks(workers, state, path, token)
+            workers.each(publish)
     except BaseException:
         # Worker 0 alone knows whether it was published; the next save removes leftover files.
         if first and token.encode() not in _bytes_of(path / NAME):
@@ -125,7 +137,7 @@ def save_sharded(workers: Workers, optimized: Optimized | None, path: Path) -> N
                 with suppress(OSError):
                     path.rmdir()
         raise
-    workers.each(lambda: _settle(path, metadata) if first else None)
+    workers.each(lambda: _settle(path) if first else None)
 
 
 def _write_blocks(
@@ -162,8 +174,10 @@ def _digest_in(path: Path, info: Any) -> tuple[str, tuple[int, str]]:
     return key_of(info.relative_path, info.offset), (info.length, digest)
 
 
-def _publish(path: Path, metadata: Any, written: Mapping[str, tuple[int, str]]) -> None:
-    """Make the written files the folder's checkpoint, atomically: replace its `.metadata`."""
+def _publish(
+    path: Path, metadata: Any, written: Mapping[str, tuple[int, str]], part: IO[bytes]
+) -> None:
+    """Check the written files, and list them in what is to be the folder's `.metadata`."""
     for info in metadata.storage_data.values():
         file = path / info.relative_path
         if not file.is_file() or file.stat().st_size < info.offset + info.length:
@@ -172,18 +186,20 @@ def _publish(path: Path, metadata: Any, written: Mapping[str, tuple[int, str]]) 
                 f"folder expected that all workers see"
             )
     sync_folder(path)
-    with replacing(path / NAME) as file:
-        file.write(sealed(metadata, {key: digest for key, (_, digest) in written.items()}))
+    part.write(sealed(metadata, {key: digest for key, (_, digest) in written.items()}))
 
 
-def _settle(path: Path, metadata: Any) -> None:
+def _settle(path: Path) -> None:
     """Sync the published checkpoint, and remove the files of the one that it replaced."""
     sync_folder(path)
     sync_folder(path.parent)
-    kept = {info.relative_path for info in metadata.storage_data.values()}
+    # In this order: a save to the folder that ends meanwhile is in one of the last two.
     files = [file for file in path.iterdir() if _ANY_SHARD.fullmatch(file.name)]
-    remove(file for file in files if file.name not in kept)
-    clear_partial(path / NAME)
+    going_on = clear_partial(path / NAME)
+    listed = _bytes_of(path / NAME)
+    kept = {f for f in files if f.name.encode() in listed or any(t in f.name for t in going_on)}
+    if listed:
+        remove(file for file in files if file not in kept)
 
 
 def _bytes_of(path: Path) -> bytes:

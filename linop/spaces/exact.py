@@ -96,7 +96,8 @@ def wrapped(value: Exact, dtype: np.dtype[Any]) -> Exact:
     dtypes the number itself."""
     if dtype.kind not in "iu" or isinstance(value, Gaussian):
         return value
-    low, bits = int(np.iinfo(dtype).min), int(np.iinfo(dtype).bits)
+    bits = 8 * dtype.itemsize
+    low = -(1 << bits - 1) if dtype.kind == "i" else 0
     return (value - low) % (1 << bits) + low
 
 

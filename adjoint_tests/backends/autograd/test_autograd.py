@@ -30,14 +30,13 @@ import torch
 import linop
 from linop import LinearOperator, Partition, Region, Space, TensorSpace
 from linop.errors import ArgumentError, DeadlockError, DTypeError
-from linop.testing.workers.jobs import job
 from support.contracts import autograd as autograd_contracts
 from support.contracts import autograd_errors, mpi_plans
 from support.contracts.autograd import apply, tensor
 from support.operators.catalogue import FACTORIES, build, describe
 from support.operators.properties import rounding
 from support.requirements import needs_mpi
-from support.workers import on_ranks
+from support.workers import in_job, on_ranks
 
 CONTRACTS = autograd_contracts.CONTRACTS + autograd_errors.CONTRACTS
 names = ["-".join([contract.__name__, *map(str, rest)]) for contract, rest in CONTRACTS]
@@ -74,7 +73,7 @@ def test_forward_mode_on_ranks() -> None:
 
 @needs_mpi
 def test_no_new_communicators() -> None:
-    job(2).run(mpi_plans.makes_no_communicators)
+    in_job(2, mpi_plans.makes_no_communicators)
 
 
 @needs_mpi

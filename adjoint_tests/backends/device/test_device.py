@@ -19,7 +19,6 @@ from linop.backends import Backend
 from linop.errors import ArgumentError, BackendError
 from linop.planning.lowering import workers_of
 from linop.testing.describing import seeds
-from linop.testing.workers.jobs import job
 from support.contracts.plans import argument, each, raised, result, total
 from support.device import checks as device_checks
 from support.device import mpi as device_mpi
@@ -34,6 +33,7 @@ from support.draws import ON_RANKS
 from support.operators.catalogue import build, describe
 from support.operators.properties import stays_exact
 from support.requirements import needs_mpi, needs_torch
+from support.workers import in_job
 
 KIND = "simulated"
 ARRAYS = simulated.ARRAYS
@@ -285,10 +285,10 @@ def test_kernels_are_few_under_mpi(way: str, ranks: int) -> None:
 @needs_mpi
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_ways_are_chosen_together_under_mpi(ranks: int) -> None:
-    job(ranks).run(device_mpi.ways_are_chosen_together)
+    in_job(ranks, device_mpi.ways_are_chosen_together)
 
 
 @needs_mpi
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_no_gpu_is_an_error_on_every_rank_under_mpi(ranks: int) -> None:
-    job(ranks).run(device_mpi.missing_gpus_are_told)
+    in_job(ranks, device_mpi.missing_gpus_are_told)

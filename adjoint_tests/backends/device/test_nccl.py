@@ -11,7 +11,6 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from linop.testing.describing import seeds
-from linop.testing.workers.jobs import job
 from support.device import nccl as device_nccl
 from support.device import plans as device_plans
 from support.device.running import on_ranks
@@ -19,6 +18,7 @@ from support.draws import ON_RANKS
 from support.operators.catalogue import build, describe
 from support.operators.properties import stays_exact
 from support.requirements import needs_mpi
+from support.workers import in_job
 
 pytestmark = [needs_mpi, pytest.mark.timeout(300)]
 
@@ -57,9 +57,9 @@ def test_calls_that_go_wrong_end(contract: Callable[..., None], ranks: int) -> N
 
 @each_of("ranks", [1, 3])
 def test_ranks_without_nccl_are_told(ranks: int) -> None:
-    job(ranks).run(device_nccl.ranks_without_nccl_are_told)
+    in_job(ranks, device_nccl.ranks_without_nccl_are_told)
 
 
 @each_of("ranks", [1, 3])
 def test_ranks_that_fail_to_open_are_told(ranks: int) -> None:
-    job(ranks).run(device_nccl.ranks_that_fail_to_open_are_told)
+    in_job(ranks, device_nccl.ranks_that_fail_to_open_are_told)

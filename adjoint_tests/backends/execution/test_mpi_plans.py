@@ -13,12 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from linop.testing.workers.jobs import job
 from support.contracts import failing_calls as call_contracts
 from support.contracts import mpi_plans
 from support.contracts import plans as plan_contracts
 from support.requirements import needs_mpi
-from support.workers import MACHINES, on_ranks
+from support.workers import MACHINES, in_job, on_ranks
 
 pytestmark = [needs_mpi, pytest.mark.timeout(300)]
 
@@ -149,20 +148,20 @@ def test_debug_mode_agrees_on_every_call(ranks: int, windows: bool | str | None)
 @pytest.mark.parametrize("when", ["compile", "first call", "later call"])
 @pytest.mark.parametrize(("ranks", "odd"), [(2, 0), (3, 1), (4, 3)])
 def test_waits_end(ranks: int, odd: int, when: str, windows: bool | str | None) -> None:
-    job(ranks).run(mpi_plans.waits_end, windows, when, odd)
+    in_job(ranks, mpi_plans.waits_end, windows, when, odd)
 
 
 @several
 def test_shared_memory_or_not_is_the_same(ranks: int) -> None:
-    job(ranks).run(mpi_plans.shared_memory_or_not_is_the_same, 1)
+    in_job(ranks, mpi_plans.shared_memory_or_not_is_the_same, 1)
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_plans_are_collected_anywhere(ranks: int) -> None:
-    job(ranks).run(mpi_plans.collected_anywhere, 40)
+    in_job(ranks, mpi_plans.collected_anywhere, 40)
 
 
 @in_proc
 @pytest.mark.timeout(60 + CYCLES // 10)
 def test_nothing_accumulates() -> None:
-    job(2).run(mpi_plans.nothing_accumulates, CYCLES, watch=30 + CYCLES / 20)
+    in_job(2, mpi_plans.nothing_accumulates, CYCLES, watch=30 + CYCLES / 20)

@@ -19,10 +19,10 @@ from linop.backends import Backend, settings
 from linop.backends.jobs import mpirun
 from linop.backends.settings import SETTINGS, Found
 from linop.errors import ArgumentError, BackendError
-from linop.testing.workers.jobs import job
 from support.contracts import settings as settings_contracts
 from support.job_programs import ENVIRONMENT
 from support.requirements import needs_mpi, needs_torch
+from support.workers import in_job
 
 ROOT = Path(__file__).parents[3]
 VALID: dict[str, list[tuple[str, Any]]] = {
@@ -116,7 +116,7 @@ def test_differences_say_who_has_what() -> None:
 )
 def test_all_ranks_have_the_same_settings(contract: Any) -> None:
     for ranks in (1, 3) if contract is settings_contracts.wrong_values_are_told else (2, 3):
-        job(ranks).run(contract)
+        in_job(ranks, contract)
 
 
 OSC = """

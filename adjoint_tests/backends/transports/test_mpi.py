@@ -14,13 +14,13 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from linop.testing.describing import seeds
-from linop.testing.workers.jobs import job
 from support.contracts import mpi as mpi_contracts
 from support.contracts import mpi_operators
 from support.draws import ON_RANKS
 from support.operators.catalogue import NAMES, build, describe
 from support.operators.properties import stays_exact
 from support.requirements import needs_mpi
+from support.workers import in_job
 
 pytestmark = [needs_mpi, pytest.mark.timeout(400)]
 
@@ -33,7 +33,7 @@ def test_ranks_are_the_reference(
 ) -> None:
     description = data.draw(describe(name, ranks), label=name)
     assume(stays_exact(build(name, description)))
-    job(ranks).run(mpi_operators.operator, name, description, seed, messages)
+    in_job(ranks, mpi_operators.operator, name, description, seed, messages)
 
 
 every_size = pytest.mark.parametrize("ranks", [1, 2, 3, 4])
@@ -49,22 +49,22 @@ every_size = pytest.mark.parametrize("ranks", [1, 2, 3, 4])
     ],
 )
 def test_contract(contract: Callable[..., None], ranks: int) -> None:
-    job(ranks).run(contract)
+    in_job(ranks, contract)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_communicator_is_duplicated_once(ranks: int) -> None:
-    job(ranks).run(mpi_contracts.duplicated_once)
+    in_job(ranks, mpi_contracts.duplicated_once)
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
 @pytest.mark.parametrize("what", mpi_contracts.UNLIKE)
 def test_workers_that_built_different_operators_are_told(what: str, ranks: int) -> None:
     for odd in range(ranks):
-        job(ranks).run(mpi_contracts.different_operators, what, odd)
+        in_job(ranks, mpi_contracts.different_operators, what, odd)
 
 
 @every_size
 @pytest.mark.parametrize("shape", [(10,), (3, 4)])
 def test_solvers_are_the_same_as_on_threads(shape: tuple[int, ...], ranks: int) -> None:
-    job(ranks).run(mpi_contracts.solver, shape)
+    in_job(ranks, mpi_contracts.solver, shape)

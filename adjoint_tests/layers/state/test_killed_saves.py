@@ -25,6 +25,8 @@ from linop.testing.workers.jobs import FailedExampleError
 from support.layers import checkpoints as checks
 from support.layers.checkpoints import (
     BIG,
+    begun,
+    ended,
     files_of,
     filled,
     full_disk,
@@ -154,3 +156,18 @@ def test_links_of_names_of_parts_are_not_followed(
     with pytest.raises(LinopError, match="File exists"):
         save_value(tmp_path / "x", 1, sharded=False)
     assert victim.read_text() == "mine"
+
+
+@EITHER
+def test_saves_at_once_leave_one_of_them(tmp_path: Path, sharded: bool) -> None:
+    """Each is whole while the others end, and remove what killed ones have left."""
+    path = str(tmp_path / "x")
+
+    def saves(value: int) -> None:
+        for _ in range(8):
+            save_value(path, value, sharded)
+
+    children = [begun(lambda value=value: saves(value)) for value in (1, 2, 3)]
+    assert [ended(child) for child in children] == [0, 0, 0]
+    assert value_in(path) in (1, 2, 3)
+    assert len([*(Path(path) if sharded else tmp_path).iterdir()]) == (3 if sharded else 1)

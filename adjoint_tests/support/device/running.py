@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import linop
 from linop.backends import Backend
 from linop.backends.device.device_arrays import DeviceArrays
-from linop.testing.workers.jobs import job
+from support.workers import in_job
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -53,7 +53,7 @@ def shown(arrays: DeviceArrays, to_mpi: bool) -> Iterator[None]:
 
 def on_ranks(ranks: int, kind: str, way: str, contract: Contract, *arguments: Any) -> None:
     """A contract under MPI. What is staged is never shown to MPI."""
-    job(ranks).run(_on_rank, kind, way, contract, *arguments)
+    in_job(ranks, _on_rank, kind, way, contract, *arguments)
 
 
 def _on_rank(comm: MPI.Comm, kind: str, way: str, contract: Contract, *arguments: Any) -> None:

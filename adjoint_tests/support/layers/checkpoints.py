@@ -210,8 +210,8 @@ def die_at(event: int, folder: str) -> None:
     sys.addaudithook(hook)
 
 
-def forked(work: Callable[[], Any], kill_after: float | None = None) -> int:
-    """Do something in a child; how that ended."""
+def begun(work: Callable[[], Any]) -> int:
+    """A child that does something."""
     child = os.fork()
     if child == 0:
         try:
@@ -220,10 +220,21 @@ def forked(work: Callable[[], Any], kill_after: float | None = None) -> int:
             print(repr(error), file=sys.stderr, flush=True)
             os._exit(1)
         os._exit(0)
+    return child
+
+
+def ended(child: int) -> int:
+    """How a child ended."""
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def forked(work: Callable[[], Any], kill_after: float | None = None) -> int:
+    """Do something in a child; how that ended."""
+    child = begun(work)
     if kill_after is not None:
         time.sleep(kill_after)
         os.kill(child, signal.SIGKILL)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    return ended(child)
 
 
 _FOUND = 2
