@@ -22,6 +22,8 @@ import torch
 from torch.nn import functional
 
 from support.strategies.states import (
+    COMPOSITIONS,
+    EXTENTS,
     exported,
     is_the_models,
     pipelines_have_the_models,
@@ -31,25 +33,6 @@ from support.strategies.states import (
 from support.workers import on_threads
 
 Use = Callable[[Any, Any], Any]
-COMPOSITIONS = st.sampled_from(
-    [
-        ["data parallel"],
-        ["shards"],
-        ["tensor parallel"],
-        ["checkpoints"],
-        ["offloads"],
-        ["host memory"],
-        ["tensor parallel", "shards"],
-        ["shards", "data parallel"],
-        ["tensor parallel", "data parallel"],
-        ["tensor parallel", "shards", "data parallel"],
-        ["shards", "checkpoints"],
-        ["checkpoints", "data parallel"],
-        ["offloads", "data parallel"],
-        ["host memory", "data parallel"],
-    ]
-)
-EXTENTS = st.sampled_from([(1, 1, 1), (2, 1, 1), (1, 2, 1), (1, 1, 2), (2, 1, 2)])
 USES: dict[str, Use] = {
     "method": lambda net, x: net.scaled(x),
     "function": lambda net, x: functional.linear(x, net.up.weight, net.up.bias),
@@ -68,7 +51,7 @@ USES: dict[str, Use] = {
 }
 
 
-@given(COMPOSITIONS, st.integers(0, 99), EXTENTS)
+@given(st.sampled_from(COMPOSITIONS), st.integers(0, 99), st.sampled_from(EXTENTS))
 def test_compositions(names: list[str], seed: int, extents: tuple[int, int, int]) -> None:
     mesh = dict(zip(("ep", "dp", "tp"), extents, strict=True))
     with TemporaryDirectory() as folder:

@@ -73,15 +73,16 @@ def enlist(layer: Any) -> None:
             _LAYERS.add(layer)
 
 
-def blocks() -> dict[int, tuple[Block, ...]]:
-    """All blocks in this process, by the `id` of the tensor: several of one that is a block of a
-    block, cut over two groups of workers; the outer one first."""
+def blocks(among: Iterable[Any] | None = None) -> dict[int, tuple[Block, ...]]:
+    """All blocks in this process, or those among some tensors, by the `id` of the tensor: several
+    of one that is a block of a block, cut over two groups of workers; the outer one first."""
     with _ADDING:
         layers = list(_LAYERS)
+    ids = None if among is None else {id(tensor) for tensor in among}
     every = ((layer, name, p) for layer in layers for name, p in list(layer._parameters.items()))
     found: dict[int, tuple[Block, ...]] = {}
     for layer, name, p in every:
-        if p is not None and name in layer.spaces:
+        if p is not None and (ids is None or id(p) in ids) and name in layer.spaces:
             others = [one for one in found.get(id(p), ()) if one.layer.backend != layer.backend]
             mine = [*others, Block(layer, name)]
             found[id(p)] = (*sorted(mine, key=lambda one: one.shards),)
@@ -90,8 +91,11 @@ def blocks() -> dict[int, tuple[Block, ...]]:
 
 def first_block(tensors: Iterable[Any]) -> Block | None:
     """The first of some tensors that is a block."""
-    known = blocks() if _LAYERS else {}
-    return next((known[id(t)][0] for t in tensors if id(t) in known), None) if known else None
+    if not _LAYERS:
+        return None
+    given = list(tensors)
+    known = blocks(given)
+    return next((known[id(t)][0] for t in given if id(t) in known), None)
 
 
 def block_of_gradients(tensors: Iterable[Any]) -> Block | None:

@@ -5,6 +5,7 @@ complex128, too; in the guessed dtype only if they take neither."""
 from __future__ import annotations
 
 import inspect
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -12,7 +13,6 @@ from functools import wraps
 from typing import Any, ParamSpec
 
 import numpy as np
-import scipy
 
 from linop.backends.base import BoundPlan
 from linop.local_operators.scipy_operators import declared_dtype
@@ -55,7 +55,9 @@ def in_every_dtype(check: Check[Parameters]) -> Check[Parameters]:
 
 def _guessed(op: Any) -> bool:
     """True for an operator of SciPy's whose dtype is an integer one that SciPy guessed."""
-    if not isinstance(op, scipy.sparse.linalg.LinearOperator) or op.dtype is None:
+    # Who has an operator of SciPy's has imported it: it takes a while.
+    module = sys.modules.get("scipy.sparse.linalg")
+    if module is None or not isinstance(op, module.LinearOperator) or op.dtype is None:
         return False
     return declared_dtype(op) is None
 

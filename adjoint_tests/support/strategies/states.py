@@ -45,6 +45,26 @@ WRAPPERS = (
     "host memory",
 )
 
+COMPOSITIONS = [
+    ["data parallel"],
+    ["shards"],
+    ["tensor parallel"],
+    ["checkpoints"],
+    ["offloads"],
+    ["host memory"],
+    ["tensor parallel", "shards"],
+    ["shards", "data parallel"],
+    ["tensor parallel", "data parallel"],
+    ["tensor parallel", "shards", "data parallel"],
+    ["shards", "checkpoints"],
+    ["checkpoints", "data parallel"],
+    ["offloads", "data parallel"],
+    ["host memory", "data parallel"],
+]
+"""Strategies from the inside out."""
+EXTENTS = [(1, 1, 1), (2, 1, 1), (1, 2, 1), (1, 1, 2), (2, 1, 2)]
+"""Of the axes ep, dp and tp."""
+
 
 class Block(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
     """A module with all kinds of tensors: tied ones, buffers in the state and others, a parameter
