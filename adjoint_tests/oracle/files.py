@@ -173,7 +173,7 @@ def _make_hostile(folder: Path, kind: str, data: bytes, random: Random, workers:
         _replaced(good, bad, lambda n, d: data if n.endswith("data.pkl") else d, 0)
     elif kind == "zeros":
         torch.save({"weight": torch.zeros(4, 6), "bias": torch.zeros(4)}, good)
-        size = random.choice([50_000_000, 2_000_000_000])
+        size = random.choice([50_000_000, 500_000_000])
 
         def long(name: str, old: bytes) -> bytes:
             return bytes(size) if "/data/" in name else old

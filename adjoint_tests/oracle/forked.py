@@ -18,7 +18,7 @@ MEMORY = 1_500_000_000
 """Bytes of address space that a check may use beyond what its process has."""
 
 
-def forked(check: Callable[[], None], seconds: float = 25.0) -> None:
+def forked(check: Callable[[], None], seconds: float = 50.0) -> None:
     """Run a check in a fork.
 
     Raises:

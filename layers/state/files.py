@@ -72,7 +72,7 @@ def replacing(path: str | os.PathLike[Any], token: str | None = None) -> Iterato
             yield file
             file.flush()
             os.fsync(file.fileno())
-        part.replace(path)
+            part.replace(path)  # while it is locked
     except BaseException:
         part.unlink(missing_ok=True)
         raise
