@@ -71,7 +71,8 @@ def groups_of(tensors: Iterable[Any], otherwise: Backend) -> Groups:
     Raises:
         ArgumentError: they are no lines of one mesh.
     """
-    known = blocks()
+    tensors = list(tensors)
+    known = blocks(tensors)
     found: dict[Backend, Any] = {}
     for block in (one for t in tensors for one in known.get(id(t), ())):
         found.setdefault(block.layer.backend, block.layer)

@@ -65,7 +65,7 @@ def _loading(module: Any, state: Any, prefix: str, *unused: Any) -> None:
 
 def _shards(module: Any) -> dict[str, Block]:
     """Parameters that are blocks now: not those of a forward, which are whole."""
-    known = blocks()
+    known = blocks(p for p in module._parameters.values() if p is not None)
     every = ((name, known.get(id(p), ())) for name, p in module._parameters.items())
     return {name: some[0] for name, some in every if some}
 

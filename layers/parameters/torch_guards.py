@@ -136,8 +136,9 @@ def _check_optimizer(optimizer: Any, *args: Any) -> None:
                 f"torch.optim.{type(optimizer).__name__}: it has parameters of a module that was "
                 f"sharded after it was made; make the optimizer after fully_shard"
             )
-    known = blocks()
-    mine = (block for p in _of_optimizer(optimizer) for block in known.get(id(p), ()))
+    parameters = list(_of_optimizer(optimizer))
+    known = blocks(parameters)
+    mine = (block for p in parameters for block in known.get(id(p), ()))
     block = next((block for block in mine if block.cut), None)
     if block is not None and isinstance(optimizer, _OPTIMIZERS):
         instead = "take one that works element by element, as SGD, Adam or AdamW"

@@ -119,7 +119,8 @@ def _collect(
     module: Any, axis: Axis, places: dict[Any, list[tuple[Any, str]]], names: dict[Any, str]
 ) -> None:
     """Parameters that are not sharded yet, with all places that have them."""
-    known = blocks()
+    every = (p for owner in module.modules() for p in owner._parameters.values())
+    known = blocks(p for p in every if p is not None)
     for prefix, owner in module.named_modules():
         for attribute, p in owner._parameters.items():
             already = "" if p is None else getattr(p, "_linop_strategy", "")
