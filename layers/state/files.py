@@ -72,7 +72,7 @@ def replacing(path: str | os.PathLike[Any], token: str | None = None) -> Iterato
             yield file
             file.flush()
             os.fsync(file.fileno())
-        part.replace(path)
+            part.replace(path)  # while it is locked
     except BaseException:
         part.unlink(missing_ok=True)
         raise
@@ -101,6 +101,17 @@ def _replaced(path: Path) -> os.stat_result | None:
         return os.fstat(descriptor)
     finally:
         os.close(descriptor)
+
+
+def take_after(file: Path, other: Path) -> None:
+    """As `_take_after`, of two files, where the other is there."""
+    with suppress(FileNotFoundError):
+        before = other.stat()
+        descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW)
+        try:
+            _take_after(descriptor, other, before)
+        finally:
+            os.close(descriptor)
 
 
 def _take_after(descriptor: int, path: Path, before: os.stat_result) -> None:
