@@ -229,6 +229,8 @@ def _check_call(name: str, arguments: Node) -> None:
         isinstance(one.value, int) for one in inner
     ):
         raise BackendError(f"it makes a {name.split()[1]} of a number, which is refused")
+    if name == "torch._tensor _rebuild_from_type_v2" and len(inner) > 2:
+        _check_call(inner[0].name, inner[2])  # which it calls
     if name == "_codecs encode" and not (len(inner) == 2 and inner[1].value == "latin1"):
         raise BackendError("it encodes a text otherwise than as latin1, which is refused")
 
