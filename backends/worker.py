@@ -17,7 +17,7 @@ from linop.backends.execution.program import Program
 from linop.backends.transports.call_numbers import Calls
 from linop.backends.transports.compile_agreement import check_agreement
 from linop.backends.transports.point_to_point import PointToPoint
-from linop.backends.transports.transport import ANY, Transport
+from linop.backends.transports.transport import ANY, Transport, weakly
 from linop.backends.waits.deadlock import PAST, Key, Point
 from linop.backends.worker_plan import WorkerPlan
 from linop.errors import BackendError, LinopError, restated
@@ -56,7 +56,7 @@ class Worker(Backend):
         self._calls: dict[tuple[int, ...], Calls] = {}
         self._plans_of: dict[tuple[int, Placement | None], Plans] = {}
         self._vectors = _Vectors()
-        transport.plans = self
+        transport.plans = weakly(self)
         self.parted: dict[tuple[Any, ...], Worker] = {}
         """This worker's parts of it, by the division of the workers, its purpose, and the number of
         parts that failed before."""

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import linop
 from linop import LinearOperator, Region, Space
 from linop.testing import check_adjoint, check_equal, check_exact, check_linear
-from linop.testing.cancellation import magnitudes
+from linop.testing.cancellation import noise_of_entries
 from linop.testing.describing import seeds
 from linop.testing.tested_maps import foreign
 
@@ -73,8 +73,56 @@ def test_a_difference_that_is_zero(n: int, seed: int, dtype: Any) -> None:
 def test_a_wrong_adjoint_of_it_is_found(check: Any, n: int, seed: int, dtype: Any) -> None:
     """One whose error is a thousandth of the terms that cancel."""
     op = annihilated(n, seed, dtype)
-    size = 1e-3 * magnitudes(foreign.tested_map("check_exact", op)).max()
+    noise = noise_of_entries(foreign.tested_map("check_exact", op))
+    assert noise is not None
+    size = 1e-3 * noise.max()
     back = op.H
     M = np.full((n, n), size, dtype)
     off = linop.local_operators.matrix(M, back.domain, back.codomain)
     assert not check(op, adjoint=back + off)
+
+
+@pytest.mark.parametrize("check", [check_adjoint, check_exact])
+@given(
+    n=st.integers(1, 6),
+    power=st.integers(1, 80),
+    seed=seeds,
+    dtype=st.sampled_from(DTYPES),
+    wrong=st.sampled_from([1e-3, 1.0, -1.0]),
+)
+def test_long_products_hide_nothing(
+    check: Any, n: int, power: int, seed: int, dtype: Any, wrong: float
+) -> None:
+    """Of a matrix that keeps norms, in which nothing cancels however long the product is."""
+    Q = np.linalg.qr(np.random.default_rng(seed).standard_normal((n, n)))[0]
+    X = Space(Region("x", n), dtype)
+    op = linop.local_operators.matrix(Q.astype(dtype), X, X) ** power
+    assert check(op)
+    assert not check(op, adjoint=(1 + wrong) * op.H)
+    assert not check_equal(op, (1 + wrong) * op)
+
+
+@given(n=st.integers(2, 20), steps=st.integers(1, 60), seed=seeds)
+def test_a_recurrence_of_functions_hides_nothing(n: int, steps: int, seed: int) -> None:
+    """That of a wave, of a hand-written step whose adjoint is zero, or that is not linear."""
+    rng = np.random.default_rng(seed)
+    basis = np.linalg.qr(rng.standard_normal((n, n)))[0]
+    S = basis * (2 * np.cos(rng.uniform(0.1, 3, n))) @ basis.T
+    X = Space(Region("x", n))
+
+    def wave(forward: Any, adjoint: Any) -> LinearOperator:
+        step = linop.local(X, X, forward, adjoint)
+        before, op = linop.identity(X), step
+        for _ in range(steps):
+            before, op = op, step @ op - before
+        return op
+
+    def bent(x: Any) -> Any:
+        return S @ x + 0.1 * np.where(x * np.roll(x, 1) > 0, x, 0)
+
+    right = wave(lambda x: S @ x, lambda y: S.T @ y)
+    for check in (check_adjoint, check_linear):
+        report = check(right)
+        assert report, report
+    assert not check_adjoint(wave(lambda x: S @ x, lambda y: 0 * y))
+    assert not check_linear(wave(bent, bent))

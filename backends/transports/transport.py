@@ -3,8 +3,9 @@ alarms that end them, as transports and their users describe them."""
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 from linop.backends.waits.deadlock import Key, Point
 from linop.backends.waits.recorder import Recorder
@@ -94,6 +95,20 @@ class Alone:
 
     def last_calls(self) -> str:
         return "  none\n"
+
+
+class _Weakly:
+    def __init__(self, plans: Plans) -> None:
+        self._known = weakref.ref(plans)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._known() or Alone(), name)
+
+
+def weakly(plans: Plans) -> Plans:
+    """A worker's plans while they are there. Finalizers of plans hold their transport: if that held
+    the worker, nothing that the worker keeps would ever be collected, these plans among it."""
+    return cast(Plans, _Weakly(plans))
 
 
 class Transport(Protocol):

@@ -105,6 +105,7 @@ def load(model: Any, path: str | os.PathLike[str], optimizer: Any = None) -> Non
     staged = None
     if optimized is not None:
         staged = staged_optimizer(optimized, None if whole is None else whole[OPTIMIZER])
+        workers.each(lambda: optimized.check(*staged))
     workers.materialise()
     spread(workers, items, state, source)
     if optimized is not None and staged is not None:

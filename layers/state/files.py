@@ -103,6 +103,17 @@ def _replaced(path: Path) -> os.stat_result | None:
         os.close(descriptor)
 
 
+def take_after(file: Path, other: Path) -> None:
+    """As `_take_after`, of two files, where the other is there."""
+    with suppress(FileNotFoundError):
+        before = other.stat()
+        descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW)
+        try:
+            _take_after(descriptor, other, before)
+        finally:
+            os.close(descriptor)
+
+
 def _take_after(descriptor: int, path: Path, before: os.stat_result) -> None:
     """Give a new file the owner, the mode and the extended attributes of another."""
     mine = os.fstat(descriptor)

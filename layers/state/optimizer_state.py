@@ -7,7 +7,7 @@ from __future__ import annotations
 import io
 import pickle
 from collections.abc import Mapping, Sequence
-from copy import deepcopy
+from copy import copy, deepcopy
 from dataclasses import replace
 from itertools import count
 from typing import Any
@@ -172,10 +172,22 @@ class Optimized:
             hypers: what is in each group besides parameters.
             kept: numbers, and items that hold this worker's blocks.
         """
-        if self.optimizer is None:
-            return
+        self.check(hypers, kept)
+        if self.optimizer is not None:
+            self.optimizer.load_state_dict(self._share(hypers, kept))
+
+    def check(self, hypers: list[dict[str, Any]], kept: Mapping[Names, Any]) -> None:
+        """Load it into a copy, so that what torch refuses is found before anything is changed.
+
+        Raises:
+            errors of torch's `load_state_dict`, of any class.
+        """
+        if self.optimizer is not None:
+            copy(self.optimizer).load_state_dict(self._share(hypers, kept))
+
+    def _share(self, hypers: list[dict[str, Any]], kept: Mapping[Names, Any]) -> dict[str, Any]:
         mine = {n: v.block if isinstance(v, StateTensor) else v for n, v in kept.items()}
-        self.optimizer.load_state_dict(numbered(hypers, self._own, mine))
+        return numbered(hypers, self._own, mine)
 
 
 def check_options(optimized: Optimized) -> None:

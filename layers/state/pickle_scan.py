@@ -9,7 +9,7 @@ that refers to a class or function outside of an allow-list; or that is nested t
 from __future__ import annotations
 
 import pickletools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import IO, Any
 
 from linop.errors import BackendError
@@ -23,7 +23,16 @@ _HASHED = 4096
 """Objects in a tuple, which may be hashed: the most."""
 _LARGEST = 2**62
 _OFTEN = 4096
-"""Instructions between looks at the time."""
+"""Instructions between looks at the time, and at the memory that nodes take."""
+_NODE = 32
+"""Bytes that count for each instruction, as if they were read."""
+_BY_NUMBER = (
+    "builtins bytearray",
+    "__builtin__ bytearray",
+    "torch Tensor",
+    "torch.nn.parameter Parameter",
+)
+"""Classes that make as much as a number says; and storages."""
 
 
 class Node:
@@ -36,11 +45,17 @@ class Node:
 
     __slots__ = ("hashed", "inner", "name", "value")
 
-    def __init__(self, inner: list[Node] | None = None, name: str = "", value: Any = None) -> None:
-        self.inner = [] if inner is None else inner
+    def __init__(self, inner: Sequence[Node] = (), name: str = "", value: Any = None) -> None:
+        self.inner = inner
         self.name = name
         self.value = value
         self.hashed = 1
+
+    def take(self, more: list[Node]) -> None:
+        """Put other objects into it."""
+        if not isinstance(self.inner, list):
+            self.inner = [*self.inner]
+        self.inner.extend(more)
 
 
 _MARK = Node()
@@ -75,6 +90,7 @@ class Scan:
             self._count += 1
             if self._count % _OFTEN == 0:
                 limits.check_time()
+                limits.take(_NODE * _OFTEN, "a look through its objects")
             self._step(opcode, argument)
         self.root = self._pop()
         self._check_whole()
@@ -131,10 +147,10 @@ class Scan:
         self._push(node)
 
     def _container(self) -> None:
-        self._push(Node())
+        self._push(Node([]))
 
     def _put_in(self, inner: list[Node]) -> None:
-        self._top().inner.extend(inner)
+        self._top().take(inner)
 
     def _global(self, module: str, name: str) -> None:
         if not self._allowed(module, name):
@@ -154,7 +170,7 @@ class Scan:
 
     def _build(self) -> None:
         state = self._pop()
-        self._top().inner.append(state)
+        self._top().take([state])
 
     def _persistent(self) -> None:
         identifier = self._pop()
@@ -209,6 +225,12 @@ class Scan:
 def _check_call(name: str, arguments: Node) -> None:
     """Refuse calls whose results are larger than their arguments."""
     inner = arguments.inner
+    if (name in _BY_NUMBER or name.endswith("Storage")) and any(
+        isinstance(one.value, int) for one in inner
+    ):
+        raise BackendError(f"it makes a {name.split()[1]} of a number, which is refused")
+    if name == "torch._tensor _rebuild_from_type_v2" and len(inner) > 2:
+        _check_call(inner[0].name, inner[2])  # which it calls
     if name == "_codecs encode" and not (len(inner) == 2 and inner[1].value == "latin1"):
         raise BackendError("it encodes a text otherwise than as latin1, which is refused")
 

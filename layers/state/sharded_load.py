@@ -4,6 +4,7 @@ its own blocks. All blocks are read and checked before the first is copied.
 
 from __future__ import annotations
 
+import math
 import os
 import warnings
 from collections.abc import Sequence
@@ -76,6 +77,7 @@ class _Folder:
         entry = self.index.entries[name]
         if entry.dtype is None:
             return self._loaded(entry.chunks[0].location)
+        self._limits.take(math.prod(entry.shape) * entry.dtype.itemsize, f"{name!r}")
         whole = torch.empty(entry.shape, dtype=entry.dtype)
         self.read(name, whole, (0,) * whole.ndim)
         return whole
@@ -153,6 +155,8 @@ def load_sharded(workers: Workers, optimized: Optimized | None, path: Path) -> N
         raise ArgumentError(f"load: {str(path)!r} has no state of an optimizer")
     blocks = workers.each(lambda: _blocks(workers, folder, (MODEL,) if both else ()))
     staged = workers.each(lambda: None if optimized is None else _staged(optimized, folder))
+    if optimized is not None and staged is not None:
+        workers.each(lambda: optimized.check(*staged))
     workers.materialise()
     for key, block in blocks.items():
         plain(workers.tensors[key].block).copy_(block)

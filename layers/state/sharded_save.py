@@ -52,6 +52,7 @@ from linop.layers.state.files import (
     remove,
     replacing,
     sync_folder,
+    take_after,
 )
 from linop.layers.state.metadata import NAME, key_of, sealed
 from linop.layers.state.optimizer_state import Optimized
@@ -158,6 +159,8 @@ def _write_blocks(
         storage = _StoragePrefix(f"__{workers.worker}_{token}_")
         mine = planner.finish_plan(replace(plans[workers.worker], storage_data=storage))
         results = writer.write_data(mine, planner).wait()
+        for name in {result.storage_data.relative_path for result in results}:
+            take_after(path / name, path / NAME)  # who may read the one may read the others
         return results, dict(_digest_in(path, result.storage_data) for result in results)
 
     everybodys = workers.gather_objects(workers.each(planned))

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from linop.spaces.scalars import Array
 from linop.spaces.space import Space
 
 Arrays = dict[str, Array]
+Value = TypeVar("Value")
 
 MOST = 2**20
 """Largest number of uses: a product of shared products may stand for exponentially many."""
@@ -163,31 +164,55 @@ def in_order(incoming: Sequence[Sequence[Edge]]) -> list[int]:
     return postorder(TARGET, lambda wire: [e.source for e in incoming[wire]], key=int)
 
 
-def interpreted(flow: Flow, arrays: Arrays, dtype: np.dtype[Any]) -> Arrays:
-    """The values of TARGET for those of SOURCE, which may be overwritten: each edge is applied
-    once, by the reference rule of its operator. Values are released after their last use."""
+def evaluated(
+    flow: Flow,
+    given: Value,
+    begun: Callable[[], Value],
+    add: Callable[[Value, Edge, Value, bool], None],
+    ended: Callable[[Value, Space], None],
+) -> Value:
+    """The value of TARGET for that of SOURCE. Values are released after their last use.
+
+    Args:
+        begun: a wire's value before anything is added.
+        add: adds what an edge makes of the value of its source, which it may overwrite if the last
+            argument is True.
+        ended: called with a wire's value when all is added.
+    """
     incoming = flow.incoming()
     left = [0] * len(flow.spaces)
     order = in_order(incoming)
     for wire in order:
         for edge in incoming[wire]:
             left[edge.source] += 1
-    values = {SOURCE: arrays}
+    values = {SOURCE: given}
     for wire in order:
-        total = values.get(wire, {}) if wire == SOURCE else {}
+        total = values[wire] if wire == SOURCE else begun()
         for edge in incoming[wire]:
             left[edge.source] -= 1
-            given = values[edge.source] if left[edge.source] else values.pop(edge.source)
-            owned = not left[edge.source]
-            _accumulate(total, _applied(edge, given, owned, flow.spaces[wire], dtype))
-        for region in flow.spaces[wire].regions:
-            if region.name not in total:
-                total[region.name] = np.zeros(region.shape, dtype)
+            last = not left[edge.source]
+            add(total, edge, values.pop(edge.source) if last else values[edge.source], last)
+        ended(total, flow.spaces[wire])
         values[wire] = total
     return values[TARGET]
 
 
-def _applied(edge: Edge, given: Arrays, owned: bool, target: Space, dtype: np.dtype[Any]) -> Arrays:
+def interpreted(flow: Flow, arrays: Arrays, dtype: np.dtype[Any]) -> Arrays:
+    """The values of TARGET for those of SOURCE, which may be overwritten: each edge is applied
+    once, by the reference rule of its operator."""
+
+    def add(total: Arrays, edge: Edge, given: Arrays, owned: bool) -> None:
+        accumulate(total, applied(edge, given, owned, flow.spaces[edge.target], dtype))
+
+    def ended(total: Arrays, space: Space) -> None:
+        for region in space.regions:
+            if region.name not in total:
+                total[region.name] = np.zeros(region.shape, dtype)
+
+    return evaluated(flow, arrays, dict[str, Array], add, ended)
+
+
+def applied(edge: Edge, given: Arrays, owned: bool, target: Space, dtype: np.dtype[Any]) -> Arrays:
     """The term that an edge adds to its target; the arrays given are kept unless `owned`."""
     if edge.step is None:
         given = {name: given[name] for name in given if name in target}
@@ -201,7 +226,8 @@ def _applied(edge: Edge, given: Arrays, owned: bool, target: Space, dtype: np.dt
     return result
 
 
-def _accumulate(total: Arrays, term: Arrays) -> None:
+def accumulate(total: Arrays, term: Arrays) -> None:
+    """Add a term, which may become the total."""
     for name, array in term.items():
         if name in total:
             total[name] += array

@@ -176,7 +176,7 @@ def check_exact(
         rounds = not (F.exact and G.exact)
         most = max(entry_tolerance(F), entry_tolerance(G)) if rounds else 0.0
         check = Check("exact adjoint", compared, call, F, most, tolerance)
-        error, worst = worst_of_matrices(F, G, relative=check.tolerance > 0)
+        error, worst = worst_of_matrices(F, G, check.tolerance)
         if error <= check.tolerance:
             bent, where = max((linear(S, 0) for S in (F, G)), key=lambda found: found[0])
             if not bent <= max(check.tolerance, element_tolerance(F)):

@@ -8,19 +8,20 @@ import numpy as np
 
 from linop.spaces.scalars import Array
 from linop.spaces.space import Space
-from linop.testing.cancellation import magnitudes
+from linop.testing.cancellation import noise_of_entries
 from linop.testing.localise import unit
 from linop.testing.report import Worst, element, plain_number, shown
 from linop.testing.tested_maps.tested_map import TestedMap, gathered, widened
 from linop.testing.tested_maps.whole import everything
 
 
-def worst_of_matrices(F: TestedMap, G: TestedMap, relative: bool) -> tuple[float, Worst]:
+def worst_of_matrices(F: TestedMap, G: TestedMap, tolerance: float) -> tuple[float, Worst]:
     """The largest difference between the matrix of G and the conjugate transpose of that of F, and
     its entry. Collective.
 
     Args:
-        relative: True if differences are relative to the largest entry of their row and column.
+        tolerance: 0, or differences are relative to the largest entry of their row and column; and
+            if this is exceeded, to their rounding errors (`linop.testing.cancellation`).
     """
     forward, backward = _matrix(F), _matrix(G)
     wanted = forward.conj().T
@@ -28,11 +29,14 @@ def worst_of_matrices(F: TestedMap, G: TestedMap, relative: bool) -> tuple[float
         return 0.0, Worst("there is no entry")
     difference = np.abs(widened(backward) - widened(wanted))
     difference[(difference == 0) & (backward != wanted)] = 1.0  # integers that are equal as floats
-    if relative:
+    if tolerance:
         size = np.maximum(np.abs(widened(backward)), np.abs(widened(wanted)))
-        size = reduce(np.maximum, _terms(F), size)
-        scale = np.maximum(size.max(axis=0), size.max(axis=1, keepdims=True))
-        difference = np.divide(difference, scale, out=difference, where=scale > 0)
+        found = _relative(difference, size)
+        if found.max() > tolerance:
+            # Perhaps since their terms cancel.
+            noise = [n.T for n in _noise(F)] + _noise(G)
+            found = _relative(difference, reduce(np.maximum, noise, size))
+        difference = found
     row, column = (int(k) for k in np.unravel_index(np.argmax(difference), difference.shape))
     found, right = plain_number(backward[row, column]), plain_number(wanted[row, column])
     words = (
@@ -60,13 +64,17 @@ def _matrix(F: TestedMap) -> Array:
     return np.array(columns).reshape(len(columns), rows).T
 
 
-def _terms(F: TestedMap) -> list[Array]:
-    """For each entry of the adjoint's matrix, the size of the terms that it is a sum of, as far as
-    each worker knows it. Collective."""
-    known = magnitudes(F)
-    dense = np.zeros(0) if known is None else known.T.toarray()
-    heard = gathered(F.backend, dense.astype(np.float64).tobytes())
-    return [np.frombuffer(data).reshape(F.shape[::-1]) for data in heard if data]
+def _relative(difference: Array, size: Array) -> Array:
+    scale = np.maximum(size.max(axis=0), size.max(axis=1, keepdims=True))
+    return np.divide(difference, scale, out=difference.copy(), where=scale > 0)
+
+
+def _noise(F: TestedMap) -> list[Array]:
+    """The noise in the entries of the matrix, as far as each worker knows it. Collective."""
+    known = noise_of_entries(F)
+    said = np.zeros(0) if known is None else np.ascontiguousarray(known, np.float64)
+    heard = gathered(F.backend, said.tobytes())
+    return [np.frombuffer(data).reshape(F.shape) for data in heard if data]
 
 
 def _doubled(F: TestedMap, space: Space) -> bool:

@@ -236,7 +236,8 @@ def dot_products(
     if rounds:
 
         def terms() -> Any:
-            size = size_of_products(F, *(largest(v, F.backend)[1] for v in (x, y)))
+            sizes = [largest(v, F.backend)[1] for v in (x, y)]
+            size = max(size_of_products(F, *sizes), size_of_products(G, *reversed(sizes)))
             return np.ldexp(np.longdouble(size), power)
 
         error = float(error / _scale(error, scale, dot_tolerance(F), terms))

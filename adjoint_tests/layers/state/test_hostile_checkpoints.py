@@ -10,6 +10,7 @@ import tempfile
 import tracemalloc
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -22,8 +23,9 @@ if importlib.util.find_spec("torch") is None:
 
 import torch
 
+from linop import launch, layers
 from support.layers import hostile_files as hostile
-from support.layers.checkpoints import loads_or_refuses, save_value, torch_alone
+from support.layers.checkpoints import adam, filled, loads_or_refuses, save_value, torch_alone
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:torch.distributed is disabled"),
@@ -93,6 +95,31 @@ def test_a_file_larger_than_the_model_is_not_read(tmp_path: Path) -> None:
         file.truncate(2**40)
     said = refused(tmp_path / "x")
     assert "of the model's tensors" in said and "LINOP_LOAD_BYTES" in said, said
+
+
+def test_looking_through_many_objects_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a small file, since they are packed."""
+    data = hostile.HEAD + hostile.as_value(b"(" + 40_000 * b"N" + b"l") + hostile.END
+    (tmp_path / "x").write_bytes(hostile.archive(data))
+    monkeypatch.setenv("LINOP_LOAD_BYTES", "500000")
+    assert "a look through its objects takes" in refused(tmp_path / "x")
+
+
+@pytest.mark.parametrize("value", [None, "x", [1, 2], 1j, bytearray(5)])
+def test_a_state_that_an_optimizer_refuses_changes_nothing(tmp_path: Path, value: Any) -> None:
+    """Nor the model: it is tried before."""
+
+    def save(_: Any) -> None:
+        model = filled(3)
+        layers.save(model, tmp_path / "x", adam(model, 0.5))
+
+    launch(save, 2)
+    state = torch.load(tmp_path / "x")
+    state["optimizer"]["state"][0]["step"] = value
+    torch.save(state, tmp_path / "x")
+    assert loads_or_refuses(tmp_path / "x", 3, optimizer=True)
 
 
 @pytest.mark.parametrize(

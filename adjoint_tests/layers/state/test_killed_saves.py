@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -171,3 +172,12 @@ def test_saves_at_once_leave_one_of_them(tmp_path: Path, sharded: bool) -> None:
     assert [ended(child) for child in children] == [0, 0, 0]
     assert value_in(path) in (1, 2, 3)
     assert len([*(Path(path) if sharded else tmp_path).iterdir()]) == (3 if sharded else 1)
+
+
+def test_blocks_may_be_read_by_whom_their_index_may(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    save_value(path, 1, sharded=True)
+    for file in path.iterdir():
+        file.chmod(0o600)
+    save_value(path, 2, sharded=True)
+    assert {stat.S_IMODE(file.stat().st_mode) for file in path.iterdir()} == {0o600}

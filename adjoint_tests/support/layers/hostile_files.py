@@ -66,8 +66,17 @@ def storage(_: int) -> bytes:
     return b"ctorch._utils\n_rebuild_tensor_v2\n(" + identifier + rest
 
 
+def by_number(times: int) -> bytes:
+    """A call that makes as many bytes, or elements, as a number says."""
+    kinds = b"builtins\nbytearray", b"torch\nTensor", b"torch.storage\nUntypedStorage"
+    call = (
+        b"c" + kinds[times % len(kinds)] + b"\n\x8a\x08" + (2**33).to_bytes(8, "little") + b"\x85"
+    )
+    return call + (b"R" if times % 2 else b"\x81")
+
+
 VALUES: dict[str, Callable[[int], bytes]] = {
-    f.__name__: f for f in (tuples, lists, deep, cycle, memory, code, storage)
+    f.__name__: f for f in (tuples, lists, deep, cycle, memory, code, storage, by_number)
 }
 """Objects, by the number of steps."""
 

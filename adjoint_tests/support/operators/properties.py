@@ -297,4 +297,4 @@ def prints(op: LinearOperator) -> None:
         assert text
         for left, right in ("()", "{}", "[]"):
             assert text.count(left) == text.count(right), text
-    assert str(op) in repr(op)
+    assert " ".join(str(op).split()) in repr(op)  # which is one line

@@ -7,9 +7,9 @@ gradients of it are there. Buckets start in one order on all workers.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping
-from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch.autograd.graph import get_gradient_edge
@@ -47,6 +47,25 @@ class _Bucket:
         """Values of `used`."""
         self.left = len(members)
         self.flat_plan: Flat
+
+
+def _uncopied(*_: object) -> NoReturn:
+    raise ArgumentError(
+        "DataParallel: it cannot be copied or pickled; copy its module, and construct another of "
+        "that"
+    )
+
+
+class ReducerOf(weakref.ref["Reducer"]):
+    """A parameter's reducer, while that is there."""
+
+    __deepcopy__ = __reduce_ex__ = _uncopied
+
+
+def reducer_of(parameter: Tensor) -> Reducer | None:
+    """What sums the gradient of a parameter of `DataParallel`; None of others."""
+    known = getattr(parameter, "_linop_reducer", None)
+    return None if known is None else known()
 
 
 class Reducer:
@@ -95,9 +114,21 @@ class Reducer:
         self._begun: int | None = None
         """Number of buckets that have started; None outside of a backward."""
         for k, p in enumerate(self._parameters):
-            p.register_post_accumulate_grad_hook(partial(self._added, k))
-            p._linop_reducer = self
+            p.register_post_accumulate_grad_hook(self._hook(Reducer._added, k))
+            p._linop_reducer = ReducerOf(self)
         self.rebuild()
+
+    def _hook(self, method: Callable[[Reducer, int, Any], None], k: int) -> Callable[[Any], None]:
+        """A hook of parameter `k`, or of its node, while this reducer is there. Python's collector
+        does not see torch's references to tensors and nodes: through a hook that held the reducer,
+        it would be kept with its model for ever."""
+        known = weakref.ref(self)
+
+        def hook(given: Any) -> None:
+            if (reducer := known()) is not None:
+                method(reducer, k, given)
+
+        return hook
 
     def rebuild(self) -> None:
         """Make buckets of the parameters' dtypes, which have changed. Collective."""
@@ -116,17 +147,11 @@ class Reducer:
         for handle in self._handles:
             handle.remove()
         self._handles = [
-            node.register_prehook(partial(self._set_aside, k)) for k, node in enumerate(self._nodes)
+            node.register_prehook(self._hook(Reducer._set_aside, k))
+            for k, node in enumerate(self._nodes)
         ]
 
-    def __deepcopy__(self, memo: object) -> Reducer:
-        raise ArgumentError(
-            "DataParallel: it cannot be copied or pickled; copy its module, and construct another "
-            "of that"
-        )
-
-    def __reduce__(self) -> Any:
-        return self.__deepcopy__(None)
+    __deepcopy__ = __reduce_ex__ = _uncopied
 
     @property
     def unsummed(self) -> bool:

@@ -12,6 +12,7 @@ from linop.backends import use
 from linop.errors import ArgumentError, expect
 from linop.layers.state.optimizer_state import gather_optimizer_state, scatter_optimizer_state
 from linop.strategies.data.data_parallel import DataParallel
+from linop.strategies.data.reducer import reducer_of
 from linop.strategies.data.replicas import SERVER, agree, described
 from linop.strategies.data.unit import rows, units_of
 from linop.strategies.mesh import Axis
@@ -70,7 +71,7 @@ class ShardedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torch is
         backend = expect("ShardedOptimizer: axis", axis, Axis).backend
         found = agree(backend, "ShardedOptimizer", checked)
         self._parts = units_of("ShardedOptimizer", found, {}, axis)
-        self._reducers = {p._linop_reducer for p in found.values() if hasattr(p, "_linop_reducer")}
+        self._reducers = {*filter(None, map(reducer_of, found.values()))}
         self._axis = axis
         shards: dict[str, Tensor] = {}
         for unit, parameters in self._parts:

@@ -35,10 +35,10 @@ from linop.testing.factories.registry import operator_factory
 
 
 @st.composite
-def _matrices(draw: st.DrawFn, workers: int) -> Description:
+def _matrices(draw: st.DrawFn, workers: int, dtypes: Sequence[str] = EVERY) -> Description:
     """Two spaces on the same workers, and a seed for the matrix between them."""
     held = draw(holders(workers))
-    dtype = draw(st.sampled_from(EVERY))
+    dtype = draw(st.sampled_from(dtypes))
 
     def side(letter: str) -> Description:
         count = draw(st.sampled_from([1, 2, 1, 2, 0]))
@@ -90,6 +90,17 @@ def of_scipy(domain: Any, codomain: Any, seed: Any) -> LinearOperator:
     return linop.local_operators.from_scipy(op, source, target)
 
 
+@operator_factory(lambda workers: _matrices(workers, ("float64", "complex128")), pure=False)
+def of_scipy_without_dtype(domain: Any, codomain: Any, seed: Any) -> LinearOperator:
+    """An operator of functions alone, whose dtype SciPy guesses."""
+    source, target = space_of(domain), space_of(codomain)
+    A = _values(source, target, seed)
+    op = scipy.sparse.linalg.LinearOperator(
+        A.shape, matvec=partial(np.matmul, A), rmatvec=partial(np.matmul, A.conj().T)
+    )
+    return linop.local_operators.from_scipy(op, source, target)
+
+
 @st.composite
 def _regions(draw: st.DrawFn, workers: int, dtypes: Sequence[str] = EVERY) -> Description:
     """One region, and a seed."""
@@ -133,11 +144,16 @@ def restriction(space: Any, keep: Any) -> LinearOperator:
 def _convolutions(draw: st.DrawFn, workers: int) -> Description:
     ndim = draw(st.integers(1, 2))
     kernel = draw(kernels(ndim))
+    more = 3
+    if draw(rarely):
+        # So large that SciPy prefers Fourier transforms, in few outputs.
+        size, more = (41, 20) if ndim == 1 else (13, 4)
+        kernel |= {"kernel_size": (size,) * ndim, "dilation": (1,) * ndim}
     left = tuple(draw(st.integers(0, 2)) for _ in range(ndim))
     columns = zip(*(kernel[k] for k in ("kernel_size", "padding", "dilation")), left, strict=True)
     least = [max(1, d * (size - 1) + 1 - p - a) for size, p, d, a in columns]
     return {
-        "shape": tuple(n + draw(st.integers(0, 3)) for n in least),
+        "shape": tuple(n + draw(st.integers(0, more)) for n in least),
         "left": left,
         **kernel,
         "to": draw(holders(workers)),
@@ -146,8 +162,7 @@ def _convolutions(draw: st.DrawFn, workers: int) -> Description:
     }
 
 
-# SciPy convolves by Fourier transforms where it expects that to be faster.
-@operator_factory(_convolutions, pure=False, exact=False)
+@operator_factory(_convolutions, pure=False)
 def convolution(
     shape: Any,
     left: Any,
@@ -170,9 +185,7 @@ def convolution(
 
 
 @operator_factory(
-    lambda workers: halos(workers, EVERY, ("split", "copies"), uneven=False),
-    pure=False,
-    exact=False,
+    lambda workers: halos(workers, EVERY, ("split", "copies"), uneven=False), pure=False
 )
 def blur(source: Any, kernel_size: Any, stride: Any, padding: Any, dilation: Any) -> LinearOperator:
     """A distributed convolution: local convolutions after a halo exchange."""

@@ -60,6 +60,37 @@ def in_steps(cuts: Any, seed: Any, back: Any) -> LinearOperator:
     return linop.in_steps(op.H, op) if back else op
 
 
+_STEPS = ("recurrence", "twice", "with its adjoint", "squared")
+
+
+@st.composite
+def _shared(draw: st.DrawFn, workers: int) -> Description:
+    """Two block decompositions of one global tensor, a seed, and what is done with what is there
+    already: once each, with so many steps of a recurrence that a tree would be long."""
+    described = draw(_pipelines(workers))
+    steps = draw(st.lists(st.sampled_from(_STEPS), min_size=1, max_size=3, unique=True))
+    return {**described, "cuts": described["cuts"][:2], "steps": tuple(steps)}
+
+
+@operator_factory(_shared, pure=False)
+def shared_operands(cuts: Any, seed: Any, back: Any, steps: Any) -> LinearOperator:
+    """Sums and products that share their operands; of S = R* D R for a repartition R and a diagonal
+    D, or (without `back`) of the diagonal alone."""
+    first, second = map(tensor_of, cuts)
+    R = linop.repartition(first, second)
+    S = R.H @ _scaled(second, seed) @ R if back else _scaled(first, seed)
+    before, op = linop.identity(first), S
+    for step in steps:
+        if step == "recurrence":
+            for _ in range(4):
+                before, op = op, S @ op - before
+        elif step == "squared":
+            op = op @ op
+        else:
+            op = op + (op if step == "twice" else op.H)
+    return op
+
+
 _FRAMES = (
     "broadcast",
     "halo_exchange",

@@ -236,6 +236,7 @@ class Checkpoints:
             )
             with self._within():
                 hypers, kept = staged_optimizer(optimized, mine)
+            optimized.check(hypers, kept)
             return lambda: optimized.install(hypers, kept)
 
         found: Callable[[], None] = self._each(staged, "load")

@@ -20,6 +20,7 @@ from linop.backends.autograd.checkpointing import checkpoint_context
 from linop.errors import ArgumentError
 from linop.schedules import Action, Kind
 from linop.schedules.actions import COMPUTE
+from linop.strategies.data.reducer import reducer_of
 from linop.strategies.data.unit import shapes_only
 from linop.strategies.pipelines.stages.halves import Part, input_half, weight_half
 from linop.strategies.pipelines.stages.random_numbers import RandomNumbers
@@ -368,7 +369,7 @@ class Stage:
         """Before an update: sum what hooks of `DataParallel` have not seen, gradients of versions;
         and move the parameters to new memory, if their old version is needed."""
         if self._stashes:
-            reducers = dict.fromkeys(getattr(p, "_linop_reducer", None) for p in self.parameters)
+            reducers = dict.fromkeys(map(reducer_of, self.parameters))
             for reducer in filter(None, reducers):
                 if reducer.enabled:
                     reducer.reduce()
