@@ -18,8 +18,10 @@ from support.requirements import needs_mpi
 from support.strategies.tensor.split_functions import (
     ALONG,
     DRAWS,
+    PLACES,
     SHAPES,
     WAYS,
+    changed_attributes_are_followed,
     drawn,
     draws_the_same,
     is_right_or_refused,
@@ -48,6 +50,11 @@ def test_right_or_refused_on_ranks(
     workers: int, name: str, shape: str, dim: int, example: bool
 ) -> None:
     on_ranks(workers, is_right_or_refused, name, shape, dim, example)
+
+
+@given(WORKERS, st.sampled_from(sorted(ALONG)), st.sampled_from(PLACES))
+def test_changed_attributes_on_threads(workers: int, name: str, place: str) -> None:
+    on_threads(workers, changed_attributes_are_followed, name, place)
 
 
 @given(WORKERS, st.sampled_from(sorted(DRAWS)), st.sampled_from(WAYS))

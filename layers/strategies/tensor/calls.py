@@ -3,6 +3,9 @@ for all of its modules."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from functools import cache
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -45,9 +48,14 @@ class Calls:
         self._number = self._agreement.new_number()
         self._settled = Cache[int](_CACHE_SIZE)
         self._seen = Cache[bool](_CACHE_SIZE)
-        """Calls that were followed; True if they draw random numbers, and are followed always."""
+        """Calls that were followed, with what their modules had for attributes; True if they draw
+        random numbers, and are followed always."""
+        self._now: Any = None
         self._lengths = Cache[Any](_CACHE_SIZE)
         self._plain = [one for one in net.modules() if not isinstance(one, Layer)]
+        self._theirs = [
+            one for one in self._plain if not type(one).__module__.startswith("torch.nn.")
+        ]
         self._draws_seeds: bool | None = None
         self._entered: Any = None
         # Before conversions of the net's own input, and after those of its output.
@@ -57,11 +65,12 @@ class Calls:
     def _before(self, net: Any, args: Any, kwargs: Any) -> None:
         tensors = tree_leaves((args, kwargs))
         # Modes and probabilities of dropouts decide whether random numbers are drawn.
-        modes = tuple((one.training, getattr(one, "p", None)) for one in self._plain)
+        modes = tuple((one.training, one.__dict__.get("p")) for one in self._plain)
         given = call_metadata(tensors, net.training, (modes,))
         self.total = self._total(given)
         self.running = True
-        if self._seen.get(self.total) is not False:
+        self._now = self.total, _attributes(self._theirs)
+        if self._seen.get(self._now) is not False:
             self._follow(net, tensors)
 
     def _follow(self, net: Any, tensors: Any) -> None:
@@ -75,7 +84,6 @@ class Calls:
                 layout = types.cut(dim, x.ndim, sizes) if isinstance(dim, int) else dim
                 types.mark(x, layout)
         self._entered = stream, types.following()
-        self._entered[1].__enter__()
 
     def _blocks(self, tensors: Any) -> Any:
         """Of each tensor, the lengths of all workers' blocks, where inputs are split. Collective,
@@ -116,7 +124,41 @@ class Calls:
         if self.types is not None:
             self.types = None
             stream, context = self._entered
-            context.__exit__(None, None, None)
+            context.close()
             self._entered = None
-            if result is not None and self.total is not None:
-                self._seen.keep(self.total, stream.is_used)
+            if result is not None:
+                self._seen.keep(self._now, stream.is_used)
+
+
+_PLAIN = frozenset((int, float, bool, str, type(None)))
+
+
+def _attributes(modules: Sequence[Any]) -> tuple[Any, ...]:
+    """What modules and their configurations have for numbers and texts, on which may depend which
+    functions they call."""
+    found: list[Any] = []
+    others: dict[int, Any] = {}
+    for module in modules:
+        for name, value in module.__dict__.items():
+            if type(value) in _PLAIN:
+                found.append(value)
+            elif name[0] != "_":
+                others[id(value)] = value
+    for other in others.values():
+        found.extend(value for value in _inside(other) if type(value) in _PLAIN)
+    return (*found,)
+
+
+def _inside(other: Any) -> Iterable[Any]:
+    kind = type(other)
+    if kind in (list, tuple):
+        return other  # type: ignore[no-any-return]
+    if kind is dict:
+        return other.values()  # type: ignore[no-any-return]
+    return vars(other).values() if _is_configuration(kind) else ()
+
+
+@cache
+def _is_configuration(kind: type) -> bool:
+    """True for objects with attributes that are no tensors and no functions."""
+    return bool(kind.__dictoffset__) and not issubclass(kind, torch.Tensor | FunctionType)

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from math import prod
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakTensorKeyDictionary
 
@@ -33,10 +33,10 @@ from linop.strategies.tensor.drawing.functions import (
 )
 from linop.strategies.tensor.drawing.streams import Stream
 from linop.strategies.tensor.following.constants import Constants
-from linop.strategies.tensor.following.cuts import Cut, Followed, Refused, in_words
+from linop.strategies.tensor.following.cuts import Cut, Followed, Refused, in_words, strides
 from linop.strategies.tensor.following.function_call import FunctionCall
 from linop.strategies.tensor.following.rules import SAFE, SIZE_AWARE, is_elementwise, rule_of
-from linop.strategies.tensor.following.sizes import Varied, told
+from linop.strategies.tensor.following.sizes import Shape, Told, Varied, plain
 from linop.strategies.tensor.layouts import Layout
 from linop.strategies.tensor.layouts import in_words as layout_in_words
 
@@ -45,6 +45,22 @@ _CURE = (
     "to input_layouts=linop.REPLICATED, so that each worker computes with the whole; or split "
     "another dimension"
 )
+
+
+class _Unseen(TorchDispatchMode):  # type: ignore[misc]  # torch is not typed here
+    """Mode that sees what torch computes outside of the functions that `Types` is given: in scripts
+    of `torch.jit`, in `torch.vmap` and `torch.func`."""
+
+    def __init__(self, types: Types) -> None:
+        super().__init__()
+        self._types = types
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        self._types.check_seen(str(func), (args, kwargs))
+        return func(*args, **kwargs)
 
 
 class Types(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
@@ -65,6 +81,8 @@ class Types(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
         self._workers, self._index, self._stream = workers, index, stream
         self._constants = Constants()
         self._off = 0
+        self._splits = False
+        """In a function that is known to be given a split tensor."""
         self._cut: list[tuple[Any, str]] = []
         """Layers and names of their parameters in blocks, of which shards have other tensors inside
         of forwards."""
@@ -143,11 +161,12 @@ class Types(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
                 f"module that it comes from"
             )
 
-    @contextmanager
-    def following(self) -> Iterator[None]:
-        """Context of a call."""
-        with self._stream.current(), told(), self:
-            yield
+    def following(self) -> ExitStack:
+        """The context of a call, which is entered."""
+        stack = ExitStack()
+        for context in (self._stream, Told(), _Unseen(self), self):
+            stack.enter_context(context)
+        return stack
 
     @contextmanager
     def suspended(self) -> Iterator[None]:
@@ -158,15 +177,40 @@ class Types(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
         finally:
             self._off -= 1
 
+    def check_seen(self, name: str, given: Any) -> None:
+        """Check a function that torch computes.
+
+        Raises:
+            PartitionError: it is of a split tensor, and torch was not given that.
+        """
+        if self._off or self._splits or _moves_blocks():
+            return
+        for x in tree_leaves(given):
+            if isinstance(x, torch.Tensor) and self._layouts.get(x, REPLICATED) is not REPLICATED:
+                raise PartitionError(
+                    f"{_here()}{name} of a tensor that is {in_words(self._layouts[x], x.ndim)}, "
+                    f"inside of a script of torch.jit, torch.vmap or torch.func, where functions "
+                    f"are not followed{_CURE}"
+                )
+
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if self._off or _moves_blocks():
-            return func(*args, **kwargs)
+        before = self._splits
+        try:
+            if self._off or _moves_blocks():
+                self._splits = True
+                return func(*args, **kwargs)
+            return self._followed(func, args, kwargs)
+        finally:
+            self._splits = before
+
+    def _followed(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         name = _name_of(func)
         workers, constant = (self._workers, self._index), self._constants.along
         call = FunctionCall(name, func, args, kwargs, self._layout, *workers, constant)
+        self._splits = any(self._layout(x) is not REPLICATED for x in call.tensors)
         if name in SAFE:
             return self._answered(call)
         random = is_random(name) and draws(call)
@@ -186,14 +230,17 @@ class Types(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
     def _answered(self, call: FunctionCall) -> Any:
         """The answer to a question about a tensor: lengths carry those of all workers."""
         result = call.result
-        if not call.cuts or call.name not in ("shape", "size", "numel", "nelement"):
+        if not call.cuts or call.name not in _LENGTHS:
             return result
         x, cut = call.cuts[0]
-        if call.name in ("numel", "nelement"):
-            return cut.length * prod(n for d, n in enumerate(x.shape) if d != cut.dim)
-        if isinstance(result, int):
-            return cut.length if call.given(1, "dim") % x.ndim == cut.dim else result
-        return torch.Size([*result[: cut.dim], cut.length, *result[cut.dim + 1 :]])
+        if call.name == "stride":
+            every = strides(x, cut)
+            dim = call.given(1, "dim")
+            return every if dim is None else every[dim]
+        shape = Shape([*x.shape[: cut.dim], cut.length, *x.shape[cut.dim + 1 :]])
+        if call.name in ("numel", "nelement", "nbytes"):
+            return shape.numel() * (x.itemsize if call.name == "nbytes" else 1)
+        return shape[call.given(1, "dim")] if isinstance(result, int) else shape
 
     def _of_result(self, call: FunctionCall, random: bool) -> Followed:
         """The layout of a function's result.
@@ -223,8 +270,8 @@ class Types(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
         name = call.name if call.name.startswith("__") else call.name.rstrip("_")
         if number is not None and name not in SIZE_AWARE:
             raise Refused(
-                f"of the number {number}, which is {number.whole} in the sequential program: it "
-                f"comes from the length of a dimension that is split"
+                f"of the number {plain(number)}, which is {number.whole} in the sequential "
+                f"program: it comes from the length of a dimension that is split"
             )
         rule = layout_of_draw if random else rule_of(call.name)
         if rule is None:
@@ -272,6 +319,10 @@ class Types(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
                 f"one layout expected. Give output_layouts= of the modules that they come from, or "
                 f"PrepareModuleInput"
             )
+
+
+_LENGTHS = ("shape", "size", "numel", "nelement", "nbytes", "stride")
+"""Questions whose answer the length of a block is in."""
 
 
 def _sentence(call: FunctionCall, reason: str) -> str:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -99,6 +100,41 @@ ALONG: dict[str, Callable[[Tensor, int], Tensor]] = {
 }
 """Functions along a dimension, negative, of any shape, with a result of that shape."""
 
+NUMBERS: dict[str, Callable[[int], Any]] = {
+    "remainder": lambda n: divmod(n, 4)[1],
+    "quotient": lambda n: divmod(13, n)[0],
+    "shift": lambda n: (n << 1) + (n >> 1) + (1 << n),
+    "bits": lambda n: (n & 3) + (n | 1) + (n ^ 5) + ~n,
+    "size in bits": lambda n: n.bit_length() + n.bit_count(),
+    "comparison": lambda n: 2 if n > 2 else 1,
+    "equality": lambda n: 2 if n == WIDTH or n != 3 else 1,
+    "member": lambda n: 2 if n in (WIDTH, HEADS) else 1,
+    "entry": lambda n: {WIDTH: 2, HEADS: 3}.get(n, 1),
+    "truth": lambda n: 2 if n and n % 3 else 1,
+    "text": lambda n: int(f"{n}") + int(str(n)) + int(f"{n:02d}"),
+    "rounded": lambda n: round(n / 4) + math.floor(n / 4) + math.ceil(n / 4) + math.trunc(n / 4),
+    "least": lambda n: min(n, 4) + max(n, 2),
+    "times": lambda n: len([0] * n),
+    "float": lambda n: float(n) + n.real,
+    "power": lambda n: n**2 + 2**n + abs(-n),
+    "sorted": lambda n: sorted([n, 4])[0],
+}
+"""What programs compute of a length."""
+
+
+def _of_length(number: Callable[[int], Any]) -> Callable[[Tensor, int], Tensor]:
+    return lambda h, d: h * (1 + number(h.shape[d]))
+
+
+ALONG |= {
+    **{f"{name} of length": _of_length(number) for name, number in NUMBERS.items()},
+    "number of elements": lambda h, d: h * h.shape[d:].numel() + h.nbytes + math.prod(h.size()),
+    "strides": lambda h, d: h * sum(h.stride()) + h.stride(d),
+    "vmap": lambda h, d: torch.vmap(torch.sin, d % h.ndim, d % h.ndim)(h),
+    "gradient": lambda h, d: torch.func.grad(lambda y: (y.sum(d) ** 2).sum())(h),
+    "vjp": lambda h, d: torch.func.vjp(lambda y: y.softmax(d), h)[0],
+}
+
 
 class Between(nn.Module):  # type: ignore[misc]  # torch is not typed here
     def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
@@ -138,6 +174,47 @@ def is_right_or_refused(backend: Backend, name: str, shape: str, dim: int, examp
     kinds = agreement_of(axis.backend).gather_objects(said == "right")
     assert len(set(kinds)) == 1, kinds
 
+
+def changed_attributes_are_followed(backend: Backend, name: str, place: str) -> None:
+    """A network calls another function after an attribute has changed: as its twin, or refused."""
+
+    class Chosen(Between):
+        def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+            super().__init__(function)
+            self.number, self.few, self.config = 0, [0], SimpleNamespace(number=0)
+            self.options = {"number": 0}
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.up(x)
+            chosen = self.number, self.few[0], self.config.number, self.options["number"]
+            return self.down(self.function(h) if any(chosen) else h)
+
+    def called(net: Any, x: Tensor) -> list[Any]:
+        first = net(x)
+        if place == "attribute":
+            net.number = 1
+        elif place == "list":
+            net.few[0] = 1
+        elif place == "configuration":
+            net.config.number = 1
+        else:
+            net.options["number"] = 1
+        return [first, net(x)]
+
+    def net() -> Any:
+        with seeded(0):
+            return Chosen(lambda h: ALONG[name](h, -1)).double()
+
+    axis, x = axis_of(backend), torch.linspace(-2, 3, 24).double().view(2, 3, 4).sin()
+    wanted = called(net(), x)
+    try:
+        found = called(parallelize_module(net(), axis, PLAN), x)
+        assert all((y - z).abs().max() < 1e-10 for y, z in zip(found, wanted, strict=True)), name
+    except PartitionError as error:
+        assert "split" in str(error)
+
+
+PLACES = ("attribute", "list", "configuration", "options")
 
 DRAWS: dict[str, Callable[[Tensor], Tensor]] = {
     "dropout": lambda h: F.dropout(h, 0.4),

@@ -10,7 +10,6 @@ from __future__ import annotations
 import inspect
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -137,6 +136,7 @@ class Stream(Draws):
     def __init__(self, seed: Callable[[], int]) -> None:
         super().__init__()
         self._make, self._seed, self._count = seed, 0, 0
+        self._before: Any = None
         self.is_used = False
         """True if a function that draws was called, even if it drew nothing."""
 
@@ -146,14 +146,13 @@ class Stream(Draws):
         self._count += 1
         return Draw(name, shape, layout, seed_of(f"{self._seed} {self._count}"))
 
-    @contextmanager
-    def current(self) -> Iterator[None]:
-        """Context in which contexts of linop belong to this call."""
-        before, _HERE.draws = _HERE.draws, self
-        try:
-            yield
-        finally:
-            _HERE.draws = before
+    def __enter__(self) -> Stream:
+        """Begin a context in which contexts of linop belong to this call."""
+        self._before, _HERE.draws = _HERE.draws, self
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _HERE.draws = self._before
 
 
 class Repeated(TorchFunctionMode, Draws):  # type: ignore[misc]  # torch is not typed here

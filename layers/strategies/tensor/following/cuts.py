@@ -41,7 +41,7 @@ class Cut:
         return replace(self, dim=dim)
 
 
-__all__ = ["Cut", "Followed", "Refused", "in_words"]
+__all__ = ["Cut", "Followed", "Refused", "in_words", "strides"]
 
 Followed = Role | Cut | None
 """Layout of a tensor: `REPLICATED`, `COPIES`, a cut; None where some workers hold it only."""
@@ -57,3 +57,15 @@ def in_words(layout: Followed, ndim: int) -> str:
         return "a copy on each (COPIES)"
     assert isinstance(layout, Cut)
     return f"split along dimension {layout.dim - ndim}"
+
+
+def strides(x: Any, cut: Cut) -> tuple[Any, ...]:
+    """Strides of a tensor that is cut, of all workers: those beyond the cut grow with it."""
+    inner, mine = x.stride(cut.dim), cut.sizes[cut.index]
+
+    def along(dim: int) -> Any:
+        stride = x.stride(dim)
+        beyond = dim != cut.dim and stride >= inner * mine > 0 and (mine == 1 or stride > inner)
+        return stride // mine * cut.length if beyond else stride
+
+    return tuple(along(dim) for dim in range(x.ndim))

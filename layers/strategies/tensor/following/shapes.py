@@ -166,9 +166,13 @@ def _place(
 def _own_numbers(
     cut: Cut, before: int, after: int, blocks: Sequence[Any], wanted: Sequence[Any]
 ) -> Cut | None:
-    """The cut in a shape with numbers of this worker alone."""
+    """The cut in a shape with numbers of this worker alone. Where the blocks differ, -1 has to be
+    the length of the cut: what it is on other workers depends on their numbers."""
     mine = blocks[cut.index]
+    differ = len({*cut.sizes}) > 1 and -1 in wanted
     for dim in _candidates(mine, before, after, cut.sizes[cut.index], wanted):
+        if differ and wanted[dim] != -1:
+            continue
         inner = prod(mine[dim + 1 :])
         lengths = [n * after for n in (*cut.sizes, cut.whole)]
         if inner and -1 not in wanted[dim + 1 :] and not any(n % inner for n in lengths):

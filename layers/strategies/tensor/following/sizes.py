@@ -2,16 +2,20 @@
 
 A program computes with the lengths of its tensors: of one that is cut, with those of this worker's
 block. Such a number carries those of all workers and that of the whole tensor, through arithmetic,
-so that a function that gets it is known to.
+so that a function that gets it is known to. What Python's own C functions make of one is not seen:
+`range`, `math.gcd`, slices of lists, arrays of NumPy take this worker's.
 """
 
 from __future__ import annotations
 
+import math
 import operator
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any
+
+import torch
 
 from linop.errors import PartitionError
 
@@ -39,6 +43,17 @@ class VariedInt(int, Varied):
     def __float__(self) -> float:
         return int.__float__(_told(self))
 
+    def __str__(self) -> str:
+        return int.__repr__(_told(self))
+
+    def __format__(self, form: str) -> str:
+        return int.__format__(_told(self), form)
+
+    def __repr__(self) -> str:
+        return f"{int.__repr__(self)} (in the sequential program {self.whole})"
+
+    numerator = real = property(lambda self: self)
+
 
 class VariedFloat(Varied):
     """A fraction that differs between workers; no float, of which the C library would take the
@@ -53,27 +68,45 @@ class VariedFloat(Varied):
     def __int__(self) -> int:
         return int(_told(self).value)
 
-    __trunc__ = __int__
-
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Torch takes it for a number; a call that follows numbers refuses it before."""
         return func(*map(plain, args), **{k: plain(v) for k, v in (kwargs or {}).items()})
 
-    def __eq__(self, other: object) -> bool:
-        return bool(self.value == plain(other))
+    def __repr__(self) -> str:
+        return f"{self.value!r} (in the sequential program {self.whole})"
 
-    def __lt__(self, other: Any) -> bool:
-        return bool(self.value < plain(other))
 
-    def __gt__(self, other: Any) -> bool:
-        return bool(self.value > plain(other))
+class Shape(tuple[Any, ...]):
+    """Lengths of which some differ between workers: a torch.Size, of which none can be derived."""
 
-    def __hash__(self) -> int:
-        return hash(self.value)
+    @property
+    def __class__(self) -> Any:
+        return torch.Size
+
+    def numel(self) -> Any:
+        return prod(self)
+
+    def __getitem__(self, which: Any) -> Any:
+        found = tuple.__getitem__(self, which)
+        return Shape(found) if isinstance(which, slice) else found
+
+    def __add__(self, other: Any) -> Any:
+        return Shape((*self, *other)) if isinstance(other, tuple) else NotImplemented
+
+    def __radd__(self, other: Any) -> Any:
+        return Shape((*other, *self)) if isinstance(other, tuple) else NotImplemented
+
+    def __mul__(self, times: Any) -> Any:
+        return Shape(tuple.__mul__(self, times))
+
+    __rmul__ = __mul__
 
     def __repr__(self) -> str:
-        return repr(self.value)
+        return f"torch.Size({[*self]})"
+
+    def __reduce__(self) -> Any:
+        return torch.Size, (tuple(map(plain, self)),)
 
 
 class _Live(threading.local):
@@ -85,13 +118,14 @@ class _Live(threading.local):
 _LIVE = _Live()
 
 
-@contextmanager
-def told() -> Iterator[None]:
-    """Context in which a number that differs between workers does not become a plain one."""
-    _LIVE.count += 1
-    try:
-        yield
-    finally:
+class Told:
+    """Context in which a number that differs between workers does not become a plain one. Not a
+    generator: one that an interrupt leaves behind would be closed in any thread."""
+
+    def __enter__(self) -> None:
+        _LIVE.count += 1
+
+    def __exit__(self, *_: object) -> None:
         _LIVE.count -= 1
 
 
@@ -135,31 +169,80 @@ def plain(number: Any) -> Any:
     """The number without those of others."""
     if isinstance(number, VariedInt):
         return int.__int__(number)
-    return number.value if isinstance(number, VariedFloat) else number
+    if isinstance(number, VariedFloat):
+        return number.value
+    return torch.Size(map(plain, number)) if type(number) is Shape else number
+
+
+def _each(function: Callable[..., Any], *numbers: Any) -> tuple[list[Any], Any, int] | None:
+    """The results of all workers, of the sequential program, and the index of this worker; None of
+    what are no numbers."""
+    if not all(isinstance(n, int | float | VariedFloat) for n in numbers):
+        return None
+    first = next(n for n in numbers if isinstance(n, Varied))
+    each = [values_of(n, len(first.values)) for n in numbers]
+    values = [function(*(plain(values[w]) for values, _ in each)) for w in range(len(first.values))]
+    return values, function(*(plain(whole) for _, whole in each)), first.index
 
 
 def _computed(function: Callable[..., Any], *numbers: Any) -> Any:
-    first = next(n for n in numbers if isinstance(n, Varied))
-    if not all(isinstance(n, int | float | VariedFloat) for n in numbers):
+    found = _each(function, *numbers)
+    return NotImplemented if found is None else varied(*found)
+
+
+def _answer(function: Callable[..., Any], *numbers: Any) -> Any:
+    """A truth, or whatever a number cannot carry further."""
+    found = _each(function, *numbers)
+    if found is None:
         return NotImplemented
-    each = [values_of(n, len(first.values)) for n in numbers]
-    values = [function(*(plain(values[w]) for values, _ in each)) for w in range(len(first.values))]
-    return varied(values, function(*(plain(whole) for _, whole in each)), first.index)
+    values, whole, index = found
+    if _LIVE.count and any(value != whole for value in values):
+        first = next(n for n in numbers if isinstance(n, Varied))
+        raise Refused(
+            f"a number is {plain(first)!r} on this worker, and {first.whole!r} in the sequential "
+            f"program, where {getattr(function, '__name__', function)} gives {whole!r} and not "
+            f"{values[index]!r}: it comes from the length of a dimension that is split. Give the "
+            f"module that makes the tensor output_layouts=linop.REPLICATED"
+        )
+    return values[index]
 
 
-def _forward(function: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda *numbers: _computed(function, *numbers)
+def _forward(function: Callable[..., Any], computed: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *numbers: computed(function, *numbers)
 
 
 def _reflected(function: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda one, other: _computed(function, other, one)
+    def reflected(one: Any, other: Any) -> Any:
+        if isinstance(other, str | bytes | list | tuple):
+            _told(one)  # so many times
+        return _computed(function, other, one)
+
+    return reflected
 
 
-for _name in ("add", "sub", "mul", "floordiv", "truediv", "mod", "pow"):
-    _function = getattr(operator, _name)
-    for _kind in (VariedInt, VariedFloat):
-        setattr(_kind, f"__{_name}__", _forward(_function))
-        setattr(_kind, f"__r{_name}__", _reflected(_function))
-for _name in ("neg", "pos", "abs"):
-    for _kind in (VariedInt, VariedFloat):
-        setattr(_kind, f"__{_name}__", _forward(getattr(operator, _name)))
+def _define(names: str, function_of: Callable[[str], Any], computed: Callable[..., Any]) -> None:
+    for name in names.split():
+        function = function_of(name)
+        for kind in (VariedInt, VariedFloat):
+            if kind is VariedFloat or hasattr(int, f"__{name}__"):
+                setattr(kind, f"__{name}__", _forward(function, computed))
+            if hasattr(int, f"__r{name}__"):
+                setattr(kind, f"__r{name}__", _reflected(function))
+
+
+def _of_operator(name: str) -> Any:
+    return getattr(operator, f"__{name}__")
+
+
+_define("add sub mul floordiv truediv mod pow", _of_operator, _computed)
+_define("lshift rshift and or xor neg pos abs invert", _of_operator, _computed)
+_define("floor ceil trunc", lambda name: getattr(math, name), _computed)
+_define("round", lambda name: round, _computed)
+_define("eq ne lt le gt ge", _of_operator, _answer)
+_define("bool", lambda name: bool, _answer)
+_define("hash", lambda name: hash, _answer)
+for _kind in (VariedInt, VariedFloat):
+    _kind.__divmod__ = lambda one, other: (one // other, one % other)
+    _kind.__rdivmod__ = lambda one, other: (other // one, other % one)
+for _name, _kept in {"bit_length": _computed, "bit_count": _computed, "to_bytes": _answer}.items():
+    setattr(VariedInt, _name, _forward(getattr(int, _name), _kept))
