@@ -197,4 +197,7 @@ def _snapshot(value: Any) -> Any:
     # Sparse matrices and tensors are recognised by their methods, without importing packages.
     if isinstance(value, np.ndarray) or hasattr(value, "tocsr"):
         return value.copy()
-    return np.array(value) if hasattr(value, "__array__") and np.ndim(value) else value
+    try:
+        return np.array(value) if hasattr(value, "__array__") and np.ndim(value) else value
+    except (TypeError, RuntimeError):  # another package's, which the constructor names
+        return value

@@ -211,11 +211,18 @@ def test_restrictions_to_indices(space: Space, data: st.DataObject) -> None:
     """Negative ones, and the same more than once."""
     n = space.size
     numbers = st.lists(st.integers(-n, n - 1), max_size=6) if n else st.just([])
-    keep = np.array(data.draw(numbers), int)
+    keep = np.array(data.draw(numbers), data.draw(st.sampled_from([np.int8, np.int64])))
     is_matrix(linop.local_operators.restriction(space, keep), np.eye(n)[keep])
     square = linop.local_operators.restriction(space, keep[: 2 * (len(keep) // 2)].reshape(2, -1))
     assert square.codomain["x'"].shape == (2, len(keep) // 2)
     is_matrix(square, np.eye(n)[keep[: square.codomain.size]])
+
+
+@given(st.sampled_from("bBhHiIqQ"), st.integers(0, 99))
+def test_restrictions_to_indices_of_short_dtypes(dtype: str, index: int) -> None:
+    """A region of more elements than the dtype of its indices counts."""
+    op = linop.local_operators.restriction(Region("x", 300), np.array([index, 0], dtype))
+    assert op(np.arange(300.0)).tolist() == [index, 0]
 
 
 @given(regions(COMPLEX, 3), seeds)

@@ -100,6 +100,18 @@ def test_tensors_of_torch_that_convert_are_copied(where: str) -> None:
         assert "linop.autograd.apply(op, x)" in words
 
 
+@pytest.mark.parametrize("make", ["diagonal", "matrix", "convolution"])
+def test_tensors_that_have_gradients_are_refused_by_local_operators(make: str) -> None:
+    torch = pytest.importorskip("torch")
+    given = torch.ones(3, 3, requires_grad=True) if make == "matrix" else torch.ones(3)
+    sides = (Space(Region("x", 3)), Space(Region("y", 5))) if make == "convolution" else ()
+    words = raised(
+        ArgumentError,
+        lambda: getattr(linop.local_operators, make)(given.requires_grad_(), *sides),
+    )
+    assert f"{make}: torch.Tensor given, numpy.ndarray expected" in words
+
+
 def test_a_bare_array_for_several_regions() -> None:
     plan = SHIFT.compile(linop.backends.get("threads"))
     for take in (SHIFT, plan, SEVERAL.vector):

@@ -153,11 +153,11 @@ def restriction(
         index = index.astype(np.int64) if index.size == 0 else index
         if index.dtype.kind not in "iu":
             raise ArgumentError(f"restriction: expected whole numbers, given {keep!r}")
-        if index.size and not (-region.size <= index.min() and index.max() < region.size):
+        if index.size and not (-region.size <= int(index.min()) <= int(index.max()) < region.size):
             raise ShapeError(f"restriction: indices outside of a region of {region.size} elements")
     target = Region(f"{region.name}'", index.shape, region.workers, region.memory)
     ones = np.ones(index.size, sparse_dtype(space.dtype))
-    A = _selection(index.ravel() % max(region.size, 1), region.size, ones)
+    A = _selection(index.ravel().astype(np.int64) % max(region.size, 1), region.size, ones)
     return matrix(A, space, as_space(codomain or target, space.dtype), name=name)
 
 
