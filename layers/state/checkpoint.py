@@ -24,7 +24,7 @@ from linop.layers.state.optimizer_state import (
     collect_optimizer,
     staged_optimizer,
 )
-from linop.layers.state.reading import loaded, regular
+from linop.layers.state.reading import loaded, named, regular
 from linop.layers.state.sharded_load import load_sharded
 from linop.layers.state.state import collect, source_of, spread
 from linop.layers.state.state_tensors import MODEL, OPTIMIZER
@@ -33,7 +33,11 @@ from linop.writing import target
 
 
 def save(
-    model: Any, path: str | os.PathLike[str], optimizer: Any = None, *, sharded: bool = False
+    model: Any,
+    path: str | bytes | os.PathLike[Any],
+    optimizer: Any = None,
+    *,
+    sharded: bool = False,
 ) -> None:
     """Save the state of a distributed model. Collective.
 
@@ -52,7 +56,8 @@ def save(
             written; on every worker. An earlier checkpoint at the path stays.
     """
     workers = Workers("save", model, optimizer)
-    workers.each(lambda: _named(path) if sharded else target(path))
+    where = workers.each(lambda: named(path))
+    workers.each(lambda: where if sharded else target(path))
     workers.need_memory()
     optimized = _optimized(workers, optimizer)
     if optimized is not None:
@@ -61,15 +66,15 @@ def save(
         # Here: torch's module for it takes a second to import.
         from linop.layers.state.sharded_save import save_sharded
 
-        save_sharded(workers, optimized, Path(path))
+        save_sharded(workers, optimized, where)
         return
     state: Any = collect(workers, list(workers.tensors.values()), 0)
     if optimized is not None:
         state = {MODEL: state, OPTIMIZER: collect_optimizer(optimized, 0)}
-    workers.each(lambda: write_state(state, path) if workers.worker == 0 else None)
+    workers.each(lambda: write_state(state, where) if workers.worker == 0 else None)
 
 
-def load(model: Any, path: str | os.PathLike[str], optimizer: Any = None) -> None:
+def load(model: Any, path: str | bytes | os.PathLike[Any], optimizer: Any = None) -> None:
     """Load a state that `save` has saved on any number of workers, into a model with any
     partitions; or one that torch has saved of the sequential model, in the same format. Collective.
 
@@ -89,16 +94,16 @@ def load(model: Any, path: str | os.PathLike[str], optimizer: Any = None) -> Non
             worker; the model and the optimizer are as before.
     """
     workers = Workers("load", model, optimizer)
-    workers.each(lambda: _named(path))
+    where = workers.each(lambda: named(path))
     optimized = _optimized(workers, optimizer)
-    if workers.gather_objects(Path(path).is_dir())[0]:
-        load_sharded(workers, optimized, Path(path))
+    if workers.gather_objects(where.is_dir())[0]:
+        load_sharded(workers, optimized, where)
         return
     wanted = bytes_of(workers.tensors.values())
-    whole = workers.each(lambda: read_state(Path(path), wanted) if workers.worker == 0 else None)
+    whole = workers.each(lambda: read_state(where, wanted) if workers.worker == 0 else None)
     both = workers.gather_objects(whole is not None and has_optimizer(whole))[0]
     if optimized is not None and not both:
-        raise ArgumentError(f"load: {os.fspath(path)!r} has no state of an optimizer")
+        raise ArgumentError(f"load: {str(where)!r} has no state of an optimizer")
     state = whole[MODEL] if both and whole is not None else whole
     items = list(workers.tensors.values())
     source = source_of(workers, items, state)
@@ -119,17 +124,12 @@ def _optimized(workers: Workers, optimizer: Any) -> Optimized | None:
     return Optimized(workers, optimizer) if some else None
 
 
-def _named(path: str | os.PathLike[str]) -> None:
-    if not os.fspath(path):
-        raise ArgumentError("'' is no path; that of a checkpoint expected")
-
-
 def has_optimizer(state: Mapping[str, Any]) -> bool:
     """True if a checkpoint has the state of an optimizer beside that of its model."""
     return all(isinstance(state.get(name), Mapping) for name in (MODEL, OPTIMIZER))
 
 
-def write_state(state: Any, path: str | os.PathLike[str]) -> None:
+def write_state(state: Any, path: str | bytes | os.PathLike[Any]) -> None:
     """Write a sequential state to a file, atomically, as `replacing` does."""
     with replacing(path) as file:
         torch.save(state, file)

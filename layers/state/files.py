@@ -62,7 +62,7 @@ def replacing(path: str | os.PathLike[Any], token: str | None = None) -> Iterato
     if not path.parent.is_dir():
         raise NotADirectoryError(f"{str(path.parent)!r} is no folder")
     before = _replaced(path)
-    part = path.with_name(f".{path.name}.{token or new_token()}.part")
+    part = path.with_name(f".{_stem(path)}.{token or new_token()}.part")
     # Nobody reads a part who may not read the whole.
     descriptor = _locked(part, 0o666 if before is None else 0o600)
     try:
@@ -76,6 +76,12 @@ def replacing(path: str | os.PathLike[Any], token: str | None = None) -> Iterato
     except BaseException:
         part.unlink(missing_ok=True)
         raise
+
+
+def _stem(path: Path) -> str:
+    """The part's name without its token: that of the file, or a digest of a long one."""
+    name = os.fsencode(path.name)
+    return path.name if len(name) < 200 else hashlib.sha256(name).hexdigest()
 
 
 def _locked(part: Path, mode: int) -> int:
@@ -137,12 +143,20 @@ def clear_partial(path: Path) -> set[str]:
     Returns:
         The tokens of saves that go on.
     """
-    part = re.compile(rf"\.{re.escape(path.name)}\.({_TOKEN})\.part")
+    part = re.compile(rf"\.{re.escape(_stem(path))}\.({_TOKEN})\.part")
     alive = set()
-    for file in [*path.parent.iterdir()]:
+    for file in entries(path.parent):
         if (found := part.fullmatch(file.name)) and not _removed(file):
             alive.add(found[1])
     return alive
+
+
+def entries(folder: Path) -> list[Path]:
+    """What is in a folder; nothing, if this user may write to it and not read it."""
+    try:
+        return [*folder.iterdir()]
+    except PermissionError:
+        return []
 
 
 def _removed(part: Path) -> bool:
@@ -172,8 +186,11 @@ def remove(files: Iterator[Path]) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Sync a folder's entries to the disk."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    """Sync a folder's entries to the disk, if this user may read it."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except PermissionError:
+        return
     try:
         os.fsync(descriptor)
     finally:

@@ -19,7 +19,7 @@ from typing import IO, Any
 
 import torch
 
-from linop.errors import BackendError
+from linop.errors import ArgumentError, BackendError
 from linop.layers.state.limits import Limits
 from linop.layers.state.pickle_scan import Node, Scan
 
@@ -57,6 +57,33 @@ def _storage_dtype(name: str) -> Any:
     return torch.storage._storage_type_to_dtype_map().get(name)
 
 
+def named(path: str | bytes | os.PathLike[Any]) -> Path:
+    """The path of a checkpoint, which need not be there.
+
+    Raises:
+        ArgumentError: it is empty, has a null byte, or is no path.
+    """
+    try:
+        text = os.fsdecode(os.fspath(path))
+    except TypeError as error:
+        raise ArgumentError(f"{error}; the path of a checkpoint expected") from None
+    if not text or "\0" in text:
+        raise ArgumentError(f"{text!r} is no path; that of a checkpoint expected")
+    return Path(text)
+
+
+def inside(folder: Path, name: str) -> Path:
+    """Resolved path of a file in a folder; it need not be there.
+
+    Raises:
+        BackendError: the name or a link leads out of the folder.
+    """
+    file = (folder / name).resolve()
+    if not file.is_relative_to(folder.resolve()):
+        raise BackendError(f"{name!r} points to a file outside of {str(folder)!r}: refused")
+    return file
+
+
 @contextmanager
 def regular(path: Path) -> Iterator[IO[bytes]]:
     """A regular file, opened for reading.
@@ -66,9 +93,10 @@ def regular(path: Path) -> Iterator[IO[bytes]]:
         OSError: it cannot be opened.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise BackendError(f"{str(path)!r} is no regular file; a checkpoint expected")
     with os.fdopen(descriptor, "rb") as file:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise BackendError(f"{str(path)!r} is no regular file; a checkpoint expected")
         yield file
 
 

@@ -20,7 +20,7 @@ from linop.layers.state.files import View, check_archive, damaged, digest_of
 from linop.layers.state.limits import Limits, bytes_of
 from linop.layers.state.metadata import NAME, Chunk, Index, Location, index_of
 from linop.layers.state.optimizer_state import Names, Optimized
-from linop.layers.state.reading import loaded, regular
+from linop.layers.state.reading import inside, loaded, regular
 from linop.layers.state.state_tensors import MODEL, OPTIMIZER, StateTensor, fit
 from linop.layers.state.workers import Workers
 
@@ -52,9 +52,7 @@ class _Folder:
         Raises:
             BackendError: there is none, or the name or a link leads out of the folder.
         """
-        file = (self.path / name).resolve()
-        if not file.is_relative_to(self.path.resolve()):
-            raise BackendError(f"{name!r} points to a file outside of {str(self.path)!r}: refused")
+        file = inside(self.path, name)
         if not file.is_file():
             raise BackendError(f"there is no file {name!r} in {str(self.path)!r}")
         return file

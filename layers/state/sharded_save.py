@@ -48,6 +48,7 @@ from linop.layers.state.files import (
     View,
     clear_partial,
     digest_of,
+    entries,
     new_token,
     remove,
     replacing,
@@ -56,7 +57,7 @@ from linop.layers.state.files import (
 )
 from linop.layers.state.metadata import NAME, key_of, sealed
 from linop.layers.state.optimizer_state import Optimized
-from linop.layers.state.reading import regular
+from linop.layers.state.reading import inside, regular
 from linop.layers.state.state_tensors import MODEL, OPTIMIZER, StateTensor
 from linop.layers.state.workers import Workers
 
@@ -119,7 +120,8 @@ def save_sharded(workers: Workers, optimized: Optimized | None, path: Path) -> N
 
             def begin() -> IO[bytes] | None:
                 path.mkdir(parents=True, exist_ok=True)
-                return saving.enter_context(replacing(path / NAME, token)) if first else None
+                index = inside(path, NAME)  # as `load` expects it
+                return saving.enter_context(replacing(index, token)) if first else None
 
             def publish() -> None:
                 if part is not None:
@@ -197,7 +199,7 @@ def _settle(path: Path) -> None:
     sync_folder(path)
     sync_folder(path.parent)
     # In this order: a save to the folder that ends meanwhile is in one of the last two.
-    files = [file for file in path.iterdir() if _ANY_SHARD.fullmatch(file.name)]
+    files = [file for file in entries(path) if _ANY_SHARD.fullmatch(file.name)]
     going_on = clear_partial(path / NAME)
     listed = _bytes_of(path / NAME)
     kept = {f for f in files if f.name.encode() in listed or any(t in f.name for t in going_on)}

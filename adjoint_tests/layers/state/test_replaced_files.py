@@ -8,7 +8,8 @@ import os
 import socket
 import stat
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ import torch
 from linop import launch, layers
 from support.layers.checkpoints import filled, save_value, value_in
 
-ROOT = os.geteuid() == 0
+ROOT, NOBODY = os.geteuid() == 0, 65534
 
 
 def a_pipe(path: Path) -> None:
@@ -172,13 +173,93 @@ def test_links_are_followed_and_owner_and_mode_are_kept(
             assert file.stat().st_mode == twin.stat().st_mode
 
 
-@pytest.mark.skipif(ROOT, reason="root writes to all files")
-def test_a_file_that_may_not_be_written_is_not_replaced(tmp_path: Path) -> None:
-    (tmp_path / "x").write_bytes(b"old")
-    (tmp_path / "x").chmod(0o400)
-    with pytest.raises(ArgumentError, match="Permission denied"):
-        save(tmp_path / "x")
-    assert (tmp_path / "x").read_bytes() == b"old"
+@contextmanager
+def a_users_folder() -> Iterator[Path]:
+    """A folder, and a user who is not root."""
+    importlib.import_module("linop.layers.state.sharded_save")  # which that user may not read
+    with tempfile.TemporaryDirectory() as name:
+        os.chmod(name, 0o777)
+        if not ROOT:
+            yield Path(name)
+            return
+        os.setegid(NOBODY)
+        os.seteuid(NOBODY)
+        try:
+            yield Path(name)
+        finally:
+            os.seteuid(0)
+            os.setegid(0)
+
+
+def test_a_file_that_may_not_be_written_is_not_replaced() -> None:
+    with a_users_folder() as folder:
+        (folder / "x").write_bytes(b"old")
+        (folder / "x").chmod(0o400)
+        with pytest.raises(LinopError, match="Permission denied"):
+            save(folder / "x")
+        assert (folder / "x").read_bytes() == b"old"
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.parametrize("mode", [0o300, 0o100])
+def test_a_folder_that_may_not_be_read_has_what_is_saved(sharded: bool, mode: int) -> None:
+    """Its names are known to those who use it, and no error tells that a save had failed."""
+    with a_users_folder() as folder:
+        file = folder / "private" / "x"
+        file.parent.mkdir()
+        save_value(file, 1, sharded)
+        hidden = file if sharded else file.parent
+        hidden.chmod(mode | 0o200)
+        save_value(file, 2, sharded)
+        hidden.chmod(0o700)
+        file.parent.chmod(mode if sharded else 0o700)
+        if sharded:
+            save_value(file, 3, sharded)
+            file.parent.chmod(0o700)
+        assert value_in(file) == 2 + sharded
+
+
+@given(
+    st.booleans(),
+    st.booleans(),
+    st.integers(1, 255),
+    st.sampled_from(["a", "ä", "."]),
+)
+def test_names_of_any_length(sharded: bool, in_bytes: bool, length: int, letter: str) -> None:
+    name = "x" + letter * ((length - 1) // len(letter.encode()))
+    with tempfile.TemporaryDirectory() as folder:
+        path: Any = os.path.join(folder, name)
+        given_path = os.fsencode(path) if in_bytes else path
+        for value in (1, 2):
+            save_value(given_path, value, sharded)
+        assert os.listdir(folder) == [name]
+        assert value_in(Path(path)) == 2
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.parametrize("path", ["", "a\0b", b"a\0b", 3, None])
+def test_what_is_no_path_is_refused(path: Any, sharded: bool) -> None:
+    with pytest.raises(ArgumentError, match="path"):
+        save_value(path, 1, sharded)
+    with pytest.raises(ArgumentError, match="path"):
+        value_in(path)
+
+
+def test_an_index_that_is_no_file_of_the_folder_is_refused(tmp_path: Path) -> None:
+    """By saves as by loads, and no descriptor stays open."""
+    save_value(tmp_path / "warm", 1, True)
+    opened = len(os.listdir("/proc/self/fd"))
+    (tmp_path / "folder" / ".metadata").mkdir(parents=True)
+    save_value(tmp_path / "linked", 1, True)
+    index = tmp_path / "linked" / ".metadata"
+    index.rename(tmp_path / "elsewhere")
+    index.symlink_to(tmp_path / "elsewhere")
+    for name in ("folder", "linked"):
+        with pytest.raises(LinopError, match="metadata"):
+            save_value(tmp_path / name, 2, True)
+        with pytest.raises(LinopError, match="metadata"):
+            value_in(tmp_path / name)
+    assert len(os.listdir("/proc/self/fd")) == opened
 
 
 def test_streams_may_be_named_by_reports(capfd: pytest.CaptureFixture[str]) -> None:

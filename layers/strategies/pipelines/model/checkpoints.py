@@ -11,7 +11,6 @@ import io
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -28,7 +27,7 @@ from linop.layers.state.optimizer_state import (
     numbered,
     staged_optimizer,
 )
-from linop.layers.state.reading import loaded
+from linop.layers.state.reading import loaded, named
 from linop.layers.state.state import collect
 from linop.layers.state.state_tensors import MODEL, OPTIMIZER, StateTensor
 from linop.layers.state.workers import Workers
@@ -93,7 +92,9 @@ class Checkpoints:
         state: Any = gathered(self._backend, self._agreement, self._stages)
         if self._optimizer is not None:
             state = {MODEL: state, OPTIMIZER: self._optimizer_state()}
-        self._each(lambda: write_state(state, path) if self._backend.worker == 0 else None, "save")
+        self._each(
+            lambda: write_state(state, named(path)) if self._backend.worker == 0 else None, "save"
+        )
 
     def load(self, path: Any) -> None:
         """Worker 0 reads the file."""
@@ -114,7 +115,7 @@ class Checkpoints:
             if self._backend.worker:
                 return {}
             file = io.BytesIO()
-            torch.save(read_state(Path(path), wanted), file)
+            torch.save(read_state(named(path), wanted), file)
             return {"file": torch.frombuffer(file.getbuffer(), dtype=torch.uint8)}
 
         data = on_all(self._backend, self._agreement, self._each(read, "load"))["file"]
