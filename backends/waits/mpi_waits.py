@@ -27,19 +27,22 @@ _SPINS = 50
 """Polls before a waiting rank yields its core between them, if each rank has a core of its own: a
 yield costs little if no other process wants the core, and ranks that share one wait for each
 other."""
-_YIELDS = 20000
-"""Polls after which a waiting rank sleeps between them."""
+_YIELDING = 5e-3
+"""Seconds after which a waiting rank sleeps between its polls. Where other processes want its core,
+as more ranks than there are cores, it has polled a few times until then."""
 _NAP, _LONGEST_NAP = 50e-6, 2e-3
 """Seconds of a sleep: a thousandth of the time waited so far, within these bounds. At 50 µs a rank
 uses 8 to 17 % of a core."""
 _PROGRESS = 16
 """Number of polls between calls of MPI, in which messages to other machines proceed while a rank
 waits for one of its own."""
+_CLOCK = 8
+"""Number of yields between looks at the clock."""
 _CALLS = 5e-4
 """Seconds between looks for alarms by calls of plans, on ranks without bells: each is two probes,
 of 0.3 to 1 µs. A call that has to wait looks in its wait."""
 _OFTEN, _LOOKS = 512, 20
-"""Number of yields, and of sleeps, between checks for alarms and of the time."""
+"""Number of yields, and of sleeps, between checks for alarms, deadlock and the limit."""
 _MINUTE = 60.0
 """Seconds between remarks on stderr about a wait."""
 _PATIENCE = 1.0
@@ -111,18 +114,20 @@ class MPIWaits(Detection):
             if done():
                 return
         wait = _Long(done, who, self.busy)
-        polls = 0
+        polls, naps = 0, False
         if is_of_python(thread := threading.current_thread()):
             self._threads.add(thread)
         try:
             while not done():
                 polls += 1
-                if polls < _YIELDS:
-                    os.sched_yield()
-                    looks = polls % _OFTEN == 0
-                else:
+                if naps:
                     time.sleep(wait.nap)
                     looks = polls % _LOOKS == 0
+                else:
+                    os.sched_yield()
+                    looks = polls % _OFTEN == 0
+                    if polls % _CLOCK == 0:
+                        naps = time.monotonic() - wait.begun > _YIELDING
                 if self._probes and (polls % _PROGRESS == 0 or wait.nap > _NAP):
                     self.channel.progress()
                 if looks:

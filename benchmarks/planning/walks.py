@@ -5,8 +5,8 @@
 prints, for one of two workers that are threads, how many functions of linop are called, in how many
 modules, and how often a call is of another module than the call before it. With ``--forms``, too:
 the classes of which instances are handed from function to function on the way of a broadcast's
-first call from expression to text, by module. What is counted is the same in every run but for
-waits, which are left out.
+first call from expression to text, by module. Waits are left out; the order in which the workers
+meet adds or takes some calls of a thousand.
 """
 
 from __future__ import annotations
