@@ -160,7 +160,7 @@ def numbers_of(name: str) -> st.SearchStrategy[Any]:
 def holds(value: Any, found: Any, dtype: np.dtype[Any]) -> bool:
     """True if a conversion has kept a number: integers exactly, others rounded to nearest."""
     if isinstance(value, int | np.integer | np.bool_):
-        return bool(exact(found) == int(value))
+        return bool(np.isfinite(found)) and bool(exact(found) == int(value))
     if not np.isfinite(value):
         return bool(found == value)
     part = np.zeros((), dtype).real.dtype

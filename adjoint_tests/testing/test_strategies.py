@@ -26,8 +26,8 @@ from linop.testing import code, strategies
 from linop.testing.factories import operators
 from support.operators.catalogue import NAMES
 
-IN_PYTHON = [name for name in NAMES if name != "of_pylops"]
-"""PyLops's operators do not print as code."""
+IN_PYTHON = [name for name in NAMES if name not in ("of_pylops", "of_scipy_without_dtype")]
+"""PyLops's operators, and SciPy's of functions, do not print as code."""
 HERE = {"linop": linop, "numpy": numpy, "scipy": scipy, "functools": functools}
 FOUND = settings(max_examples=2000, database=None, derandomize=True)
 

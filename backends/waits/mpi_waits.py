@@ -30,9 +30,9 @@ other."""
 _YIELDING = 5e-3
 """Seconds after which a waiting rank sleeps between its polls. Where other processes want its core,
 as more ranks than there are cores, it has polled a few times until then."""
-_NAP, _LONGEST_NAP = 50e-6, 2e-3
-"""Seconds of a sleep: a thousandth of the time waited so far, within these bounds. At 50 µs a rank
-uses 8 to 17 % of a core."""
+_NAP, _LONGEST_NAP, _SHARE = 50e-6, 2e-3, 0.02
+"""Seconds of a sleep: a share of the time waited so far, within these bounds. At 50 µs a rank uses
+8 to 17 % of a core."""
 _PROGRESS = 16
 """Number of polls between calls of MPI, in which messages to other machines proceed while a rank
 waits for one of its own."""
@@ -126,8 +126,10 @@ class MPIWaits(Detection):
                 else:
                     os.sched_yield()
                     looks = polls % _OFTEN == 0
-                    if polls % _CLOCK == 0:
-                        naps = time.monotonic() - wait.begun > _YIELDING
+                if naps or polls % _CLOCK == 0:
+                    waited = time.monotonic() - wait.begun
+                    naps = waited > _YIELDING
+                    wait.nap = min(max(_NAP, _SHARE * waited), _LONGEST_NAP)
                 if self._probes and (polls % _PROGRESS == 0 or wait.nap > _NAP):
                     self.channel.progress()
                 if looks:
@@ -146,7 +148,6 @@ class MPIWaits(Detection):
         waited = now - wait.begun
         if waited > self._limit or self._stuck:
             raise heard(self._limit_error(wait), wait.busy)
-        wait.nap = min(max(_NAP, waited / 1000), _LONGEST_NAP)
         if waited > LONG and self.workers > 1 and self._is_alone():
             self._tell(wait)
             self._judge(wait.busy)

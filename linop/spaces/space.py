@@ -16,6 +16,7 @@ import numpy.typing as npt
 from linop.caching import cached_property
 from linop.errors import ArgumentError, RegionError, ShapeError, SpaceError, expect
 from linop.spaces.contents import accepted
+from linop.spaces.float_formats import native
 from linop.spaces.inner_products import dot
 from linop.spaces.numbering import Numbering
 from linop.spaces.region import (
@@ -227,6 +228,8 @@ class Space:
             )
 
         def draw(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
+            if native(self.dtype) and -128 <= low and high < 128:  # which each of them holds
+                return rng.integers(low, high, shape, endpoint=True)
             drawn = rng.integers(low, high, shape, endpoint=True)
             return of_dtype(drawn, self.dtype, f"whole numbers from {low} to {high}")
 

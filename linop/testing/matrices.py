@@ -72,9 +72,9 @@ def _relative(difference: Array, size: Array) -> Array:
 def _noise(F: TestedMap) -> list[Array]:
     """The noise in the entries of the matrix, as far as each worker knows it. Collective."""
     known = noise_of_entries(F)
-    said = np.zeros(0) if known is None else np.ascontiguousarray(known, np.float64)
+    said = np.zeros(0) if known is None else np.ascontiguousarray(known, np.longdouble)
     heard = gathered(F.backend, said.tobytes())
-    return [np.frombuffer(data).reshape(F.shape) for data in heard if data]
+    return [np.frombuffer(data, np.longdouble).reshape(F.shape) for data in heard if data]
 
 
 def _doubled(F: TestedMap, space: Space) -> bool:

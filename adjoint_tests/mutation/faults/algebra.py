@@ -153,7 +153,7 @@ OPERATORS = (
         "sum keeps its last term",
         "a sum that is interpreted overwrites where it should add",
         "overwriting",
-        "linop.operators.flow:_accumulate",
+        "linop.operators.flow:accumulate",
         "total[name] += array",
         "total[name] = array",
         (f"{RUNS}[sum_of_operators]",),

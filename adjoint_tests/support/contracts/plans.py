@@ -11,6 +11,7 @@ import random
 import threading
 import time
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from linop.errors import (
     RegionError,
     ShapeError,
 )
+from linop.spaces.vector import Vector
 
 SMALL, LARGE = 5, 6000
 """Numbers on each worker. Results of more than 32 KiB are never copied out of the plan's memory."""
@@ -119,12 +121,22 @@ def part(space: Space, arrays: Any, backend: Backend) -> Any:
 
 def argument(plan: BoundPlan, seed: int) -> Any:
     """Whole numbers for this worker."""
-    return part(plan.domain, plan.domain.integers(seed).arrays, plan.backend)
+    drawn = _drawn(plan.domain, seed).arrays
+    return part(plan.domain, {name: a.copy() for name, a in drawn.items()}, plan.backend)
 
 
 def result(plan: BoundPlan, seed: int) -> Any:
     """The expected results for them."""
-    return part(plan.codomain, plan.op(plan.domain.integers(seed)).arrays, plan.backend)
+    return part(plan.codomain, plan.op(_drawn(plan.domain, seed)).arrays, plan.backend)
+
+
+@lru_cache(maxsize=64)
+def _drawn(space: Space, seed: int) -> Vector:
+    """The same numbers for all workers that are threads, which ask for them one after another."""
+    drawn = space.integers(seed)
+    for array in drawn.arrays.values():
+        array.flags.writeable = False
+    return drawn
 
 
 def arrays_of(value: Any) -> list[np.ndarray]:
