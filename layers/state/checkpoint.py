@@ -129,7 +129,7 @@ def has_optimizer(state: Mapping[str, Any]) -> bool:
     return all(isinstance(state.get(name), Mapping) for name in (MODEL, OPTIMIZER))
 
 
-def write_state(state: Any, path: str | bytes | os.PathLike[Any]) -> None:
+def write_state(state: Any, path: Path) -> None:
     """Write a sequential state to a file, atomically, as `replacing` does."""
     with replacing(path) as file:
         torch.save(state, file)

@@ -12,7 +12,7 @@ import io
 import os
 import stat
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -165,7 +165,7 @@ def _storages(scan: Scan) -> dict[str, int]:
     return found
 
 
-def _storage(identifier: Node) -> list[Node]:
+def _storage(identifier: Node) -> Sequence[Node]:
     """Class, key, device and number of elements, of a persistent identifier."""
     inner = identifier.inner
     if len(inner) not in (5, 6) or inner[0].value != "storage":

@@ -102,7 +102,8 @@ def _noise(op: LinearOperator, x: Array) -> Array:
         found = evaluated(flow, given, lambda: [{} for _ in range(1 + _SAMPLES)], add, ended)
         each = [op.codomain.flatten(op.codomain.vector(arrays)) for arrays in found[1:]]
         squares = [np.abs(noise).astype(np.longdouble) ** 2 for noise in each]
-        return np.sqrt(np.sum(squares, axis=0) / _SAMPLES)
+        size: Array = np.sqrt(np.sum(squares, axis=0) / _SAMPLES)
+    return size
 
 
 def _alone(op: LinearOperator) -> Flow:
@@ -116,7 +117,8 @@ def _alone(op: LinearOperator) -> Flow:
 
 def _random(rng: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     parts = rng.standard_normal((2, *shape))
-    return (parts[0] + 1j * parts[1]) / np.sqrt(2) if dtype.kind == "c" else parts[0]
+    drawn: Array = (parts[0] + 1j * parts[1]) / np.sqrt(2) if dtype.kind == "c" else parts[0]
+    return drawn
 
 
 class _Sizes:

@@ -38,15 +38,15 @@ def worst_of_matrices(F: TestedMap, G: TestedMap, tolerance: float) -> tuple[flo
             found = _relative(difference, reduce(np.maximum, noise, size))
         difference = found
     row, column = (int(k) for k in np.unravel_index(np.argmax(difference), difference.shape))
-    found, right = plain_number(backward[row, column]), plain_number(wanted[row, column])
+    given, right = plain_number(backward[row, column]), plain_number(wanted[row, column])
     words = (
         f"row {row}, column {column} of the adjoint, from {_entry_text(G, G.domain, column)} "
-        f"to {_entry_text(G, G.codomain, row)}: the adjoint has {shown(found)}, the conjugate "
+        f"to {_entry_text(G, G.codomain, row)}: the adjoint has {shown(given)}, the conjugate "
         f"transpose of F has {shown(right)}"
     )
     source = element(G.domain, column % G.domain.size)
     target = element(G.codomain, row % G.codomain.size)
-    worst = Worst(words, source, target, found, right)
+    worst = Worst(words, source, target, given, right)
     return float(difference[row, column]), worst
 
 
@@ -66,7 +66,8 @@ def _matrix(F: TestedMap) -> Array:
 
 def _relative(difference: Array, size: Array) -> Array:
     scale = np.maximum(size.max(axis=0), size.max(axis=1, keepdims=True))
-    return np.divide(difference, scale, out=difference.copy(), where=scale > 0)
+    found: Array = np.divide(difference, scale, out=difference.copy(), where=scale > 0)
+    return found
 
 
 def _noise(F: TestedMap) -> list[Array]:

@@ -150,7 +150,7 @@ def _attributes(modules: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def _inside(other: Any) -> Iterable[Any]:
-    kind = type(other)
+    kind: Any = type(other)
     if kind in (list, tuple):
         return other  # type: ignore[no-any-return]
     if kind is dict:

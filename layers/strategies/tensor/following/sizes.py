@@ -80,7 +80,7 @@ class VariedFloat(Varied):
 class Shape(tuple[Any, ...]):
     """Lengths of which some differ between workers: a torch.Size, of which none can be derived."""
 
-    @property
+    @property  # type: ignore[misc]  # which is said to be writeable
     def __class__(self) -> Any:
         return torch.Size
 
@@ -242,7 +242,7 @@ _define("eq ne lt le gt ge", _of_operator, _answer)
 _define("bool", lambda name: bool, _answer)
 _define("hash", lambda name: hash, _answer)
 for _kind in (VariedInt, VariedFloat):
-    _kind.__divmod__ = lambda one, other: (one // other, one % other)
-    _kind.__rdivmod__ = lambda one, other: (other // one, other % one)
+    setattr(_kind, "__divmod__", lambda one, other: (one // other, one % other))  # noqa: B010
+    setattr(_kind, "__rdivmod__", lambda one, other: (other // one, other % one))  # noqa: B010
 for _name, _kept in {"bit_length": _computed, "bit_count": _computed, "to_bytes": _answer}.items():
     setattr(VariedInt, _name, _forward(getattr(int, _name), _kept))
