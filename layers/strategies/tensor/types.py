@@ -183,10 +183,12 @@ class Types(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
         Raises:
             PartitionError: it is of a split tensor, and torch was not given that.
         """
-        if self._off or self._splits or _moves_blocks():
+        if self._off or self._splits:
             return
         for x in tree_leaves(given):
             if isinstance(x, torch.Tensor) and self._layouts.get(x, REPLICATED) is not REPLICATED:
+                if _moves_blocks():
+                    return
                 raise PartitionError(
                     f"{_here()}{name} of a tensor that is {in_words(self._layouts[x], x.ndim)}, "
                     f"inside of a script of torch.jit, torch.vmap or torch.func, where functions "
