@@ -152,7 +152,7 @@ def clear_partial(path: Path) -> set[str]:
 
 
 def entries(folder: Path) -> list[Path]:
-    """What is in a folder; nothing, if this user may write to it and not read it."""
+    """The files in a folder; none, if this user may write to it and not read it."""
     try:
         return [*folder.iterdir()]
     except PermissionError:

@@ -35,7 +35,8 @@ def from_scipy(
 
     An operator of SciPy's that was made without a dtype is one of float64, whatever SciPy guessed
     from whole numbers. SciPy does not say which dtypes were declared: an integer one that it would
-    have guessed, too, is taken for a guess. Give a `Space` of integers to have these.
+    have guessed, too, is taken for a guess. Give a `Space` of integers to have these; whole results
+    beyond its dtype wrap, as those of every operator on it do.
 
     Args:
         A: of shape (codomain size, domain size).

@@ -63,7 +63,7 @@ class ReducerOf(weakref.ref["Reducer"]):
 
 
 def reducer_of(parameter: Tensor) -> Reducer | None:
-    """What sums the gradient of a parameter of `DataParallel`; None of others."""
+    """The reducer of a parameter of `DataParallel`; None of others."""
     known = getattr(parameter, "_linop_reducer", None)
     return None if known is None else known()
 

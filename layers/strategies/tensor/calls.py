@@ -134,8 +134,8 @@ _PLAIN = frozenset((int, float, bool, str, type(None)))
 
 
 def _attributes(modules: Sequence[Any]) -> tuple[Any, ...]:
-    """What modules and their configurations have for numbers and texts, on which may depend which
-    functions they call."""
+    """Numbers and texts that modules and their configurations have: the functions that they call
+    may depend on them."""
     found: list[Any] = []
     others: dict[int, Any] = {}
     for module in modules:

@@ -119,7 +119,7 @@ NUMBERS: dict[str, Callable[[int], Any]] = {
     "power": lambda n: n**2 + 2**n + abs(-n),
     "sorted": lambda n: sorted([n, 4])[0],
 }
-"""What programs compute of a length."""
+"""Numbers that programs compute of a length."""
 
 
 def _of_length(number: Callable[[int], Any]) -> Callable[[Tensor, int], Tensor]:
