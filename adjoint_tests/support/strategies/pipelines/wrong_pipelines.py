@@ -417,8 +417,8 @@ BEFORE: list[Wrong] = [
     (no_values_on_one, ArgumentError, "a tensor with values expected, given 3", 2),
     (unknown_key_on_one, ArgumentError, r"on worker 1: the model has no \['more'\]", 2),
     (module_that_does_not_load, BackendError, "on worker 1: ZeroDivisionError", 2),
-    (no_path_to_save, BackendError, "save: on worker 0: TypeError", 2),
-    (no_path_to_load, BackendError, "load: on worker 0: TypeError", 2),
+    (no_path_to_save, ArgumentError, "save: on worker 0: expected str, bytes or os.PathLike", 2),
+    (no_path_to_load, ArgumentError, "load: on worker 0: expected str, bytes or os.PathLike", 2),
     (another_norm_on_one, BackendError, r"max_norm \[1.0, 2.0\] given by the workers", 2),
     (no_norm_on_one, ArgumentError, "on worker 1: max_norm: a number from 0 expected", 2),
 ]
