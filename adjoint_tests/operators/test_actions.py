@@ -133,6 +133,24 @@ def test_many_adds_are_one_run() -> None:
     assert runs(gathered, spread) == runs([*gathered, *spread]) == [5, 5]
 
 
+def test_boxes_that_are_written_again_and_again_are_compared_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ten thousand steps of a recurrence write few boxes; each is compared with these alone."""
+    x = Region("x", 4)
+    space, looks, overlaps = Space(x), 0, Subset.overlaps
+
+    def counted(box: Subset, other: Subset) -> bool:
+        nonlocal looks
+        looks += 1
+        return overlaps(box, other)
+
+    monkeypatch.setattr(Subset, "overlaps", counted)
+    steps = [(space, [Add(x[:1], x[k % 3 + 1 : k % 3 + 2])], space) for k in range(1000)]
+    assert len(independent_batches(steps)) == 1
+    assert looks <= 3 * len(steps)
+
+
 @given(programs())
 def test_actions_in_columns_are_those_that_went_in(program: Program) -> None:
     """And so are their adjoints, and the runs that they are cut into."""

@@ -6,6 +6,8 @@ The model of a graph is its matrix, computed node by node.
 from __future__ import annotations
 
 import copy
+import functools
+import operator
 import pickle
 import threading
 from collections.abc import Callable, Sequence
@@ -14,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.sparse
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import linop
@@ -89,6 +91,31 @@ def test_a_value_is_computed_once(steps: int, right: bool) -> None:
         assert len(applied) == steps + 1
         most = max(len(movement.codomain) for movement in one.stages.movements)
         assert most <= 3 * len(SPACE)
+
+
+@given(
+    st.lists(st.sampled_from(["L", "S"]), min_size=1, max_size=3).filter(lambda F: "L" in F),
+    st.sampled_from(["I", "L", "S", "before"]),
+    st.booleans(),
+)
+@settings(deadline=None)
+def test_each_step_costs_what_the_others_cost(factors: list[str], term: str, right: bool) -> None:
+    """What stages keep and what plans do grow with the number of steps of a recurrence, forward and
+    adjoint, and no faster: u ← F u + T, or u F + T."""
+    nodes = {"I": linop.identity(SPACE), "L": LOCAL, "S": S}
+    F = functools.reduce(operator.matmul, (nodes[name] for name in factors))
+
+    def costs(steps: int) -> tuple[int, int]:
+        op = before = nodes["I"]
+        for _ in range(steps):
+            T = before if term == "before" else nodes[term]
+            before, op = op, (op @ F if right else F @ op) + T
+        kept = sum(len(m.codomain) for one in (op, op.H) for m in one.stages.movements)
+        done = sum(len(p.steps) for one in (op, op.H) for p in lower_all(one.stages))
+        return kept, done
+
+    for few, many in zip(costs(20), costs(60), strict=True):
+        assert many <= 1.2 * 3 * few
 
 
 @given(st.integers(1, 12), st.booleans())

@@ -277,12 +277,14 @@ def independent_batches(product: Iterable[BetweenSpaces]) -> list[list[BetweenSp
 
 class _Written:
     """The boxes that a batch writes. Those of a region are a chain of positions, the latest first,
-    and not a list each, which the garbage collector would visit."""
+    and not a list each, which the garbage collector would visit. Once a region is read, its boxes
+    are kept without repetitions: a recurrence writes the same few ten thousand times."""
 
     def __init__(self) -> None:
         self._boxes: list[Subset] = []
         self._latest: dict[str, int] = {}
         self._before: list[int] = []
+        self._distinct: dict[str, dict[tuple[tuple[int, ...], tuple[int, ...]], Subset]] = {}
 
     def append(self, box: Subset) -> None:
         name = box.region.name
@@ -292,7 +294,12 @@ class _Written:
 
     def meets(self, box: Subset) -> bool:
         """True if a box was written that shares an element with this one."""
-        at = self._latest.get(box.region.name, -1)
-        while at >= 0 and not box.overlaps(self._boxes[at]):
-            at = self._before[at]
-        return at >= 0
+        name = box.region.name
+        at = self._latest.pop(name, -1)
+        if at >= 0:
+            distinct = self._distinct.setdefault(name, {})
+            while at >= 0:
+                written = self._boxes[at]
+                distinct[written.start, written.stop] = written
+                at = self._before[at]
+        return any(map(box.overlaps, self._distinct.get(name, {}).values()))

@@ -2,23 +2,25 @@
 
 Every value is computed in the first stage in which it can be, and kept, as regions of the spaces
 between the stages, until its last use; a region whose name another value has at that time is
-renamed. Which values remain is decided by `linop.normal_form.values`.
+renamed. A sum whose terms become known one after another is accumulated, so that they are not all
+kept until the last is known. Which values remain is decided by `linop.normal_form.values`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from linop.normal_form.boxes import Ints
 from linop.normal_form.maps import Call, Layer
+from linop.normal_form.merging import Merged
 from linop.normal_form.movement import Movement
 from linop.normal_form.stages import Stages
 from linop.normal_form.table_algebra import EMPTY, BlockTable, SumTable
 from linop.normal_form.transfer_table import GivenTable, IdentityTable, TransferTable
-from linop.normal_form.values import SOURCE, Terms, Values, remaining
+from linop.normal_form.values import SOURCE, SOURCES, Terms, Values, remaining
 from linop.spaces.region import Region
 from linop.spaces.space import Space
 
@@ -45,7 +47,7 @@ class _Schedule:
     """The values that remain, by the stage that computes them and the last that reads them."""
 
     def __init__(self, values: Values, terms: Mapping[int, Terms]) -> None:
-        self.values, self.terms = values, terms
+        self.values, self.terms = values, dict(terms)
         self.results = {a: (b, layer) for b, (a, layer) in values.layers.items()}
         self.last: dict[int, int] = {}
         self.new: list[list[int]] = []
@@ -55,16 +57,40 @@ class _Schedule:
 
     def _assign_stages(self) -> None:
         ready = {SOURCE: 0}  # the first movement that can read a value
-        for value, terms in self.terms.items():
+        for value in list(self.terms):
             if value in self.values.layers:
                 ready[value] = ready[self.values.layers[value][0]]
                 continue
-            stage = max((ready[source] for source in terms), default=0)
-            for source in terms:
-                self.last[source] = max(stage, self.last.get(source, 0))
-            ready[value] = stage + 1
-            self.new += [[] for _ in range(stage + 1 - len(self.new))]
-            self.new[stage].append(value)
+            for total in (*self._partial_sums(value, ready), value):
+                self._assign_stage(total, ready)
+
+    def _assign_stage(self, value: int, ready: dict[int, int]) -> None:
+        terms = self.terms[value]
+        stage = max((ready[source] for source in terms), default=0)
+        for source in terms:
+            self.last[source] = max(stage, self.last.get(source, 0))
+        ready[value] = stage + 1
+        self.new += [[] for _ in range(stage + 1 - len(self.new))]
+        self.new[stage].append(value)
+
+    def _partial_sums(self, value: int, ready: Mapping[int, int]) -> Iterator[int]:
+        """New values for the terms of a sum that are known before the last is, if these are many:
+        each is the one before and some more terms."""
+        terms = dict(self.terms[value])
+        by_stage: dict[int, list[int]] = {}
+        for source in terms:
+            by_stage.setdefault(ready[source], []).append(source)
+        early = sorted(by_stage)[:-1]
+        space = self.values.spaces[value]
+        total: dict[int, Merged] = {}
+        for stage in early:
+            total |= {source: terms.pop(source) for source in by_stage[stage]}
+            if len(total) > SOURCES:
+                part = self.values.new(space)
+                self.terms[part] = total
+                yield part
+                total = {part: Merged.of(Movement.between(space, space))}
+        self.terms[value] = total | terms
 
     def stages(self) -> Stages:
         live, before = [SOURCE], self.values.spaces[SOURCE]

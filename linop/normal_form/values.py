@@ -21,7 +21,7 @@ from linop.spaces.space import Space
 SOURCE, TARGET = 0, 1
 """The argument and the result of a program, by number."""
 SOURCES = 8
-"""Most values that an eliminated one is a sum of."""
+"""Most values that an eliminated one is a sum of, and that are kept for one sum that is not."""
 
 Terms = Mapping[int, Merged]
 """A sum of movements, by the number of the value that each is applied to."""
@@ -57,15 +57,15 @@ class Values:
         """The value before the last movement of stages, and this."""
         *before, last = stages.movements
         for k, movement in enumerate(before):
-            argument = self._new(movement.codomain)
+            argument = self.new(movement.codomain)
             self.terms[argument].append((source, Merged.of(movement)))
             source = argument
             if stages.layers[k]:
-                source = self._new(stages.movements[k + 1].domain)
+                source = self.new(stages.movements[k + 1].domain)
                 self.layers[source] = argument, stages.layers[k]
         return source, Merged.of(last)
 
-    def _new(self, space: Space) -> int:
+    def new(self, space: Space) -> int:
         """A value that is kept."""
         self.spaces.append(space)
         self.terms.append([])
