@@ -116,7 +116,10 @@ def draw_recurrence(random: Random) -> Case:
             want(np.array_equal(run.H(x), backward), f"adjoint {run.H(x)} for {backward}")
 
     kind = "with local maps" if local else "of movements"
-    return Case(22, f"{what} of a {form} of {steps} steps {kind}, {n} numbers", check, seconds=20)
+    # What is multiplied from both sides may stand for a million uses: 2^20 are let through.
+    seconds = 60 if form == "graph" else 20
+    text = f"{what} of a {form} of {steps} steps {kind}, {n} numbers"
+    return Case(22, text, check, seconds=seconds)
 
 
 def draw_deep(random: Random) -> Case:
