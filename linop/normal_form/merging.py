@@ -42,6 +42,16 @@ class Merged(NamedTuple):
         """The product self ∘ right."""
         return Merged(self.movement @ right.movement, max(self.size, right.size))
 
+    def power(self, n: int) -> Merged | None:
+        """The product of n > 0 of these, by squaring; None if it has outgrown them on the way."""
+        half = self if n < 2 else self.power(n // 2)
+        if n < 2 or half is None:
+            return half
+        both = half.after(half).settled(several=True)
+        if both is None or n % 2 == 0:
+            return both
+        return self.after(both).settled(several=False)
+
     def scale(self, scalar: Exact) -> Merged:
         """The multiple."""
         return self._replace(movement=self.movement.scale(scalar))

@@ -26,7 +26,8 @@ Arrays = dict[str, Array]
 Value = TypeVar("Value")
 
 MOST = 2**20
-"""Largest number of uses: a product of shared products may stand for exponentially many."""
+"""Largest number of uses: what is multiplied by several factors from both sides, or by itself, may
+stand for exponentially many."""
 
 
 class Edge(NamedTuple):
@@ -58,6 +59,8 @@ class Flow:
     edges: list[Edge] = field(default_factory=list)
     fixed: set[int] = field(default_factory=set)
     """Wires whose values are made as such: no edges before and after them are joined."""
+    most: int = MOST
+    """Largest number of uses."""
     _demands: dict[int, list[Demand]] = field(default_factory=dict)
     _parts: dict[tuple[int, Space, bool], int] = field(default_factory=dict)
     _ranks: int = 0
@@ -91,10 +94,12 @@ class Flow:
         self._edge(self._demand(source, target, scalar), step)
 
     def _demand(self, source: int, target: int, scalar: Exact) -> Demand:
-        if self._ranks >= MOST:
+        if self._ranks >= self.most:
             raise ArgumentError(
-                f"the expression stands for more than {MOST} applications of its operators: a "
-                f"shared product is a factor of products that are shared, again and again"
+                f"the expression stands for more than {self.most} applications of its operators: "
+                f"shared ones are multiplied from both sides, or by themselves, again and again. "
+                f"Apply them one after another in a program, or, if the spaces are small, multiply "
+                f"the matrices of those that are shared (to_matrix)"
             )
         self._ranks += 1
         return Demand(source, target, wrapped(scalar, self.spaces[TARGET].dtype), self._ranks)
@@ -138,14 +143,19 @@ def flow_of(
     root: Any,
     spread_over: Callable[[Any], Iterable[Any] | None],
     spread: Callable[[Any, Flow, Demand], None],
+    most: int = MOST,
 ) -> Flow:
     """The flow of an expression.
 
     Args:
         spread_over: the operands that a node is spread over; None for nodes that are edges.
         spread: adds wires, and demands for these operands, as one demand for the node says.
+        most: largest number of uses.
+
+    Raises:
+        ArgumentError: there are more.
     """
-    flow = Flow()
+    flow = Flow(most=most)
     for space in (root.domain, root.codomain):
         flow.wire(space)
     flow.apply(root, SOURCE, TARGET)

@@ -21,6 +21,10 @@ from linop.operators.flow import Demand, Edge, Flow, flow_of
 
 Op = Any
 """An operator; the classes of operators are above this module."""
+FEW, USES = 2**14, 4
+"""Most uses in a normal form: in all, or, if that is more, for each operand of the expression.
+Programs use one once or twice; forms of far more, of what is shared on both sides, compile in
+minutes."""
 
 
 def stages_of(root: Op) -> Stages:
@@ -34,6 +38,7 @@ class Staging:
     def __init__(self, root: Op) -> None:
         self.root = root
         nodes = postorder(root, _operands)
+        self._most = max(FEW, USES * sum(len(_operands(node)) for node in nodes))
         self._uses = uses(nodes, _operands)
         self._sharing = self._nodes_that_share(nodes)
         self._merged: dict[int, Merged | None] = {}
@@ -51,7 +56,7 @@ class Staging:
             return Stages((whole.movement,))
         if id(self.root) in self._apart:
             return self._apart[id(self.root)]
-        flow = flow_of(self.root, self._spread_over, self._spread)
+        flow = flow_of(self.root, self._spread_over, self._spread, self._most)
         values = Values(list(flow.spaces), set(flow.fixed))
         for edges in flow.incoming():
             for edge in edges:
@@ -71,7 +76,7 @@ class Staging:
         """The product of the factors of an operator; runs of movements among them are merged, also
         where others are between them."""
         pieces: list[Any] = []
-        for piece in self._grouped(self._factors(op)):
+        for piece in self._powers(self._grouped(self._factors(op))):
             left = self.merged(piece) if not isinstance(piece, Merged) else piece
             both = None
             if left is not None and pieces and isinstance(pieces[-1], Merged):
@@ -156,6 +161,14 @@ class Staging:
                 yield Merged.of(Movement.of_actions([op.between for op in run]))
             else:
                 yield from run
+
+    def _powers(self, factors: Iterable[Any]) -> Iterable[Any]:
+        """Factors, with each run of one movement as one, if that is not better taken in stages."""
+        for _, run in groupby(factors, key=id):
+            factor, *more = run
+            known = self.merged(factor) if more and not isinstance(factor, Merged) else None
+            whole = None if known is None else known.power(1 + len(more))
+            yield from (factor, *more) if whole is None else (whole,)
 
     # What is not merged
 
