@@ -41,10 +41,22 @@ def pytest_report_header() -> str:
     return f"properties: HYPOTHESIS_SEED={SEED} (set it to repeat these draws)"
 
 
+HEAVY = frozenset({"torch", "torch._dynamo", "transformers"})
+"""Modules of hundreds of thousands of objects, which tests import."""
+_frozen: set[str] = set()
+
+
 def pytest_collection_finish() -> None:
-    """Let tests that collect garbage not visit all that was imported and collected."""
+    """Let collections of garbage not visit all that was imported and collected."""
     gc.collect()
     gc.freeze()
+
+
+def pytest_runtest_logfinish() -> None:
+    """Nor what a test has imported."""
+    if new := HEAVY.intersection(sys.modules) - _frozen:
+        _frozen.update(new)
+        pytest_collection_finish()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
