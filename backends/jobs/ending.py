@@ -64,6 +64,7 @@ class EndsJob:
         self.status = 0
         self.failed: threading.ExceptHookArgs | None = None
         self._process = os.getpid()
+        self._program = getattr(sys.modules["__main__"], "__file__", None)
         self._before = sys.excepthook, threading.excepthook
         self._hooked = False
         atexit.register(self.at_exit)
@@ -121,15 +122,27 @@ class EndsJob:
             _abort(f" it left with exit status {self.status}\n", self.status)
         if self.failed is not None and self.failed.exc_value is not None:
             _abort_for(self.failed.exc_value, self.failed.exc_traceback)
-        if not self._hooked and _has_failed():
+        if not self._hooked and _has_failed(self._program):
             _abort(" its program has ended by the exception above\n")
         end_well()
 
 
-def _has_failed() -> bool:
-    """True if an exception that nobody caught has ended the program: Python keeps it. At a prompt
-    it would be that of an earlier line."""
-    return getattr(sys, "last_value", None) is not None and not hasattr(sys, "ps1")
+def _has_failed(program: str | None) -> bool:
+    """True if an exception that nobody caught has ended the program: Python keeps it. So do test
+    runners, consoles and debuggers one that they have caught: it did not pass through the program's
+    outermost frame. At a prompt it would be that of an earlier line.
+
+    Args:
+        program: the main module's file, which its end forgets.
+    """
+    trace = getattr(getattr(sys, "last_value", None), "__traceback__", None)
+    if trace is None or hasattr(sys, "ps1"):
+        return False
+    code, main = trace.tb_frame.f_code, vars(sys.modules["__main__"])
+    if code.co_name == "_run_module_as_main":  # python -m
+        return True
+    of_main = trace.tb_frame.f_globals is main and code.co_name == "<module>"
+    return of_main and code.co_filename in (program, "<string>", "<stdin>")
 
 
 def _watch_exits(hear: Callable[[object], None]) -> None:

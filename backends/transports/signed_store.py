@@ -10,6 +10,7 @@ their receivers say that they have them: one that has vanished was deleted by so
 from __future__ import annotations
 
 import hmac
+import secrets
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -27,8 +28,6 @@ LONGEST = 20 * 24 * 3600.0
 KEY = 32
 """Bytes of a key."""
 _CODE = 32
-_NOTHING = "?"
-"""The store's answer where there is no message; shorter than any."""
 _GONE = 16
 """Names of messages that were deleted here last, which must not come back."""
 
@@ -50,6 +49,8 @@ class SignedStore:
         self._store = store
         self._key = key
         self._lost = lost
+        # The store's answer where there is no message, which nobody else can write there.
+        self._nothing = secrets.token_hex(KEY)
         # A connection serves one thread at a time. The server may look up the name of each.
         self._uses = threading.Lock()
         self.log: Any = store.clone()
@@ -152,8 +153,8 @@ class SignedStore:
 
     def _peek(self, name: str) -> bytes | None:
         # One round trip, and no wait for a message that somebody deletes just now.
-        found: bytes = self._store.compare_set(name, _NOTHING, _NOTHING)
-        return None if found == _NOTHING.encode() else found
+        found: bytes = self._store.compare_set(name, self._nothing, self._nothing)
+        return None if found == self._nothing.encode() else found
 
     def _delete(self, name: str) -> None:
         self._store.delete_key(name)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from linop.backends.jobs import mpirun
 from support.job_programs import mpiexec
 from support.requirements import needs_mpi
 
@@ -57,6 +58,68 @@ time.sleep(100)
     assert "linop: worker 1 ends the job" in job.stderr
 
 
+HANDLED = """
+from mpi4py import MPI
+import code, traceback
+def caught():
+    try:
+        fail()
+    except ValueError as error:  # as test runners do, and debuggers
+        sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
+{}
+MPI.COMM_WORLD.Barrier()
+say("done")
+"""
+
+
+@pytest.mark.parametrize(
+    "handles",
+    [
+        "caught()",
+        "code.InteractiveConsole().runcode('1/0')",
+        "code.InteractiveConsole(dict(vars())).runsource('fail()')",
+    ],
+)
+def test_an_exception_that_a_program_has_handled_ends_nothing(handles: str, program: Path) -> None:
+    job = mpiexec(2, program, HANDLED.format(handles))
+    assert job.returncode == 0, job.stderr
+    assert job.stdout.count("done") == 2
+
+
+def test_test_runs_under_mpiexec_are_not_ended(tmp_path: Path) -> None:
+    """pytest keeps the exception of a failure that a test expects."""
+    from support.job_programs import ENVIRONMENT
+
+    tests = tmp_path / "test_theirs.py"
+    tests.write_text(
+        "import pytest\nfrom mpi4py import MPI\n\n"
+        "@pytest.mark.xfail\ndef test_fails():\n    assert MPI.COMM_WORLD.size < 2\n"
+    )
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tests)]
+    job = mpirun.mpiexec(2, command, timeout=100, env=ENVIRONMENT)
+    assert job.returncode == 0, job.stdout + job.stderr
+
+
+@pytest.mark.parametrize("how", ["file", "module", "text"])
+def test_programs_of_every_kind_that_die(
+    how: str, program: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from support.job_programs import ENVIRONMENT
+
+    text = (
+        "import linop\nfrom mpi4py import MPI\n"
+        "MPI.COMM_WORLD.rank or 1 / 0\nMPI.COMM_WORLD.Barrier()\n"
+    )
+    program.write_text(text)
+    ways = {"file": [program.name], "module": ["-m", program.stem], "text": ["-c", text]}
+    env = {**ENVIRONMENT, "PYTHONPATH": str(program.parent)}
+    command = [sys.executable, *ways[how]]
+    monkeypatch.chdir(program.parent)
+    job = mpirun.mpiexec(2, command, timeout=100, env=env)
+    assert job.returncode != 0
+    assert "linop: worker 0 ends the job" in job.stderr
+
+
 CHILD = """
 import subprocess, sys
 import linop, numpy as np
@@ -96,7 +159,6 @@ assert plan(np.ones(3)).tolist() == [2, 2, 2]
 
 def test_a_script_between_launcher_and_rank(program: Path) -> None:
     """It has the launcher's variables too; what it starts is a rank."""
-    from linop.backends.jobs import mpirun
     from support.job_programs import ENVIRONMENT, HEAD
 
     program.write_text(HEAD + "assert linop.launch(lambda b: b.workers).count(2) == 1\n")
