@@ -126,7 +126,11 @@ def test_messages_arrive_in_order(said: list[tuple[str, Any]]) -> None:
 
 
 @given(
-    st.sampled_from(["forge", "flip", "swap", "delete", "again"]), KINDS, ITEMS, ITEMS, st.data()
+    st.sampled_from(["forge", "short", "flip", "swap", "delete", "again"]),
+    KINDS,
+    ITEMS,
+    ITEMS,
+    st.data(),
 )
 def test_what_somebody_else_does_is_an_error_on_both(
     attack: str, kind: str, first: Any, second: Any, data: st.DataObject
@@ -145,6 +149,8 @@ def test_what_somebody_else_does_is_an_error_on_both(
         value = other.compare_set(name, "?", "?")
         if attack == "forge":
             other.set(name, data.draw(st.binary(max_size=80)))
+        elif attack == "short":
+            other.set(name, data.draw(st.sampled_from([b"", b"?"])))
         elif attack == "flip":
             at = data.draw(st.integers(0, len(value) - 1))
             other.set(name, value[:at] + bytes([value[at] ^ 1]) + value[at + 1 :])
@@ -158,7 +164,7 @@ def test_what_somebody_else_does_is_an_error_on_both(
         else:
             assert [until(look) for look in looks] == [first, second]
             other.set(name, value)
-        if attack in ("forge", "flip", "swap") and kind == "tell":
+        if attack in ("forge", "short", "flip", "swap") and kind == "tell":
             # Both have read the log by now; what they would read next is forged.
             other.set(f"log/{pair.channels[0]._next}", value)
         for look in looks:
