@@ -9,6 +9,8 @@ whose wait is over while the coordinator asks holds at its end.
 from __future__ import annotations
 
 import math
+import os
+import platform
 import sys
 import threading
 import time
@@ -16,9 +18,10 @@ from abc import abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
+from pathlib import Path
 from typing import Any, NoReturn
 
-from linop.backends.transports.store_channel import Alarm, StoreChannel
+from linop.backends.transports.store_channel import Alarm, Ended, StoreChannel
 from linop.backends.transports.transport import ANY, Who, awaited, heard
 from linop.backends.waits.deadlock import (
     COORDINATOR,
@@ -48,10 +51,12 @@ _END: Key = "end", 0
 _LOOKS = 0.25, 0.02
 """Seconds between looks of the thread that exchanges notes: without a long wait, and with one."""
 _LIVES = "lives"
-"""A note to worker 0, which keeps the control channel for all others as long as any lives."""
+"""A note to worker 0, with the sender's machine and process. Worker 0 keeps the control channel for
+all others as long as any lives, and says of one that was killed that it has ended."""
 _OFTEN, _SILENT = 2.0, 10.0
-"""Seconds between these notes, and without one until a worker counts as killed when worker 0 ends.
-One that has only stood still then finds no control channel."""
+"""Seconds between these notes, and without one until a worker counts as killed: at the end of
+worker 0, or, before that, if there is no such process on its machine. One that has only stood still
+finds no control channel after that end."""
 
 
 class ThreadWait:
@@ -111,10 +116,13 @@ class ProcessGroupWaits(Detection):
         self._told_life = -math.inf
         self._lives: dict[int, float] = {}
         """Times of the last notes of other workers."""
+        self._processes: dict[int, tuple[str, int]] = {}
+        """Machine and process of other workers, as far as they have said."""
         self._over = threading.Event()
         self.channel = StoreChannel(store, key, worker, workers, self._hear)
         self._thread = threading.Thread(target=self._look_on, name="linop-waits", daemon=True)
         if workers > 1:
+            self._say_life()
             self._thread.start()
 
     @abstractmethod
@@ -177,15 +185,24 @@ class ProcessGroupWaits(Detection):
         senders = range(self.workers) if self.worker == COORDINATOR else (COORDINATOR,)
         while (said := self.channel.noted(senders)) is not None:
             self._lives[said[0]] = time.monotonic()
-            if said[1] != _LIVES:
+            if not (isinstance(said[1], tuple) and said[1][0] == _LIVES):
                 break
+            self._processes[said[0]] = said[1][1:]
         return said
 
     def _say_life(self) -> None:
         """Tell worker 0, once in a while, that this worker lives."""
         if self.worker and time.monotonic() - self._told_life > _OFTEN:
             self._told_life = time.monotonic()
-            self.channel.note(0, _LIVES)
+            self.channel.note(0, (_LIVES, platform.node(), os.getpid()))
+
+    def _say_deaths(self) -> None:
+        """On worker 0: say of workers that were killed that they have ended."""
+        for worker, (machine, process) in self._processes.items():
+            silent = time.monotonic() - self._lives[worker] > _SILENT
+            if silent and worker not in self.channel.ended and machine == platform.node():
+                if not _lives(process):
+                    self.channel.tell(Ended(worker, well=False))
 
     def leave_wait(self, busy: int) -> None:
         """End of a wait that others may have been told of.
@@ -209,6 +226,7 @@ class ProcessGroupWaits(Detection):
         with suppress(BackendError):  # the store has ended
             while not self._over.wait(_LOOKS[self.told]):
                 self._say_life()
+                self._say_deaths()
                 self.channel.audit()
                 self._answer_late()
                 with self._noting:
@@ -400,3 +418,16 @@ class ProcessGroupWaits(Detection):
             lives = any(now - self._lives.get(peer, begun) < _SILENT for peer in left)
             if self.worker or not well or not lives or now - begun > self._limit:
                 return
+
+
+def _lives(process: int) -> bool:
+    """True if there is such a process on this machine. One that has ended and that nobody has
+    waited for still has a number, but no program."""
+    try:
+        os.kill(process, 0)
+        status = Path(f"/proc/{process}/stat").read_text()
+    except ProcessLookupError:
+        return False
+    except OSError:  # another user's, or a system without /proc
+        return True
+    return status.rpartition(")")[2].split()[0] not in "ZX"

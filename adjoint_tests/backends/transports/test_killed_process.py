@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -51,8 +50,50 @@ def free_port() -> int:
 @pytest.mark.parametrize(("workers", "late"), [(3, 0)])
 def test_worker_0_ends(workers: int, late: int, tmp_path: Path) -> None:
     """Long before the limit of 600 s, and not before another one that lives."""
-    program = tmp_path / "program.py"
     text = PROGRAM.replace("WAITS", "plan(np.ones(3))").replace("LATE", str(late))
+    first, *others = ended(workers, tmp_path / "program.py", text, -signal.SIGKILL)
+    assert "worker 0 ends" in first[0], first
+    for out, err in others[:-1]:
+        assert "ends" in out, err
+        assert "has ended" not in err, err
+
+
+CONTROL = """
+import signal
+from linop.errors import LinopError
+def place(name):
+    if name == PLACE and backend.worker == KILLED:
+        time.sleep(1)  # others have begun to wait
+        os.kill(os.getpid(), signal.SIGKILL)
+def main(given):
+    global backend
+    backend = given
+    place("compile")
+    plan = total(backend.workers).compile(backend)
+    place("first call")
+    plan(np.ones(3))
+    place("end")
+try:
+    linop.launch(main)
+except LinopError as error:
+    say(error)
+"""
+
+
+@pytest.mark.parametrize("place", ["compile", "first call", "end"])
+def test_control_waits_for_it_end(place: str, tmp_path: Path) -> None:
+    """No connection of gloo's tells of it there."""
+    text = CONTROL.replace("PLACE", repr(place)).replace("KILLED", "1")
+    for out, err in ended(3, tmp_path / "program.py", text, 0)[::2]:
+        assert "worker 1 has ended" in out, out + err
+
+
+def ended(workers: int, program: Path, text: str, last: int) -> list[tuple[str, str]]:
+    """What the processes of a program have said.
+
+    Args:
+        last: status of the last one. Worker 0's is 0.
+    """
     program.write_text(HEAD + text)
     common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     jobs = [
@@ -69,18 +110,11 @@ def test_worker_0_ends(workers: int, late: int, tmp_path: Path) -> None:
         for rank in range(workers)
     ]
     try:
-        said, ends = [], []
-        for job in [*jobs[1:], jobs[0]]:
-            said.append(job.communicate(timeout=120))
-            ends.append(time.monotonic())
+        said = [job.communicate(timeout=120) for job in [*jobs[1:], jobs[0]]]
     finally:
         for job in jobs:
             with contextlib.suppress(ProcessLookupError):
                 job.kill()
-    *others, first = said
-    assert "worker 0 ends" in first[0], first
-    assert jobs[-1].returncode == -signal.SIGKILL
-    assert jobs[0].returncode == 0, first
-    for out, err in others[:-1]:
-        assert "ends" in out, err
-        assert "has ended" not in err, err
+    assert jobs[-1].returncode == last
+    assert jobs[0].returncode == 0, said[-1]
+    return [said[-1], *said[:-1]]
