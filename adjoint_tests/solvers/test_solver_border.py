@@ -110,6 +110,12 @@ def test_other_arguments() -> None:
     assert "damp=1e+200 is so much larger than Op" in raised(
         ArgumentError, lambda: cgls(op, y, damp=1e200)
     )
+    for none in (None, np.eye(3)):
+        words = raised(ArgumentError, lambda none=none: cgls(none, y))
+        assert "Op is an operator or a plan, with an adjoint Op.H; given" in words
+    assert "damp is a finite real number; given 1000" in raised(
+        ArgumentError, lambda: cgls(op, y, damp=10**400)
+    )
     assert "given ndarray as x0" in raised(ArgumentError, lambda: cgls(op, y, np.zeros(3)))
     assert cgls(op, y, damp=np.float32(0.5))[0].equals(cgls(op, y, damp=-0.5)[0])
 
@@ -181,10 +187,24 @@ def test_a_callback_stops_it(how: str, at: int) -> None:
     assert x.equals(cgls(op, y, tol=0, niter=at)[0])
 
 
-@pytest.mark.parametrize("answer", [None, False, 0])
+@pytest.mark.parametrize("answer", [None, False, 0, "x", np.ones(3)])
 def test_other_answers_do_not_stop_it(answer: Any) -> None:
     op = tall()
-    assert cgls(op, op.codomain.random(0), tol=0, niter=4, callback=lambda x: answer)[1:3] == (2, 4)
+
+    def says(x: Vector) -> Any:
+        return x if isinstance(answer, str) else answer
+
+    assert cgls(op, op.codomain.random(0), tol=0, niter=4, callback=says)[1:3] == (2, 4)
+
+
+def test_what_a_callback_does_to_x_is_its_own() -> None:
+    op = tall()
+    y = op.codomain.random(0)
+
+    def clears(x: Vector) -> None:
+        x["x"][:] = 0
+
+    assert cgls(op, y, callback=clears)[0].equals(cgls(op, y)[0])
 
 
 @given(st.integers(1, 4), st.data(), st.sampled_from(["return", "raise"]))

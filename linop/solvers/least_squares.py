@@ -43,8 +43,9 @@ def cgls(
             that is larger: independent of the units of y and Op. (PyLops compares with `tol`
             itself.)
         show: print the residual of every iteration, on the first worker.
-        callback: called with the current x after every iteration, on the workers that give one.
-            If it returns True, or raises StopIteration, on any worker, all workers end with this x.
+        callback: called with a copy of the current x after every iteration, on the workers that
+            give one. If it returns True, or raises StopIteration, on any worker, all workers end
+            with this x; what else it returns is not looked at.
 
     Returns:
         x; istop (1: converged, 2: niter reached, 3: the callback asked to stop); iterations done;
@@ -52,11 +53,17 @@ def cgls(
         r = y - Op x.
 
     Raises:
-        ArgumentError: y or x0 is not a `Vector`; another argument is not what it should be; or y,
-            x0, or a result of Op or Op.H is not finite, on every worker: the message says where.
+        ArgumentError: Op is no operator; y or x0 is not a `Vector`; another argument is not what it
+            should be; or y, x0, or a result of Op or Op.H is not finite, on every worker: the
+            message says where.
         SpaceError: y or x0 is of another space, or, for the plan of one worker, not made by its
             backend. DTypeError: an integer dtype.
     """
+    if not (callable(Op) and hasattr(Op, "H")):
+        raise ArgumentError(
+            f"cgls: Op is an operator or a plan, with an adjoint Op.H; given {type(Op).__name__}. "
+            f"Of a matrix, linop.local_operators.matrix makes one"
+        )
     y = _checked(Op, y, "y")
     x0 = None if x0 is None else _checked(Op, x0, "x0")
     if y.space.dtype.kind in "iu":
@@ -207,6 +214,7 @@ def _stops(callback: Callable[[Vector], object] | None, x: Vector) -> bool:
     if callback is None:
         return False
     try:
-        return bool(callback(x))
+        asked = callback(x.copy())
+        return isinstance(asked, bool | np.bool_) and bool(asked)
     except StopIteration:
         return True

@@ -69,11 +69,14 @@ def real(name: str, value: Any, least: float = -math.inf) -> float:
     Raises:
         ArgumentError: it is none, or below `least`.
     """
-    known = isinstance(value, Real | np.floating | np.integer)
-    if not (known and math.isfinite(value) and value >= least):
+    try:
+        number = float(value) if isinstance(value, Real | np.floating | np.integer) else math.nan
+    except OverflowError:  # of an int
+        number = math.inf
+    if not (math.isfinite(number) and value >= least):
         wanted = "a finite real number" + (" from 0" if least == 0 else "")
-        raise ArgumentError(f"cgls: {name} is {wanted}; given {value!r}")
-    return float(value)
+        raise ArgumentError(f"cgls: {name} is {wanted}; given {value!r:.40}")
+    return number
 
 
 def _power(vector: Vector, what: str) -> int:
