@@ -32,17 +32,23 @@ Facts = dict[str, Any]
 
 
 class Steps:
-    """Number of steps of optimizers that have some of these parameters.
-
-    Attributes:
-        count: since somebody set it to zero.
-    """
+    """Steps of optimizers that have some of these parameters, since they were told last."""
 
     def __init__(self, parameters: Iterable[Tensor]) -> None:
-        self.count = 0
+        self._taken: list[str] = []
         for p in parameters:
             p._linop_steps = self
         _watch_optimizers()
+
+    def add(self, optimizer: Any) -> None:
+        """Count a step that begins."""
+        self._taken.append(_settings(optimizer))
+
+    def told(self, since: str) -> Facts:
+        """Their number, and the optimizers' settings, in words; counted anew from here on."""
+        taken, self._taken = self._taken, []
+        settings = [one for k, one in enumerate(taken) if not k or one != taken[k - 1]]
+        return {f"optimizers' steps since {since}": len(taken), "their settings": settings}
 
 
 @cache
@@ -56,7 +62,20 @@ def _stepped(optimizer: Any, *arguments: Any) -> None:
     every = (p for group in optimizer.param_groups for p in group["params"])
     for steps in {getattr(p, "_linop_steps", None) for p in every}:
         if steps is not None:
-            steps.count += 1
+            steps.add(optimizer)
+
+
+def _settings(optimizer: Any) -> str:
+    """The class of an optimizer, and the numbers and words in its groups."""
+    groups = [
+        ", ".join(
+            f"{name}={value}"
+            for name, value in group.items()
+            if isinstance(value, int | float | str | tuple)
+        )
+        for group in optimizer.param_groups
+    ]
+    return f"{type(optimizer).__name__}({'; '.join(groups)})"
 
 
 def gathered_digest(facts: Facts, like: Tensor) -> Tensor:

@@ -272,9 +272,9 @@ class Reducer:
         }
         if not self._served:  # the server's updates are copied to the others' parameters
             changed = self._seen not in (None, versions)
-            self._facts["optimizers' steps since gradients were summed last"] = self._steps.count
+            self._facts |= self._steps.told("gradients were summed last")
             self._facts["parameters changed since gradients were summed last"] = changed
-        self._seen, self.forwards, self._steps.count = versions, 0, 0
+        self._seen, self.forwards = versions, 0
         return summed_digest(self._facts)
 
     def _find(self, k: int, p: Tensor) -> None:

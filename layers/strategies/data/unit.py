@@ -139,13 +139,13 @@ class Unit:
             return [*noted(self.shards)]
         versions = self.versions()
         self._facts = {
-            "optimizers' steps since parameters were gathered last": self._steps.count,
+            **self._steps.told("parameters were gathered last"),
             "parameters changed since they were gathered last": self._seen not in (None, versions),
             "parameters without requires_grad": [
                 name for name, p in self._parameters.items() if not p.requires_grad
             ],
         }
-        self._seen, self._steps.count = versions, 0
+        self._seen = versions
         return [*noted(self.shards), gathered_digest(self._facts, plain(self.shards[0]))]
 
     def _arrived(self, gathered: Sequence[Tensor]) -> list[Tensor]:

@@ -11,7 +11,15 @@ import linop
 from linop.backends.base import Backend
 from linop.strategies import DataParallel, Mesh, fully_shard
 
-FAULTS = "nothing", "a step", "a backward", "a frozen parameter", "forward and backward"
+OTHERS = {
+    "another learning rate": "lr=0.02",
+    "another learning rate from the start": "lr=0.02",
+    "another optimizer": "Adam(",
+}
+FAULTS = (
+    *("nothing", "a step", "a backward", "a frozen parameter", "forward and backward"),
+    *OTHERS,
+)
 STRATEGIES: dict[str, dict[str, Any]] = {
     "data parallel": {},
     "a mean": {"reduction": "mean"},
@@ -68,13 +76,19 @@ def parallel(case: Case, axis: Any) -> Any:
 def is_noticed(backend: Backend, case: Case) -> None:
     """By the first message that can tell, with one text on all workers; nothing else is."""
     net = parallel(case, Mesh(dp=backend.workers or 1)["dp"])
-    optimizer = torch.optim.SGD(net.parameters(), 0.01)
+    optimizer: Any = torch.optim.SGD(net.parameters(), 0.01)
+    if case.fault == "another learning rate from the start" and backend.worker == case.odd:
+        optimizer = torch.optim.SGD(net.parameters(), 0.02)
     x, said = torch.ones(2, case.widths[0], dtype=getattr(torch, case.dtype)), "nothing"
     last = case.at + 1
     try:
         for k in range(last + 1):
             fault = case.fault if k == case.at and backend.worker == case.odd else ""
             optimizer.zero_grad()
+            if fault == "another learning rate":
+                optimizer.param_groups[0]["lr"] = 0.02
+            if fault == "another optimizer":
+                optimizer = torch.optim.Adam(net.parameters(), 0.01)
             if fault == "a frozen parameter":
                 next(iter(net.parameters())).requires_grad_(False)
             if fault != "forward and backward":
@@ -95,6 +109,7 @@ def is_noticed(backend: Backend, case: Case) -> None:
         "a backward": "forwards of training since",
         "a frozen parameter": "parameters without requires_grad: ",
         "forward and backward": "optimizers' steps since",
+        **OTHERS,
     }[case.fault]
     assert words in said, (case, said)
     if case.fault != "nothing":
