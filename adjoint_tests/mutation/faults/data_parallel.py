@@ -216,7 +216,7 @@ DATA_PARALLEL = (
         "a learning rate that one changes",
         "settings of optimizers are not compared between two sums of gradients",
         "agreement",
-        "linop.strategies.data.notes:Steps.add",
+        "linop.strategies.data.notes:_stepped",
         "_settings(optimizer)",
         "''",
         ("test_out_of_step.py::test_on_threads",),

@@ -40,9 +40,9 @@ class Steps:
             p._linop_steps = self
         _watch_optimizers()
 
-    def add(self, optimizer: Any) -> None:
-        """Count a step that begins."""
-        self._taken.append(_settings(optimizer))
+    def add(self, settings: str) -> None:
+        """Count a step that begins, of an optimizer of these settings."""
+        self._taken.append(settings)
 
     def told(self, since: str) -> Facts:
         """Their number, and the optimizers' settings, in words; counted anew from here on."""
@@ -60,9 +60,11 @@ def _watch_optimizers() -> None:
 def _stepped(optimizer: Any, *arguments: Any) -> None:
     del arguments
     every = (p for group in optimizer.param_groups for p in group["params"])
-    for steps in {getattr(p, "_linop_steps", None) for p in every}:
-        if steps is not None:
-            steps.add(optimizer)
+    counted: set[Any] = {getattr(p, "_linop_steps", None) for p in every} - {None}
+    if counted:
+        settings = _settings(optimizer)
+        for steps in counted:
+            steps.add(settings)
 
 
 def _settings(optimizer: Any) -> str:
