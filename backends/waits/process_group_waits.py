@@ -198,10 +198,10 @@ class ProcessGroupWaits(Detection):
 
     def _say_deaths(self) -> None:
         """On worker 0: say of workers that were killed that they have ended."""
-        for worker, (machine, process) in self._processes.items():
+        for worker, (machine, process) in [*self._processes.items()]:  # another thread adds to it
             silent = time.monotonic() - self._lives[worker] > _SILENT
             if silent and worker not in self.channel.ended and machine == platform.node():
-                if not _lives(process):
+                if not _is_running(process):
                     self.channel.tell(Ended(worker, well=False))
 
     def leave_wait(self, busy: int) -> None:
@@ -420,7 +420,7 @@ class ProcessGroupWaits(Detection):
                 return
 
 
-def _lives(process: int) -> bool:
+def _is_running(process: int) -> bool:
     """True if there is such a process on this machine. One that has ended and that nobody has
     waited for still has a number, but no program."""
     try:

@@ -89,7 +89,7 @@ def test_control_waits_for_it_end(place: str, tmp_path: Path) -> None:
 
 
 def ended(workers: int, program: Path, text: str, last: int) -> list[tuple[str, str]]:
-    """What the processes of a program have said.
+    """Output and errors of the processes of a program, which end.
 
     Args:
         last: status of the last one. Worker 0's is 0.
