@@ -99,7 +99,7 @@ def test_a_value_is_computed_once(steps: int, right: bool) -> None:
 )
 @settings(deadline=None)
 def test_each_step_costs_what_the_others_cost(factors: list[str], term: str, right: bool) -> None:
-    """Regions of stages and steps of plans grow with the number of steps of a recurrence, forward and
+    """Regions of stages and steps of plans grow with the length of a recurrence, forward and
     adjoint, and no faster: u ← F u + T, or u F + T."""
     nodes = {"I": linop.identity(SPACE), "L": LOCAL, "S": S}
     F = functools.reduce(operator.matmul, (nodes[name] for name in factors))
