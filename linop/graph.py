@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import singledispatch
 from typing import Any, Generic, TypeVar
 
+from linop.caching import attributes
+
 Node = Any
 """An operator: compared by identity."""
 Operands = Callable[[Node], Iterable[Node]]
@@ -109,7 +111,7 @@ class Rules(Generic[Result]):
         self.register = self._rule.register
 
     def __call__(self, op: Node) -> Result:
-        for node in postorder(op, self._within, lambda node: self._name in vars(node)):
-            node.__dict__.setdefault(self._name, self._rule(node))
-        result: Result = vars(op)[self._name]
+        for node in postorder(op, self._within, lambda node: self._name in attributes(node)):
+            attributes(node).setdefault(self._name, self._rule(node))
+        result: Result = attributes(op)[self._name]
         return result

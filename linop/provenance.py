@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, ParamSpec, Self, TypeVar
 
 import numpy as np
 
-from linop.caching import cached_property
+from linop.caching import attributes, cached_property
 from linop.graph import postorder
 
 Args = ParamSpec("Args")
@@ -38,23 +38,16 @@ def records_origin(function: Callable[Args, Made]) -> Callable[Args, Made]:
         named = {name: _snapshot(value) for name, value in options.items()}
         made = function(*given, **named)
         if not any(made is value for value in given):
-            vars(made)["origin"] = Origin(recording, given, named)
+            attributes(made)["origin"] = Origin(recording, given, named)
         return made
 
     return recording
 
 
-class Shared(cached_property[Made]):
-    """A cached property with a single value for all threads, also on concurrent first access."""
-
-    def __get__(self, owner: Any, kind: Any = None) -> Any:  # type: ignore[override]
-        return self if owner is None else vars(owner).setdefault(self.attrname, self.func(owner))
-
-
 class Keeper:
     """An object that carries a cache of data which other modules derive from it."""
 
-    @Shared
+    @cached_property
     def kept(self) -> dict[Any, Any]:
         """The cache, by keys of the modules that use it; not copied with the object."""
         return {}
@@ -100,7 +93,7 @@ class WithOrigin(Keeper):
 
     def __getstate__(self) -> dict[str, Any]:
         """The attributes without cached properties and what else was derived."""
-        own = dict(vars(self))
+        own = dict(attributes(self))
         for name in [k for k in own if isinstance(getattr(type(self), k, None), cached_property)]:
             del own[name]
         for name in DERIVED:

@@ -19,8 +19,9 @@ from hypothesis import strategies as st
 
 import linop
 from linop import LinearOperator, Partition, Region, Space, TensorSpace
+from linop.caching import cached_property
 from linop.errors import ArgumentError, DTypeError, UndecidableError
-from linop.provenance import Keeper, Shared
+from linop.provenance import Keeper
 from linop.testing.describing import (
     COMPLEX,
     COMPUTED,
@@ -401,7 +402,7 @@ def test_what_others_keep_with_an_operator_is_one_for_all_threads() -> None:
     at_once = threading.Barrier(2)
 
     class Slow(Keeper):
-        @Shared
+        @cached_property
         def kept(self) -> dict[Any, Any]:
             at_once.wait()
             return {}

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import threading
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
 
-from linop.caching import cached_property
+import pytest
+
+from linop.caching import attributes, cached_property
 
 
 class Node:
@@ -52,3 +56,38 @@ def test_the_first_value_is_kept() -> None:
 
     node = Node(compute)
     assert node.one is node.one is made[1]
+
+
+@pytest.fixture
+def collections() -> Iterator[None]:
+    """Collections as they were, whatever a test has set."""
+    before = gc.get_threshold()
+    yield
+    gc.enable()
+    gc.set_threshold(*before)
+
+
+@pytest.mark.usefixtures("collections")
+@pytest.mark.parametrize("ask", [attributes, lambda node: node.one], ids=["all", "one"])
+@pytest.mark.parametrize("allocations", range(6))
+def test_an_object_has_one_dict(ask: Callable[[Node], object], allocations: int) -> None:
+    """Whoever asks for it while another one's is made: a finalizer here, as other threads would.
+    In Python 3.11, with two of them, a later collection read memory that was freed."""
+
+    class Cyclic:
+        def __init__(self) -> None:
+            self.itself = self
+
+    gc.collect()
+    gc.disable()
+    node, meanwhile = Node(lambda: object), []
+    garbage = Cyclic()
+    watched = weakref.ref(garbage, lambda _: meanwhile.append(node.__dict__))
+    del garbage
+    taken = [{} for _ in range(200)]  # those that Python keeps for the next ones
+    gc.set_threshold(gc.get_count()[0] + allocations)
+    gc.enable()
+    ask(node)
+    gc.disable()
+    assert taken and watched() is None if meanwhile else watched() is not None
+    assert all(node.__dict__ is each for each in meanwhile)

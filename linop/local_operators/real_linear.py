@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from linop.caching import attributes
 from linop.errors import ArgumentError
 
 
@@ -62,7 +63,7 @@ def _parts(given: Any) -> Iterator[Any]:
             todo += [part.func, *part.args]
         todo += [getattr(part, "__self__", None), getattr(part, "__wrapped__", None)]
         if hasattr(part, "matvec"):
-            held = getattr(part, "__dict__", {})
+            held = attributes(part) if hasattr(part, "__dict__") else {}
             todo += [value for value in held.values() if callable(value) or _is_operator(value)]
             args = held.get("args", ())
             todo += args if isinstance(args, tuple | list) else []

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import scipy
 
-from linop.caching import cached_property
+from linop.caching import attributes, cached_property
 from linop.errors import ArgumentError, BackendError, DTypeError, ShapeError
 from linop.spaces.array_modules import HOST, Namespace
 from linop.spaces.region import Region
@@ -102,7 +102,7 @@ class LocalMap:
             port=port,
             apart=None,
         )
-        back.__dict__["adjoint"] = self
+        attributes(back)["adjoint"] = self
         return back
 
     @cached_property
@@ -135,7 +135,7 @@ class LocalMap:
             port=ports,
             apart=None,
         )
-        other.__dict__["conj"] = self
+        attributes(other)["conj"] = self
         return other
 
     def __call__(self, arrays: Sequence[Array]) -> list[Array]:

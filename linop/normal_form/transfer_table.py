@@ -15,7 +15,7 @@ from collections.abc import Collection, Mapping
 
 import numpy as np
 
-from linop.caching import cached_property
+from linop.caching import attributes, cached_property
 from linop.normal_form.boxes import Ints, Table, canonical, expand
 from linop.normal_form.columns import conjugates, encoded, ones
 from linop.spaces.exact import Exact
@@ -68,7 +68,7 @@ class TransferTable(ABC):
     @property
     def rows(self) -> Table:
         """All rows, canonical or not: the table, if it was evaluated, else what it is made of."""
-        known: Table | None = self.__dict__.get("table")
+        known: Table | None = attributes(self).get("table")
         return self._all() if known is None else known
 
     @cached_property
@@ -79,13 +79,13 @@ class TransferTable(ABC):
 
     def into(self, dst: Ints) -> Table:
         """The canonical rows into regions, given by number in increasing order."""
-        if "table" in self.__dict__ or self.short:
+        if "table" in attributes(self) or self.short:
             return self.table.take(positions(self.table.dst, dst))
         return canonical(self._into(dst))
 
     def out_of(self, src: Ints) -> Table:
         """The canonical rows out of regions, given by number in increasing order."""
-        if "table" in self.__dict__ or self.short:
+        if "table" in attributes(self) or self.short:
             order = self._by_source
             return self.table.take(np.sort(order[positions(self.table.src[order], src)]))
         return canonical(self._out_of(src))
@@ -125,7 +125,7 @@ class GivenTable(TransferTable):
     def __init__(self, table: Table, canonical: bool = False) -> None:
         self.given = table
         if canonical:
-            self.__dict__["table"] = table
+            attributes(self)["table"] = table
 
     def _all(self) -> Table:
         return self.given

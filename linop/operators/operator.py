@@ -16,7 +16,7 @@ from typing import Any, overload
 import numpy as np
 import scipy  # submodules load on first use: importing them takes as long as all of linop
 
-from linop.caching import cached_property
+from linop.caching import attributes, cached_property
 from linop.errors import ArgumentError, SpaceError, UndecidableError
 from linop.graph import MANY, flattened, postorder
 from linop.normal_form.maps import bare_or_dict
@@ -142,7 +142,7 @@ class LinearOperator(WithOrigin, ABC):
             made = op._conj()
             op._conjugate, made._conjugate = made, op
             if made is not op:
-                vars(made).setdefault("origin", Origin(LinearOperator.conj, (op,), {}))
+                attributes(made).setdefault("origin", Origin(LinearOperator.conj, (op,), {}))
         assert self._conjugate is not None
         return self._conjugate
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from linop.caching import cached_property
+from linop.caching import attributes, cached_property
 from linop.spaces.decomposition import REPLICATED, Axis, Bounds, Role
 from linop.spaces.partition import GridAxis, Partition
 from linop.spaces.region import MEMORIES, Region
@@ -131,7 +131,7 @@ class BlockNumbering(Numbering):
         return tuple(regions)
 
     def at(self, number: int) -> Region:
-        if "regions" in self.__dict__:
+        if "regions" in attributes(self):
             return self.regions[number]
         if number not in self._built:
             held = tuple(self._held[number].tolist())
