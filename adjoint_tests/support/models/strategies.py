@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from functools import partial
 from random import Random
 from typing import Any
@@ -90,13 +89,18 @@ def _own_state(net: Any) -> tuple[tuple[str, ...] | None, dict[str, Any] | None]
 
 
 def _read(case: Case, net: Any) -> dict[tuple[str, str], Any]:
-    """Parameters that a method of a user's reads, beside a forward, where that is not refused."""
+    """Parameters that a method of a user's reads, beside a forward, where that is not refused; or
+    an error that is none of linop's."""
     random, found = Random(case.seed), {}
     shapes = {name: p.shape for name, p in start(case).named_parameters()}
     for way, run in READ.items():
         name = random.choice([name for name, _ in net.named_parameters()])
-        with suppress(LinopError):
+        try:
             found[_key(name), way] = run(_attribute(net, name), shapes[_key(name)])
+        except LinopError:
+            pass
+        except Exception as error:
+            found[_key(name), way] = error
     return found
 
 

@@ -108,7 +108,8 @@ class Seen:
         state: of the whole model after the last step.
         keys: of the state that the parallel model itself gives; None: it refuses to.
         written: values of that state.
-        read: value of a parameter that is read beside a forward, by name and way of `READ`.
+        read: value of a parameter that is read beside a forward, by name and way of `READ`; or
+            the error that this raised.
         lost: why there is no state of the whole model.
     """
 
@@ -143,7 +144,11 @@ def faults(case: Case, twin: Twin, seen: Seen) -> list[str]:
                 f"of shape {tuple(seen.state[wrong[0]].shape)} that the model has"
             )
     for (name, way), value in (seen.read or {}).items():
-        if not _near(case, value, wanted := READ[way](one := twin.values[name], one.shape)):
+        if isinstance(value, Exception):
+            found.append(
+                f"read: {way} of {name!r} beside a forward raised {type(value).__name__}: {value}"
+            )
+        elif not _near(case, value, wanted := READ[way](one := twin.values[name], one.shape)):
             found.append(
                 f"read: {way} of {name!r} beside a forward has shape {tuple(value.shape)}, in one "
                 f"process {tuple(wanted.shape)}"
