@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.sparse
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import linop
@@ -281,7 +281,16 @@ def blocks(draw: st.DrawFn) -> LinearOperator:
     return op
 
 
+def crossing() -> list[LinearOperator]:
+    """Blocks of which one waits with its argument, another with its result, of the same name."""
+    x, y, more, p, q = (linop.Region(name, 2) for name in "xympq")
+    there, back = (linop.move(linop.Space(one), one, to) for one, to in ((x, y), (y, x)))
+    slow = linop.local_operators.matrix(np.array([[1.0, 2], [0, 1]]), p, q)
+    return [linop.allocate(there.codomain, more) @ there, back, slow]
+
+
 @given(st.lists(blocks(), min_size=2, max_size=3))
+@example(crossing())
 def test_blocks_may_have_any_names_inside(given: Sequence[LinearOperator]) -> None:
     """A direct sum, or a stack, that can be built has a matrix and plans."""
     matrices = [block.to_matrix() for block in given]

@@ -66,6 +66,65 @@ def test_every_check_in_every_dtype(dtype: np.dtype[Any], n: int, seed: int, by_
     assert report.as_dict()["passed"] is False
 
 
+NARROW: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "saturates": lambda x: np.minimum(x, np.iinfo(x.dtype).max // 8),
+    "int8": lambda x: x.astype("int8"),
+    "uint16": lambda x: x.astype("uint16"),
+    "int32": lambda x: x.astype("int32"),
+    "float32": lambda x: x.astype("float32"),
+    "float64": lambda x: x.astype("float64"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered in cast")
+@given(st.sampled_from(WHOLE), st.sampled_from([*NARROW]), st.integers(8, 12))
+def test_integers_that_lose_their_high_or_low_digits(dtype: str, how: str, n: int) -> None:
+    """Numbers are drawn up to the largest of the dtype: small ones do not show it."""
+    kind, narrow = np.dtype(dtype), NARROW[how]
+    ends = np.array([np.iinfo(kind).min, np.iinfo(kind).max // 2, np.iinfo(kind).max], kind)
+    lost = bool((narrow(ends).astype(kind) != ends).any())
+    A = entries(kind, n, 0)
+
+    def there(x: np.ndarray) -> np.ndarray:
+        return A @ narrow(x).astype(kind)
+
+    def back(y: np.ndarray) -> np.ndarray:
+        return narrow(A.T @ y).astype(kind)
+
+    op = lt.pair(there, back, n, n, dtype=kind)
+    for check in (lt.check_adjoint, lt.check_dot_exact, lt.check_linear):
+        assert bool(check(op, trials=8)) is not lost, str(check(op, trials=8))
+    assert bool(lt.check_exact(op)) is not lost
+    assert bool(lt.check_equal(op, A, trials=8)) is not lost
+    one = lt.pair(
+        lambda x: narrow(x).astype(kind), lambda x: narrow(x).astype(kind), n, n, dtype=kind
+    )
+    assert bool(lt.check_unitary(one, trials=8)) is not lost
+    assert bool(lt.check_self_adjoint(one, trials=8)) is not lost
+
+
+@given(st.sampled_from(WHOLE), st.sampled_from(WHOLE), st.integers(0, 2**16))
+def test_integers_of_two_lengths(dtype: str, other: str, seed: int) -> None:
+    """Sums that wrap in the shorter one only are no faults."""
+    X, Y = Space(Region("x", 3), dtype), Space(Region("y", 4), other)
+    A = np.random.default_rng(seed).integers(-9, 9, (4, 3))
+    op = lt.pair(
+        lambda x: (A @ x.astype(int)).astype(other), lambda y: (A.T @ y.astype(int)).astype(dtype),
+        X, Y,
+    )  # fmt: skip
+    for check in (lt.check_adjoint, lt.check_dot_exact, lt.check_linear):
+        assert check(op, seed=seed), str(check(op, seed=seed))
+
+
+def test_masked_arrays_are_refused() -> None:
+    A = np.ma.array([[1.0, 2.0], [3.0, 4.0]], mask=[[0, 1], [0, 0]])
+    for call in (lambda: lt.check_adjoint(A), lambda: lt.check_equal(A.data, A)):
+        with pytest.raises(ArgumentError, match="MaskedArray given"):
+            call()
+    report = lt.check_adjoint(lt.pair(lambda x: np.ma.array(x, mask=[1, 0]), np.copy, 2, 2))
+    assert not report and "MaskedArray" in str(report)
+
+
 @given(st.sampled_from(["longdouble", "clongdouble"]), st.integers(-12000, 12000))
 def test_long_doubles_beyond_the_range_of_floats(dtype: str, power: int) -> None:
     kind = np.dtype(dtype)

@@ -124,15 +124,18 @@ def _returning(function: Callable[[Array], Any], space: Space, what: str) -> Fun
     """The function, whose results are converted to a space's dtype.
 
     Raises:
-        DTypeError: in a call, it returns fractions or complex numbers for a dtype without them.
+        DTypeError: in a call, it returns no numbers; or fractions or complex ones for a dtype
+            without them.
     """
 
     def call(x: Array) -> Array:
         y = np.asarray(function(x))
         if not holds_kind(space.dtype, y.dtype):
+            numbers = y.dtype.kind in "biufc"
+            cure = f"give from_scipy a Space of dtype {y.dtype}" if numbers else "return numbers"
             raise DTypeError(
                 f"{what} returned dtype {y.dtype} for {x.dtype}, which a space of dtype "
-                f"{space.dtype} cannot hold; give from_scipy a Space of dtype {y.dtype}"
+                f"{space.dtype} cannot hold; {cure}"
             )
         return y.astype(space.dtype, copy=False)
 

@@ -56,9 +56,11 @@ def check_adjoint(
     ``abs(<F x, y> - <x, F* y>) / max(‖F x‖ ‖y‖, ‖x‖ ‖F* y‖)`` must not exceed the tolerance.
 
     In integer dtypes the two inner products must be equal modulo 2**bits of the narrower dtype:
-    arithmetic wraps there, and maps are linear over that ring. The report of a failed test names a
-    wrong entry of the matrix. Each trial calls F and F* twice, and fails if a call overwrites the
-    result of the call before it.
+    arithmetic wraps there, and maps are linear over that ring. Numbers are drawn up to the largest
+    of the dtype, so that what saturates, or computes in a shorter one, is found.
+
+    The report of a failed test names a wrong entry of the matrix. Each trial calls F and F* twice,
+    and fails if a call overwrites the result of the call before it.
 
     Args:
         op: the operator F.
@@ -178,7 +180,8 @@ def check_exact(
         check = Check("exact adjoint", compared, call, F, most, tolerance)
         error, worst = worst_of_matrices(F, G, check.tolerance)
         if error <= check.tolerance:
-            bent, where = max((linear(S, 0) for S in (F, G)), key=lambda found: found[0])
+            tried = (linear(S, seed) for S in (F, G) for seed in (0, 2, 4))
+            bent, where = max(tried, key=lambda found: found[0])
             if not bent <= max(check.tolerance, element_tolerance(F)):
                 return check.report(bent, where())
     except Fault as fault:

@@ -19,7 +19,7 @@ from linop.local_operators.real_linear import refuse_real_linear
 from linop.local_operators.scipy_operators import declared_dtype
 from linop.operators.operator import LinearOperator
 from linop.spaces.region import naturals
-from linop.spaces.scalars import Array
+from linop.spaces.scalars import Array, plain
 from linop.spaces.space import Space
 from linop.testing.tested_maps.distributed import pylops_mpi_operator
 from linop.testing.tested_maps.pairs import Pair
@@ -108,6 +108,8 @@ def _adapted(op: Any, dtype: np.dtype[Any] | None = None) -> Pair | None:
         return pylops_mpi_operator(op)
     if (isinstance(op, np.ndarray) and op.ndim == 2) or scipy.sparse.issparse(op):
         matrix = op if scipy.sparse.issparse(op) else np.asarray(op)  # np.matrix has its own @
+        if isinstance(op, np.ma.MaskedArray):
+            plain(op, "a matrix to be checked")
         adjoint = matrix.conj().T
         return _flat(op, lambda x: matrix @ x, lambda y: adjoint @ y, dtype)
     if hasattr(op, "matvec") and hasattr(op, "rmatvec") and hasattr(op, "shape"):

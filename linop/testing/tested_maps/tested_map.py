@@ -176,7 +176,7 @@ class TestedMap:
         kind = self.backend.arrays.of(region.memory)
         if isinstance(array, np.generic):
             array = kind.taken(array)
-        if not isinstance(array, kind.ndarray):
+        if not isinstance(array, kind.ndarray) or isinstance(array, np.ma.MaskedArray):
             kinds = (f"{k.__module__}.{k.__qualname__}" for k in (type(array), kind.ndarray))
             found, wanted = (name.removeprefix("builtins.") for name in kinds)
             raise self._fault(f"returned {found} {where}; expected a {wanted}")
