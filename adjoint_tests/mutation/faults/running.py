@@ -271,7 +271,7 @@ AGREEMENT = (
         "linop.backends.transports.matching:Matching.add",
         "came.setdefault(label, deque())",
         "came.setdefault((label[0], 0), deque())",
-        ("test_sums_of_vectors.py::test_threads_of_a_worker",),
+        ("test_sums_of_vectors.py::test_threads_of_a_rank",),
     ),
     Fault(
         "different operators compiled",
