@@ -20,7 +20,9 @@ from support.requirements import needs_mpi
 from support.strategies.means import is_the_mean, shares_what_counts
 from support.workers import on_ranks, on_threads
 
-NAMES = st.sampled_from(["module", "smoothed", "partial", "logarithms", "count", "hidden"])
+NAMES = st.sampled_from(
+    ["module", "smoothed", "partial", "logarithms", "count", "hidden", "selected", "regularised"]
+)
 SIZES = st.lists(st.integers(1, 4), min_size=2, max_size=4)
 CASES = NAMES, st.booleans(), st.integers(0, 10**6), st.sampled_from([0.0, 0.3, 0.9]), SIZES
 

@@ -44,6 +44,17 @@ def losses(weight: Tensor, ignored: int) -> dict[str, tuple[Callable[..., Tensor
     def hidden(y: Tensor, target: Tensor) -> Tensor:
         return functional.cross_entropy(y, target, weight, ignore_index=ignored)
 
+    def selected(y: Tensor, target: Tensor) -> Tensor:
+        names = "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "soft_margin_loss"
+        each = getattr(functional, names[abs(ignored) % len(names)])
+        known = y.transpose(1, 2)[target != ignored]
+        return each(known, torch.ones_like(known))
+
+    fixed = [torch.nn.Parameter(torch.ones(k + 2, dtype=torch.float64)) for k in (1, 1)]
+
+    def regularised(y: Tensor, target: Tensor) -> Tensor:
+        return functional.mse_loss(y, torch.zeros_like(y)) + functional.l1_loss(*fixed)
+
     options = {"weight": weight, "ignore_index": ignored}
     logarithms = torch.nn.NLLLoss(**options)
     return {
@@ -53,6 +64,8 @@ def losses(weight: Tensor, ignored: int) -> dict[str, tuple[Callable[..., Tensor
         "logarithms": (logarithms, None),
         "count": (by_hand, lambda target: _weights(target).sum()),
         "hidden": (hidden, None),
+        "selected": (selected, None),
+        "regularised": (regularised, None),
     }
 
 
@@ -61,9 +74,9 @@ def is_the_mean(
 ) -> None:
     """Loss and gradients are those of the whole batch; or the pipeline refuses, and says how to
     mend it, on every worker: a loss whose counts it cannot know."""
-    ignored = -100 if seed % 2 else 1
+    ignored = -100 - seed % 5 if seed % 2 else 1
     weight = torch.rand(CLASSES, generator=torch.Generator().manual_seed(seed)).double() + 0.1
-    if name == "smoothed":
+    if name in ("smoothed", "selected", "regularised"):
         weighted = False
     loss, count = losses(weight if weighted else None, ignored)[name]
     x, target = values(sum(sizes), 3, 2, seed=seed), classes(sum(sizes), ignored, seed, part)
@@ -73,7 +86,9 @@ def is_the_mean(
             fill(one, s)
     table = GENERATORS["1f1b"](2, len(sizes))
     pipe = Pipeline(stages, table, loss, reduction="mean", count=count, backend=backend)
-    if name == "hidden" and _differ(target, weight if weighted else None, ignored, sizes):
+    if name in ("hidden", "selected") and _differ(
+        target, weight if weighted else None, ignored, sizes
+    ):
         with pytest.raises(LinopError, match="give count="):
             pipe.step(x, target, sizes=sizes)
         return

@@ -29,6 +29,14 @@ Count = Callable[[Tensor], Any]
 Loss = Callable[[Any, Tensor], Tensor]
 _MODULES = (torch.nn.NLLLoss, torch.nn.CrossEntropyLoss, NLLLoss, CrossEntropyLoss)
 _FUNCTIONS = (functional.cross_entropy, functional.nll_loss)
+_REDUCING = {
+    function: inspect.signature(function)
+    for name in dir(functional)
+    if not name.startswith("_") and inspect.isfunction(function := getattr(functional, name))
+    if "reduction" in (known := inspect.signature(function).parameters)
+    and "input_lengths" not in known  # divides by the length of each row
+}
+"""torch's losses that can be means."""
 
 
 class Losses:
@@ -124,7 +132,7 @@ class Means:
         return shares
 
     def watch(self, m: int) -> _Watch:
-        """Context of a loss of unknown count, which torch's own functions in it may tell.
+        """Context of a loss of unknown count, which torch's own losses in it may tell.
 
         Raises:
             ArgumentError: they count another part of the rows than in a micro-batch before.
@@ -138,8 +146,8 @@ class Means:
         if not math.isclose(first, ratio, rel_tol=1e-9):
             raise ArgumentError(
                 f"Pipeline: reduction='mean', and the loss is a mean over {count:g} for the "
-                f"{self._sizes[m]} rows of micro-batch {m}, not {first:g} a row as before: targets "
-                f"are ignored, or classes have weights, and shares of the rows do not give the "
+                f"{self._sizes[m]} rows of micro-batch {m}, not {first:g} a row as before: some "
+                f"are left out, or have weights, and shares of the rows do not give the "
                 f"mean over the batch; give count=, a function of a micro-batch's target, such as "
                 f"lambda target: (target != -100).sum(), or a sum over what counts, with "
                 f"reduction='sum'"
@@ -181,10 +189,11 @@ def _number(given: Any) -> float:
 
 
 class _Watch(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
-    """Context that tells what torch's losses over classes divide by.
+    """Context that tells what torch's losses divide by.
 
     Args:
-        tell: is called with the number of a call in it, and that number.
+        tell: is called with the number of a call in it, and that number, or one that it is a fixed
+            part of.
     """
 
     def __init__(self, tell: Callable[[int, float], None]) -> None:
@@ -196,14 +205,30 @@ class _Watch(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed her
     ) -> Any:
         """See torch's "Extending torch"."""
         given = options or {}
-        if function in _FUNCTIONS:
-            bound = inspect.signature(function).bind(*arguments, **given)
+        if function in _REDUCING:
+            bound = _REDUCING[function].bind(*arguments, **given)
             bound.apply_defaults()
             named = bound.arguments
-            averages = named["size_average"] is not False and named["reduce"] is not False
-            if named["reduction"] == "mean" and averages:
-                self._tell(
-                    self._calls, counted(named["weight"], named["ignore_index"], named["target"])
-                )
+            averages = False not in (named.get("size_average"), named.get("reduce"))
+            means = named["reduction"] in ("mean", "batchmean") and averages
+            if means and not _is_of_parameters(named):
+                self._tell(self._calls, _divisor(named))
                 self._calls += 1
         return function(*arguments, **given)
+
+
+def _is_of_parameters(named: Mapping[str, Any]) -> bool:
+    """True of a loss that regularises, which no rows are in."""
+    trained = [x for x in named.values() if isinstance(x, torch.Tensor) and x.requires_grad]
+    return bool(trained) and all(isinstance(x, torch.nn.Parameter) for x in trained)
+
+
+def _divisor(named: Mapping[str, Any]) -> float:
+    """What a loss of torch divides by, or a number that it is a fixed part of.
+
+    Args:
+        named: its arguments.
+    """
+    if "ignore_index" in named:
+        return counted(named["weight"], named["ignore_index"], named["target"])
+    return float(max(x.numel() for x in named.values() if isinstance(x, torch.Tensor)))
