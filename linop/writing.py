@@ -40,7 +40,7 @@ def target(path: str | bytes | os.PathLike[Any], *, streams: bool = False) -> Pa
         return Path(text)
     found = Path(os.path.realpath(text))
     try:
-        mode = found.stat().st_mode
+        mode = os.stat(text).st_mode  # a pipe in /proc is no file of the path that its link has
     except OSError:  # none yet, or not to be seen: opening it says why
         if text.endswith("/"):
             raise ArgumentError(

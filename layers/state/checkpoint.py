@@ -96,7 +96,7 @@ def load(model: Any, path: str | bytes | os.PathLike[Any], optimizer: Any = None
     workers = Workers("load", model, optimizer)
     where = workers.each(lambda: named(path))
     optimized = _optimized(workers, optimizer)
-    if workers.gather_objects(where.is_dir())[0]:
+    if workers.gather_objects(os.path.isdir(where))[0]:  # False where it may not be seen
         load_sharded(workers, optimized, where)
         return
     wanted = bytes_of(workers.tensors.values())

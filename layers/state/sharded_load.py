@@ -21,7 +21,7 @@ from linop.layers.state.limits import Limits, bytes_of
 from linop.layers.state.metadata import NAME, Chunk, Index, Location, index_of
 from linop.layers.state.optimizer_state import Names, Optimized
 from linop.layers.state.reading import inside, loaded, regular
-from linop.layers.state.state_tensors import MODEL, OPTIMIZER, StateTensor, fit
+from linop.layers.state.state_tensors import MODEL, OPTIMIZER, StateTensor, check_kinds, fit
 from linop.layers.state.workers import Workers
 
 Box = tuple[tuple[int, int], ...]
@@ -176,6 +176,7 @@ def _blocks(workers: Workers, folder: _Folder, prefix: tuple[str, ...]) -> dict[
     for item in items:
         if entries[names[item.key]].dtype is None:
             raise ArgumentError(f"{item.key!r} is no tensor in the checkpoint")
+    check_kinds(workers.what, items, {key: entries[name].dtype for key, name in names.items()})
     blocks = {}
     for item in items:
         if item.block is not None:

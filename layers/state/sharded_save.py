@@ -9,6 +9,7 @@ neither listed nor of another save that goes on.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
@@ -114,7 +115,7 @@ def save_sharded(workers: Workers, optimized: Optimized | None, path: Path) -> N
         state = {MODEL: state, OPTIMIZER: _optimizer_shards(workers, optimized)}
     workers.same(list(workers.tensors.values()))
     first = workers.worker == 0
-    token, is_new = workers.gather_objects((new_token(), not path.exists()))[0]
+    token, is_new = workers.gather_objects((new_token(), not os.path.exists(path)))[0]
     try:
         with ExitStack() as saving:
 

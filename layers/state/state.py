@@ -18,7 +18,7 @@ from linop.backends.autograd.functions import apply
 from linop.errors import ArgumentError
 from linop.layers.layer import Tensor
 from linop.layers.parameters.blocks import plain
-from linop.layers.state.state_tensors import StateTensor, fit
+from linop.layers.state.state_tensors import StateTensor, check_kinds, fit
 from linop.layers.state.workers import CARRIERS, Workers, as_carrier
 from linop.operators.collectives import repartition
 from linop.spaces.decomposition import COPIES
@@ -123,8 +123,10 @@ def source_of(
         if kinds[item.key][1] is None:
             name = kinds[item.key][0]
             raise ArgumentError(f"{workers.what}: {item.key!r} is a {name}; a tensor expected")
+    dtypes = {key: kind for key, (_, kind) in kinds.items()}
+    check_kinds(workers.what, items, dtypes)
     root = None if all(other == kinds for other in said) else said.index(kinds)
-    return Source(root, {key: kind for key, (_, kind) in kinds.items()})
+    return Source(root, dtypes)
 
 
 def spread(

@@ -122,6 +122,33 @@ def unwrapped(module: Any) -> Any:
     return module
 
 
+def beside_tensors(model: Any) -> list[str]:
+    """What modules of a model do to its ``state_dict`` that no tensors show: extra states, and
+    hooks or methods that rename or replace its values."""
+    found = []
+    for prefix, module in prefixed_modules(model):
+        kind = type(module)
+        methods = [
+            name
+            for name in ("get_extra_state", "_save_to_state_dict")
+            if _is_foreign(getattr(kind, name))
+        ]
+        hooks = (
+            ["a hook on state_dict"]
+            if any(map(_is_foreign, module._state_dict_hooks.values()))
+            else []
+        )
+        name = prefix.removesuffix(".") or "the model"
+        found += [f"{what} of {name} ({kind.__qualname__})" for what in methods + hooks]
+    return found
+
+
+def _is_foreign(function: Any) -> bool:
+    """True of a function that is neither torch's own nor linop's."""
+    where = getattr(function, "__module__", None) or ""
+    return where != "torch.nn.modules.module" and not where.startswith("linop.")
+
+
 def lost_on_meta(model: Any) -> list[str]:
     """Names of non-persistent buffers on the meta device, which no state can fill."""
     return [
@@ -154,4 +181,22 @@ def fit(what: str, items: Sequence[StateTensor], shapes: Mapping[str, Any]) -> N
         if not isinstance(shapes[key], str) and tuple(shapes[key]) != shape:
             raise ShapeError(
                 f"{what}: {key!r} has shape {tuple(shapes[key])} in the state; {shape} expected"
+            )
+
+
+def check_kinds(what: str, items: Sequence[StateTensor], dtypes: Mapping[str, Any]) -> None:
+    """Check that the numbers of a state are of kinds that the items hold.
+
+    Args:
+        dtypes: of the state, by name.
+
+    Raises:
+        ArgumentError: numbers are complex, or fractions, and the item's dtype has none.
+    """
+    for item in items:
+        given, wanted = dtypes[item.key], item.dtype
+        if wanted is not None and not torch.can_cast(given, wanted):
+            raise ArgumentError(
+                f"{what}: {item.key!r} is of {given} in the state, and of {wanted} in the model, "
+                f"which does not hold such numbers; give a state, or a model, of the other dtype"
             )

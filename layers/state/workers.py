@@ -9,12 +9,17 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 import torch
 
 from linop.backends.transports.transport import Item
-from linop.errors import BackendError
+from linop.errors import ArgumentError, BackendError
 from linop.layers.agreement.input_agreement import program_backend
 from linop.layers.layer import Layer, Tensor
 from linop.layers.parameters.blocks import plain
 from linop.layers.parameters.groups import groups_of
-from linop.layers.state.state_tensors import StateTensor, lost_on_meta, state_tensors
+from linop.layers.state.state_tensors import (
+    StateTensor,
+    beside_tensors,
+    lost_on_meta,
+    state_tensors,
+)
 
 CARRIERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Integer dtypes that elements travel as, by size in bytes."""
@@ -39,7 +44,8 @@ class Workers:
         optimizer: a `ShardedOptimizer`, or another one.
 
     Raises:
-        BackendError: they have different models; on every worker.
+        BackendError: they have different models; on every worker. ArgumentError: the state is more
+            than tensors.
     """
 
     def __init__(self, what: str, model: Any, optimizer: Any = None) -> None:
@@ -52,12 +58,18 @@ class Workers:
         self.backend = self.groups.backends[0]
         self.device = self.backend.arrays.device
         self.tensors = {item.key: item for item in state_tensors(model)}
-        self._agree(lost_on_meta(model))
+        self._agree(lost_on_meta(model), beside_tensors(model))
 
-    def _agree(self, lost: list[str]) -> None:
-        said = self.gather_objects(([_described(item) for item in self.tensors.values()], lost))
-        self._lost = sorted({name for _, names in said for name in names})
-        first, *others = [rows for rows, _ in said]
+    def _agree(self, lost: list[str], more: list[str]) -> None:
+        rows_here = [_described(item) for item in self.tensors.values()]
+        said = self.gather_objects((rows_here, lost, more))
+        self._lost = sorted({name for _, names, _ in said for name in names})
+        if beside := next(filter(None, (found for *_, found in said)), None):
+            raise ArgumentError(
+                f"{self.what}: the model's state is more than its tensors, which alone are known "
+                f"here: {beside[0]}; keep it in a buffer (register_buffer), under its own name"
+            )
+        first, *others = [rows for rows, *_ in said]
         for worker, rows in enumerate(others, start=1):
             # One error, about the first worker that differs from worker 0.
             for one, other in zip(first, rows, strict=False):

@@ -1,0 +1,121 @@
+"""States that are more than tensors, or of other numbers than the model's: nothing is lost."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+if importlib.util.find_spec("torch") is None:
+    pytest.skip(
+        "torch is not installed: pip install 'linop-algebra[torch]'", allow_module_level=True
+    )
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import linop
+from linop import layers
+from linop.errors import ArgumentError, LinopError
+
+
+class Counted(torch.nn.Linear):  # type: ignore[misc]  # torch is not typed here
+    def get_extra_state(self) -> Any:
+        return {"calls": 3}
+
+    def set_extra_state(self, state: Any) -> None:
+        self.calls = state["calls"]
+
+
+class Written(torch.nn.Linear):  # type: ignore[misc]
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[f"{prefix}more"] = torch.ones(1)
+
+
+class Renamed(torch.nn.Linear):  # type: ignore[misc]
+    def __init__(self, *sizes: int) -> None:
+        super().__init__(*sizes)
+        self.register_state_dict_post_hook(self._rename)
+
+    @staticmethod
+    def _rename(module: Any, state: Any, prefix: str, metadata: Any) -> None:
+        state[f"{prefix}kernel"] = state.pop(f"{prefix}weight")
+
+
+FUNCTIONS: list[Callable[[Any, Path], Any]] = [
+    layers.save,
+    lambda model, path: layers.save(model, path, sharded=True),
+    layers.load,
+    lambda model, path: layers.gather_state(model),
+    lambda model, path: layers.scatter_state(model, {}),
+]
+
+
+@given(
+    st.sampled_from([Counted, Written, Renamed]),
+    st.sampled_from(FUNCTIONS),
+    st.booleans(),
+    st.integers(1, 3),
+)
+def test_what_is_beside_tensors_is_refused(
+    kind: Any, function: Callable[[Any, Path], Any], inside: bool, workers: int
+) -> None:
+    """By every worker, though one alone has it."""
+
+    def program(backend: Any) -> None:
+        layer = kind(2, 2) if not backend.worker else torch.nn.Linear(2, 2)
+        model = torch.nn.Sequential(torch.nn.ReLU(), layer) if inside else layer
+        with pytest.raises(LinopError, match="the model's state is more than its tensors"):
+            function(model, Path("nowhere"))
+
+    linop.launch(program, workers, "threads")
+    assert not Path("nowhere").exists()
+
+
+KINDS = [torch.bool, torch.uint8, torch.int64, torch.float32, torch.float64, torch.complex64]
+
+
+@given(st.sampled_from(KINDS), st.sampled_from(KINDS), st.booleans(), st.integers(1, 2))
+def test_numbers_of_another_kind_are_refused(
+    tmp_path_factory: pytest.TempPathFactory, given: Any, wanted: Any, sharded: bool, workers: int
+) -> None:
+    """Where the model's dtype has none of them: imaginary parts and fractions are not dropped."""
+    path = tmp_path_factory.mktemp("kinds") / "state"
+
+    def model(dtype: Any, value: float) -> Any:
+        found = torch.nn.Module()
+        found.register_buffer("x", torch.full((3,), value, dtype=dtype))
+        return found
+
+    def program(backend: Any) -> None:
+        layers.save(model(given, 1), path, sharded=sharded)
+        other = model(wanted, 0)
+        if torch.can_cast(given, wanted):
+            layers.load(other, path)
+            assert (other.x == 1).all()
+        else:
+            with pytest.raises(ArgumentError, match="does not hold such numbers"):
+                layers.load(other, path)
+            assert not other.x.any()
+
+    linop.launch(program, workers, "threads")
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_a_name_that_is_too_long_is_an_error_of_linop(sharded: bool) -> None:
+    """On all workers, also if one alone has it."""
+    net = torch.nn.Linear(2, 2)
+
+    def program(backend: Any) -> None:
+        for path in ("x" * 300, "x" * 300 if backend.worker else "short"):
+            with pytest.raises(LinopError, match=r"File name too long|no file|No such file"):
+                layers.load(net, path)
+        with pytest.raises(LinopError, match="File name too long"):
+            layers.save(net, "x" * 300, sharded=sharded)
+
+    linop.launch(program, 2, "threads")
