@@ -48,7 +48,16 @@ USES: dict[str, Use] = {
     "list": lambda net, x: torch.cat([p.reshape(-1) for p in net.parameters()]),
     "addcmul": lambda net, x: torch.addcmul(x, x, net.scale),
     "where": lambda net, x: torch.where(x > 0, net.scale, x),
+    "any": lambda net, x: times(x, (net.scale > 0.4).any()),
+    "all": lambda net, x: times(x, net.scale.isfinite().all()),
+    "allclose": lambda net, x: times(x, torch.allclose(net.scale, torch.tensor(1.0).double())),
+    "equal": lambda net, x: times(x, torch.equal(net.scale, net.scale)),
+    "norms": lambda net, x: torch.stack(torch._foreach_norm([*net.parameters()])),
 }
+
+
+def times(x: Any, number: Any) -> Any:
+    return x * float(number) * torch.ones((), requires_grad=True)
 
 
 @given(st.sampled_from(COMPOSITIONS), st.integers(0, 99), st.sampled_from(EXTENTS))

@@ -34,6 +34,7 @@ from support.strategies.tensor.wrong_tensor_parallel import (
     refuses_a_second_time,
     refuses_alone,
     refuses_changed_norms,
+    refuses_hooks,
     refuses_indices,
     refuses_other_nets,
 )
@@ -191,7 +192,7 @@ WRONG = [
 ]
 REFUSALS = pytest.mark.parametrize(
     "contract",
-    [refuses_a_second_time, refuses_alone, refuses_other_nets, refuses_indices],
+    [refuses_a_second_time, refuses_alone, refuses_other_nets, refuses_indices, refuses_hooks],
     ids=lambda contract: contract.__name__,
 )
 

@@ -23,9 +23,9 @@ _VIEWS = ("T", "mT", "H", "mH", "real", "imag")
 """Attributes that are views of a tensor."""
 _READING = frozenset(
     "__array__ __deepcopy__ __dlpack__ __dlpack_device__ __format__ __len__ __reduce_ex__ __repr__ "
-    "__setstate__ _has_compatible_shallow_copy_type _is_view all allclose any backward "
+    "__setstate__ _has_compatible_shallow_copy_type _is_view backward "
     "bytes dense_dim data_ptr dim dim_order element_size "
-    "empty_like equal full_like get_device grad has_names is_complex is_conj is_contiguous "
+    "empty_like full_like get_device grad has_names is_complex is_conj is_contiguous "
     "is_floating_point is_inference is_neg is_pinned is_same_size is_set_to is_shared is_signed "
     "item ndimension nelement new_empty new_empty_strided new_full new_ones new_tensor new_zeros "
     "numel numpy ones_like rand_like randn_like register_hook register_post_accumulate_grad_hook "
@@ -33,6 +33,9 @@ _READING = frozenset(
     "type_as untyped_storage zeros_like".split()
 )
 """Functions whose results have no rows, or are for people."""
+_IN_LISTS = "_foreach_", "_fused_", "is_"
+_REDUCING = frozenset(("_foreach_norm", "_foreach_max"))
+"""Functions of lists of tensors, and questions; and those that make a number of a tensor."""
 _COPYING = frozenset(
     "bfloat16 clone contiguous cpu cuda detach double expand_as float half pin_memory positive "
     "requires_grad_ resolve_conj resolve_neg to type view_as view_as_complex view_as_real".split()
@@ -99,7 +102,7 @@ def _checked(function: Any, arguments: Sequence[Any], options: Mapping[str, Any]
         if attribute in _VIEWS:
             _refuse(attribute, arguments)
         return name == "__get__" and attribute == "data"
-    if name in _READING or name.startswith(("_foreach_", "_fused_", "is_")):
+    if name in _READING or (name.startswith(_IN_LISTS) and name not in _REDUCING):
         return False
     if name in _COPYING:
         return True

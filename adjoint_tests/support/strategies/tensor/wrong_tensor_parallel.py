@@ -484,6 +484,38 @@ def refuses_indices(backend: Backend) -> None:
     _raises("reduction='all'", lambda: CrossEntropyLoss(axis, reduction="all"))
 
 
+class _Hooked(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
+    """Gradients on their way are divided by their norm: of what is between the layers, or of the
+    result."""
+
+    def __init__(self, between: bool) -> None:
+        super().__init__()
+        self.up, self.down, self.between = torch.nn.Linear(4, 6), torch.nn.Linear(6, 4), between
+
+    def forward(self, x: Any) -> Any:
+        h = torch.relu(self.up(x))
+        y = self.down(h)
+        (h if self.between else y).register_hook(lambda g: g / g.norm())
+        return y
+
+
+def refuses_hooks(backend: Backend) -> None:
+    """On the gradients of tensors that are split, every time; those of whole ones are right."""
+    axis = axis_of(backend)
+    styles = {"up": ColwiseParallel(), "down": RowwiseParallel()}
+    x = torch.arange(8.0).reshape(2, 4)
+    with _one_net(backend):
+        nets, twin = [_Hooked(between) for between in (True, False)], _Hooked(False)
+    twin.load_state_dict(nets[1].state_dict())
+    split, whole = (parallelize_module(net, axis, styles) for net in nets)
+    for _ in range(2):
+        _raises("register_hook is not known to compute block by block", lambda: split(x))
+    for net in (whole, twin):
+        net(x).square().sum().backward()
+    wanted = twin.up.bias.grad[whole.up.spaces["bias"].slices(axis.index)]
+    assert torch.allclose(whole.up.bias.grad, wanted, rtol=1e-5), (whole.up.bias.grad, wanted)
+
+
 def _raises(words: str, call: Callable[[], Any]) -> None:
     try:
         call()
