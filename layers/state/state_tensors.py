@@ -128,18 +128,17 @@ def beside_tensors(model: Any) -> list[str]:
     found = []
     for prefix, module in prefixed_modules(model):
         kind = type(module)
-        methods = [
-            name
-            for name in ("get_extra_state", "_save_to_state_dict")
-            if _is_foreign(getattr(kind, name))
-        ]
-        hooks = (
-            ["a hook on state_dict"]
-            if any(map(_is_foreign, module._state_dict_hooks.values()))
-            else []
-        )
+        does = {
+            "get_extra_state": [kind.get_extra_state],
+            "_save_to_state_dict": [kind._save_to_state_dict],
+            "a hook on state_dict": module._state_dict_hooks.values(),
+        }
         name = prefix.removesuffix(".") or "the model"
-        found += [f"{what} of {name} ({kind.__qualname__})" for what in methods + hooks]
+        found += [
+            f"{what} of {name} ({kind.__qualname__})"
+            for what, functions in does.items()
+            if any(map(_is_foreign, functions))
+        ]
     return found
 
 

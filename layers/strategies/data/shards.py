@@ -33,9 +33,10 @@ _READING = frozenset(
     "type_as untyped_storage zeros_like".split()
 )
 """Functions whose results have no rows, or are for people."""
-_IN_LISTS = "_foreach_", "_fused_", "is_"
+_GROUPS = "_foreach_", "_fused_", "is_"
+"""Beginnings of the names of functions of lists of tensors, and of questions."""
 _REDUCING = frozenset(("_foreach_norm", "_foreach_max"))
-"""Functions of lists of tensors, and questions; and those that make a number of a tensor."""
+"""Functions of lists that make a number of each tensor."""
 _COPYING = frozenset(
     "bfloat16 clone contiguous cpu cuda detach double expand_as float half pin_memory positive "
     "requires_grad_ resolve_conj resolve_neg to type view_as view_as_complex view_as_real".split()
@@ -102,7 +103,7 @@ def _checked(function: Any, arguments: Sequence[Any], options: Mapping[str, Any]
         if attribute in _VIEWS:
             _refuse(attribute, arguments)
         return name == "__get__" and attribute == "data"
-    if name in _READING or (name.startswith(_IN_LISTS) and name not in _REDUCING):
+    if name in _READING or (name.startswith(_GROUPS) and name not in _REDUCING):
         return False
     if name in _COPYING:
         return True
