@@ -50,8 +50,6 @@ USES: dict[str, Use] = {
     "where": lambda net, x: torch.where(x > 0, net.scale, x),
     "any": lambda net, x: times(x, (net.scale > 0.4).any()),
     "all": lambda net, x: times(x, net.scale.isfinite().all()),
-    "allclose": lambda net, x: times(x, torch.allclose(net.scale, torch.tensor(1.0).double())),
-    "equal": lambda net, x: times(x, torch.equal(net.scale, net.scale)),
     "norms": lambda net, x: torch.stack(torch._foreach_norm([*net.parameters()])),
 }
 

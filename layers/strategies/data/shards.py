@@ -23,9 +23,9 @@ _VIEWS = ("T", "mT", "H", "mH", "real", "imag")
 """Attributes that are views of a tensor."""
 _READING = frozenset(
     "__array__ __deepcopy__ __dlpack__ __dlpack_device__ __format__ __len__ __reduce_ex__ __repr__ "
-    "__setstate__ _has_compatible_shallow_copy_type _is_view backward "
+    "__setstate__ _has_compatible_shallow_copy_type _is_view allclose backward "
     "bytes dense_dim data_ptr dim dim_order element_size "
-    "empty_like full_like get_device grad has_names is_complex is_conj is_contiguous "
+    "empty_like equal full_like get_device grad has_names is_complex is_conj is_contiguous "
     "is_floating_point is_inference is_neg is_pinned is_same_size is_set_to is_shared is_signed "
     "item ndimension nelement new_empty new_empty_strided new_full new_ones new_tensor new_zeros "
     "numel numpy ones_like rand_like randn_like register_hook register_post_accumulate_grad_hook "
