@@ -123,8 +123,8 @@ def unwrapped(module: Any) -> Any:
 
 
 def beside_tensors(model: Any) -> list[str]:
-    """What modules of a model do to its ``state_dict`` that no tensors show: extra states, and
-    hooks or methods that rename or replace its values."""
+    """Names of what changes a model's ``state_dict`` and is no tensor: extra states, and hooks or
+    methods that rename or replace its values."""
     found = []
     for prefix, module in prefixed_modules(model):
         kind = type(module)

@@ -63,7 +63,10 @@ def _parts(given: Any) -> Iterator[Any]:
             todo += [part.func, *part.args]
         todo += [getattr(part, "__self__", None), getattr(part, "__wrapped__", None)]
         if hasattr(part, "matvec"):
-            held = attributes(part) if hasattr(part, "__dict__") else {}
+            try:
+                held = attributes(part)
+            except AttributeError:  # it has slots
+                held = {}
             todo += [value for value in held.values() if callable(value) or _is_operator(value)]
             args = held.get("args", ())
             todo += args if isinstance(args, tuple | list) else []

@@ -84,7 +84,7 @@ KINDS = [torch.bool, torch.uint8, torch.int64, torch.float32, torch.float64, tor
 def test_numbers_of_another_kind_are_refused(
     tmp_path_factory: pytest.TempPathFactory, given: Any, wanted: Any, sharded: bool, workers: int
 ) -> None:
-    """Where the model's dtype has none of them: imaginary parts and fractions are not dropped."""
+    """If the model's dtype has none of them: imaginary parts and fractions are not dropped."""
     path = tmp_path_factory.mktemp("kinds") / "state"
 
     def model(dtype: Any, value: float) -> Any:

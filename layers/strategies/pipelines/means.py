@@ -224,7 +224,7 @@ def _is_of_parameters(named: Mapping[str, Any]) -> bool:
 
 
 def _divisor(named: Mapping[str, Any]) -> float:
-    """What a loss of torch divides by, or a number that it is a fixed part of.
+    """The number that a loss of torch divides by, or one that it is a fixed part of.
 
     Args:
         named: its arguments.
