@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 
+from linop.caching import cached_property
 from linop.schedules.actions import COMPUTE, MESSAGES, RECEIVES, SENDS, Action, Kind
 from linop.schedules.message_flow import Edge, Sends, data_edges
 from linop.schedules.schedule import Schedule

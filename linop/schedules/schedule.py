@@ -8,8 +8,8 @@ import io
 import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
+from linop.caching import cached_property
 from linop.errors import ArgumentError, expect
 from linop.schedules.actions import COMPUTE, MESSAGES, Action, Kind, message
 

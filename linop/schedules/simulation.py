@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cached_property
 from heapq import heapify, heappop, heappush, heapreplace
 from pathlib import Path
 from typing import NamedTuple
 
+from linop.caching import cached_property
 from linop.errors import ArgumentError, expect
 from linop.planning.network import Network
 from linop.schedules import pictures
