@@ -130,9 +130,15 @@ def result(plan: BoundPlan, seed: int) -> Any:
     return part(plan.codomain, plan.op(_drawn(plan.domain, seed)).arrays, plan.backend)
 
 
-@lru_cache(maxsize=64)
 def _drawn(space: Space, seed: int) -> Vector:
     """The same numbers for all workers that are threads, which ask for them one after another."""
+    return _drawn_in_order(space, seed, space.regions)
+
+
+@lru_cache(maxsize=64)
+def _drawn_in_order(space: Space, seed: int, order: tuple[Region, ...]) -> Vector:
+    """`_drawn`: spaces with the same regions in another order are equal, and draw other numbers."""
+    assert order == space.regions
     drawn = space.integers(seed)
     for array in drawn.arrays.values():
         array.flags.writeable = False

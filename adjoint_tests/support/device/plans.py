@@ -106,7 +106,8 @@ _ONE_AT_A_TIME = threading.Lock()
 def _moved(op: LinearOperator, seed: int) -> list[Any]:
     """Images of random vectors under an operator and its adjoint, as threads make them in main
     memory, whatever this program's arrays; made once for all workers that are threads."""
-    key = op.stages.fingerprint, seed
+    # Spaces with the same regions in another order are equal, and draw other numbers.
+    key = op.stages.fingerprint, op.domain.regions, op.codomain.regions, seed
     with _ONE_AT_A_TIME:
         if key not in _MOVED:
             _MOVED.clear()
