@@ -15,7 +15,7 @@ import linop
 from linop import LinearOperator, Space, Vector
 from linop.backends import Backend, BoundPlan
 from linop.testing.describing import Description
-from support.operators.catalogue import FACTORIES, build
+from support.operators.catalogue import FACTORIES, built
 from support.operators.properties import dot_products, rounding, same_arrays
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def operator(
 
 def of_the_catalogue(backend: Backend, name: str, description: Description, seed: int) -> None:
     """`three_ways`, for an operator of the catalogue."""
-    op = build(name, description)
+    op = built(name, description)
     three_ways(backend, op, seed, 0.0 if FACTORIES[name].exact else rounding(op))
 
 

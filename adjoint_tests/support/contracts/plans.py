@@ -11,7 +11,6 @@ import random
 import threading
 import time
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -29,6 +28,7 @@ from linop.errors import (
     ShapeError,
 )
 from linop.spaces.vector import Vector
+from support.once import once
 
 SMALL, LARGE = 5, 6000
 """Numbers on each worker. Results of more than 32 KiB are never copied out of the plan's memory."""
@@ -127,15 +127,21 @@ def argument(plan: BoundPlan, seed: int) -> Any:
 
 def result(plan: BoundPlan, seed: int) -> Any:
     """The expected results for them."""
-    return part(plan.codomain, plan.op(_drawn(plan.domain, seed)).arrays, plan.backend)
+    arrays = part(plan.codomain, image(plan.op, seed).arrays, plan.backend)
+    return each(arrays, np.copy)
+
+
+@once(kept=16)
+def image(op: LinearOperator, seed: int) -> Vector:
+    """The expected result of whole numbers, of all workers."""
+    return op(_drawn(op.domain, seed))
 
 
 def _drawn(space: Space, seed: int) -> Vector:
-    """The same numbers for all workers that are threads, which ask for them one after another."""
     return _drawn_in_order(space, seed, space.regions)
 
 
-@lru_cache(maxsize=64)
+@once(kept=64)
 def _drawn_in_order(space: Space, seed: int, order: tuple[Region, ...]) -> Vector:
     """`_drawn`: spaces with the same regions in another order are equal, and draw other numbers."""
     assert order == space.regions

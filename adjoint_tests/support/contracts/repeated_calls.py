@@ -23,7 +23,7 @@ from linop.backends.worker import Worker
 from linop.errors import LinopError
 from linop.testing.describing import Description
 from support.contracts.plans import LARGE, OPERATORS, argument, arrays_of, each, result, same, size
-from support.operators.catalogue import FACTORIES, build
+from support.operators.catalogue import FACTORIES, built
 from support.operators.properties import rounding, same_arrays
 
 if TYPE_CHECKING:
@@ -186,7 +186,7 @@ def _results_are_apart(results: list[Any], arguments: list[Any]) -> None:
 
 def of_the_catalogue(backend: Backend, name: str, description: Description, seed: int) -> None:
     """An operator of the catalogue."""
-    op = build(name, description)
+    op = built(name, description)
     tolerance = 0.0 if FACTORIES[name].exact else rounding(op)
     every_mode_again(backend, op, seed, tolerance)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import gc
 import random
-import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +29,7 @@ from support.contracts.plans import (
     argument,
     arrays_of,
     each,
+    image,
     part,
     raised,
     result,
@@ -45,8 +45,9 @@ from support.device.operators import (
     placed,
     same,
 )
+from support.once import once
 from support.operators import catalogue
-from support.operators.catalogue import FACTORIES, build
+from support.operators.catalogue import FACTORIES, built
 from support.operators.properties import rounding, same_arrays
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def operator_agrees(
 ) -> None:
     """An operator of the catalogue, forward and back: whole numbers as the expression says, and
     movements of any numbers to the bit as on NumPy's arrays. Results are read at the end alone."""
-    op = build(name, description)
+    op = built(name, description)
     known = [call.map.port is not None or in_main_memory(call.map) for call in op.stages.calls]
     if not all(known) and op.dtype.char not in "gG":
         words = raised(ArgumentError, lambda: op.compile(backend))
@@ -94,26 +95,16 @@ def operator_agrees(
     for value, wanted, off in kept:
         same(arrays, value, wanted, off)
     mine = backend.vector(op.domain, as_dict(op.domain, given(arrays, plan, seed), backend))
-    image = plan(mine)
-    wanted = op(op.domain.integers(seed))
-    assert image.inner(image) == wanted.inner(wanted) or tolerance
+    mapped, wanted = plan(mine), image(op, seed)
+    assert mapped.inner(mapped) == wanted.inner(wanted) or tolerance
 
 
-_MOVED: dict[Any, list[Any]] = {}
-_ONE_AT_A_TIME = threading.Lock()
-
-
+@once(kept=1)
 def _moved(op: LinearOperator, seed: int) -> list[Any]:
     """Images of random vectors under an operator and its adjoint, as threads make them in main
-    memory, whatever this program's arrays; made once for all workers that are threads."""
-    # Spaces with the same regions in another order are equal, and draw other numbers.
-    key = op.stages.fingerprint, op.domain.regions, op.codomain.regions, seed
-    with _ONE_AT_A_TIME:
-        if key not in _MOVED:
-            _MOVED.clear()
-            plan = Threads().compile(op)
-            _MOVED[key] = [one(one.domain.random(seed)) for one in (plan, plan.H)]
-        return _MOVED[key]
+    memory, whatever this program's arrays."""
+    plan = Threads().compile(op)
+    return [one(one.domain.random(seed)) for one in (plan, plan.H)]
 
 
 def in_main_memory(local: LocalMap) -> bool:
