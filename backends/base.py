@@ -183,6 +183,11 @@ class BoundPlan(Keeper, ABC):
 
     # Interface for subclasses
 
+    @property
+    def is_broken(self) -> bool:
+        """True if an error has interrupted a run of several workers: later calls raise."""
+        return False
+
     @abstractmethod
     def _bind_adjoint(self) -> BoundPlan:
         """The plan of ``op.H`` on the same backend; without communication."""

@@ -74,6 +74,12 @@ class Bridge:
             self._adjoint._adjoint = self
         return self._adjoint
 
+    @property
+    def is_broken(self) -> bool:
+        """True if an error has interrupted the plan here, or its adjoint's: calls raise."""
+        adjoint = self._adjoint
+        return self.plan.is_broken or (adjoint is not None and adjoint.plan.is_broken)
+
     def closing(self, call: int) -> None:
         """Before the backward pass of a call: check, collectively unless it is the last open one,
         that all workers run that one."""

@@ -91,11 +91,14 @@ class InputAgreement(Meeting):
         self.shapes_are_fixed = False
         self._alone = self.workers == 1
         self.debug = backend.debug
-        everyone = TensorSpace((2,), Partition((self.workers,)), np.int64, [COPIES], "call")
-        self._sum = all_reduce(everyone)
+        self._sum = self._new_sum()
 
     def __deepcopy__(self, memo: object) -> InputAgreement:
         return self
+
+    def _new_sum(self) -> LinearOperator:
+        """The sum over all workers of a digest, and of a number of what is summed."""
+        return all_reduce(TensorSpace((2,), Partition((self.workers,)), np.int64, [COPIES], "call"))
 
     def new_number(self) -> int:
         """Number of a new layer; equal on all workers, which construct layers in the same order."""
@@ -187,9 +190,9 @@ class InputAgreement(Meeting):
             return None
         known = self._operators.get(digest)
         # References are weak, and collected at other times on other workers: a cached operator is
-        # used if all workers still have it.
-        mine = digest, known is not None
-        if set(self.gather_objects(mine, "plan", about)) != {mine}:
+        # used if all workers still have it, with plans that no error has interrupted.
+        has = known is not None and _runs(known, self._backend)
+        if set(self._gathered((digest, has), "plan", about)) != {(digest, True)}:
             known = None
         if known is None:
             known = self._operators[digest] = op or make(*arguments, **options)
@@ -202,15 +205,31 @@ class InputAgreement(Meeting):
             BackendError: they construct different layers, or with different arguments; on every
                 worker.
         """
-        said = self.gather_objects((layer, mine), "construct", layer.name)
+        said = self._gathered((layer, mine), "construct", layer.name)
+        # After the error for other numbers, which all may catch, the next ones are equal again.
+        self._layers = max(self._layers, *(made.number for made, _ in said))
         _compare_layers("construct", [made for made, _ in said])
         return [one for _, one in said]
+
+    def _gathered(self, mine: Item, doing: str, about: str) -> list[Any]:
+        """As `gather_objects`, where a layer is constructed. If an error that all caught has
+        interrupted the sum on one worker, all get a new one."""
+        said = self.gather_objects((mine, _runs(self._sum, self._backend)), doing, about)
+        if not all(runs for _, runs in said):
+            self._sum = self._new_sum()
+        return [one for one, _ in said]
 
     def gather_objects(self, mine: Item, doing: str = MEET, about: str = "") -> list[Item]:
         if self._alone:
             return [mine]
         assert isinstance(self._backend, Worker)
         return self._backend.transport.gather_all(mine, doing, about)
+
+
+def _runs(op: LinearOperator, backend: Backend) -> bool:
+    """False if an error has interrupted a plan of an operator on this worker."""
+    bridge = op.kept.get(backend)
+    return bridge is None or not bridge.is_broken
 
 
 @cache

@@ -121,7 +121,7 @@ def every_mode_again(
     unchanged: list[tuple[Any, Any]] = []
     number = 0
     for one in (plan, plan.H):
-        in_place = _works_in_place(one, seed)
+        shown, in_place = str(one), _works_in_place(one, seed)
         right = cache(partial(result, one))
         for mode in MODES:
             if mode in CHANGING and not in_place:
@@ -135,7 +135,7 @@ def every_mode_again(
                 x, wanted = each(plain, lie), right(which)
                 out = each(wanted, lambda a, lie=lie_out: lie(np.ones_like(a)))
                 y = mode(one, x, out)
-                said = f"{mode.__name__}, {lie.__name__}, {lie_out.__name__}: {one}"
+                said = f"{mode.__name__}, {lie.__name__}, {lie_out.__name__}: {shown}"
                 _same(y, wanted, said, tolerance)
                 given.append((said, y, wanted))
                 if mode not in CHANGING:

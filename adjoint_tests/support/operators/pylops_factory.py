@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pylops
 from hypothesis import strategies as st
 
 import linop
@@ -27,6 +26,8 @@ def _vectors(draw: st.DrawFn, workers: int) -> Description:
 
 @operator_factory(_vectors, pure=False)
 def of_pylops(size: Any, to: Any, dtype: Any, kind: Any, seed: Any) -> LinearOperator:
+    import pylops  # it imports torch: seconds on each rank of each job
+
     A: Any
     if kind == "difference":
         A = pylops.FirstDerivative(size, kind="forward", dtype=dtype)
