@@ -18,12 +18,11 @@ from linop.planning import Link, Network, Placement, hierarchy
 from linop.planning.hierarchy import hierarchical
 from linop.planning.lowering import lower, lower_all
 from linop.planning.patterns import Kind
-from linop.planning.pipeline import rewritten
 from linop.planning.routing import messages, routes
 from linop.planning.stage_passes import passed, prepared
 from linop.planning.stretching import Plans
 from support.operators.catalogue import FACTORIES, NAMES, operators
-from support.operators.properties import COLLECTIVES, MESSAGES, dot_products, rounding, same_vectors
+from support.operators.properties import dot_products, forms, rounding, same_vectors
 
 SHORT, LONG = 12, 120_000
 """Numbers, of eight bytes, that one worker of a machine sends; and that all share."""
@@ -251,14 +250,11 @@ def runs(op: LinearOperator, placement: Placement, tolerance: float = 0.0) -> No
     for direction in (op, op.H):
         plans = lower_all(direction.stages, placement)
         assert plans == [lower(direction.stages, plan.worker, placement) for plan in plans]
-        linop.verify_plans(plans, direction, placement)
         cost, sends = direction.cost(placement=placement), [s for plan in plans for s in plan.sends]
         assert cost.messages == len(sends)
         assert cost.bytes == sum(s.size for s in sends) * direction.dtype.itemsize
-        for options in (MESSAGES, COLLECTIVES):
-            each = zip(*(rewritten(plan, options) for plan in plans), strict=True)
-            for after in each:
-                linop.verify_plans([plan for _, plan in after], direction, placement)
+        for form in forms(plans):
+            linop.verify_plans(form, direction, placement)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -251,15 +251,24 @@ def after_passes(plans: Sequence[LoweredPlan], options: Options) -> list[list[Lo
     return [[plan for _, plan in after] for after in each]
 
 
+def forms(plans: Sequence[LoweredPlan]) -> list[list[LoweredPlan]]:
+    """The plans of all workers as lowered and after every pass, with every collective that there is
+    and without: those that differ."""
+    found = [list(plans)]
+    for options in MESSAGES, COLLECTIVES:
+        for after in after_passes(plans, options):
+            if after not in found:
+                found.append(after)
+    return found
+
+
 def plans_fit(op: LinearOperator) -> None:
-    """The plans of all workers, as lowered and after every pass, with every collective that there
-    is and without, are proven to be their operator; and send what `cost` says."""
+    """All `forms` of the plans of all workers are proven to be their operator, and send what `cost`
+    says."""
     for direction in (op, op.H):
         plans = plans_of(direction)
-        linop.verify_plans(plans, direction)
-        for options in MESSAGES, COLLECTIVES:
-            for after in after_passes(plans, options):
-                linop.verify_plans(after, direction)
+        for form in forms(plans):
+            linop.verify_plans(form, direction)
         cost = direction.cost()
         sends = {p.worker: [s for s in p.steps if isinstance(s, Send)] for p in plans}
         size = direction.dtype.itemsize
