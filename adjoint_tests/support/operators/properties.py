@@ -23,6 +23,7 @@ from linop.planning.collective_selection import Choice, selected
 from linop.planning.lowering import lower, workers_of
 from linop.planning.pipeline import Options, in_collectives, rewritten
 from linop.planning.plan import LoweredPlan, Put, Send
+from support.once import once
 
 MOST = 9
 """Vectors hold whole numbers from -9 to 9."""
@@ -39,13 +40,19 @@ def rounding(op: LinearOperator) -> float:
     return 0.0 if op.dtype.kind in "iu" else 64 * float(np.finfo(op.dtype).eps)
 
 
+@once(kept=8)
+def matrix(stages: Stages) -> Any:
+    """The matrix of a normal form, which several properties ask for. It is not to be changed."""
+    return stages.to_matrix()
+
+
 def dense(op: LinearOperator) -> np.ndarray:
     """The matrix of an operator in a dtype in which products with small vectors are exact; modulo
     2^bits for integers."""
-    matrix: np.ndarray = op.to_matrix().toarray()
+    whole: np.ndarray = matrix(op.stages).toarray()
     if op.dtype.kind in "iu":
-        return matrix
-    return matrix.astype(np.complex128 if op.dtype.kind == "c" else np.float64)
+        return whole
+    return whole.astype(np.complex128 if op.dtype.kind == "c" else np.float64)
 
 
 def stays_exact(op: LinearOperator) -> bool:
@@ -53,8 +60,8 @@ def stays_exact(op: LinearOperator) -> bool:
     if these are modulo 2^bits."""
     if op.dtype.kind in "iu":
         return True
-    matrix = abs(dense(op))
-    most = max(matrix.sum(axis=k).max(initial=0) for k in (0, 1))
+    sizes = abs(dense(op))
+    most = max(sizes.sum(axis=k).max(initial=0) for k in (0, 1))
     return bool(2 * MOST * most <= limit(op.dtype))
 
 
@@ -91,7 +98,7 @@ def same_stages(given: Stages, wanted: Stages, tolerance: float = 0.0) -> None:
     """Two normal forms are the same map; movements are compared as movements."""
     if given.pure and wanted.pure:
         assert given.movements[0] == wanted.movements[0]
-    same_matrices(given.to_matrix(), wanted.to_matrix(), tolerance)
+    same_matrices(matrix(given), matrix(wanted), tolerance)
 
 
 def two_roads(op: LinearOperator, tolerance: float = 0.0) -> None:
@@ -102,7 +109,7 @@ def two_roads(op: LinearOperator, tolerance: float = 0.0) -> None:
     assert op.H.H is op
     assert op.adjoint() is op.H
     same_stages(op.H.stages, op.stages.adjoint(), tolerance)
-    same_matrices(op.H.to_matrix(), op.to_matrix().conj().T, tolerance)
+    same_matrices(matrix(op.H.stages), matrix(op.stages).conj().T, tolerance)
 
 
 def written_out(op: LinearOperator) -> LinearOperator:
@@ -292,12 +299,12 @@ def simplifies(op: LinearOperator, tolerance: float = 0.0) -> None:
 
 def conjugates(op: LinearOperator, tolerance: float = 0.0) -> None:
     """The conjugate and the transpose have the conjugate and the transposed matrix."""
-    matrix = op.to_matrix()
-    same_matrices(op.conj().to_matrix(), matrix.conj(), tolerance)
-    same_matrices(op.T.to_matrix(), matrix.T, tolerance)
-    assert op.shape == matrix.shape == (op.codomain.size, op.domain.size)
+    whole = op.to_matrix()
+    same_matrices(op.conj().to_matrix(), whole.conj(), tolerance)
+    same_matrices(op.T.to_matrix(), whole.T, tolerance)
+    assert op.shape == whole.shape == (op.codomain.size, op.domain.size)
     if op.dtype.kind in "iufc" and op.dtype.itemsize >= 4:
-        assert matrix.dtype == op.dtype
+        assert whole.dtype == op.dtype
 
 
 def prints(op: LinearOperator) -> None:
