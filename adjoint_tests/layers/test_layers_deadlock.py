@@ -129,7 +129,8 @@ def test_a_rank_that_does_not_come(ranks: int, windows: str, tmp_path: Path) -> 
     program = PROGRAM + "".join(
         MISUSE.format(name=name, code=code) for name, (code, _) in mine.items()
     )
-    job = mpiexec(ranks, tmp_path / "program.py", program, LINOP_WINDOWS=windows)
+    path = tmp_path / "program.py"
+    job = mpiexec(ranks, path, program, patience=150, LINOP_WINDOWS=windows)
     lines = [line.split(" | ") for line in job.stdout.splitlines()]
     for misuse, (_, expected) in mine.items():
         said = [text for name, text in lines if name == misuse]

@@ -51,16 +51,19 @@ def other_sources(folder: Path) -> None:
     assert found.read_text() != text
 
 
-def mpiexec(ranks: int, program: Path, text: str, **env: str) -> subprocess.CompletedProcess[str]:
+def mpiexec(
+    ranks: int, program: Path, text: str, patience: float = PATIENCE, **env: str
+) -> subprocess.CompletedProcess[str]:
     """Run the text, after `HEAD`, as a program on so many ranks.
 
     Args:
         program: the file that it is written to.
+        patience: seconds until it is killed.
         env: environment variables of the ranks.
     """
     program.write_text(HEAD + text)
     arguments = [sys.executable, str(program)]
-    return mpirun.mpiexec(ranks, arguments, timeout=PATIENCE, env=ENVIRONMENT | env)
+    return mpirun.mpiexec(ranks, arguments, timeout=patience, env=ENVIRONMENT | env)
 
 
 def run_text(comm: Any, head: str, text: str) -> None:

@@ -192,7 +192,7 @@ class InputAgreement(Meeting):
         # References are weak, and collected at other times on other workers: a cached operator is
         # used if all workers still have it, with plans that no error has interrupted.
         has = known is not None and _runs(known, self._backend)
-        if set(self._gathered((digest, has), "plan", about)) != {(digest, True)}:
+        if set(self.gather_objects((digest, has), "plan", about)) != {(digest, True)}:
             known = None
         if known is None:
             known = self._operators[digest] = op or make(*arguments, **options)
@@ -205,25 +205,22 @@ class InputAgreement(Meeting):
             BackendError: they construct different layers, or with different arguments; on every
                 worker.
         """
-        said = self._gathered((layer, mine), "construct", layer.name)
+        said = self.gather_objects((layer, mine), "construct", layer.name)
         # After the error for other numbers, which all may catch, the next ones are equal again.
         self._layers = max(self._layers, *(made.number for made, _ in said))
         _compare_layers("construct", [made for made, _ in said])
         return [one for _, one in said]
 
-    def _gathered(self, mine: Item, doing: str, about: str) -> list[Any]:
-        """As `gather_objects`, where a layer is constructed. If an error that all caught has
-        interrupted the sum on one worker, all get a new one."""
-        said = self.gather_objects((mine, _runs(self._sum, self._backend)), doing, about)
-        if not all(runs for _, runs in said):
-            self._sum = self._new_sum()
-        return [one for one, _ in said]
-
     def gather_objects(self, mine: Item, doing: str = MEET, about: str = "") -> list[Item]:
         if self._alone:
             return [mine]
         assert isinstance(self._backend, Worker)
-        return self._backend.transport.gather_all(mine, doing, about)
+        runs = _runs(self._sum, self._backend)
+        said: list[Any] = self._backend.transport.gather_all((mine, runs), doing, about)
+        if not all(runs for _, runs in said):
+            # An error that all caught has interrupted the sum on one worker: all get a new one.
+            self._sum = self._new_sum()
+        return [one for one, _ in said]
 
 
 def _runs(op: LinearOperator, backend: Backend) -> bool:

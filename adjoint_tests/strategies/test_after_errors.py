@@ -1,0 +1,81 @@
+"""Whatever is made after an error that all ranks have caught works, in the same program."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from support.job_programs import mpiexec
+from support.requirements import needs_mpi
+
+if importlib.util.find_spec("torch") is None:
+    pytest.skip(
+        "torch is not installed: pip install 'linop-algebra[torch]'", allow_module_level=True
+    )
+
+PROGRAM = """
+from functools import partial
+import torch
+from linop.errors import LinopError
+from linop.schedules import gpipe
+from linop.strategies import (
+    ColwiseParallel, DataParallel, Mesh, Pipeline, RowwiseParallel, fully_shard,
+    parallelize_module, split,
+)
+
+def net():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 4))
+
+def passes(model):
+    return lambda: model(torch.ones(2, 4)).sum().backward()
+
+def data(backend):
+    return passes(DataParallel(net()))
+
+def zero3(backend):
+    model, axis = net(), Mesh(dp=-1)["dp"]
+    for layer in (model[0], model[2]):
+        fully_shard(layer, axis)
+    return passes(model)
+
+def tensor(backend):
+    plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
+    return passes(parallelize_module(net(), Mesh(tp=-1)["tp"], plan))
+
+def pipeline(backend):
+    loss = torch.nn.MSELoss(reduction="sum")
+    sgd = partial(torch.optim.SGD, lr=1e-3)
+    model = Pipeline(split(net(), ["2"]), gpipe(2, 4), loss, optimizer=sgd, backend=backend)
+    return lambda: model.step(torch.ones(4, 4), torch.ones(4, 4))
+
+def leave_out(step, backend):
+    backend.worker or step()
+
+def run(make, wrong):
+    def main(backend):
+        step = make(backend)
+        for _ in range(2):
+            step()
+        wrong(step, backend)
+    try:
+        linop.launch(main)
+        return "ended well"
+    except (LinopError, ValueError) as error:
+        return type(error).__name__
+
+for make in data, zero3, tensor, pipeline:
+    say(f"{make.__name__}: {run(make, leave_out)}, then {run(make, lambda *given: None)}")
+"""
+
+
+@needs_mpi
+@pytest.mark.timeout(200)
+def test_strategies_after_an_error(tmp_path: Path) -> None:
+    job = mpiexec(2, tmp_path / "program.py", PROGRAM, patience=150)
+    lines = job.stdout.splitlines()
+    assert len(lines) == 2 * 4, job.stdout + job.stderr
+    for line in lines:
+        assert line.endswith(": DeadlockError, then ended well"), job.stdout
