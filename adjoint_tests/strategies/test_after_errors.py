@@ -1,4 +1,4 @@
-"""Whatever is made after an error that all ranks have caught works, in the same program."""
+"""Strategies that are made after an error that all ranks have caught, in the same program."""
 
 from __future__ import annotations
 

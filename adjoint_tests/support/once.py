@@ -1,4 +1,4 @@
-"""What all workers that are threads want to know: computed by one of them, for all."""
+"""Functions whose results all workers that are threads ask for: one of them computes, for all."""
 
 from __future__ import annotations
 
