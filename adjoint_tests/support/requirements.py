@@ -20,6 +20,14 @@ def missing_gpu() -> str:
     return ""
 
 
+def _missing_nccl() -> str:
+    if _gpu:
+        return _gpu
+    from linop.backends.device.nccl import missing
+
+    return missing(cupy_arrays().module.cuda)
+
+
 def _torch_without_gpu() -> str:
     if find_spec("torch") is None:
         return "torch is not installed"
@@ -34,3 +42,5 @@ needs_gpu = pytest.mark.skipif(bool(_gpu), reason=_gpu or "a GPU is there")
 needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
 _torch = _gpu or _torch_without_gpu()
 needs_torch_on_gpu = pytest.mark.skipif(bool(_torch), reason=_torch or "torch has a GPU")
+_nccl = _missing_nccl()
+needs_nccl = pytest.mark.skipif(bool(_nccl), reason=_nccl or "NCCL is there")

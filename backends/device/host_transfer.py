@@ -63,8 +63,9 @@ class Crossing:
     def down(self, target: Array, source: Array) -> None:
         """Queue a copy from the device to a contiguous array in host memory."""
         if source.size:
-            whole = self._device.module.ascontiguousarray(source)
-            self._queued.append((self._device.host.down(whole, target), target))
+            if not source.flags.c_contiguous:  # asked first: of a number it would make a vector
+                source = self._device.module.ascontiguousarray(source)
+            self._queued.append((self._device.host.down(source, target), target))
 
     def up(self, target: Array, source: Array) -> None:
         """Queue a copy from host memory to a contiguous array of the device."""

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any, NamedTuple, TypeVar
 
 from linop.backends.device.device_arrays import DeviceArrays
@@ -242,7 +244,13 @@ def missing(cuda: Any) -> str:
     nccl = getattr(cuda, "nccl", None)
     if nccl is not None and nccl.available:
         return ""
-    return "CuPy finds no NCCL: pip install 'linop-algebra[cupy]' brings nvidia-nccl-cu13"
+    said = ""
+    if find_spec("cupy_backends"):
+        try:  # what CuPy did, and kept to itself
+            import_module("cupy_backends.cuda.libs.nccl")
+        except ImportError as error:
+            said = f" ({error})"
+    return f"CuPy finds no NCCL{said}: pip install 'linop-algebra[cupy]' brings nvidia-nccl-cu13"
 
 
 def version(cuda: Any) -> str:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -73,4 +74,5 @@ def _parts(given: Any) -> Iterator[Any]:
 
 
 def _is_operator(value: Any) -> bool:
-    return hasattr(value, "matvec")
+    # A module may warn of what it is asked for, as numpy.core does, which PyLops' operators hold.
+    return not isinstance(value, ModuleType) and hasattr(value, "matvec")

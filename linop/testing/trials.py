@@ -337,25 +337,45 @@ def _range(F: TestedMap) -> tuple[int, int]:
 
 def linear(F: TestedMap, seed: int) -> tuple[float, Where]:
     """Error of linearity at two random vectors, and at one of them negated and scaled by large and
-    small powers of two; relative to the largest element. Infinite if F 0 is not 0."""
+    small powers of two; relative to the largest element. Infinite if F 0 is not 0.
+
+    In spaces of few elements sums are tried at several pairs of vectors: a map that is linear on
+    each of a few cones is likely to have a single pair, and its sum, in one of them."""
     if worst := not_zero(F):
         return math.inf, lambda: worst
-    x, y = random_vector(F, F.domain, seed), random_vector(F, F.domain, seed, 1)
-    a = random_scalar(F, seed)
-    once, other, both = F(x), F(y), F(a * x + y)
-    names = "F(a x + y)", "a F x + F y"
-    terms = [once * a, other]
-    sides = max(largest(v, F.backend)[1] for v in (a * x, y))
-    found = [
-        difference(F, both, a * once + other, names, terms, lambda: size_of_terms(F, sides)),
-        difference(F, F(x), once, ("F x, the second time,", "F x, the first time,"), []),
-    ]
+    x = random_vector(F, F.domain, seed)
+    once = F(x)
+    found = [_added(F, x, once, random_vector(F, F.domain, seed, 1), seed)]
+    for k in range(1, _FEW // max(1, F.domain.size)):
+        one, other = (random_vector(F, F.domain, seed, _APART * k + nth) for nth in (0, 1))
+        found.append(_added(F, one, F(one), other, seed + _APART * k))
+    found.append(difference(F, F(x), once, ("F x, the second time,", "F x, the first time,"), []))
     if F.domain.dtype.kind != "u":
         found.append(_opposite(F, x, once))
     for power in _far(F, largest(once, F.backend)[1]):
         names = f"F(2**{power} x)", f"2**{power} F x"
         found.append(difference(F, F(_power(power) * x), _power(power) * once, names, []))
     return max(found, key=lambda one: one[0])
+
+
+_FEW = 8
+"""Pairs of vectors in a trial of linearity, times elements of the space; or one pair."""
+_APART = 1000
+"""Seeds between the pairs of one trial, so that the next trial draws others."""
+
+
+def _added(F: TestedMap, x: Vector, image: Vector, y: Vector, seed: int) -> tuple[float, Where]:
+    """Error of F(a x + y) against a F x + F y.
+
+    Args:
+        image: F x.
+        seed: of the scalar.
+    """
+    a = random_scalar(F, seed)
+    other, both = F(y), F(a * x + y)
+    sides = max(largest(v, F.backend)[1] for v in (a * x, y))
+    names, terms = ("F(a x + y)", "a F x + F y"), [image * a, other]
+    return difference(F, both, a * image + other, names, terms, lambda: size_of_terms(F, sides))
 
 
 def _far(F: TestedMap, most: Any) -> list[int]:

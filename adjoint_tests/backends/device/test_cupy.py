@@ -25,7 +25,7 @@ from support.device.running import cupy_arrays, in_every_case, on_ranks, on_thre
 from support.draws import ON_RANKS
 from support.operators.catalogue import build, describe
 from support.operators.properties import stays_exact
-from support.requirements import needs_gpu, needs_mpi, needs_torch_on_gpu
+from support.requirements import needs_gpu, needs_mpi, needs_nccl, needs_torch_on_gpu
 
 pytestmark = [pytest.mark.gpu, needs_gpu, pytest.mark.timeout(400)]
 
@@ -129,6 +129,7 @@ def _gpus() -> int:
 
 
 @needs_mpi
+@needs_nccl
 @each_contract
 def test_contracts_over_nccl(contract: Callable[..., None]) -> None:
     """With a GPU for each rank, of which there may be one alone."""
@@ -136,11 +137,13 @@ def test_contracts_over_nccl(contract: Callable[..., None]) -> None:
 
 
 @needs_mpi
+@needs_nccl
 def test_failures_over_nccl_are_heard_and_mended() -> None:
     on_ranks(min(_gpus(), 4), KIND, "nccl", device_nccl.a_failure_is_heard_and_mended)
 
 
 @needs_mpi
+@needs_nccl
 @each_operator
 @ON_RANKS
 @given(data=st.data(), seed=seeds)

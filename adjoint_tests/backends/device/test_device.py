@@ -72,7 +72,7 @@ def test_contracts_on_threads(workers: int, contract: Callable[..., None]) -> No
 
 
 @each_check
-@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("workers", [1, 2, 3])
 def test_checks_on_threads(workers: int, contract: Callable[..., None]) -> None:
     on_threads(workers, KIND, in_every_case, contract, device_checks.CONTRACTS[contract])
 

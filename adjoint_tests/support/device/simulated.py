@@ -440,6 +440,7 @@ def size(array: ndarray) -> int:
 
 
 def ascontiguousarray(array: ndarray) -> ndarray:
+    array = array if array.shape else array.reshape(1)  # as CuPy and NumPy do
     return array if array.flags.c_contiguous else array.copy()
 
 
