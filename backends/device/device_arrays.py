@@ -16,7 +16,7 @@ import numpy as np
 
 from linop.backends.arrays.interface import Arrays
 from linop.backends.device.host_memory import HostMemory
-from linop.backends.device.kernels import Kernels
+from linop.backends.device.kernels import Kernels, copied_in_words
 from linop.backends.device.streams import Streams
 from linop.backends.device.tensors import Tensors
 from linop.backends.execution.instructions import Instruction
@@ -36,6 +36,7 @@ class DeviceArrays(Arrays):
     asynchronous = True
     plain = "c_contiguous"
     wide_items = False
+    copy_runs = staticmethod(copied_in_words)
     small = 0  # its memory pool is as fast
 
     def __init__(self, module: Any, scipy: Callable[[str], Any], device: str = "cuda") -> None:

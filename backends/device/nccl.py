@@ -12,7 +12,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Any, NamedTuple, TypeVar
 
 from linop.backends.device.device_arrays import DeviceArrays
@@ -49,7 +48,7 @@ class Nccl:
         self.turn = threading.Lock()
         self._ranks = transport
         self._arrays = arrays
-        self._nccl = arrays.module.cuda.nccl
+        self._nccl = library(arrays.module.cuda)
         self._comm: Any = None
         self._idle: list[Any] = []
         """Communicators that no rank may use any more, and that nothing is queued on."""
@@ -241,19 +240,22 @@ def opened(transport: Ranks, arrays: DeviceArrays, machine: int) -> Nccl:
 
 def missing(cuda: Any) -> str:
     """Reason for which CuPy has no NCCL; empty if it has one."""
-    nccl = getattr(cuda, "nccl", None)
-    if nccl is not None and nccl.available:
+    if library(cuda).available:
         return ""
     said = ""
-    if find_spec("cupy_backends"):
-        try:  # what CuPy did, and kept to itself
-            import_module("cupy_backends.cuda.libs.nccl")
-        except ImportError as error:
-            said = f" ({error})"
+    try:  # what CuPy did, and kept to itself
+        import_module("cupy_backends.cuda.libs.nccl")
+    except ImportError as error:
+        said = f" ({error})"
     return f"CuPy finds no NCCL{said}: pip install 'linop-algebra[cupy]' brings nvidia-nccl-cu13"
+
+
+def library(cuda: Any) -> Any:
+    """NCCL's functions: CuPy's submodule, which is there once it was imported."""
+    return getattr(cuda, "nccl", None) or import_module(f"{cuda.__name__}.nccl")
 
 
 def version(cuda: Any) -> str:
     """NCCL's version as text."""
-    number: int = cuda.nccl.get_version()
+    number: int = library(cuda).get_version()
     return f"{number // 10000}.{number // 100 % 100}.{number % 100}"

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from linop.backends.arrays.interface import NUMPY, Arrays
+from linop.backends.arrays.interface import FUSED, NUMPY, Arrays
 from linop.backends.execution.instructions import (
     Add,
     Apply,
@@ -248,7 +248,11 @@ class Emitter:
         if copy.keeps is not None and copy.keeps in mode.stay:
             return []
         if mode.allocating and copy.creates:
-            return [f"{self.variable(copy.target.buffer)} = {self.view(copy.source)}.copy()"]
+            target = self.variable(copy.target.buffer)
+            if not self._is_long(copy.target, copy.source):
+                return [f"{target} = {self.view(copy.source)}.copy()"]
+            new = f"{target} = {self._new(copy.target.buffer)}"
+            return [new, *self._copying(copy.target, copy.source)]
         do = self._adding if copy.accumulate else self._copying
         return do(copy.target, copy.source, copy.coefficient)
 
@@ -262,6 +266,8 @@ class Emitter:
         if coefficient != 1:
             scale = self.name(self.dtype.type(coefficient))
             return [f"multiply({self.view(source)}, {scale}, {self.view(target)})"]
+        if self._is_long(target, source):
+            return [f"{self.name(self.arrays.copy_runs)}({self.view(target)}, {self.view(source)})"]
         both = target.fixed and source.fixed
         rows = _TALL if both else _TALLER
         if _varies(target) or not any(self._is_narrow(view, rows) for view in (target, source)):
@@ -289,6 +295,12 @@ class Emitter:
             *self._adding(total, source),
             *self._copying(target, total),
         ]
+
+    def _is_long(self, target: View, source: View) -> bool:
+        """True if a box is of runs, and long, which `Arrays.copy_runs` copies faster."""
+        in_runs = not (target.contiguous and source.contiguous) and min(target.run, source.run) > 1
+        long = target.size * self.dtype.itemsize > FUSED
+        return self.arrays.copy_runs is not None and in_runs and long
 
     def _is_narrow(self, view: View, rows: int) -> bool:
         """True if a box has many short runs of several elements, which are copied faster as one

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 import linop
 from linop import Region, Space
 from linop.backends import Backend
+from linop.backends.device.kernels import copied_in_words
 from linop.errors import ArgumentError, BackendError
 from linop.planning.lowering import workers_of
 from linop.testing.describing import seeds
@@ -160,6 +161,27 @@ def test_maps_of_numpy_alone_compute_in_main_memory() -> None:
         assert "computes with NumPy's arrays alone" in text, text
 
     linop.launch(main, 1, "threads", arrays=ARRAYS)
+
+
+@given(
+    dtype=st.sampled_from("?bhilqefdFD"),
+    shape=st.lists(st.integers(1, 12), min_size=1, max_size=3),
+    data=st.data(),
+)
+def test_runs_are_copied_in_words(dtype: str, shape: list[int], data: st.DataObject) -> None:
+    """Boxes of any place and size, in words where they lie so."""
+    rng = np.random.default_rng(data.draw(seeds))
+    large = [n + data.draw(st.integers(0, 4)) for n in shape]
+    values = [rng.integers(0, 99, large).astype(dtype) for _ in range(2)]
+    target, source = map(ARRAYS.put, values)
+    begins = [
+        [data.draw(st.integers(0, m - n)) for n, m in zip(shape, large, strict=True)]
+        for _ in range(2)
+    ]
+    to, of = (tuple(slice(b, b + n) for b, n in zip(begin, shape, strict=True)) for begin in begins)
+    copied_in_words(target[to], source[of])
+    values[0][to] = values[1][of]
+    assert np.array_equal(target.get(), values[0])
 
 
 def test_sums_take_one_kernel() -> None:

@@ -105,6 +105,23 @@ def turned(workers: int, side: int = 200) -> LinearOperator:
     return linop.repartition(X, linop.Partition((1, workers)))
 
 
+def packed(workers: int) -> LinearOperator:
+    """Columns out of long rows: boxes of long runs, in items of 16 bytes, and of 8."""
+    mine = []
+    for w in range(workers):
+        x = Region(f"x{w}", (90, 800), w)
+        space, parts = Space(x), []
+        for k, begin in enumerate((2, 401)):
+            y = Region(f"y{w}.{k}", (90, 398), w)
+            space, part = (
+                Space([*space.regions, y]),
+                linop.copy(space, x[:, begin : begin + 398], y),
+            )
+            parts.append(part)
+        mine.append(linop.deallocate(space, x) @ parts[1] @ parts[0])
+    return linop.direct_sum(*mine)
+
+
 def computed_and_sent(workers: int) -> LinearOperator:
     """Results of the device in main memory are sent from there without another copy."""
     X = linop.TensorSpace((2 * workers, 3), linop.Partition((workers,)), memory="host")
@@ -130,6 +147,7 @@ PLACED: dict[str, Callable[[int], LinearOperator]] = {
     "columns": columns,
     "meeting": meeting,
     "turned": turned,
+    "packed": packed,
 }
 """By name, of a number of workers."""
 MADE = {**OPERATORS, **PLACED}
