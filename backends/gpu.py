@@ -26,6 +26,7 @@ from mpi4py import MPI
 from linop.backends.device.cuda_aware import Answer, asked, tried
 from linop.backends.device.nccl import Nccl, opened, version
 from linop.backends.device.nccl_messages import WAY, NcclMessages
+from linop.backends.device.sharing import gpu_here, sharing
 from linop.backends.device.staging import DeviceMessages, way
 from linop.backends.jobs.lifetime import RankWorker, kept, new_key
 from linop.backends.transports.mpi_transport import Ranks
@@ -49,7 +50,8 @@ def get(
             read it ends the process). "staged": send from host memory. "nccl": send by NCCL, for
             ranks with a GPU each; calls, `start` and `finish` have one order on all workers, those
             of all threads together. "auto", the default unless LINOP_GPU_WAY is set: query and
-            test the library, and choose "aware" or "staged".
+            test the library, and choose "aware" or "staged"; "staged" where ranks share a GPU,
+            since messages between processes on one GPU are slower than through host memory.
         device: index of the GPU; by default the rank's number on its machine, modulo the number of
             GPUs, so that ranks share a GPU if there are more of them.
         wait_limit, debug: as of the backend ``mpi``.
@@ -135,6 +137,9 @@ def _chosen(transport: Ranks, arrays: DeviceArrays, wanted: str) -> Answer:
         if not answer.yes:
             raise BackendError(f"way 'aware': {answer.why}; use way='staged'")
         return Answer(True, f"asked for, and {answer.why}")
+    here = gpu_here(arrays.module.cuda, machine_of(transport.comm))
+    if workers := sharing(transport.gather_all(here)):
+        return Answer(False, f"workers {workers} share a GPU, where that is faster")
     answer = asked()
     silent = [worker for worker, yes in enumerate(transport.gather_all(answer.yes)) if not yes]
     if silent:

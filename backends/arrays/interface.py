@@ -22,10 +22,6 @@ from linop.spaces.scalars import Array, Scalar
 
 SMALL = 32 * 1024
 
-FUSED = 256 * 1024
-"""Largest box, in bytes, that a device copies by the same kernel as others
-(`linop.backends.device.fused_copies`); longer ones have one each."""
-
 
 class Arrays(Namespace):
     """Array module of NumPy.
@@ -37,8 +33,8 @@ class Arrays(Namespace):
         plain: name of the flag that a result buffer must have to be written to directly.
         wide_items: True if short contiguous runs are copied faster as one item each
             (`linop.backends.execution.views`).
-        copy_runs: function of two arrays, the target first, that copies long boxes of contiguous
-            runs faster than an assignment; None if there is none.
+        copy_runs: function of two arrays, the target first, that copies boxes of contiguous runs,
+            if they have `long` bytes or more, faster than an assignment; None if there is none.
         memory: kind of memory, in words.
         small: bytes of results up to which a run allocates them, which is faster than a pool.
     """
@@ -48,6 +44,7 @@ class Arrays(Namespace):
     plain = "carray"
     wide_items = True
     copy_runs: Callable[[Array, Array], None] | None = None
+    long = 0
     memory = "main memory"
     small = SMALL
 

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from linop.backends.arrays.interface import FUSED
 from linop.backends.device.device_arrays import DeviceArrays
 from linop.backends.execution.instructions import Call, Copy, Instruction
 from linop.backends.execution.views import Buffer, View, whole
+from linop.backends.transports.packing import FUSED
 from linop.spaces.scalars import Array
 
 Key = tuple[Buffer, Buffer, bool]

@@ -63,9 +63,8 @@ class Crossing:
     def down(self, target: Array, source: Array) -> None:
         """Queue a copy from the device to a contiguous array in host memory."""
         if source.size:
-            if not source.flags.c_contiguous:  # asked first: of a number it would make a vector
-                source = self._device.module.ascontiguousarray(source)
-            self._queued.append((self._device.host.down(source, target), target))
+            whole = self._device.contiguous(source)
+            self._queued.append((self._device.host.down(whole, target), target))
 
     def up(self, target: Array, source: Array) -> None:
         """Queue a copy from host memory to a contiguous array of the device."""

@@ -15,6 +15,7 @@ from importlib import import_module
 from typing import Any, NamedTuple, TypeVar
 
 from linop.backends.device.device_arrays import DeviceArrays
+from linop.backends.device.sharing import gpu_here, sharing
 from linop.backends.transports.mpi_transport import Ranks
 from linop.backends.transports.transport import Who
 from linop.errors import BackendError, LinopError, MissingExtraError, restated
@@ -224,15 +225,12 @@ def opened(transport: Ranks, arrays: DeviceArrays, machine: int) -> Nccl:
     problem: LinopError | None = None
     if why := missing(cuda):
         problem = MissingExtraError(f"way 'nccl': {why}; without it: way='staged'")
-    here = machine, str(cuda.Device().pci_bus_id)
-    gpus = agreed(transport, here, problem, "open NCCL")
-    for gpu in gpus:
-        workers = [worker for worker, other in enumerate(gpus) if other == gpu]
-        if len(workers) > 1:
-            raise BackendError(
-                f"way 'nccl': workers {workers} share the GPU {gpu[1]}, and NCCL takes one rank "
-                f"for each; start fewer ranks, say which GPU (device=), or use way='staged'"
-            )
+    gpus = agreed(transport, gpu_here(cuda, machine), problem, "open NCCL")
+    if workers := sharing(gpus):
+        raise BackendError(
+            f"way 'nccl': workers {workers} share the GPU {gpus[workers[0]][1]}, and NCCL takes "
+            f"one rank for each; start fewer ranks, say which GPU (device=), or use way='staged'"
+        )
     nccl = Nccl(transport, arrays)
     nccl.open()
     return nccl
@@ -242,12 +240,12 @@ def missing(cuda: Any) -> str:
     """Reason for which CuPy has no NCCL; empty if it has one."""
     if library(cuda).available:
         return ""
-    said = ""
+    why = "CuPy finds no NCCL: pip install 'linop-algebra[cupy]' brings nvidia-nccl-cu13"
     try:  # what CuPy did, and kept to itself
         import_module("cupy_backends.cuda.libs.nccl")
     except ImportError as error:
-        said = f" ({error})"
-    return f"CuPy finds no NCCL{said}: pip install 'linop-algebra[cupy]' brings nvidia-nccl-cu13"
+        why += f" ({error})"
+    return why
 
 
 def library(cuda: Any) -> Any:

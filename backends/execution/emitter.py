@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from linop.backends.arrays.interface import FUSED, NUMPY, Arrays
+from linop.backends.arrays.interface import NUMPY, Arrays
 from linop.backends.execution.instructions import (
     Add,
     Apply,
@@ -299,7 +299,7 @@ class Emitter:
     def _is_long(self, target: View, source: View) -> bool:
         """True if a box is of runs, and long, which `Arrays.copy_runs` copies faster."""
         in_runs = not (target.contiguous and source.contiguous) and min(target.run, source.run) > 1
-        long = target.size * self.dtype.itemsize > FUSED
+        long = target.size * self.dtype.itemsize >= self.arrays.long
         return self.arrays.copy_runs is not None and in_runs and long
 
     def _is_narrow(self, view: View, rows: int) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 
-from linop.backends.arrays.interface import FUSED
 from linop.backends.execution.instructions import (
     Contiguous,
     Copy,
@@ -19,6 +18,9 @@ from linop.backends.execution.views import Buffer, View, cut, fixed, whole
 from linop.backends.transports.call_numbers import PACKED, Numbers
 from linop.planning.plan import Put, Receive, Send
 
+FUSED = 256 * 1024
+"""Largest box, in bytes, that a device copies by the same kernel as others
+(`linop.backends.device.fused_copies`)."""
 _ALIGNED = 256
 """Alignment in bytes of messages that share one device buffer."""
 

@@ -19,7 +19,7 @@ if [ "${INSTALLED:-0}" = 0 ]; then
     fi
     pip install -q -c .ci/constraints.txt ".[$mpi,cupy,torch,test]" typer rich || exit
 fi
-export PYTHONPATH="$root" PYTHONSAFEPATH=1 OMP_NUM_THREADS=1
+export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}" PYTHONSAFEPATH=1 OMP_NUM_THREADS=1
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 export PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe OMPI_MCA_osc=^ucx
 out=${OUT:-benchmarks/results}
@@ -27,7 +27,7 @@ mkdir -p "$out"
 date -u
 nvidia-smi || true
 python -m linop doctor
-timeout 600 python -m pytest -q -p linop.testing.plugin -m gpu adjoint_tests >"$out/gpu_tests.txt" 2>&1
+timeout 600 python -m pytest -q -n 6 --dist worksteal -p linop.testing.plugin -m gpu adjoint_tests >"$out/gpu_tests.txt" 2>&1
 tests=$?
 tail -30 "$out/gpu_tests.txt"
 timeout 540 python benchmarks/gpu/run.py --seconds 1 --output "$out"

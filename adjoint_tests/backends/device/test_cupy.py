@@ -2,7 +2,7 @@
 arrays.
 
 ``python -m pytest -m gpu adjoint_tests`` runs it, and nothing else. Which ways messages travel
-under MPI depends on the MPI library: "aware" is left out where that is not for GPUs.
+under MPI depends on the MPI library: "aware" is tried where that says it is.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from support.requirements import needs_gpu, needs_mpi, needs_nccl, needs_torch_o
 pytestmark = [pytest.mark.gpu, needs_gpu, pytest.mark.timeout(400)]
 
 KIND = "cupy"
-WAYS = ("staged", "auto")
-"""Auto is "aware" with an MPI library that is."""
+WAYS = ("staged", "aware")
+"""Aware is staged with an MPI library that does not take pointers to a GPU's memory."""
 
 named = attrgetter("__name__")
 each_operator = pytest.mark.parametrize("name", NAMES)
@@ -149,6 +149,8 @@ def test_failures_over_nccl_are_heard_and_mended() -> None:
 @given(data=st.data(), seed=seeds)
 def test_operators_over_nccl(name: str, data: st.DataObject, seed: int) -> None:
     ranks = min(_gpus(), 4)
+    if ranks == 1 and name == "repartition_to_other_workers":
+        pytest.skip("one GPU, so one worker, which has no others")
     description = data.draw(describe(name, ranks), label=name)
     assume(stays_exact(build(name, description)))
     on_ranks(ranks, KIND, "nccl", device_plans.operator_agrees, name, description, seed)

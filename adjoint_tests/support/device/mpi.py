@@ -16,6 +16,7 @@ from support.contracts.plans import (
     size,
     total,
 )
+from support.device.nccl import changed
 from support.device.operators import (
     columns,
     given,
@@ -76,6 +77,8 @@ def kernels_are_few(backend: Backend, arrays: DeviceArrays) -> None:
 def ways_are_chosen_together(comm: MPI.Comm) -> None:
     """All ranks have to ask for one way; what MPI does not promise is not tried; and plans say
     so."""
+    from support.device.simulated import Device
+
     arrays = simulated_arrays()
     for wanted, words in [
         ("staged", "pinned main memory: asked"),
@@ -91,6 +94,12 @@ def ways_are_chosen_together(comm: MPI.Comm) -> None:
         plan = total(comm.size).compile(backend)
         assert comm.size == 1 or backend.way() in plan.describe()
         own.Free()
+    own = comm.Dup()
+    with changed(Device, "shared", True):
+        said = linop.backends.get("cupy", comm=own, arrays=arrays).way()
+    why = "says" if comm.size == 1 else f"workers {[*range(comm.size)]} share a GPU"
+    assert "pinned main memory" in said and why in said, said
+    own.Free()
     own = comm.Dup()
     odd = "best" if comm.rank == 0 else "auto"
     text = raised(

@@ -52,12 +52,17 @@ def shown(arrays: DeviceArrays, to_mpi: bool) -> Iterator[None]:
 
 
 def on_ranks(ranks: int, kind: str, way: str, contract: Contract, *arguments: Any) -> None:
-    """A contract under MPI. What is staged is never shown to MPI."""
+    """A contract under MPI. What is staged is never shown to MPI, and a real device's memory is
+    staged for an MPI library that does not take it."""
     in_job(ranks, _on_rank, kind, way, contract, *arguments)
 
 
 def _on_rank(comm: MPI.Comm, kind: str, way: str, contract: Contract, *arguments: Any) -> None:
     arrays = ARRAYS[kind]()
+    if kind == "cupy" and way == "aware":
+        from linop.backends.device.cuda_aware import asked
+
+        way = "aware" if asked().yes else "staged"
     backend = linop.backends.get("cupy", comm=comm, way=way, wait_limit=10, arrays=arrays)
     with shown(arrays, to_mpi=way == "aware"):
         contract(backend, arrays, *arguments)

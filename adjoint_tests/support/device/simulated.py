@@ -518,3 +518,4 @@ def _arrays() -> DeviceArrays:
 
 
 ARRAYS = _arrays()
+ARRAYS.long = 2**18  # shorter than a GPU's, so that small tests have such boxes
