@@ -45,7 +45,7 @@ HURRY = 5.0
 """Timeout in seconds after a first timeout, since the example is going to be shrunk."""
 GRACE = 1.0
 """Seconds that the other ranks have left once one has failed, since they may wait for it."""
-START = 100.0
+START = 200.0
 """Timeout in seconds of the start of a job, and of the import of a check's module."""
 ENDING = 3.0
 """Seconds that the ranks of an unusable job have to print their stacks before they are killed."""
