@@ -60,6 +60,8 @@ class Worker(Backend):
         self.parted: dict[tuple[Any, ...], Worker] = {}
         """This worker's parts of it, by the division of the workers, its purpose, and the number of
         parts that failed before."""
+        self.interruptions = 0
+        """Number of runs of plans that were interrupted, here or elsewhere."""
         self.failure: LinopError | None = None
         """The error that ended all calls of this backend, by `fail`."""
         self.meeting = threading.RLock()
@@ -193,6 +195,7 @@ class Worker(Backend):
     def interrupted(self) -> None:
         """Record that a run was interrupted, here or elsewhere: numbers of calls may differ from
         now on, and are no longer compared."""
+        self.interruptions += 1
         for calls in self._calls.values():
             calls.stop()
 

@@ -299,7 +299,7 @@ class Layer(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
         cut = [name for name, space in self.spaces.items() if len(space.regions) > 1]
         where = self.__dict__["_where"] = path_of(self)
         made = self.description()._replace(where=where, unfit=unfit_parametrization(self, cut))
-        everybodys, values = self._agreement.agree_on_call(made, mine, digests)
+        self._number, everybodys, values = self._agreement.agree_on_call(made, mine, digests)
         arrays, inputs = self.backend.arrays, []
         for k, partition in enumerate(self.inputs):
             blocks = [given.tensors[k] for given in everybodys]

@@ -15,7 +15,7 @@ if importlib.util.find_spec("torch") is None:
         "torch is not installed: pip install 'linop-algebra[torch]'", allow_module_level=True
     )
 
-PROGRAM = """
+STRATEGIES = """
 from functools import partial
 import torch
 from linop.errors import LinopError
@@ -50,7 +50,12 @@ def pipeline(backend):
     sgd = partial(torch.optim.SGD, lr=1e-3)
     model = Pipeline(split(net(), ["2"]), gpipe(2, 4), loss, optimizer=sgd, backend=backend)
     return lambda: model.step(torch.ones(4, 4), torch.ones(4, 4))
+"""
+"""Strategies, each as a function of a backend that makes it, and gives a step."""
 
+LEFT_OUT = (
+    STRATEGIES
+    + """
 def leave_out(step, backend):
     backend.worker or step()
 
@@ -69,13 +74,69 @@ def run(make, wrong):
 for make in data, zero3, tensor, pipeline:
     say(f"{make.__name__}: {run(make, leave_out)}, then {run(make, lambda *given: None)}")
 """
+)
 
 
 @needs_mpi
 @pytest.mark.timeout(200)
 def test_strategies_after_an_error(tmp_path: Path) -> None:
-    job = mpiexec(2, tmp_path / "program.py", PROGRAM, patience=150)
+    job = mpiexec(2, tmp_path / "program.py", LEFT_OUT, patience=150)
     lines = job.stdout.splitlines()
     assert len(lines) == 2 * 4, job.stdout + job.stderr
     for line in lines:
         assert line.endswith(": DeadlockError, then ended well"), job.stdout
+
+
+UNEQUAL = (
+    STRATEGIES
+    + """
+from linop import Partition, layers
+
+P, Q = Partition((1, 2)), Partition((2, 1))
+
+def pooled(backend):
+    pool, x = layers.MaxPool2d(Partition((1, 1, 1, 2)), 2), torch.ones(1, 1, 4, 4)
+    return lambda: pool(x)
+
+def linear(backend):
+    layer, x = layers.Linear(P, P, Q, 8, 8), torch.ones(2, 4)
+    return lambda: layer(x).sum().backward()
+
+def several(backend):
+    steps = [make(backend) for make in (pooled, pooled, linear, tensor, pooled)]
+    return lambda: [step() for step in steps]
+
+def one(backend):
+    layers.Linear(P, P, Q, 8, 4)
+
+def two(backend):
+    pooled(backend)
+    one(backend)
+
+def main(backend):
+    for alone in one, two:
+        for make in linear, pooled, several, tensor, pipeline, data:
+            step = linear(backend)
+            try:
+                alone(backend) if backend.worker else step()
+                said = "no error"
+            except LinopError:
+                said = "an error"
+            for _ in range(2):
+                make(backend)()
+            say(f"{alone.__name__}, {make.__name__}: {said}, then ended well")
+
+linop.launch(main)
+"""
+)
+
+
+@needs_mpi
+@pytest.mark.timeout(200)
+def test_layers_that_one_rank_made_before_an_error(tmp_path: Path) -> None:
+    """The next ones have the same numbers on all ranks again."""
+    job = mpiexec(2, tmp_path / "program.py", UNEQUAL, patience=150)
+    lines = job.stdout.splitlines()
+    assert len(lines) == 2 * 12, job.stdout + job.stderr
+    for line in lines:
+        assert line.endswith(": an error, then ended well"), job.stdout

@@ -92,6 +92,13 @@ class InputAgreement(Meeting):
         self._alone = self.workers == 1
         self.debug = backend.debug
         self._sum = self._new_sum()
+        self._interruptions = 0
+        """Interrupted runs that all workers know of."""
+        self._failed = False
+        """An exchange has raised an error since all workers last had one."""
+        self._unsure = 0
+        """Largest number that a layer had when all workers had an exchange again after an error:
+        some may have constructed more layers than others by then."""
 
     def __deepcopy__(self, memo: object) -> InputAgreement:
         return self
@@ -130,6 +137,8 @@ class InputAgreement(Meeting):
         return self._summed(np.array([number, _code(doing)], np.int64), doing)
 
     def _summed(self, pair: Any, doing: str) -> int:
+        if self._failed or not _runs(self._sum, self._backend):
+            self.gather_objects(None, doing)  # so do the others, which have caught the error, too
         bridge, arrays = bridge_of(self._sum, self._backend), self._backend.arrays
         if in_checkpoint():
             found = run(bridge, (torch.from_numpy(pair).to(arrays.device),))[0]
@@ -143,15 +152,16 @@ class InputAgreement(Meeting):
 
     def agree_on_call(
         self, layer: LayerDescription, given: CallMetadata, digests: Said
-    ) -> tuple[list[CallMetadata], list[Said]]:
-        """All workers' metadata of a call, and their digests of values, by worker. Collective.
+    ) -> tuple[int, list[CallMetadata], list[Said]]:
+        """The number that the layer has from now on, all workers' metadata of a call, and their
+        digests of values, by worker. Collective.
 
         Raises:
             BackendError: they call different layers, layers constructed with different arguments,
                 or in different modes; on every worker.
         """
         said = self.gather_objects((layer, given, digests), "call", layer.where)
-        _compare_layers("call", [made for made, _, _ in said])
+        number = self._compared("call", [made for made, _, _ in said])
         everybodys = [given for _, given, _ in said]
         each = zip(*(given.modes for given in everybodys), strict=True)
         for what, modes in zip(_MODES, each, strict=True):
@@ -161,7 +171,7 @@ class InputAgreement(Meeting):
                     f"{layer.name}: {what} on some workers, and not on workers {off}; it has to be "
                     f"the same on all"
                 )
-        return everybodys, [digests for _, _, digests in said]
+        return number, everybodys, [digests for _, _, digests in said]
 
     def shared_operator(
         self,
@@ -198,8 +208,9 @@ class InputAgreement(Meeting):
             known = self._operators[digest] = op or make(*arguments, **options)
         return known
 
-    def agree_on_construction(self, layer: LayerDescription, mine: Item) -> list[Item]:
-        """All workers' messages at the construction of a layer, by worker. Collective.
+    def agree_on_construction(self, layer: LayerDescription, mine: Item) -> tuple[int, list[Item]]:
+        """The number that a layer which is constructed has from now on, and all workers' messages,
+        by worker. Collective.
 
         Raises:
             BackendError: they construct different layers, or with different arguments; on every
@@ -208,19 +219,39 @@ class InputAgreement(Meeting):
         said = self.gather_objects((layer, mine), "construct", layer.name)
         # After the error for other numbers, which all may catch, the next ones are equal again.
         self._layers = max(self._layers, *(made.number for made, _ in said))
-        _compare_layers("construct", [made for made, _ in said])
-        return [one for _, one in said]
+        return self._compared("construct", [made for made, _ in said]), [one for _, one in said]
+
+    def _compared(self, verb: str, said: Sequence[LayerDescription]) -> int:
+        """The number of a layer. That of layers which were constructed after an error is the
+        largest that it has anywhere: their order is the same on all workers, as that of others.
+
+        Raises:
+            LinopError: workers have different layers.
+        """
+        number = max(one.number for one in said)
+        if number <= self._unsure:
+            said = [one._replace(number=number) for one in said]
+        _compare_layers(verb, said)
+        return number
 
     def gather_objects(self, mine: Item, doing: str = MEET, about: str = "") -> list[Item]:
         if self._alone:
             return [mine]
         assert isinstance(self._backend, Worker)
-        runs = _runs(self._sum, self._backend)
-        said: list[Any] = self._backend.transport.gather_all((mine, runs), doing, about)
-        if not all(runs for _, runs in said):
-            # An error that all caught has interrupted the sum on one worker: all get a new one.
-            self._sum = self._new_sum()
-        return [one for one, _ in said]
+        had = self._backend.interruptions
+        goes_on = not self._failed and had == self._interruptions
+        goes_on = goes_on and _runs(self._sum, self._backend)
+        self._failed = True
+        said: list[Any] = self._backend.transport.gather_all(
+            (mine, goes_on, self._layers), doing, about
+        )
+        self._failed = False
+        if not all(goes_on for _, goes_on, _ in said):
+            # After an error that all caught, which came between on some: the sum is a new one, and
+            # the next layer has one number, on all.
+            self._sum, self._interruptions = self._new_sum(), had
+            self._layers = self._unsure = max(layers for _, _, layers in said)
+        return [one for one, _, _ in said]
 
 
 def _runs(op: LinearOperator, backend: Backend) -> bool:

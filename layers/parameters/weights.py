@@ -53,7 +53,9 @@ def shares_a_process(backend: Backend) -> bool:
 
 def _processes(layer: Layer) -> list[str]:
     """The process of each worker. Collective: it also compares the layer that is constructed."""
-    return agreement_of(layer.backend).agree_on_construction(layer.description(), process())
+    agreement = agreement_of(layer.backend)
+    layer._number, said = agreement.agree_on_construction(layer.description(), process())
+    return said
 
 
 def process() -> str:

@@ -2,8 +2,9 @@
 
 An abstract machine follows a pickle's instructions with *nodes* instead of objects: each knows how
 many objects it would have, counted as often as they occur in it, and how deep they are nested. So a
-pickle is refused that is small, and takes for ever to hash, to print or to copy; that has a cycle;
-that refers to a class or function outside of an allow-list; or that is nested too deeply.
+pickle is refused that is small, and takes for ever to hash, to look up, to print or to copy; that
+has a cycle; that refers to a class or function outside of an allow-list; or that is nested too
+deeply.
 """
 
 from __future__ import annotations
@@ -21,6 +22,13 @@ _FEW = 10_000
 """Objects that any pickle may have."""
 _HASHED = 4096
 """Objects in a tuple, which may be hashed: the most."""
+_KEYS = 1024
+"""Keys of dicts, and elements of sets, whose hashes the pickle's author could choose: the most. If
+all are one, each is compared with all before it."""
+_LONG = 2**60
+"""Numbers from this on may have the hash of another."""
+_HASHING = ("collections ", "builtins set", "__builtin__ set")
+"""Begins of the names of classes whose arguments are keys, or pairs of a key and a value."""
 _LARGEST = 2**62
 _OFTEN = 4096
 """Instructions between looks at the time, and at the memory that nodes take."""
@@ -86,6 +94,7 @@ class Scan:
         self._memo: dict[int, Node] = {}
         self.stored: list[Node] = []
         self._count = 0
+        self._keys = 0
         for opcode, argument, _ in pickletools.genops(file):
             self._count += 1
             if self._count % _OFTEN == 0:
@@ -152,6 +161,28 @@ class Scan:
     def _put_in(self, inner: list[Node]) -> None:
         self._top().take(inner)
 
+    def _keyed(self, pairs: list[Node]) -> list[Node]:
+        self._hash(pairs[::2])
+        return pairs
+
+    def _hash(self, keys: Sequence[Node]) -> Sequence[Node]:
+        """Count keys whose hashes the author of the pickle could choose: those of a text, drawn by
+        each process, and of a short number, itself, are none.
+
+        Raises:
+            BackendError: together with those before they are too many.
+        """
+        self._keys += sum(
+            bool(key.inner or key.name) or (isinstance(key.value, int) and abs(key.value) >= _LONG)
+            for key in keys
+        )
+        if self._keys > _KEYS:
+            raise BackendError(
+                f"it has more than {_KEYS} keys that are neither texts nor numbers below 2**60, "
+                f"which could take for ever to look up"
+            )
+        return keys
+
     def _global(self, module: str, name: str) -> None:
         if not self._allowed(module, name):
             raise BackendError(f"it refers to {module}.{name}, which is refused: it could be code")
@@ -166,6 +197,12 @@ class Scan:
         made = Node([arguments])
         made.hashed = arguments.hashed  # as of torch.Size, or a frozen data class
         _check_call(function.name, arguments)
+        if function.name.startswith(_HASHING):
+            for one in arguments.inner:
+                pairs = function.name.endswith("Dict")
+                self._hash(
+                    [pair.inner[0] for pair in one.inner if pair.inner] if pairs else one.inner
+                )
         self._push(made)
 
     def _build(self) -> None:
@@ -251,17 +288,17 @@ _STEPS: dict[str, Callable[[Scan, Any], None]] = {
     "TUPLE2": lambda scan, _: scan._tuple(scan._several(2)),
     "TUPLE3": lambda scan, _: scan._tuple(scan._several(3)),
     "TUPLE": lambda scan, _: scan._tuple(scan._marked()),
-    "FROZENSET": lambda scan, _: scan._tuple(scan._marked()),
+    "FROZENSET": lambda scan, _: scan._tuple([*scan._hash(scan._marked())]),
     "LIST": lambda scan, _: scan._push(Node(scan._marked())),
-    "DICT": lambda scan, _: scan._push(Node(scan._marked())),
+    "DICT": lambda scan, _: scan._push(Node(scan._keyed(scan._marked()))),
     "EMPTY_LIST": lambda scan, _: scan._container(),
     "EMPTY_DICT": lambda scan, _: scan._container(),
     "EMPTY_SET": lambda scan, _: scan._container(),
     "APPEND": lambda scan, _: scan._put_in(scan._several(1)),
     "APPENDS": lambda scan, _: scan._put_in(scan._marked()),
-    "ADDITEMS": lambda scan, _: scan._put_in(scan._marked()),
-    "SETITEM": lambda scan, _: scan._put_in(scan._several(2)),
-    "SETITEMS": lambda scan, _: scan._put_in(scan._marked()),
+    "ADDITEMS": lambda scan, _: scan._put_in([*scan._hash(scan._marked())]),
+    "SETITEM": lambda scan, _: scan._put_in(scan._keyed(scan._several(2))),
+    "SETITEMS": lambda scan, _: scan._put_in(scan._keyed(scan._marked())),
     "GLOBAL": lambda scan, names: scan._global(*names.split(" ", 1)),
     "STACK_GLOBAL": lambda scan, _: scan._stack_global(),
     "REDUCE": lambda scan, _: scan._call(),

@@ -158,7 +158,8 @@ def _storages(scan: Scan) -> dict[str, int]:
     for identifier in scan.stored:
         kind, key, _, count = _storage(identifier)
         dtype = _storage_dtype(kind.name.rpartition(" ")[2])
-        if dtype is None or type(count.value) is not int or count.value < 0:
+        odd = dtype is None or type(key.value) is not str
+        if odd or type(count.value) is not int or count.value < 0:
             raise BackendError("a tensor's storage is described otherwise than torch does")
         name = str(key.value)
         found[name] = max(found.get(name, 0), count.value * dtype.itemsize)

@@ -75,8 +75,26 @@ def by_number(times: int) -> bytes:
     return call + (b"R" if times % 2 else b"\x81")
 
 
+def colliding(times: int) -> bytes:
+    """A dict, a set, or a call of pairs, of different numbers, tuples or complex numbers that have
+    one hash: each is compared with all before it."""
+
+    def key(k: int) -> bytes:
+        number = b"\x8a\x0a" + ((2**61 - 1) * k).to_bytes(10, "little")
+        real, imaginary = (struct.pack(">d", x * k) for x in (-1000003.0, 1.0))
+        both = b"c__builtin__\ncomplex\nG" + real + b"G" + imaginary + b"\x86R"
+        return (number, number + b"\x85", both)[times % 3]
+
+    keys = [key(k + 1) for k in range(30 * times)]
+    if times // 3 % 3 == 0:
+        return b"}(" + b"K\x01".join(keys) + b"K\x01u"
+    if times // 3 % 3 == 1:
+        return b"c__builtin__\nset\n](" + b"".join(keys) + b"e\x85R"
+    return b"ccollections\nOrderedDict\n](" + b"K\x01\x86".join(keys) + b"K\x01\x86e\x85R"
+
+
 VALUES: dict[str, Callable[[int], bytes]] = {
-    f.__name__: f for f in (tuples, lists, deep, cycle, memory, code, storage, by_number)
+    f.__name__: f for f in (tuples, lists, deep, cycle, memory, code, storage, by_number, colliding)
 }
 """Objects, by the number of steps."""
 

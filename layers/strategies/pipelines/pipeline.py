@@ -173,13 +173,13 @@ class Pipeline:
         loss, reduction, count, optimizer, recompute, max_norm = options
         self.backend = backend
         self._agreement = agreement_of(self.backend)
-        self._number = self._agreement.new_number()
         self._plan = self._planned(
             partial(planned, stages, schedule, backend, **placed),
             partial(options_checked, *options),
             stages,
             tied,
         )
+        self._number = self._agreement.new_number()
         self._parts = parts_of(self._plan, self.backend)
         self._stages: dict[int, Stage] = {}
         self.stages: dict[int, Any] = {}
