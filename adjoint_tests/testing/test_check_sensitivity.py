@@ -6,10 +6,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 import scipy.fft
 import scipy.sparse
+from hypothesis import given
+from hypothesis import strategies as st
 
 import linop
 import linop.testing as lt
@@ -168,6 +171,45 @@ def test_what_is_no_tolerance(tolerance: Any) -> None:
         lt.check_adjoint(of_matrix(np.eye(2)), tolerance=tolerance)
 
 
+# Maps that are not linear, in short formats and beside zeros
+
+BENT: dict[str, Callable[[Any], Any]] = {
+    "absolute": np.abs,
+    "positive": lambda x: np.maximum(x, 0),
+    "one positive": lambda x: np.r_[x[:-1], np.maximum(x[-1:], 0)],
+    "whole": np.round,
+    "clipped": lambda x: np.clip(x, -1, 1),
+}
+
+
+@pytest.mark.parametrize("name", BENT)
+@given(
+    dtype=st.sampled_from([np.float16, ml_dtypes.bfloat16, np.float32, np.float64]),
+    n=st.one_of(st.integers(1, 40), st.sampled_from([300, 3_000, 20_000])),
+)
+def test_bent_maps_are_found_in_short_formats(name: str, dtype: Any, n: int) -> None:
+    """The tolerance of a sum of so many terms is larger than any error of theirs."""
+    bent = pair(BENT[name], BENT[name], n, n, dtype=dtype)
+    assert not lt.check_linear(bent)
+    assert not lt.check_linear(bent, seed=12, trials=8)
+
+
+@given(n=st.integers(2, 60), data=st.data(), dtype=st.sampled_from("fdgFD"))
+def test_maps_that_are_others_at_zeros_are_found(n: int, data: st.DataObject, dtype: str) -> None:
+    """No random vector has zeros, and unit vectors have little else."""
+    watched, lost = data.draw(st.permutations(range(n)))[:2]
+
+    def skipping(x: np.ndarray) -> np.ndarray:
+        y = x.copy()
+        if x[watched] == 0:
+            y[lost] = 0
+        return y
+
+    bent = pair(skipping, skipping, n, n, dtype=dtype)
+    assert not lt.check_exact(bent)
+    assert not lt.check_linear(bent, trials=20)
+
+
 # What is right passes at every size
 
 N = 200_000
@@ -221,6 +263,20 @@ def dense_half() -> lt.Pair:
     return of_matrix(np.random.default_rng(0).standard_normal((70, 90)).astype(np.float16))
 
 
+def dense_half_large() -> lt.Pair:
+    return of_matrix(np.random.default_rng(0).standard_normal((500, 400)).astype(np.float16))
+
+
+def dense_bfloat16() -> lt.Pair:
+    A = np.random.default_rng(0).standard_normal((300, 200)).astype(ml_dtypes.bfloat16)
+    forward, adjoint = (lambda x, B=B: (B @ x).astype(B.dtype) for B in (A, A.T))
+    return pair(forward, adjoint, 200, 300, dtype=A.dtype)
+
+
+def running_half_sums() -> lt.Pair:
+    return pair(np.cumsum, lambda y: np.cumsum(y[::-1])[::-1].copy(), 2000, 2000, dtype=np.float16)
+
+
 def badly_scaled() -> lt.Pair:
     return pair(*[lambda x: x * np.logspace(-40, 40, N)] * 2, N, N)
 
@@ -236,6 +292,9 @@ RIGHT = (
     dense,
     dense_single,
     dense_half,
+    dense_half_large,
+    dense_bfloat16,
+    running_half_sums,
     badly_scaled,
 )
 

@@ -20,7 +20,7 @@ from linop.backends.base import Backend
 from linop.testing.cancellation import size_of_terms
 from linop.testing.dtypes import in_every_dtype
 from linop.testing.localise import largest, wrong_column
-from linop.testing.matrices import worst_of_matrices
+from linop.testing.matrices import matrix_of, unlike_matrix, worst_of_matrices
 from linop.testing.report import Report
 from linop.testing.tested_maps.foreign import tested_map
 from linop.testing.tested_maps.tested_map import Fault
@@ -162,7 +162,7 @@ def check_exact(
     The two dense matrices are built independently, by applying each map to all unit vectors. If no
     arithmetic rounds (data movement, integers) entries must be equal; otherwise they may differ by
     the tolerance, relative to the largest entry of their row and column. Linearity is tested on
-    random vectors, as in `check_linear`.
+    random vectors, as in `check_linear`, and each map on one beside its matrix.
 
     Args:
         op: the operator; small, since dense matrices are built.
@@ -178,9 +178,12 @@ def check_exact(
         rounds = not (F.exact and G.exact)
         most = max(entry_tolerance(F), entry_tolerance(G)) if rounds else 0.0
         check = Check("exact adjoint", compared, call, F, most, tolerance)
-        error, worst = worst_of_matrices(F, G, check.tolerance)
+        matrices = matrix_of(F), matrix_of(G)
+        error, worst = worst_of_matrices(F, G, *matrices, check.tolerance)
         if error <= check.tolerance:
-            tried = (linear(S, seed) for S in (F, G) for seed in (0, 2, 4))
+            pairs = list(zip((F, G), matrices, strict=True))
+            tried = [linear(S, seed, tolerance is None) for S, _ in pairs for seed in (0, 2, 4)]
+            tried += [unlike_matrix(S, A) for S, A in pairs]
             bent, where = max(tried, key=lambda found: found[0])
             if not bent <= max(check.tolerance, element_tolerance(F)):
                 return check.report(bent, where())
@@ -200,10 +203,12 @@ def check_linear(
     trials: int = 3,
     tolerance: float | None = None,
 ) -> Report:
-    """Linearity on random vectors: ``F(a x + y) = a F x + F y``, ``F 0 = 0``, ``F(-x) = -F x``
-    (except in unsigned dtypes) and ``F(2**k x) = 2**k F x`` for a large and a small power, which
-    rounding does not affect. F must also be repeatable, and not change its argument. The adjoint is
-    not called. Errors are relative to the largest element.
+    """Linearity on random vectors: ``F(a x + y) = a F x + F y``, also where x and y have zeros,
+    ``F 0 = 0``, ``F(-x) = -F x`` (except in unsigned dtypes) and ``F(2**k x) = 2**k F x`` for a
+    large and a small power. F must also be repeatable, and not change its argument. The adjoint is
+    not called. Errors are relative to the largest element. Those of signs and powers, which
+    rounding does not affect, may be 16 roundings, however large F is; unless F rounds otherwise
+    each time, or a tolerance is given.
 
     Args:
         op, backend, seed, trials, tolerance: as for `check_adjoint`.
@@ -214,7 +219,7 @@ def check_linear(
     )
     call = "check_linear(op, {})"
     check = Check("linearity", compared, call, F, element_tolerance(F), tolerance)
-    return check.tried(lambda seed: linear(F, seed), seed, trials)
+    return check.tried(lambda seed: linear(F, seed, tolerance is None), seed, trials)
 
 
 @in_every_dtype

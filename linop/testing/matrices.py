@@ -8,22 +8,25 @@ import numpy as np
 
 from linop.spaces.scalars import Array
 from linop.spaces.space import Space
-from linop.testing.cancellation import noise_of_entries
-from linop.testing.localise import unit
+from linop.testing.cancellation import noise_of_entries, size_of_terms
+from linop.testing.localise import largest, regions_held, unit
 from linop.testing.report import Worst, element, plain_number, shown
 from linop.testing.tested_maps.tested_map import TestedMap, gathered, widened
 from linop.testing.tested_maps.whole import everything
+from linop.testing.trials import Where, difference, random_vector
 
 
-def worst_of_matrices(F: TestedMap, G: TestedMap, tolerance: float) -> tuple[float, Worst]:
+def worst_of_matrices(
+    F: TestedMap, G: TestedMap, forward: Array, backward: Array, tolerance: float
+) -> tuple[float, Worst]:
     """The largest difference between the matrix of G and the conjugate transpose of that of F, and
     its entry. Collective.
 
     Args:
+        forward, backward: the matrices of F and of G.
         tolerance: 0, or differences are relative to the largest entry of their row and column; and
             if this is exceeded, to their rounding errors (`linop.testing.cancellation`).
     """
-    forward, backward = _matrix(F), _matrix(G)
     wanted = forward.conj().T
     if not wanted.size:
         return 0.0, Worst("there is no entry")
@@ -50,7 +53,33 @@ def worst_of_matrices(F: TestedMap, G: TestedMap, tolerance: float) -> tuple[flo
     return float(difference[row, column]), worst
 
 
-def _matrix(F: TestedMap) -> Array:
+def unlike_matrix(F: TestedMap, A: Array) -> tuple[float, Where]:
+    """Error of F x against the matrix of F times x, for a random x: unit vectors may meet other
+    branches of F than vectors without zeros. Collective.
+
+    Args:
+        A: the matrix of F.
+    """
+    x = random_vector(F, F.domain, 6)
+    given = everything(x, F)
+    if _doubled(F, F.domain):
+        given = np.concatenate([given.real, given.imag])
+    dtype = F.codomain.dtype
+    if dtype.kind in "iu":
+        image = A.astype(dtype) @ given.astype(dtype)  # wraps, as F does
+    else:
+        image = widened(A) @ widened(given)
+    if _doubled(F, F.codomain):
+        image = image[: F.codomain.size] + 1j * image[F.codomain.size :]
+    wanted = F.codomain.unflatten(image.astype(dtype))
+    names = "F x", "the matrix of F times x"
+    size = largest(x, F.backend)[1]
+    return difference(
+        F, F(x), regions_held(wanted, F.backend), names, [], lambda: size_of_terms(F, size)
+    )
+
+
+def matrix_of(F: TestedMap) -> Array:
     """The dense matrix, of `F.shape`. If F is linear over the real numbers only, a complex side has
     twice as many rows or columns: first all real parts, then all imaginary parts."""
     columns = [
