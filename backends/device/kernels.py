@@ -16,7 +16,7 @@ from linop.spaces.scalars import Scalar
 Kernel = Callable[..., Any]
 
 
-_WORDS = [np.dtype(np.complex128), np.dtype(np.float64), np.dtype(np.float32)]
+_WORDS: list[np.dtype[Any]] = [np.dtype(np.complex128), np.dtype(np.float64), np.dtype(np.float32)]
 """Items that a thread of a GPU can read and write at once."""
 
 

@@ -25,7 +25,7 @@ from linop.backends.autograd.bridge import bridge_of
 from linop.backends.autograd.checkpointing import in_checkpoint, run
 from linop.backends.transports.transport import MEET, Item
 from linop.backends.worker import Worker
-from linop.errors import ArgumentError, BackendError
+from linop.errors import ArgumentError, BackendError, LinopError
 from linop.layers.agreement.arguments import Said, compare_arguments
 from linop.layers.agreement.meeting import Meeting
 from linop.layers.agreement.metadata import CallMetadata
@@ -139,12 +139,16 @@ class InputAgreement(Meeting):
     def _summed(self, pair: Any, doing: str) -> int:
         if self._failed or not _runs(self._sum, self._backend):
             self.gather_objects(None, doing)  # so do the others, which have caught the error, too
-        bridge, arrays = bridge_of(self._sum, self._backend), self._backend.arrays
-        if in_checkpoint():
-            found = run(bridge, (torch.from_numpy(pair).to(arrays.device),))[0]
-        else:
-            # 5 µs less than through tensors
-            found = arrays.fetched(bridge.plan(arrays.put(pair)))
+        try:
+            bridge, arrays = bridge_of(self._sum, self._backend), self._backend.arrays
+            if in_checkpoint():
+                found = run(bridge, (torch.from_numpy(pair).to(arrays.device),))[0]
+            else:
+                # 5 µs less than through tensors
+                found = arrays.fetched(bridge.plan(arrays.put(pair)))
+        except LinopError:
+            self._failed = True
+            raise
         total, codes = found.tolist()
         if codes != self.workers * int(pair[1]):
             self.gather_objects(None, doing)  # all workers know, and it is an error on each
@@ -241,15 +245,16 @@ class InputAgreement(Meeting):
         had = self._backend.interruptions
         goes_on = not self._failed and had == self._interruptions
         goes_on = goes_on and _runs(self._sum, self._backend)
-        self._failed = True
-        said: list[Any] = self._backend.transport.gather_all(
-            (mine, goes_on, self._layers), doing, about
-        )
-        self._failed = False
+        message = mine, goes_on, self._layers
+        try:
+            said: list[Any] = self._backend.transport.gather_all(message, doing, about)
+        except LinopError:
+            self._failed = True
+            raise
         if not all(goes_on for _, goes_on, _ in said):
             # After an error that all caught, which came between on some: the sum is a new one, and
             # the next layer has one number, on all.
-            self._sum, self._interruptions = self._new_sum(), had
+            self._sum, self._interruptions, self._failed = self._new_sum(), had, False
             self._layers = self._unsure = max(layers for _, _, layers in said)
         return [one for one, _, _ in said]
 
