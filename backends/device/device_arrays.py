@@ -37,9 +37,7 @@ class DeviceArrays(Arrays):
     plain = "c_contiguous"
     wide_items = False
     copy_runs = staticmethod(copied_in_words)
-    long = (
-        16 * 1024 * 1024
-    )  # on an H100, what it saves on shorter ones is less than it costs the host
+    long = 16 * 2**20  # of shorter ones, it costs the host more than it saves on an H100
     small = 0  # its memory pool is as fast
 
     def __init__(self, module: Any, scipy: Callable[[str], Any], device: str = "cuda") -> None:

@@ -96,9 +96,11 @@ class InputAgreement(Meeting):
         """Interrupted runs that all workers know of."""
         self._failed = False
         """An exchange has raised an error since all workers last had one."""
-        self._unsure = 0
-        """Largest number that a layer had when all workers had an exchange again after an error:
-        some may have constructed more layers than others by then."""
+        self._sure = 0
+        """Number of layers at the last exchange of all workers."""
+        self._unsure = range(0)
+        """Numbers of the layers that were constructed around the last error that all caught: more
+        by some workers than by others."""
 
     def __deepcopy__(self, memo: object) -> InputAgreement:
         return self
@@ -226,14 +228,14 @@ class InputAgreement(Meeting):
         return self._compared("construct", [made for made, _ in said]), [one for _, one in said]
 
     def _compared(self, verb: str, said: Sequence[LayerDescription]) -> int:
-        """The number of a layer. That of layers which were constructed after an error is the
-        largest that it has anywhere: their order is the same on all workers, as that of others.
+        """The number of a layer. Of one that was constructed after an error it is the largest that
+        it has anywhere: the order of these is the same on all workers, as that of others.
 
         Raises:
             LinopError: workers have different layers.
         """
         number = max(one.number for one in said)
-        if number <= self._unsure:
+        if all(one.number in self._unsure for one in said):
             said = [one._replace(number=number) for one in said]
         _compare_layers(verb, said)
         return number
@@ -251,11 +253,13 @@ class InputAgreement(Meeting):
         except LinopError:
             self._failed = True
             raise
+        most = max(layers for _, _, layers in said)
         if not all(goes_on for _, goes_on, _ in said):
             # After an error that all caught, which came between on some: the sum is a new one, and
             # the next layer has one number, on all.
             self._sum, self._interruptions, self._failed = self._new_sum(), had, False
-            self._layers = self._unsure = max(layers for _, _, layers in said)
+            self._unsure, self._layers = range(self._sure + 1, most + 1), most
+        self._sure = most
         return [one for one, _, _ in said]
 
 
