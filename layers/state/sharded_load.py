@@ -21,7 +21,14 @@ from linop.layers.state.limits import Limits, bytes_of
 from linop.layers.state.metadata import NAME, Chunk, Index, Location, index_of
 from linop.layers.state.optimizer_state import Names, Optimized
 from linop.layers.state.reading import inside, loaded, regular
-from linop.layers.state.state_tensors import MODEL, OPTIMIZER, StateTensor, check_kinds, fit
+from linop.layers.state.state_tensors import (
+    MODEL,
+    OPTIMIZER,
+    StateTensor,
+    check_kinds,
+    check_range,
+    fit,
+)
 from linop.layers.state.workers import Workers
 
 Box = tuple[tuple[int, int], ...]
@@ -89,7 +96,8 @@ class _Folder:
             offsets: of the box in the tensor.
 
         Raises:
-            BackendError: elements are stored twice, or damaged. ArgumentError: some are missing.
+            BackendError: elements are stored twice, or damaged. ArgumentError: some are missing,
+                or beyond the range of the target's dtype.
         """
         entry = self.index.entries[name]
         found = [(chunk, _overlap(chunk, offsets, tuple(target.shape))) for chunk in entry.chunks]
@@ -97,7 +105,9 @@ class _Folder:
         self._check_cover(name, [_from(box, offsets) for _, box in boxes], target)
         for chunk, box in boxes:
             tensor = self._tensor(chunk, entry.dtype)
-            target[_from(box, offsets)].copy_(tensor[_from(box, chunk.offsets)])
+            part = tensor[_from(box, chunk.offsets)]
+            check_range("load", name, part, target.dtype)
+            target[_from(box, offsets)].copy_(part)
 
     def _check_cover(self, name: str, boxes: Sequence[tuple[slice, ...]], target: Tensor) -> None:
         """Check that boxes have each element of a target once, in time proportional to these."""

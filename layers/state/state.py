@@ -18,7 +18,7 @@ from linop.backends.autograd.functions import apply
 from linop.errors import ArgumentError
 from linop.layers.layer import Tensor
 from linop.layers.parameters.blocks import plain
-from linop.layers.state.state_tensors import StateTensor, check_kinds, fit
+from linop.layers.state.state_tensors import StateTensor, check_kinds, check_range, fit
 from linop.layers.state.workers import CARRIERS, Workers, as_carrier
 from linop.operators.collectives import repartition
 from linop.spaces.decomposition import COPIES
@@ -125,6 +125,14 @@ def source_of(
             raise ArgumentError(f"{workers.what}: {item.key!r} is a {name}; a tensor expected")
     dtypes = {key: kind for key, (_, kind) in kinds.items()}
     check_kinds(workers.what, items, dtypes)
+    others = [item for item in items if dtypes[item.key] != item.dtype]
+    if others:
+
+        def check() -> None:
+            for item in others if state is not None else ():
+                check_range(workers.what, item.key, state[item.key], item.dtype)
+
+        workers.each(check)
     root = None if all(other == kinds for other in said) else said.index(kinds)
     return Source(root, dtypes)
 

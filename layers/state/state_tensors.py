@@ -199,3 +199,27 @@ def check_kinds(what: str, items: Sequence[StateTensor], dtypes: Mapping[str, An
                 f"{what}: {item.key!r} is of {given} in the state, and of {wanted} in the model, "
                 f"which does not hold such numbers; give a state, or a model, of the other dtype"
             )
+
+
+def check_range(what: str, key: str, given: Tensor, dtype: torch.dtype | None) -> None:
+    """Check that the numbers of a state are in the range of an item's dtype. Floats may be rounded.
+
+    Args:
+        dtype: of the item; None if it takes any.
+
+    Raises:
+        ArgumentError: a number would become another, or infinite.
+    """
+    if dtype in (None, given.dtype):
+        return
+    floating = given.is_floating_point() or given.is_complex()
+    if floating and given.itemsize == 1:
+        given = given.float()  # torch has no functions of shorter ones
+    there = given.to(dtype)
+    back = (there.real if there.is_complex() and not given.is_complex() else there).to(given.dtype)
+    lost = given.isfinite() & ~back.isfinite() if floating else back != given
+    if bool(lost.any()):
+        raise ArgumentError(
+            f"{what}: {key!r} has {given[lost][0].item()} in the state, beyond the range of the "
+            f"model's {dtype}; give a state, or a model, of the other dtype"
+        )

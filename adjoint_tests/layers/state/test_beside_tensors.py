@@ -15,7 +15,7 @@ if importlib.util.find_spec("torch") is None:
     )
 
 import torch
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import linop
@@ -102,6 +102,57 @@ def test_numbers_of_another_kind_are_refused(
             with pytest.raises(ArgumentError, match="does not hold such numbers"):
                 layers.load(other, path)
             assert not other.x.any()
+
+    linop.launch(program, workers, "threads")
+
+
+RANGES = [
+    torch.int8, torch.uint8, torch.int16, torch.int64,
+    torch.float16, torch.bfloat16, torch.float32, torch.float64,
+    torch.float8_e4m3fn, torch.float8_e5m2, torch.complex64, torch.complex128,
+]  # fmt: skip
+
+
+@given(
+    st.sampled_from(RANGES),
+    st.sampled_from(RANGES),
+    st.integers(-300, 300),
+    st.booleans(),
+    st.integers(1, 2),
+)
+def test_numbers_beyond_the_range_are_refused(
+    tmp_path_factory: pytest.TempPathFactory,
+    given: Any,
+    wanted: Any,
+    size: int,
+    sharded: bool,
+    workers: int,
+) -> None:
+    """On all workers, and nothing is changed."""
+    assume(torch.can_cast(given, wanted))
+    is_whole = not (given.is_floating_point or given.is_complex)
+    value = torch.tensor(float(size) if is_whole else 10.0**size, dtype=torch.float64).to(given)
+    stored = value.to(torch.complex128)
+    loaded = value.to(wanted).to(torch.complex128)
+    lost = stored != loaded if is_whole else stored.isfinite() and not loaded.isfinite()
+    path = tmp_path_factory.mktemp("ranges") / "state"
+
+    def model(of: Any, dtype: Any) -> Any:
+        found = torch.nn.Module()
+        found.register_buffer("x", torch.stack([of.new_zeros(()), of]).to(dtype))
+        return found
+
+    def program(backend: Any) -> None:
+        layers.save(model(value, given), path, sharded=sharded)
+        other = model(value.new_zeros(()), wanted)
+        if not lost:
+            layers.load(other, path)
+            found = other.x[1].to(torch.complex128)
+            assert found == loaded or (found.isnan() and loaded.isnan())
+        else:
+            with pytest.raises(ArgumentError, match="beyond the range of the model's"):
+                layers.load(other, path)
+            assert not other.x.to(torch.complex128).any()
 
     linop.launch(program, workers, "threads")
 
