@@ -102,6 +102,7 @@ def ended(workers: int, program: Path, text: str, last: int) -> list[tuple[str, 
             env=os.environ
             | ENVIRONMENT
             | common
+            | {"PYTHONFAULTHANDLER": "1"}
             | {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(workers)},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -111,6 +112,12 @@ def ended(workers: int, program: Path, text: str, last: int) -> list[tuple[str, 
     ]
     try:
         said = [job.communicate(timeout=120) for job in [*jobs[1:], jobs[0]]]
+    except subprocess.TimeoutExpired:
+        running = [job for job in jobs if job.poll() is None]
+        for job in running:
+            job.send_signal(signal.SIGABRT)
+        stacks = {jobs.index(job): job.communicate(timeout=30)[1] for job in running}
+        pytest.fail("\n".join(f"worker {w} was stuck:\n{text}" for w, text in stacks.items()))
     finally:
         for job in jobs:
             with contextlib.suppress(ProcessLookupError):
