@@ -206,9 +206,9 @@ def check_linear(
     """Linearity on random vectors: ``F(a x + y) = a F x + F y``, also where x and y have zeros,
     ``F 0 = 0``, ``F(-x) = -F x`` (except in unsigned dtypes) and ``F(2**k x) = 2**k F x`` for a
     large and a small power. F must also be repeatable, and not change its argument. The adjoint is
-    not called. Errors are relative to the largest element. Those of signs and powers, which
-    rounding does not affect, may be 16 roundings, however large F is; unless F rounds otherwise
-    each time, or a tolerance is given.
+    not called. Errors are relative to the largest element. In short formats, where the tolerance of
+    a sum of so many terms would hide all errors, those of signs and powers, which rounding does not
+    affect, may be 16 roundings; unless F rounds otherwise each time, or a tolerance is given.
 
     Args:
         op, backend, seed, trials, tolerance: as for `check_adjoint`.

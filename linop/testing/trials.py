@@ -350,8 +350,9 @@ def linear(F: TestedMap, seed: int, exactly: bool = True) -> tuple[float, Where]
     each of a few cones is likely to have a single pair, and its sum, in one of them.
 
     Args:
-        exactly: rounding does not affect signs and powers of two. Errors of these are infinite
-            where they are larger than `entry_tolerance`, if F x has the same bits a second time.
+        exactly: where a tolerance of sums would hide all errors, those of signs and powers of two,
+            which rounding does not affect, are infinite if they are larger than `entry_tolerance`
+            and F x has the same bits a second time.
     """
     if worst := not_zero(F):
         return math.inf, lambda: worst
@@ -366,12 +367,14 @@ def linear(F: TestedMap, seed: int, exactly: bool = True) -> tuple[float, Where]
     for power in _far(F, largest(once, F.backend)[1]):
         names = f"F(2**{power} x)", f"2**{power} F x"
         scaled.append(difference(F, F(_power(power) * x), _power(power) * once, names, []))
-    if exactly and not again[0]:
+    if exactly and not again[0] and element_tolerance(F) > _COARSE:
         most = entry_tolerance(F)
         scaled = [(math.inf if error > most else error, where) for error, where in scaled]
     return max([*found, again, *scaled], key=lambda one: one[0])
 
 
+_COARSE = 0.01
+"""Tolerance of an element from which on it hides errors of maps that are not linear."""
 _FEW = 8
 """Pairs of vectors in a trial of linearity, times elements of the space; or one pair."""
 _APART = 1000
