@@ -127,10 +127,11 @@ def source_of(
     check_kinds(workers.what, items, dtypes)
     others = [item for item in items if dtypes[item.key] != item.dtype]
     if others:
+        held = {} if state is None else state
 
         def check() -> None:
-            for item in others if state is not None else ():
-                check_range(workers.what, item.key, state[item.key], item.dtype)
+            for item in others if held else ():
+                check_range(workers.what, item.key, held[item.key], item.dtype)
 
         workers.each(check)
     root = None if all(other == kinds for other in said) else said.index(kinds)
