@@ -208,7 +208,7 @@ def check_linear(
     large and a small power. F must also be repeatable, and not change its argument. The adjoint is
     not called. Errors are relative to the largest element. In short formats, where the tolerance of
     a sum of so many terms would hide all errors, those of signs and powers, which rounding does not
-    affect, may be 16 roundings; unless F rounds otherwise each time, or a tolerance is given.
+    affect, may be two roundings; unless F rounds otherwise each time, or a tolerance is given.
 
     Args:
         op, backend, seed, trials, tolerance: as for `check_adjoint`.

@@ -351,8 +351,8 @@ def linear(F: TestedMap, seed: int, exactly: bool = True) -> tuple[float, Where]
 
     Args:
         exactly: where a tolerance of sums would hide all errors, those of signs and powers of two,
-            which rounding does not affect, are infinite if they are larger than `entry_tolerance`
-            and F x has the same bits a second time.
+            which rounding does not affect, are infinite if they are larger than two roundings and
+            F x has the same bits a second time.
     """
     if worst := not_zero(F):
         return math.inf, lambda: worst
@@ -368,7 +368,7 @@ def linear(F: TestedMap, seed: int, exactly: bool = True) -> tuple[float, Where]
         names = f"F(2**{power} x)", f"2**{power} F x"
         scaled.append(difference(F, F(_power(power) * x), _power(power) * once, names, []))
     if exactly and not again[0] and element_tolerance(F) > _COARSE:
-        most = entry_tolerance(F)
+        most = 2 * max(machine_epsilon(space.dtype) for space in (F.domain, F.codomain))
         scaled = [(math.inf if error > most else error, where) for error, where in scaled]
     return max([*found, again, *scaled], key=lambda one: one[0])
 
