@@ -9,6 +9,7 @@ import copy
 import functools
 import operator
 import pickle
+import random
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -50,6 +51,8 @@ def test_a_graph_is_its_matrix_forward_adjoint_and_in_stages(steps: list[Step]) 
     x = SPACE.integers(1)
     for one, of in ((op, matrix), (op.H, matrix.T)):
         assert (SPACE.flatten(one(x)) == of @ SPACE.flatten(x)).all()
+        assert (one.stages.to_matrix().toarray() == of).all()
+        assert not any(one.stages.spread.carried)
         linop.verify_plans(one)
     assert (op.simplify().to_matrix().toarray() == matrix).all()
 
@@ -115,6 +118,27 @@ def test_each_step_costs_what_the_others_cost(factors: list[str], term: str, rig
 
     for few, many in zip(costs(12), costs(36), strict=True):
         assert many <= 1.2 * 3 * few
+
+
+@given(st.integers(0, 2**32), st.integers(100, 200), st.booleans())
+@settings(deadline=None)
+def test_stages_list_what_they_read(seed: int, steps: int, blocks: bool) -> None:
+    """However far back a graph reaches, and in blocks beside others."""
+    draw = random.Random(seed)
+    nodes = [linop.identity(SPACE), LOCAL]
+    for _ in range(steps):
+        a, b = nodes[-1], draw.choice(nodes)
+        leaf = draw.choice([LOCAL, S, S.H])
+        nodes.append(draw.choice([leaf @ a - b, leaf @ a + 2 * b, leaf @ b + a]))
+    op = nodes[-1]
+    if blocks:
+        op = linop.direct_sum(op, linop.identity(linop.Space(linop.Region("p", 2))))
+    for one in (op, op.H):
+        assert max(one.stages.carried) > steps / 20
+        listed = sum(len(m.domain) + len(m.codomain) for m in one.stages.movements)
+        assert listed <= 12 * steps
+        assert sum(len(plan.steps) for plan in lower_all(one.stages)) <= 30 * steps
+    linop.verify_plans(op)
 
 
 @given(st.integers(1, 12), st.booleans())

@@ -14,6 +14,7 @@ import linop
 from linop import COPIES, REPLICATED, LinearOperator, Partition, Region, Space, TensorSpace
 from linop.backends.base import Backend
 from linop.normal_form.movement import Movement
+from linop.operators.named_movement import out_of_place
 from linop.planning import Link, Network, Placement, hierarchy
 from linop.planning.hierarchy import hierarchical
 from linop.planning.lowering import lower, lower_all
@@ -23,6 +24,7 @@ from linop.planning.stage_passes import passed, prepared
 from linop.planning.stretching import Plans
 from support.operators.catalogue import FACTORIES, NAMES, operators
 from support.operators.properties import dot_products, forms, rounding, same_vectors
+from support.planning.interpreter import interpret
 
 SHORT, LONG = 12, 120_000
 """Numbers, of eight bytes, that one worker of a machine sends; and that all share."""
@@ -292,6 +294,40 @@ def test_a_copy_is_read_from_the_same_machine() -> None:
     (movement,) = op.stages.movements
     assert crossing((movement,), PAIRS) == 0
     runs(op, PAIRS)
+
+
+@pytest.mark.parametrize("placement", [None, PAIRS, MIXED])
+@pytest.mark.parametrize("n", [SHORT, LONG])
+def test_what_a_later_stage_reads_is_carried_past_factors(
+    placement: Placement | None, n: int
+) -> None:
+    """Factors have regions of their own between them, and another may have the name of one."""
+    R = all_reduce(n, 4)
+    own = R.domain
+    between = [r for m in prepared(R.stages, placement).movements[1:] for r in m.domain]
+    space = Space([*own.regions, Region(between[0].name if between else "other", 3, 2)])
+    there = out_of_place(space, own, [(region, region) for region in own.regions])
+    twice = linop.direct_sum(*[linop.local(r, r, _doubled, _doubled) for r in own.regions])
+    before, now = R, twice @ R
+    for _ in range(3):
+        before, now = now, R @ twice @ R @ now - before
+    op = there.H @ now @ there + linop.identity(space)
+    for one in (op, op.H):
+        stages = prepared(one.stages, placement)
+        grew = len(stages.movements) > len(one.stages.movements)
+        assert grew == (n == LONG or placement is not None)
+        assert any(stages.carried)
+        linop.verify_plans(one, placement=placement)
+        x = space.integers(1)
+        arguments = {w: {r.name: x[r.name] for r in space.on(w)} for w in range(4)}
+        wanted = one(x)
+        for results in interpret(lower_all(one.stages, placement), arguments).values():
+            for name, array in results.items():
+                assert (array == wanted[name]).all()
+
+
+def _doubled(x: Any) -> Any:
+    return 2 * x
 
 
 def test_plans_are_cached_for_a_placement() -> None:

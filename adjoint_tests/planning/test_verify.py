@@ -124,6 +124,16 @@ def applied() -> LinearOperator:
     return linop.local_operators.matrix(np.ones((3, 2)), Region("x", 2), Region("y", 3))
 
 
+def passed_by() -> LinearOperator:
+    """A local operator beside a region that its layer leaves alone."""
+    return linop.direct_sum(applied(), linop.identity(Space(Region("p", 2))))
+
+
+def after(stage: int, **changes: Any) -> Edit:
+    """Change the end of a stage."""
+    return on(Advance, lambda s: [replace(s, **changes)] if s.stage == stage else [s])
+
+
 def kept() -> LinearOperator:
     """Two regions of one worker that keep their content."""
     return linop.identity(Space([Region("p", 2), Region("q", 2)]))
@@ -184,8 +194,18 @@ FAULTS = [
           changed(Send, parts=(linop.Subset(NOWHERE, (0,), (2,)),))),
     Fault("unknown region kept", UnknownRegionError, "no region .*nowhere", applied, 0,
           changed(Alias, source=NOWHERE)),
-    Fault("unknown region applied", UnknownRegionError, "no region 'x'", applied, 0,
+    Fault("unknown region applied", UnknownRegionError, "'x', and there is no such", applied, 0,
           lambda step: [] if isinstance(step, Alias) and step.target.name == "x" else [step]),
+    Fault("region taken twice", UnknownRegionError, "'x⟨0⟩', which it has taken", passed_by, 0,
+          after(1, taken=("x⟨0⟩", "x⟨0⟩"))),
+    Fault("applied, and not taken", UnknownRegionError, "no region 'x⟨0⟩'", passed_by, 0,
+          after(1, taken=("p⟨1⟩",))),
+    Fault("taken, and not passed on", UnknownRegionError, "no region .*'p⟨1⟩'", passed_by, 0,
+          after(1, taken=("x⟨0⟩", "p⟨1⟩"))),
+    Fault("made beside one of its name", TwoWritersError, "makes region 'p⟨1⟩', and does not take",
+          passed_by, 0, lambda step: [Make(step.source, True)]
+          if isinstance(step, Alias) and step.target.name == "p" else
+          after(2, taken=("y⟨0⟩",))(step)),
     Fault("not made", UnknownRegionError, "'x@0' was not made", gathered, 0, dropped(Make)),
     Fault("unknown message", UnknownRegionError, "no message from 5", gathered, 0,
           from_message(lambda put: [replace(put, source=Message(5, 0))])),

@@ -39,8 +39,11 @@ class Layout:
         self.stages: list[Stage] = []
         current = {r.name: buffer for r, buffer in zip(plan.inputs, self.inputs, strict=True)}
         for steps in plan.stages:
-            self.stages.append(Stage(plan.worker, steps, current, arrays))
-            current = self.stages[-1].new
+            stage = Stage(plan.worker, steps, current, arrays)
+            for name in stage.current:
+                del current[name]
+            current |= stage.new
+            self.stages.append(stage)
         self.results = tuple(current[region.name] for region in plan.outputs)
         made = {buffer: make.region for stage in self.stages for make, buffer in stage.made}
         self._own = {buffer: made[buffer] for buffer in self.results if buffer in made}

@@ -26,7 +26,8 @@ from linop.spaces.region import Region, Subset
 
 
 class Stage:
-    """Steps of one stage, with the buffers of the regions before (`current`) and after it (`new`).
+    """Steps of one stage, with the buffers of the regions that it takes (`current`) and makes
+    (`new`).
 
     Attributes:
         writes: puts and sums, in order; `puts`: the puts, those of sums included.
@@ -37,7 +38,10 @@ class Stage:
     def __init__(
         self, worker: int, steps: Sequence[Step], current: dict[str, Buffer], arrays: Arrays
     ) -> None:
-        self.current = current
+        (end,) = (step for step in steps if isinstance(step, Advance))
+        self.number = end.stage
+        taken = current if end.taken is None else end.taken
+        self.current = {name: current[name] for name in taken}
         self.new: dict[str, Buffer] = {}
         self.made: list[tuple[Make, Buffer]] = []
         self.writes: list[Put | Sum] = []
@@ -64,8 +68,6 @@ class Stage:
                     self.sends.append(step)
                 case Wait():
                     self.waits = step
-                case Advance():
-                    self.number = step.stage
         self.sends.sort(key=lambda send: (send.peer < worker, send.peer))
         self.created = frozenset(p.target.region.name for p in self.puts if creates(p))
         """Regions that one put sets as a whole."""

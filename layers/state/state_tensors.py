@@ -216,8 +216,14 @@ def check_range(what: str, key: str, given: Tensor, dtype: torch.dtype | None) -
     if floating and given.itemsize == 1:
         given = given.float()  # torch has no functions of shorter ones
     there = given.to(dtype)
-    back = (there.real if there.is_complex() and not given.is_complex() else there).to(given.dtype)
-    lost = given.isfinite() & ~back.isfinite() if floating else back != given
+    there = there.real if there.is_complex() and not given.is_complex() else there
+    back = there.to(given.dtype)
+    if floating:
+        lost = given.isfinite() & ~back.isfinite()
+    else:
+        # As float64, since torch compares not all of its dtypes: -1 is 255 in uint8, and -1 again.
+        before, after = given.to(torch.float64), there.to(torch.float64)
+        lost = (back != given) | ((before < 0) != (after < 0)) | after.isinf()
     if bool(lost.any()):
         raise ArgumentError(
             f"{what}: {key!r} has {given[lost][0].item()} in the state, beyond the range of the "

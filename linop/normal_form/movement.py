@@ -48,7 +48,7 @@ from linop.normal_form.transfer_table import (
 )
 from linop.provenance import Keeper
 from linop.spaces.exact import Exact, shown
-from linop.spaces.region import Subset
+from linop.spaces.region import Region, Subset
 from linop.spaces.scalars import Scalar, as_exact, sparse_dtype
 from linop.spaces.space import Space
 
@@ -280,6 +280,15 @@ class Movement(Keeper):
         return Movement(
             domain, codomain, BlockTable([m.transfers for m in movements], dst, src, sizes)
         )
+
+    def beside(self, regions: Sequence[Region]) -> Movement:
+        """The direct sum of the identity on some regions and this movement."""
+        if not regions:
+            return self
+        dtype = self.domain.dtype
+        same = Space(regions, dtype)
+        ends = (Space((*regions, *s.regions), dtype) for s in (self.domain, self.codomain))
+        return Movement.direct_sum([Movement.between(same, same), self], *ends)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Movement):

@@ -1,15 +1,17 @@
 """Stages M_k L_k ··· L_1 M_0 of the values that remain of a program.
 
 Every value is computed in the first stage in which it can be, and kept, as regions of the spaces
-between the stages, until its last use; a region whose name another value has at that time is
-renamed. A sum whose terms become known one after another is accumulated, so that they are not all
-kept until the last is known. Which values remain is decided by `linop.normal_form.values`.
+between the stages, until its last use; stages that do not read it do not list it. A region whose
+name another value has at that time is renamed. A sum whose terms become known one after another is
+accumulated, so that they are not all kept until the last is known. Which values remain is decided
+by `linop.normal_form.values`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from heapq import heappop, heappush
 
 import numpy as np
 
@@ -36,11 +38,17 @@ def stages_of_values(values: Values, order: Sequence[int]) -> Stages:
 
 @dataclass(frozen=True)
 class Held:
-    """A value as regions of the spaces between stages."""
+    """A value as regions of the spaces between stages.
+
+    Attributes:
+        renamed: the names of its regions there, by their own, where these differ.
+        own, number: the names that were renamed together, and the number in their suffix.
+    """
 
     regions: tuple[Region, ...]
     renamed: Mapping[str, str]
-    """The names of its regions there, by their own, where these differ."""
+    own: frozenset[str]
+    number: int
 
 
 class _Schedule:
@@ -54,6 +62,7 @@ class _Schedule:
         self._assign_stages()
         self.held: dict[int, Held] = {}
         self.names: set[str] = set()
+        self.free: dict[frozenset[str], list[int]] = {}
 
     def _assign_stages(self) -> None:
         ready = {SOURCE: 0}  # the first movement that can read a value
@@ -93,44 +102,57 @@ class _Schedule:
         self.terms[value] = total | terms
 
     def stages(self) -> Stages:
-        live, before = [SOURCE], self.values.spaces[SOURCE]
         self._hold(SOURCE)
         movements: list[Movement] = []
         layers: list[Layer] = []
         for stage, new in enumerate(self.new):
-            kept = self._still(live, stage)
+            read = list(dict.fromkeys(source for value in new for source in self.terms[value]))
+            if stage == 0 and SOURCE not in read:
+                read.append(SOURCE)
+            kept = [value for value in read if self.last.get(value, -1) > stage]
+            self._release(value for value in read if self.last.get(value, -1) <= stage)
             for value in new:
                 self._hold(value)
-            here = [*kept, *new]
-            after = self._space(here)
-            movements.append(self._movement(before, after, kept, new))
-            live, layer = self._through_layer(here, new)
-            before = self._space(live) if layer else after
-            layers.append(layer)
+            ends = self._space(read), self._space([*kept, *new])
+            movements.append(self._movement(*ends, kept, new))
+            layers.append(self._layer(new))
         return Stages(tuple(movements), tuple(layers[:-1]))
 
-    def _still(self, live: Iterable[int], stage: int) -> list[int]:
-        """The values that are read after a stage; the names of the others are free."""
-        kept = [value for value in live if self.last.get(value, -1) > stage]
-        for value in live:
-            if self.last.get(value, -1) <= stage:
-                self.names.difference_update(region.name for region in self.held[value].regions)
-        return kept
+    def _release(self, values: Iterable[int]) -> None:
+        """Free the names of values that are not read any more."""
+        for value in values:
+            held = self.held[value]
+            self.names.difference_update(region.name for region in held.regions)
+            heappush(self.free[held.own], held.number)
 
     def _hold(self, value: int) -> None:
-        """Give the regions of a value, and those of a layer applied to it, names."""
-        spaces = [self.values.spaces[value]]
-        if value in self.results:
-            spaces.append(self.values.spaces[self.results[value][0]])
-        own = {region.name for space in spaces for region in space.regions}
-        number, suffix = 0, ""
-        while not self.names.isdisjoint(name + suffix for name in own):
-            number, suffix = number + 1, f"⟨{number}⟩"
+        """Give the regions of a value, and those of a layer applied to it, names: their own, with
+        the least number that makes them differ from those of all other values."""
+        numbers = (value, *(self.results[value][:1] if value in self.results else ()))
+        spaces = [self.values.spaces[k] for k in numbers]
+        own = frozenset(region.name for space in spaces for region in space.regions)
+        number, suffix = self._number(own)
         renamed = {name: name + suffix for name in own} if suffix else {}
         self.names.update(name + suffix for name in own)
-        numbers = (value, *(self.results[value][:1] if value in self.results else ()))
         for k, space in zip(numbers, spaces, strict=True):
-            self.held[k] = Held(tuple(_renamed(r, renamed) for r in space.regions), renamed)
+            regions = tuple(_renamed(r, renamed) for r in space.regions)
+            self.held[k] = Held(regions, renamed, own, number)
+
+    def _number(self, own: frozenset[str]) -> tuple[int, str]:
+        """The least number of a suffix with which some names are free, and this suffix."""
+        free = self.free.setdefault(own, [0])
+        taken: list[int] = []
+        while True:
+            number = heappop(free)
+            if not free:
+                free.append(number + 1)
+            suffix = f"⟨{number}⟩" if number else ""
+            if self.names.isdisjoint(name + suffix for name in own):
+                break
+            taken.append(number)  # by values that have some of the names
+        for other in taken:
+            heappush(free, other)
+        return number, suffix
 
     def _space(self, live: Sequence[int]) -> Space:
         if len(live) == 1 and not self.held[live[0]].renamed:
@@ -138,19 +160,16 @@ class _Schedule:
         regions = (region for value in live for region in self.held[value].regions)
         return Space(regions, self.values.spaces[SOURCE].dtype)
 
-    def _through_layer(self, here: Sequence[int], new: Sequence[int]) -> tuple[list[int], Layer]:
-        """The values after the layer that follows a stage, and its calls."""
+    def _layer(self, new: Sequence[int]) -> Layer:
+        """The calls of the layer after a stage, which are applied to values that are new there."""
         calls: list[Call] = []
-        live: list[int] = []
-        for value in here:
+        for value in new:
             result, layer = self.results.get(value, (value, ()))
-            live.append(result)
             names = self.held[value].renamed
             calls += [call.renamed(names) for call in layer]
-            gone = {r.name for r in self.held[value].regions}
-            self.names -= gone if result != value else set()
-            self.names |= {r.name for r in self.held[result].regions}
-        return live, tuple(calls)
+            self.names.difference_update(region.name for region in self.held[value].regions)
+            self.names.update(region.name for region in self.held[result].regions)
+        return tuple(calls)
 
     def _movement(
         self, before: Space, after: Space, kept: Sequence[int], new: Sequence[int]

@@ -2,8 +2,10 @@
 layers L of local maps.
 
 A pure data movement is a single movement stage. A local map is a layer between the movement of its
-arguments and that of its results. The algebra (composition, sum, scalar multiple, direct sum,
-adjoint) is closed over stages; they are the input of lowering (`linop.planning.lowering`).
+arguments and that of its results. Movements and layers leave regions that are in none of their
+spaces as they are: these are carried, and listed nowhere. The algebra (composition, sum, scalar
+multiple, direct sum, adjoint) is closed over stages; they are the input of lowering
+(`linop.planning.lowering`).
 """
 
 from __future__ import annotations
@@ -31,7 +33,13 @@ from linop.spaces.space import Space
 
 @dataclass(frozen=True, eq=False)
 class Stages(Keeper):
-    """M_k L_k ··· L_1 M_0, first applied first: ``len(movements) == len(layers) + 1``."""
+    """M_k L_k ··· L_1 M_0, first applied first: ``len(movements) == len(layers) + 1``.
+
+    Attributes:
+        movements: each is a direct sum with the identity on the regions that it carries. The first
+            carries none of the domain, and the last none of the codomain.
+        layers: likewise.
+    """
 
     movements: tuple[Movement, ...]
     layers: tuple[Layer, ...] = ()
@@ -55,9 +63,42 @@ class Stages(Keeper):
         if any(self.layers):
             return None
         product = self.movements[0]
-        for movement in self.movements[1:]:
+        for movement in self.spread.movements[1:]:
             product = movement @ product
         return product
+
+    @cached_property
+    def carried(self) -> tuple[int, ...]:
+        """The number of regions that each movement carries."""
+        there, found = len(self.domain), []
+        for movement, layer in zip(self.movements, (*self.layers, ()), strict=True):
+            found.append(there - len(movement.domain))
+            there = found[-1] + len(movement.codomain)
+            there += sum(len(call.outputs) - len(call.inputs) for call in layer)
+        return tuple(found)
+
+    @property
+    def spread(self) -> Stages:
+        """The same map, with movements that carry no region: their spaces list all that are there.
+        Its size is that of the stages times the number of regions kept between them."""
+        if not any(self.carried):
+            return self
+        there = {region.name: region for region in self.domain}
+        movements: list[Movement] = []
+        for k, movement in enumerate(self.movements):
+            rest = [region for name, region in there.items() if name not in movement.domain]
+            movements.append(movement.beside(rest))
+            there = {region.name: region for region in (*rest, *movement.codomain)}
+            for call in self.layers[k] if k < len(self.layers) else ():
+                for name in call.inputs:
+                    del there[name]
+                there |= {name: self.result(k, name) for name in call.outputs}
+        return Stages(tuple(movements), self.layers)
+
+    def result(self, layer: int, name: str) -> Region:
+        """A region that a layer makes, which is listed by the next movement that reads it."""
+        later = (self.movements[k].domain for k in range(layer + 1, len(self.movements)))
+        return next(domain[name] for domain in later if name in domain)
 
     @property
     def calls(self) -> tuple[Call, ...]:
@@ -101,7 +142,7 @@ class Stages(Keeper):
         """The block-diagonal operator, stage by stage; short blocks are padded with identities."""
         depth = max((len(block.layers) for block in blocks), default=0)
         padded = [
-            block._deepened(depth)._renamed(f"{{}}⟨{k}⟩".format) for k, block in enumerate(blocks)
+            block._deepened(depth).renamed(f"{{}}⟨{k}⟩".format) for k, block in enumerate(blocks)
         ]
         movements = []
         for i in range(depth + 1):
@@ -122,7 +163,7 @@ class Stages(Keeper):
         movements = still + self.movements if early else self.movements + still
         return Stages(movements, self.layers + ((),) * more)
 
-    def _renamed(self, rename: Callable[[str], str]) -> Stages:
+    def renamed(self, rename: Callable[[str], str]) -> Stages:
         """The stages with regions renamed, all but those of domain and codomain."""
         last = len(self.movements) - 1
         movements = []
@@ -178,12 +219,13 @@ class Stages(Keeper):
     def _factors(self, nudge: entries.Nudge) -> list[Table]:
         """The exact matrices of movements and layers, entry by entry, first applied first
         (`linop.normal_form.entries`); `nudge` changes the entries of layers."""
-        factors = [entries.of(*self.movements[0].entries())]
+        movements = self.spread.movements
+        factors = [entries.of(*movements[0].entries())]
         for i, layer in enumerate(self.layers):
-            before, after = self.movements[i].codomain, self.movements[i + 1].domain
+            before, after = movements[i].codomain, movements[i + 1].domain
             blocks = layer_blocks(before, after, layer)
             factors.append(entries.beside(entries.of_sparse(*block, nudge) for block in blocks))
-            factors.append(entries.of(*self.movements[i + 1].entries()))
+            factors.append(entries.of(*movements[i + 1].entries()))
         return factors
 
     def to_matrix(self) -> scipy.sparse.csr_array:
@@ -191,11 +233,12 @@ class Stages(Keeper):
         wide = sparse_dtype(self.domain.dtype)
         if not self.pure and wide.kind not in "iu":
             wide = np.result_type(wide, np.float64)
-        matrix = self.movements[0].to_matrix(wide)
+        movements = self.spread.movements
+        matrix = movements[0].to_matrix(wide)
         for i, layer in enumerate(self.layers):
-            before, after = self.movements[i].codomain, self.movements[i + 1].domain
+            before, after = movements[i].codomain, movements[i + 1].domain
             local = layer_matrix(before, after, layer, wide)
-            matrix = self.movements[i + 1].to_matrix(wide) @ local @ matrix
+            matrix = movements[i + 1].to_matrix(wide) @ local @ matrix
         return scipy.sparse.csr_array(matrix)
 
     @cached_property

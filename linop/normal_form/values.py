@@ -55,13 +55,14 @@ class Values:
 
     def _through(self, stages: Stages, source: int) -> tuple[int, Merged]:
         """The value before the last movement of stages, and this."""
-        *before, last = stages.movements
+        movements = stages.spread.movements
+        *before, last = movements
         for k, movement in enumerate(before):
             argument = self.new(movement.codomain)
             self.terms[argument].append((source, Merged.of(movement)))
             source = argument
             if stages.layers[k]:
-                source = self.new(stages.movements[k + 1].domain)
+                source = self.new(movements[k + 1].domain)
                 self.layers[source] = argument, stages.layers[k]
         return source, Merged.of(last)
 

@@ -3,9 +3,9 @@ factors."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
-from itertools import pairwise
+from itertools import count, pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -70,6 +70,18 @@ def _source(movement: Movement, row: int) -> Subset:
 def _target(movement: Movement, row: int) -> Subset:
     t = movement.table
     return box_of(movement.codomain.numbering.at(t.dst[row]), t.at[row], t.extent[row])
+
+
+PREFIXES = "total ", "partial sum ", "share ", "sum "
+"""Beginnings of the names of regions between factors."""
+
+
+def labels(movement: Movement) -> Iterator[str]:
+    """Numbers for the names of regions between the factors of a movement: with marks, if one of its
+    own regions might have such a name."""
+    names = [r.name for space in (movement.domain, movement.codomain) for r in space]
+    marks = max((1 + n.count("′") for n in names if n.startswith(PREFIXES)), default=0)
+    return (f"{number}{'′' * marks}" for number in count())
 
 
 def shares(one: Combination, many: int) -> list[Combination]:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from linop.planning.collective_selection import offset_of
-from linop.planning.plan import Alias, LoweredPlan, Make, Put, Step, Sum, puts_of
+from linop.planning.plan import Alias, Apply, LoweredPlan, Make, Put, Step, Sum, puts_of
 from linop.spaces.region import Region, Subset
 
 
@@ -108,5 +108,7 @@ def _results(plan: LoweredPlan) -> list[dict[str, Region]]:
     for stage in reversed(plan.stages):
         made = {step.region.name: step.region for step in stage if isinstance(step, Make)}
         found.insert(0, {name: region for name, region in made.items() if name in wanted})
-        wanted = {s.source.name for s in stage if isinstance(s, Alias) and s.target.name in wanted}
+        kept = {s.target.name: s.source.name for s in stage if isinstance(s, Alias)}
+        own = {r.name for s in stage if isinstance(s, Apply) for r in s.outputs} | made.keys()
+        wanted = {kept.get(name, name) for name in wanted - own}
     return found

@@ -30,7 +30,7 @@ from linop.normal_form.movement import Movement
 from linop.normal_form.space_tables import Block
 from linop.normal_form.transfer_table import IdentityTable
 from linop.planning import network
-from linop.planning.combinations import Combination, combinations, factors, shares
+from linop.planning.combinations import Combination, combinations, factors, labels, shares
 from linop.planning.placement import Placement
 from linop.planning.reduce_scatter_sums import split_sums
 from linop.planning.routing import memory_traffic, messages, routes
@@ -126,7 +126,7 @@ def _across(
     sums: list[Block] = []
     inside: list[Block] = []
     crossing: list[tuple[Combination, tuple[int, ...]]] = []
-    for number, one in enumerate(every):
+    for number, one in zip(labels(movement), every, strict=False):
         near, far = _near_and_far(one, groups)
         inside += Combination(one.terms, near).blocks
         if far:
@@ -138,7 +138,7 @@ def _across(
         last = inside + [block for one, _ in crossing for block in one.blocks]
         return factors(movement, [sums, last] if sums else [last])
     between: list[Block] = []
-    for number, (one, at) in enumerate(crossing):
+    for number, (one, at) in zip(labels(movement), crossing, strict=False):
         box = one.targets[0]
         name = f"total {number} between {len(groups.names)} groups"
         arriving, copied = one.through(Region(name, box.shape, at, box.memory))
@@ -179,7 +179,7 @@ def _leaders(
 def _partial_sums(
     one: Combination,
     leaders: Mapping[int, int],
-    number: int,
+    number: str,
     groups: Placement,
     turns: dict[tuple[int, ...], int],
     sums: list[Block],

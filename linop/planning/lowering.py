@@ -15,7 +15,6 @@ import numpy as np
 
 from linop.normal_form.boxes import FEW, Ints, Table, canonical, each_meets
 from linop.normal_form.columns import ones
-from linop.normal_form.maps import Layer
 from linop.normal_form.movement import Movement
 from linop.normal_form.stages import Stages
 from linop.planning.patterns import Pattern, pattern
@@ -91,11 +90,11 @@ def _lowered(
         moves = _movement_steps(movement, routes, 2 * k)
         for worker in workers:
             patterns[worker].append(pattern(movement, worker, routes, placement))
-            steps[worker] += moves[worker]
+            own = movement.domain.on(worker) if stages.carried[k] else None
+            taken = None if own is None else tuple(region.name for region in own)
+            steps[worker] += (*moves[worker], Advance(2 * k, taken))
             if k < len(stages.layers) and stages.layers[k]:
-                before, after = movement.codomain, stages.movements[k + 1].domain
-                own = stages.calls_by_worker[k].get(worker, ())
-                steps[worker] += _layer_steps(own, before, after, worker, 2 * k + 1)
+                steps[worker] += _layer_steps(stages, k, worker)
     inputs, outputs = stages.domain.on, stages.codomain.on
     return [
         LoweredPlan(
@@ -106,7 +105,7 @@ def _lowered(
 
 
 def _movement_steps(movement: Movement, routes: Exchange, stage: int) -> dict[int, list[Step]]:
-    """The steps of some workers in a movement, by worker."""
+    """The steps of some workers in a movement, by worker; without the `Advance`."""
     sent = _boxes(movement.domain, routes.leaving, "src", "of")
     steps: dict[int, list[Step]] = {}
     for worker, (early, late) in _writes(movement, routes).items():
@@ -117,7 +116,6 @@ def _movement_steps(movement: Movement, routes: Exchange, stage: int) -> dict[in
             *early,
             *((Wait(stage),) if receives else ()),
             *late,
-            Advance(stage),
         ]
     return steps
 
@@ -279,13 +277,8 @@ def _connected(meet: np.ndarray) -> Ints:
         label = least
 
 
-def _layer_steps(
-    own: Layer, before: Space, after: Space, worker: int, stage: int
-) -> Iterator[Step]:
+def _layer_steps(stages: Stages, layer: int, worker: int) -> Iterator[Step]:
+    own = stages.calls_by_worker[layer].get(worker, ())
     for call in own:
-        yield Apply(call, tuple(after[name] for name in call.outputs))
-    made = {name for call in own for name in call.outputs}
-    for region in after.on(worker):
-        if region.name not in made:
-            yield Alias(before[region.name], region)
-    yield Advance(stage)
+        yield Apply(call, tuple(stages.result(layer, name) for name in call.outputs))
+    yield Advance(2 * layer + 1, tuple(name for call in own for name in call.inputs))

@@ -4,9 +4,10 @@
 running them that those of all workers compute it, and a backend runs one. Only step types, and
 queries on a plan, belong here.
 
-Arrays have two generations: the steps of a stage read the current regions, made by the stage before
-it, and write new regions; `Advance` makes the new ones current and releases the others. So an array
-never changes after its stage, and an unchanged region is passed on without a copy.
+Arrays have two generations: the steps of a stage read current regions, and write new ones;
+`Advance` makes the new ones current in place of those that the stage took, by default of all. So an
+array never changes after its stage, an unchanged region is passed on without a copy, and regions
+that a stage does not take cost it nothing.
 """
 
 from __future__ import annotations
@@ -200,9 +201,15 @@ class Apply:
 
 @dataclass(frozen=True)
 class Advance:
-    """End the stage: its new regions become the current ones."""
+    """End the stage: its new regions become current, in place of those that it took.
+
+    Attributes:
+        taken: names of the current regions that the stage takes, and may read; None: all. The
+            others stay current.
+    """
 
     stage: int
+    taken: tuple[str, ...] | None = None
 
     def __str__(self) -> str:
         return "next stage"

@@ -23,7 +23,7 @@ from linop.normal_form.movement import Movement
 from linop.normal_form.space_tables import Block
 from linop.normal_form.transfer_table import IdentityTable
 from linop.planning import network
-from linop.planning.combinations import Combination, combinations, factors, shares
+from linop.planning.combinations import Combination, combinations, factors, labels, shares
 from linop.planning.placement import Placement
 from linop.spaces.region import Region, as_subset
 
@@ -95,7 +95,9 @@ def _factors(movement: Movement, ways: Sequence[tuple[Combination, Way]]) -> tup
     """Movements of one stage after the other; sums that take fewer stages than others take the last
     ones."""
     how = {Way.AT_ONCE: _at_once, Way.SHARES: _in_shares, Way.ROUNDS: _in_rounds}
-    each = [how[way](one, number) for number, (one, way) in enumerate(ways)]
+    each = [
+        how[way](one, number) for number, (one, way) in zip(labels(movement), ways, strict=False)
+    ]
     last = max(map(len, each))
     stages: list[list[Block]] = [[] for _ in range(last)]
     for blocks in each:
@@ -104,12 +106,12 @@ def _factors(movement: Movement, ways: Sequence[tuple[Combination, Way]]) -> tup
     return factors(movement, stages)
 
 
-def _at_once(one: Combination, number: int) -> list[list[Block]]:
+def _at_once(one: Combination, number: str) -> list[list[Block]]:
     del number
     return [one.blocks]
 
 
-def _in_shares(one: Combination, number: int) -> list[list[Block]]:
+def _in_shares(one: Combination, number: str) -> list[list[Block]]:
     """Each receiver sums a share, and sends it to the others."""
     first: list[Block] = []
     last: list[Block] = []
@@ -122,7 +124,7 @@ def _in_shares(one: Combination, number: int) -> list[list[Block]]:
     return [first, last]
 
 
-def _in_rounds(one: Combination, number: int) -> list[list[Block]]:
+def _in_rounds(one: Combination, number: str) -> list[list[Block]]:
     """Workers form the sums of two, of four, and so on, each together with one that has the other
     half."""
     stages: list[list[Block]] = []

@@ -79,9 +79,23 @@ def _replaced(stages: Stages, factors: Callable[[Movement], tuple[Movement, ...]
     """Stages with each movement replaced by its factors; the same object if none is factored."""
     movements: list[Movement] = []
     layers: list[Layer] = []
-    for movement, layer in zip(stages.movements, (*stages.layers, None), strict=True):
+    for k, movement in enumerate(stages.movements):
         pieces = factors(movement)
+        if len(pieces) > 1 and stages.carried[k]:
+            pieces = _apart(pieces, stages)
         movements += pieces
-        layers += [()] * (len(pieces) - 1) + ([] if layer is None else [layer])
+        layers += [()] * (len(pieces) - 1) + list(stages.layers[k : k + 1])
     same = len(movements) == len(stages.movements)
     return stages if same else Stages(tuple(movements), tuple(layers))
+
+
+def _apart(pieces: Sequence[Movement], stages: Stages) -> tuple[Movement, ...]:
+    """Factors of a movement of stages, between which regions have names that no carried one has."""
+    spaces = [space for m in stages.movements for space in (m.domain, m.codomain)]
+    known = {region.name for space in spaces for region in space}
+    between = {region.name for piece in pieces[1:] for region in piece.domain}
+    number = 1
+    while not known.isdisjoint(f"{name}⟨{number}⟩" for name in between):
+        number += 1
+    renamed = f"{{}}⟨{number}⟩".format
+    return Stages(tuple(pieces), ((),) * (len(pieces) - 1)).renamed(renamed).movements

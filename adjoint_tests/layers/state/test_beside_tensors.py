@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from hypothesis import strategies as st
 import linop
 from linop import layers
 from linop.errors import ArgumentError, LinopError
+from linop.layers.state.state_tensors import check_range
 
 
 class Counted(torch.nn.Linear):  # type: ignore[misc]  # torch is not typed here
@@ -107,7 +109,7 @@ def test_numbers_of_another_kind_are_refused(
 
 
 RANGES = [
-    torch.int8, torch.uint8, torch.int16, torch.int64,
+    torch.int8, torch.uint8, torch.int16, torch.uint16, torch.int64, torch.uint64,
     torch.float16, torch.bfloat16, torch.float32, torch.float64,
     torch.float8_e4m3fn, torch.float8_e5m2, torch.complex64, torch.complex128,
 ]  # fmt: skip
@@ -155,6 +157,28 @@ def test_numbers_beyond_the_range_are_refused(
             assert not other.x.to(torch.complex128).any()
 
     linop.launch(program, workers, "threads")
+
+
+WHOLE = [dtype for dtype in RANGES if not (dtype.is_floating_point or dtype.is_complex)]
+ENDS = {end for dtype in WHOLE for end in (torch.iinfo(dtype).min, torch.iinfo(dtype).max)}
+
+
+@pytest.mark.parametrize("given", WHOLE, ids=str)
+def test_whole_numbers_become_no_others(given: Any) -> None:
+    """At the ends of all ranges, and beside them."""
+    ends = torch.iinfo(given)
+    values = {0, 1, -1, 2**24 + 1, 2**53 + 1} | {end + k for end in ENDS for k in (-1, 0, 1)}
+    for value in sorted(v for v in values if ends.min <= v <= ends.max):
+        stored = torch.tensor([value], dtype=given)
+        for wanted in RANGES:
+            there = stored.to(wanted)
+            there = there if wanted in WHOLE else there.to(torch.complex128).real
+            (loaded,) = there.tolist()
+            if math.isfinite(loaded) and int(loaded) == value:
+                check_range("load", "x", stored, wanted)
+            else:
+                with pytest.raises(ArgumentError, match="beyond the range of the model's"):
+                    check_range("load", "x", stored, wanted)
 
 
 @pytest.mark.parametrize("sharded", [False, True])

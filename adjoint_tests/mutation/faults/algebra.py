@@ -172,8 +172,8 @@ OPERATORS = (
         "regions between the stages of two blocks of a direct sum have one name",
         "address",
         "linop.normal_form.stages:Stages.direct_sum",
-        'block._deepened(depth)._renamed(f"{{}}⟨{k}⟩".format)',
-        'block._renamed(f"{{}}⟨{k}⟩".format)._deepened(depth)',
+        'block._deepened(depth).renamed(f"{{}}⟨{k}⟩".format)',
+        'block.renamed(f"{{}}⟨{k}⟩".format)._deepened(depth)',
         ("test_graphs.py::test_blocks_may_have_any_names_inside",),
     ),
     Fault(

@@ -83,8 +83,13 @@ def _changed(step: Step, known: Sequence[Region]) -> Iterator[Step]:
             yield Sum(step.second, step.first)
             yield from (replace(step, first=put) for put in _puts(step.first, known))
             yield from (replace(step, second=put) for put in _puts(step.second, known))
-        case Wait() | Advance():
+        case Wait():
             yield from (replace(step, stage=step.stage + k) for k in (-1, 1, 2))
+        case Advance():
+            yield from (replace(step, stage=step.stage + k) for k in (-1, 1, 2))
+            names = step.taken or ()
+            yield from (replace(step, taken=one) for one in (None, (), names[1:], names[:-1]))
+            yield from (replace(step, taken=(*names, region.name)) for region in known)
         case Apply(call=call):
             for name in ("inputs", "outputs"):
                 for names in (getattr(call, name)[::-1], getattr(call, name)[1:]):

@@ -79,6 +79,7 @@ class _Run:
         self.random = np.random.default_rng(plan.worker + 1)
         self.current = {region.name: arguments.get(region.name) for region in plan.inputs}
         self.new: dict[str, np.ndarray] = {}
+        self.names_read: set[str] = set()
         self.ahead: dict[Region, np.ndarray] = {}
         self.expected: dict[int, Receive] = {}
         self.arrived: dict[int, np.ndarray] = {}
@@ -123,7 +124,13 @@ class _Run:
                 self.apply(step)
             case Advance():
                 require(not self.expected, "a message that nobody waited for")
-                self.current, self.new, self.arrived, self.began = self.new, {}, {}, None
+                taken = set(self.current) if step.taken is None else set(step.taken)
+                require(taken <= self.current.keys(), "takes what is not there")
+                require(self.names_read <= taken, "reads what it does not take")
+                stay = {n: a for n, a in self.current.items() if n not in taken}
+                require(stay.keys().isdisjoint(self.new), "makes what stays")
+                self.current, self.new, self.names_read = stay | self.new, {}, set()
+                self.arrived, self.began = {}, None
 
     def make(self, step: Make) -> None:
         """New memory; or a part of that of a region which is made in the next stage."""
@@ -202,6 +209,7 @@ class _Run:
         array = self.current.get(region.name)
         if array is None or array.shape != region.shape:
             raise Broken("no such region")
+        self.names_read.add(region.name)
         return array
 
     def part(self, part: Subset) -> np.ndarray:
@@ -230,6 +238,7 @@ class _Run:
     def apply(self, step: Apply) -> None:
         call = step.call
         require(all(name in self.current for name in call.inputs), "no such region")
+        self.names_read.update(call.inputs)
         require(len(step.outputs) == len(call.map.codomain.regions), "results")
         try:
             results = call.map([self.current[name] for name in call.inputs])

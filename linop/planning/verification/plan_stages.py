@@ -57,7 +57,7 @@ class PlanStage:
     Args:
         steps: in order; both puts of a `Sum` in its place.
         places: position of each step in the plan.
-        before, after: regions current before and after the stage, by name.
+        before, after: regions that the stage takes, and those that it makes, by name.
     """
 
     worker: int
@@ -102,12 +102,23 @@ def read(plan: LoweredPlan) -> tuple[PlanStage, ...]:
     """
     stages: list[PlanStage] = []
     first = 0
-    current: Mapping[str, Region] = _inputs(plan)
+    current = _inputs(plan)
     for at, step in enumerate(plan.steps):
         if isinstance(step, Advance):
             steps = plan.steps[first : at + 1]
-            stages.append(_Reader(plan.worker, step.stage, steps, first, current).read())
-            current, first = stages[-1].after, at + 1
+            taken = _taken(plan, at, step, current)
+            stage = _Reader(plan.worker, step.stage, steps, first, taken).read()
+            for name in taken:
+                del current[name]
+            for name in stage.after:
+                if name in current:
+                    raise TwoWritersError(
+                        f"{where(plan.worker, step.stage, at, step)}: makes region {name!r}, and "
+                        f"does not take that which exists"
+                    )
+            current |= stage.after
+            stages.append(stage)
+            first = at + 1
     if first < len(plan.steps):
         raise UnfinishedError(
             f"worker {plan.worker}, step {first} ({plan.steps[first]}): no advance follows it; a "
@@ -122,6 +133,23 @@ def read(plan: LoweredPlan) -> tuple[PlanStage, ...]:
         if current.get(region.name) != region:
             raise UnknownRegionError(f"worker {plan.worker}, the result: no region {region!r}")
     return tuple(stages)
+
+
+def _taken(
+    plan: LoweredPlan, at: int, step: Advance, current: Mapping[str, Region]
+) -> dict[str, Region]:
+    """The regions that a stage takes."""
+    if step.taken is None:
+        return dict(current)
+    taken: dict[str, Region] = {}
+    for name in step.taken:
+        if name not in current or name in taken:
+            why = "which it has taken" if name in taken else "and there is no such region"
+            raise UnknownRegionError(
+                f"{where(plan.worker, step.stage, at, step)}: takes region {name!r}, {why}"
+            )
+        taken[name] = current[name]
+    return taken
 
 
 def _check_storage(stage: PlanStage | None, after: PlanStage | None) -> None:

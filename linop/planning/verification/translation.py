@@ -41,7 +41,7 @@ from linop.spaces.space import Space
 
 
 class Wanted(NamedTuple):
-    """An expected stage: a movement, or a layer with the movement of its unchanged regions."""
+    """An expected stage: a movement; or a layer, between the spaces of what it takes and makes."""
 
     number: int
     movement: Movement
@@ -52,20 +52,19 @@ class Wanted(NamedTuple):
 def wanted(stages: Stages) -> list[Wanted]:
     """The stages expected of an operator's plans, numbered as by lowering."""
     found = []
+    given = {region.name: region for region in stages.domain}
     for k, movement in enumerate(stages.movements):
         found.append(Wanted(2 * k, movement))
+        given |= {region.name: region for region in movement.codomain}
         if k < len(stages.layers) and stages.layers[k]:
-            layer, after = stages.layers[k], stages.movements[k + 1].domain
-            same = _passing(movement.codomain, after, layer)
-            found.append(Wanted(2 * k + 1, same, stages.calls_by_worker[k]))
+            layer = stages.layers[k]
+            before = [given[name] for call in layer for name in call.inputs]
+            after = [stages.result(k, name) for call in layer for name in call.outputs]
+            given |= {region.name: region for region in after}
+            taken, made = (Space(regions, stages.domain.dtype) for regions in (before, after))
+            nothing = Movement.of_blocks(taken, made, ())
+            found.append(Wanted(2 * k + 1, nothing, stages.calls_by_worker[k]))
     return found
-
-
-def _passing(before: Space, after: Space, layer: Layer) -> Movement:
-    made = {name for call in layer for name in call.outputs}
-    regions = [region for region in after if region.name not in made]
-    same = ((as_subset(r), as_subset(before[r.name]), 1) for r in regions)
-    return Movement.of_blocks(before, after, same)
 
 
 def same_as_operator(stages: Stages, plans: Read) -> None:
@@ -119,8 +118,9 @@ class _Stage:
     def check(self) -> None:
         movement = self.wanted.movement
         for worker, plan in self.plans.items():
-            where = f"worker {worker} after stage {plan.number}"
-            _same_regions(where, movement.codomain, worker, plan.after)
+            where = f"worker {worker}, stage {plan.number}"
+            _same_regions(f"{where}, takes", movement.domain, worker, plan.before)
+            _same_regions(f"{where}, makes", movement.codomain, worker, plan.after)
             self._check_calls(plan)
         self._check_transfers()
         for plan in self.plans.values():

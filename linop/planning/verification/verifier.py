@@ -114,7 +114,7 @@ def factors_fit(before: Stages, after: Stages, name: str) -> None:
     Raises:
         FactorError: layers or products differ.
     """
-    whole, factored = _joined(before), _joined(after)
+    whole, factored = _joined(before.spread), _joined(after.spread)
     if [layer for _, layer in whole] != [layer for _, layer in factored]:
         raise FactorError(f"after {name}, the layers are not the operator's")
     for k, ((one, _), (many, _)) in enumerate(zip(whole, factored, strict=True)):
