@@ -1,8 +1,9 @@
-"""Time per step of expressions in which nodes are used several times: built, printed, applied,
-checked and lowered. ``python benchmarks/planning/graphs.py``
+"""Time per step of expressions in which nodes are used several times. ``python
+benchmarks/planning/graphs.py``
 
-One recurrence, ``u_, u = u, S @ u - u_``, and random graphs of movements and local maps. Minimum,
-median and maximum of the runs, in microseconds a step.
+One recurrence, ``u_, u = u, S @ u - u_``, and random graphs of movements and local maps, of 100 and
+of 1,000 steps. Medians of the processor time of several graphs, in microseconds a step, and the
+ratio of the longer to the shorter ones.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from statistics import median
 from time import process_time
+from typing import Any
 
 import numpy as np
 
@@ -50,16 +52,24 @@ def graph(steps: int, seed: int, local: float, near: bool) -> LinearOperator:
     return nodes[-1]
 
 
-def all_steps(make: Callable[[], LinearOperator]) -> float:
-    """Seconds of processor time to build, print, apply, lower and verify."""
-    start = process_time()
-    op = make()
-    str(op)
-    lower_all(op.stages)
-    lower_all(op.H.stages)
-    op(SPACE.zeros())
-    linop.verify_plans(op)
-    return process_time() - start
+def parts(make: Callable[[], LinearOperator]) -> dict[str, float]:
+    """Seconds of processor time, by what is done."""
+    found: dict[str, float] = {}
+
+    def timed(name: str, work: Callable[[], Any]) -> Any:
+        start = process_time()
+        result = work()
+        found[name] = process_time() - start
+        return result
+
+    op = timed("build, print", lambda: (op := make(), str(op), op.H)[0])
+    x = SPACE.zeros()
+    timed("apply, check", lambda: (op(x), linop.testing.check_adjoint(op)))
+    timed("plan", lambda: (lower_all(op.stages), lower_all(op.H.stages)))
+    timed("verify", lambda: linop.verify_plans(op))
+    with timed("compile", lambda: linop.backends.get("threads").compile(op)) as plan:
+        timed("run", lambda: [plan(x) for _ in range(3)])
+    return found
 
 
 CASES: dict[str, Callable[[int, int], LinearOperator]] = {
@@ -72,15 +82,19 @@ CASES: dict[str, Callable[[int, int], LinearOperator]] = {
 
 
 def main() -> None:
-    all_steps(lambda: recurrence(10, 0))
-    print(f"{'graph':18}{'steps':>6}{'min':>8}{'median':>8}{'max':>8}{'ratio':>7}")
+    names = list(parts(lambda: recurrence(10, 0)))
+    print(f"| {' | '.join(['graph', 'steps', *names, 'all'])} |")
+    print("| --- " * (len(names) + 3) + "|")
     for name, make in CASES.items():
-        first = 0.0
+        rows: list[list[float]] = []
         for steps in STEPS:
-            runs = [all_steps(partial(make, steps, seed)) * 1e6 / steps for seed in range(RUNS)]
-            first = first or median(runs)
-            row = f"{min(runs):8.0f}{median(runs):8.0f}{max(runs):8.0f}"
-            print(f"{name:18}{steps:6}{row}{median(runs) / first:7.2f}")
+            runs = [list(parts(partial(make, steps, seed)).values()) for seed in range(RUNS)]
+            each = [[1e6 * one / steps for one in (*run, sum(run))] for run in runs]
+            rows.append([median(column) for column in zip(*each, strict=True)])
+            print(f"| {name} | {steps} | {' | '.join(f'{value:.0f}' for value in rows[-1])} |")
+        few, many = rows
+        ratios = (f"{b / a:.2f}" for a, b in zip(few, many, strict=True))
+        print(f"| {name} | ratio | {' | '.join(ratios)} |", flush=True)
 
 
 if __name__ == "__main__":
