@@ -86,12 +86,14 @@ def main() -> None:
     print(f"| {' | '.join(['graph', 'steps', *names, 'all'])} |")
     print("| --- " * (len(names) + 3) + "|")
     for name, make in CASES.items():
-        rows: list[list[float]] = []
-        for steps in STEPS:
-            runs = [list(parts(partial(make, steps, seed)).values()) for seed in range(RUNS)]
-            each = [[1e6 * one / steps for one in (*run, sum(run))] for run in runs]
-            rows.append([median(column) for column in zip(*each, strict=True)])
-            print(f"| {name} | {steps} | {' | '.join(f'{value:.0f}' for value in rows[-1])} |")
+        runs: dict[int, list[list[float]]] = {steps: [] for steps in STEPS}
+        for seed in range(RUNS):
+            for steps, found in runs.items():
+                seconds = list(parts(partial(make, steps, seed)).values())
+                found.append([1e6 * one / steps for one in (*seconds, sum(seconds))])
+        rows = [[median(column) for column in zip(*each, strict=True)] for each in runs.values()]
+        for steps, row in zip(STEPS, rows, strict=True):
+            print(f"| {name} | {steps} | {' | '.join(f'{value:.0f}' for value in row)} |")
         few, many = rows
         ratios = (f"{b / a:.2f}" for a, b in zip(few, many, strict=True))
         print(f"| {name} | ratio | {' | '.join(ratios)} |", flush=True)
