@@ -108,6 +108,10 @@ def gathered() -> LinearOperator:
     return linop.gather(TensorSpace((4,), Partition((2,))))
 
 
+def of_int8() -> LinearOperator:
+    return linop.gather(TensorSpace((4,), Partition((2,)), np.int8))
+
+
 def summed(terms: int = 2) -> LinearOperator:
     """Copies of 2 elements summed on worker 0."""
     copies = TensorSpace((2,), Partition((terms,)), axes=(COPIES,))
@@ -207,6 +211,10 @@ FAULTS = [
           if isinstance(step, Alias) and step.target.name == "p" else
           after(2, taken=("y⟨0⟩",))(step)),
     Fault("not made", UnknownRegionError, "'x@0' was not made", gathered, 0, dropped(Make)),
+    Fault("factor of another dtype", DTypeMismatchError, "is no number of float64", gathered, 0,
+          from_message(lambda put: [replace(put, coefficient=2 + 0j)])),
+    Fault("factor that wraps", DTypeMismatchError, "257 is no number of int8", of_int8, 0,
+          from_message(lambda put: [replace(put, coefficient=257)])),
     Fault("unknown message", UnknownRegionError, "no message from 5", gathered, 0,
           from_message(lambda put: [replace(put, source=Message(5, 0))])),
     Fault("region made for another worker", WorkerError, "is not on worker 0", gathered, 0,

@@ -106,6 +106,17 @@ def test_what_is_linear_at_one_scale_alone(
     assert "F(2**" in report.details
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64", "complex64"])
+@pytest.mark.parametrize("check", [lt.check_linear, lt.check_exact])
+def test_what_changes_far_from_one(check: Callable[..., lt.Report], dtype: str) -> None:
+    bounded: list[Callable[[Any], Any]] = [
+        lambda x: np.where(abs(x) > 1e8, x / (abs(x) + (x == 0)), x),
+        lambda x: np.where(abs(x) < 1e-8, 0, x),
+    ]
+    for forward in bounded:
+        assert not check(pair(forward, forward, 8, 8, dtype=dtype))
+
+
 @pytest.mark.parametrize("trials", [1, 3])
 @pytest.mark.parametrize("check", [lt.check_adjoint, lt.check_linear, lt.check_exact])
 def test_a_result_that_the_next_call_overwrites(
@@ -376,6 +387,39 @@ def test_entries_that_are_off_by_half_the_range_of_integers(dtype: str) -> None:
     for check in DOTS:
         assert not check(of_matrix(A, B), trials=30)
     assert not lt.check_equal(of_matrix(A), of_matrix(B.T), trials=30)
+
+
+@given(
+    st.sampled_from(INTEGERS), st.integers(1, 6), st.integers(1, 6), st.integers(1, 2), st.data()
+)
+def test_blocks_that_are_off_by_a_multiple_of_half_the_range(
+    dtype: str, rows: int, columns: int, bits: int, data: st.DataObject
+) -> None:
+    """Or of a quarter."""
+    r, c = data.draw(st.integers(1, rows)), data.draw(st.integers(1, columns))
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
+    A = rng.integers(0, 100, (rows, columns)).astype(dtype)
+    B = A.T.copy()
+    B[:c, :r] += np.array(2 ** (8 * A.itemsize - bits), np.uint64).astype(dtype)
+    for check in DOTS:
+        assert not check(of_matrix(A, B), trials=6)
+
+
+@pytest.mark.parametrize("dtype", [one for one in INTEGERS if one.startswith("u")])
+@pytest.mark.parametrize("n", [1, 2, 3, 8])
+def test_unsigned_maps_that_bend_in_their_highest_bits(dtype: str, n: int) -> None:
+    top = 8 * np.dtype(dtype).itemsize - 1
+    one, half = (np.array(2**k, dtype) for k in (0, top))
+
+    def squares(x: np.ndarray) -> np.ndarray:
+        return x + x * x * (half >> one)
+
+    def second_bits(x: np.ndarray) -> np.ndarray:
+        return x + half * (x >> one & one)
+
+    for forward in (squares, second_bits):
+        for seed in range(0, 60, 6):
+            assert not lt.check_linear(pair(forward, forward, n, n, dtype=dtype), seed=seed)
 
 
 def test_no_zeros_are_drawn_in_floating_point() -> None:

@@ -202,7 +202,8 @@ def check_kinds(what: str, items: Sequence[StateTensor], dtypes: Mapping[str, An
 
 
 def check_range(what: str, key: str, given: Tensor, dtype: torch.dtype | None) -> None:
-    """Check that the numbers of a state are in the range of an item's dtype. Floats may be rounded.
+    """Check that the numbers of a state are in the range of an item's dtype. Floats may be rounded,
+    to zero if the dtype has none that are as small.
 
     Args:
         dtype: of the item; None if it takes any.
@@ -212,20 +213,29 @@ def check_range(what: str, key: str, given: Tensor, dtype: torch.dtype | None) -
     """
     if dtype in (None, given.dtype):
         return
-    floating = given.is_floating_point() or given.is_complex()
-    if floating and given.itemsize == 1:
-        given = given.float()  # torch has no functions of shorter ones
+    if given.is_floating_point() and given.itemsize == 1:
+        given = given.float()  # torch does not index shorter ones
     there = given.to(dtype)
     there = there.real if there.is_complex() and not given.is_complex() else there
-    back = there.to(given.dtype)
-    if floating:
-        lost = given.isfinite() & ~back.isfinite()
+    # As float64, since torch has no functions of short dtypes; in which it rounds whole numbers.
+    before, after = _as_float64(given), _as_float64(there)
+    if given.is_floating_point() or given.is_complex():
+        assert dtype is not None
+        limits = torch.finfo(dtype)
+        error = torch.where(before == after, 0.0, (after - before).abs())  # inf - inf is NaN
+        tiny = (before != 0) & (error <= limits.smallest_normal)
+        lost = ~((error <= limits.eps * before.abs()) | tiny) & ~(before.isnan() & after.isnan())
+        lost |= before.isinf() != after.isinf()
+        lost = lost.any(-1) if given.is_complex() else lost
     else:
-        # As float64, since torch compares not all of its dtypes: -1 is 255 in uint8, and -1 again.
-        before, after = given.to(torch.float64), there.to(torch.float64)
-        lost = (back != given) | ((before < 0) != (after < 0)) | after.isinf()
+        lost = (there.to(given.dtype) != given) | ((before < 0) != (after < 0)) | after.isinf()
     if bool(lost.any()):
         raise ArgumentError(
             f"{what}: {key!r} has {given[lost][0].item()} in the state, beyond the range of the "
             f"model's {dtype}; give a state, or a model, of the other dtype"
         )
+
+
+def _as_float64(tensor: Tensor) -> Tensor:
+    """A tensor's numbers, complex ones as pairs."""
+    return (torch.view_as_real(tensor) if tensor.is_complex() else tensor).to(torch.float64)

@@ -167,7 +167,12 @@ def adjoint_of(what: str, F: TestedMap, given: Any) -> TestedMap:
 
 
 def random_vector(
-    F: TestedMap, space: Space, seed: int, nth: int = 0, whole: bool = False
+    F: TestedMap,
+    space: Space,
+    seed: int,
+    nth: int = 0,
+    whole: bool = False,
+    even: bool | None = None,
 ) -> Vector:
     """The nth random vector of a trial, without zeros, which would test nothing: normally
     distributed, or whole numbers in integer dtypes, of all lengths up to that of the dtype:
@@ -183,8 +188,10 @@ def random_vector(
         seed: of the trial.
         nth: 0 for the vector x of the trial, 1 for y.
         whole: draw whole numbers in floating point, too: from -9 to 9, whose sums do not round.
+        even: draw even ones, too, or odd ones only; None: as said above.
     """
-    even = seed // 2 % 3 == nth + 1
+    if even is None:
+        even = seed // 2 % 3 == nth + 1
     bits = _bits(F, space)
     if bits:
         vector = space._fill(seed + nth, partial(_whole, bits, space.dtype.kind == "i", even))
@@ -285,7 +292,29 @@ def dot_products(
     if error <= dot_tolerance(F):
         _look_at_opposite(F, x, found[0])
         _look_at_opposite(G, y, found[1])
+    if not error and _bits(F, F.domain):
+        error, x, y = _of_any_parity(F, G, seed)
     return error, lambda: wrong_entry(F, G, x, y, other)
+
+
+def _of_any_parity(F: TestedMap, G: TestedMap, seed: int) -> tuple[float, Vector, Vector]:
+    """The largest error of the dot-product test for all pairs of some vectors of whole numbers of
+    any parity, and the pair. Where blocks are wrong by 2**(bits - 1), results differ by that times
+    a sum of elements, and sums of an even number of odd ones are even.
+
+    Args:
+        seed: of the trial.
+    """
+    seeds = [seed + _APART * k for k in range(1, 1 + _PARITIES)]
+    xs = [random_vector(F, F.domain, one, even=True) for one in seeds]
+    ys = [random_vector(F, F.codomain, one, 1, even=True) for one in seeds]
+    forward, backward = [F(x) for x in xs], [G(y) for y in ys]
+    found = [
+        (float(abs(discrepancy(F, inner(F, forward[i], y), inner(F, x, backward[k])))), x, y)
+        for i, x in enumerate(xs)
+        for k, y in enumerate(ys)
+    ]
+    return max(found, key=lambda one: one[0])
 
 
 def _look_at_opposite(F: TestedMap, x: Vector, result: Vector) -> None:
@@ -356,11 +385,11 @@ def linear(F: TestedMap, seed: int, exactly: bool = True) -> tuple[float, Where]
     """
     if worst := not_zero(F):
         return math.inf, lambda: worst
-    x, y = (random_vector(F, F.domain, seed, nth) for nth in (0, 1))
+    x, y = _pair(F, seed)
     once, other = F(x), F(y)
     found = [_added(F, x, once, y, other, seed), _halved(F, y, other, seed)]
     for k in range(1, _FEW // max(1, F.domain.size)):
-        u, v = (random_vector(F, F.domain, seed, _APART * k + nth) for nth in (0, 1))
+        u, v = _pair(F, seed + _APART * k)
         found.append(_added(F, u, F(u), v, F(v), seed + _APART * k))
     again = difference(F, F(x), once, ("F x, the second time,", "F x, the first time,"), [])
     scaled = [] if F.domain.dtype.kind == "u" else [_opposite(F, x, once)]
@@ -377,8 +406,15 @@ _COARSE = 0.01
 """Tolerance of an element from which on it hides errors of maps that are not linear."""
 _FEW = 8
 """Pairs of vectors in a trial of linearity, times elements of the space; or one pair."""
+_PARITIES = 6
+"""Vectors on each side, of integers of any parity, in a trial of the dot-product test."""
 _APART = 1000
 """Seeds between the pairs of one trial, so that the next trial draws others."""
+
+
+def _pair(F: TestedMap, seed: int) -> tuple[Vector, Vector]:
+    """Two vectors to be added; whole numbers of the second are of any parity, for carries."""
+    return random_vector(F, F.domain, seed), random_vector(F, F.domain, seed, 1, even=True)
 
 
 def _added(
@@ -417,7 +453,7 @@ def _far(F: TestedMap, most: Any) -> list[int]:
     range of their dtypes; `most` is the largest element of F x."""
     low, high = _range(F)
     here = _log2(most) if most else 0.0
-    powers = -(high // 8), high // 8
+    powers = -(high // 4), high // 4
     return [p for p in powers if p and low + _MARGIN < here + p < high - _MARGIN]
 
 

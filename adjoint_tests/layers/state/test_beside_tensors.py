@@ -138,7 +138,7 @@ def test_numbers_beyond_the_range_are_refused(
     if is_whole:
         lost = not _is_number(value.to(wanted), value.item())
     else:
-        lost = value.to(torch.complex128).isfinite() and not loaded.isfinite()
+        lost = not _is_rounded(value, value.to(wanted))
     path = tmp_path_factory.mktemp("ranges") / "state"
 
     def model(of: Any, dtype: Any) -> Any:
@@ -167,6 +167,16 @@ def _is_number(tensor: Any, number: int) -> bool:
     return math.isfinite(found.item()) and int(found.item()) == number
 
 
+def _is_rounded(before: Any, after: Any) -> bool:
+    """True if the one element of a tensor of floats became its neighbour in another dtype."""
+    limits = torch.finfo(after.dtype)
+    x, y = (side.to(torch.complex128).real.item() for side in (before, after))
+    if not math.isfinite(x):
+        return x == y or (math.isnan(x) and math.isnan(y))
+    near = abs(y - x) <= limits.eps * abs(x)
+    return near or (x != 0 and abs(y - x) <= limits.smallest_normal)
+
+
 WHOLE = [dtype for dtype in RANGES if not (dtype.is_floating_point or dtype.is_complex)]
 ENDS = {end for dtype in WHOLE for end in (torch.iinfo(dtype).min, torch.iinfo(dtype).max)}
 
@@ -184,6 +194,29 @@ def test_whole_numbers_become_no_others(given: Any) -> None:
             else:
                 with pytest.raises(ArgumentError, match="beyond the range of the model's"):
                     check_range("load", "x", stored, wanted)
+
+
+FLOATS = [
+    *(dtype for dtype in RANGES if dtype not in WHOLE),
+    torch.float8_e4m3fnuz, torch.float8_e5m2fnuz, torch.float8_e8m0fnu,
+]  # fmt: skip
+SIZES = [0.0, 0.5, 1.0, 1.5, 1e-8, 1e-40, 1e-300, 240.0, 449.0, 65504.0, 65520.0, 3.4e38, 1e300]
+
+
+@pytest.mark.parametrize("given", FLOATS, ids=str)
+def test_floats_are_rounded_and_become_no_others(given: Any) -> None:
+    """Also in dtypes that saturate, or have no zero, sign or infinity."""
+    for size in (*SIZES, math.inf, math.nan):
+        for sign in (1, -1):
+            stored = torch.tensor([sign * size], dtype=torch.float64).to(given)
+            for wanted in FLOATS:
+                if not torch.can_cast(given, wanted):
+                    continue
+                if _is_rounded(stored, stored.to(wanted)):
+                    check_range("load", "x", stored, wanted)
+                else:
+                    with pytest.raises(ArgumentError, match="beyond the range of the model's"):
+                        check_range("load", "x", stored, wanted)
 
 
 @pytest.mark.parametrize("sharded", [False, True])

@@ -76,7 +76,7 @@ class DuplicateMessageError(PlanError):
 
 
 class DTypeMismatchError(PlanError):
-    """Two plans, or a plan and its operator, differ in dtype."""
+    """Two plans, or a plan and its operator, differ in dtype; or a coefficient is not of it."""
 
 
 class CollectiveMismatchError(PlanError):

@@ -14,6 +14,8 @@ from itertools import pairwise
 from operator import le
 from typing import Any, TypeVar
 
+import numpy as np
+
 from linop.caching import cached_property
 from linop.planning.plan import (
     Advance,
@@ -33,6 +35,7 @@ from linop.planning.plan import (
 )
 from linop.planning.verification.plan_errors import (
     CallMismatchError,
+    DTypeMismatchError,
     FusedSumError,
     MemoryMismatchError,
     OutOfBoundsError,
@@ -46,6 +49,7 @@ from linop.planning.verification.plan_errors import (
     WorkerError,
 )
 from linop.spaces.region import Region, Subset, as_subset
+from linop.spaces.scalars import Scalar
 
 S = TypeVar("S", bound=Step)
 
@@ -107,7 +111,7 @@ def read(plan: LoweredPlan) -> tuple[PlanStage, ...]:
         if isinstance(step, Advance):
             steps = plan.steps[first : at + 1]
             taken = _taken(plan, at, step, current)
-            stage = _Reader(plan.worker, step.stage, steps, first, taken).read()
+            stage = _Reader(plan, step.stage, steps, first, taken).read()
             for name in taken:
                 del current[name]
             for name in stage.after:
@@ -180,6 +184,14 @@ def _check_storage(stage: PlanStage | None, after: PlanStage | None) -> None:
             raise StorageError(f"{stage.where(at)}: the memory of {target} has another use")
 
 
+def _is_of(coefficient: Scalar, dtype: np.dtype[Any]) -> bool:
+    """True if a factor is a number of a dtype, which does not round or wrap it."""
+    try:
+        return bool(dtype.type(coefficient) == coefficient)
+    except (OverflowError, TypeError):
+        return False
+
+
 def _inputs(plan: LoweredPlan) -> dict[str, Region]:
     given = {region.name: region for region in plan.inputs}
     for region in plan.inputs:
@@ -193,13 +205,14 @@ class _Reader:
 
     def __init__(
         self,
-        worker: int,
+        plan: LoweredPlan,
         number: int,
         steps: Sequence[Step],
         first: int,
         before: Mapping[str, Region],
     ) -> None:
-        self.worker, self.number, self.steps, self.first = worker, number, steps, first
+        self.worker, self.dtype = plan.worker, plan.dtype
+        self.number, self.steps, self.first = number, steps, first
         self.before = before
         self.after: dict[str, Region] = {}
         self.made: dict[str, Region] = {}
@@ -274,6 +287,10 @@ class _Reader:
         if self.made.get(region.name) != region:
             raise UnknownRegionError(f"{self.here}: region {region.name!r} was not made")
         self._in_bounds(step.target)
+        if not _is_of(step.coefficient, self.dtype):
+            raise DTypeMismatchError(
+                f"{self.here}: the coefficient {step.coefficient!r} is no number of {self.dtype}"
+            )
         if isinstance(step.source, Subset):
             self._read(step.source)
             self._same_shape(step.source, step.target)
