@@ -18,6 +18,7 @@ from typing import Any, ParamSpec
 
 from linop.backends.base import Backend
 from linop.testing.cancellation import size_of_terms
+from linop.testing.drawing import random_vector
 from linop.testing.dtypes import in_every_dtype
 from linop.testing.localise import largest, wrong_column
 from linop.testing.matrices import matrix_of, unlike_matrix, worst_of_matrices
@@ -35,7 +36,6 @@ from linop.testing.trials import (
     element_tolerance,
     entry_tolerance,
     linear,
-    random_vector,
     there_and_back,
 )
 

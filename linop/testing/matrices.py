@@ -9,11 +9,12 @@ import numpy as np
 from linop.spaces.scalars import Array
 from linop.spaces.space import Space
 from linop.testing.cancellation import noise_of_entries, size_of_terms
+from linop.testing.drawing import random_vector
 from linop.testing.localise import largest, regions_held, unit
 from linop.testing.report import Worst, element, plain_number, shown
 from linop.testing.tested_maps.tested_map import TestedMap, gathered, widened
 from linop.testing.tested_maps.whole import everything
-from linop.testing.trials import Where, difference, random_vector
+from linop.testing.trials import Where, difference
 
 
 def worst_of_matrices(
