@@ -403,6 +403,7 @@ def test_blocks_that_are_off_by_a_multiple_of_half_the_range(
     B[:c, :r] += np.array(2 ** (8 * A.itemsize - bits), np.uint64).astype(dtype)
     for check in DOTS:
         assert not check(of_matrix(A, B), trials=6)
+    assert not lt.check_equal(of_matrix(A), of_matrix(B.T), trials=6)
 
 
 @pytest.mark.parametrize("dtype", [one for one in INTEGERS if one.startswith("u")])

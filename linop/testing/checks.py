@@ -17,8 +17,9 @@ from functools import wraps
 from typing import Any, ParamSpec
 
 from linop.backends.base import Backend
+from linop.spaces.vector import Vector
 from linop.testing.cancellation import size_of_terms
-from linop.testing.drawing import random_vector
+from linop.testing.drawing import of_any_parity, random_vector
 from linop.testing.dtypes import in_every_dtype
 from linop.testing.localise import largest, wrong_column
 from linop.testing.matrices import matrix_of, unlike_matrix, worst_of_matrices
@@ -246,12 +247,16 @@ def check_equal(
 
     def trial(seed: int) -> tuple[float, Where]:
         G = seen_as(second, F.domain, F.codomain, not F.anonymous)
-        x = random_vector(F, F.domain, seed)
-        most = largest(x, F.backend)[1]
-        error, _ = difference(
-            F, F(x), G(x), ("F", "G"), [], lambda: max(size_of_terms(S, most) for S in (F, G))
-        )
-        return error, lambda: wrong_column(F, F, G, x, ("F", "G"))
+
+        def at(x: Vector) -> tuple[float, Where]:
+            most = largest(x, F.backend)[1]
+            error, _ = difference(
+                F, F(x), G(x), ("F", "G"), [], lambda: max(size_of_terms(S, most) for S in (F, G))
+            )
+            return error, lambda: wrong_column(F, F, G, x, ("F", "G"))
+
+        every = [random_vector(F, F.domain, seed), *of_any_parity(F, F.domain, seed)]
+        return max(map(at, every), key=lambda one: one[0])
 
     return check.tried(trial, seed, trials)
 

@@ -51,6 +51,21 @@ def random_vector(
     return regions_held(vector, F.backend)
 
 
+def of_any_parity(F: TestedMap, space: Space, seed: int, nth: int = 0) -> list[Vector]:
+    """More random vectors of a trial, of even and odd whole numbers; none if F is no map between
+    spaces of integers."""
+    if not bits_of(F, space):
+        return []
+    seeds = (seed + APART * k for k in range(1, 1 + _PARITIES))
+    return [random_vector(F, space, one, nth, even=True) for one in seeds]
+
+
+_PARITIES = 6
+"""Vectors of any parity in a trial."""
+APART = 1000
+"""Seeds between the vectors of one trial, so that the next trial draws others."""
+
+
 def bits_of(F: TestedMap, space: Space) -> int:
     """Length of the largest whole numbers of a random vector of the space; 0 if F is no map between
     spaces of integers, which wrap."""

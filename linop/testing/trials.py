@@ -18,7 +18,7 @@ from linop.spaces.float_formats import machine_epsilon
 from linop.spaces.region import integer
 from linop.spaces.vector import Vector
 from linop.testing.cancellation import size_of_products, size_of_terms
-from linop.testing.drawing import bits_of, random_scalar, random_vector
+from linop.testing.drawing import APART, bits_of, of_any_parity, random_scalar, random_vector
 from linop.testing.localise import (
     discrepancy,
     inner,
@@ -224,9 +224,7 @@ def _of_any_parity(F: TestedMap, G: TestedMap, seed: int) -> tuple[float, Vector
     Args:
         seed: of the trial.
     """
-    seeds = [seed + _APART * k for k in range(1, 1 + _PARITIES)]
-    xs = [random_vector(F, F.domain, one, even=True) for one in seeds]
-    ys = [random_vector(F, F.codomain, one, 1, even=True) for one in seeds]
+    xs, ys = of_any_parity(F, F.domain, seed), of_any_parity(F, F.codomain, seed, 1)
     forward, backward = [F(x) for x in xs], [G(y) for y in ys]
     found = [
         (float(abs(discrepancy(F, inner(F, forward[i], y), inner(F, x, backward[k])))), x, y)
@@ -308,8 +306,8 @@ def linear(F: TestedMap, seed: int, exactly: bool = True) -> tuple[float, Where]
     once, other = F(x), F(y)
     found = [_added(F, x, once, y, other, seed), _halved(F, y, other, seed)]
     for k in range(1, _FEW // max(1, F.domain.size)):
-        u, v = _pair(F, seed + _APART * k)
-        found.append(_added(F, u, F(u), v, F(v), seed + _APART * k))
+        u, v = _pair(F, seed + APART * k)
+        found.append(_added(F, u, F(u), v, F(v), seed + APART * k))
     again = difference(F, F(x), once, ("F x, the second time,", "F x, the first time,"), [])
     scaled = [] if F.domain.dtype.kind == "u" else [_opposite(F, x, once)]
     for power in _far(F, largest(once, F.backend)[1]):
@@ -325,10 +323,6 @@ _COARSE = 0.01
 """Tolerance of an element from which on it hides errors of maps that are not linear."""
 _FEW = 8
 """Pairs of vectors in a trial of linearity, times elements of the space; or one pair."""
-_PARITIES = 6
-"""Vectors on each side, of integers of any parity, in a trial of the dot-product test."""
-_APART = 1000
-"""Seeds between the pairs of one trial, so that the next trial draws others."""
 
 
 def _pair(F: TestedMap, seed: int) -> tuple[Vector, Vector]:
