@@ -20,6 +20,13 @@ WATCH = 75.0
 Less than pytest's, which has no stacks of ranks."""
 MACHINES = "machines"
 """As the option ``windows`` of `on_ranks`: even and odd ranks count as on two machines."""
+ROADS: dict[str, dict[str, Any]] = {
+    "windows": {},
+    "messages": {"windows": False, "collectives": False},
+    "collectives": {"windows": False, "collectives": True},
+    "any order": {"windows": False, "collectives": True, "sums": "any"},
+}
+"""How ranks exchange messages."""
 
 
 def on_threads(workers: int, contract: Callable[..., None], *arguments: Any) -> None:

@@ -444,7 +444,8 @@ class Mailbox(Gathering):
 
         def taken(peer: int) -> Item:
             key, who = self._from(peer, _AGREE), self._told(partial(gathering, peer, doing, about))
-            item: Item = decoded(self._group.take(key, self.plans, ANY, who))
+            said = self._group.take(key, self.plans, ANY, who)
+            item: Item = mine if said == data else decoded(said)  # items are immutable
             return item
 
         return [mine if peer == self.worker else taken(peer) for peer in everybody]

@@ -122,7 +122,7 @@ def sealed(item: object) -> bytes:
 
 
 def opened(messages: Sequence[bytes], worker: int, own: Item) -> list[Item]:
-    """Items of `sealed`, by worker.
+    """Items of `sealed`, by worker; equal messages of others are read once, and give one object.
 
     Args:
         worker, own: this worker, and its item, which is returned as it is.
@@ -133,7 +133,11 @@ def opened(messages: Sequence[bytes], worker: int, own: Item) -> list[Item]:
     for w, one in enumerate(messages):
         if one.startswith(_REFUSED):
             raise ArgumentError(f"worker {w}: {one[len(_REFUSED) :].decode(errors='replace')}")
-    return [own if w == worker else decoded(one) for w, one in enumerate(messages)]
+    read: dict[bytes, Any] = {}
+    for w, one in enumerate(messages):
+        if w != worker and one not in read:
+            read[one] = decoded(one)
+    return [own if w == worker else read[one] for w, one in enumerate(messages)]
 
 
 # Writing

@@ -181,7 +181,8 @@ class Transport(Protocol):
         self, item: Item, doing: str = MEET, about: object = "", key: int = 0
     ) -> list[Item]:
         """All-gather of small objects (`linop.backends.transports.messages` says of which classes),
-        by worker; collective over all workers. Each gets copies of the others' items, and its own.
+        by worker; collective over all workers. Each gets its own item, and copies of the
+        others': one of those that are equal.
 
         Args:
             doing: name of the operation; must be the same on all workers.

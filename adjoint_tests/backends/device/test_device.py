@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import linop
@@ -28,15 +28,15 @@ from support.device import simulated
 from support.device import tensors as device_tensors
 from support.device.operators import given as given_to
 from support.device.operators import lies_where_it_says, offloaded, same
-from support.device.plans import CONTRACTS, NAMES
+from support.device.plans import CONTRACTS, KINDS
 from support.device.running import in_every_case, on_ranks, on_threads
-from support.draws import ON_RANKS
+from support.draws import FEW, ON_RANKS
 from support.operators.catalogue import build, describe
 from support.operators.properties import stays_exact
 from support.requirements import needs_mpi, needs_torch
 from support.workers import in_job
 
-KIND = "simulated"
+DEVICE = "simulated"
 ARRAYS = simulated.ARRAYS
 
 TENSORS = (
@@ -46,7 +46,7 @@ TENSORS = (
 )
 
 named = attrgetter("__name__")
-each_operator = pytest.mark.parametrize("name", NAMES)
+each_kind = pytest.mark.parametrize("kind", KINDS)
 each_contract = pytest.mark.parametrize("contract", CONTRACTS, ids=named)
 each_check = pytest.mark.parametrize("contract", device_checks.CONTRACTS, ids=named)
 WAYS = ("aware", "staged", "nccl")
@@ -56,26 +56,28 @@ each_way = pytest.mark.parametrize("way", WAYS)
 # Threads
 
 
-@each_operator
+@each_kind
+@settings(max_examples=6 * settings().max_examples)
 @given(data=st.data(), seed=seeds)
-def test_operators_on_threads(name: str, data: st.DataObject, seed: int) -> None:
+def test_operators_on_threads(kind: str, data: st.DataObject, seed: int) -> None:
+    name = data.draw(st.sampled_from(KINDS[kind]), label=kind)
     description = data.draw(describe(name), label=name)
     op = build(name, description)
     assume(stays_exact(op))
     workers = max(workers_of(op.stages), default=0) + 1
-    on_threads(workers, KIND, device_plans.operator_agrees, name, description, seed)
+    on_threads(workers, DEVICE, device_plans.operator_agrees, name, description, seed)
 
 
 @each_contract
 @pytest.mark.parametrize("workers", [1, 3])
 def test_contracts_on_threads(workers: int, contract: Callable[..., None]) -> None:
-    on_threads(workers, KIND, in_every_case, contract, CONTRACTS[contract])
+    on_threads(workers, DEVICE, in_every_case, contract, CONTRACTS[contract])
 
 
 @each_check
 @pytest.mark.parametrize("workers", [1, 2, 3])
 def test_checks_on_threads(workers: int, contract: Callable[..., None]) -> None:
-    on_threads(workers, KIND, in_every_case, contract, device_checks.CONTRACTS[contract])
+    on_threads(workers, DEVICE, in_every_case, contract, device_checks.CONTRACTS[contract])
 
 
 @pytest.mark.parametrize("workers", [1, 3])
@@ -86,7 +88,7 @@ def test_checks_of_whole_vectors(workers: int) -> None:
 
 @given(workers=st.integers(1, 8), seed=st.integers(0, 999))
 def test_runs_overlap_on_threads(workers: int, seed: int) -> None:
-    on_threads(workers, KIND, device_plans.runs_overlap, seed)
+    on_threads(workers, DEVICE, device_plans.runs_overlap, seed)
 
 
 @given(workers=st.integers(1, 4), seed=seeds)
@@ -230,13 +232,13 @@ def test_options_of_threads() -> None:
     "contract", [*TENSORS, device_tensors.other_devices_are_refused], ids=named
 )
 def test_tensors_on_threads(contract: Callable[..., None], workers: int) -> None:
-    on_threads(workers, KIND, in_every_case, contract, device_tensors.CONTRACTS[contract])
+    on_threads(workers, DEVICE, in_every_case, contract, device_tensors.CONTRACTS[contract])
 
 
 @needs_torch
 @pytest.mark.parametrize("workers", [1, 3])
 def test_layers_on_threads(workers: int) -> None:
-    on_threads(workers, KIND, device_tensors.layers_work)
+    on_threads(workers, DEVICE, device_tensors.layers_work)
 
 
 # Ranks
@@ -244,34 +246,31 @@ def test_layers_on_threads(workers: int) -> None:
 
 @needs_mpi
 @pytest.mark.timeout(300)
-@each_operator
-@ON_RANKS
-@given(
-    ranks=st.integers(1, 4),
-    way=st.sampled_from(WAYS),
-    data=st.data(),
-    seed=seeds,
-)
+@each_way
+@each_kind
+@settings(max_examples=4 * FEW)
+@given(ranks=st.integers(1, 4), data=st.data(), seed=seeds)
 def test_operators_on_ranks(
-    name: str, ranks: int, way: str, data: st.DataObject, seed: int
+    kind: str, way: str, ranks: int, data: st.DataObject, seed: int
 ) -> None:
+    name = data.draw(st.sampled_from(KINDS[kind]), label=kind)
     description = data.draw(describe(name, ranks), label=name)
     assume(stays_exact(build(name, description)))
-    on_ranks(ranks, KIND, way, device_plans.operator_agrees, name, description, seed)
+    on_ranks(ranks, DEVICE, way, device_plans.operator_agrees, name, description, seed)
 
 
 @needs_mpi
 @each_way
 @each_contract
 def test_contracts_under_mpi(contract: Callable[..., None], way: str) -> None:
-    on_ranks(3, KIND, way, in_every_case, contract, CONTRACTS[contract])
+    on_ranks(3, DEVICE, way, in_every_case, contract, CONTRACTS[contract])
 
 
 @needs_mpi
 @each_way
 @each_check
 def test_checks_under_mpi(contract: Callable[..., None], way: str) -> None:
-    on_ranks(3, KIND, way, in_every_case, contract, device_checks.CONTRACTS[contract])
+    on_ranks(3, DEVICE, way, in_every_case, contract, device_checks.CONTRACTS[contract])
 
 
 @needs_mpi
@@ -279,7 +278,7 @@ def test_checks_under_mpi(contract: Callable[..., None], way: str) -> None:
 @each_way
 @pytest.mark.parametrize("contract", [*TENSORS, device_tensors.layers_work], ids=named)
 def test_tensors_under_mpi(contract: Callable[..., None], way: str) -> None:
-    on_ranks(2, KIND, way, in_every_case, contract, device_tensors.CONTRACTS[contract])
+    on_ranks(2, DEVICE, way, in_every_case, contract, device_tensors.CONTRACTS[contract])
 
 
 @needs_mpi
@@ -287,21 +286,21 @@ def test_tensors_under_mpi(contract: Callable[..., None], way: str) -> None:
 @ON_RANKS
 @given(ranks=st.integers(2, 4), seed=st.integers(0, 999))
 def test_runs_overlap_under_mpi(way: str, ranks: int, seed: int) -> None:
-    on_ranks(ranks, KIND, way, device_plans.runs_overlap, seed)
+    on_ranks(ranks, DEVICE, way, device_plans.runs_overlap, seed)
 
 
 @needs_mpi
 @each_way
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_hosts_wait_once_a_stage_under_mpi(way: str, ranks: int) -> None:
-    on_ranks(ranks, KIND, way, device_mpi.hosts_wait_seldom)
+    on_ranks(ranks, DEVICE, way, device_mpi.hosts_wait_seldom)
 
 
 @needs_mpi
 @each_way
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_kernels_are_few_under_mpi(way: str, ranks: int) -> None:
-    on_ranks(ranks, KIND, way, device_mpi.kernels_are_few)
+    on_ranks(ranks, DEVICE, way, device_mpi.kernels_are_few)
 
 
 @needs_mpi

@@ -7,16 +7,9 @@ from collections.abc import Callable
 from operator import attrgetter
 
 import pytest
-from hypothesis import assume, given
-from hypothesis import strategies as st
 
-from linop.testing.describing import seeds
 from support.device import nccl as device_nccl
-from support.device import plans as device_plans
 from support.device.running import on_ranks
-from support.draws import ON_RANKS
-from support.operators.catalogue import build, describe
-from support.operators.properties import stays_exact
 from support.requirements import needs_mpi
 from support.workers import in_job
 
@@ -24,17 +17,7 @@ pytestmark = [needs_mpi, pytest.mark.timeout(300)]
 
 KIND, WAY = "simulated", "nccl"
 named = attrgetter("__name__")
-each_operator = pytest.mark.parametrize("name", device_plans.NAMES)
 each_of = pytest.mark.parametrize
-
-
-@each_operator
-@ON_RANKS
-@given(ranks=st.integers(1, 4), data=st.data(), seed=seeds)
-def test_operators_over_nccl(name: str, ranks: int, data: st.DataObject, seed: int) -> None:
-    description = data.draw(describe(name, ranks), label=name)
-    assume(stays_exact(build(name, description)))
-    on_ranks(ranks, KIND, WAY, device_plans.operator_agrees, name, description, seed)
 
 
 @each_of("ranks", [2, 3])

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -17,15 +15,7 @@ from support.draws import ON_RANKS
 from support.operators.catalogue import NAMES, build, describe
 from support.operators.properties import stays_exact
 from support.requirements import needs_mpi
-from support.workers import on_ranks
-
-ROADS: dict[str, dict[str, Any]] = {
-    "windows": {},
-    "messages": {"windows": False, "collectives": False},
-    "collectives": {"windows": False, "collectives": True},
-    "any order": {"windows": False, "collectives": True, "sums": "any"},
-}
-"""How ranks exchange messages."""
+from support.workers import ROADS, on_ranks
 
 spmd = pytest.mark.parametrize("backend", ["threads", "reference"])
 roads = pytest.mark.parametrize("road", ROADS)

@@ -116,12 +116,12 @@ def every_mode_again(
 ) -> None:
     """Forward and back, in each mode and several times, whatever the layouts: results are those of
     the interpretation, and the kept ones still are in the end; arguments are as they were."""
-    plan = op.compile(backend)
+    plan, tried = op.compile(backend), op.compile(backend)
     given: list[tuple[str, Any, Any]] = []
     unchanged: list[tuple[Any, Any]] = []
     number = 0
-    for one in (plan, plan.H):
-        shown, in_place = str(one), _works_in_place(one, seed)
+    for one, trial in ((plan, tried), (plan.H, tried.H)):
+        shown, in_place = str(one), _works_in_place(trial, seed)
         right = cache(partial(result, one))
         for mode in MODES:
             if mode in CHANGING and not in_place:
@@ -148,14 +148,14 @@ def every_mode_again(
 
 
 def _works_in_place(plan: BoundPlan, seed: int) -> bool:
-    """True if all workers take ``out=x``; who is not one of the operator's decides alone, and the
-    reference takes it never."""
+    """True if all workers take ``out=x``, which breaks a plan that does not; who is not one of the
+    operator's decides alone, and the reference takes it never."""
     x, worker = argument(plan, seed), plan.backend
     if worker.name == "reference":
         return False
     yes = True
     try:
-        plan.op.compile(worker)(x, out=x)
+        plan(x, out=x)
     except LinopError:
         _same(x, argument(plan, seed), "what was refused")
         yes = False

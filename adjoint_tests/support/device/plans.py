@@ -56,6 +56,17 @@ if TYPE_CHECKING:
 
 NAMES = tuple(name for name in catalogue.NAMES if name != "pair_of_functions")
 """The operators of the catalogue but for one whose functions are written for NumPy's arrays."""
+_KIND = {"collectives": "movements", "padding": "movements", "memory": "memory"}
+"""Kinds of operators, by the last part of the name of their factories' module."""
+
+
+def _kind(name: str) -> str:
+    return _KIND.get(FACTORIES[name].build.__module__.rpartition(".")[2], "with maps")
+
+
+KINDS = {kind: tuple(n for n in NAMES if _kind(n) == kind) for kind in map(_kind, NAMES)}
+"""The same by kind: a device differs from main memory in what it does for a kind of operator, not
+for an operator."""
 
 
 def operator_agrees(
