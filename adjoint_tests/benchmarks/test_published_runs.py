@@ -15,6 +15,8 @@ sys.path.append(str(Path(__file__).resolve().parents[2]))
 from benchmarks.strategies.perceptrons import mersenne, node, runs  # noqa: E402
 from benchmarks.strategies.perceptrons.runs import Configuration  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 sys.path[:] = _path
 
 needs_mnist = pytest.mark.skipif(

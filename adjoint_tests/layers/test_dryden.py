@@ -14,6 +14,8 @@ import linop
 from linop import Partition, TensorSpace
 from support.examples import example
 
+pytestmark = pytest.mark.slow
+
 dryden = example("dryden")
 
 

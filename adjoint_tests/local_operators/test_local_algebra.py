@@ -111,6 +111,7 @@ def test_sums_of_chains(
     three_ways(total, laid_out(total, *(blocks for _, blocks in drawn)))
 
 
+@pytest.mark.slow
 @given(st.sampled_from(COMPUTED), ends("a"), ends("b"), ends("c"), st.data())
 def test_products_of_sums_of_chains(
     name: str, x: list[Region], y: list[Region], z: list[Region], data: st.DataObject

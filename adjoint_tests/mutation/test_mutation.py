@@ -19,6 +19,8 @@ from mutation.catalogue import FAULTS, ROOMS
 from mutation.fault import KINDS, Fault, PlaceError, parsed, same
 from mutation.runner import ROOT, Outcome, Run
 
+pytestmark = pytest.mark.slow
+
 OVERLAPS = "test_spaces.py::test_overlaps_and_contains_are_set_relations"
 
 checkout = pytest.mark.skipif(not (ROOT / "linop").is_dir(), reason="this is no checkout")

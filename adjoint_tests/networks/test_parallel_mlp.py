@@ -28,6 +28,8 @@ from support.networks.twins import (
 from support.requirements import needs_mpi
 from support.workers import MACHINES, on_ranks, on_threads
 
+pytestmark = pytest.mark.slow
+
 each_strategy = pytest.mark.parametrize("strategy", STRATEGIES)
 SIZES = (4, 9, 6, 2), (3, 5, 8, 5, 4)
 

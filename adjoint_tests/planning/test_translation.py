@@ -113,6 +113,7 @@ def few() -> Iterator[tuple[LinearOperator, list[LoweredPlan]]]:
                 yield from ((one, after) for after in after_passes(plans, COLLECTIVES))
 
 
+@pytest.mark.slow
 def test_every_change_of_small_plans_is_rejected_or_computes_the_same() -> None:
     rejected = same = 0
     for op, plans in few():

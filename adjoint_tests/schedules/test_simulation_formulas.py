@@ -24,6 +24,8 @@ from linop.schedules import (
 )
 from linop.schedules.actions import BACKWARDS, Kind
 
+pytestmark = pytest.mark.slow
+
 F, B = 3, 5
 COSTS = {"F": F, "B": B}
 A, b, w = 1000, 10, 1

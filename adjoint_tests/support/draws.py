@@ -15,7 +15,7 @@ from hypothesis import settings
 
 from linop.testing.workers.spmd import MARK
 
-IN_PROCESS = 25
+IN_PROCESS = min(25, settings().max_examples)
 """Examples of a property in one process, at least."""
 SEED = os.environ.get("HYPOTHESIS_SEED")
 """Of all properties; None: Hypothesis chooses one for each."""

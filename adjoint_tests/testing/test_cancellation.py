@@ -16,6 +16,8 @@ from linop.testing.cancellation import noise_of_entries
 from linop.testing.describing import seeds
 from linop.testing.tested_maps import foreign
 
+pytestmark = pytest.mark.slow
+
 DTYPES = [np.float32, np.float64, np.complex64, np.complex128]
 CHECKS = [check_adjoint, check_exact, check_linear]
 

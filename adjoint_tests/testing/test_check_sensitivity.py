@@ -20,6 +20,8 @@ from linop import Region, Space
 from linop.errors import ArgumentError
 from linop.testing import pair
 
+pytestmark = pytest.mark.slow
+
 Functions = tuple[Callable[[Any], Any], Callable[[Any], Any]]
 
 

@@ -335,6 +335,7 @@ def of_matrices(A: np.ndarray, B: np.ndarray) -> lt.Pair:
     return pair(forward, by(B, codomain, domain), domain, codomain)
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(
     seed=st.integers(0, 2**16),

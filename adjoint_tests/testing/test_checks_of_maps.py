@@ -19,6 +19,7 @@ from support.spmd import check_programs
 from support.spmd.check_programs import COMPLEX
 
 
+@pytest.mark.slow
 def test_operators_and_plans() -> None:
     X = TensorSpace((5, 4), Partition((2, 2)))
     op = linop.halo_exchange(X, 3, padding=1)

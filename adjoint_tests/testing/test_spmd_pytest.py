@@ -16,6 +16,8 @@ from linop.backends.jobs import mpirun
 from linop.testing import plugin
 from support.requirements import needs_mpi
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = ROOT / "adjoint_tests/support/spmd"
 FORMS, HANGS = str(PROGRAMS / "forms.py"), str(PROGRAMS / "hangs.py")

@@ -174,6 +174,7 @@ def test_strategies_want_hypothesis(monkeypatch: pytest.MonkeyPatch) -> None:
         importlib.import_module("linop.testing.strategies")
 
 
+@pytest.mark.slow
 def test_half_of_the_operators_send_and_a_quarter_in_several_stages() -> None:
     sending: list[int] = []
     empty = []

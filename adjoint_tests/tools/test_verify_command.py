@@ -19,6 +19,8 @@ from linop.testing.verify_command import PROPERTIES, cases
 from linop.tools import cli, reporting
 from support.requirements import needs_gpu, needs_mpi
 
+pytestmark = pytest.mark.slow
+
 EXAMPLES = """
 import functools
 import numpy as np

@@ -36,6 +36,8 @@ from support.operators.properties import stays_exact
 from support.requirements import needs_mpi, needs_torch
 from support.workers import in_job
 
+pytestmark = pytest.mark.slow
+
 DEVICE = "simulated"
 ARRAYS = simulated.ARRAYS
 

@@ -22,6 +22,7 @@ EVERY_ROAD: dict[str, dict[str, Any]] = {**ROADS, "machines": {"windows": MACHIN
 names = st.sampled_from(NAMES)
 
 
+@pytest.mark.slow
 @settings(max_examples=6 * IN_PROCESS)
 @given(name=names, data=st.data(), seed=seeds, large=st.booleans())
 def test_calls_do_what_instructions_say(

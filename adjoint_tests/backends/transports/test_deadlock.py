@@ -144,6 +144,7 @@ def programs(draw: Any) -> list[list[Call]]:
     return scripts
 
 
+@pytest.mark.slow
 @given(st.data(), programs())
 @settings(max_examples=150, deadline=None)
 def test_a_deadlock_is_found_and_nothing_else_is(data: Any, scripts: list[list[Call]]) -> None:

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+pytest.importorskip("mpi4py")
+
 from linop.backends.shared_memory import pool
 from support.job_programs import PLANS, mpiexec, runs, runs_beside_others
 from support.requirements import needs_mpi
