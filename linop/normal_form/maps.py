@@ -273,14 +273,11 @@ PositionedBlock: TypeAlias = "tuple[scipy.sparse.sparray, Array, Array]"
 
 
 def layer_blocks(before: Space, after: Space, layer: Layer) -> list[PositionedBlock]:
-    """The blocks of a layer's matrix: those of its maps, and identities for unchanged regions."""
-    used = {name for call in layer for name in call.inputs}
-    made = {name for call in layer for name in call.outputs}
-    blocks: list[tuple[tuple[str, ...], tuple[str, ...], scipy.sparse.sparray]] = [
-        ((r.name,), (r.name,), scipy.sparse.eye_array(r.size))
-        for r in before.regions
-        if r.name not in used and r.name not in made
-    ]
+    """The blocks of a layer's matrix: those of its maps, and one identity for unchanged regions."""
+    touched = {name for call in layer for name in (*call.inputs, *call.outputs)}
+    same = tuple(name for name in before.offsets if name not in touched)
+    identity = scipy.sparse.eye_array(sum(before[name].size for name in same))
+    blocks = [(same, same, identity)] if same else []
     blocks += [(call.inputs, call.outputs, call.map.to_matrix()) for call in layer]
     return [(m, _positions(after, out), _positions(before, of)) for of, out, m in blocks]
 
