@@ -44,11 +44,16 @@ class Workers:
         optimizer: a `ShardedOptimizer`, or another one.
 
     Raises:
-        BackendError: they have different models; on every worker. ArgumentError: the state is more
-            than tensors.
+        BackendError: they have different models; on every worker. ArgumentError: no module; or the
+            state is more than tensors.
     """
 
     def __init__(self, what: str, model: Any, optimizer: Any = None) -> None:
+        if not isinstance(model, torch.nn.Module):
+            raise ArgumentError(
+                f"{what}: a torch.nn.Module expected, given {type(model).__name__}; a Pipeline has "
+                f"methods for its state: state_dict, load_state_dict, save and load"
+            )
         layers = [module for module in model.modules() if isinstance(module, Layer)]
         parts = getattr(optimizer, "parts", None)
         self.what = what

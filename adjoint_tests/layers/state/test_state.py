@@ -20,6 +20,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from linop import LinopError, launch, layers
+from linop.errors import ArgumentError
 from support.layers.state import (
     MISTAKES,
     Held,
@@ -140,3 +141,12 @@ def test_what_was_saved_of_another_model_is_refused(tmp_path: Path, sharded: boo
     assert first == second
     assert "unexpected ['2.weight', '2.bias']" in first[0]
     assert "no state of an optimizer" in first[1]
+
+
+def test_what_is_no_module_is_refused_with_its_own_methods() -> None:
+    class Pipeline:
+        """Has methods for its state."""
+
+    for function in (layers.gather_state, lambda one: layers.save(one, "never.pt")):
+        with pytest.raises(ArgumentError, match="given Pipeline; a Pipeline has methods for"):
+            launch(lambda backend, function=function: function(Pipeline()), 2)

@@ -235,6 +235,12 @@ class Types(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
         if not call.cuts or call.name not in _LENGTHS:
             return result
         x, cut = call.cuts[0]
+        if call.name == "storage_offset":
+            if result:
+                raise PartitionError(
+                    f"{_here()}storage_offset of a view of a tensor that is split{_CURE}"
+                )
+            return result
         if call.name == "stride":
             every = strides(x, cut)
             dim = call.given(1, "dim")
@@ -323,7 +329,7 @@ class Types(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
             )
 
 
-_LENGTHS = ("shape", "size", "numel", "nelement", "nbytes", "stride")
+_LENGTHS = ("shape", "size", "numel", "nelement", "nbytes", "stride", "storage_offset")
 """Questions whose answer the length of a block is in."""
 
 

@@ -112,6 +112,7 @@ NUMBERS: dict[str, Callable[[int], Any]] = {
     "entry": lambda n: {WIDTH: 2, HEADS: 3}.get(n, 1),
     "truth": lambda n: 2 if n and n % 3 else 1,
     "text": lambda n: int(f"{n}") + int(str(n)) + int(f"{n:02d}"),
+    "written": lambda n: len(f"{[n]} {(n,)} {n!r}" + str({1: n})),
     "rounded": lambda n: round(n / 4) + math.floor(n / 4) + math.ceil(n / 4) + math.trunc(n / 4),
     "least": lambda n: min(n, 4) + max(n, 2),
     "times": lambda n: len([0] * n),
@@ -129,6 +130,9 @@ def _of_length(number: Callable[[int], Any]) -> Callable[[Tensor, int], Tensor]:
 ALONG |= {
     **{f"{name} of length": _of_length(number) for name, number in NUMBERS.items()},
     "number of elements": lambda h, d: h * h.shape[d:].numel() + h.nbytes + math.prod(h.size()),
+    "text of a shape": lambda h, d: h * sum(map(ord, f"{h.shape} {h.size()!r}")),
+    "text of a tensor": lambda h, d: h * (len(str(h)) + len(f"{h}")),
+    "offset of a view": lambda h, d: h + h.narrow(d, -1, 1).storage_offset(),
     "strides": lambda h, d: h * sum(h.stride()) + h.stride(d),
     "vmap": lambda h, d: torch.vmap(torch.sin, d % h.ndim, d % h.ndim)(h),
     "gradient": lambda h, d: torch.func.grad(lambda y: (y.sum(d) ** 2).sum())(h),

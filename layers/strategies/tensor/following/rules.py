@@ -139,7 +139,7 @@ SIZE_AWARE = frozenset(
 SAFE = frozenset(
     "shape size dim ndim dtype device layout requires_grad is_leaf grad_fn stride is_contiguous"
     " is_floating_point is_complex is_cuda is_cpu is_meta is_sparse is_quantized is_mps is_xla"
-    " element_size itemsize data_ptr storage_offset nelement numel __repr__ __format__ __hash__"
+    " element_size itemsize data_ptr storage_offset nelement numel __hash__"
     " _version name names has_names get_device retain_grad is_tensor"
     " is_nested is_inference is_mkldnn is_neg is_conj is_signed can_cast result_type is_storage"
     " untyped_storage _is_view ndimension retains_grad is_shared output_nr grad is_vulkan is_ipu"

@@ -49,8 +49,7 @@ class VariedInt(int, Varied):
     def __format__(self, form: str) -> str:
         return int.__format__(_told(self), form)
 
-    def __repr__(self) -> str:
-        return f"{int.__repr__(self)} (in the sequential program {self.whole})"
+    __repr__ = __str__  # also of tuples and lists that it is in
 
     numerator = real = property(lambda self: self)
 
@@ -74,7 +73,7 @@ class VariedFloat(Varied):
         return func(*map(plain, args), **{k: plain(v) for k, v in (kwargs or {}).items()})
 
     def __repr__(self) -> str:
-        return f"{self.value!r} (in the sequential program {self.whole})"
+        return repr(_told(self).value)
 
 
 class Shape(tuple[Any, ...]):
