@@ -1,4 +1,4 @@
-"""What the emitter makes of instructions is what they say."""
+"""The emitter makes of instructions what they say."""
 
 from __future__ import annotations
 
