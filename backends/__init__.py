@@ -14,17 +14,17 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
-from linop.backends.base import Backend, BoundPlan
-from linop.backends.jobs import ancestry, ending
+from linop.backends.engine.base import Backend, BoundPlan
+from linop.backends.together import ancestry, ending
 from linop.errors import ArgumentError, BackendError
 from linop.spaces.region import integer
 
 BACKENDS = {
-    "reference": "linop.backends.reference",
-    "threads": "linop.backends.threads",
-    "mpi": "linop.backends.mpi",
-    "cupy": "linop.backends.gpu",
-    "torch": "linop.backends.process_group",
+    "reference": "linop.backends.threads.reference",
+    "threads": "linop.backends.threads.backend",
+    "mpi": "linop.backends.mpi.backend",
+    "cupy": "linop.backends.mpi.device.backend",
+    "torch": "linop.backends.torchrun.backend",
 }
 """Backend name to module. Each module has ``get(**options) -> Backend`` and ``launch(main, workers)
 -> list``."""
@@ -53,8 +53,8 @@ def get(name: str, **options: Any) -> Backend:
             that share a GPU, and ``wait_limit``: seconds that a wait may take; ``comm`` for ``mpi``
             and ``cupy``: the communicator, by default COMM_WORLD; ``group`` for ``torch``: the
             process group, by default all processes. The other options of these are those of
-            ``linop.backends.mpi.get``, ``linop.backends.gpu.get`` and
-            ``linop.backends.process_group.get``.
+            ``linop.backends.mpi.backend.get``, ``linop.backends.mpi.device.backend.get`` and
+            ``linop.backends.torchrun.backend.get``.
 
     Raises:
         ArgumentError: no such backend. MissingExtraError: it needs a package that is not installed.

@@ -14,7 +14,8 @@ import pytest
 
 import linop
 from linop import LinopError, Region, Space, errors
-from linop.backends import Backend, threads
+from linop.backends import Backend
+from linop.backends.threads import backend as threads
 from linop.errors import (
     ShapeError,
     SpaceError,

@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 import linop
 from linop import COPIES, LinearOperator, Partition, TensorSpace, simulate
 from linop.backends import Backend
-from linop.backends.arrays.interface import NUMPY, Arrays
-from linop.backends.arrays.overlap import near
-from linop.backends.execution.views import Buffer
+from linop.backends.engine.arrays.interface import NUMPY, Arrays
+from linop.backends.engine.arrays.overlap import near
+from linop.backends.engine.execution.views import Buffer
 from linop.normal_form.boxes import Table, canonical
 from linop.normal_form.matching import matching
 from linop.normal_form.primitives import Add, Clear

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import linop
 from linop import COPIES, REPLICATED, LinearOperator, Partition, Region, Space, TensorSpace
-from linop.backends.base import Backend
+from linop.backends.engine.base import Backend
 from linop.normal_form.movement import Movement
 from linop.operators.named_movement import out_of_place
 from linop.planning import Link, Network, Placement, hierarchy

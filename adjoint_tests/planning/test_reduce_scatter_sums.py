@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import linop
 from linop import COPIES, Partition, TensorSpace
-from linop.backends.base import Backend
+from linop.backends.engine.base import Backend
 from linop.planning import Network, Placement
 from linop.planning.lowering import lower, lower_all
 from linop.planning.patterns import Kind

@@ -16,7 +16,7 @@ from numpy.lib.stride_tricks import as_strided
 
 import linop
 from linop import Partition, Region, Space, TensorSpace
-from linop.backends.arrays.overlap import overlaps_itself
+from linop.backends.engine.arrays.overlap import overlaps_itself
 from linop.errors import ArgumentError, DTypeError, ShapeError
 from support.contracts.plans import raised, total
 

@@ -63,7 +63,7 @@ def test_whole_numbers_of_numpy(name: str, kind: Callable[[int], Any]) -> None:
 
 SUMS = """
 import numpy as np, linop
-from linop.backends import threads
+from linop.backends.threads import backend as threads
 for dtype in ("float64", "complex128", "float32"):
     space = linop.Space([linop.Region("x", 300_000), linop.Region("y", (50, 2001))], dtype)
     v, w = space.random(0), space.random(1)

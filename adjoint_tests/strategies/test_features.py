@@ -19,7 +19,7 @@ if importlib.util.find_spec("torch") is None:
 import torch
 
 import linop
-from linop.backends.base import Backend
+from linop.backends.engine.base import Backend
 from linop.schedules import Schedule
 from linop.strategies import Pipeline
 from support.schedules.torch_tables import text, torch_schedule

@@ -15,7 +15,7 @@ if importlib.util.find_spec("torch") is None:
 import torch
 
 import linop
-from linop.backends.base import Backend
+from linop.backends.engine.base import Backend
 from support.requirements import needs_mpi
 from support.strategies.gpts import (
     BATCH,

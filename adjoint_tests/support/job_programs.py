@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import linop
-from linop.backends.jobs import builds, mpirun
+from linop.backends.mpi import mpirun
+from linop.backends.together import builds
 from support.workers import in_job
 
 HOME = Path(linop.__file__).parents[1]

@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO
 
-from linop.backends.jobs import mpirun
+from linop.backends.mpi import mpirun
 from support.job_programs import ENVIRONMENT, HEAD, PATIENCE
 
 NAMES = "node1", "node2"

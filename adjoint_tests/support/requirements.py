@@ -23,7 +23,7 @@ def missing_gpu() -> str:
 def _missing_nccl() -> str:
     if _gpu:
         return _gpu
-    from linop.backends.device.nccl import missing
+    from linop.backends.mpi.device.nccl import missing
 
     return missing(cupy_arrays().module.cuda)
 

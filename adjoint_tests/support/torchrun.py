@@ -21,7 +21,7 @@ from typing import Any
 
 from hypothesis import Phase, given, settings
 
-from linop.backends.jobs import mpirun
+from linop.backends.mpi import mpirun
 from support.contracts.torchrun import Cases
 from support.draws import FEW, seeded
 from support.job_programs import ENVIRONMENT

@@ -46,7 +46,7 @@ def made(workers: int, options: dict[str, Any]) -> Any:
     """A backend of its own of so many processes; None in the others. Collective."""
     import torch.distributed as dist
 
-    from linop.backends import process_group
+    from linop.backends.torchrun import backend as process_group
 
     group = None
     if workers < dist.get_world_size():

@@ -12,7 +12,7 @@ from typing import Any
 
 import linop
 from linop.backends import use
-from linop.backends.base import Backend
+from linop.backends.engine.base import Backend
 from linop.testing.workers.jobs import job
 
 WATCH = 75.0
@@ -79,7 +79,7 @@ def on_mpi(comm: Any, windows: bool | str | None = None, **options: Any) -> Back
     """The backend ``mpi`` of a rank; `windows` may be `MACHINES`."""
     if windows != MACHINES:
         return linop.backends.get("mpi", comm=comm, windows=windows, **options)
-    from linop.backends import mpi
+    from linop.backends.mpi import backend as mpi
 
     real = mpi.machine_of
     mpi.machine_of = lambda ranks: ranks.rank % 2

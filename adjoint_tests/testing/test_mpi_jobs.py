@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from hypothesis import find, settings
 
-from linop.backends.jobs import mpirun
+from linop.backends.mpi import mpirun
 from linop.testing.describing import Description
 from linop.testing.workers import jobs
 from linop.testing.workers.jobs import FailedExampleError, PersistentJob

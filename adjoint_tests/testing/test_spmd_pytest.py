@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from linop.backends.jobs import mpirun
+from linop.backends.mpi import mpirun
 from linop.testing import plugin
 from support.requirements import needs_mpi
 

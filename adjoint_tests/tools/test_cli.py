@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from linop.backends.jobs import mpirun
+from linop.backends.mpi import mpirun
 from linop.errors import MissingExtraError
 from linop.tools import cli
 from support.requirements import needs_mpi

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from linop.backends.jobs import mpirun
+from linop.backends.mpi import mpirun
 from linop.tools.mpi_links import Rank, faults
 from support.job_programs import ENVIRONMENT
 from support.requirements import needs_mpi

@@ -82,7 +82,7 @@ def test_a_checkout_is_the_same_package() -> None:
 import importlib, pathlib, sys
 sys.path.insert(0, {str(ROOT)!r})
 sys.meta_path = [m for m in sys.meta_path if "editable" not in repr(m).lower()]
-import linop, linop.backends.threads
+import linop, linop.backends.threads.backend
 assert pathlib.Path(linop.__file__).parent == pathlib.Path({str(ROOT)!r}) / "linop"
 assert pathlib.Path(linop.backends.__file__).parts[-2:] == ("backends", "__init__.py")
 for name in ("linop.linop", "linop.benchmarks", "linop.adjoint_tests", "linop.docs"):
@@ -104,13 +104,13 @@ def test_a_copy_of_a_checkout_is_not_mixed_with_the_installed_package(tmp_path: 
     text = f"""
 import sys
 sys.path.insert(0, {str(tmp_path)!r})
-import linop, linop.backends.threads
-print(linop.__file__, linop.backends.threads.__file__, sep="\\n")
+import linop, linop.backends.threads.backend
+print(linop.__file__, linop.backends.threads.backend.__file__, sep="\\n")
 """
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
     assert done.stdout.split() == [
         str(tmp_path / "linop/__init__.py"),
-        str(tmp_path / "backends/threads.py"),
+        str(tmp_path / "backends/threads/backend.py"),
     ]
 
 

@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from linop.backends.jobs import mpirun
+from linop.backends.mpi import mpirun
 from linop.testing.verify_command import PROPERTIES, cases
 from linop.tools import cli, reporting
 from support.requirements import needs_gpu, needs_mpi

@@ -11,11 +11,11 @@ from typing import Any, cast
 import torch
 
 from linop.backends import current
-from linop.backends.arrays.arguments import Unfit, held
 from linop.backends.autograd.dtypes import torch_dtype
 from linop.backends.autograd.ports import Port
-from linop.backends.base import Backend, BoundPlan
 from linop.backends.device.device_arrays import DeviceArrays
+from linop.backends.engine.arrays.arguments import Unfit, held
+from linop.backends.engine.base import Backend, BoundPlan
 from linop.errors import ArgumentError, LinopError
 from linop.operators.operator import LinearOperator
 

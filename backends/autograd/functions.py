@@ -19,8 +19,8 @@ from torch.autograd import forward_ad
 from linop.backends.autograd.bridge import Bridge, bridge_of
 from linop.backends.autograd.checkpointing import checkpoint_context, opened, run
 from linop.backends.autograd.dtypes import is_of
-from linop.backends.base import Backend, BoundPlan
-from linop.backends.waits.recorder import namers
+from linop.backends.engine.base import Backend, BoundPlan
+from linop.backends.together.recorder import namers
 from linop.errors import LinopError, name_layer
 from linop.operators.operator import LinearOperator
 

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from linop.backends.autograd.dtypes import is_of, numpy_dtype
-from linop.backends.base import Backend
 from linop.backends.device.device_arrays import DeviceArrays
+from linop.backends.engine.base import Backend
 from linop.errors import ArgumentError, DTypeError
 from linop.spaces.region import Region
 from linop.spaces.scalars import Array

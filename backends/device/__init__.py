@@ -1,1 +1,1 @@
-"""Arrays of a device, copies between device and host memory, and messages between devices."""
+"""Arrays of a device, and copies between device and host memory."""

@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from linop.backends.arrays.interface import Arrays
 from linop.backends.device.host_memory import HostMemory
 from linop.backends.device.kernels import Kernels, copied_in_words
 from linop.backends.device.streams import Streams
 from linop.backends.device.tensors import Tensors
-from linop.backends.execution.instructions import Instruction
+from linop.backends.engine.arrays.interface import Arrays
+from linop.backends.engine.execution.instructions import Instruction
 from linop.errors import BackendError, DTypeError, MissingExtraError
 from linop.spaces.scalars import Array, Scalar
 

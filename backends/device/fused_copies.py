@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from linop.backends.device.device_arrays import DeviceArrays
-from linop.backends.execution.instructions import Call, Copy, Instruction
-from linop.backends.execution.views import Buffer, View, whole
-from linop.backends.transports.packing import FUSED
+from linop.backends.engine.execution.instructions import Call, Copy, Instruction
+from linop.backends.engine.execution.views import Buffer, View, whole
+from linop.backends.engine.roads.packing import FUSED
 from linop.spaces.scalars import Array
 
 Key = tuple[Buffer, Buffer, bool]

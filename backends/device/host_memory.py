@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from linop.backends.arrays.interface import Arrays
 from linop.backends.device.streams import Streams
+from linop.backends.engine.arrays.interface import Arrays
 from linop.spaces.scalars import Array
 
 

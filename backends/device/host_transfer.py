@@ -19,10 +19,10 @@ from typing import Any
 
 import numpy as np
 
-from linop.backends.arrays.interface import arrays_of_map
 from linop.backends.device.device_arrays import DeviceArrays
-from linop.backends.execution.emitter import copied_on_host
-from linop.backends.execution.instructions import (
+from linop.backends.engine.arrays.interface import arrays_of_map
+from linop.backends.engine.execution.emitter import copied_on_host
+from linop.backends.engine.execution.instructions import (
     Add,
     Apply,
     Call,
@@ -32,7 +32,7 @@ from linop.backends.execution.instructions import (
     Views,
     instruction,
 )
-from linop.backends.execution.views import Buffer, View, whole
+from linop.backends.engine.execution.views import Buffer, View, whole
 from linop.spaces.scalars import Array
 
 

@@ -50,7 +50,7 @@ class Kernels:
         return dtype.kind != "V"
 
     def multiple_added(self, dtype: np.dtype[Any], scale: Scalar) -> Kernel | None:
-        """As `linop.backends.arrays.interface.Arrays.multiple_added`."""
+        """As `linop.backends.engine.arrays.interface.Arrays.multiple_added`."""
         if not self.take(dtype):
             return None
         # Two roundings, as on the host: the compiler would fuse multiply and add.

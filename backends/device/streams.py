@@ -2,9 +2,9 @@
 
 Operations are queued on the stream that is current in the calling thread (`cupy.cuda.Stream`), and
 run in its order; exceptions are documented here. The host waits in these cases only: for an event
-before MPI reads a packed message (`linop.backends.device.staging`), for copies from and to regions
-in host memory (`linop.backends.device.host_transfer`), and for messages of other threads to such
-regions (`linop.backends.device.mailbox_messages`).
+before MPI reads a packed message (`linop.backends.mpi.device.staging`), for copies from and to
+regions in host memory (`linop.backends.device.host_transfer`), and for messages of other threads to
+such regions (`linop.backends.threads.device_messages`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Streams:
         return event
 
     def following(self) -> Callable[[], None]:
-        """As `linop.backends.arrays.interface.Arrays.following`."""
+        """As `linop.backends.engine.arrays.interface.Arrays.following`."""
         last: list[Any] = [self.current]
 
         def follow() -> None:

@@ -24,8 +24,8 @@ from benchmarks.harness.measure import interleaved
 from benchmarks.harness.sides import emit, software
 from benchmarks.harness.task import KIB, MIB, Task
 from linop import COPIES, Partition, Region, Space, TensorSpace
-from linop.backends.arrays.interface import arrays_named
 from linop.backends.device.device_arrays import DeviceArrays
+from linop.backends.engine.arrays.interface import arrays_named
 
 ARRAYS = "LINOP_BENCH_ARRAYS"
 """Environment variable that names the device arrays: "cupy", or ``module:name`` of simulated

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from benchmarks.harness.report import markdown_lines
 from benchmarks.harness.task import MARK
-from linop.backends.jobs import mpirun
+from linop.backends.mpi import mpirun
 
 ROOT = Path(__file__).resolve().parents[2]
 JOB_SECONDS = 1200.0

@@ -21,7 +21,7 @@ from typing import Annotated, Any
 import typer
 from scipy import stats
 
-from linop.backends.jobs import mpirun
+from linop.backends.mpi import mpirun
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "lenet5.py"

@@ -28,7 +28,7 @@ from linop.layers import Conv2d
 from linop.strategies import Pipeline, split
 
 WORKERS = 2
-_WAITS = "linop.backends.waits", "linop.backends.transports.mailboxes"
+_WAITS = "linop.backends.together", "linop.backends.threads.mailboxes"
 """Modules whose calls depend on how long a worker waits."""
 
 

@@ -23,8 +23,8 @@ from linop import backends
 from linop.backends import Backend
 from linop.backends.autograd.bridge import bridge_of
 from linop.backends.autograd.checkpointing import in_checkpoint, run
-from linop.backends.transports.transport import MEET, Item
-from linop.backends.worker import Worker
+from linop.backends.engine.worker import Worker
+from linop.backends.together.transport import MEET, Item
 from linop.errors import ArgumentError, BackendError, LinopError
 from linop.layers.agreement.arguments import Said, compare_arguments
 from linop.layers.agreement.meeting import Meeting

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
-from linop.backends.transports.transport import MEET, Item
+from linop.backends.together.transport import MEET, Item
 from linop.errors import LinopError, restated, was_told
 from linop.layers.agreement import tensor_messages  # noqa: F401  # so that torch's can be sent
 
@@ -36,7 +36,7 @@ class Meeting:
 
     def gather_objects(self, mine: Item, doing: str = MEET, about: str = "") -> list[Item]:
         """All workers' messages, by worker: small objects, of classes that
-        `linop.backends.transports.messages` sends. Collective.
+        `linop.backends.together.messages` sends. Collective.
 
         Args:
             doing, about: the activity, equal on all workers, and its object, in words.

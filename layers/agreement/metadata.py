@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from linop.backends.arrays.interface import Arrays
 from linop.backends.autograd.dtypes import numpy_dtype
+from linop.backends.engine.arrays.interface import Arrays
 from linop.errors import ArgumentError, DTypeError, ShapeError
 from linop.spaces.decomposition import Axis
 from linop.spaces.partition import Partition

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from linop.backends.transports.messages import adapt
+from linop.backends.together.messages import adapt
 from linop.errors import ArgumentError
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from linop.backends.waits.turns import kept
+from linop.backends.together.turns import kept
 
 _GENERATOR = threading.RLock()
 """Held by a thread while torch's generator has a seed of its own, but for the time in which it

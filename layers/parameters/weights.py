@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from linop.backends import Backend
-from linop.backends.threads import Thread
+from linop.backends.threads.backend import Thread
 from linop.layers.agreement.input_agreement import agreement_of
 from linop.layers.layer import Layer
 from linop.spaces.tensor import TensorSpace

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Iterable
 
-from linop.backends.settings import LOAD_BYTES, LOAD_DEPTH, LOAD_TIME
+from linop.backends.together.settings import LOAD_BYTES, LOAD_DEPTH, LOAD_TIME
 from linop.errors import BackendError
 from linop.layers.state.state_tensors import StateTensor
 

@@ -42,7 +42,7 @@ from torch.distributed.checkpoint.planner import (
 )
 from torch.distributed.checkpoint.storage import WriteResult
 
-from linop.backends.transports.messages import allow
+from linop.backends.together.messages import allow
 from linop.errors import BackendError
 from linop.layers.parameters.blocks import plain
 from linop.layers.state.files import (

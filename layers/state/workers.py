@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import torch
 
-from linop.backends.transports.transport import Item
+from linop.backends.together.transport import Item
 from linop.errors import ArgumentError, BackendError
 from linop.layers.agreement.input_agreement import program_backend
 from linop.layers.layer import Layer, Tensor
@@ -96,7 +96,7 @@ class Workers:
 
     def gather_objects(self, mine: Item) -> list[Item]:
         """All workers' messages, by worker: small objects, of classes that
-        `linop.backends.transports.messages` sends. Collective.
+        `linop.backends.together.messages` sends. Collective.
 
         Raises:
             BackendError: other workers call other functions; on every worker.

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from linop.backends import Backend
-from linop.backends.worker import Worker
+from linop.backends.engine.worker import Worker
 from linop.errors import ArgumentError, BackendError
 from linop.layers.agreement.input_agreement import agreement_of, program_backend
 from linop.spaces.partition import Partition

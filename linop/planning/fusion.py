@@ -50,7 +50,7 @@ def stored_in_results(plan: LoweredPlan, small: int) -> LoweredPlan:
 
     Args:
         small: bytes of results up to which the plan is returned unchanged, since such results are
-            allocated in every run (`linop.backends.execution.numbering`).
+            allocated in every run (`linop.backends.engine.execution.layout`).
     """
     results = _results(plan)
     size = sum(region.size for made in results for region in made.values()) * plan.dtype.itemsize

@@ -1,7 +1,7 @@
 """Array modules for local maps: the interface, and NumPy's implementation of it in host memory.
 
 Only the functions that a local operator calls on arrays belong here. The core imports NumPy alone;
-implementations for arrays in device memory are in `linop.backends.arrays.interface`.
+implementations for arrays in device memory are in `linop.backends.engine.arrays.interface`.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, ParamSpec
 
-from linop.backends.base import Backend
+from linop.backends.engine.base import Backend
 from linop.spaces.vector import Vector
 from linop.testing.cancellation import size_of_terms
 from linop.testing.drawing import of_any_parity, random_vector

@@ -14,7 +14,7 @@ from typing import Any, ParamSpec
 
 import numpy as np
 
-from linop.backends.base import BoundPlan
+from linop.backends.engine.base import BoundPlan
 from linop.local_operators.scipy_operators import declared_dtype
 from linop.operators.operator import LinearOperator
 from linop.testing.report import Report

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from linop.backends.arrays.arguments import held
-from linop.backends.base import Backend
+from linop.backends.engine.arrays.arguments import held
+from linop.backends.engine.base import Backend
 from linop.spaces.float_formats import machine_epsilon
 from linop.spaces.scalars import Array, Scalar
 from linop.spaces.space import Space

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from linop.backends import in_mpi_job
-from linop.backends.settings import SPMD_BACKEND, SPMD_TIMEOUT, SPMD_WORKERS, Setting
+from linop.backends.together.settings import SPMD_BACKEND, SPMD_TIMEOUT, SPMD_WORKERS, Setting
 from linop.testing.workers import leading, stacks
 from linop.testing.workers.located import MARK
 from linop.testing.workers.outcome import FailedExampleError

@@ -17,8 +17,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from linop import backends
-from linop.backends.base import Backend
-from linop.backends.transports.messages import decoded, encoded
+from linop.backends.engine.base import Backend
+from linop.backends.together.messages import decoded, encoded
 from linop.errors import ArgumentError, UndecidableError
 from linop.operators.operator import LinearOperator
 from linop.testing.checks import check_adjoint, check_dot_exact, check_exact, check_linear

@@ -21,7 +21,7 @@ from rich.text import Text
 import linop
 from linop import LinearOperator, backends
 from linop.backends import Backend, in_mpi_job
-from linop.backends.jobs import mpirun
+from linop.backends.mpi import mpirun
 from linop.errors import ArgumentError, LinopError, MissingExtraError
 from linop.operators.algebra import expanded
 from linop.planning.lowering import workers_of

@@ -21,8 +21,8 @@ import scipy.sparse.linalg
 
 import linop
 from linop import LinearOperator, Partition, TensorSpace
-from linop.backends.base import Backend
-from linop.backends.jobs import mpirun
+from linop.backends.engine.base import Backend
+from linop.backends.mpi import mpirun
 from linop.errors import BackendError, MissingExtraError
 from linop.spaces.scalars import Array
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import linop
 from linop.backends import in_torch_job
-from linop.backends.jobs import mpirun
+from linop.backends.mpi import mpirun
 from linop.errors import LinopError, MissingExtraError
 
 
@@ -90,7 +90,7 @@ def _mpi_library() -> Component:
 
 def _cuda_aware() -> Component:
     def said(MPI: Any) -> str:
-        from linop.backends.device.cuda_aware import asked
+        from linop.backends.mpi.device.cuda_aware import asked
 
         # The library's own statement; the backend also tests it by a transfer.
         answer = asked()
@@ -133,7 +133,7 @@ def _nccl() -> Component:
         import cupy
     except ImportError:
         return Component("NCCL", False, "CuPy is missing", purpose)
-    from linop.backends.device.nccl import missing, version
+    from linop.backends.mpi.device.nccl import missing, version
 
     why = missing(cupy.cuda)
     return Component("NCCL", not why, why or version(cupy.cuda), purpose)

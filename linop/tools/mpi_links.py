@@ -53,8 +53,8 @@ def facts(comm: MPI.Intracomm) -> list[Rank]:
     """Facts about all ranks; collective."""
     from mpi4py import MPI
 
-    from linop.backends.jobs.objects import gathered
-    from linop.backends.mpi import machine_of
+    from linop.backends.mpi.backend import machine_of
+    from linop.backends.mpi.objects import gathered
 
     cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set[int]()
     here = machine_of(comm), MPI.Get_processor_name(), frozenset(cores), os.cpu_count() or 1
@@ -64,7 +64,7 @@ def facts(comm: MPI.Intracomm) -> list[Rank]:
 def links(comm: MPI.Intracomm, ranks: Sequence[Rank]) -> list[Link]:
     """Measured links: inside the first machine with several ranks, and from the first machine to
     each other one; the same on every rank. Collective, in some seconds."""
-    from linop.backends.jobs.objects import gathered
+    from linop.backends.mpi.objects import gathered
 
     found = []
     for pair in _pairs(ranks):

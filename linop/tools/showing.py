@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import linop
 from linop import LinearOperator
-from linop.backends.arrays.interface import NUMPY
+from linop.backends.engine.arrays.interface import NUMPY
 from linop.planning.collective_selection import Choice, selected
 from linop.planning.lowering import lower, workers_of
 from linop.planning.patterns import spans

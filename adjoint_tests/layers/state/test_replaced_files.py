@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 import linop
 from linop import writing
-from linop.backends.execution.tracing import traced
+from linop.backends.engine.tracing import traced
 from linop.errors import ArgumentError, LinopError
 from linop.schedules import one_forward_one_backward, simulate
 from linop.tools import drawing, reporting

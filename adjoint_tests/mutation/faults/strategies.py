@@ -166,7 +166,7 @@ STRATEGIES = (
         "unheard failure",
         "workers of a part go on waiting for one that has failed",
         "omission",
-        "linop.backends.worker:Worker.hear",
+        "linop.backends.engine.worker:Worker.hear",
         "tag == ANY",
         "tag == ANY - 1",
         ("test_parts.py::test_parts_of_threads",),

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from torch.autograd.graph import get_gradient_edge
 
 import linop
-from linop.backends.base import Backend
+from linop.backends.engine.base import Backend
 from linop.errors import ArgumentError
 from linop.schedules import GENERATORS
 from linop.strategies import split

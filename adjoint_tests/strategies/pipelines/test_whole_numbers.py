@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import linop
-from linop.backends.base import Backend
+from linop.backends.engine.base import Backend
 from linop.strategies import split
 from support.requirements import needs_mpi
 from support.strategies.pipelines.pipelines import fill

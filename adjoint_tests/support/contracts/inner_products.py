@@ -11,7 +11,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 import linop
-from linop.backends.base import Backend
+from linop.backends.engine.base import Backend
 from linop.local_operators import matrix
 from linop.solvers import cgls
 from linop.spaces.vector import Vector

@@ -7,8 +7,8 @@ import pytest
 
 import linop
 from linop import COPIES, Partition, TensorSpace
-from linop.backends.base import BoundPlan
-from linop.backends.worker import Worker
+from linop.backends.engine.base import BoundPlan
+from linop.backends.engine.worker import Worker
 from linop.errors import BackendError
 
 

@@ -18,7 +18,7 @@ import numpy as np
 import linop
 from linop import COPIES, LinearOperator, Partition, Region, Space, TensorSpace
 from linop.backends import Backend, BoundPlan
-from linop.backends.arrays.arguments import held_arrays
+from linop.backends.engine.arrays.arguments import held_arrays
 from linop.errors import (
     ArgumentError,
     BackendError,

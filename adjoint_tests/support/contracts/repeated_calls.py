@@ -18,8 +18,8 @@ import numpy as np
 import linop
 from linop import COPIES, LinearOperator, Partition, Region, TensorSpace
 from linop.backends import Backend, BoundPlan
-from linop.backends.arrays.interface import Arrays
-from linop.backends.worker import Worker
+from linop.backends.engine.arrays.interface import Arrays
+from linop.backends.engine.worker import Worker
 from linop.errors import LinopError
 from linop.testing.describing import Description
 from support.contracts.plans import LARGE, OPERATORS, argument, arrays_of, each, result, same, size
@@ -207,7 +207,7 @@ def all_large(yes: bool) -> Iterator[None]:
     """Inside, plans treat results of any size as large ones."""
     names = [(Arrays, "small")]
     try:
-        from linop.backends.shared_memory import windows
+        from linop.backends.mpi.shared_memory import windows
     except ImportError:
         pass
     else:

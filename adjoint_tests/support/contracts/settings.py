@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import linop
-from linop.backends.jobs import builds
+from linop.backends.together import builds
 from linop.errors import LinopError
 from support.contracts.plans import total
 

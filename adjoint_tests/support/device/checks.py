@@ -16,8 +16,8 @@ import linop
 import linop.testing as lt
 from linop import LinearOperator, Region, Space
 from linop.backends import Backend
-from linop.backends.arrays.interface import Arrays
 from linop.backends.device.device_arrays import DeviceArrays
+from linop.backends.engine.arrays.interface import Arrays
 from linop.errors import DTypeError
 from linop.testing.tested_maps.tested_map import gathered
 from support.contracts.plans import SMALL, part, raised, size

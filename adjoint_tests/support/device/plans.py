@@ -18,7 +18,7 @@ import linop
 from linop import LinearOperator, Region, Space
 from linop.backends import Backend
 from linop.backends.device.device_arrays import DeviceArrays
-from linop.backends.threads import Threads
+from linop.backends.threads.backend import Threads
 from linop.errors import ArgumentError, DTypeError, LinopError, ShapeError
 from linop.normal_form.maps import LocalMap
 from linop.testing.describing import Description

@@ -60,7 +60,7 @@ def on_ranks(ranks: int, kind: str, way: str, contract: Contract, *arguments: An
 def _on_rank(comm: MPI.Comm, kind: str, way: str, contract: Contract, *arguments: Any) -> None:
     arrays = ARRAYS[kind]()
     if kind == "cupy" and way == "aware":
-        from linop.backends.device.cuda_aware import asked
+        from linop.backends.mpi.device.cuda_aware import asked
 
         way = "aware" if asked().yes else "staged"
     backend = linop.backends.get("cupy", comm=comm, way=way, wait_limit=10, arrays=arrays)

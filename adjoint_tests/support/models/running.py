@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 import linop
-from linop.backends.base import Backend
+from linop.backends.engine.base import Backend
 from linop.errors import LinopError
 from linop.testing.workers.jobs import job
 from support.models.cases import Case, start

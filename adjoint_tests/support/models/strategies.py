@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from linop import COPIES, REPLICATED, layers, schedules, strategies
-from linop.backends.base import Backend
+from linop.backends.engine.base import Backend
 from linop.errors import LinopError
 from support.models.cases import Case, batch, loss, optimizer, part, seeded, start
 from support.models.model import Batch, Cut, entropy

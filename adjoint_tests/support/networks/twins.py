@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from linop.backends.base import Backend
+from linop.backends.engine.base import Backend
 from linop.networks import relu, squared_loss
 from support.examples import example
 

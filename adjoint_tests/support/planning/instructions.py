@@ -1,7 +1,7 @@
 """The instructions of a bound plan, executed one operation at a time: the oracle of the emitter.
 
 It shares no code with it. Functions that a transport supplies are called, as is a local map; all
-else is done here by NumPy, as the docstrings of `linop.backends.execution.instructions` say.
+else is done here by NumPy, as the docstrings of `linop.backends.engine.execution.instructions` say.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from linop.backends.execution.instructions import (
+from linop.backends.engine.execution.instructions import (
     Add,
     Apply,
     Call,
@@ -27,7 +27,7 @@ from linop.backends.execution.instructions import (
     Spin,
     Views,
 )
-from linop.backends.execution.numbers import (
+from linop.backends.engine.execution.numbers import (
     Arithmetic,
     Condition,
     Field,
@@ -37,8 +37,8 @@ from linop.backends.execution.numbers import (
     Returned,
     Variable,
 )
-from linop.backends.execution.program import Program
-from linop.backends.execution.views import Buffer, View
+from linop.backends.engine.execution.program import Program
+from linop.backends.engine.execution.views import Buffer, View
 
 GARBAGE = 0x5A
 """Bytes of memory that nobody has written."""

@@ -57,20 +57,20 @@ SENDS = "sends zeros"
 """The one that only messages show."""
 
 BREAKS: dict[str, tuple[str, str, Any]] = {
-    SENDS: ("linop.backends.mpi:Ranks", "sender", _sends_zeros),
-    "writes elsewhere": ("linop.backends.shared_memory.pool:Pool", "views", _writes_elsewhere),
+    SENDS: ("linop.backends.mpi.backend:Ranks", "sender", _sends_zeros),
+    "writes elsewhere": ("linop.backends.mpi.shared_memory.pool:Pool", "views", _writes_elsewhere),
     "changes its argument": (
-        "linop.backends.worker_plan:WorkerPlan",
+        "linop.backends.engine.worker_plan:WorkerPlan",
         "_run",
         _changes_its_argument,
     ),
     "returns its argument": (
-        "linop.backends.worker_plan:WorkerPlan",
+        "linop.backends.engine.worker_plan:WorkerPlan",
         "_run",
         _returns_its_argument,
     ),
     "inner products of its own": (
-        "linop.backends.worker:Worker",
+        "linop.backends.engine.worker:Worker",
         "vector",
         _inner_products_of_its_own,
     ),

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from linop import schedules
-from linop.backends.base import Backend
+from linop.backends.engine.base import Backend
 from linop.errors import ArgumentError, PartitionError
 from linop.schedules import schedule_errors
 from linop.strategies import (

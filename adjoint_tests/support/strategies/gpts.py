@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from linop.backends.base import Backend
+from linop.backends.engine.base import Backend
 from support.examples import example
 
 gpt = example("gpt")

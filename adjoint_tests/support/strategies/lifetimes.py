@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from linop.backends.base import Backend
+from linop.backends.engine.base import Backend
 from linop.schedules import GENERATORS
 from linop.strategies import Mesh, Pipeline, split
 from support.strategies.pipelines.pipelines import squares, values

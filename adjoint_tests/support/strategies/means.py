@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from linop.backends.base import Backend
+from linop.backends.engine.base import Backend
 from linop.errors import LinopError
 from linop.schedules import GENERATORS
 from linop.strategies import DataParallel, Pipeline

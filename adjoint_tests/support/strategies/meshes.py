@@ -13,7 +13,7 @@ import torch
 import linop
 from linop import COPIES, Partition, TensorSpace
 from linop.backends import use
-from linop.backends.base import Backend
+from linop.backends.engine.base import Backend
 from linop.errors import ArgumentError, BackendError, LinopError
 from linop.schedules import GENERATORS
 from linop.strategies import Mesh, Pipeline

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from linop import Partition, TensorSpace, layers
-from linop.backends.base import Backend
+from linop.backends.engine.base import Backend
 from linop.strategies import Mesh
 from support.examples import example
 from support.strategies.tensor.tensor_networks import equal

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from linop import layers
-from linop.backends.base import Backend
+from linop.backends.engine.base import Backend
 from linop.errors import LinopError
 from linop.schedules import GENERATORS
 from linop.strategies import (

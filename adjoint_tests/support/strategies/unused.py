@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from linop.backends.base import Backend
+from linop.backends.engine.base import Backend
 from linop.schedules import GENERATORS
 from linop.strategies import Mesh, Pipeline, full_state_dict, fully_shard, unsharded
 from support.strategies.pipelines.pipelines import fill, squares, values

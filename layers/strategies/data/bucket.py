@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from linop.backends import Backend
-from linop.backends.arrays.arguments import held
 from linop.backends.autograd.ports import Port
+from linop.backends.engine.arrays.arguments import held
 from linop.operators.operator import LinearOperator
 from linop.strategies.pipelines.lanes import fail
 

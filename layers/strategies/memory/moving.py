@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from linop.backends import BoundPlan, threads
-from linop.backends.arrays.interface import Arrays
+from linop.backends import BoundPlan
 from linop.backends.autograd.ports import Port
 from linop.backends.device.device_arrays import DeviceArrays
+from linop.backends.engine.arrays.interface import Arrays
+from linop.backends.threads import backend as threads
 from linop.operators.offloading import offload
 from linop.spaces.region import Region
 from linop.spaces.space import Space

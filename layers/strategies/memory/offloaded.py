@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from linop.backends.threads import alone
+from linop.backends.threads.backend import alone
 from linop.errors import ArgumentError
 from linop.layers.agreement.input_agreement import program_backend
 from linop.spaces.region import integer

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import torch
 
 from linop.backends import Backend, BoundPlan
-from linop.backends.arrays.arguments import held
 from linop.backends.autograd.dtypes import torch_dtype
 from linop.backends.autograd.ports import Port
-from linop.backends.worker_plan import WorkerPlan
+from linop.backends.engine.arrays.arguments import held
+from linop.backends.engine.worker_plan import WorkerPlan
 from linop.operators.collectives import repartition
 from linop.operators.operator import LinearOperator
 from linop.spaces.decomposition import COPIES, REPLICATED

@@ -13,7 +13,7 @@ import numpy as np
 import scipy
 
 from linop import backends
-from linop.backends.base import Backend, BoundPlan
+from linop.backends.engine.base import Backend, BoundPlan
 from linop.errors import ArgumentError
 from linop.local_operators.real_linear import refuse_real_linear
 from linop.local_operators.scipy_operators import declared_dtype

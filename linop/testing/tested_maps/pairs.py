@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from linop.backends.base import Backend
-from linop.backends.worker import Worker
+from linop.backends.engine.base import Backend
+from linop.backends.engine.worker import Worker
 from linop.errors import ArgumentError, BackendError
 from linop.spaces.region import Region, naturals
 from linop.spaces.space import Space

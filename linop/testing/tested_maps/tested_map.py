@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from linop.backends.arrays.arguments import held, held_arrays
-from linop.backends.base import Backend
-from linop.backends.transports.transport import Item
-from linop.backends.worker import Worker
+from linop.backends.engine.arrays.arguments import held, held_arrays
+from linop.backends.engine.base import Backend
+from linop.backends.engine.worker import Worker
+from linop.backends.together.transport import Item
 from linop.errors import ArgumentError, BackendError
 from linop.normal_form.maps import bare_or_dict
 from linop.operators.operator import LinearOperator

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from linop.backends.worker import Worker
+from linop.backends.engine.worker import Worker
 from linop.spaces.scalars import Array
 from linop.spaces.space import Space
 from linop.spaces.vector import Vector

@@ -32,7 +32,7 @@ from multiprocessing.connection import (
 from pathlib import Path
 from typing import Any
 
-from linop.backends.jobs import mpirun
+from linop.backends.mpi import mpirun
 from linop.errors import MissingExtraError
 from linop.testing.workers.outcome import Answers, FailedExampleError, Outcome
 from linop.testing.workers.rank import FINISH, KEY, OUTPUT, Answer, socket_in

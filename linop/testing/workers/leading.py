@@ -58,7 +58,7 @@ class Team:
             self._early: tuple[Any, ...] | None = None
             self._test = ""
             self._messages = SignedMessages(self._control)
-            from linop.backends.jobs.objects import gathered
+            from linop.backends.mpi.objects import gathered
 
             everybody = gathered(self._control, tests)
         if any(other != tests for other in everybody):

@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from linop import backends
-from linop.backends.base import Backend
+from linop.backends.engine.base import Backend
 from linop.errors import ArgumentError
 
 OWN = ("backend", "comm")

@@ -14,8 +14,8 @@ import warnings
 from typing import Any
 
 from linop import backends
-from linop.backends.base import Backend
-from linop.backends.transports.mailboxes import AbortedError
+from linop.backends.engine.base import Backend
+from linop.backends.threads.mailboxes import AbortedError
 from linop.errors import DeadlockError
 from linop.testing.workers.located import Located
 from linop.testing.workers.located import __file__ as located_file

@@ -16,7 +16,7 @@ from torch import nn
 
 import linop
 from linop import COPIES, TensorSpace
-from linop.backends.base import Backend
+from linop.backends.engine.base import Backend
 from linop.errors import ArgumentError, BackendError, LinopError
 from linop.schedules import GENERATORS
 from linop.strategies import (

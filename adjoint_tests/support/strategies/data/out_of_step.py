@@ -8,7 +8,7 @@ import torch
 from hypothesis import strategies as st
 
 import linop
-from linop.backends.base import Backend
+from linop.backends.engine.base import Backend
 from linop.strategies import DataParallel, Mesh, fully_shard
 
 OTHERS = {

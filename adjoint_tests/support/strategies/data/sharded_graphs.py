@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint as torchs
 
-from linop.backends.base import Backend
+from linop.backends.engine.base import Backend
 from linop.errors import ArgumentError
 from linop.strategies import (
     Axis,

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 import linop.layers
-from linop.backends.base import Backend
+from linop.backends.engine.base import Backend
 from linop.strategies import (
     DataParallel,
     Mesh,

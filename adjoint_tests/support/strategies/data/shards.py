@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from linop.backends.base import Backend
+from linop.backends.engine.base import Backend
 from linop.errors import ArgumentError, BackendError, LinopError, ShapeError
 from linop.strategies import (
     DataParallel,

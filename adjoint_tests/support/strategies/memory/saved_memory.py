@@ -12,7 +12,7 @@ from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from linop.backends.base import Backend
+from linop.backends.engine.base import Backend
 from linop.strategies import (
     ColwiseParallel,
     Reversible,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from linop.backends.base import Backend
+from linop.backends.engine.base import Backend
 from linop.errors import ArgumentError
 from linop.schedules import GENERATORS
 from linop.strategies import Pipeline

@@ -14,7 +14,7 @@ import torch
 
 from linop import Partition, layers
 from linop.backends import use
-from linop.backends.base import Backend
+from linop.backends.engine.base import Backend
 from linop.layers import gather_state
 from linop.schedules import GENERATORS
 from linop.spaces.partition import balanced

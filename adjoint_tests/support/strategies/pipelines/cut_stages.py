@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from linop import Partition, layers
-from linop.backends.base import Backend
+from linop.backends.engine.base import Backend
 from linop.schedules import GENERATORS
 from linop.strategies import Pipeline
 from support.strategies.pipelines.pipelines import RATE, fill, squares, values

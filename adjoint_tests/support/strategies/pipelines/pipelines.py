@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from linop.backends.base import Backend
+from linop.backends.engine.base import Backend
 from linop.schedules import GENERATORS, Schedule
 from linop.schedules.actions import COMPUTE
 from linop.spaces.partition import balanced

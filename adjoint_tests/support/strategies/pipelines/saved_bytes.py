@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from linop.backends.base import Backend
+from linop.backends.engine.base import Backend
 from linop.schedules import Sizes, simulate
 from support.strategies.pipelines.pipelines import Case, squares
 

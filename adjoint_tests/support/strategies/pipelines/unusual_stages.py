@@ -11,7 +11,7 @@ import torch
 
 import linop
 import linop.strategies
-from linop.backends.base import Backend
+from linop.backends.engine.base import Backend
 from linop.errors import BackendError, LinopError
 from linop.schedules import GENERATORS, one_forward_one_backward
 from linop.strategies import Pipeline

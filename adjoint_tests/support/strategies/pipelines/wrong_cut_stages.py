@@ -9,7 +9,7 @@ import torch
 
 import linop
 from linop import Partition, layers
-from linop.backends.base import Backend
+from linop.backends.engine.base import Backend
 from linop.errors import ArgumentError, BackendError
 from linop.schedules import gpipe
 from linop.strategies import Pipeline

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from linop.backends.base import Backend
+from linop.backends.engine.base import Backend
 from linop.errors import ArgumentError, BackendError, LinopError, ShapeError
 from linop.schedules import Schedule, gpipe, one_forward_one_backward, pipedream
 from linop.schedules.schedule_errors import ScheduleDeadlockError

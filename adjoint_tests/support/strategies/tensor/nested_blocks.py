@@ -14,7 +14,7 @@ import torch
 import linop
 import linop.layers
 from linop import REPLICATED
-from linop.backends.base import Backend
+from linop.backends.engine.base import Backend
 from linop.errors import ArgumentError, BackendError, PartitionError
 from linop.schedules import gpipe
 from linop.strategies import (

@@ -13,7 +13,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 import linop
-from linop.backends.base import Backend
+from linop.backends.engine.base import Backend
 from linop.errors import PartitionError
 from linop.layers import seeded
 from linop.layers.agreement.input_agreement import agreement_of

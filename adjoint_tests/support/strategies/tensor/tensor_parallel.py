@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 import linop
 from linop import COPIES, REPLICATED, Partition, TensorSpace, layers
-from linop.backends.base import Backend
+from linop.backends.engine.base import Backend
 from linop.layers.agreement.input_agreement import agreement_of
 from linop.strategies import (
     ColwiseParallel,

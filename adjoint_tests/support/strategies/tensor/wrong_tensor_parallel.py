@@ -11,7 +11,7 @@ import torch
 
 from linop import COPIES, REPLICATED
 from linop.backends import use
-from linop.backends.base import Backend
+from linop.backends.engine.base import Backend
 from linop.errors import LinopError
 from linop.layers import seeded
 from linop.layers.agreement.input_agreement import agreement_of

@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 
-from linop.backends import Backend, threads, use
-from linop.backends.worker import Worker
+from linop.backends import Backend, use
+from linop.backends.engine.worker import Worker
+from linop.backends.threads import backend as threads
 from linop.errors import ArgumentError, LinopError, restated
 from linop.layers.agreement.input_agreement import agreement_of
 from linop.layers.layer import Layer

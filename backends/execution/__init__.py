@@ -1,2 +1,0 @@
-"""Execution of plans: binding to memory, instructions, generated source, counters, traces. Array
-modules and the memory of results are in `linop.backends.arrays`."""

@@ -1,1 +1,0 @@
-"""MPI jobs: starting them, joining ranks, ending ranks and backends."""

@@ -1,0 +1,1 @@
+"""The medium MPI: ranks of a communicator, their messages, collectives, waits and jobs."""

@@ -1,0 +1,1 @@
+"""The medium torch.distributed: processes of a process group."""
