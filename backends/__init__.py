@@ -11,9 +11,9 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
-from importlib import import_module
 from typing import Any
 
+from linop.backends.engine import extensions
 from linop.backends.engine.base import Backend, BoundPlan
 from linop.backends.together import ancestry, ending
 from linop.errors import ArgumentError, BackendError
@@ -26,14 +26,15 @@ BACKENDS = {
     "cupy": "linop.backends.mpi.device.backend",
     "torch": "linop.backends.torchrun.backend",
 }
-"""Backend name to module. Each module has ``get(**options) -> Backend`` and ``launch(main, workers)
--> list``."""
+"""linop's own: name to module. Each module has ``get(**options) -> Backend`` and ``launch(main,
+workers, **options) -> list``. Those of other packages are entry points of the group
+``linop.backends``, to such a module."""
 RANKS = ("mpi", "cupy")
 """Backends whose workers are the ranks of a communicator."""
 PROCESSES = (*RANKS, "torch")
 """Backends whose workers are processes that a launcher starts."""
 
-__all__ = ["BACKENDS", "Backend", "BoundPlan", "current", "get", "launch", "use"]
+__all__ = ["BACKENDS", "Backend", "BoundPlan", "current", "get", "launch", "names", "use"]
 
 
 class _Here(threading.local):
@@ -47,7 +48,7 @@ def get(name: str, **options: Any) -> Backend:
     """The backend of a given name.
 
     Args:
-        name: a key of `BACKENDS`.
+        name: a key of `BACKENDS`, or one that another package has registered (docs/backends.md).
         options: ``workers`` for ``reference`` and ``threads``: number of workers, by default as
             many as an operator needs; ``arrays`` for ``threads``: "numpy", or "cupy" for workers
             that share a GPU, and ``wait_limit``: seconds that a wait may take; ``comm`` for ``mpi``
@@ -62,6 +63,11 @@ def get(name: str, **options: Any) -> Backend:
     """
     backend: Backend = _module(name).get(**options)
     return backend
+
+
+def names() -> list[str]:
+    """Names of all backends: linop's own, then those of other packages."""
+    return extensions.names(extensions.BACKENDS, BACKENDS)
 
 
 def launch(
@@ -210,9 +216,7 @@ def _check_slurm(name: str) -> None:
 
 
 def _module(name: str) -> Any:
-    if not isinstance(name, str) or name not in BACKENDS:
-        raise ArgumentError(f"unknown backend {name!r}; there are {', '.join(BACKENDS)}")
-    return import_module(BACKENDS[name])
+    return extensions.found(extensions.BACKENDS, BACKENDS, name, "backend")
 
 
 if in_mpi_job():

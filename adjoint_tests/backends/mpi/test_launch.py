@@ -269,9 +269,9 @@ def test_a_limit_of_waits_inside_of_launch() -> None:
 
 
 def test_an_unknown_backend() -> None:
-    with pytest.raises(ArgumentError, match="unknown backend 'gpu'; there are reference, threads"):
+    with pytest.raises(ArgumentError, match=r"expected one of reference, threads.*'gpu'"):
         linop.backends.get("gpu")
-    with pytest.raises(ArgumentError, match="unknown backend 'gpu'"):
+    with pytest.raises(ArgumentError, match="backend: expected one of"):
         linop.launch(print, backend="gpu")
 
 

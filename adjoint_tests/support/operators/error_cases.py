@@ -433,7 +433,7 @@ linop.planning.Network(float("nan"))
 linop.planning.Network("2")
     ArgumentError: network: latency is a number of seconds from 0; given '2'
 linop.backends.get(["threads"])
-    ArgumentError: unknown backend ['threads']
+    ArgumentError: backend: expected one of reference, threads, mpi, cupy, torch; given ['threads']
 linop.backends.get("threads", workers=1.5)
     ArgumentError: workers: expected a whole number, given 1.5
 linop.launch(len, 0.5)

@@ -15,7 +15,7 @@ import numpy as np
 
 from linop.backends.engine.arrays import alignment
 from linop.backends.engine.execution.instructions import Instruction
-from linop.errors import ArgumentError
+from linop.backends.engine.extensions import ARRAYS, found
 from linop.normal_form.maps import LocalMap
 from linop.spaces.array_modules import Namespace
 from linop.spaces.scalars import Array, Scalar
@@ -125,6 +125,15 @@ class Arrays(Namespace):
 
 
 NUMPY = Arrays()
+_OWN = {
+    "numpy": f"{__name__}:_numpy",
+    "cupy": "linop.backends.device.device_arrays:cupy_arrays",
+}
+"""Name of an array module to a function without arguments that returns it."""
+
+
+def _numpy() -> Arrays:
+    return NUMPY
 
 
 def arrays_of_map(local: LocalMap, arrays: Arrays) -> Arrays:
@@ -143,10 +152,5 @@ def arrays_named(given: str | Arrays) -> Arrays:
     """
     if isinstance(given, Arrays):
         return given
-    if given == NUMPY.name:
-        return NUMPY
-    if given == "cupy":
-        from linop.backends.device.device_arrays import cupy_arrays
-
-        return cupy_arrays()
-    raise ArgumentError(f"arrays: expected 'numpy' or 'cupy', given {given!r}")
+    arrays: Arrays = found(ARRAYS, _OWN, given, "arrays")()
+    return arrays
