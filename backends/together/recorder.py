@@ -18,6 +18,8 @@ from itertools import groupby
 from types import FrameType
 from typing import Any, Protocol
 
+from linop.backends.together.counted_threads import frames
+
 _KEPT = 32
 """Number of calls and collective operations that are remembered."""
 _SHOWN = 160
@@ -162,7 +164,7 @@ def at_place(words: str, thread: int | None = None) -> str:
     Args:
         thread: identifier of another thread than the current one.
     """
-    place = _place(sys._getframe(1) if thread is None else sys._current_frames().get(thread))
+    place = _place(sys._getframe(1) if thread is None else frames().get(thread))
     return f"{words} ({place})" if place else words
 
 

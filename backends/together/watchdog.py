@@ -16,6 +16,8 @@ import weakref
 from textwrap import indent
 from typing import Protocol
 
+from linop.backends.together.counted_threads import frames
+
 _EVERY = 0.25
 """Seconds between checks; a rank at its limit waits longer than that for others' reports."""
 _STOPS = 1.0
@@ -87,7 +89,7 @@ def stacks() -> str:
     """Stacks of all threads of this process except the current one."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     lines = []
-    for ident, frame in sys._current_frames().items():
+    for ident, frame in frames().items():
         if ident != threading.get_ident():
             lines.append(f"thread {names.get(ident, ident)}:\n")
             lines += traceback.format_stack(frame)

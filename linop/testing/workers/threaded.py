@@ -7,7 +7,6 @@ interpreter, as an endless loop in C does, the watchdog ends the process.
 from __future__ import annotations
 
 import pickle
-import sys
 import threading
 import traceback
 import warnings
@@ -16,6 +15,7 @@ from typing import Any
 from linop import backends
 from linop.backends.engine.base import Backend
 from linop.backends.threads.mailboxes import AbortedError
+from linop.backends.together.counted_threads import frames
 from linop.errors import DeadlockError
 from linop.testing.workers.located import Located
 from linop.testing.workers.located import __file__ as located_file
@@ -79,7 +79,7 @@ def _played(located: Located, backend: Backend, data: bytes) -> Answer:
 
 def _stack(thread: threading.Thread) -> str:
     """The stack of a thread as text, from the test's frame on; empty if the thread has ended."""
-    frame: Any = sys._current_frames().get(thread.ident or 0)
+    frame: Any = frames().get(thread.ident or 0)
     if frame is None:
         return ""
     stack = traceback.extract_stack(frame)
