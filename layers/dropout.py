@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from linop.backends.autograd.bridge import bridge_of
-from linop.backends.autograd.checkpointing import run
+from linop.backends.autograd.recompute import run
 from linop.errors import ArgumentError, DTypeError, ShapeError
 from linop.layers.layer import Function, Layer, Tensor, zero_volume_result
 from linop.layers.parameters.weights import first_of_process

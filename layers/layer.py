@@ -18,9 +18,9 @@ import torch
 
 from linop.backends import Backend
 from linop.backends.autograd.bridge import bridge_of
-from linop.backends.autograd.checkpointing import is_replaying
 from linop.backends.autograd.dtypes import numpy_dtype, torch_dtype
 from linop.backends.autograd.functions import add_dependency, apply
+from linop.backends.autograd.recompute import is_replaying
 from linop.backends.together.recorder import namers
 from linop.errors import (
     BackendError,

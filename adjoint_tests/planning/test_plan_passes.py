@@ -10,7 +10,7 @@ import pytest
 
 import linop
 from linop import COPIES, LinearOperator, Partition, TensorSpace
-from linop.planning.pipeline import Options, rewritten
+from linop.planning.passes import Options, rewritten
 from linop.planning.plan import LoweredPlan, Make, Put, Step, Sum, puts_of
 from linop.planning.verification.plan_errors import FusedSumError, PlanError, StorageError
 from support.operators.properties import plans_of

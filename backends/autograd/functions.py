@@ -17,8 +17,8 @@ import torch
 from torch.autograd import forward_ad
 
 from linop.backends.autograd.bridge import Bridge, bridge_of
-from linop.backends.autograd.checkpointing import checkpoint_context, opened, run
 from linop.backends.autograd.dtypes import is_of
+from linop.backends.autograd.recompute import checkpoint_context, opened, run
 from linop.backends.engine.base import Backend, BoundPlan
 from linop.backends.together.recorder import namers
 from linop.errors import LinopError, name_layer

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from linop.normal_form.stages import Stages
 from linop.operators.operator import LinearOperator
 from linop.planning.lowering import workers_of
-from linop.planning.pipeline import Options, rewritten
+from linop.planning.passes import Options, rewritten
 from linop.planning.placement import Placement
 from linop.planning.plan import LoweredPlan
 from linop.planning.verification.verifier import verify_plans

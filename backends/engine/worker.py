@@ -23,7 +23,7 @@ from linop.backends.together.transport import ANY, Transport, weakly
 from linop.errors import BackendError, LinopError, restated
 from linop.normal_form.stages import Stages
 from linop.operators.operator import LinearOperator
-from linop.planning.pipeline import Options, bound_plan
+from linop.planning.passes import Options, bound_plan
 from linop.planning.placement import Placement
 from linop.planning.plan import LoweredPlan
 from linop.planning.stretching import Plans

@@ -29,7 +29,7 @@ from linop.backends.together.transport import Awaited
 from linop.errors import ArgumentError, BackendError, LinopError, MissingExtraError
 from linop.operators.operator import LinearOperator
 from linop.planning.collective_selection import Choice, selected
-from linop.planning.pipeline import Options
+from linop.planning.passes import Options
 from linop.planning.placement import Placement
 from linop.planning.plan import LoweredPlan
 

@@ -28,7 +28,7 @@ from linop.errors import BackendError
 from linop.normal_form.stages import Stages
 from linop.operators.operator import LinearOperator
 from linop.planning.lowering import lower, workers_of
-from linop.planning.pipeline import Options, bound_plan
+from linop.planning.passes import Options, bound_plan
 from linop.planning.plan import LoweredPlan
 from linop.spaces.scalars import Array
 from linop.spaces.vector import Vector

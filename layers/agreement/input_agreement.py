@@ -22,7 +22,7 @@ import torch
 from linop import backends
 from linop.backends import Backend
 from linop.backends.autograd.bridge import bridge_of
-from linop.backends.autograd.checkpointing import in_checkpoint, run
+from linop.backends.autograd.recompute import in_checkpoint, run
 from linop.backends.engine.worker import Worker
 from linop.backends.together.transport import MEET, Item
 from linop.errors import ArgumentError, BackendError, LinopError

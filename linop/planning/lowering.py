@@ -3,7 +3,7 @@
 Every movement becomes point-to-point messages, one per pair of workers and stage, annotated with
 the collective that they form, if any. All workers derive the same global order from the same
 canonical transfers, so messages cannot cross. Rewriting of stages and of plans belongs to
-`linop.planning.pipeline`.
+`linop.planning.passes`.
 """
 
 from __future__ import annotations

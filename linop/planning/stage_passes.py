@@ -1,7 +1,7 @@
 """Passes: rewrites of an operator's stages before lowering.
 
 Each pass is a pure function from stages to stages; `linop show --passes` prints its name. The
-result is proven equal to the operator (`linop.planning.verification`). `linop.planning.pipeline`
+result is proven equal to the operator (`linop.planning.verification`). `linop.planning.passes`
 has the passes over plans.
 """
 

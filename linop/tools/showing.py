@@ -9,8 +9,8 @@ from linop import LinearOperator
 from linop.backends.engine.arrays.interface import NUMPY
 from linop.planning.collective_selection import Choice, selected
 from linop.planning.lowering import lower, workers_of
+from linop.planning.passes import Options, shown
 from linop.planning.patterns import spans
-from linop.planning.pipeline import Options, shown
 from linop.planning.placement import Placement
 from linop.planning.plan import LoweredPlan
 from linop.planning.prediction.rank_order import better_order, bytes_between

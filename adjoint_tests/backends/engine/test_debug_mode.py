@@ -15,7 +15,7 @@ from linop.backends import Backend
 from linop.backends.engine import proving
 from linop.normal_form.stages import Stages
 from linop.planning.lowering import lower
-from linop.planning.pipeline import Options
+from linop.planning.passes import Options
 from linop.planning.placement import Placement
 from linop.planning.plan import LoweredPlan, Put
 from linop.planning.stretching import stretched

@@ -21,7 +21,7 @@ from linop.operators.algebra import DirectSum, Named
 from linop.operators.expressions import Composition, Scaled, Sum
 from linop.planning.collective_selection import Choice, selected
 from linop.planning.lowering import lower, workers_of
-from linop.planning.pipeline import Options, in_collectives, rewritten
+from linop.planning.passes import Options, in_collectives, rewritten
 from linop.planning.plan import LoweredPlan, Put, Send
 from support.once import once
 

@@ -23,7 +23,7 @@ class Layout:
     """Buffers of a plan.
 
     Args:
-        plan: after all passes (`linop.planning.pipeline`).
+        plan: after all passes (`linop.planning.passes`).
 
     Attributes:
         inputs: buffers of the arguments.

@@ -17,9 +17,9 @@ from weakref import ref
 import torch
 
 from linop.backends.autograd.bridge import bridge_of
-from linop.backends.autograd.checkpointing import in_checkpoint, unrecorded
 from linop.backends.autograd.dtypes import numpy_dtype
 from linop.backends.autograd.functions import applied, begun, ended
+from linop.backends.autograd.recompute import in_checkpoint, unrecorded
 from linop.errors import ArgumentError
 from linop.layers.parameters.blocks import enlist, plain
 from linop.operators.algebra import direct_sum

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from linop.backends.autograd.checkpointing import unrecorded
+from linop.backends.autograd.recompute import unrecorded
 from linop.layers.agreement.input_agreement import Cache, agreement_of
 from linop.layers.agreement.metadata import CallMetadata, call_metadata
 from linop.layers.layer import Layer

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from linop.backends import use
-from linop.backends.autograd.checkpointing import is_replaying
+from linop.backends.autograd.recompute import is_replaying
 from linop.errors import LinopError, PartitionError, name_layer
 from linop.layers.agreement.input_agreement import Cache
 from linop.layers.agreement.metadata import call_metadata

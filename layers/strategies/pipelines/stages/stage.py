@@ -16,7 +16,7 @@ import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils.checkpoint import checkpoint
 
-from linop.backends.autograd.checkpointing import checkpoint_context
+from linop.backends.autograd.recompute import checkpoint_context
 from linop.errors import ArgumentError
 from linop.schedules import Action, Kind
 from linop.schedules.actions import COMPUTE

@@ -17,7 +17,7 @@ import torch
 import torch.utils.checkpoint
 from torch.overrides import TorchFunctionMode
 
-from linop.backends.autograd.checkpointing import carriers
+from linop.backends.autograd.recompute import carriers
 from linop.errors import PartitionError
 from linop.layers.parameters.generator import seed_of
 
