@@ -376,6 +376,12 @@ class BoundPlan(Keeper, ABC):
         plans = (lower(self.op.stages, w, self.backend.placement) for w in workers)
         return "\n".join(described(plan, way) for plan in plans)
 
+    def fail(self, error: BaseException) -> None:
+        """End the waits of other workers, in this plan, for this one: for an error of this worker
+        between calls, such as one in what computes the next argument. Where all workers are here,
+        nobody waits."""
+        del error
+
     def release(self) -> None:
         """Release buffers, requests and shared memory, the adjoint's too, as garbage collection
         does; the plan cannot be called again.

@@ -316,8 +316,7 @@ class WorkerPlan(BoundPlan):
         self._worker.interrupted()
 
     def fail(self, error: BaseException) -> None:
-        """Break the plan, here and on its other workers, which may wait in it: for an error of this
-        worker between calls, such as one in what computes the next argument."""
+        """Break the plan, here and on its other workers."""
         if not self.is_broken:
             self._fail(restated(error, str(error)))
 

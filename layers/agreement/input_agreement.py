@@ -24,10 +24,11 @@ from linop.backends import Backend
 from linop.backends.autograd.bridge import bridge_of
 from linop.backends.autograd.recompute import in_checkpoint, run
 from linop.backends.engine.worker import Worker
+from linop.backends.together.meeting import Meeting
 from linop.backends.together.transport import MEET, Item
 from linop.errors import ArgumentError, BackendError, LinopError
+from linop.layers.agreement import tensor_messages  # noqa: F401  # so that torch's can be sent
 from linop.layers.agreement.arguments import Said, compare_arguments
-from linop.layers.agreement.meeting import Meeting
 from linop.layers.agreement.metadata import CallMetadata
 from linop.operators.collectives import all_reduce
 from linop.operators.operator import LinearOperator

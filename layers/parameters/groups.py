@@ -9,10 +9,10 @@ from itertools import combinations
 from typing import Any
 
 from linop.backends import Backend
+from linop.backends.together.meeting import Failure, Meeting
 from linop.backends.together.transport import MEET, Item
 from linop.errors import ArgumentError, LinopError
 from linop.layers.agreement.input_agreement import agreement_of
-from linop.layers.agreement.meeting import Failure, Meeting
 from linop.layers.parameters.blocks import blocks
 
 

@@ -1,4 +1,4 @@
-"""The passes, in order: every step from an operator's stages to the plan of one worker that is bound.
+"""The passes, in order: from an operator's stages to the plan of one worker that is bound.
 
     stages -> factored_products -> hierarchy -> reduce_scatter_sums -> lower
         -> in_collectives -> sums_fused -> stored_in_results -> plan

@@ -336,7 +336,9 @@ linop.launch(lambda backend: None)
     job = mpiexec(2, program, text, LINOP_WAIT_LIMIT="3")
     assert time.monotonic() - begun < SOON
     assert job.returncode != 0
-    assert "waits_until_all_ranks_have_started_mpi" in job.stderr, job.stderr
+    # MPICH's own process manager may end first: it cannot write to the rank that has ended.
+    ends = "waits_until_all_ranks_have_started_mpi", "HYDU_sock_write"
+    assert any(words in job.stderr for words in ends), job.stderr
 
 
 @pytest.mark.parametrize("limit", ["nan", "0", "-1", "soon"])

@@ -211,7 +211,7 @@ STRATEGIES = (
         "first that raises",
         "the error of a worker that was told of one is raised, and not that of the one that failed",
         "agreement",
-        "linop.layers.agreement.meeting:Meeting.together",
+        "linop.backends.together.meeting:Meeting.together",
         "pair[1].told",
         "False",
         ("test_cut_pipelines.py::test_wrong_stages",),

@@ -17,7 +17,8 @@ from linop.backends.engine.execution.program import Program
 from linop.backends.engine.roads.communication import Communication
 from linop.backends.mpi.backend import communicator, joined_alike, launch_by, machine_of
 from linop.backends.together import settings
-from linop.errors import BackendError, LinopError, restated
+from linop.backends.together.meeting import OnTransport
+from linop.errors import BackendError
 from linop.planning.plan import LoweredPlan
 
 # isort: split
@@ -94,21 +95,17 @@ def _found(transport: Ranks, device: int | None, arrays: DeviceArrays | None) ->
     Raises:
         The first error of any rank, on every rank.
     """
-    problem: LinopError | None = None
     transport.gather_all(None)  # a barrier with a time limit
     here = transport.comm.Split_type(MPI.COMM_TYPE_SHARED)
     number = here.rank
     here.Free()
-    try:
-        arrays = arrays or cupy_arrays()
-        _use(arrays.module.cuda, number, device)
-    except LinopError as error:
-        problem = restated(error, str(error))
-    for worker, said in enumerate(transport.gather_all(problem)):
-        if said is not None:
-            raise restated(said, f"worker {worker}: {said}")
-    assert arrays is not None
-    return arrays
+
+    def chosen() -> DeviceArrays:
+        found = arrays or cupy_arrays()
+        _use(found.module.cuda, number, device)
+        return found
+
+    return OnTransport(transport).each(chosen, "cupy", "choose a device")
 
 
 def _use(cuda: Any, local: int, number: int | None) -> None:

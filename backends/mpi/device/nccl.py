@@ -17,14 +17,17 @@ from typing import Any, NamedTuple, TypeVar
 from linop.backends.device.device_arrays import DeviceArrays
 from linop.backends.mpi.device.sharing import gpu_here, sharing
 from linop.backends.mpi.transport import Ranks
+from linop.backends.together.meeting import OnTransport
 from linop.backends.together.transport import Who
-from linop.errors import BackendError, LinopError, MissingExtraError, restated
+from linop.errors import BackendError, MissingExtraError
 from linop.spaces.scalars import Array
 
 Result = TypeVar("Result")
 Messages = Sequence[tuple[int, Array]]
 """Contiguous arrays on the device, each with the rank that it goes to or comes from; no two of
 one rank."""
+_OPENING = "cupy", "open NCCL"
+"""Words for `Meeting.together`."""
 
 
 class Queued(NamedTuple):
@@ -78,7 +81,7 @@ class Nccl:
 
     def mend(self) -> None:
         """Open the communicator anew if it was closed on any rank; collective."""
-        if any(self._ranks.gather_all(self._comm is None, "open NCCL")):
+        if any(self._ranks.gather_all(self._comm is None, _OPENING[1])):
             self.close("others opened it anew")
             while self._idle:
                 self._idle.pop().abort()
@@ -115,15 +118,14 @@ class Nccl:
 
     def _alike(self, work: Callable[[], Result]) -> list[Result]:
         """Results of a function on all ranks; the first error of any, on every rank."""
-        found: Any = None
-        problem: LinopError | None = None
-        try:
-            found = work()
-        except LinopError as error:
-            problem = error
-        except self._nccl.NcclError as error:
-            problem = self._failed(error)
-        return agreed(self._ranks, found, problem, "open NCCL")
+
+        def done() -> tuple[None, Result]:
+            try:
+                return None, work()
+            except self._nccl.NcclError as error:
+                raise self._failed(error) from error
+
+        return OnTransport(self._ranks).together(done, *_OPENING)[1]
 
     def _bounded(self, work: Callable[[], Result], who: Who) -> Result:
         """Result of a function that may block for ever, called in another thread."""
@@ -198,19 +200,6 @@ class Nccl:
             raise self._failed(error) from None
 
 
-def agreed(transport: Ranks, mine: Result, problem: LinopError | None, doing: str) -> list[Result]:
-    """Results of all ranks; collective.
-
-    Raises:
-        The first problem of any rank, on every rank.
-    """
-    said = transport.gather_all((mine, problem and restated(problem, str(problem))), doing)
-    for worker, (_, other) in enumerate(said):
-        if other is not None:
-            raise restated(other, f"worker {worker}: {other}")
-    return [found for found, _ in said]
-
-
 def opened(transport: Ranks, arrays: DeviceArrays, machine: int) -> Nccl:
     """NCCL's communicator of all ranks; collective.
 
@@ -222,10 +211,13 @@ def opened(transport: Ranks, arrays: DeviceArrays, machine: int) -> Nccl:
             All on every rank.
     """
     cuda = arrays.module.cuda
-    problem: LinopError | None = None
-    if why := missing(cuda):
-        problem = MissingExtraError(f"way 'nccl': {why}; without it: way='staged'")
-    gpus = agreed(transport, gpu_here(cuda, machine), problem, "open NCCL")
+
+    def here() -> tuple[None, Any]:
+        if why := missing(cuda):
+            raise MissingExtraError(f"way 'nccl': {why}; without it: way='staged'")
+        return None, gpu_here(cuda, machine)
+
+    _, gpus = OnTransport(transport).together(here, *_OPENING)
     if workers := sharing(gpus):
         raise BackendError(
             f"way 'nccl': workers {workers} share the GPU {gpus[workers[0]][1]}, and NCCL takes "

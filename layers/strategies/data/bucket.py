@@ -9,7 +9,6 @@ from linop.backends import Backend
 from linop.backends.autograd.ports import Port
 from linop.backends.engine.arrays.arguments import held
 from linop.operators.operator import LinearOperator
-from linop.strategies.pipelines.lanes import fail
 
 Tensor = Any
 """torch is not typed here."""
@@ -58,7 +57,7 @@ class Flat:
 
     def fail(self, error: BaseException) -> None:
         """End the other workers' waits for this one."""
-        fail(self.plan, error)
+        self.plan.fail(error)
 
     def _array(self, x: Tensor) -> Any:
         return self._into[0].array(x) if self._into else None

@@ -37,7 +37,6 @@ from linop.strategies.data.replicas import agree
 from linop.strategies.data.usage import noted, told, use_space
 from linop.strategies.memory.moving import Aside
 from linop.strategies.mesh import Axis
-from linop.strategies.pipelines.lanes import fail
 
 Tensor = Any
 """torch is not typed here."""
@@ -393,7 +392,7 @@ class Unit:
         """End the other workers' waits for this one, which failed, and what `hold` began."""
         self.forget()
         for bridge in (self._bridge, self._bridge.adjoint):
-            fail(bridge.plan, error)
+            bridge.plan.fail(error)
 
     def put(self, tensors: Sequence[Tensor]) -> None:
         """Put tensors where the modules have their parameters."""

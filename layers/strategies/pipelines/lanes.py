@@ -25,12 +25,6 @@ Tensor = Any
 """torch is not typed here."""
 
 
-def fail(plan: BoundPlan, error: BaseException) -> None:
-    """End other workers' waits in a plan for this worker, whose step failed."""
-    if isinstance(plan, WorkerPlan):
-        plan.fail(error)
-
-
 class Moved(NamedTuple):
     """A tensor between stages."""
 
@@ -126,7 +120,7 @@ class Lane:
         """End the other workers' waits for this one, whose step failed."""
         for plan in self._plans:
             if self._into or self._out_of:
-                fail(plan, error)
+                plan.fail(error)
 
     def _plan(self, micro_batch: int) -> BoundPlan:
         return self._plans[self._place[micro_batch] % len(self._plans)]

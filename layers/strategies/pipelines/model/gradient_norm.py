@@ -18,7 +18,6 @@ from linop.spaces.decomposition import COPIES
 from linop.spaces.partition import Partition
 from linop.spaces.tensor import TensorSpace
 from linop.strategies.pipelines.construction import Plan
-from linop.strategies.pipelines.lanes import fail
 from linop.strategies.pipelines.stages.stage import Stage, Tensor
 
 
@@ -68,7 +67,7 @@ class GradientNorm:
 
     def fail(self, error: BaseException) -> None:
         """End the other workers' waits for this one, whose step failed."""
-        fail(self._sum, error)
+        self._sum.fail(error)
 
     def clip(self, most: float) -> Tensor:
         """Scale this worker's gradients, if the norm of all is larger; return that. Collective."""

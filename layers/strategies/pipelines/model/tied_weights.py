@@ -27,7 +27,6 @@ from linop.spaces.decomposition import COPIES
 from linop.spaces.partition import Partition
 from linop.spaces.tensor import TensorSpace
 from linop.strategies.pipelines.construction import Plan, check_updates_last
-from linop.strategies.pipelines.lanes import fail
 from linop.strategies.pipelines.model.stage_states import Own, prefix_of
 
 Tensor = Any
@@ -136,9 +135,9 @@ class TiedWeights:
         """End the other workers' waits for this one, whose step failed."""
         for tie in self._ties:
             if tie.held and tie.sum is not None:
-                fail(bridge_of(tie.sum, self._backend).plan, error)
+                bridge_of(tie.sum, self._backend).plan.fail(error)
         if self._used is not None:
-            fail(self._used, error)
+            self._used.fail(error)
 
     def add(self) -> None:
         """Add the gradients of all holders; None where no holder has one. Collective over the

@@ -1,13 +1,13 @@
-"""Exchanges of small objects among workers, and work that may fail on some of them."""
+"""All agree, or all raise: exchanges of small objects among workers, and work that may fail on some
+of them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
-from linop.backends.together.transport import MEET, Item
+from linop.backends.together.transport import MEET, Item, Transport
 from linop.errors import LinopError, restated, was_told
-from linop.layers.agreement import tensor_messages  # noqa: F401  # so that torch's can be sent
 
 Value = TypeVar("Value")
 
@@ -26,13 +26,7 @@ class Failure(NamedTuple):
 
 
 class Meeting:
-    """Workers that exchange objects.
-
-    Attributes:
-        workers: their number.
-    """
-
-    workers: int
+    """Workers that exchange objects."""
 
     def gather_objects(self, mine: Item, doing: str = MEET, about: str = "") -> list[Item]:
         """All workers' messages, by worker: small objects, of classes that
@@ -76,3 +70,13 @@ class Meeting:
     def each(self, work: Callable[[], Value], what: str, doing: str) -> Value:
         """Result of local work, which may fail on some workers; see `together`. Collective."""
         return self.together(lambda: (work(), None), what, doing)[0]
+
+
+class OnTransport(Meeting):
+    """All workers of a transport."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+    def gather_objects(self, mine: Item, doing: str = MEET, about: str = "") -> list[Item]:
+        return self._transport.gather_all(mine, doing, about)
