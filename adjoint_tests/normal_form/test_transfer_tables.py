@@ -96,6 +96,8 @@ def test_plans_from_some_rows_are_plans_from_the_table(name: str, data: st.DataO
         whole = spelled_out(lazy.stages)
         assert plans == [lower(whole, w) for w in workers]
         assert plans == lower_all(lazy.stages)
+        beyond = range(max(lazy.stages.workers, default=0) + 2)  # some without any region
+        assert lower_all(lazy.stages, None, beyond) == [lower(lazy.stages, w) for w in beyond]
         for movement in lazy.stages.movements:
             every = routes(movement)
             for w in workers:

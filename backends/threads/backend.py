@@ -27,7 +27,7 @@ from linop.backends.together.settings import DEBUG, WAIT_LIMIT
 from linop.errors import BackendError
 from linop.normal_form.stages import Stages
 from linop.operators.operator import LinearOperator
-from linop.planning.lowering import lower, workers_of
+from linop.planning.lowering import lower, lower_all, workers_of
 from linop.planning.passes import Options, bound_plan
 from linop.planning.plan import LoweredPlan
 from linop.spaces.scalars import Array
@@ -199,8 +199,8 @@ class Threads(Whole):
     def bind(self, op: LinearOperator) -> tuple[Callable[[Vector], Vector], Sequence[LoweredPlan]]:
         if DEBUG.found().checked():
             prove(op, self._planned, self._options, self.placement)
-        needed = workers_of(op.stages)
-        plans = [self._planned(op.stages, worker) for worker in range(max(needed, default=0) + 1)]
+        needed = max(workers_of(op.stages), default=0) + 1
+        plans = lower_all(op.stages, self.placement, range(needed))
 
         def apply(x: Vector) -> Vector:
             tracing, name = self.tracing, str(op) if self.tracing else ""

@@ -20,7 +20,7 @@ from linop.normal_form.stages import Stages
 from linop.operators.algebra import DirectSum, Named
 from linop.operators.expressions import Composition, Scaled, Sum
 from linop.planning.collective_selection import Choice, selected
-from linop.planning.lowering import lower, workers_of
+from linop.planning.lowering import lower_all, workers_of
 from linop.planning.passes import Options, in_collectives, rewritten
 from linop.planning.plan import LoweredPlan, Put, Send
 from support.once import once
@@ -237,7 +237,7 @@ def backend_agrees(
 
 def plans_of(op: LinearOperator) -> list[LoweredPlan]:
     """The plans of all workers of an operator."""
-    return [lower(op.stages, worker) for worker in workers_of(op.stages)]
+    return lower_all(op.stages)
 
 
 def together(plans: Sequence[LoweredPlan]) -> list[LoweredPlan]:
