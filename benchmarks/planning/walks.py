@@ -28,7 +28,13 @@ from linop.layers import Conv2d
 from linop.strategies import Pipeline, split
 
 WORKERS = 2
-_WAITS = "linop.backends.together", "linop.backends.threads.mailboxes"
+_WAITS = (
+    "linop.backends.threads.mailboxes",
+    *(
+        f"linop.backends.together.{name}"
+        for name in ("counted_threads", "deadlock", "detection", "recorder", "turns", "watchdog")
+    ),
+)
 """Modules whose calls depend on how long a worker waits."""
 
 
