@@ -22,7 +22,8 @@ from linop.backends.engine.roads.communication import Communication
 from linop.backends.engine.roads.point_to_point import PointToPoint
 from linop.backends.engine.whole import Whole
 from linop.backends.engine.worker import Worker
-from linop.backends.threads.mailboxes import Group, Mailbox
+from linop.backends.threads.group import Group
+from linop.backends.threads.mailboxes import Mailbox
 from linop.backends.together.settings import DEBUG, WAIT_LIMIT
 from linop.errors import BackendError
 from linop.normal_form.stages import Stages
@@ -115,7 +116,7 @@ def run(
     """
     group = Group(workers, arrays, _limit(wait_limit))
     threads = [
-        threading.Thread(target=group.work, args=(w, main), name=f"linop-{w}", daemon=True)
+        threading.Thread(target=group.work, args=(w, Mailbox, main), name=f"linop-{w}", daemon=True)
         for w in range(workers)
     ]
     for thread in threads:

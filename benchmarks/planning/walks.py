@@ -29,6 +29,7 @@ from linop.strategies import Pipeline, split
 
 WORKERS = 2
 _WAITS = (
+    "linop.backends.threads.group",
     "linop.backends.threads.mailboxes",
     *(
         f"linop.backends.together.{name}"

@@ -17,7 +17,8 @@ import pytest
 import linop
 from linop import Partition, TensorSpace
 from linop.backends import Backend
-from linop.backends.threads.mailboxes import Group
+from linop.backends.threads.group import Group
+from linop.backends.threads.mailboxes import Mailbox
 from linop.backends.together.transport import Alone
 from linop.errors import ArgumentError, BackendError, DeadlockError
 from support.contracts.plans import total
@@ -169,7 +170,9 @@ def test_a_thread_that_is_joined_is_waited_for(monkeypatch: pytest.MonkeyPatch) 
 def test_a_worker_that_starts_is_no_deadlock() -> None:
     # Worker 0 looks for a deadlock while worker 1 starts: it sees all of worker 1 or nothing.
     group = Group(2)
-    worker = threading.Thread(target=group.work, args=(1, lambda _: group.put((1, 0, 0), "sent")))
+    worker = threading.Thread(
+        target=group.work, args=(1, Mailbox, lambda _: group.put((1, 0, 0), "sent"))
+    )
     with group._lock:
         worker.start()
         time.sleep(0.1)

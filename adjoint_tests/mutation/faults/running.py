@@ -166,7 +166,7 @@ MESSAGES = (
         "last message first",
         "a mailbox of threads gives the last message first",
         "order",
-        "linop.backends.threads.mailboxes:Group.take",
+        "linop.backends.threads.group:Group.take",
         "box.popleft()",
         "box.pop()",
         ("test_plans.py::test_a_plan",),

@@ -14,7 +14,7 @@ from typing import Any
 
 from linop import backends
 from linop.backends.engine.base import Backend
-from linop.backends.threads.mailboxes import AbortedError
+from linop.backends.threads.group import AbortedError
 from linop.backends.together.counted_threads import frames
 from linop.errors import DeadlockError
 from linop.testing.workers.located import Located
