@@ -77,7 +77,7 @@ from linop.spaces.vector import Vector
 
 # isort: split
 # Layers above the core; the core does not import them.
-from linop import backends, testing
+from linop import backends
 from linop.backends import BoundPlan as Plan
 from linop.backends import launch
 
@@ -85,6 +85,7 @@ if typing.TYPE_CHECKING:
     from linop import autograd as autograd
     from linop import layers as layers
     from linop import networks as networks
+    from linop import testing as testing
 
 __version__ = "0.1.0"
 
@@ -155,7 +156,7 @@ _MOVED = {
 
 def __getattr__(name: str) -> typing.Any:
     """Import a public module on first access; resolve deprecated names."""
-    if name in ("autograd", "layers", "networks", "schedules", "solvers", "strategies"):
+    if name in ("autograd", "layers", "networks", "schedules", "solvers", "strategies", "testing"):
         return importlib.import_module(f"linop.{name}")
     if name == "verify":
         warnings.warn("linop.verify is linop.verify_plans now", DeprecationWarning, stacklevel=2)

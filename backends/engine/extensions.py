@@ -3,11 +3,15 @@ packages, which register them as entry points."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from collections.abc import Iterable, Mapping
+from importlib import import_module
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
 
 from linop.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 BACKENDS, ARRAYS = "linop.backends", "linop.arrays"
 """Groups of entry points."""
@@ -28,8 +32,10 @@ def found(group: str, own: Mapping[str, str], name: object, what: str) -> Any:
     """
     # Own names first: looking through all packages takes milliseconds.
     if isinstance(name, str) and name in own:
-        return EntryPoint(name, own[name], group).load()
-    for other in entry_points(group=group):
+        module, _, attribute = own[name].partition(":")
+        found = import_module(module)
+        return attrgetter(attribute)(found) if attribute else found
+    for other in _others(group):
         if other.name == name:
             try:
                 return other.load()
@@ -43,4 +49,10 @@ def found(group: str, own: Mapping[str, str], name: object, what: str) -> Any:
 
 def names(group: str, own: Mapping[str, str]) -> list[str]:
     """All names, linop's first."""
-    return [*own, *sorted({other.name for other in entry_points(group=group)} - own.keys())]
+    return [*own, *sorted({other.name for other in _others(group)} - own.keys())]
+
+
+def _others(group: str) -> Iterable[EntryPoint]:
+    from importlib.metadata import entry_points  # needed for these alone
+
+    return entry_points(group=group)
