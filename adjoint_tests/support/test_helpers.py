@@ -334,11 +334,11 @@ FAULTS: dict[str, tuple[str, str, Callable[[Any], Any], str, Callable[..., None]
         properties.simplifies,
     ),
     "a backend ignores coefficients": (
-        "backends.execution.program:Program", "_copy", _without_coefficients, "scaled",
+        "backends.engine.execution.program:Program", "_copy", _without_coefficients, "scaled",
         properties.backend_agrees,
     ),
     "a backend overwrites instead of adding": (
-        "backends.execution.program:Program", "_copy", _without_sums, "sum_reduce",
+        "backends.engine.execution.program:Program", "_copy", _without_sums, "sum_reduce",
         properties.backend_agrees,
     ),
     "a worker's last step is lost": (
