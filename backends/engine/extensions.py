@@ -1,5 +1,5 @@
-"""What a program names by a word, a backend or an array module: linop's own, and those of other
-packages, which register them as entry points."""
+"""Backends and array modules by name: linop's own, and those that other packages register as entry
+points."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@ of them."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
@@ -25,9 +26,10 @@ class Failure(NamedTuple):
         return Failure(restated(error, str(error)), was_told(error))
 
 
-class Meeting:
+class Meeting(ABC):
     """Workers that exchange objects."""
 
+    @abstractmethod
     def gather_objects(self, mine: Item, doing: str = MEET, about: str = "") -> list[Item]:
         """All workers' messages, by worker: small objects, of classes that
         `linop.backends.together.messages` sends. Collective.
@@ -38,7 +40,6 @@ class Meeting:
         Raises:
             BackendError: workers are in different activities; on every worker.
         """
-        raise NotImplementedError
 
     def together(
         self, work: Callable[[], tuple[Value, Item]], what: str, doing: str

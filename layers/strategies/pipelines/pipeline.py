@@ -497,5 +497,4 @@ class Pipeline:
 
 
 def _no_loss(m: int, result: Any) -> Tensor:
-    """In place of the loss on workers without the last stage."""
     raise AssertionError(f"a loss of micro-batch {m} on a worker without the last stage")
