@@ -27,15 +27,15 @@ from linop.backends.torchrun.signed_store import KEY, TamperedError
 from linop.backends.torchrun.store_channel import Alarm, StoreChannel
 from linop.errors import BackendError
 
-SOON = 5.0
-"""Seconds in which something has to be seen, at most."""
+SOON = 60.0
+"""Seconds in which something has to be seen, at most. The server stands still while it looks up the
+name of a new connection: 5 s at a time, where a server of names does not answer."""
 LIMIT = timedelta(seconds=20)
 
 
 @cache
 def connections() -> list[Any]:
-    """The server of a store, and two connections to it. The server looks up the name of each, which
-    may take seconds."""
+    """The server of a store, and two connections to it."""
     server = dist.TCPStore("127.0.0.1", 0, None, True, LIMIT, False)
     more = [dist.TCPStore("127.0.0.1", server.port, None, False, LIMIT, False) for _ in range(2)]
     return [server, *more]
