@@ -16,7 +16,16 @@ from typing import Any, Protocol
 import numpy as np
 from mpi4py import MPI
 
-from linop.backends.engine.execution.instructions import Call, Copy, Instruction, Set, instruction
+from linop.backends.engine.execution.instructions import (
+    Call,
+    Copy,
+    Exchange,
+    Instruction,
+    Join,
+    Packet,
+    Set,
+    instruction,
+)
 from linop.backends.engine.execution.layout import Layout
 from linop.backends.engine.execution.numbers import Item
 from linop.backends.engine.execution.stage import Stage
@@ -24,7 +33,7 @@ from linop.backends.engine.execution.views import View, cut, fixed
 from linop.backends.engine.roads.call_numbers import Calls
 from linop.backends.engine.roads.communication import Communication, Instructions
 from linop.backends.engine.roads.packing import is_straight, piece
-from linop.backends.engine.roads.point_to_point import PointToPoint, coming
+from linop.backends.engine.roads.point_to_point import Pending, PointToPoint, coming
 from linop.backends.mpi.transport import keep
 from linop.backends.together.transport import Awaited, Transport, Who
 from linop.planning.collective_selection import Choice, chosen
@@ -130,7 +139,7 @@ class Collectives(Communication):
             for stage, (found, number) in stages.items()
         }
         self._single = PointToPoint(layout, transport, tag, about, calls, self._together)
-        self._arrivals: dict[int, View] = {}
+        self._arrivals: dict[int, tuple[Packet, Item]] = {}
         self._begun: list[list[Item]] = []
         self.inbox = [
             self._inbox(stage) if stage.number in self._together else inbox
@@ -147,8 +156,11 @@ class Collectives(Communication):
         puts = stage.incoming(GROUP)
         at_once = is_straight(stage, puts, step)
         where = stage.target(puts[0]) if at_once else self._buffer(step.size)
-        self._arrivals[stage.number] = where
-        self._single.requests.receiving[stage.number] = [None]
+        packet = Packet(GROUP, True, where)
+        self._arrivals[stage.number] = (
+            packet,
+            self._single.requests.coming[stage.number].add(packet),
+        )
         return {} if at_once else {id(put): piece(where, put) for put in puts}
 
     def _buffer(self, size: int) -> View:
@@ -164,18 +176,18 @@ class Collectives(Communication):
         (step,) = stage.sends
         assert isinstance(step, Collective)
         found, comm = self._together[stage.number]
-        arrivals, requests = self._arrivals.get(stage.number), self._single.requests
-        ends = bool(step.parts), arrivals is not None
-        exchange = Exchange(found, comm, self.layout.dtype, *ends, step.sent, step.received)
+        comes, request = self._arrivals.get(stage.number, (None, None))
+        ends = bool(step.parts), comes is not None
+        exchange = Arguments(found, comm, self.layout.dtype, *ends, step.sent, step.received)
         packed, mine = self._contribution(stage, step)
         yield from packed
-        theirs = arrivals or self._buffer(0)  # this worker may receive nothing
-        pending = requests.receiving.get(stage.number, [None])
-        # A collective has no single receiver.
-        to = [Item(requests.sending, requests.unknown(self.layout.plan.worker)), Item(pending, 0)]
+        theirs = self._buffer(0) if comes is None else comes.where
+        goes = Packet(GROUP, False, mine)
+        to = [self._single.requests.leaving.add(goes), *([] if request is None else [request])]
         self._begun.append(to)
-        begin = partial(_begun, _CALLS[found.kind][1](exchange))
-        yield instruction(f"begin the {found}", Call(begin, [mine, theirs], to))
+        begin = Call(partial(_begun, _CALLS[found.kind][1](exchange)), [mine, theirs], to)
+        join = Join([begin], found, goes, comes, step.sent, step.received)
+        yield instruction(f"begin the {found}", join)
 
     def wait(self, stage: Stage) -> Instructions:
         if stage.number in self._together:
@@ -191,7 +203,8 @@ class Collectives(Communication):
     def end(self) -> Instructions:
         yield from self._single.end()
         if self._begun:
-            yield instruction("let go of what was sent", *(Set(to, None) for to in self._begun))
+            gone = Exchange([Set(to, None) for to in self._begun])
+            yield instruction("let go of what was sent", gone)
 
     def _contribution(self, stage: Stage, step: Send) -> tuple[list[Instruction], View]:
         """(instructions that pack it, the array) of all that this worker sends."""
@@ -212,11 +225,16 @@ class Collectives(Communication):
         # A collective cannot be cancelled; and others may have begun one that was not begun here:
         # its communicator is lost. MPI may still use the buffers of started collectives.
         for stage in self._together:
-            for request in self._single.requests.receiving.pop(stage, ()):
-                if request:
-                    keep(request)
+            if stage in self._arrivals:
+                self._keep(self._single.requests.coming.pop(stage))
         self._back.detach()
         self._single.abandon()
+
+    @staticmethod
+    def _keep(begun: Pending) -> None:
+        for request in begun.requests:
+            if request:
+                keep(request)
 
     def release(self) -> None:
         self._single.release()
@@ -246,7 +264,7 @@ def taken_stages(
 
 
 @dataclass(frozen=True)
-class Exchange:
+class Arguments:
     """One worker's arguments of one collective."""
 
     found: Pattern
@@ -274,12 +292,12 @@ Begin = Callable[[Array, Array], MPI.Request]
 buffer."""
 
 
-def _broadcast(x: Exchange) -> Begin:
+def _broadcast(x: Arguments) -> Begin:
     comm, root, gets = x.comm, x.root, x.gets
     return lambda mine, theirs: comm.Ibcast([_bytes(theirs if gets else mine), MPI.BYTE], root)
 
 
-def _reduce(x: Exchange) -> Begin:
+def _reduce(x: Arguments) -> Begin:
     comm, root = x.comm, x.root
     if not x.gets:
         return lambda mine, theirs: comm.Ireduce(_flat(mine), None, MPI.SUM, root)
@@ -289,12 +307,12 @@ def _reduce(x: Exchange) -> Begin:
     return lambda mine, theirs: comm.Ireduce(_flat(mine), _flat(theirs), MPI.SUM, root)
 
 
-def _all_reduce(x: Exchange) -> Begin:
+def _all_reduce(x: Arguments) -> Begin:
     comm = x.comm
     return lambda mine, theirs: comm.Iallreduce(_flat(mine), _flat(theirs), MPI.SUM)
 
 
-def _all_gather(x: Exchange) -> Begin:
+def _all_gather(x: Arguments) -> Begin:
     comm = x.comm
     sizes = x.sizes([x.found.count(w) for w in x.found.group])
     return lambda mine, theirs: comm.Iallgatherv(
@@ -302,13 +320,13 @@ def _all_gather(x: Exchange) -> Begin:
     )
 
 
-def _reduce_scatter(x: Exchange) -> Begin:
+def _reduce_scatter(x: Arguments) -> Begin:
     comm = x.comm
     counts = [x.found.count(w) for w in x.found.group]
     return lambda mine, theirs: comm.Ireduce_scatter(_flat(mine), _flat(theirs), counts, MPI.SUM)
 
 
-def _all_to_all(x: Exchange) -> Begin:
+def _all_to_all(x: Arguments) -> Begin:
     comm = x.comm
     sent, received = x.sizes(x.sent), x.sizes(x.received)
     return lambda mine, theirs: comm.Ialltoallv(

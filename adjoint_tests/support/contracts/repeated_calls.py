@@ -341,11 +341,11 @@ def buffers_live_as_long_as_requests(backend: Backend, calls: int) -> None:
         x = np.asfortranarray(argument(plan, k))
         plan.start(x)
         requests = plan._program.messages._single.requests  # type: ignore[attr-defined]
-        begun = [r for r in requests.sending if r is not None]
+        begun = [r for r in requests.leaving.requests if r is not None]
         held = [b for r in begun for b in r.buffers if isinstance(b, np.ndarray)]
         assert any(b.size == x.size and (b.reshape(shape) == x).all() for b in held)
         del begun, held
         junk = [np.full(shape, -1) for _ in range(20)]
         same(plan.finish(), result(plan, k), k)
         del junk
-        assert not any(requests.sending)
+        assert not any(requests.leaving.requests)

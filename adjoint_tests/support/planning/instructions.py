@@ -19,6 +19,7 @@ from linop.backends.engine.execution.instructions import (
     Clear,
     Contiguous,
     Copy,
+    Exchange,
     For,
     If,
     Later,
@@ -161,6 +162,8 @@ class _Run:
                     self.give(result, np.array(array))
             case Call():
                 self.call(operation)
+            case Exchange(by=by):
+                self.each(by)
             case Contiguous(result=result, source=source):
                 self.give(result, np.array(self.view(source), order="C"))
             case Set(targets=targets, value=value):

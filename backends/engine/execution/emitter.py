@@ -21,6 +21,7 @@ from linop.backends.engine.execution.instructions import (
     Clear,
     Contiguous,
     Copy,
+    Exchange,
     For,
     If,
     Later,
@@ -196,6 +197,8 @@ class Emitter:
                 return self._clear(operation, mode)
             case Apply():
                 return self._apply(operation)
+            case Exchange(by=by):
+                return self.lines(by)
             case Call():
                 return [self._call(operation)]
             case Contiguous(result=result, source=source):

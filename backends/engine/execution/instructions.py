@@ -1,6 +1,12 @@
 """Instructions: a bound plan as data. Each instruction is a few operations, with the attributes
 that a trace shows, and the test by which ``start`` knows whether it would have to wait.
 
+The grammar: a run is instructions; the operations that move data are `Clear`, `Copy`, `Add`,
+`Apply`, `Contiguous`, and what workers do together, an `Exchange`: `Post`, `Join` and `Complete`,
+`Signal` and `Until`; a `For` repeats some of these. An exchange says what it does, so that the programs
+of all workers can be proven, and has the operations by which its road does it. All else (`Call`,
+`Set`, `If`, `Spin`) is within an exchange, or done by a device.
+
 Transports supply those of messages (`linop.backends.engine.roads.communication`), a device replaces
 copies (`linop.backends.device`), and `linop.backends.engine.execution.emitter` turns all into text.
 """
@@ -10,11 +16,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from enum import Enum
+from typing import Any, NamedTuple
 
 from linop.backends.engine.execution.numbers import Condition, Field, Item, Joined, Number, Variable
 from linop.backends.engine.execution.views import Buffer, View
 from linop.normal_form.maps import LocalMap
+from linop.planning.patterns import Pattern
 from linop.spaces.scalars import Scalar
 
 Ready = Callable[[], bool]
@@ -144,7 +152,116 @@ class Settle:
     """Wait for copies between device and host memory."""
 
 
-Operation = Clear | Copy | Add | Call | Apply | Contiguous | Set | If | For | Spin | Settle
+# What workers do together
+
+
+@dataclass(frozen=True, eq=False)
+class Exchange:
+    """What workers do together; this class itself: without data, such as numbers of calls.
+
+    Attributes:
+        by: the operations by which it is done.
+    """
+
+    by: Sequence[Operation]
+
+
+@dataclass(frozen=True, eq=False)
+class Packet:
+    """A message of a transport, or a piece of one.
+
+    Attributes:
+        peer: `linop.planning.plan.GROUP` for a part of a collective.
+        where: contiguous memory that it is sent from, or received in.
+        bytes: the piece: a range of the bytes of `where`; None: all.
+    """
+
+    peer: int
+    incoming: bool
+    where: View
+    bytes: slice | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Post(Exchange):
+    """Post receives, or begin to send. Packets between two workers arrive in the order sent. Until
+    they are complete, nobody writes to their memory, and nobody reads that of a receive."""
+
+    packets: Sequence[Packet]
+
+
+@dataclass(frozen=True, eq=False)
+class Complete(Exchange):
+    """Wait until packets are complete."""
+
+    packets: Sequence[Packet]
+
+
+@dataclass(frozen=True, eq=False)
+class Join(Exchange):
+    """Begin a collective.
+
+    Attributes:
+        sends: this worker's contribution, which may be empty.
+        receives: where its result comes to; None if it gets none.
+        sent, received: as of `linop.planning.plan.Collective`.
+    """
+
+    found: Pattern
+    sends: Packet
+    receives: Packet | None
+    sent: Sequence[int] = ()
+    received: Sequence[int] = ()
+
+
+class Sign(Enum):
+    """What a signal in shared memory says."""
+
+    READY = "the receiver's memory may be written to"
+    DONE = "a message is complete"
+    PIECE = "a piece of a message is there"
+
+
+class Flag(NamedTuple):
+    """A signal of one worker for another, a number that grows from run to run.
+
+    Attributes:
+        stage: of the message; 0 for `Sign.READY`, which concerns all stages.
+        turns: number of buffers that are used in turn, each with a signal of its own.
+    """
+
+    sign: Sign
+    source: int
+    target: int
+    stage: int = 0
+    turns: int = 1
+
+
+@dataclass(frozen=True, eq=False)
+class Signal(Exchange):
+    """Give signals: those before it have been done.
+
+    Attributes:
+        ahead: runs that are signalled ahead of this one.
+        piece: of `Sign.PIECE`, its number, from 1.
+    """
+
+    flags: Sequence[Flag]
+    ahead: int = 0
+    piece: Number | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Until(Exchange):
+    """Wait for signals of this run; `piece` as of `Signal`."""
+
+    flags: Sequence[Flag]
+    piece: Number | None = None
+
+
+Operation = (
+    Clear | Copy | Add | Call | Apply | Contiguous | Set | If | For | Spin | Settle | Exchange
+)
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import math
 import weakref
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -19,8 +19,12 @@ import numpy as np
 
 from linop.backends.engine.execution.instructions import (
     Call,
+    Complete,
+    Exchange,
     Instruction,
     Operation,
+    Packet,
+    Post,
     Set,
     Spin,
     instruction,
@@ -33,7 +37,7 @@ from linop.backends.engine.roads.call_numbers import CALL, Calls, Numbers, never
 from linop.backends.engine.roads.communication import Communication, Instructions
 from linop.backends.engine.roads.packing import Packing
 from linop.backends.together.transport import Awaited, Transport, Who, peers_named
-from linop.planning.plan import Receive, Send
+from linop.planning.plan import GROUP, Receive, Send
 from linop.spaces.scalars import Array
 
 _MOST_PIECES = 3
@@ -45,7 +49,7 @@ Start = Callable[[int, int, Array], Any]
 """`Transport.send` or `Transport.receive`."""
 
 
-class Post(NamedTuple):
+class Expected(NamedTuple):
     """A receive: its stage, its step, and the view that the message goes to."""
 
     stage: int
@@ -53,29 +57,24 @@ class Post(NamedTuple):
     where: View
 
 
-@dataclass(frozen=True)
-class Piece:
-    """A part of a message: a range of its bytes, by default all."""
+class Pending(NamedTuple):
+    """Packets that are waited for together, and their requests: None where a run makes its own."""
 
-    bytes: slice | None = None
+    packets: list[Packet]
+    requests: list[Any]
 
-    def of(self, message: Array) -> Array:
-        """The piece of a contiguous array."""
-        return message if self.bytes is None else message.reshape(-1).view(np.uint8)[self.bytes]
-
-    def by(self, start: Start) -> Start:
-        """A transport's `send` or `receive` of the piece, given the message."""
-        if self.bytes is None:
-            return start
-        return lambda peer, tag, message: start(peer, tag, self.of(message))
+    def add(self, packet: Packet, request: Any = None) -> Item:
+        """Add a packet; returns where its request is."""
+        self.packets.append(packet)
+        self.requests.append(request)
+        return Item(self.requests, len(self.requests) - 1)
 
 
 class Requests:
     """Requests of one plan's messages, all with one tag: between two workers they keep their order.
 
     Attributes:
-        receiving: requests of the receives of each stage, and `peers`, their senders.
-        sending: requests of the sends, and `receivers`, their receivers.
+        coming: the receives of each stage; `leaving`: all sends.
     """
 
     def __init__(self, layout: Layout, transport: Transport, tag: int, numbers: Numbers) -> None:
@@ -83,158 +82,158 @@ class Requests:
         self._transport = transport
         self._tag = tag
         self._numbers = numbers
-        self.receiving: dict[int, list[Any]] = {}
-        self.peers: dict[int, list[int]] = {}
-        self.sending: list[Any] = []
-        self.receivers: list[int] = []
+        self.coming: defaultdict[int, Pending] = defaultdict(lambda: Pending([], []))
+        self.leaving = Pending([], [])
         persistent: list[Any] = []
         self._persistent = persistent
         self.release = weakref.finalize(self, transport.free, persistent)
         self.release.atexit = False
+        self._request: dict[Packet, Any] = {}
+        """Persistent requests."""
 
     def count(self) -> Instructions:
         """The instruction that counts a call."""
         operations = self._numbers.counting()
-        return [instruction("count the call", *operations)] if operations else []
+        return [instruction("count the call", Exchange(operations))] if operations else []
 
-    def post(self, posts: Sequence[Post]) -> Iterator[Instruction]:
+    def post(self, expected: Sequence[Expected]) -> Iterator[Instruction]:
         """Instructions that post receives of some stages.
 
         Those of one sender are posted in the order of its sends, each by an instruction of its own:
         MPI may start requests in any order that are started together.
         """
-        rounds: list[list[tuple[int, Any]]] = []  # one receive of each sender: a request or a call
-        before: dict[int, int] = {}
-
-        def add(peer: int, receive: Any) -> None:
-            number = before[peer] = before.get(peer, -1) + 1
-            if number == len(rounds):
-                rounds.append([])
-            rounds[number].append((peer, receive))
-
-        for number, step, where in posts:
-            pending = self.receiving.setdefault(number, [])
-            peers = self.peers.setdefault(number, [])
+        rounds: list[list[tuple[Packet, Operation | None]]] = []  # one receive of each sender
+        before: Counter[int] = Counter()
+        for number, step, where in expected:
+            packets = [Packet(step.peer, True, where, part) for part in self._pieces(step)]
             if self._numbers.before(step):
-                theirs = self._numbers.theirs(step)
-                pending.append(self._transport.receiver(step.peer, self._tag, theirs))
-                peers.append(step.peer)
-                add(step.peer, pending[-1])
-            for part in self._pieces(step):
-                peers.append(step.peer)
-                if where.fixed:
-                    buffer = part.of(where.get())
-                    pending.append(self._transport.receiver(step.peer, self._tag, buffer))
-                    add(step.peer, pending[-1])
-                else:
-                    to, receive = [Item(pending, len(pending))], part.by(self._transport.receive)
-                    add(step.peer, Call(receive, (step.peer, self._tag, where), to))
-                    pending.append(None)
+                packets.insert(0, Packet(step.peer, True, fixed(self._numbers.theirs(step))))
+            for packet in packets:
+                turn = before[step.peer]
+                before[step.peer] += 1
+                rounds += [[] for _ in range(turn + 1 - len(rounds))]
+                rounds[turn].append((packet, self._begun(packet, self.coming[number])))
         for receives in rounds:
-            started = [one for _, one in receives if not isinstance(one, Call)]
-            self._persistent += started
+            started = [packet for packet, alone in receives if alone is None]
             if started:
-                yield instruction(f"post {len(started)} receives", self._starting(started))
-            for peer, one in receives:
-                if isinstance(one, Call):
-                    yield instruction("post a receive into the result", one, peer=peer)
+                begin = self._starting(started)
+                yield instruction(f"post {len(started)} receives", begin)
+            for packet, alone in receives:
+                if alone is not None:
+                    post = Post([alone], [packet])
+                    yield instruction("post a receive into the result", post, peer=packet.peer)
 
-    def _starting(self, requests: list[Any]) -> Call:
-        return Call(self._transport.starter(requests))
+    def _begun(self, packet: Packet, pending: Pending) -> Operation | None:
+        """The operation that begins a packet whose memory differs from run to run; None for a
+        packet that a persistent request begins (`_starting`)."""
+        transport, peer, tag = self._transport, packet.peer, self._tag
+        if packet.where.fixed:
+            make = transport.receiver if packet.incoming else transport.sender
+            request = make(peer, tag, _bytes_of(packet, packet.where.get()))
+            pending.add(packet, request)
+            self._persistent.append(request)
+            self._request[packet] = request
+            return None
+        start = transport.receive if packet.incoming else transport.send
+        how = start if packet.bytes is None else _by_bytes(start, packet)
+        return Call(how, (peer, tag, packet.where), [pending.add(packet)])
 
-    def _waiting(self, pending: Sequence[Any], who: Who) -> Operation:
-        """Operation that waits for requests: it polls for a while, then calls the transport."""
-        wait, tests = Call(self._transport.wait, [pending, who]), self._transport.tests(pending)
+    def _starting(self, packets: Sequence[Packet]) -> Post:
+        requests = [self._request[packet] for packet in packets]
+        return Post([Call(self._transport.starter(requests))], packets)
+
+    def _waiting(self, pending: Pending, who: Who) -> Complete:
+        """Operation that waits for packets: it polls for a while, then calls the transport."""
+        requests = pending.requests
+        wait, tests = Call(self._transport.wait, [requests, who]), self._transport.tests(requests)
         if not tests:
-            return wait
+            return Complete([wait], pending.packets)
         come = Joined("and", [Returned(test) for test in tests])
-        return Spin(max(self._transport.spins, 1), come, wait)
+        return Complete([Spin(max(self._transport.spins, 1), come, wait)], pending.packets)
 
     def send(self, step: Send, where: View) -> list[Operation]:
         """Operations that send a contiguous array."""
+        packets = [
+            Packet(step.peer, False, self.message(step, where), part) for part in self._pieces(step)
+        ]
         operations: list[Operation] = []
         if self._numbers.inside(step):
-            operations.append(Set([Item(self._numbers.room(step).number, 0)], CALL))
+            number = Item(self._numbers.room(step).number, 0)
+            operations.append(Exchange([Set([number], CALL)]))
         elif self._numbers.before(step):
-            operations.append(self._sent(step.peer, self._numbers.mine))
-        where = self.message(step, where)
-        for part in self._pieces(step):
-            if where.fixed:
-                operations.append(self._sent(step.peer, part.of(where.get())))
-            else:
-                to = [Item(self.sending, self.unknown(step.peer))]
-                send = Call(part.by(self._transport.send), (step.peer, self._tag, where), to)
-                operations.append(send)
+            packets.insert(0, Packet(step.peer, False, fixed(self._numbers.mine)))
+        for packet in packets:
+            alone = self._begun(packet, self.leaving)
+            operations.append(
+                self._starting([packet]) if alone is None else Post([alone], [packet])
+            )
         return operations
 
-    def _pieces(self, step: Send | Receive) -> list[Piece]:
+    def _pieces(self, step: Send | Receive) -> list[slice | None]:
         """The pieces in which a message is sent, with the call number if that is appended: as few
         as the transport sends at once, unless these are many."""
         inside = self._numbers.inside(step)
         size = len(self._numbers.room(step).whole) if inside else self._layout.bytes_of(step.size)
         many = math.ceil(size / self._transport.eager.get(step.peer, math.inf))
         if not 1 < many <= _MOST_PIECES:
-            return [Piece()]
+            return [None]
         cuts = [size * k // many for k in range(many + 1)]
-        return [Piece(slice(*ends)) for ends in pairwise(cuts)]
+        return [slice(*ends) for ends in pairwise(cuts)]
 
     def message(self, step: Send | Receive, where: View) -> View:
         """View of a message, with the call number if that is appended."""
         return fixed(self._numbers.room(step).whole) if self._numbers.inside(step) else where
 
-    def unknown(self, peer: int) -> int:
-        """Index in `sending` of a request that is new in every run."""
-        self.receivers.append(peer)
-        self.sending.append(None)
-        return len(self.sending) - 1
-
-    def _sent(self, peer: int, array: Array) -> Call:
-        """Operation that sends a fixed array, by a persistent request."""
-        request = self._transport.sender(peer, self._tag, array)
-        self.receivers.append(peer)
-        self.sending.append(request)
-        self._persistent.append(request)
-        return self._starting([request])
-
     def wait(self, stage: Stage, who: Who) -> Instruction:
         """The instruction that waits for a stage's messages."""
-        pending, transport = self.receiving[stage.number], self._transport
+        pending, transport = self.coming[stage.number], self._transport
+        checks = self._numbers.checking(stage.number)
         return instruction(
             str(stage.waits),
             self._waiting(pending, who),
-            *self._numbers.checking(stage.number),
-            ready=lambda: transport.test(pending),
-            peers=self.peers.get(stage.number, []),
+            *([Exchange(checks)] if checks else []),
+            ready=lambda: transport.test(pending.requests),
+            peers=[packet.peer for packet in pending.packets if packet.peer != GROUP],
             bytes=sum(self._layout.bytes_of(r.size) for r in stage.receives),
         )
 
-    def late(self, stage: int) -> list[int]:
-        """Senders of the missing messages of a stage."""
-        pending = zip(self.peers[stage], self.receiving[stage], strict=True)
-        return list({peer: 0 for peer, one in pending if not self._transport.test([one])})
+    def late(self, pending: Pending) -> list[int]:
+        """Peers of the packets that are not complete: this worker for its part of a collective."""
+        pairs = zip(pending.packets, pending.requests, strict=True)
+        late = (p.peer for p, one in pairs if one is not None and not self._transport.test([one]))
+        return list({self._layout.plan.worker if peer == GROUP else peer: 0 for peer in late})
 
     def sent(self, about: Callable[[], str]) -> Instructions:
         """The instruction that waits until all messages have left."""
-        sending, transport = self.sending, self._transport
-
-        def late() -> list[int]:
-            pending = zip(self.receivers, sending, strict=True)
-            return [peer for peer, one in pending if one is not None and not transport.test([one])]
+        requests, transport = self.leaving.requests, self._transport
 
         def who() -> Awaited:
             # A peer in this call receives them, or is at an earlier stage and waits itself.
             words = f"its own messages of {about()} to leave"
-            return Awaited(words, late(), math.inf, needs=-1)
+            return Awaited(words, self.late(self.leaving), math.inf, needs=-1)
 
-        if sending:
-            wait = self._waiting(sending, who)
-            yield instruction("wait until all is sent", wait, ready=lambda: transport.test(sending))
+        if requests:
+            wait = self._waiting(self.leaving, who)
+            yield instruction(
+                "wait until all is sent", wait, ready=lambda: transport.test(requests)
+            )
 
     def abandon(self) -> None:
         """Abandon the requests of an unfinished run."""
-        receives = [r for pending in self.receiving.values() for r in pending if r is not None]
-        self._transport.abandon(receives, [s for s in self.sending if s is not None])
+        receives = [r for one in self.coming.values() for r in one.requests if r is not None]
+        self._transport.abandon(receives, [s for s in self.leaving.requests if s is not None])
         self.release.detach()
+
+
+def _bytes_of(packet: Packet, message: Array) -> Array:
+    """The part of a contiguous array that a packet is."""
+    every = packet.bytes is None
+    return message if every else message.reshape(-1).view(np.uint8)[packet.bytes]
+
+
+def _by_bytes(start: Start, packet: Packet) -> Start:
+    """A transport's `send` or `receive` of a packet, given the whole message."""
+    return lambda peer, tag, message: start(peer, tag, _bytes_of(packet, message))
 
 
 class PointToPoint(Communication):
@@ -265,7 +264,7 @@ class PointToPoint(Communication):
         numbers = Numbers(layout.messages, layout.dtype, calls, most, about, beside)
         self.packing = Packing(layout, numbers)
         self.requests = Requests(layout, transport, tag, numbers)
-        self.posts: list[Post] = []
+        self.expected: list[Expected] = []
         if not beside:
             received = [step for step in layout.messages if isinstance(step, Receive)]
             layout.place(layout.zeros, small_stay=not all(map(numbers.inside, received)))
@@ -274,12 +273,13 @@ class PointToPoint(Communication):
     def _inbox(self, stage: Stage) -> dict[int, View]:
         arriving, inbox = self.packing.arriving(stage)
         for step, where in arriving:
-            self.posts.append(Post(stage.number, step, self.requests.message(step, where)))
+            message = self.requests.message(step, where)
+            self.expected.append(Expected(stage.number, step, message))
         return inbox
 
     def begin(self) -> Instructions:
         yield from self.requests.count()
-        yield from self.requests.post(self.posts)
+        yield from self.requests.post(self.expected)
 
     def sends(self, stage: Stage) -> Instructions:
         for step in stage.sends:
@@ -292,7 +292,7 @@ class PointToPoint(Communication):
 
     def awaited(self, stage: int) -> Awaited:
         """Description of the wait for a stage's messages."""
-        late = self.requests.late(stage)
+        late = self.requests.late(self.requests.coming[stage])
         return coming(f"a message from {peers_named(late)}", late, stage, self._about)
 
     def end(self) -> Instructions:

@@ -137,11 +137,11 @@ class DeviceMessages(Communication):
 
     def depart(self, stage: Stage) -> Instructions:
         leaving = self._leaving.get(stage.number, [])
-        posts = [post for post in self._messages.posts if post.stage == stage.number]
-        views = [view for _, view, _ in leaving] + [post.where for post in posts]
+        coming = [one for one in self._messages.expected if one.stage == stage.number]
+        views = [view for _, view, _ in leaving] + [one.where for one in coming]
         if self._aware and not all(view.buffer.on_host for view in views):
             yield instruction("wait until all is packed", Call(self._packed))
-        staged = self._pinned_for((post.step, post.where) for post in posts)
+        staged = self._pinned_for((one.step, one.where) for one in coming)
         below = {step.peer: part for one in staged for step, part in one.messages}
         if staged:
             read: list[Any] = []
@@ -149,7 +149,7 @@ class DeviceMessages(Communication):
             self._pinned.append((read, [one.pinned.get() for one in staged]))
             yield instruction("wait until the last ones were read", Call(_done, [read]))
         yield from self._messages.requests.post(
-            [post._replace(where=below.get(post.step.peer, post.where)) for post in posts]
+            [one._replace(where=below.get(one.step.peer, one.where)) for one in coming]
         )
         for step, _, operations in leaving:
             yield sending(self.layout, step, operations)
@@ -166,9 +166,9 @@ class DeviceMessages(Communication):
         """The copies of received messages to the device, each once all its messages have
         arrived."""
         messages = self._messages
-        requests = messages.requests
         # The last request of each peer: one for a call number may precede it.
-        of = dict(zip(requests.peers[number], requests.receiving[number], strict=True))
+        packets, pending = messages.requests.coming[number]
+        of = {one.peer: request for one, request in zip(packets, pending, strict=True)}
         parts = [[of[step.peer] for step, _ in one.messages] for one in staged]
         buffers = [one.pinned.get() for one in staged]
         test, up = self._ranks.test, self._device.host.up
@@ -185,11 +185,11 @@ class DeviceMessages(Communication):
             self._ranks.until(come, lambda: messages.awaited(number))
             read.append(self._device.streams.mark())
 
-        pending = [request for some in parts for request in some]
+        every = [request for some in parts for request in some]
         return instruction(
             "copy up what comes",
             Call(land, [Views(one.where for one in staged)]),
-            ready=lambda: test(pending),
+            ready=lambda: test(every),
             bytes=self.layout.bytes_of(sum(one.where.size for one in staged)),
         )
 

@@ -16,7 +16,7 @@ from linop.backends.engine.roads.call_numbers import TURNS, check_step
 from linop.backends.together.transport import Who
 from linop.errors import BackendError
 
-Until = Callable[[Callable[[], bool], Who], None]
+WaitUntil = Callable[[Callable[[], bool], Who], None]
 """``until(done, who)``: wait until `done`; raises after the wait limit."""
 _ALARM = 5.0
 """Longest wait, in seconds, for the alarm of a failed worker."""
@@ -73,7 +73,7 @@ class Peers:
         flags: memoryview,
         gone: int,
         words: Mapping[int, int],
-        until: Until,
+        until: WaitUntil,
         about: Callable[[], str],
     ) -> None:
         self.words = words

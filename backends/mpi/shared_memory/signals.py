@@ -17,7 +17,7 @@ from linop.backends.engine.execution.numbers import Condition, Item, Joined, Num
 from linop.backends.engine.roads.call_numbers import TURNS
 from linop.backends.mpi.shared_memory.offers import PIECES, Line
 from linop.backends.mpi.shared_memory.plan_memory import PlanMemory
-from linop.backends.mpi.shared_memory.runs import Peers, Runs, Until, Word
+from linop.backends.mpi.shared_memory.runs import Peers, Runs, WaitUntil, Word
 from linop.backends.together.transport import Awaited, Who, peers_named
 
 _LINE = 64
@@ -51,7 +51,7 @@ class Signals:
         memory: PlanMemory,
         peers: Sequence[int],
         lines: int,
-        until: Until,
+        until: WaitUntil,
         spins: int,
         about: Callable[[], str],
     ) -> None:

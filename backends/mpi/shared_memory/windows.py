@@ -21,11 +21,16 @@ from linop.backends.engine.execution.instructions import (
     Add,
     Call,
     Copy,
+    Exchange,
+    Flag,
     For,
     If,
     Instruction,
     Operation,
     Set,
+    Sign,
+    Signal,
+    Until,
     instruction,
 )
 from linop.backends.engine.execution.layout import Layout
@@ -37,7 +42,7 @@ from linop.backends.engine.roads.communication import Communication, Instruction
 from linop.backends.mpi.shared_memory.offers import PIECES, Offer, Piece, Said, pieces_of
 from linop.backends.mpi.shared_memory.plan_memory import FEW, MANY, PlanMemory
 from linop.backends.mpi.shared_memory.pool import Place, Pool
-from linop.backends.mpi.shared_memory.runs import Runs, Until
+from linop.backends.mpi.shared_memory.runs import Runs, WaitUntil
 from linop.backends.mpi.shared_memory.signals import MARK, PIECE, PIECES_BASE, RUN, TURN, Signals
 from linop.backends.together.transport import Awaited
 from linop.planning.plan import Message, Put, Receive, Send, Sum
@@ -74,7 +79,7 @@ class Windows(Communication):
         self,
         layout: Layout,
         pool: Pool,
-        until: Until,
+        until: WaitUntil,
         spins: int,
         about: Callable[[], str],
         calls: Calls,
@@ -82,6 +87,7 @@ class Windows(Communication):
     ) -> None:
         self.layout = layout
         self._pool = pool
+        self._me = layout.plan.worker
         self._calls = calls
         self._about = about
         self._senders: dict[int, Offer] = {}
@@ -225,19 +231,20 @@ class Windows(Communication):
         if self._slots is not None:
             slot = Field(self._slots, "number")
             operations += [Set([Item(lines, k + 1)], slot) for lines, k in self._ready_lines]
-            operations += [*signals.sync, *self._ready(RUN)]
         elif self._ready_lines:
             operations.append(Set([TURN], RUN % self._turns))
-        yield instruction("begin", *operations)
+        ready = [self._ready(0)] if self._slots is not None else []
+        yield instruction("begin", Exchange(operations), *ready)
 
-    def _ready(self, until: Number) -> list[Operation]:
-        """Operations that signal to the senders up to which run this worker's memory is ready."""
-        return [Set([Item(lines, k)], until) for lines, k in self._ready_lines]
+    def _ready(self, ahead: int) -> Signal:
+        """Signal to the senders that this worker's memory is ready up to so many runs ahead."""
+        said = [Set([Item(lines, k)], RUN + ahead) for lines, k in self._ready_lines]
+        flags = [Flag(Sign.READY, self._me, peer) for peer in self._senders]
+        return Signal([*self._signals.sync, *said], flags, ahead)
 
     def end(self) -> Instructions:
         if self._ready_lines and not self._direct:
-            said = self._ready(RUN + self._turns)
-            yield instruction("say that messages are read", *self._signals.sync, *said)
+            yield instruction("say that messages are read", self._ready(self._turns))
 
     def sends(self, stage: Stage) -> Instructions:
         for step in stage.sends:
@@ -258,14 +265,15 @@ class Windows(Communication):
         if pieces:
             ((part, source, target),) = boxes
             parts = [(target.part(*p), source.part(*p), k) for k, p in enumerate(pieces, 1)]
+            there = Set([Item(done, line)], PIECES_BASE + PIECE)
+            flag = Flag(Sign.PIECE, self._me, peer, stage.number)
             body = [
                 Copy(target.at(_FIRST), source.at(_SECOND)),
-                *sync,
-                Set([Item(done, line)], PIECES_BASE + PIECE),
+                Signal([*sync, there], [flag], piece=PIECE),
             ]
             yield instruction(
                 f"write {part} to {peer}, {len(pieces)} pieces",
-                Set([Item(done, at + 1)], MARK),
+                Exchange([Set([Item(done, at + 1)], MARK)]),
                 For([_FIRST, _SECOND, PIECE], parts, body),
                 peer=peer,
                 bytes=self.layout.bytes_of(part.size),
@@ -275,7 +283,9 @@ class Windows(Communication):
             size = self.layout.bytes_of(part.size)
             copy = Copy(target, source)
             yield instruction(f"write {part} to {peer}", copy, peer=peer, bytes=size)
-        yield instruction(f"tell {peer}", *sync, Set([Item(done, at)], MARK), peer=peer)
+        flag = Flag(Sign.DONE, self._me, peer, stage.number, max(offer.turns, 1))
+        done_now = Signal([*sync, Set([Item(done, at)], MARK)], [flag])
+        yield instruction(f"tell {peer}", done_now, peer=peer)
 
     def _box(self, place: Place, peer: int) -> View:
         """View of a peer's target of a box, in this run."""
@@ -300,7 +310,8 @@ class Windows(Communication):
         spin = signals.spin(Condition(signals.flag(k), ">=", RUN), ready, who)
         slot = RUN % turns if turns else signals.flag(k + 1)
         choose = Set([_slot(peer)], slot)
-        wait = instruction(f"wait until {peer} is ready", *spin, choose, ready=ready, peer=peer)
+        until = Until([*spin, choose], [Flag(Sign.READY, peer, self._me)])
+        wait = instruction(f"wait until {peer} is ready", until, ready=ready, peer=peer)
         return replace(wait, stage=stage - 0.5)
 
     def sum(self, stage: Stage, step: Sum, first: View, second: View) -> Instruction:
@@ -316,13 +327,14 @@ class Windows(Communication):
         parts = [(*(v.part(*p) for v in views), k) for k, p in enumerate(pieces, 1)]
         lines = self._lines(stage.number, peers)
         until_piece, ready = self._signals.until_pieces(stage.number, lines)
+        flags = [Flag(Sign.PIECE, peer, self._me, stage.number) for peer in lines]
         after = {peer: line + 1 for peer, line in lines.items()}
         until_whole, _ = self._signals.until_come(stage.number, after, self._turns or 1)
         add = Add(target.at(_TO), first.at(_FIRST), second.at(_SECOND))
         return instruction(
             f"{step}, {len(pieces)} pieces",
-            For([_FIRST, _SECOND, _TO, PIECE], parts, [*until_piece, add]),
-            *until_whole,
+            For([_FIRST, _SECOND, _TO, PIECE], parts, [Until(until_piece, flags, PIECE), add]),
+            Exchange(until_whole),  # for the number of the call
             ready=lambda: ready(len(pieces)),
             peers=peers,
             bytes=self.layout.bytes_of(target.size),
@@ -340,7 +352,9 @@ class Windows(Communication):
             lines = self._lines(number, peers)
             until, ready = self._signals.until_come(number, lines, self._turns or 1)
             about = {"peers": peers, "bytes": self.layout.bytes_of(size)}
-            yield Instruction(str(stage.waits), until, about, ready)
+            turns = self._turns or 1
+            flags = [Flag(Sign.DONE, peer, self._me, number, turns) for peer in peers]
+            yield Instruction(str(stage.waits), [Until(until, flags)], about, ready)
 
     def describe(self) -> str:
         if self._direct:
