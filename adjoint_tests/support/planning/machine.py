@@ -55,8 +55,8 @@ _ROOT = next(
 _NOTHING = -1
 """Value of memory that nobody has written."""
 _PAGE = 1 << 12
-RUNS = 4
-"""More than there are buffers in turn for what comes in large messages, or for results."""
+_SLOTS = 3
+"""Buffers of a large result, which are used in turn here."""
 
 
 class Wrong(Exception):
@@ -68,12 +68,14 @@ def require(condition: Any, what: str) -> None:
         raise Wrong(what)
 
 
-def prove(programs: Sequence[Exported], stages: Stages, runs: int = RUNS, seed: int = 0) -> None:
-    """Prove that programs, one of each worker, compute an operator, call after call.
+def prove(programs: Sequence[Exported], stages: Stages, seed: int = 0) -> None:
+    """Prove that programs, one of each worker, compute an operator, call after call: in more calls
+    than there are buffers in turn.
 
     Raises:
         Wrong: they do not.
     """
+    runs = 2 + max([_SLOTS, *(many for program in programs for many in program.ready.values())])
     machine = _Machine(programs)
     rng = np.random.default_rng(seed)
     given, wanted = [], []
@@ -470,7 +472,9 @@ class _Run:
             return
         while True:
             enough = flag.sign is not Sign.DONE
-            said = [c for n, c in self.machine.given[key] if n == wanted or enough and n >= wanted]
+            said = [
+                c for n, c in self.machine.given[key] if n == wanted or (enough and n >= wanted)
+            ]
             if said:
                 break
             yield "waits"

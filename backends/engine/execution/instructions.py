@@ -3,9 +3,9 @@ that a trace shows, and the test by which ``start`` knows whether it would have 
 
 The grammar: a run is instructions; the operations that move data are `Clear`, `Copy`, `Add`,
 `Apply`, `Contiguous`, and what workers do together, an `Exchange`: `Post`, `Join` and `Complete`,
-`Signal` and `Until`; a `For` repeats some of these. An exchange says what it does, so that the programs
-of all workers can be proven, and has the operations by which its road does it. All else (`Call`,
-`Set`, `If`, `Spin`) is within an exchange, or done by a device.
+`Signal` and `Until`; a `For` repeats some of these. An exchange says what it does, so that the
+programs of all workers can be proven together, and has the operations by which its road does it.
+All else (`Call`, `Set`, `If`, `Spin`) is within an exchange, or done by a device.
 
 Transports supply those of messages (`linop.backends.engine.roads.communication`), a device replaces
 copies (`linop.backends.device`), and `linop.backends.engine.execution.emitter` turns all into text.
