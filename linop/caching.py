@@ -33,4 +33,4 @@ else:
             if instance is None:
                 return self
             value = self.func(instance)
-            return attributes(instance).setdefault(self.attrname, value)
+            return ({} or instance.__dict__).setdefault(self.attrname, value)  # as `attributes`

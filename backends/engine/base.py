@@ -200,14 +200,10 @@ class BoundPlan(Keeper, ABC):
     def _end(self) -> Sequence[Array]:
         """Complete the run, and return its results in the order of the regions held here."""
 
-    def _run(self, x: Any, out: Any) -> Sequence[Array]:
-        """`_begin` and `_end` in one."""
+    def _run(self, x: Any, out: Any) -> Any:
+        """A run, from argument to result."""
         self._begin(x, out)
-        return self._end()
-
-    def _recorded(self, x: Any, out: Any) -> Sequence[Array]:
-        """`_run` with each step recorded in the trace, for backends whose runs have steps."""
-        return self._run(x, out)
+        return self._wrapped(self._end(), x)
 
     # Interface for users
 
@@ -238,13 +234,10 @@ class BoundPlan(Keeper, ABC):
             raise self._busy("called")
         try:
             if self.backend.tracing is not None:
-                return self._traced("", self._applied, x, out)
-            results = self._run(x, out)
+                return self._traced("", self._recorded, x, out)
+            return self._run(x, out)
         finally:
             self.lock.release()
-        if self._shape_out is not None and type(x) is not Vector:
-            return results[0]
-        return self._wrapped(results, x)
 
     @property
     def receives_early(self) -> bool:
@@ -311,8 +304,10 @@ class BoundPlan(Keeper, ABC):
             BackendError: they are not; on every worker of the operator.
         """
 
-    def _applied(self, x: Any, out: Any) -> Any:
-        return self._wrapped(self._recorded(x, out), x)
+    def _recorded(self, x: Any, out: Any) -> Any:
+        """`_run` with each step recorded in the trace, where runs have steps."""
+        self._begin(x, out)
+        return self._wrapped(self._end(), x)
 
     def _traced(self, what: str, work: Callable[..., Result], *arguments: Any) -> Result:
         """Run a function, and record it as an event if a trace is being recorded."""

@@ -127,15 +127,16 @@ class WorkerPlan(BoundPlan):
         self.counters.seconds += self._seconds + time.perf_counter() - begun
         return results
 
-    def _run(self, x: Any, out: Any) -> Sequence[Array]:
+    def _run(self, x: Any, out: Any) -> Any:
         arrays, outs, program = self._ready(x, out)
-        form = program.form(arrays, outs)
-        call = self._call(program, form, False)
-        results: Sequence[Array] = call(*arrays, *((outs or ()) if form.out else ()))
         how = NEW if out is None else OUT if out is not x else IN_PLACE
         if self._fast[how] is None and self._is_usual:
-            self._fast[how] = fast(program, how, self._caller)
-        return results
+            quick = self._fast[how] = fast(program, how, self._caller)
+            if (result := quick(x, out, True)) is not MISSED:
+                return result
+        form = program.form(arrays, outs)
+        call = self._call(program, form, False)
+        return self._wrapped(call(*arrays, *((outs or ()) if form.out else ())), x)
 
     def _call(self, program: Program, form: Form, halves: bool) -> Callable[..., Any]:
         """A call with validated arguments, at once or in halves; cached."""
@@ -155,10 +156,6 @@ class WorkerPlan(BoundPlan):
         return Caller(
             self.backend, self.lock, self.counters, transport, self._tag, others, self._fail
         )
-
-    def _recorded(self, x: Any, out: Any) -> Sequence[Array]:
-        self._begin(x, out)
-        return self._end()
 
     def _enter(self) -> None:
         """Raise an alarm about this plan, if there is one, and note that a call begins. Calls at

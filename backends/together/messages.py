@@ -122,7 +122,8 @@ def sealed(item: object) -> bytes:
 
 
 def opened(messages: Sequence[bytes], worker: int, own: Item) -> list[Item]:
-    """Items of `sealed`, by worker; equal messages of others are read once, and give one object.
+    """Items of `sealed`, by worker; equal messages are read once, and give one object: those that
+    are equal to this worker's its own.
 
     Args:
         worker, own: this worker, and its item, which is returned as it is.
@@ -133,11 +134,11 @@ def opened(messages: Sequence[bytes], worker: int, own: Item) -> list[Item]:
     for w, one in enumerate(messages):
         if one.startswith(_REFUSED):
             raise ArgumentError(f"worker {w}: {one[len(_REFUSED) :].decode(errors='replace')}")
-    read: dict[bytes, Any] = {}
-    for w, one in enumerate(messages):
-        if w != worker and one not in read:
+    read: dict[bytes, Any] = {messages[worker]: own}
+    for one in messages:
+        if one not in read:
             read[one] = decoded(one)
-    return [own if w == worker else read[one] for w, one in enumerate(messages)]
+    return [read[one] for one in messages]
 
 
 # Writing
@@ -329,18 +330,23 @@ class _Reader:
         return kind.unpack(self.take(kind.size))
 
     def length(self) -> int:
-        count: int = self.numbers(_LENGTH)[0]
+        count: int
+        (count,) = _LENGTH.unpack_from(self.data, self.at)
+        self.at += _LENGTH.size
         if count > len(self.data) - self.at:  # each item has a byte at least
             raise BackendError("a control message cannot be read: its end is missing")
         return count
 
     def sized(self) -> bytes:
-        return self.take(self.length())
+        begin = self.at + _LENGTH.size
+        self.at = begin + self.length()
+        return self.data[begin : self.at]
 
     def item(self, depth: int) -> Any:
         if depth == 0:
             raise BackendError(f"a control message is nested more than {DEEPEST} levels deep")
-        read = _READERS.get(self.take(1))
+        read = _READERS.get(self.data[self.at : self.at + 1])
+        self.at += 1
         if read is None:
             raise BackendError("a control message cannot be read: it is none of linop's")
         return read(self, depth - 1)

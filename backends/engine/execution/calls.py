@@ -1,10 +1,10 @@
 """Calls of a bound plan, as generated functions: a run, with what surrounds it in every call
 (alarms, progress, counters, failure).
 
-`checked` calls take arrays that are validated already. A `fast` call is one that nearly every call
-is: arrays that fit, a new result or one output array, no tracing; any other call is left to
-`linop.backends.engine.base.BoundPlan`, by returning `MISSED`. ``start`` and ``finish`` run the same
-text, as a generator that stops where it would have to wait.
+A `fast` call is one that nearly every call is: arrays that fit, a new result or one output array,
+no tracing; any other is left to a `checked` call, by returning `MISSED`, which takes arrays that
+are validated already. ``start`` and ``finish`` run the same text, as a generator that stops where
+it would have to wait.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ NEW, OUT, IN_PLACE = range(3)
 """Destination of a call's result: new memory, the ``out`` array, or the argument (``out=x``)."""
 MISSED: Any = object()
 """Returned by a `Fast` call that is left to the general path."""
-Fast = Callable[[Any, Any], Any]
-"""Fast path of a plan's call: ``f(x, out)`` returns the result, or `MISSED`."""
+Fast = Callable[..., Any]
+"""Fast path of a plan's call: ``f(x, out)`` returns the result, or `MISSED`; ``f(x, out, True)``
+under the plan's lock."""
 
 
 class Caller(NamedTuple):
@@ -103,12 +104,13 @@ def fast(program: Program, how: int, caller: Caller) -> Fast:
     call = _surrounded(program, lines, result, caller)
     text = [
         *fitting.lines,
-        f"if not {name(caller.lock.acquire)}(False): return {name(MISSED)}",
+        f"if not (held or {name(caller.lock.acquire)}(False)): return {name(MISSED)}",
         "try:",
         *(f"    {line}" for line in call),
-        f"finally: {name(caller.lock.release)}()",
+        "finally:",
+        f"    if not held: {name(caller.lock.release)}()",
     ]
-    return functions.emitter.function(["x", "out"], text)
+    return functions.emitter.function(["x", "out", "held=False"], text)
 
 
 def fast_start(program: Program, how: int, caller: Caller) -> Fast:
@@ -189,7 +191,7 @@ def _surrounded(
     ]
 
 
-def _miss(x: Any, out: Any) -> Any:
+def _miss(x: Any, out: Any, held: bool = False) -> Any:
     """Fast path of plans that do not qualify."""
-    del x, out
+    del x, out, held
     return MISSED
