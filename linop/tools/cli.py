@@ -107,7 +107,10 @@ def show(
         bool, typer.Option("--plan", help="print the workers' plans, and the predicted time, too")
     ] = False,
     passes: Annotated[
-        bool, typer.Option("--passes", help="print the workers' plans before and after each pass")
+        bool,
+        typer.Option(
+            "--passes", help="print plans before and after each pass, and the instructions"
+        ),
     ] = False,
     worker: Annotated[
         int | None, typer.Option(min=0, help="with --plan and --passes: of this worker alone")

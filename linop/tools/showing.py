@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import linop
 from linop import LinearOperator
+from linop.backends import Backend
 from linop.backends.engine.arrays.interface import NUMPY
+from linop.backends.engine.worker import Worker
 from linop.planning.collective_selection import Choice, selected
 from linop.planning.lowering import lower, workers_of
 from linop.planning.passes import Options, shown
@@ -14,6 +17,10 @@ from linop.planning.patterns import spans
 from linop.planning.placement import Placement
 from linop.planning.plan import LoweredPlan
 from linop.planning.prediction.rank_order import better_order, bytes_between
+
+
+MOST = 64
+"""Workers of an operator whose instructions are shown, at most."""
 
 
 def another_order(op: LinearOperator, placement: Placement) -> str:
@@ -43,10 +50,23 @@ def passes(
     op: LinearOperator, workers: Sequence[int], placement: Placement | None
 ) -> Iterator[tuple[str, str]]:
     """(worker and step, plan after it) of every step of the pipeline, with collectives as they are
-    selected for ranks without shared memory."""
+    selected for ranks without shared memory; at last the instructions, as Python, with messages
+    among threads."""
     options = Options(lambda plan: selected(plan, Choice()), NUMPY.small)
     for worker in workers:
         before: LoweredPlan | None = None
         for what, plan in shown(op.stages, worker, options, placement):
             yield f"worker {worker}: {what}", "the same" if plan == before else plan.describe()
             before = plan
+    everybodys = workers_of(op.stages)
+    if len(everybodys) <= MOST:
+        texts = linop.launch(partial(_listing, op, placement), max(everybodys, default=0) + 1)
+        yield from ((f"worker {worker}: memory, messages", texts[worker]) for worker in workers)
+
+
+def _listing(op: LinearOperator, placement: Placement | None, backend: Backend) -> str:
+    """This worker's instructions."""
+    assert isinstance(backend, Worker)
+    plan = op.compile(backend)
+    lowered = lower(op.stages, backend.worker, placement)
+    return backend.program(lowered, workers_of(op.stages), plan.number, str).listing()

@@ -103,7 +103,7 @@ class Emitter:
     def name(self, thing: Any) -> str:
         """Name of an object, bound for all runs."""
         if id(thing) not in self._known:
-            self._known[id(thing)] = name = f"v{len(self._names)}"
+            self._known[id(thing)] = name = f"{_kind(thing)}{len(self._names)}"
             self._names[name] = thing
         return self._known[id(thing)]
 
@@ -353,6 +353,14 @@ class Emitter:
             x = y
         line = f"{y} = {name(local.forward)}({x})"
         return [*before, line, f"{y} = {checked}({y})[0] if {wrong} else {y}.copy()"]
+
+
+def _kind(thing: Any) -> str:
+    """What an object is, as the begin of a name."""
+    if isinstance(thing, tuple):
+        return "box" if any(isinstance(one, slice) for one in thing) else "shape"
+    name = getattr(thing, "__name__", type(thing).__name__).strip("_").lower()
+    return f"{name}_" if name.isidentifier() else "function_"
 
 
 def _varies(view: View) -> bool:

@@ -233,6 +233,11 @@ class Program:
         """Transport of the messages, as one line of text."""
         return self.messages.describe()
 
+    def listing(self) -> str:
+        """The instructions of a run, each as the Python that executes it."""
+        lines, results = self.functions.text(NEW, lambda _, each: [f"# {each.label}"])
+        return "\n".join([*lines, f"return [{', '.join(results)}]"])
+
     def abandon(self) -> None:
         """Abandon an unfinished run; no other can follow."""
         if self._settle is not None:
