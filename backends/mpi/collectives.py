@@ -19,8 +19,8 @@ from mpi4py import MPI
 from linop.backends.engine.execution.instructions import (
     Call,
     Copy,
-    Exchange,
     Instruction,
+    Interaction,
     Join,
     Packet,
     Set,
@@ -203,7 +203,7 @@ class Collectives(Communication):
     def end(self) -> Instructions:
         yield from self._single.end()
         if self._begun:
-            gone = Exchange([Set(to, None) for to in self._begun])
+            gone = Interaction([Set(to, None) for to in self._begun])
             yield instruction("let go of what was sent", gone)
 
     def _contribution(self, stage: Stage, step: Send) -> tuple[list[Instruction], View]:

@@ -18,7 +18,6 @@ from linop.planning.placement import Placement
 from linop.planning.plan import LoweredPlan
 from linop.planning.prediction.rank_order import better_order, bytes_between
 
-
 MOST = 64
 """Workers of an operator whose instructions are shown, at most."""
 

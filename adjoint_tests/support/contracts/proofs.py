@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from linop.backends import Backend
-from linop.backends.engine.execution.instructions import Exchange, Instruction
+from linop.backends.engine.execution.instructions import Instruction, Interaction
 from linop.normal_form.stages import Stages
 from linop.operators.operator import LinearOperator
 from linop.testing.describing import Description
@@ -83,7 +83,8 @@ def runs_as_changed(
             replace(one, operations=[each])
             for one in program.instructions
             for each in one.operations
-            if type(each) is not Exchange  # the numbers of calls, which a change would be told by
+            if type(each)
+            is not Interaction  # the numbers of calls, which a change would be told by
         ]
     )
     programs.append(exported(program, op.stages))

@@ -281,7 +281,7 @@ class _Export:
                 return [Signal(tuple(flags), ahead, _name(piece))]
             case i.Until(flags=flags, piece=piece):
                 return [Until(tuple(flags), _name(piece))]
-            case i.Exchange():
+            case i.Interaction():
                 return []
         raise AssertionError(f"an operation that nobody can prove: {one!r}")
 

@@ -19,9 +19,9 @@ from linop.backends.engine.execution.instructions import (
     Clear,
     Contiguous,
     Copy,
-    Exchange,
     For,
     If,
+    Interaction,
     Later,
     Operation,
     Set,
@@ -162,7 +162,7 @@ class _Run:
                     self.give(result, np.array(array))
             case Call():
                 self.call(operation)
-            case Exchange(by=by):
+            case Interaction(by=by):
                 self.each(by)
             case Contiguous(result=result, source=source):
                 self.give(result, np.array(self.view(source), order="C"))

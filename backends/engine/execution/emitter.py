@@ -21,9 +21,9 @@ from linop.backends.engine.execution.instructions import (
     Clear,
     Contiguous,
     Copy,
-    Exchange,
     For,
     If,
+    Interaction,
     Later,
     Operation,
     Set,
@@ -197,7 +197,7 @@ class Emitter:
                 return self._clear(operation, mode)
             case Apply():
                 return self._apply(operation)
-            case Exchange(by=by):
+            case Interaction(by=by):
                 return self.lines(by)
             case Call():
                 return [self._call(operation)]

@@ -2,10 +2,10 @@
 that a trace shows, and the test by which ``start`` knows whether it would have to wait.
 
 The grammar: a run is instructions; the operations that move data are `Clear`, `Copy`, `Add`,
-`Apply`, `Contiguous`, and what workers do together, an `Exchange`: `Post`, `Join` and `Complete`,
-`Signal` and `Until`; a `For` repeats some of these. An exchange says what it does, so that the
-programs of all workers can be proven together, and has the operations by which its road does it.
-All else (`Call`, `Set`, `If`, `Spin`) is within an exchange, or done by a device.
+`Apply`, `Contiguous`, and what workers do together, an `Interaction`: `Post`, `Join` and
+`Complete`, `Signal` and `Until`; a `For` repeats some of these. An interaction says what it does,
+so that the programs of all workers can be proven together, and has the operations by which its road
+does it. All else (`Call`, `Set`, `If`, `Spin`) is within an interaction, or done by a device.
 
 Transports supply those of messages (`linop.backends.engine.roads.communication`), a device replaces
 copies (`linop.backends.device`), and `linop.backends.engine.execution.emitter` turns all into text.
@@ -156,7 +156,7 @@ class Settle:
 
 
 @dataclass(frozen=True, eq=False)
-class Exchange:
+class Interaction:
     """What workers do together; this class itself: without data, such as numbers of calls.
 
     Attributes:
@@ -183,7 +183,7 @@ class Packet:
 
 
 @dataclass(frozen=True, eq=False)
-class Post(Exchange):
+class Post(Interaction):
     """Post receives, or begin to send. Packets between two workers arrive in the order sent. Until
     they are complete, nobody writes to their memory, and nobody reads that of a receive."""
 
@@ -191,14 +191,14 @@ class Post(Exchange):
 
 
 @dataclass(frozen=True, eq=False)
-class Complete(Exchange):
+class Complete(Interaction):
     """Wait until packets are complete."""
 
     packets: Sequence[Packet]
 
 
 @dataclass(frozen=True, eq=False)
-class Join(Exchange):
+class Join(Interaction):
     """Begin a collective.
 
     Attributes:
@@ -238,7 +238,7 @@ class Flag(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Signal(Exchange):
+class Signal(Interaction):
     """Give signals: those before it have been done.
 
     Attributes:
@@ -252,7 +252,7 @@ class Signal(Exchange):
 
 
 @dataclass(frozen=True, eq=False)
-class Until(Exchange):
+class Until(Interaction):
     """Wait for signals of this run; `piece` as of `Signal`."""
 
     flags: Sequence[Flag]
@@ -260,7 +260,7 @@ class Until(Exchange):
 
 
 Operation = (
-    Clear | Copy | Add | Call | Apply | Contiguous | Set | If | For | Spin | Settle | Exchange
+    Clear | Copy | Add | Call | Apply | Contiguous | Set | If | For | Spin | Settle | Interaction
 )
 
 

@@ -20,8 +20,8 @@ import numpy as np
 from linop.backends.engine.execution.instructions import (
     Call,
     Complete,
-    Exchange,
     Instruction,
+    Interaction,
     Operation,
     Packet,
     Post,
@@ -94,7 +94,7 @@ class Requests:
     def count(self) -> Instructions:
         """The instruction that counts a call."""
         operations = self._numbers.counting()
-        return [instruction("count the call", Exchange(operations))] if operations else []
+        return [instruction("count the call", Interaction(operations))] if operations else []
 
     def post(self, expected: Sequence[Expected]) -> Iterator[Instruction]:
         """Instructions that post receives of some stages.
@@ -159,7 +159,7 @@ class Requests:
         operations: list[Operation] = []
         if self._numbers.inside(step):
             number = Item(self._numbers.room(step).number, 0)
-            operations.append(Exchange([Set([number], CALL)]))
+            operations.append(Interaction([Set([number], CALL)]))
         elif self._numbers.before(step):
             packets.insert(0, Packet(step.peer, False, fixed(self._numbers.mine)))
         for packet in packets:
@@ -191,7 +191,7 @@ class Requests:
         return instruction(
             str(stage.waits),
             self._waiting(pending, who),
-            *([Exchange(checks)] if checks else []),
+            *([Interaction(checks)] if checks else []),
             ready=lambda: transport.test(pending.requests),
             peers=[packet.peer for packet in pending.packets if packet.peer != GROUP],
             bytes=sum(self._layout.bytes_of(r.size) for r in stage.receives),

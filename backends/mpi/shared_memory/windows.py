@@ -21,11 +21,11 @@ from linop.backends.engine.execution.instructions import (
     Add,
     Call,
     Copy,
-    Exchange,
     Flag,
     For,
     If,
     Instruction,
+    Interaction,
     Operation,
     Set,
     Sign,
@@ -152,7 +152,7 @@ class Windows(Communication):
         # Other workers cannot write to the caller's ``out``; the result is copied there.
         return [Call(self._slots.take, (), list(self.layout.open), unpack=True)]
 
-    # Exchange of locations
+    # Interaction of locations
 
     def _inbox(self, stage: Stage) -> dict[int, View]:
         return {k: v for step in stage.receives for k, v in self._receive(stage, step).items()}
@@ -234,7 +234,7 @@ class Windows(Communication):
         elif self._ready_lines:
             operations.append(Set([TURN], RUN % self._turns))
         ready = [self._ready(0)] if self._slots is not None else []
-        yield instruction("begin", Exchange(operations), *ready)
+        yield instruction("begin", Interaction(operations), *ready)
 
     def _ready(self, ahead: int) -> Signal:
         """Signal to the senders that this worker's memory is ready up to so many runs ahead."""
@@ -273,7 +273,7 @@ class Windows(Communication):
             ]
             yield instruction(
                 f"write {part} to {peer}, {len(pieces)} pieces",
-                Exchange([Set([Item(done, at + 1)], MARK)]),
+                Interaction([Set([Item(done, at + 1)], MARK)]),
                 For([_FIRST, _SECOND, PIECE], parts, body),
                 peer=peer,
                 bytes=self.layout.bytes_of(part.size),
@@ -334,7 +334,7 @@ class Windows(Communication):
         return instruction(
             f"{step}, {len(pieces)} pieces",
             For([_FIRST, _SECOND, _TO, PIECE], parts, [Until(until_piece, flags, PIECE), add]),
-            Exchange(until_whole),  # for the number of the call
+            Interaction(until_whole),  # for the number of the call
             ready=lambda: ready(len(pieces)),
             peers=peers,
             bytes=self.layout.bytes_of(target.size),
