@@ -49,7 +49,7 @@ class Send:
     peer: int
     parts: tuple[Subset, ...]
 
-    @property
+    @cached_property
     def size(self) -> int:
         return sum(part.size for part in self.parts)
 

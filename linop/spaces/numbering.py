@@ -82,7 +82,15 @@ class Numbering:
 
     def on(self, worker: int) -> tuple[Region, ...]:
         """The regions that a worker holds, in the order of the space."""
-        return tuple(self.at(number) for number in self.numbers_on(worker).tolist())
+        known = self._held_on
+        if worker not in known:
+            known[worker] = tuple(map(self.at, self.numbers_on(worker).tolist()))
+        return known[worker]
+
+    @cached_property
+    def _held_on(self) -> dict[int, tuple[Region, ...]]:
+        """The regions of the workers that were asked for."""
+        return {}
 
     def __len__(self) -> int:
         return len(self.regions)

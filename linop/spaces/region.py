@@ -147,7 +147,7 @@ class Subset:
 
     @property
     def slices(self) -> tuple[slice, ...]:
-        return tuple(slice(a, b) for a, b in zip(self.start, self.stop, strict=True))
+        return tuple(map(slice, self.start, self.stop))
 
     @property
     def index(self) -> tuple[slice | EllipsisType, ...]:

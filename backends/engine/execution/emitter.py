@@ -357,10 +357,8 @@ class Emitter:
 
 def _kind(thing: Any) -> str:
     """What an object is, as the begin of a name."""
-    if isinstance(thing, tuple):
-        return "box" if any(isinstance(one, slice) for one in thing) else "shape"
-    name = getattr(thing, "__name__", type(thing).__name__).strip("_").lower()
-    return f"{name}_" if name.isidentifier() else "function_"
+    name: str = getattr(thing, "__name__", None) or type(thing).__name__
+    return f"{name}_" if name.isidentifier() else "v"  # as of lambdas, and of dtype[bfloat16]
 
 
 def _varies(view: View) -> bool:

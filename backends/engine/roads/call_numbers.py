@@ -236,7 +236,7 @@ class Numbers:
         return self._is_first(step) and not self.inside(step)
 
     def _is_first(self, step: Send | Receive) -> bool:
-        return self._first.get((isinstance(step, Send), step.peer)) == step
+        return self._first.get((isinstance(step, Send), step.peer)) is step
 
     def room(self, step: Send | Receive) -> Room:
         """Buffer of a message that has the number appended."""
