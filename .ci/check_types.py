@@ -1,4 +1,5 @@
-"""mypy over the installed package, and an assertion that it read every module of the tree.
+"""mypy over the installed package, and an assertion that it read every module of the tree; then
+over README's programs.
 
 Run it from a folder outside the tree: in the tree's root the folder `linop/` hides the installed
 package, and mypy reports success on a part of the files.
@@ -21,4 +22,11 @@ found = re.search(r"(?:checked|found in) (\d+) source files?", mypy.stdout)
 checked = int(found[1]) if found else 0
 if checked != wanted:
     sys.exit(f"mypy checked {checked} files, but {', '.join(FOLDERS)} hold {wanted}")
-sys.exit(mypy.returncode)
+if mypy.returncode:
+    sys.exit(mypy.returncode)
+
+# README's programs, as strictly as somebody may check their own. torch is not here: untyped.
+blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+Path("readme_code.py").write_text("\n\n".join(blocks))
+command = [sys.executable, "-m", "mypy", "--strict", "--ignore-missing-imports", "readme_code.py"]
+sys.exit(subprocess.run(command, check=False).returncode)

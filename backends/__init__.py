@@ -11,13 +11,16 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from linop.backends.engine import extensions
 from linop.backends.engine.base import Backend, BoundPlan
 from linop.backends.together import ancestry, ending
 from linop.errors import ArgumentError, BackendError
 from linop.spaces.region import integer
+
+if TYPE_CHECKING:
+    from linop.backends.engine.worker import Worker
 
 BACKENDS = {
     "reference": "linop.backends.threads.reference",
@@ -34,7 +37,17 @@ RANKS = ("mpi", "cupy")
 PROCESSES = (*RANKS, "torch")
 """Backends whose workers are processes that a launcher starts."""
 
-__all__ = ["BACKENDS", "Backend", "BoundPlan", "current", "get", "launch", "names", "use"]
+__all__ = [
+    "BACKENDS",
+    "Backend",
+    "BoundPlan",
+    "Worker",
+    "current",
+    "get",
+    "launch",
+    "names",
+    "use",
+]
 
 
 class _Here(threading.local):
@@ -71,7 +84,7 @@ def names() -> list[str]:
 
 
 def launch(
-    main: Callable[[Backend], Any],
+    main: Callable[[Worker], Any],
     workers: int | None = None,
     backend: str | None = None,
     **options: Any,
@@ -106,7 +119,7 @@ def launch(
     if backend is None and workers is None:
         _check_slurm(name)
 
-    def work(backend: Backend) -> Any:
+    def work(backend: Worker) -> Any:
         try:
             with use(backend):
                 return main(backend)
@@ -221,3 +234,12 @@ def _module(name: str) -> Any:
 
 if in_mpi_job():
     ending.watch()
+
+
+def __getattr__(name: str) -> Any:
+    """`Worker`: the class of what `launch` passes to a program, loaded when it is asked for."""
+    if name != "Worker":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from linop.backends.engine.worker import Worker
+
+    return Worker

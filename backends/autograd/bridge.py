@@ -245,7 +245,7 @@ def _new_bridge(op: Any, backend: Backend) -> Bridge:
         op.kept.pop(other, None)
     there = op.H.kept.get(backend)
     # Compiling is collective: its condition depends only on calls that all workers made.
-    op.kept[backend] = there.adjoint if there else _bridge(op.compile(backend), op)
+    op.kept[backend] = there.adjoint if there else _bridge(backend.compile(op), op)
     return op.kept[backend]  # type: ignore[no-any-return]
 
 

@@ -20,7 +20,7 @@ from linop.spaces.space import Space
 RegionOrSpace = Region | Space
 
 
-class Local(LinearOperator):
+class Local(LinearOperator[Any, Any]):
     """A linear map inside one worker's memory: a `LocalMap` as an operator."""
 
     def __init__(self, local: LocalMap) -> None:

@@ -28,7 +28,7 @@ from linop.operators.grids import (
 )
 from linop.operators.memory import copy
 from linop.operators.named_movement import collective
-from linop.operators.operator import LinearOperator
+from linop.operators.operator import LinearOperator, TensorOperator
 from linop.provenance import records_origin
 from linop.spaces.blocks import is_disjoint
 from linop.spaces.decomposition import COPIES, REPLICATED, Axis
@@ -54,7 +54,7 @@ def broadcast(
     partition: Partition,
     transpose_src: bool = False,
     transpose_dest: bool = False,
-) -> LinearOperator:
+) -> TensorOperator:
     """B: each block of X copied to all workers of the new grid that it matches (paper, equation 8).
 
     Grid axes match as in NumPy's broadcasting, but one way only: X's grid is extended with ones on
@@ -94,7 +94,7 @@ def sum_reduce(
     partition: Partition,
     transpose_src: bool = False,
     transpose_dest: bool = False,
-) -> LinearOperator:
+) -> TensorOperator:
     """R: independent copies in Y summed to the blocks of a smaller grid; the adjoint of a broadcast
     (paper, section 3, with the rules of DistDL's sum-reduce for matching grids).
 
@@ -133,7 +133,7 @@ def sum_reduce(
 
 
 @records_origin
-def all_reduce(Y: TensorSpace, grid_axes: int | Sequence[int] | None = None) -> LinearOperator:
+def all_reduce(Y: TensorSpace, grid_axes: int | Sequence[int] | None = None) -> TensorOperator:
     """B R: every copy along the grid axes becomes the sum of these copies. Self-adjoint (paper,
     section 3).
 
@@ -148,14 +148,14 @@ def all_reduce(Y: TensorSpace, grid_axes: int | Sequence[int] | None = None) -> 
     axes = copied_axes("all_reduce", Y, grid_axes)
     one = tuple(slice(0, 1) if k in axes else slice(None) for k in range(Y.partition.ndim))
     reduced = sum_reduce(Y, Y.partition[one])
-    spread = broadcast(expect("all_reduce", reduced.codomain, TensorSpace), Y.partition)
+    spread = broadcast(reduced.codomain, Y.partition)
     return compose(spread, reduced)
 
 
 @records_origin
 def all_gather(
     X: TensorSpace, grid_axes: int | Sequence[int] | None = None, into: Axis = COPIES
-) -> LinearOperator:
+) -> TensorOperator:
     """G: every worker along the grid axes gets the concatenation of the blocks along them.
 
     Args:
@@ -190,7 +190,7 @@ def reduce_scatter(
     Y: TensorSpace,
     grid_axes: int | Sequence[int] | None = None,
     dims: int | Sequence[int] | None = None,
-) -> LinearOperator:
+) -> TensorOperator:
     """RS: the copies along the grid axes summed, and the sum cut into blocks along the same axes;
     the adjoint of `all_gather` into `COPIES`.
 
@@ -218,7 +218,7 @@ def reduce_scatter(
 
 
 @records_origin
-def all_to_all(X: TensorSpace, grid_axis: int, dim: int) -> LinearOperator:
+def all_to_all(X: TensorSpace, grid_axis: int, dim: int) -> TensorOperator:
     """T: a global transpose. The tensor dimension that a grid axis splits becomes whole, and `dim`
     is split instead: a block permutation within each line of workers along the axis (paper,
     section 3).
@@ -245,7 +245,7 @@ def all_to_all(X: TensorSpace, grid_axis: int, dim: int) -> LinearOperator:
 
 
 @records_origin
-def repartition(X: TensorSpace, partition: Partition | TensorSpace) -> LinearOperator:
+def repartition(X: TensorSpace, partition: Partition | TensorSpace) -> TensorOperator:
     """P: redistributes a global tensor to another block decomposition, on any workers.
 
     Args:
@@ -263,7 +263,7 @@ def repartition(X: TensorSpace, partition: Partition | TensorSpace) -> LinearOpe
 
 
 @records_origin
-def scatter(X: TensorSpace, partition: Partition | TensorSpace) -> LinearOperator:
+def scatter(X: TensorSpace, partition: Partition | TensorSpace) -> TensorOperator:
     """Sc: from one worker that holds the whole tensor to blocks on many (paper, section 3).
 
     Args:
@@ -281,7 +281,7 @@ def scatter(X: TensorSpace, partition: Partition | TensorSpace) -> LinearOperato
 
 
 @records_origin
-def gather(X: TensorSpace, worker: int = 0) -> LinearOperator:
+def gather(X: TensorSpace, worker: int = 0) -> TensorOperator:
     """Ga: from blocks on many workers to the whole tensor on one; the adjoint of `scatter`.
 
     Args:
@@ -297,7 +297,7 @@ def gather(X: TensorSpace, worker: int = 0) -> LinearOperator:
 
 
 @records_origin
-def shift(X: TensorSpace, steps: int, grid_axis: int = 0, periodic: bool = True) -> LinearOperator:
+def shift(X: TensorSpace, steps: int, grid_axis: int = 0, periodic: bool = True) -> TensorOperator:
     """Moves every block by some steps along a grid axis; a permutation of blocks if periodic.
 
     Args:
@@ -329,7 +329,7 @@ def shift(X: TensorSpace, steps: int, grid_axis: int = 0, periodic: bool = True)
     return collective("Shift", f"{steps:+d}", X, Y, links)
 
 
-def _regrouped(name: str, subscript: str, X: TensorSpace, Y: TensorSpace) -> LinearOperator:
+def _regrouped(name: str, subscript: str, X: TensorSpace, Y: TensorSpace) -> TensorOperator:
     """Each block of Y assembled from all blocks of X that intersect it.
 
     Raises:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
+from typing import Any
 
 from linop.caching import cached_property
 from linop.errors import ArgumentError
@@ -24,7 +25,7 @@ from linop.spaces.exact import Exact, shown, wrapped
 from linop.spaces.space import Space
 
 
-class Identity(LinearOperator):
+class Identity(LinearOperator[Any, Any]):
     """The identity I; the codomain may list the regions of the domain in another order."""
 
     def __init__(self, space: Space, codomain: Space | None = None) -> None:
@@ -43,14 +44,15 @@ class Identity(LinearOperator):
         return "I"
 
 
-class Zero(LinearOperator):
+class Zero(LinearOperator[Any, Any]):
     """The zero operator O between two spaces."""
 
     def _adjoint(self) -> LinearOperator:
         return Zero(self.codomain, self.domain)
 
     def _interpret(self, arrays: Arrays) -> Arrays:
-        return self.codomain.zeros().arrays
+        zeros: Arrays = self.codomain.zeros().arrays
+        return zeros
 
     def _stages(self) -> Stages:
         return Stages((Movement.of_blocks(self.domain, self.codomain, []),))
@@ -59,7 +61,7 @@ class Zero(LinearOperator):
         return "O"
 
 
-class Primitives(LinearOperator):
+class Primitives(LinearOperator[Any, Any]):
     """Memory primitives between two spaces, the first applied first: one of any kind, or many that
     keep the space (clear, add). These are one operator and not a composition, because the halo
     exchange of thousands of workers has about a hundred thousand of them."""
@@ -86,7 +88,7 @@ class Primitives(LinearOperator):
         return " ".join(elided(texts, len(self.actions), latex))
 
 
-class Compound(LinearOperator):
+class Compound(LinearOperator[Any, Any]):
     """An operator built of others. Values that several of them need are computed once: what a
     compound does is the flow (`linop.operators.flow`) that its nodes are spread over."""
 
@@ -261,7 +263,7 @@ class Scaled(Compound):
         return number + write.factor(self.operand)
 
 
-def compose(*factors: LinearOperator) -> LinearOperator:
+def compose(*factors: LinearOperator) -> LinearOperator[Any, Any]:
     """The product of operators, the last one applied first.
 
     Raises:

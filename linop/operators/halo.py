@@ -21,7 +21,7 @@ from linop.operators.algebra import Named
 from linop.operators.expressions import Identity, compose
 from linop.operators.memory import allocate, clears, copies
 from linop.operators.named_movement import NamedMovement, out_of_place
-from linop.operators.operator import LinearOperator
+from linop.operators.operator import LinearOperator, TensorOperator
 from linop.provenance import records_origin
 from linop.spaces.blocks import intersections, is_tiled, lines
 from linop.spaces.decomposition import Bounds
@@ -114,7 +114,7 @@ def halo_exchange(
     dilation: PerDim = 1,
     *,
     in_place: bool = False,
-) -> LinearOperator:
+) -> TensorOperator:
     """H: the halo exchange. Every worker gets the input that its block of a sliding kernel's output
     needs (paper, equation 11).
 
@@ -157,7 +157,7 @@ def halo_exchange(
     return NamedMovement("H", "", matching(X, Y, separate_copies(X)), five_stages)
 
 
-def _in_place(X: TensorSpace, needed: Mapping[int, Bounds]) -> LinearOperator:
+def _in_place(X: TensorSpace, needed: Mapping[int, Bounds]) -> TensorOperator:
     """The exchange on extended blocks, one dimension after the other (paper, equation 11)."""
     extended = {
         d: tuple(_hull(*pair) for pair in zip(X.bounds[d], needed[d], strict=True)) for d in needed

@@ -14,7 +14,7 @@ from linop.normal_form.stages import Stages
 from linop.operators.algebra import Named
 from linop.operators.expressions import compose
 from linop.operators.memory import adds, allocate, deallocate
-from linop.operators.operator import Arrays, LinearOperator
+from linop.operators.operator import Arrays, LinearOperator, TensorOperator
 from linop.spaces.region import Part, Region, Subset, as_subset
 from linop.spaces.space import Space
 from linop.spaces.tensor import TensorSpace
@@ -83,7 +83,7 @@ def collective(
     Y: TensorSpace,
     links: Sequence[Link] = (),
     segments: Mapping[int, Sequence[Segment]] | None = None,
-) -> LinearOperator:
+) -> TensorOperator:
     """The operator whose movement is ``matching(X, Y, links, segments)``, under a name. Its
     composition of memory operators (`out_of_place`) is built lazily."""
     given = matching(X, Y, links, segments)

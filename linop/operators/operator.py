@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, overload
 
 import numpy as np
 import scipy  # submodules load on first use: importing them takes as long as all of linop
@@ -30,13 +30,28 @@ from linop.spaces.exact import Exact
 from linop.spaces.region import LARGEST, integer
 from linop.spaces.scalars import Array, Scalar, check_scalar, is_scalar, reciprocal, sparse_dtype
 from linop.spaces.space import Space
+from linop.spaces.tensor import TensorSpace
 from linop.spaces.vector import Vector
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    from linop.backends.engine.base import BoundPlan  # a name alone: nothing here is above
+
+    Domain_co = TypeVar("Domain_co", bound=Space, default=Space, covariant=True)
+    Codomain_co = TypeVar("Codomain_co", bound=Space, default=Space, covariant=True)
+    Other = TypeVar("Other", bound=Space, default=Space)
+else:  # without defaults, which are Python 3.13's
+    from typing import TypeVar
+
+    Domain_co, Codomain_co, Other = map(TypeVar, ("Domain_co", "Codomain_co", "Other"))
 
 Arrays = dict[str, Array]
 
 
-class LinearOperator(WithOrigin, ABC):
-    """A linear map ``domain -> codomain``.
+class LinearOperator(WithOrigin, ABC, Generic[Domain_co, Codomain_co]):
+    """A linear map ``domain -> codomain``; to type checkers ``LinearOperator[TensorSpace, Space]``
+    where the classes of the two are known.
 
     ``a @ b``, ``a + b``, ``a - b``, ``2 * a``, ``a / 2`` and ``a ** 3`` are composition, sum,
     difference, scalar multiples and power. ``op.H`` is the adjoint: symbolic, so that building it
@@ -57,7 +72,7 @@ class LinearOperator(WithOrigin, ABC):
     spreads = False  # True if values and stages are made of those of its operands
     depth = 0  # of the expression: 0 without operands
 
-    def __init__(self, domain: Space, codomain: Space) -> None:
+    def __init__(self, domain: Domain_co, codomain: Codomain_co) -> None:
         for space in (domain, codomain):
             if not isinstance(space, Space):
                 raise ArgumentError(f"an operator maps a Space to a Space; given {space!r}")
@@ -120,21 +135,21 @@ class LinearOperator(WithOrigin, ABC):
         return self.codomain.dtype
 
     @property
-    def H(self) -> LinearOperator:
+    def H(self) -> LinearOperator[Codomain_co, Domain_co]:
         """The adjoint; ``A.H.H is A``."""
         if self._h is None:
             for op in postorder(self, known=lambda op: op._h is not None):
                 op._h = op._adjoint()
                 op._h._h = op
-        adjoint: LinearOperator | None = self._h
+        adjoint: LinearOperator[Codomain_co, Domain_co] | None = self._h  # type: ignore[assignment]
         assert adjoint is not None
         return adjoint
 
-    def adjoint(self) -> LinearOperator:
+    def adjoint(self) -> LinearOperator[Codomain_co, Domain_co]:
         """The adjoint, as a method (SciPy's and PyLops' convention)."""
         return self.H
 
-    def conj(self) -> LinearOperator:
+    def conj(self) -> LinearOperator[Domain_co, Codomain_co]:
         """The operator with the complex conjugate matrix; ``A.conj().conj() is A``."""
         if self.dtype.kind != "c":
             return self
@@ -144,10 +159,10 @@ class LinearOperator(WithOrigin, ABC):
             if made is not op:
                 attributes(made).setdefault("origin", Origin(LinearOperator.conj, (op,), {}))
         assert self._conjugate is not None
-        return self._conjugate
+        return self._conjugate  # type: ignore[return-value]
 
     @property
-    def T(self) -> LinearOperator:
+    def T(self) -> LinearOperator[Codomain_co, Domain_co]:
         """The transpose: the adjoint without conjugation."""
         return self.H.conj()
 
@@ -195,7 +210,7 @@ class LinearOperator(WithOrigin, ABC):
         alike = self.domain == other.domain and self.codomain == other.codomain
         return alike and self.stages.equals(other.stages)
 
-    def simplify(self) -> LinearOperator:
+    def simplify(self) -> LinearOperator[Domain_co, Codomain_co]:
         """An equal operator, reduced by the laws ``K K = K``, ``A* A = I``, … of
         `linop.operators.laws`; the operator itself if none applies."""
         from linop.operators.simplification import in_order, simplified
@@ -216,7 +231,7 @@ class LinearOperator(WithOrigin, ABC):
         """
         return cost(self, network, placement)
 
-    def compile(self, backend: Any) -> Any:
+    def compile(self, backend: Any) -> BoundPlan:
         """The plan that runs this operator on a backend: ``plan(x)``, ``plan.H(y)``.
 
         Raises:
@@ -225,7 +240,8 @@ class LinearOperator(WithOrigin, ABC):
         if not hasattr(backend, "compile"):
             mend = "make one with linop.backends.get(name)"
             raise ArgumentError(f"compile: expected a backend, given {backend!r}; {mend}")
-        return backend.compile(self)
+        plan: BoundPlan = backend.compile(self)
+        return plan
 
     def to_scipy(self) -> scipy.sparse.linalg.LinearOperator:
         """A SciPy `LinearOperator` of `shape` on flat vectors: all regions in order, each in C
@@ -237,6 +253,12 @@ class LinearOperator(WithOrigin, ABC):
         from linop.operators.flat_operator import FlatOperator
 
         return FlatOperator(self)
+
+    @overload
+    def __call__(self, x: Vector) -> Vector: ...
+
+    @overload
+    def __call__(self, x: Any) -> Any: ...
 
     def __call__(self, x: Any) -> Any:
         """Apply the operator in this process, which must hold all regions.
@@ -261,7 +283,9 @@ class LinearOperator(WithOrigin, ABC):
         return bare_or_dict(self.codomain.regions, [arrays[r.name] for r in self.codomain.regions])
 
     @overload
-    def __matmul__(self, other: LinearOperator) -> LinearOperator: ...
+    def __matmul__(
+        self, other: LinearOperator[Other, Any]
+    ) -> LinearOperator[Other, Codomain_co]: ...
 
     @overload
     def __matmul__(self, other: Any) -> Any: ...
@@ -271,16 +295,16 @@ class LinearOperator(WithOrigin, ABC):
 
     # The algebra
 
-    def __add__(self, other: LinearOperator) -> LinearOperator:
+    def __add__(self, other: LinearOperator) -> LinearOperator[Domain_co, Codomain_co]:
         return ex.Sum((self, other)) if isinstance(other, LinearOperator) else NotImplemented
 
-    def __sub__(self, other: LinearOperator) -> LinearOperator:
+    def __sub__(self, other: LinearOperator) -> LinearOperator[Domain_co, Codomain_co]:
         return ex.Sum((self, -other)) if isinstance(other, LinearOperator) else NotImplemented
 
-    def __neg__(self) -> LinearOperator:
+    def __neg__(self) -> LinearOperator[Domain_co, Codomain_co]:
         return ex.Scaled(-1, self)
 
-    def __mul__(self, scalar: Scalar | Exact) -> LinearOperator:
+    def __mul__(self, scalar: Scalar | Exact) -> LinearOperator[Domain_co, Codomain_co]:
         if isinstance(scalar, LinearOperator):
             raise ArgumentError("op * op: compose operators with @; * takes a scalar")
         if not is_scalar(scalar):
@@ -289,10 +313,10 @@ class LinearOperator(WithOrigin, ABC):
 
     __rmul__ = __mul__
 
-    def __truediv__(self, scalar: Scalar | Exact) -> LinearOperator:
+    def __truediv__(self, scalar: Scalar | Exact) -> LinearOperator[Domain_co, Codomain_co]:
         return self * reciprocal(scalar) if is_scalar(scalar) else NotImplemented
 
-    def __pow__(self, power: int) -> LinearOperator:
+    def __pow__(self, power: int) -> LinearOperator[Domain_co, Codomain_co]:
         if not 0 <= (power := integer(power, "power")) <= LARGEST:
             raise ArgumentError(f"power: expected a whole number from 0, given {power}")
         self.codomain.same_as(self.domain, "power")
@@ -312,6 +336,8 @@ class LinearOperator(WithOrigin, ABC):
     def _repr_latex_(self) -> str:
         return f"${self.symbol(latex=True)}$"
 
+
+TensorOperator: TypeAlias = LinearOperator[TensorSpace, TensorSpace]
 
 # The classes of expressions derive from the one above, and its methods build them.
 from linop.operators import expressions as ex  # noqa: E402

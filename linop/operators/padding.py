@@ -14,7 +14,7 @@ from typing import Literal, get_args
 from linop.errors import ArgumentError, PartitionError, ShapeError, expect
 from linop.normal_form.matching import Segment, separate_copies
 from linop.operators.named_movement import collective
-from linop.operators.operator import LinearOperator
+from linop.operators.operator import TensorOperator
 from linop.provenance import records_origin
 from linop.spaces.blocks import is_tiled
 from linop.spaces.tensor import TensorSpace
@@ -25,7 +25,7 @@ Widths = Sequence[tuple[int, int]]
 
 
 @records_origin
-def pad(X: TensorSpace, widths: Widths, mode: PaddingMode = "zeros") -> LinearOperator:
+def pad(X: TensorSpace, widths: Widths, mode: PaddingMode = "zeros") -> TensorOperator:
     """Padding of a distributed tensor, as by ``numpy.pad`` and by torch.nn's padding layers.
 
     Args:

@@ -14,7 +14,7 @@ from linop.operators.expressions import Primitives
 from linop.operators.grids import copied_axes
 from linop.operators.memory import adds, allocate
 from linop.operators.named_movement import out_of_place
-from linop.operators.operator import LinearOperator
+from linop.operators.operator import TensorOperator
 from linop.provenance import records_origin
 from linop.spaces.blocks import lines
 from linop.spaces.partition import balanced
@@ -24,7 +24,7 @@ from linop.spaces.tensor import TensorSpace
 
 
 @records_origin
-def ring_all_reduce(Y: TensorSpace, grid_axes: int | Sequence[int] | None = None) -> LinearOperator:
+def ring_all_reduce(Y: TensorSpace, grid_axes: int | Sequence[int] | None = None) -> TensorOperator:
     """Ring all-reduce, in place: the same matrix as `all_reduce`, composed of 2 (P - 1) steps
     around a ring of P workers (Patarasuk and Yuan, 2009).
 
@@ -58,7 +58,7 @@ def ring_all_reduce(Y: TensorSpace, grid_axes: int | Sequence[int] | None = None
 
 
 @records_origin
-def ring_all_gather(X: TensorSpace, grid_axis: int = 0) -> LinearOperator:
+def ring_all_gather(X: TensorSpace, grid_axis: int = 0) -> TensorOperator:
     """Ring all-gather: the same map as `all_gather`, in P - 1 steps around a ring of P workers, in
     each of which every worker sends one block to the next. Its adjoint, in the steps' adjoints, is
     the ring reduce-scatter; both together are the ring all-reduce (Patarasuk and Yuan, 2009).

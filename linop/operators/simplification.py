@@ -118,7 +118,7 @@ def _composed(pieces: Sequence[Any], domain: Space, codomain: Space) -> LinearOp
     return compose(*reversed(factors)) if factors else Identity(domain, codomain)
 
 
-def in_order(op: LinearOperator, domain: Space, codomain: Space) -> LinearOperator:
+def in_order(op: LinearOperator, domain: Space, codomain: Space) -> LinearOperator[Any, Any]:
     """The operator composed with identities that put the regions in the order of these spaces; a
     zero operator is built in that order."""
     if isinstance(op, Zero):

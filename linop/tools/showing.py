@@ -66,6 +66,6 @@ def passes(
 def _listing(op: LinearOperator, placement: Placement | None, backend: Backend) -> str:
     """This worker's instructions."""
     assert isinstance(backend, Worker)
-    plan = op.compile(backend)
+    plan = backend.compile(op)
     lowered = lower(op.stages, backend.worker, placement)
     return backend.program(lowered, workers_of(op.stages), plan.number, str).listing()

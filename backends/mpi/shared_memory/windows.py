@@ -267,7 +267,7 @@ class Windows(Communication):
             parts = [(target.part(*p), source.part(*p), k) for k, p in enumerate(pieces, 1)]
             there = Set([Item(done, line)], PIECES_BASE + PIECE)
             flag = Flag(Sign.PIECE, self._me, peer, stage.number)
-            body = [
+            body: list[Operation] = [
                 Copy(target.at(_FIRST), source.at(_SECOND)),
                 Signal([*sync, there], [flag], piece=PIECE),
             ]

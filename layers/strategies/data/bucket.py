@@ -38,7 +38,7 @@ class Flat:
     """
 
     def __init__(self, op: LinearOperator, backend: Backend, dtype: Any) -> None:
-        self.plan = op.compile(backend)
+        self.plan = backend.compile(op)
         self._into, self._out_of = (
             [Port(backend, region, dtype) for region in held(space, backend.worker)]
             for space in (op.domain, op.codomain)

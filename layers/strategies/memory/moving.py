@@ -53,7 +53,7 @@ class Mover:
         free = self._free.setdefault(size, [])
         if free:
             return free.pop()
-        plan = offload(Space([Region("saved", size)], "uint8")).compile(self._backend)
+        plan = self._backend.compile(offload(Space([Region("saved", size)], "uint8")))
         ends = plan.domain, plan.codomain
         return _Way(plan, *(Port(self._backend, s.regions[0], torch.uint8) for s in ends))
 

@@ -189,12 +189,12 @@ class Edge:
     def __init__(self, backend: Backend, X: Moved, grid: Partition, slots: tuple[int, int]) -> None:
         op = X.space, X.on(grid).space
         count = max(slots) if X.has_gradient else slots[0]
-        plans = [repartition(*op).compile(backend) for _ in range(count)]
+        plans = [backend.compile(repartition(*op)) for _ in range(count)]
         self.forward = Lane(plans[: slots[0]], X.dtype)
         self.back: BackLane | None = None
         if X.has_gradient and slots[1]:
             counting = _counting(grid, X.space.partition)
-            flags = [counting.compile(backend) for _ in range(slots[1])]
+            flags = [backend.compile(counting) for _ in range(slots[1])]
             self.back = BackLane([plan.H for plan in plans[: slots[1]]], X.dtype, flags)
         for lane in self.lanes:
             lane.warm_up()

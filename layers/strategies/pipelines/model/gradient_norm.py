@@ -61,7 +61,7 @@ class GradientNorm:
         holders = [worker for grid in plan.grids for worker in grid.workers]
         self._size = sum(counts.values())
         X = TensorSpace((2 * self._size,), Partition((len(holders),), holders), axes=[COPIES])
-        self._sum = all_reduce(X).compile(backend)
+        self._sum = backend.compile(all_reduce(X))
         if plan.worker in holders:
             self._sum(np.zeros(2 * self._size))
 

@@ -117,9 +117,8 @@ class TiedWeights:
     def _counting(self, holders: Sequence[int]) -> BoundPlan:
         """Sums over all holders of a number for each tie, as a plan. Collective."""
         everyone = Partition((len(holders),), holders)
-        plan: BoundPlan = all_reduce(
-            TensorSpace((len(self._ties),), everyone, axes=[COPIES])
-        ).compile(self._backend)
+        ties = TensorSpace((len(self._ties),), everyone, axes=[COPIES])
+        plan = self._backend.compile(all_reduce(ties))
         if self._backend.worker in holders:
             plan(np.zeros(len(self._ties)))
         return plan
