@@ -17,6 +17,7 @@ from linop import LinearOperator, Region, Space, Subset
 from linop.testing.describing import seeds
 from support.contracts import failing_calls as call_contracts
 from support.contracts import plans as plan_contracts
+from support.contracts import runs
 
 spmd = pytest.mark.parametrize("backend", ["threads", "reference"])
 several = pytest.mark.parametrize("workers", [2, 3, 4])
@@ -43,12 +44,12 @@ def test_arrays(backend: str, contract: Callable[..., None], what: str) -> None:
     "contract",
     [
         plan_contracts.a_vector_with_out_gives_a_vector,
-        plan_contracts.one_run_at_a_time,
-        plan_contracts.released_plans_end,
-        plan_contracts.senders_may_be_ahead,
-        plan_contracts.long_sums_may_be_ahead,
-        plan_contracts.stages_keep_apart,
-        plan_contracts.several_regions_are_checked_in_later_calls,
+        runs.one_run_at_a_time,
+        runs.released_plans_end,
+        runs.senders_may_be_ahead,
+        runs.long_sums_may_be_ahead,
+        runs.stages_keep_apart,
+        runs.several_regions_are_checked_in_later_calls,
     ],
 )
 def test_a_plan(backend: str, contract: Callable[..., None]) -> None:
@@ -107,11 +108,11 @@ def test_a_later_call_refuses_the_argument_s_memory(what: str) -> None:
 @spmd
 @given(workers=st.integers(2, 4), seed=st.integers(0, 999))
 def test_runs_overlap(backend: str, workers: int, seed: int) -> None:
-    linop.launch(lambda b: plan_contracts.runs_overlap(b, seed), workers, backend)
+    linop.launch(lambda b: runs.runs_overlap(b, seed), workers, backend)
 
 
 def test_a_plan_inside_a_plan() -> None:
-    linop.launch(plan_contracts.a_plan_inside_a_plan, 3)
+    linop.launch(runs.a_plan_inside_a_plan, 3)
 
 
 @several

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.contracts import failing_calls as call_contracts
-from support.contracts import mpi_plans
+from support.contracts import mpi_plans, runs
 from support.contracts import plans as plan_contracts
 from support.requirements import needs_mpi
 from support.workers import MACHINES, in_job, on_ranks
@@ -64,7 +64,7 @@ def test_out_is_refused(length: int, windows: bool | str | None) -> None:
 @settings(max_examples=10)
 @given(ranks=st.integers(2, 4), seed=st.integers(0, 999))
 def test_runs_overlap(windows: bool | str | None, ranks: int, seed: int) -> None:
-    on_ranks(ranks, plan_contracts.runs_overlap, seed, windows=windows)
+    on_ranks(ranks, runs.runs_overlap, seed, windows=windows)
 
 
 @windows
@@ -73,13 +73,13 @@ def test_runs_overlap(windows: bool | str | None, ranks: int, seed: int) -> None
     "contract",
     [
         plan_contracts.a_vector_with_out_gives_a_vector,
-        plan_contracts.one_run_at_a_time,
-        plan_contracts.a_plan_inside_a_plan,
-        plan_contracts.released_plans_end,
-        plan_contracts.senders_may_be_ahead,
-        plan_contracts.long_sums_may_be_ahead,
-        plan_contracts.stages_keep_apart,
-        plan_contracts.several_regions_are_checked_in_later_calls,
+        runs.one_run_at_a_time,
+        runs.a_plan_inside_a_plan,
+        runs.released_plans_end,
+        runs.senders_may_be_ahead,
+        runs.long_sums_may_be_ahead,
+        runs.stages_keep_apart,
+        runs.several_regions_are_checked_in_later_calls,
     ],
     ids=lambda f: f.__name__,
 )

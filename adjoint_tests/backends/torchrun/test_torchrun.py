@@ -16,7 +16,7 @@ if importlib.util.find_spec("torch") is None:
 
 from support.contracts import failing_calls as call_contracts
 from support.contracts import plans as plan_contracts
-from support.contracts import repeated_calls
+from support.contracts import repeated_calls, runs
 from support.contracts import torchrun as contracts
 from support.job_programs import HEAD, other_sources
 from support.layers import contracts as layer_contracts
@@ -41,12 +41,12 @@ def test_every_mode_of_a_call(what: str) -> None:
     "contract",
     [
         plan_contracts.a_vector_with_out_gives_a_vector,
-        plan_contracts.one_run_at_a_time,
-        plan_contracts.a_plan_inside_a_plan,
-        plan_contracts.released_plans_end,
-        plan_contracts.senders_may_be_ahead,
-        plan_contracts.long_sums_may_be_ahead,
-        plan_contracts.stages_keep_apart,
+        runs.one_run_at_a_time,
+        runs.a_plan_inside_a_plan,
+        runs.released_plans_end,
+        runs.senders_may_be_ahead,
+        runs.long_sums_may_be_ahead,
+        runs.stages_keep_apart,
         repeated_calls.a_halo_in_place,
     ],
     ids=lambda f: f.__name__,
@@ -56,7 +56,7 @@ def test_a_plan(contract: Callable[..., None], workers: int) -> None:
 
 
 def test_runs_overlap() -> None:
-    on_torchrun(2, plan_contracts.runs_overlap, 1)
+    on_torchrun(2, runs.runs_overlap, 1)
 
 
 @pytest.mark.parametrize(
