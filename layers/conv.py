@@ -6,9 +6,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from linop.errors import PartitionError, ShapeError
-from linop.layers.layer import Function, Layer, Tensor, empty_block
+from linop.layers.layer import Function, Layer, empty_block
 from linop.layers.parameters.weights import drawn, hold
 from linop.layers.sliding import Window, numbers, spatial
 from linop.operators.collectives import repartition
@@ -42,6 +43,8 @@ class _Conv(Layer):
     """
 
     ndim = 0
+    weight: Tensor | None
+    bias: Tensor | None
 
     def __init__(
         self,

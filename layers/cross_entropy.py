@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from linop.errors import ArgumentError, DTypeError, ShapeError
-from linop.layers.layer import Function, Tensor
+from linop.layers.layer import Function
 from linop.layers.loss import Loss, Measure, whole_buffer
 from linop.layers.moments import wide
 from linop.operators.collectives import all_gather
@@ -38,6 +39,7 @@ class NLLLoss(Loss):
     """
 
     label_smoothing = 0.0
+    weight: Tensor | None
 
     def __init__(
         self,

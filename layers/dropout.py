@@ -12,11 +12,12 @@ from math import prod
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from linop.backends.autograd.bridge import bridge_of
 from linop.backends.autograd.recompute import run
 from linop.errors import ArgumentError, DTypeError, ShapeError
-from linop.layers.layer import Function, Layer, Tensor, zero_volume_result
+from linop.layers.layer import Function, Layer, zero_volume_result
 from linop.layers.parameters.weights import first_of_process
 from linop.operators.collectives import repartition
 from linop.spaces.decomposition import COPIES, Axis
@@ -106,6 +107,7 @@ class Dropout(Layer):
         drawn = torch.empty(1, dtype=torch.int64)
         if self._draws:
             drawn.random_()
+        seed: Tensor | None
         (seed,) = run(bridge_of(self._send, self.backend), [drawn if self.worker == 0 else None])
         return seed
 

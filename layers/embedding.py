@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from linop.errors import ArgumentError, DTypeError, PartitionError
-from linop.layers.layer import Function, Layer, Tensor, empty_block, zero_volume_result
+from linop.layers.layer import Function, Layer, empty_block, zero_volume_result
 from linop.layers.linear import dense_axes
 from linop.layers.parameters.weights import drawn, hold
 from linop.operators.collectives import repartition
@@ -43,6 +44,7 @@ class Embedding(Layer):
     """
 
     floating = False
+    weight: Tensor | None
 
     def __init__(
         self,
@@ -84,7 +86,7 @@ class Embedding(Layer):
         self.padding_idx: int | None = whole.padding_idx
         hold(self, "weight", TensorSpace(shape, P_W), whole.weight)
 
-    def invalid_values(self, tensors: Sequence[Tensor]) -> str:
+    def invalid_values(self, tensors: Sequence[Tensor | None]) -> str:
         x = tensors[0]
         if not isinstance(x, torch.Tensor) or x.dtype is not torch.int64 or not x.numel():
             return ""
@@ -115,6 +117,7 @@ class Embedding(Layer):
 
         def looked_up(x: Tensor) -> Tensor:
             x = spread(x)
+            assert self.weight is not None
             if 0 in mine or 0 in self.weight.shape:
                 return summed(empty_block(mine, self.weight))
             here = (rows.start <= x) & (x < rows.stop)
@@ -124,6 +127,7 @@ class Embedding(Layer):
         return looked_up
 
     def _rows(self, x: Tensor, rows: slice) -> Tensor:
+        assert self.weight is not None
         padding = self.padding_idx
         if padding is not None:
             padding = padding - rows.start if rows.start <= padding < rows.stop else None

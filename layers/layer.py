@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
+from torch._compile import _disable_dynamo
 
 from linop.backends import Backend
 from linop.backends.autograd.bridge import bridge_of
@@ -59,15 +61,13 @@ from linop.spaces.decomposition import Axis
 from linop.spaces.partition import Partition
 from linop.spaces.tensor import TensorSpace
 
-Tensor = Any
-"""torch is not typed here."""
 Function = Callable[..., Tensor]
 
 _CACHE_SIZE = 32
 """Input signatures for which a layer caches bound functions."""
 
 
-class Layer(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
+class Layer(torch.nn.Module):
     """Base class of distributed modules. Collective: all workers of the program construct it, and
     call it, in the same order, whether they hold a block of the tensor or not.
 
@@ -94,6 +94,7 @@ class Layer(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
     """True if zero-volume results keep the batch size."""
     floating = True
     """True if inputs have the dtype of the parameters."""
+    _wanted: tuple[bool, ...]
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -155,7 +156,7 @@ class Layer(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
             )
         return range(grid.ndim)
 
-    def invalid_values(self, tensors: Sequence[Tensor]) -> str:
+    def invalid_values(self, tensors: Sequence[Tensor | None]) -> str:
         """Description of invalid values in this worker's tensors; empty if there are none.
 
         It is called before types and shapes are checked. All workers get the text, and raise a
@@ -253,7 +254,7 @@ class Layer(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
         """This worker's description of the layer, which is compared with the others'."""
         return LayerDescription(self._number, self._name, self._name, arguments_of(self))
 
-    def forward(self, *tensors: Tensor) -> Tensor:
+    def forward(self, *tensors: Tensor | None) -> Tensor:
         """This worker's block of the output. See `Layer`."""
         if torch.compiler.is_compiling():
             return _uncompiled(self, tensors)
@@ -269,7 +270,7 @@ class Layer(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
             mark_block(result, self._cut(self.output, result.ndim))
         return result
 
-    def _function(self, tensors: Sequence[Tensor]) -> Function:
+    def _function(self, tensors: Sequence[Tensor | None]) -> Function:
         """Function that computes the output, as all workers agree. Collective, except under
         `fixed_shapes` for arguments that were passed before."""
         own = tuple(
@@ -285,7 +286,7 @@ class Layer(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
             self._agreed.keep(total, function)
         return self._settled.keep(given, function)
 
-    def _digests(self, tensors: Sequence[Tensor]) -> Said:
+    def _digests(self, tensors: Sequence[Tensor | None]) -> Said:
         """Digests of this worker's tensors, parameters and buffers, by name; empty outside of debug
         mode."""
         if not self._agreement.debug:
@@ -348,10 +349,11 @@ class Layer(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
         return call
 
 
-@torch._disable_dynamo  # type: ignore[untyped-decorator]
-def _uncompiled(layer: Layer, tensors: Sequence[Tensor]) -> Tensor:
+@_disable_dynamo
+def _uncompiled(layer: Layer, tensors: Sequence[Tensor | None]) -> Tensor:
     """Call of a layer inside torch.compile: a graph break, because plans are not torch code."""
-    return layer(*tensors)
+    result: Tensor = layer(*tensors)
+    return result
 
 
 def _in_words(frame: FrameType) -> str:
@@ -375,7 +377,7 @@ def empty_block(shape: Sequence[int], *tied: Tensor) -> Tensor:
     return add_dependency(tied[0].new_zeros(tuple(shape)), *tied)
 
 
-def zero_volume_result(X: TensorSpace, *tensors: Tensor) -> Tensor:
+def zero_volume_result(X: TensorSpace, *tensors: Tensor | None) -> Tensor:
     """Zero-volume result, of shape (0,) and the dtype of X, for a worker that holds no block. Its
     backward runs through those of the given tensors that are not None, as in `empty_block`."""
     result = torch.zeros(0, dtype=torch_dtype(X.dtype))

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from linop.errors import PartitionError, ShapeError
-from linop.layers.layer import Function, Layer, Tensor, empty_block
+from linop.layers.layer import Function, Layer, empty_block
 from linop.layers.parameters.weights import drawn, hold
 from linop.operators.collectives import repartition
 from linop.operators.named_movement import collective
@@ -39,6 +40,9 @@ class Linear(Layer):
     Raises:
         PartitionError: `P_W` has not two axes.
     """
+
+    weight: Tensor | None
+    bias: Tensor | None
 
     def __init__(
         self,
@@ -93,6 +97,7 @@ class Linear(Layer):
             x = spread(x)
             if mine is None:
                 return summed(x)
+            assert self.weight is not None
             if 0 in self.weight.shape:
                 tied = [p for p in (x, self.weight, self.bias) if p is not None]
                 return summed(empty_block(mine, *tied))

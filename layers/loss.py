@@ -10,11 +10,12 @@ from math import prod
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn import functional
 
 from linop.backends.autograd.dtypes import torch_dtype
 from linop.errors import ArgumentError, DTypeError, ShapeError
-from linop.layers.layer import Function, Layer, Tensor, zero_volume_result
+from linop.layers.layer import Function, Layer, zero_volume_result
 from linop.layers.moments import wide
 from linop.layers.parameters.weights import hold_buffer
 from linop.operators.named_movement import collective
@@ -56,7 +57,9 @@ class Loss(Layer):
         super().__init__([P_x, P_x], P_x if reduction == "none" else None)
         self.reduction = reduction
 
-    def forward(self, input: Tensor = None, target: Tensor = None) -> Tensor:
+    def forward(  # type: ignore[override]  # of two tensors, no more
+        self, input: Tensor | None = None, target: Tensor | None = None
+    ) -> Tensor:
         """The loss. A worker outside of `P_x` passes zero-volume tensors, or None."""
         return super().forward(input, target)
 
@@ -122,6 +125,7 @@ class Loss(Layer):
 
         def reduced(x: Tensor, t: Tensor) -> Tensor:
             numbers = _vector(dtype, *measured(x, t)) if inside else zero_volume_result(X, x, t)
+            loss: Tensor
             loss, weight, wrong = total(numbers)
             judged(wrong)
             if self.reduction != "sum":

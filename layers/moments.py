@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from linop.backends.autograd.dtypes import numpy_dtype, torch_dtype
 from linop.errors import DTypeError
-from linop.layers.layer import Layer, Tensor
+from linop.layers.layer import Layer
 from linop.operators.collectives import all_reduce
 from linop.spaces.decomposition import COPIES
 from linop.spaces.tensor import TensorSpace

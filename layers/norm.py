@@ -3,14 +3,15 @@ are in `linop.layers.moments`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from linop.backends.autograd.dtypes import torch_dtype
 from linop.errors import ShapeError
-from linop.layers.layer import Function, Layer, Tensor, zero_volume_result
+from linop.layers.layer import Function, Layer, zero_volume_result
 from linop.layers.linear import dense_axes
 from linop.layers.moments import Moments, wide
 from linop.layers.parameters.weights import hold, hold_buffer
@@ -22,6 +23,9 @@ from linop.spaces.tensor import TensorSpace
 
 class _Norm(Layer):
     """Base class of normalisation layers: a weight and a bias over some dimensions of the input."""
+
+    weight: Tensor | None
+    bias: Tensor | None
 
     def _hold_affine(self, whole: Any, axes: Sequence[Axis], bias: bool) -> None:
         """Register blocks of weight and bias, on the workers at coordinate 0 of the grid axes whose
@@ -35,7 +39,9 @@ class _Norm(Layer):
             else:
                 hold(self, name, TensorSpace(parameter.shape, owners, axes=axes), parameter)
 
-    def _affine(self, X: TensorSpace, first: int, dims: int) -> Function:
+    def _affine(
+        self, X: TensorSpace, first: int, dims: int
+    ) -> Callable[[], Sequence[Tensor | None]]:
         """Function without arguments that gives weight and bias, or None for either, as this
         worker's block of X needs them. Both travel in one message.
 
@@ -60,7 +66,7 @@ class _Norm(Layer):
         spread = self.moved(repartition, here, here.like(X.partition, wanted, bounds))
         dtype = torch_dtype(here.dtype)
 
-        def parameters() -> Sequence[Tensor]:
+        def parameters() -> Sequence[Tensor | None]:
             mine = [getattr(self, name) for name in names]
             held = None if mine[0] is None else torch.stack([p.to(dtype) for p in mine])
             return (*spread(held), None)[:2]
@@ -89,6 +95,9 @@ class _BatchNorm(_Norm):
 
     ndims: tuple[int, ...] = ()
     """Numbers of dimensions that an input may have."""
+    running_mean: Tensor | None
+    running_var: Tensor | None
+    num_batches_tracked: Tensor | None
 
     def __init__(
         self,
@@ -147,6 +156,7 @@ class _BatchNorm(_Norm):
                 if self.training and self.track_running_stats:
                     self._track(moments.count, mean.detach(), variance.detach(), store)
             else:
+                assert self.running_mean is not None and self.running_var is not None
                 mean, variance = fetch(torch.stack([self.running_mean, self.running_var]).to(dtype))
                 centered, variance = x - mean.view(shape), variance.view(shape)
             scale = (variance + self.eps).rsqrt()
@@ -166,7 +176,7 @@ class _BatchNorm(_Norm):
         here = held.like(X.partition, axes, {1: X.bounds[1]})
         return self.moved(repartition, here, held), self.moved(repartition, held, here)
 
-    @torch.no_grad()  # type: ignore[untyped-decorator]
+    @torch.no_grad()
     def _track(self, count: int, mean: Tensor, variance: Tensor, store: Function) -> None:
         """Update the running statistics with a batch's mean and biased variance.
 
@@ -174,6 +184,7 @@ class _BatchNorm(_Norm):
             count: elements that each mean is over; mean and variance stay if it is 0.
             store: movement to the blocks of the buffers.
         """
+        assert self.num_batches_tracked is not None
         self.num_batches_tracked.add_(1)
         if not count:
             return
@@ -182,6 +193,7 @@ class _BatchNorm(_Norm):
         if factor is None:  # the average over all batches
             factor = 1 / float(self.num_batches_tracked)
         for running, value in zip((self.running_mean, self.running_var), new, strict=True):
+            assert running is not None
             running.mul_(1 - factor).add_(value, alpha=factor)
 
     def extra_repr(self) -> str:

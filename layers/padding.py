@@ -8,10 +8,11 @@ from functools import partial
 from typing import ClassVar
 
 import torch
+from torch import Tensor
 
 from linop.backends.autograd.functions import apply
 from linop.errors import ArgumentError, ShapeError
-from linop.layers.layer import Function, Layer, Tensor
+from linop.layers.layer import Function, Layer
 from linop.layers.sliding import check_dimensions, spatial
 from linop.operators.named_movement import collective
 from linop.operators.padding import PaddingMode, edges, padded_shape

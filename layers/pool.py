@@ -6,9 +6,10 @@ from math import prod
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from linop.errors import ArgumentError
-from linop.layers.layer import Function, Layer, Tensor, empty_block
+from linop.layers.layer import Function, Layer, empty_block
 from linop.layers.sliding import Pads, Window, check_dimensions, numbers, spatial
 from linop.operators.named_movement import collective
 from linop.spaces.partition import Partition

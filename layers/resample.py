@@ -8,10 +8,11 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from linop.backends.autograd.dtypes import torch_dtype
 from linop.errors import ArgumentError, DTypeError, ShapeError
-from linop.layers.layer import Function, Layer, Tensor
+from linop.layers.layer import Function, Layer
 from linop.layers.sliding import Window, check_dimensions, numbers, spatial
 from linop.operators.named_movement import collective
 from linop.spaces.decomposition import Bounds
@@ -33,7 +34,7 @@ class Tap(NamedTuple):
     """One term of the weighted sum that each output along a dimension is: for all outputs, the
     index of an input (int64), and its weight. None: all weights are 1."""
 
-    index: Tensor
+    indices: Tensor
     weight: Tensor | None
 
 
@@ -191,17 +192,18 @@ def _range(taps: Sequence[Tap], first: int, last: int) -> tuple[int, int]:
     """Index range of the inputs that outputs first:last need; (0, 0) if there are none."""
     if first == last:
         return 0, 0
-    indices = torch.stack([tap.index[first:last] for tap in taps])
+    indices = torch.stack([tap.indices[first:last] for tap in taps])
     return int(indices.min()), int(indices.max()) + 1
 
 
 def _combined(x: Tensor, d: int, taps: Sequence[Tap]) -> Tensor:
-    total = None
-    for index, weight in taps:
-        part = x.index_select(d, index)
+    total: Tensor | None = None
+    for indices, weight in taps:
+        part = x.index_select(d, indices)
         if weight is not None:
             part = part * weight.reshape(-1, *[1] * (x.ndim - 1 - d))
         total = part if total is None else total + part
+    assert total is not None
     return total
 
 
@@ -257,7 +259,7 @@ class Downsample(Layer):
         arrive = self.moved(collective, "H", "", X, needed)
         if self.worker not in X.partition:
             return arrive
-        steps = (..., *[slice(None, None, s) for s in self.stride])
+        steps: tuple[Any, ...] = (..., *[slice(None, None, s) for s in self.stride])
         return lambda x: arrive(x)[steps].clone(memory_format=torch.contiguous_format)
 
     def extra_repr(self) -> str:

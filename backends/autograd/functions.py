@@ -14,6 +14,8 @@ from types import FrameType
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch._compile import _disable_dynamo
 from torch.autograd import forward_ad
 
 from linop.backends.autograd.bridge import Bridge, bridge_of
@@ -68,8 +70,7 @@ def apply(
 def applied(bridge: Bridge, tensors: Sequence[Any], where: str = "") -> tuple[Any, ...]:
     """`apply` by a bridge to tensors that fit, in the order of its regions."""
     if torch.compiler.is_compiling():
-        results: tuple[Any, ...] = _uncompiled_bridge(bridge, tensors, where)
-        return results
+        return _uncompiled_bridge(bridge, tensors, where)
     return _through(bridge, (opened(bridge), where), tensors)
 
 
@@ -99,7 +100,7 @@ def ended(bridge: Bridge, token: Any, where: str = "") -> tuple[Any, ...]:
     return results
 
 
-class Module(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
+class Module(torch.nn.Module):
     """`apply` as a module, without parameters: ``Module(op)(x)``."""
 
     def __init__(self, op: LinearOperator | BoundPlan, backend: Backend | None = None) -> None:
@@ -115,7 +116,7 @@ class Module(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
         return str(self.op.op if isinstance(self.op, BoundPlan) else self.op)
 
 
-def add_dependency(x: Any, *unused: Any) -> Any:
+def add_dependency(x: Tensor, *unused: Tensor) -> Tensor:
     """A copy of `x` whose backward also reaches unused tensors, with zero gradients: for a worker
     that does not use results which others use.
 
@@ -135,7 +136,7 @@ CallSite = tuple[int, str]
 """Number of the call, and the name of the calling module (may be empty)."""
 
 
-class _Rules(torch.autograd.Function):  # type: ignore[misc]
+class _Rules(torch.autograd.Function):
     """``apply(bridge, call, anchor, *tensors)`` returns a tuple. Each derivative is an application
     of the operator, or of its adjoint."""
 
@@ -182,7 +183,7 @@ _record = super(torch.autograd.Function, _Apply).apply
 """``_Apply.apply`` without torch's preparation for transforms, which takes a third of its time."""
 
 
-class _Begin(torch.autograd.Function):  # type: ignore[misc]
+class _Begin(torch.autograd.Function):
     """Start of a run: ``_begin(bridge, where, anchor, *tensors)`` returns a token."""
 
     @staticmethod
@@ -196,7 +197,7 @@ class _Begin(torch.autograd.Function):  # type: ignore[misc]
         return None, None, None, *_end(ctx.bridge.adjoint, (0, ctx.where), token)
 
 
-class _End(torch.autograd.Function):  # type: ignore[misc]
+class _End(torch.autograd.Function):
     """End of a run: ``_end(bridge, call, token)`` returns a tuple."""
 
     @staticmethod
@@ -216,7 +217,8 @@ class _End(torch.autograd.Function):  # type: ignore[misc]
             raise
 
 
-_begin, _end = (super(torch.autograd.Function, one).apply for one in (_Begin, _End))
+_begin = super(torch.autograd.Function, _Begin).apply
+_end = super(torch.autograd.Function, _End).apply
 
 
 class _Transformed(_Rules):
@@ -284,13 +286,13 @@ def _dual(tensor: Any) -> Any:
     return forward_ad.make_dual(tensor, torch.zeros_like(tensor))
 
 
-@torch._disable_dynamo  # type: ignore[untyped-decorator]
+@_disable_dynamo
 def _uncompiled(op: LinearOperator | BoundPlan, x: Any, backend: Backend | None, where: str) -> Any:
     """`apply` under torch.compile: a graph break, since a plan is not torch code."""
     # torch.compiler.disable does the same, and would import the compiler now, which takes seconds.
     return apply(op, x, backend, where)
 
 
-@torch._disable_dynamo  # type: ignore[untyped-decorator]
+@_disable_dynamo
 def _uncompiled_bridge(bridge: Bridge, tensors: Sequence[Any], where: str) -> tuple[Any, ...]:
     return applied(bridge, tensors, where)

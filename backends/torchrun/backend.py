@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from linop.backends.engine.base import Backend
 from linop.backends.engine.roads.call_numbers import compare_calls
@@ -35,6 +35,9 @@ except ImportError as error:
     raise MissingExtraError(
         f"backend 'torch' needs torch: pip install 'linop-algebra[torch]' ({error})"
     ) from None
+
+if TYPE_CHECKING:
+    from torch.distributed.distributed_c10d import Store
 
 
 class Process(Worker):
@@ -101,7 +104,7 @@ def get(
     key = dist.group.WORLD if group is None else _checked(group)
     if key not in _KEPT:
         connect = partial(_new_group, limit) if group is None else None
-        private = group if connect is None else connect()
+        private = _new_group(limit) if group is None else group
         _check_sources(private, limit, connect is not None)
         transport = Processes(private, connect, *_store(private, limit), limit)
         try:
@@ -178,7 +181,9 @@ def _initialise(limit: float) -> None:
         )
     with _joining(limit):
         dist.init_process_group("gloo", timeout=timedelta(seconds=limit))
-    _OURS.append(dist.group.WORLD)
+    world = dist.group.WORLD
+    assert world is not None
+    _OURS.append(world)
 
 
 def _checked(group: Any) -> dist.ProcessGroup:
@@ -189,10 +194,13 @@ def _checked(group: Any) -> dist.ProcessGroup:
     return group
 
 
-def _new_group(limit: float, ranks: list[int] | None = None, **options: bool) -> dist.ProcessGroup:
+def _new_group(limit: float, ranks: list[int] | None = None, **options: Any) -> dist.ProcessGroup:
     """A new process group over gloo, of some ranks of the default one or all; all call this."""
     with _joining(limit):
-        return dist.new_group(ranks, timedelta(seconds=limit), "gloo", **options)
+        group: dist.ProcessGroup = dist.new_group(
+            ranks, timedelta(seconds=limit), "gloo", **options
+        )
+    return group
 
 
 def _check_sources(group: dist.ProcessGroup, limit: float, ours: bool) -> None:
@@ -218,7 +226,7 @@ def _check_sources(group: dist.ProcessGroup, limit: float, ours: bool) -> None:
         raise
 
 
-def _store(group: dist.ProcessGroup, limit: float) -> tuple[dist.Store, bytes]:
+def _store(group: dist.ProcessGroup, limit: float) -> tuple[Store, bytes]:
     """As of `open_store`; collective."""
     with _joining(limit):
         return open_store(group, limit)

@@ -17,13 +17,16 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch.distributed as dist
 
 from linop.backends.together.transport import ANY
 from linop.backends.torchrun.signed_store import LONGEST, SignedStore, TamperedError
 from linop.errors import BackendError, LinopError
+
+if TYPE_CHECKING:
+    from torch.distributed.distributed_c10d import Store
 
 _STOPS = 1.0
 """Longest wait for the thread to stop, in seconds."""
@@ -90,7 +93,7 @@ class StoreChannel:
 
     def __init__(
         self,
-        store: dist.Store,
+        store: Store,
         key: bytes,
         worker: int,
         workers: int,

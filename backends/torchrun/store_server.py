@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, but hidden
 
 from linop.backends.torchrun.signed_store import KEY
 from linop.errors import BackendError
@@ -32,7 +33,7 @@ _SIOCGIFADDR = 0x8915
 _BACKLOG = 2048
 
 
-def open_store(group: Any, limit: float) -> tuple[Any, bytes]:
+def open_store(group: dist.ProcessGroup, limit: float) -> tuple[TCPStore, bytes]:
     """A store of the processes of a group over gloo, whose server is in the first one, and the key
     of its messages. Collective.
 
@@ -50,13 +51,13 @@ def open_store(group: Any, limit: float) -> tuple[Any, bytes]:
         host, _, port = _from_first(group, bytes(_ADDRESS)).decode().strip().rpartition(" ")
         if not host:
             raise BackendError(_NOWHERE)
-        return dist.TCPStore(host, int(port), timeout=timeout, wait_for_workers=False), key
+        return TCPStore(host, int(port), timeout=timeout, wait_for_workers=False), key
     listening = _listening(_loopback if len({*machines}) == 1 else _addresses)
     if listening is None:
         _from_first(group, bytes(_ADDRESS).replace(b"\0", b" "))
         raise BackendError(_NOWHERE)
     host, port = listening.getsockname()[:2]
-    store = dist.TCPStore(
+    store = TCPStore(
         host,
         port,
         is_master=True,

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import torch
@@ -31,6 +31,9 @@ from linop.backends.torchrun.store_channel import keep
 from linop.backends.torchrun.waits import ProcessGroupWaits, ThreadWait
 from linop.errors import BackendError, communication
 from linop.spaces.scalars import Array
+
+if TYPE_CHECKING:
+    from torch.distributed.distributed_c10d import Store
 
 _PATIENCE = 1.0
 """Seconds for an alarm to arrive after the end of a connection."""
@@ -61,7 +64,7 @@ class Processes(ProcessGroupWaits, Gathering):
         self,
         group: dist.ProcessGroup,
         connect: Callable[[], dist.ProcessGroup] | None,
-        store: dist.Store,
+        store: Store,
         key: bytes,
         limit: float,
     ) -> None:

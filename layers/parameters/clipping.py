@@ -8,10 +8,10 @@ from math import isclose, isfinite
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from linop.errors import ArgumentError, BackendError
 from linop.layers.agreement.input_agreement import program_backend
-from linop.layers.layer import Tensor
 from linop.layers.parameters.blocks import blocks
 from linop.layers.parameters.groups import Groups, groups_of
 
@@ -115,6 +115,7 @@ def _norms(groups: Groups, named: Mapping[Key, Tensor], kind: float) -> list[Nor
     known, mine, norms = blocks(), [], []
     for key, p in named.items():
         cut = {block.layer.backend: block for block in known.get(id(p), ())}
+        assert p.grad is not None
         values = _values(p.grad)
         if all(backend in cut for backend in groups.backends):
             if values.numel() and all(block.counts for block in cut.values()):

@@ -16,7 +16,7 @@ from linop.layers.layer import Layer
 from linop.layers.parameters.weights import drawn, shares_a_process
 
 
-@torch.no_grad()  # type: ignore[untyped-decorator]
+@torch.no_grad()
 def initialize(
     layer: Layer, name: str, init: Callable[..., Any], *args: Any, **kwargs: Any
 ) -> None:
@@ -83,7 +83,7 @@ def seeded(seed: int) -> Iterator[None]:
         yield
 
 
-class _Own(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
+class _Own(TorchFunctionMode):
     """Mode in which random functions of this thread draw from generators of its own, one for each
     type of device. It adds 0.8 µs to every call of a torch function."""
 

@@ -9,7 +9,7 @@ import torch
 from linop.layers.agreement.input_agreement import agreement_of, program_backend
 
 
-class GradScaler(torch.amp.GradScaler):  # type: ignore[misc]  # torch is not typed here
+class GradScaler(torch.amp.GradScaler):
     """`torch.amp.GradScaler` for distributed models: an infinite gradient on one worker is one on
     all, so that all skip the step, and back off, together. Collective: `step` and `unscale_`.
 
@@ -30,8 +30,9 @@ class GradScaler(torch.amp.GradScaler):  # type: ignore[misc]  # torch is not ty
     def _unscale_grads_(self, optimizer: Any, *args: Any, **kwargs: Any) -> dict[Any, Any]:
         given = getattr(optimizer, "whole", optimizer)  # a ShardedOptimizer's parameters
         found: dict[Any, Any] = super()._unscale_grads_(given, *args, **kwargs)
-        # A worker without gradients has looked at none, which torch takes for a mistake.
-        found = found or {self._scale.device: torch.zeros((), device=self._scale.device)}
+        if not found:  # by a worker without gradients, which torch takes for a mistake
+            assert self._scale is not None
+            found[self._scale.device] = torch.zeros((), device=self._scale.device)
         infinite = sum(int(flag) for flag in found.values())
         if agreement_of(program_backend()).sum(infinite, "unscale gradients"):
             for flag in found.values():

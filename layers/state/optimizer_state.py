@@ -143,6 +143,7 @@ class Optimized:
         if not _is_tensor(value):
             return False, deepcopy(value)  # the next step changes the optimizer's
         block = self.tensors[names[0]].block
+        assert block is not None
         if value.shape != block.shape:
             raise ArgumentError(
                 f"the optimizer keeps {names[1]!r} of shape {tuple(value.shape)} for {names[0]!r} "

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from linop.errors import ArgumentError, BackendError
-from linop.layers.layer import Tensor
 from linop.layers.parameters.blocks import plain
 from linop.layers.state.files import View, check_archive, damaged, digest_of
 from linop.layers.state.limits import Limits, bytes_of

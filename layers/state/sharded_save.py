@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import IO, Any
 
 import torch
-from torch.distributed.checkpoint import DefaultSavePlanner, FileSystemWriter
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import (
     CURRENT_DCP_VERSION,
+    FileSystemWriter,
     _StorageInfo,
     _StoragePrefix,
 )
@@ -89,7 +90,7 @@ class _Shard:
 
     def __create_write_items__(self, name: str, _: Any) -> list[WriteItem]:
         chunk = self.chunk()
-        if chunk is None:
+        if self.block is None or chunk is None:
             return []
         # Holders of the same block all give an item; torch's global plan keeps one of them.
         properties = TensorProperties.create_from_tensor(self.block)
@@ -98,7 +99,7 @@ class _Shard:
         return [WriteItem(index, WriteItemType.SHARD, tensor_data=data)]
 
 
-class _Writing(DefaultSavePlanner):  # type: ignore[misc]  # torch is not typed here
+class _Writing(DefaultSavePlanner):
     def lookup_object(self, index: MetadataIndex) -> Any:
         found = self.state_dict[index.fqn]
         return found.block if isinstance(found, _Shard) else found

@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from linop.backends import Backend
 from linop.backends.autograd.dtypes import numpy_dtype
 from linop.backends.autograd.functions import apply
 from linop.errors import ArgumentError
-from linop.layers.layer import Tensor
 from linop.layers.parameters.blocks import plain
 from linop.layers.state.state_tensors import StateTensor, check_kinds, check_range, fit
 from linop.layers.state.workers import CARRIERS, Workers, as_carrier
@@ -78,7 +78,9 @@ def collect(
     workers.same(items)
     state: OrderedDict[str, Tensor] = OrderedDict()
     for item in items:
-        state[item.key] = gathered(workers, item, worker)
+        whole = gathered(workers, item, worker)
+        if whole is not None:
+            state[item.key] = whole
     return state if worker in (None, workers.worker) else None
 
 
@@ -191,6 +193,7 @@ def gathered(workers: Workers, item: StateTensor, worker: int | None) -> Tensor 
             block, moved = _moved(backend, X, _whole(backend, X, root), block), True
         if root not in (None, backend.worker or 0):
             return None
+    assert block is not None
     return block.view(item.dtype) if moved else plain(block).clone()
 
 
@@ -223,7 +226,8 @@ def _moved(backend: Backend, X: TensorSpace, Y: TensorSpace, block: Tensor | Non
     """This worker's block of Y, from its block of X; elements as integers."""
     x = None if block is None else as_carrier(block, backend.arrays.device)
     with torch.no_grad():
-        return apply(repartition(X, Y), x, backend)
+        moved: Tensor = apply(repartition(X, Y), x, backend)
+    return moved
 
 
 def _whole(backend: Backend, X: TensorSpace, worker: int | None) -> TensorSpace:

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from linop.backends import Backend
 from linop.errors import ArgumentError, ShapeError
-from linop.layers.layer import Layer, Tensor
+from linop.layers.layer import Layer
 from linop.layers.parameters.blocks import blocks
 from linop.spaces.tensor import TensorSpace
 
@@ -35,7 +36,7 @@ class StateTensor:
 
     key: str
     spaces: Mapping[Backend, TensorSpace]
-    block: Tensor
+    block: Tensor | None
     dtype: Any = None
     trained: bool = False
 
@@ -52,7 +53,10 @@ class StateTensor:
         """
         spaces = (self.spaces[backend] for backend in backends if backend in self.spaces)
         whole = next(spaces, None)
-        return tuple(self.block.shape) if whole is None else whole.global_shape
+        if whole is not None:
+            return whole.global_shape
+        assert self.block is not None
+        return tuple(self.block.shape)
 
     @property
     def here(self) -> tuple[slice, ...]:

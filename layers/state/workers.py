@@ -7,11 +7,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import torch
+from torch import Tensor
 
 from linop.backends.together.transport import Item
 from linop.errors import ArgumentError, BackendError
 from linop.layers.agreement.input_agreement import program_backend
-from linop.layers.layer import Layer, Tensor
+from linop.layers.layer import Layer
 from linop.layers.parameters.blocks import plain
 from linop.layers.parameters.groups import groups_of
 from linop.layers.state.state_tensors import (
@@ -155,8 +156,10 @@ class Workers:
         cut = {
             item.key: [backend in item.spaces for backend in self.groups.backends] for item in items
         }
-        whole = [item for item in items if item.block is not None and not all(cut[item.key])]
-        said = self.gather_objects({item.key: _digest(item.block) for item in whole})
+        mine = {item.key: item.block for item in items if not all(cut[item.key])}
+        said = self.gather_objects(
+            {key: _digest(block) for key, block in mine.items() if block is not None}
+        )
         for item in items:
             firsts: dict[tuple[int, ...], tuple[int, bytes]] = {}
             for worker, digests in enumerate(said):
@@ -175,7 +178,7 @@ class Workers:
 
 def _described(item: StateTensor) -> _Row:
     # Of a block of a block: other workers have others in their place.
-    where = next(iter(item.spaces.values())).digest if item.spaces else tuple(item.block.shape)
+    where = next(iter(item.spaces.values())).digest if item.spaces else item.shape
     if item.block is None:
         return _Row(item.key, where)
     return _Row(item.key, where, item.block.dtype, item.block.is_meta)
@@ -183,7 +186,7 @@ def _described(item: StateTensor) -> _Row:
 
 def as_carrier(tensor: Tensor, device: str = "cpu") -> Tensor:
     """The tensor's elements as integers of the same size."""
-    x = plain(tensor).to(device).resolve_conj().resolve_neg()
+    x: Tensor = plain(tensor).to(device).resolve_conj().resolve_neg()
     return x.view(CARRIERS.get(x.dtype.itemsize, x.dtype))
 
 

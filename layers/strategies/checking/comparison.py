@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from linop.backends import Backend
 from linop.errors import ArgumentError
@@ -28,8 +29,6 @@ from linop.strategies.data.replicas import SERVER
 from linop.strategies.mesh import Axis, Mesh
 from linop.strategies.pipelines.pipeline import Pipeline
 
-Tensor = Any
-"""torch is not typed here."""
 Loss = Callable[[Tensor, Tensor], Tensor]
 Step = Callable[[Any, Sequence[Tensor]], Any]
 _FLOOR = 1e-3
@@ -148,9 +147,11 @@ class Comparison:
             value = _pipelined(net, batch)
         else:
             loss = self.model._loss if isinstance(self.model, Pipeline) else self.loss
-            *inputs, target = batch if loss is not None else (*batch, None)
-            value = net(*inputs)
-            value = value if loss is None else loss(value, target)
+            if loss is None:
+                value = net(*batch)
+            else:
+                *inputs, target = batch
+                value = loss(net(*inputs), target)
             if not isinstance(value, torch.Tensor) or value.numel() != 1:
                 raise ArgumentError(f"a loss with one element expected, given {value!r}")
             value.backward()
@@ -215,11 +216,12 @@ def _pipelined(pipe: Pipeline, batch: Sequence[Tensor]) -> Any:
     """A step of a pipeline, whose stages may be data parallel."""
     if len(batch) != 2:
         raise ArgumentError(f"batch: two tensors for a Pipeline expected, given {len(batch)}")
+    x, target = batch
     copies = replicas(pipe)
     with ExitStack() as stack:
         for one in copies:
             stack.enter_context(one.no_sync())
-        value = pipe.step(*batch)
+        value = pipe.step(x, target)
     for one in copies:
         one.reduce_gradients()
     return value
@@ -237,7 +239,7 @@ def _real(x: Tensor) -> Tensor:
     return (torch.view_as_real(x) if x.is_complex() else x).double()
 
 
-def _largest(x: Tensor) -> float:
+def _largest(x: Tensor | None) -> float:
     return 0.0 if x is None or not x.numel() else float(x.detach().abs().max())
 
 

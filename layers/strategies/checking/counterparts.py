@@ -7,15 +7,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from linop.strategies.data.data_parallel import DataParallel
 from linop.strategies.data.unit import Member, rows
 from linop.strategies.mesh import Axis
 from linop.strategies.pipelines.model.stage_states import prefix_of
 from linop.strategies.pipelines.pipeline import Pipeline
-
-Tensor = Any
-"""torch is not typed here."""
 
 
 class Counterpart(NamedTuple):

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from torch import Tensor
+
 from linop.backends import Backend
 from linop.backends.autograd.ports import Port
 from linop.backends.engine.arrays.arguments import held
 from linop.operators.operator import LinearOperator
 
-Tensor = Any
-"""torch is not typed here."""
 MEBIBYTE = 2**20
 
 
@@ -44,25 +44,25 @@ class Flat:
             for space in (op.domain, op.codomain)
         )
 
-    def start(self, x: Tensor) -> None:
+    def start(self, x: Tensor | None) -> None:
         """Start a run; x must not change before `finish`."""
         self.plan.start(self._array(x))
 
-    def finish(self) -> Tensor:
+    def finish(self) -> Tensor | None:
         """The result of the run; None on a worker without one."""
         return self._tensor(self.plan.finish())
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor | None) -> Tensor | None:
         return self._tensor(self.plan(self._array(x)))
 
     def fail(self, error: BaseException) -> None:
         """End the other workers' waits for this one."""
         self.plan.fail(error)
 
-    def _array(self, x: Tensor) -> Any:
+    def _array(self, x: Tensor | None) -> Any:
         return self._into[0].array(x) if self._into else None
 
-    def _tensor(self, y: Any) -> Tensor:
+    def _tensor(self, y: Any) -> Tensor | None:
         return self._out_of[0].tensor(y) if self._out_of else None
 
 

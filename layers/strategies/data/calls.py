@@ -11,15 +11,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from linop.errors import ArgumentError
 
 if TYPE_CHECKING:
     from linop.strategies.data.unit import Unit
-
-Tensor = Any
-"""torch is not typed here."""
 
 
 class _Saved(NamedTuple):
@@ -115,7 +113,9 @@ class Call:
             return tensor if outer is None else _Outer(outer[1], outer[0](tensor))
         self.saved = True
         lazy = tensor.dtype, tensor.is_conj(), tensor.is_neg()
-        return _Saved(self, k, tuple(tensor.shape), tensor.stride(), tensor.storage_offset(), *lazy)
+        return _Saved(
+            self, k, tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()), *lazy
+        )
 
 
 def _places(tensors: Sequence[Tensor]) -> dict[int, int]:
@@ -127,7 +127,8 @@ def _unpacked(saved: Any) -> Tensor:
     if isinstance(saved, _Outer):
         return saved.unpack(saved.packed)
     if not isinstance(saved, _Saved):
-        return saved
+        tensor: Tensor = saved
+        return tensor
     return _view(saved.call.again()[saved.number], saved)
 
 

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from linop.errors import ArgumentError, expect
 from linop.layers.agreement.input_agreement import agreement_of, program_backend
@@ -28,14 +29,12 @@ from linop.strategies.data.replicas import (
 )
 from linop.strategies.mesh import Axis
 
-Tensor = Any
-"""torch is not typed here."""
 _NAME = "DataParallel"
 _PREFIX = "module."
 """Of the names of the module's parameters in the wrapper."""
 
 
-class DataParallel(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
+class DataParallel(torch.nn.Module):
     """Copies of a module on the workers of a mesh's axis, each with its part of the batch.
     Collective: all workers of the axis construct it, call it, and run backward, in the same order.
 
@@ -133,7 +132,8 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]  # torch is not typed
             parameters, self.backend, operator, bucket_cap_mb * MEBIBYTE, server is not None
         )
         for p in parameters.values():
-            p._linop_strategy = "data parallel" if server is None else SERVER
+            strategy = "data parallel" if server is None else SERVER
+            p._linop_strategy = strategy  # type: ignore[attr-defined]  # an attribute of ours
         self._frozen = [(n, p) for n, p in module.named_parameters() if n not in parameters]
         every = (m._parameters for m in module.modules())
         self._places = [(held, name, p) for held in every for name, p in held.items()]
@@ -158,13 +158,13 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]  # torch is not typed
         """The state of the module, with its keys: that of the sequential model."""
         return self.module.state_dict(*arguments, **options)
 
-    def load_state_dict(self, state: Any, *arguments: Any, **options: Any) -> Any:
+    def load_state_dict(self, state_dict: Any, *arguments: Any, **options: Any) -> Any:
         """Load the state of the module, as that does; the same on all workers. Keys may be those of
         ``named_parameters()``, with ``module.``."""
-        if isinstance(state, Mapping) and not hasattr(self.module, "module"):
-            named = all(str(key).startswith(_PREFIX) for key in state)
-            state = {k.removeprefix(_PREFIX): v for k, v in state.items()} if named else state
-        return self.module.load_state_dict(state, *arguments, **options)
+        if isinstance(state_dict, Mapping) and not hasattr(self.module, "module"):
+            if all(str(key).startswith(_PREFIX) for key in state_dict):
+                state_dict = {k.removeprefix(_PREFIX): v for k, v in state_dict.items()}
+        return self.module.load_state_dict(state_dict, *arguments, **options)
 
     def forward(self, *arguments: Any, **options: Any) -> Any:
         """The module's output, on this worker's part of the batch."""
@@ -275,7 +275,9 @@ class DataParallel(torch.nn.Module):  # type: ignore[misc]  # torch is not typed
         if key not in self._totals:
             E = replication(value.numel(), value.dtype, Partition((self.workers,)))
             self._totals[key] = Flat(E.H, self.backend, value.dtype)
-        return self._totals[key](value.detach().reshape(-1)).view(value.shape)
+        total = self._totals[key](value.detach().reshape(-1))
+        assert total is not None
+        return total.view(value.shape)
 
     def check(self) -> None:
         """Check that parameters are equal on all workers, and that the module has those that it had

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from linop.errors import ArgumentError, expect
 from linop.layers.layer import Layer
@@ -24,8 +25,6 @@ from linop.strategies.data.unit import Member, Unit, rows, units_of
 from linop.strategies.data.unsharded import unsharded
 from linop.strategies.mesh import Axis
 
-Tensor = Any
-"""torch is not typed here."""
 _NAME = "fully_shard"
 
 
@@ -110,7 +109,7 @@ def fully_shard(
         module._linop_units = [*getattr(module, "_linop_units", ()), unit]
     module.no_sync = partial(unsharded, module)
     for p in found.values():
-        p._linop_strategy = "sharded"
+        p._linop_strategy = "sharded"  # type: ignore[attr-defined]  # an attribute of ours
     mark_replaced(found.values())
     return module
 
@@ -153,7 +152,7 @@ def _across(block: Block, axis: Axis) -> bool:
     return isinstance(other, Axis) and len({*other.workers} & {*axis.workers}) == 1
 
 
-def _shard(member: Member, p: Tensor, axis: Axis, offload: bool) -> Tensor:
+def _shard(member: Member, p: Tensor, axis: Axis, offload: bool) -> Any:
     """This worker's rows of a parameter, in memory of their own."""
     if p.device.type == "meta":
         shape = member.space.local_shape(axis.index)
@@ -161,7 +160,7 @@ def _shard(member: Member, p: Tensor, axis: Axis, offload: bool) -> Tensor:
     else:
         block = rows(member, p, axis).to("cpu" if offload else p.device, copy=True)
     kind = Shard if axis.size > 1 else torch.nn.Parameter
-    shard = kind(block, requires_grad=p.requires_grad)
+    shard: Any = kind(block, requires_grad=p.requires_grad)
     shard._linop_name = member.name
     shard._linop_strategy, shard._linop_backend = "shard", axis.backend
     return shard
@@ -197,7 +196,9 @@ def full_state_dict(module: Any) -> dict[str, Tensor]:
             # A tensor-parallel module's is a block again.
             outer = {key: space for key, space in item.spaces.items() if key is not unit.backend}
             item = replace(item, spaces=outer, block=tensor)
-        state[key] = gathered(workers, item, None)
+        value = gathered(workers, item, None)
+        assert value is not None
+        state[key] = value
     return state
 
 

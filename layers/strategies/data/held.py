@@ -8,18 +8,16 @@ They are leaves of the graphs of these forwards, which keep references to them a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
 from linop.strategies.data.calls import Call
 
 if TYPE_CHECKING:
     from linop.strategies.data.unit import Unit
-
-Tensor = Any
-"""torch is not typed here."""
 
 
 class Held:

@@ -14,14 +14,13 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Any
 
+from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from linop.backends import Backend
 from linop.errors import BackendError
 from linop.layers.agreement.input_agreement import agreement_of
 
-Tensor = Any
-"""torch is not typed here."""
 PLACES = 4
 """Elements of a gathered digest."""
 _BITS = 7
@@ -37,7 +36,7 @@ class Steps:
     def __init__(self, parameters: Iterable[Tensor]) -> None:
         self._taken: list[str] = []
         for p in parameters:
-            p._linop_steps = self
+            p._linop_steps = self  # type: ignore[attr-defined]  # an attribute of ours
         _watch_optimizers()
 
     def add(self, settings: str) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 import torch
+from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
 from linop.backends import Backend
@@ -21,8 +22,6 @@ from linop.operators.operator import LinearOperator
 from linop.strategies.data.bucket import Flat, Layout, grouped
 from linop.strategies.data.notes import SUMMED, Facts, Steps, add_up, different, summed_digest
 
-Tensor = Any
-"""torch is not typed here."""
 _CURE = (
     "Call the module, run backward and update the parameters in the same order on every worker; "
     "of batches that some workers lack see DataParallel.joined"
@@ -115,7 +114,7 @@ class Reducer:
         """Number of buckets that have started; None outside of a backward."""
         for k, p in enumerate(self._parameters):
             p.register_post_accumulate_grad_hook(self._hook(Reducer._added, k))
-            p._linop_reducer = ReducerOf(self)
+            p._linop_reducer = ReducerOf(self)  # type: ignore[attr-defined]  # an attribute of ours
         self.rebuild()
 
     def _hook(self, method: Callable[[Reducer, int, Any], None], k: int) -> Callable[[Any], None]:
@@ -304,7 +303,7 @@ class Reducer:
             bucket.flags = flags
             bucket.used.copy_(torch.tensor(flags))
 
-    def _give(self, bucket: _Bucket, total: Tensor) -> None:
+    def _give(self, bucket: _Bucket, total: Tensor | None) -> None:
         """Set ``grad`` of a bucket's parameters; None where no worker has one."""
         if total is None:  # the sum is a server's
             for k in bucket.members:
@@ -315,7 +314,7 @@ class Reducer:
         self._sum_of_digests += flags[len(bucket.members) :]
         for k, one, has in zip(bucket.members, parts, flags, strict=False):
             before = self._before.get(k)
-            grad = before if not has else one if before is None else before + one
+            grad: Any = before if not has else one if before is None else before + one
             if grad is not None:
                 grad._linop_is_summed = True
             self._parameters[k].grad = grad

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 
 from linop.backends import Backend
 from linop.errors import ArgumentError, BackendError
@@ -16,8 +17,6 @@ from linop.spaces.partition import Partition
 from linop.strategies.data.bucket import Flat, Layout, grouped
 from linop.strategies.data.operators import from_server
 
-Tensor = Any
-"""torch is not typed here."""
 Value = TypeVar("Value")
 SERVER = "data parallel, with a server"
 """Mark of parameters of which the server alone has the gradients."""
@@ -89,10 +88,11 @@ class Spread:
         own = [*map(_plain, tensors)]
         for members, layout, flat, plan in self._parts:
             some = [own[k] for k in members]
-            if self._serves:
+            if flat is not None:
                 torch._foreach_copy_(layout.views(flat), some)
             found = plan(flat)
             if not self._serves:
+                assert found is not None
                 pairs = zip(some, layout.views(found), strict=True)
                 if new := [(a, b) for a, b in pairs if not torch.equal(_bytes(a), _bytes(b))]:
                     torch._foreach_copy_([a for a, _ in new], [b for _, b in new])
@@ -109,7 +109,7 @@ def _bytes(tensor: Tensor) -> Tensor:
 
 def _plain(tensor: Tensor) -> Tensor:
     """A tensor's memory, of a dtype that operators have."""
-    own = plain(tensor)
+    own: Tensor = plain(tensor)
     return own.view(torch.uint8) if own.dtype is torch.bool else own
 
 
@@ -145,7 +145,7 @@ def module_checked(module: Any, backend: Backend) -> dict[str, Tensor]:
         already = getattr(p, "_linop_strategy", "")
         if already == "shard":
             # Two axes of one worker are one group, over which nothing is cut or copied.
-            same = p._linop_backend is backend and (backend.workers or 1) > 1
+            same = getattr(p, "_linop_backend", None) is backend and (backend.workers or 1) > 1
             already = "sharded over these workers" * same
         if already:
             raise ArgumentError(f"parameter {name!r} is in a module that is already {already}")

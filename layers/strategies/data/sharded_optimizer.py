@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from linop.backends import use
 from linop.errors import ArgumentError, expect
@@ -17,11 +18,8 @@ from linop.strategies.data.replicas import SERVER, agree, described
 from linop.strategies.data.unit import rows, units_of
 from linop.strategies.mesh import Axis
 
-Tensor = Any
-"""torch is not typed here."""
 
-
-class ShardedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torch is not typed here
+class ShardedOptimizer(torch.optim.Optimizer):
     """An optimizer of a `DataParallel` module, whose state is divided over the workers. Collective.
 
     Gradients are the same on all workers after backward. A step updates this worker's block of the
@@ -73,7 +71,7 @@ class ShardedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torch is
         self._parts = units_of("ShardedOptimizer", found, {}, axis)
         self._reducers = {*filter(None, map(reducer_of, found.values()))}
         self._axis = axis
-        shards: dict[str, Tensor] = {}
+        shards: dict[str, Any] = {}
         for unit, parameters in self._parts:
             pairs = zip(unit.members, parameters, strict=True)
             unit.have_shards([torch.nn.Parameter(rows(member, p, axis)) for member, p in pairs])
@@ -84,18 +82,18 @@ class ShardedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torch is
         self.whole = SimpleNamespace(param_groups=[{"params": [*found.values()]}])
 
     @property
-    def param_groups(self) -> list[dict[str, Any]]:
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]  # an attribute in torch
         """Options of each group, with this worker's blocks of its parameters."""
         groups: list[dict[str, Any]] = self.optimizer.param_groups
         return groups
 
     @property
-    def state(self) -> Any:
+    def state(self) -> Any:  # type: ignore[override]  # an attribute in torch
         """State that the optimizer keeps for this worker's blocks."""
         return self.optimizer.state
 
     @property
-    def defaults(self) -> dict[str, Any]:
+    def defaults(self) -> dict[str, Any]:  # type: ignore[override]  # an attribute in torch
         """Options of groups that do not say their own."""
         options: dict[str, Any] = self.optimizer.defaults
         return options
@@ -149,7 +147,9 @@ class ShardedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torch is
                 torch._foreach_copy_(parameters, unit.gathered())
         return loss
 
-    def state_dict(self, worker: int | None = None) -> dict[str, Any] | None:
+    def state_dict(  # type: ignore[override]  # None on other workers
+        self, worker: int | None = None
+    ) -> dict[str, Any] | None:
         """The state of the optimizer of one process, with parameters in the module's order. It is
         None on workers that do not get it. Collective.
 

@@ -13,12 +13,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from linop.errors import ShapeError
 from linop.layers.parameters.blocks import plain
 
-Tensor = Any
-"""torch is not typed here."""
 _VIEWS = ("T", "mT", "H", "mH", "real", "imag")
 """Attributes that are views of a tensor."""
 _READING = frozenset(
@@ -76,11 +75,11 @@ class _Guarded:
         return result.as_subclass(Rows) if stays and new else result
 
 
-class Shard(_Guarded, torch.nn.Parameter):  # type: ignore[misc]  # torch is not typed here
+class Shard(_Guarded, torch.nn.Parameter):
     """A parameter of which this worker has some rows."""
 
 
-class Rows(_Guarded, torch.Tensor):  # type: ignore[misc]
+class Rows(_Guarded, torch.Tensor):
     """A tensor without other numbers than those of a `Shard`, such as its ``data``."""
 
     def __deepcopy__(self, memo: object) -> Rows:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from weakref import ref
 
 import torch
+from torch import Tensor
 
 from linop.backends.autograd.bridge import bridge_of
 from linop.backends.autograd.dtypes import numpy_dtype
@@ -38,8 +39,6 @@ from linop.strategies.data.usage import noted, told, use_space
 from linop.strategies.memory.moving import Aside
 from linop.strategies.mesh import Axis
 
-Tensor = Any
-"""torch is not typed here."""
 _NOTE = "digest"
 _CURE = (
     "Freeze the same parameters, and call the optimizer's step as often, on every worker; a step "
@@ -153,8 +152,8 @@ class Unit:
         Raises:
             BackendError: a worker has not done what the others have; on every worker.
         """
-        *known, note = gathered if self.axis.size > 1 else (*gathered, None)
-        if note is not None and not are_equal(note):
+        known = [*gathered]
+        if self.axis.size > 1 and not are_equal(known.pop()):
             raise different(f"fully_shard, {self.name}", self._facts, self.backend, _CURE)
         return [*told(known)]
 
@@ -448,4 +447,5 @@ def units_of(
 
 def rows(member: Member, whole: Tensor, axis: Axis) -> Tensor:
     """View of this worker's rows of a whole tensor."""
-    return plain(whole)[member.space.slices(axis.index)]
+    found: Tensor = plain(whole)[member.space.slices(axis.index)]
+    return found

@@ -12,13 +12,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from linop.layers.parameters.blocks import plain
 from linop.spaces.partition import Partition
 from linop.spaces.tensor import TensorSpace
 
-Tensor = Any
-"""torch is not typed here."""
 _NAME = "uses of parameters"
 """No parameter has such a name."""
 
@@ -58,7 +57,7 @@ def _in_graph() -> bool:
     return torch.is_grad_enabled() and not torch._C._are_functorch_transforms_active()
 
 
-class _Shards(torch.autograd.Function):  # type: ignore[misc]  # torch is not typed here
+class _Shards(torch.autograd.Function):
     """``_Shards.apply(row, *shards)``: the shards, and the row."""
 
     @staticmethod
@@ -76,7 +75,7 @@ class _Shards(torch.autograd.Function):  # type: ignore[misc]  # torch is not ty
         return *tangents, row
 
 
-class _Wholes(torch.autograd.Function):  # type: ignore[misc]
+class _Wholes(torch.autograd.Function):
     """``_Wholes.apply(*copies, rows)``: the copies."""
 
     @staticmethod

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils.checkpoint import checkpoint as _torch_s
 
 from linop.backends.autograd.functions import checkpoint_context
@@ -18,8 +19,6 @@ from linop.errors import ArgumentError
 from linop.strategies.data.unit import Unit
 from linop.strategies.memory.window import Window
 
-Tensor = Any
-"""torch is not typed here."""
 _ELSE = {
     "checkpoint": "Modules that their owner calls, with arguments of its own, are for "
     "torch.utils.checkpoint with use_reentrant=False; models of transformers have "
@@ -30,7 +29,7 @@ _ELSE = {
 """Advice for modules that are no chain."""
 
 
-class Chain(torch.nn.Sequential):  # type: ignore[misc]  # torch is not typed here
+class Chain(torch.nn.Sequential):
     """A chain of modules, called group by group.
 
     Attributes:
@@ -113,7 +112,8 @@ def chain(net: Any, name: str) -> Chain:
 
 def _checkpointed(modules: Sequence[Any], x: Tensor) -> Tensor:
     contexts = partial(_contexts, modules)
-    return _torch_s(_run, modules, x, use_reentrant=False, context_fn=contexts)
+    y: Tensor = _torch_s(_run, modules, x, use_reentrant=False, context_fn=contexts)
+    return y
 
 
 def _contexts(modules: Sequence[Any]) -> tuple[Any, Any]:

@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from linop.backends import BoundPlan
 from linop.backends.autograd.ports import Port
@@ -20,9 +21,6 @@ from linop.backends.threads import backend as threads
 from linop.operators.offloading import offload
 from linop.spaces.region import Region
 from linop.spaces.space import Space
-
-Tensor = Any
-"""torch is not typed here."""
 
 
 class Mover:

@@ -9,18 +9,17 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from linop.backends.autograd.functions import checkpoint_context
 from linop.errors import ArgumentError, BackendError
 from linop.strategies.memory.chain import buffers_kept
 
-Tensor = Any
-"""torch is not typed here."""
 Pair = tuple[Tensor, Tensor]
 
 
-class Reversible(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
+class Reversible(torch.nn.Module):
     """``y1 = x1 + f(x2)``, ``y2 = x2 + g(y1)``: the matrix ``[1 0; G 1] [1 F; 0 1]``, whose inverse
     is the same additions with -1 (Gomez et al. 2017, "The reversible residual network").
 
@@ -69,7 +68,7 @@ class Reversible(torch.nn.Module):  # type: ignore[misc]  # torch is not typed h
             frame.close((x1, x2), (y1, y2))
         return y1, y2
 
-    @torch.no_grad()  # type: ignore[untyped-decorator]
+    @torch.no_grad()
     def inverse(self, pair: Pair) -> Pair:
         """The inputs that give these outputs, to rounding."""
         y1, y2 = pair
@@ -202,10 +201,12 @@ class _Frame:
             if state is not None:
                 torch.set_rng_state(state)
             cast = torch.autocast(**self._autocast)
-            with torch.enable_grad(), saved_tensors_hooks(pack, lambda _: None), cast:
+            # Nothing is unpacked.
+            hooks = saved_tensors_hooks(pack, lambda _: None)  # type: ignore[arg-type,return-value]
+            with torch.enable_grad(), hooks, cast:
                 given = x.detach().requires_grad_(self._wanted[part])
                 with buffers_kept(buffers):
-                    result = function(given)
+                    result: Tensor = function(given)
         return result.detach()
 
     def _forget(self) -> None:
@@ -236,7 +237,7 @@ def _autocast(device: str) -> dict[str, Any]:
 
 def _applied(function: Any, x: Tensor, other: Tensor) -> Tensor:
     before = x._version
-    result = function(x)
+    result: Tensor = function(x)
     if x._version != before:
         raise ArgumentError("Reversible: f or g changes its input in place; change a copy")
     if result.shape != other.shape:

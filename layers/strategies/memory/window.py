@@ -11,15 +11,13 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from linop.errors import BackendError
 from linop.layers.agreement.input_agreement import program_backend
 from linop.strategies.memory.moving import Move, Mover
-
-Tensor = Any
-"""torch is not typed here."""
 
 
 class Piece:
@@ -94,6 +92,7 @@ class Piece:
                 "offload: a tensor that backward needs was changed in place after it was saved; "
                 "change a copy"
             )
+        assert self.here is not None
         return self.here
 
     def _check(self) -> None:
@@ -233,7 +232,7 @@ class _Call:
             # While this reference lives, no other storage has the address.
             self._known[key] = StorageWeakRef(memory), weakref.ref(piece)
         self._modules[module].append(weakref.ref(piece))
-        offset = x.storage_offset() - begin // x.element_size()
+        offset = int(x.storage_offset()) - begin // x.element_size()
         return _Saved(piece, self, module, x.dtype, tuple(x.shape), x.stride(), offset)
 
 
@@ -249,5 +248,5 @@ def _plain(x: Tensor) -> bool:
 def _extent(x: Tensor) -> tuple[int, int]:
     """First and last byte of a tensor in its storage."""
     last = sum((n - 1) * step for n, step in zip(x.shape, x.stride(), strict=True))
-    begin = x.storage_offset()
+    begin = int(x.storage_offset())
     return begin * x.element_size(), (begin + last + 1) * x.element_size()

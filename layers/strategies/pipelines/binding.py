@@ -9,6 +9,7 @@ from operator import index
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from linop.backends import Backend
 from linop.errors import ArgumentError, BackendError, DTypeError, LinopError, restated
@@ -21,9 +22,6 @@ from linop.strategies.pipelines.execution import Pair
 from linop.strategies.pipelines.lanes import Edge, Moved, carrier
 from linop.strategies.pipelines.stages.stage import Stage
 from linop.strategies.pipelines.stages.stage_backends import within
-
-Tensor = Any
-"""torch is not typed here."""
 
 
 class Call(NamedTuple):

@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from torch import Tensor
+
 from linop.caching import cached_property
 from linop.schedules import Action, Kind, Schedule
 from linop.strategies.pipelines.lanes import Edge, Lane
 from linop.strategies.pipelines.stages.stage import Stage
 
-Tensor = Any
-"""torch is not typed here."""
 Pair = tuple[int, int]
 """The stages of an edge."""
 
@@ -91,7 +91,7 @@ class Step:
     losses: dict[int, Tensor] = field(default_factory=dict)
     _forward: dict[tuple[int, int, int], Sequence[Tensor]] = field(default_factory=dict)
     """Outputs by source, target and micro-batch: received, or to be sent."""
-    _back: dict[tuple[int, int, int], Sequence[Tensor]] = field(default_factory=dict)
+    _back: dict[tuple[int, int, int], Sequence[Tensor | None]] = field(default_factory=dict)
     """Gradients by source, target and micro-batch of the output; None for whole numbers."""
 
     def run(self, row: Sequence[Resolved]) -> None:
@@ -167,7 +167,7 @@ class Step:
                     gradients[k] = gradients[k] + one if k in gradients else one
         return gradients if sinks else None
 
-    def _give_back(self, s: int, m: int, gradients: Sequence[Tensor]) -> None:
+    def _give_back(self, s: int, m: int, gradients: Sequence[Tensor | None]) -> None:
         """Keep gradients of a stage's inputs for the stages that they come from."""
         back = iter(gradients)
         for a in self.graph.sources[s]:
@@ -191,7 +191,7 @@ class Step:
 
     def _receive_back(self, s: int, m: int, other: int) -> None:
         self._back[s, other, m] = [
-            edge.back and edge.back.receive(m) for edge in self.edges[m][s, other]
+            None if edge.back is None else edge.back.receive(m) for edge in self.edges[m][s, other]
         ]
 
 

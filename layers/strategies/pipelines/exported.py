@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.nn import Module
 
 from linop.errors import ArgumentError
 from linop.strategies.pipelines.stages.stateless import called
 
-Module = Any
-Node = Any
-"""torch is not typed here."""
+if TYPE_CHECKING:
+    from torch.fx import GraphModule, Node
+
 Port = tuple[int, int]
 """A stage, and the number of its output."""
 
@@ -49,22 +50,23 @@ def stages_of(cut: Any, model: Module) -> Stages:
         raise ArgumentError(
             "split: a stage would be empty, or used out of order; cut the module elsewhere"
         )
-    stages = Stages(cut.get_stage_module(s) for s in range(cut.num_stages))
-    _share_parameters(stages, dict(model.named_parameters(remove_duplicate=False)))
+    graphs: list[GraphModule] = [cut.get_stage_module(s) for s in range(cut.num_stages)]
+    _share_parameters(graphs, dict(model.named_parameters(remove_duplicate=False)))
     ports = _ports(cut.split_gm.graph.nodes, calls)
     read = [node for call in calls[1:] for node in call.args] + _results(cut.split_gm)
     if any(node.op == "placeholder" for node in read):
-        _pass_input(stages[0], next(iter(cut.split_gm.graph.nodes)), ports)
+        _pass_input(graphs[0], next(iter(cut.split_gm.graph.nodes)), ports)
     taken: list[dict[Port, Node]] = [
         {ports[node]: own for node, own in zip(call.args, _placeholders(stage), strict=True)}
-        for stage, call in zip(stages, calls, strict=True)
+        for stage, call in zip(graphs, calls, strict=True)
         if call is not calls[0]
     ]
     results = [ports[node] for node in _results(cut.split_gm)]
-    if results != [(len(stages) - 1, k) for k in range(len(_results(stages[-1])))]:
-        _pass_results(stages[-1], len(stages) - 1, results, taken[-1])
+    if results != [(len(graphs) - 1, k) for k in range(len(_results(graphs[-1])))]:
+        _pass_results(graphs[-1], len(graphs) - 1, results, taken[-1])
+    stages = Stages(graphs)
     stages.edges = []
-    for b, (stage, inputs) in enumerate(zip(stages[1:], taken, strict=True), 1):
+    for b, (stage, inputs) in enumerate(zip(graphs[1:], taken, strict=True), 1):
         if not inputs:
             raise ArgumentError(
                 f"split: stage {b} takes no tensor of those before it; cut elsewhere"
@@ -78,7 +80,7 @@ def stages_of(cut: Any, model: Module) -> Stages:
     return stages
 
 
-class ModalStage(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
+class ModalStage(torch.nn.Module):
     """A stage that computes otherwise in training than in evaluation: of exported graphs each is of
     one mode. It has the submodules, parameters and buffers of the first one.
 
@@ -87,6 +89,8 @@ class ModalStage(torch.nn.Module):  # type: ignore[misc]  # torch is not typed h
         other: module of the other mode; or the error that this raises.
         trains: True if the first mode is that of training.
     """
+
+    _made: tuple[Module, Module | ArgumentError, bool]
 
     def __init__(self, graph: Module, other: Module | ArgumentError, trains: bool) -> None:
         super().__init__()
@@ -110,9 +114,11 @@ class ModalStage(torch.nn.Module):  # type: ignore[misc]  # torch is not typed h
         return ModalStage, self._made, kept
 
 
-def graph_of(stage: Module) -> Module:
+def graph_of(stage: Module) -> GraphModule:
     """The graph's module that has the parameters of a stage."""
-    return stage._made[0] if isinstance(stage, ModalStage) else stage
+    graph: Any = stage._made[0] if isinstance(stage, ModalStage) else stage
+    found: GraphModule = graph
+    return found
 
 
 _SHARED = "_modules", "_parameters", "_buffers", "_non_persistent_buffers_set"
@@ -175,7 +181,7 @@ def _keys(module: Module) -> set[str]:
     return {key for key, _ in _tensors(module)}
 
 
-def _share_parameters(stages: Stages, own: dict[str, Any]) -> None:
+def _share_parameters(stages: Sequence[GraphModule], own: dict[str, Any]) -> None:
     """Give the stages the model's parameters: torch copies those that it has under two names, and
     leaves them in stages that do not use them."""
     users: dict[str, int] = {}
@@ -201,11 +207,12 @@ def _ports(nodes: Sequence[Node], calls: Sequence[Node]) -> dict[Node, Port]:
     ports = {call: (s, 0) for s, call in enumerate(calls)}
     for node in nodes:
         if node.op == "call_function" and node.target is operator.getitem:
-            ports[node] = ports[node.args[0]][0], node.args[1]
+            args: Any = node.args
+            ports[node] = ports[args[0]][0], args[1]
     return ports
 
 
-def _pass_input(first: Module, given: Node, ports: dict[Node, Port]) -> None:
+def _pass_input(first: GraphModule, given: Node, ports: dict[Node, Port]) -> None:
     """Make the input of the first stage one more output of it."""
     own = _placeholders(first)
     if len(own) != 1:
@@ -215,7 +222,7 @@ def _pass_input(first: Module, given: Node, ports: dict[Node, Port]) -> None:
 
 
 def _pass_results(
-    last: Module, number: int, results: Sequence[Port], taken: dict[Port, Node]
+    last: GraphModule, number: int, results: Sequence[Port], taken: dict[Port, Node]
 ) -> None:
     """Let the last stage return all results of the model, those of earlier stages too."""
     own = _results(last)
@@ -226,16 +233,17 @@ def _pass_results(
     _return(last, [own[k] if s == number else taken[s, k] for s, k in results])
 
 
-def _placeholders(module: Module) -> list[Node]:
+def _placeholders(module: GraphModule) -> list[Node]:
     return [node for node in module.graph.nodes if node.op == "placeholder"]
 
 
-def _results(module: Module) -> list[Node]:
+def _results(module: GraphModule) -> list[Node]:
+    found: Any
     (found,) = (node.args[0] for node in module.graph.nodes if node.op == "output")
     return list(found) if isinstance(found, tuple | list) else [found]
 
 
-def _return(module: Module, results: Sequence[Node]) -> None:
+def _return(module: GraphModule, results: Sequence[Node]) -> None:
     """Replace the results of a module."""
     (output,) = (node for node in module.graph.nodes if node.op == "output")
     output.args = (tuple(results) if len(results) > 1 else results[0],)

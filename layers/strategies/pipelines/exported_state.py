@@ -9,18 +9,20 @@ a graph's module have what its nodes name, and ``meta``.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
+from torch.nn import Module
 
-Module = Any
-Tensor = Any
-"""torch is not typed here."""
+if TYPE_CHECKING:
+    from torch.fx import GraphModule
+
 _KEYS = "linop_state_keys"
 """Name in ``meta``: keys of the model's state."""
 
 
-def complete(graphs: Sequence[Module], model: Module) -> None:
+def complete(graphs: Sequence[GraphModule], model: Module) -> None:
     """Give stages all keys of a model's state, and leave the others out of theirs.
 
     Args:
@@ -58,13 +60,13 @@ def _tensors(module: Module) -> Mapping[str, Tensor]:
     return dict(every)
 
 
-def _add(graph: Module, key: str, tensor: Tensor) -> None:
+def _add(graph: GraphModule, key: str, tensor: Tensor) -> None:
     *path, name = key.split(".")
-    owner = graph
+    owner: Module = graph
     for part in path:
         if part not in owner._modules:
             owner.add_module(part, torch.nn.Module())
-        owner = owner._modules[part]
+        owner = owner.get_submodule(part)
     if name in vars(owner):  # torch leaves another name of a buffer as a plain attribute
         delattr(owner, name)
     if isinstance(tensor, torch.nn.Parameter):
@@ -76,7 +78,7 @@ def _add(graph: Module, key: str, tensor: Tensor) -> None:
         graph.graph.get_attr(key)
 
 
-def _leave_out(graph: Module) -> None:
+def _leave_out(graph: GraphModule) -> None:
     """Leave buffers that are not of the model's state out of the stage's."""
     keys: Collection[str] = graph.meta[_KEYS]
     for prefix, module in graph.named_modules():

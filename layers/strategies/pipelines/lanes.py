@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from linop.backends import Backend, BoundPlan
 from linop.backends.autograd.dtypes import torch_dtype
@@ -20,9 +21,6 @@ from linop.operators.operator import LinearOperator
 from linop.spaces.decomposition import COPIES, REPLICATED
 from linop.spaces.partition import Partition
 from linop.spaces.tensor import TensorSpace
-
-Tensor = Any
-"""torch is not typed here."""
 
 
 class Moved(NamedTuple):
@@ -111,7 +109,9 @@ class Lane:
     def receive(self, micro_batch: int) -> Tensor:
         """This worker's block of a micro-batch's tensor, in memory of its own; wait for it."""
         plan = self._plan(micro_batch)
-        tensor = self._out_of[0].tensor(plan.finish() if self._posts else plan.in_any_order())
+        tensor: Tensor = self._out_of[0].tensor(
+            plan.finish() if self._posts else plan.in_any_order()
+        )
         if self._posts and self._place[micro_batch] + len(self._plans) < len(self._order):
             plan.start()
         return tensor if self._seen is None else tensor.view(self._seen)
@@ -150,13 +150,15 @@ class BackLane(Lane):
         super().open(order)
         self._flags.open(order)
 
-    def send(self, micro_batch: int, tensor: Tensor) -> None:
+    def send(self, micro_batch: int, tensor: Tensor | None) -> None:
         """Send this worker's block of a micro-batch's gradient, or None. It may wait for a slot."""
         flag = torch.full((1,), float(tensor is not None), dtype=torch.float64)
         self._flags.send(micro_batch, flag)
         super().send(micro_batch, self._into[0].zeros() if tensor is None else tensor)
 
-    def receive(self, micro_batch: int) -> Tensor:
+    def receive(  # type: ignore[override]  # None: no gradient
+        self, micro_batch: int
+    ) -> Tensor | None:
         """This worker's block of a micro-batch's gradient, or None; wait for it."""
         there = self._flags.receive(micro_batch).item()
         tensor = super().receive(micro_batch)

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
@@ -23,8 +24,6 @@ from linop.layers.layer import Layer
 from linop.strategies.pipelines.stages.stage import tensors_of
 from linop.strategies.tensor.cross_entropy import CrossEntropyLoss
 
-Tensor = Any
-"""torch is not typed here."""
 Count = Callable[[Tensor], Any]
 Loss = Callable[[Any, Tensor], Tensor]
 _MODULES = (torch.nn.NLLLoss, torch.nn.CrossEntropyLoss, NLLLoss, CrossEntropyLoss)
@@ -169,7 +168,7 @@ def count_of(loss: Loss) -> Count | None:
     return partial(counted, options.get("weight"), options.get("ignore_index", -100))
 
 
-def counted(weight: Tensor, ignored: int, target: Tensor) -> float:
+def counted(weight: Tensor | None, ignored: int, target: Tensor) -> float:
     """Sum of the weights of a target's classes, without those that are ignored; of probabilities
     the number of elements of the batch."""
     if target.is_floating_point():
@@ -188,7 +187,7 @@ def _number(given: Any) -> float:
     return number
 
 
-class _Watch(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
+class _Watch(TorchFunctionMode):
     """Context that tells what torch's losses divide by.
 
     Args:

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import torch
+from torch import Tensor
 
 from linop.backends import Backend
 from linop.errors import ArgumentError, BackendError
@@ -44,8 +45,6 @@ from linop.strategies.pipelines.stages.stage_backends import (
     parts_of,
 )
 
-Tensor = Any
-"""torch is not typed here."""
 Loss = Callable[[Tensor, Tensor], Tensor]
 Optimizer = Callable[[list[Tensor]], Any]
 Made = TypeVar("Made")
@@ -290,8 +289,11 @@ class Pipeline:
     # Interface for users
 
     def step(
-        self, x: Tensor = None, target: Tensor = None, sizes: Sequence[int] | None = None
-    ) -> Tensor:
+        self,
+        x: Tensor | None = None,
+        target: Tensor | None = None,
+        sizes: Sequence[int] | None = None,
+    ) -> Tensor | None:
         """One run of the schedule: gradients, and the updates. Collective.
 
         Args:
@@ -324,10 +326,11 @@ class Pipeline:
         self.losses = [value for _, value in sorted(step.losses.items())]
         if not self._plan.is_last:
             return None
-        sums = [sum(step.losses[m] for m in group) for group in self._plan.groups]
-        return sums[0] if len(sums) == 1 else torch.stack(sums)
+        sums: list[Any] = [sum(step.losses[m] for m in group) for group in self._plan.groups]
+        total: Tensor = sums[0] if len(sums) == 1 else torch.stack(sums)
+        return total
 
-    def __call__(self, x: Tensor = None, sizes: Sequence[int] | None = None) -> Any:
+    def __call__(self, x: Tensor | None = None, sizes: Sequence[int] | None = None) -> Any:
         """The model's output, without gradients. Collective; see `step`. A batch may have fewer
         rows than the schedule has micro-batches.
 
@@ -356,7 +359,7 @@ class Pipeline:
         """As ``train(False)``."""
         return self.train(False)
 
-    def clip_grad_norm_(self, max_norm: float) -> Tensor:
+    def clip_grad_norm_(self, max_norm: float) -> Tensor | None:
         """Clip the gradients of all stages by their norm, as `torch.nn.utils.clip_grad_norm_` does
         those of the whole model; return the norm. Collective.
 
@@ -429,7 +432,11 @@ class Pipeline:
     # Steps
 
     def _agreed(
-        self, trains: bool, x: Tensor, target: Tensor, sizes: Sequence[int] | None
+        self,
+        trains: bool,
+        x: Tensor | None,
+        target: Tensor | None,
+        sizes: Sequence[int] | None,
     ) -> _Batch:
         plan = self._plan
         given = call_metadata(
@@ -456,10 +463,12 @@ class Pipeline:
         batch = _Batch(tracer.sizes, edges, receives(table, edges), resolved(plan.row_of(table)))
         return self._batches.keep(total, batch)
 
-    def _cut(self, tensor: Tensor, sizes: Sequence[int]) -> Sequence[Tensor]:
+    def _cut(self, tensor: Tensor | None, sizes: Sequence[int]) -> Sequence[Any]:
         return [None] * len(sizes) if tensor is None else tensor.detach().split(list(sizes))
 
-    def _run(self, batch: _Batch, x: Tensor, targets: Sequence[Tensor] | None = None) -> Step:
+    def _run(
+        self, batch: _Batch, x: Tensor | None, targets: Sequence[Tensor] | None = None
+    ) -> Step:
         """Run the schedule; to train, with the targets of micro-batches, on workers that have
         some."""
         trains = targets is not None

@@ -9,15 +9,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.nn import Module
 
 from linop.errors import ArgumentError
 from linop.layers.state.state_tensors import unwrapped
 from linop.strategies.pipelines.exported import Stages, graph_of, in_both_modes, stages_of
 from linop.strategies.pipelines.exported_state import complete
-
-Module = Any
-"""torch is not typed here."""
-
 
 _MARK = "_linop_piece"
 """Attribute of modules that `split` cut off."""
@@ -151,14 +148,15 @@ def _split_sequential(model: Module, names: Sequence[str]) -> list[Module]:
             raise ArgumentError(f"split: no submodule is left for the stage before {name!r}")
         pieces.append(head)
         before = name
-    return [*pieces, rest if names else torch.nn.Sequential(OrderedDict(model._modules))]
+    return [*pieces, rest if names else torch.nn.Sequential(OrderedDict(_children(model)))]
 
 
 def _has(model: Module, name: str) -> bool:
     for part in name.split("."):
-        if not isinstance(model, torch.nn.Sequential) or part not in model._modules:
+        child = model._modules.get(part) if isinstance(model, torch.nn.Sequential) else None
+        if child is None:
             return False
-        model = model._modules[part]
+        model = child
     return True
 
 
@@ -171,11 +169,16 @@ def _leaves(model: Module) -> Any:
 def _cut(model: Module, path: Sequence[str]) -> tuple[Module, Module]:
     """The submodules before one of them, and the others, under their names."""
     name, *inner = path
-    children = list(model._modules.items())  # named_children has one that comes twice once
+    children = _children(model)
     at = [key for key, _ in children].index(name)
     head, rest = children[:at], children[at:]
     if inner:
         first, second = _cut(children[at][1], inner)
         head = [*head, (name, first)]
         rest = [(name, second), *children[at + 1 :]]
-    return tuple(torch.nn.Sequential(OrderedDict(part)) for part in (head, rest))
+    return torch.nn.Sequential(OrderedDict(head)), torch.nn.Sequential(OrderedDict(rest))
+
+
+def _children(model: Module) -> list[tuple[str, Module]]:
+    """Submodules of a Sequential: `named_children` has one that comes twice once."""
+    return [(key, child) for key, child in model._modules.items() if child is not None]

@@ -6,11 +6,12 @@ from numbers import Real
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from linop.backends.autograd.dtypes import numpy_dtype, torch_dtype
 from linop.errors import ArgumentError, DTypeError, ShapeError, expect
 from linop.layers.agreement.arguments import Said, compare_arguments
-from linop.layers.layer import Function, Tensor
+from linop.layers.layer import Function
 from linop.layers.moments import wide
 from linop.spaces.decomposition import REPLICATED, Axis
 from linop.spaces.region import integer

@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from linop.errors import ArgumentError, DTypeError, SubsetError
-from linop.layers.layer import Function, Tensor
+from linop.layers.layer import Function
 from linop.spaces.decomposition import COPIES, REPLICATED
 from linop.spaces.tensor import TensorSpace
 from linop.strategies.mesh import Axis
@@ -34,6 +35,7 @@ class ParallelEmbedding(ParallelLayer):
     """
 
     floating = False
+    weight: Tensor
 
     def __init__(
         self, axis: Axis, whole: Any, dim: int, output: Layout, sizes: Sequence[int]

@@ -7,13 +7,15 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from torch import Tensor
+
 from linop.backends import use
 from linop.backends.autograd.recompute import is_replaying
 from linop.errors import LinopError, PartitionError, name_layer
 from linop.layers.agreement.input_agreement import Cache
 from linop.layers.agreement.metadata import call_metadata
 from linop.layers.agreement.naming import path_of
-from linop.layers.layer import Function, Layer, Tensor
+from linop.layers.layer import Function, Layer
 from linop.layers.parameters.weights import hold
 from linop.spaces.decomposition import Axis
 from linop.spaces.partition import Partition
@@ -104,7 +106,7 @@ class ParallelLayer(Layer):
         whole = space.partition.shape == self.axis.partition.shape
         return space.axes[0] if whole else None
 
-    def forward(self, *tensors: Tensor) -> Tensor:
+    def forward(self, *tensors: Tensor | None) -> Tensor:
         """This worker's block of the output. See `Layer`."""
         types = None if self.calls is None else self.calls.types
         if types is None:
@@ -136,7 +138,7 @@ class ParallelLayer(Layer):
         self.__dict__["_output_space"] = getattr(function, "output", None)
         return super()._called(function, wanted, *tensors)
 
-    def _function(self, tensors: Sequence[Tensor]) -> Function:
+    def _function(self, tensors: Sequence[Tensor | None]) -> Function:
         # The workers agreed on the call of the whole net, from which this one follows.
         calls = self.calls
         if not is_replaying():  # which follows the first computation

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from linop.backends.autograd.dtypes import numpy_dtype
 from linop.errors import ShapeError
-from linop.layers.layer import Function, Tensor
+from linop.layers.layer import Function
 from linop.layers.parameters.weights import hold
 from linop.operators.collectives import repartition
 from linop.spaces.decomposition import COPIES, REPLICATED
@@ -30,6 +31,9 @@ class _Linear(ParallelLayer):
         input, output: layouts.
         sizes: lengths of the weight's blocks along the dimension that is cut.
     """
+
+    weight: Tensor
+    bias: Tensor | None
 
     def __init__(
         self, axis: Axis, whole: Any, input: Layout, output: Layout, sizes: Sequence[int]
@@ -102,7 +106,7 @@ class SharedColwiseLinear(_Linear):
         embed = self.moved(repartition, whole, whole.like(self.grid, [0, COPIES]))
 
         def affine(x: Tensor) -> Tensor:
-            own = [self.weight, self.bias[:, None]] if biased else [self.weight]
+            own = [self.weight] if self.bias is None else [self.weight, self.bias[:, None]]
             both = embed(torch.cat(own, 1))
             bias = both[:, -1] if biased else None
             return torch.nn.functional.linear(spread(x), both[:, : self.in_features], bias)

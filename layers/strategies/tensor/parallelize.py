@@ -10,6 +10,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
+from torch.nn import Module
 
 from linop.backends import use
 from linop.errors import ArgumentError, BackendError, PartitionError, expect
@@ -29,8 +30,6 @@ from linop.strategies.tensor.styles import (
     parallel_layers,
 )
 
-Module = Any
-"""torch is not typed here."""
 _Said = Mapping[str, Mapping[str, Any]]
 """A worker's plan, module and arguments, of which each part has a text, or a tuple."""
 

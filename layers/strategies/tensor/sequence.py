@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from linop.backends.autograd.dtypes import numpy_dtype
 from linop.errors import PartitionError
-from linop.layers.layer import Function, Tensor
+from linop.layers.layer import Function
 from linop.spaces.decomposition import COPIES, REPLICATED
 from linop.spaces.tensor import TensorSpace
 from linop.strategies.mesh import Axis
@@ -55,11 +56,10 @@ class SequenceNorm(ParallelLayer):
 
         def normalise(x: Tensor) -> Tensor:
             x, shape = cut(x), self.normalized_shape
+            weight, bias = _two(parameters())
             if self._layer_norm:
-                return laid_out(
-                    torch.nn.functional.layer_norm(x, shape, *_two(parameters()), self.eps)
-                )
-            return laid_out(torch.nn.functional.rms_norm(x, shape, *parameters(), eps=self.eps))
+                return laid_out(torch.nn.functional.layer_norm(x, shape, weight, bias, self.eps))
+            return laid_out(torch.nn.functional.rms_norm(x, shape, weight, self.eps))
 
         return laid_out_as(Z, normalise)
 
@@ -96,6 +96,6 @@ class Pointwise(ParallelLayer):
         return laid_out_as(Z, lambda x: laid_out(module(cut(x))))
 
 
-def _two(given: Any) -> tuple[Tensor, Tensor]:
+def _two(given: Any) -> tuple[Tensor | None, Tensor | None]:
     """Weight and bias, where None stands for an absent one."""
     return (*given, None, None)[:2]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.nn import Module
 
 from linop.errors import ArgumentError, PartitionError
 from linop.layers.layer import Layer
@@ -20,8 +21,6 @@ from linop.strategies.tensor.layouts import Layout, layout_of
 from linop.strategies.tensor.linear import ColwiseLinear, RowwiseLinear, SharedColwiseLinear
 from linop.strategies.tensor.sequence import Pointwise, SequenceNorm
 
-Module = Any
-"""torch is not typed here."""
 _CUT = torch.nn.Linear, torch.nn.Embedding
 """Modules whose weights are cut."""
 
@@ -71,12 +70,12 @@ def _computes_as(module: Module, kinds: tuple[Any, ...]) -> bool:
         return True
     own = [kind for kind in kinds if isinstance(module, kind)]
     names = {name for name, _ in module.named_parameters()}
-    if not own or not names <= {"weight", "bias"} or [*module.children()] or [*module.buffers()]:
+    if not own or not names <= {"weight", "bias"} or [*module.children(), *module.buffers()]:
         return False
     return type(module).forward is own[0].forward or _same_on_trial(module, own[0])
 
 
-def _same_on_trial(module: Module, kind: Any) -> bool:
+def _same_on_trial(module: Any, kind: Any) -> bool:
     weight = module.weight
     if weight.is_meta:
         return False
@@ -86,7 +85,7 @@ def _same_on_trial(module: Module, kind: Any) -> bool:
         numbers = torch.arange(3 * module.in_features, device=weight.device) % 7 - 3
         given = numbers.to(weight.dtype).view(3, -1)
     with torch.no_grad():
-        return torch.equal(module(given), kind.forward(module, given))  # type: ignore[no-any-return]
+        return torch.equal(module(given), kind.forward(module, given))
 
 
 def _sizes(
@@ -379,11 +378,11 @@ def _no_copies(layout: Any) -> None:
         )
 
 
-def _features(module: Module) -> int:
+def _features(module: Any) -> int:
     given = module.out_features if isinstance(module, torch.nn.Linear) else module.embedding_dim
     return int(given)
 
 
-def _rows(module: Module) -> int:
+def _rows(module: Any) -> int:
     given = module.in_features if isinstance(module, torch.nn.Linear) else module.num_embeddings
     return int(given)

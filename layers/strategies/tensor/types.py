@@ -15,6 +15,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -47,7 +48,7 @@ _CURE = (
 )
 
 
-class _Unseen(TorchDispatchMode):  # type: ignore[misc]  # torch is not typed here
+class _Unseen(TorchDispatchMode):
     """Mode that sees what torch computes outside of the functions that `Types` is given: in scripts
     of `torch.jit`, in `torch.vmap` and `torch.func`."""
 
@@ -63,7 +64,7 @@ class _Unseen(TorchDispatchMode):  # type: ignore[misc]  # torch is not typed he
         return func(*args, **kwargs)
 
 
-class Types(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
+class Types(TorchFunctionMode):
     """Mode that follows layouts.
 
     Args:
@@ -308,7 +309,7 @@ class Types(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
         # Nobody reads the gradient of a constant that the call itself made.
         found = [(x, layout) for x, layout in found if x not in self._constants]
         whole = [x for x, layout in found if layout is REPLICATED and x.requires_grad]
-        owned = [x for x in whole if isinstance(x, torch.nn.Parameter)]
+        owned: list[Tensor] = [x for x in whole if isinstance(x, torch.nn.Parameter)]
         owned += [
             x
             for x in call.tensors
@@ -370,7 +371,7 @@ def _here() -> str:
     frame = inspect.currentframe()
     while frame is not None:
         self = frame.f_locals.get("self")
-        if isinstance(self, torch.nn.Module) and frame.f_code is not torch.nn.Module.__call__:
+        if isinstance(self, torch.nn.Module):
             return f"{path_of(self, frame)}: "
         frame = frame.f_back
     return ""

@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from linop.backends import Backend
 from linop.errors import ArgumentError, BackendError
@@ -43,9 +44,6 @@ from linop.strategies.pipelines.model.stage_states import (
 )
 from linop.strategies.pipelines.side_by_side import SideBySide
 from linop.strategies.pipelines.stages.stage_backends import within
-
-Tensor = Any
-"""torch is not typed here."""
 
 
 class Said(NamedTuple):
@@ -119,7 +117,7 @@ class Checkpoints:
             return {"file": torch.frombuffer(file.getbuffer(), dtype=torch.uint8)}
 
         data = on_all(self._backend, self._agreement, self._each(read, "load"))["file"]
-        state = loaded(io.BytesIO(data.numpy()), str(path), Limits(wanted))
+        state = loaded(io.BytesIO(data.numpy().data), str(path), Limits(wanted))
         both = has_optimizer(state)
         if self._optimizer is not None and not both:
             raise ArgumentError(f"load: {str(path)!r} has no state of an optimizer")

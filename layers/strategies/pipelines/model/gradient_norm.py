@@ -8,6 +8,7 @@ from functools import reduce
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from linop.backends import Backend
 from linop.layers.agreement.input_agreement import InputAgreement
@@ -18,7 +19,7 @@ from linop.spaces.decomposition import COPIES
 from linop.spaces.partition import Partition
 from linop.spaces.tensor import TensorSpace
 from linop.strategies.pipelines.construction import Plan
-from linop.strategies.pipelines.stages.stage import Stage, Tensor
+from linop.strategies.pipelines.stages.stage import Stage
 
 
 class GradientNorm:
@@ -80,7 +81,7 @@ class GradientNorm:
         grads = [p for p in every if p.grad is not None]
         norms, there = self._sum(terms.reshape(-1)).reshape(2, -1)
         each = torch.from_numpy(norms[there > 0])
-        total = torch.linalg.vector_norm(each.to(self._dtype))
+        total: Tensor = torch.linalg.vector_norm(each.to(self._dtype))
         torch.nn.utils.clip_grads_with_norm_(grads, most, total)
         return total
 

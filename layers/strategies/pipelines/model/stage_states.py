@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from linop.backends import Backend
 from linop.backends.autograd.dtypes import numpy_dtype
@@ -24,8 +25,6 @@ from linop.spaces.tensor import TensorSpace
 from linop.strategies.pipelines.splitting import keys_of_whole
 from linop.strategies.pipelines.stages.stage_backends import within
 
-Tensor = Any
-"""torch is not typed here."""
 _LOAD = "load_state_dict"
 _LOADS = f"call linop.strategies.Pipeline.{_LOAD}"
 

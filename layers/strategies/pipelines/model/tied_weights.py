@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from linop.backends import Backend, BoundPlan
 from linop.backends.autograd.bridge import bridge_of
@@ -28,10 +29,6 @@ from linop.spaces.partition import Partition
 from linop.spaces.tensor import TensorSpace
 from linop.strategies.pipelines.construction import Plan, check_updates_last
 from linop.strategies.pipelines.model.stage_states import Own, prefix_of
-
-Tensor = Any
-"""torch is not typed here."""
-
 
 _PROCESS = uuid.uuid4().hex
 """This process, in messages to others."""
@@ -110,7 +107,7 @@ class TiedWeights:
             for key in group[1:]
             if key in own and own[key] is not own.get(group[0])
         }
-        self._before: list[list[Tensor]] = []
+        self._before: list[list[Tensor | None]] = []
         holders = sorted({w for group in names for key in group for w in _holding(key, said)})
         self._used = self._counting(holders) if holders else None
 

@@ -7,16 +7,13 @@ way, to weights; the second starts from these nodes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from torch.autograd.graph import GradientEdge
-
-Tensor = Any
-Node = Any
-"""torch is not typed here."""
+from torch import Tensor
+from torch.autograd.graph import GradientEdge, Node
 
 
 class Part(NamedTuple):
@@ -61,17 +58,19 @@ def _descending(roots: Sequence[Node]) -> list[Node]:
     """All nodes of a graph, each before those that it leads to."""
     order: list[Node] = []
     seen: set[Node] = set()
-    stack = [(None, iter([(root, 0) for root in roots]))]
+    begin: list[tuple[Node | None, int]] = [(root, 0) for root in roots]
+    stack: list[tuple[Node | None, Iterator[tuple[Node | None, int]]]] = [(None, iter(begin))]
     while stack:
         node, rest = stack[-1]
         child = next((child for child, _ in rest if child is not None and child not in seen), None)
         if child is None:
-            order.append(node)
+            if node is not None:  # None leads to the roots
+                order.append(node)
             stack.pop()
         else:
             seen.add(child)
             stack.append((child, iter(child.next_functions)))
-    return order[-2::-1]  # the last one is None, which leads to the roots
+    return order[::-1]
 
 
 def input_half(

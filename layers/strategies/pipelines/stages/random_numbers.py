@@ -65,4 +65,4 @@ class RandomNumbers:
         """Context of a forward for its shapes."""
         if self._alone:
             return self._seeded(training, "probe")
-        return torch.random.fork_rng(devices=[])  # type: ignore[no-any-return]
+        return torch.random.fork_rng(devices=[])

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils.checkpoint import checkpoint
 
@@ -26,8 +27,6 @@ from linop.strategies.pipelines.stages.halves import Part, input_half, weight_ha
 from linop.strategies.pipelines.stages.random_numbers import RandomNumbers
 from linop.strategies.pipelines.stages.stateless import called, reading
 
-Tensor = Any
-"""torch is not typed here."""
 Result = Any
 """Of a module: a tensor, or a tuple, list or mapping of several."""
 Version = Mapping[str, Tensor]
@@ -53,11 +52,12 @@ class _Saved:
     """Between the two halves of a backward."""
     parts: Sequence[Part] | None = None
     """Nodes at which the second half starts."""
-    loss: Tensor = None
+    loss: Tensor | None = None
 
     def started(self, gradients: Gradients) -> Roots:
         """The nodes at which a backward begins."""
         if gradients is None:
+            assert self.loss is not None
             return list(self.edges.values()), [torch.ones_like(self.loss)] * len(self.edges)
         used = [k for k in self.edges if k in gradients]
         return [self.edges[k] for k in used], [gradients[k] for k in used]
@@ -190,7 +190,7 @@ class Stage:
         changed: Version = {}
         seeded = partial(self.random.of, self.module.training, micro_batch)
 
-        def call(*inputs: Tensor) -> Tensor:
+        def call(*inputs: Tensor) -> Result:
             if self._writes:  # a module that begins in place, as of its predecessor's output
                 inputs = tuple(x.clone() for x in inputs)
             with seeded():
@@ -276,7 +276,7 @@ class Stage:
                 )
         return {k: parts[k] for k in self._outputs or parts}
 
-    def backward(self, micro_batch: int, gradients: Gradients) -> list[Tensor]:
+    def backward(self, micro_batch: int, gradients: Gradients) -> list[Tensor | None]:
         """Add the gradients of the parameters to their ``grad``; return those of the inputs, None
         for one on which the loss does not depend.
 
@@ -292,7 +292,7 @@ class Stage:
                 self._collect(saved.weights)
         return self._gradients(saved.inputs)
 
-    def backward_input(self, micro_batch: int, gradients: Gradients) -> list[Tensor]:
+    def backward_input(self, micro_batch: int, gradients: Gradients) -> list[Tensor | None]:
         """Gradients of the inputs alone, if halves are apart; `backward_weight` is to follow."""
         saved = self._saved[micro_batch]
         if not self._halves:
@@ -306,7 +306,7 @@ class Stage:
                 saved.parts = input_half(*saved.roots, wanted)
         return self._gradients(saved.inputs)
 
-    def _gradients(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+    def _gradients(self, inputs: Sequence[Tensor]) -> list[Tensor | None]:
         """Take the gradients of inputs: all workers of the stage have one of each, or none has, so
         that all run the backward of a stage before it, or none."""
         found = [_gradient(x) for x in inputs]
@@ -405,7 +405,7 @@ def tensors_of(result: Result) -> list[Tensor]:
     return [x for x in _parts(result) if isinstance(x, torch.Tensor)]
 
 
-def joined(results: Sequence[Result]) -> Result:
+def joined(results: list[Result]) -> Result:
     """The rows of several results of a module, as one."""
     first = results[0]
     if isinstance(first, Mapping):
@@ -415,7 +415,7 @@ def joined(results: Sequence[Result]) -> Result:
     return torch.cat(results)
 
 
-def _gradient(x: Tensor) -> Tensor:
+def _gradient(x: Tensor) -> Tensor | None:
     grad, x.grad = x.grad, None
     return grad
 

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.nn import Module
 
 from linop.backends import Backend, use
 from linop.backends.engine.worker import Worker
@@ -22,8 +23,6 @@ from linop.strategies.pipelines.construction import Plan
 from linop.strategies.pipelines.stages.stage import sharded_units
 from linop.strategies.tensor.layer import ParallelLayer
 
-Module = Any
-"""torch is not typed here."""
 _GENERATED = "linop.backends"
 """Module of generated functions, which have no name."""
 _COMMUNICATING = _GENERATED, "linop.layers", "linop.strategies", "linop.autograd"
@@ -98,7 +97,7 @@ def made(s: int, given: Any, grid: Partition, part: Backend) -> Module:
     Raises:
         ArgumentError: it is none, or its layers are of other workers than the stage.
     """
-    module = given
+    module: Module = given
     if not isinstance(given, torch.nn.Module):
         with use(part):
             module = given(local(grid))

@@ -10,11 +10,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
+from torch import Tensor
+from torch.nn import Module
 from torch.nn.utils.stateless import _reparametrize_module
-
-Tensor = Any
-Module = Any
-"""torch is not typed here."""
 
 
 def reading(module: Module, state: Mapping[str, Tensor]) -> AbstractContextManager[Any]:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from linop.layers.dropout import BITS, random_bits
 from linop.layers.parameters.generator import from_seed_on, seed_of
@@ -25,8 +26,6 @@ from linop.strategies.tensor.following.cuts import Cut, Refused
 from linop.strategies.tensor.following.function_call import FunctionCall
 from linop.strategies.tensor.following.sizes import plain
 
-Tensor = Any
-"""torch is not typed here."""
 _DROPOUTS = {
     "dropout": True,
     "dropout1d": True,
@@ -196,7 +195,7 @@ class _Numbers:
     def uniform(self, shape: Sequence[int], dtype: Any, device: Any, n: int = 0) -> Tensor:
         """Fractions from 0 to below 1, of as many digits as the dtype has."""
         digits = 1 - int(math.log2(torch.finfo(dtype).eps))
-        bits = self.bits(shape, device, n=n) >> (BITS - digits)
+        bits: Tensor = self.bits(shape, device, n=n) >> (BITS - digits)
         return bits.to(dtype) * 2.0**-digits
 
     def normal(self, shape: Sequence[int], dtype: Any, device: Any) -> Tensor:
@@ -206,7 +205,8 @@ class _Numbers:
 
     def kept(self, x: Tensor, p: float, dims: int | None = None) -> Tensor:
         """True with probability 1 - p."""
-        return self.bits(x.shape, x.device, dims) >= int(p * 2**BITS)
+        kept: Tensor = self.bits(x.shape, x.device, dims) >= int(p * 2**BITS)
+        return kept
 
 
 def _dropped(call: FunctionCall, numbers: _Numbers) -> Tensor:
@@ -258,7 +258,7 @@ def _made(call: FunctionCall, numbers: _Numbers) -> Tensor:
 
 
 def _filled(call: FunctionCall, numbers: _Numbers) -> Tensor:
-    x = call.given(0, "self")
+    x: Tensor = call.given(0, "self")
     if call.name == "normal_":
         mean, std = call.given(1, "mean", default=0.0), call.given(2, "std", default=1.0)
         return x.copy_(numbers.normal(x.shape, x.dtype, x.device) * std + mean)
@@ -270,18 +270,19 @@ def _filled(call: FunctionCall, numbers: _Numbers) -> Tensor:
 
 
 def _tossed(call: FunctionCall, numbers: _Numbers) -> Tensor:
-    x = call.given(0, "input", "self")
+    x: Tensor = call.given(0, "input", "self")
     in_place = call.name.endswith("_")
     p = call.given(1, "p", default=0.5 if in_place else None)
-    tossed = numbers.bits(x.shape, x.device).double() * 2.0**-BITS < (x if p is None else p)
+    tossed: Tensor = numbers.bits(x.shape, x.device).double() * 2.0**-BITS < (x if p is None else p)
     return x.copy_(tossed) if in_place else tossed.to(x.dtype)
 
 
 def _gumbel(call: FunctionCall, numbers: _Numbers) -> Tensor:
-    x, tau = call.given(0, "logits"), call.given(1, "tau", default=1)
+    x: Tensor = call.given(0, "logits")
+    tau = call.given(1, "tau", default=1)
     dim = call.given(4, "dim", default=-1)
     u = numbers.uniform(x.shape, torch.float64, x.device) + 2.0 ** -(BITS + 1)
-    soft = ((x - (-u.log()).log().to(x.dtype)) / tau).softmax(dim)
+    soft: Tensor = ((x - (-u.log()).log().to(x.dtype)) / tau).softmax(dim)
     if not call.given(2, "hard", default=False):
         return soft
     most = soft.max(dim, keepdim=True)[1]
@@ -304,7 +305,8 @@ def _attended(call: FunctionCall, numbers: _Numbers) -> Tensor:
         scores = scores + mask
     weights = scores.softmax(-1)
     kept = numbers.kept(weights, p).to(weights.dtype)
-    return (weights * (kept / (1 - p) if p < 1 else kept * 0)) @ v
+    attended: Tensor = (weights * (kept / (1 - p) if p < 1 else kept * 0)) @ v
+    return attended
 
 
 _BY_LAYOUT: dict[str, Callable[[FunctionCall, _Numbers], Tensor]] = {

@@ -155,7 +155,7 @@ class Stream(Draws):
         _HERE.draws = self._before
 
 
-class Repeated(TorchFunctionMode, Draws):  # type: ignore[misc]  # torch is not typed here
+class Repeated(TorchFunctionMode, Draws):
     """Mode in which the draws of a computation are made again, in their order.
 
     Raises:

@@ -7,13 +7,12 @@ from functools import cached_property
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from linop.strategies.tensor.following.cuts import Cut, Followed, Refused
 from linop.strategies.tensor.following.sizes import Varied, plain
 
-Tensor = Any
-"""torch is not typed here."""
 _TENSOR = torch.Tensor
 
 
