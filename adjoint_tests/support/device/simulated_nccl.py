@@ -106,7 +106,7 @@ class NcclCommunicator:
         groupEnd()
 
     def launch(self, messages: list[tuple[int, int, int, int, int]]) -> None:
-        from support.device.simulated import STREAMS
+        from support.device.simulated_streams import STREAMS
 
         if self.aborted:
             raise NcclError("NCCL_ERROR_INVALID_USAGE: this communicator was aborted")

@@ -153,7 +153,8 @@ class Unit:
             BackendError: a worker has not done what the others have; on every worker.
         """
         known = [*gathered]
-        if self.axis.size > 1 and not are_equal(known.pop()):
+        note = known.pop() if self.axis.size > 1 else None
+        if note is not None and not are_equal(note):
             raise different(f"fully_shard, {self.name}", self._facts, self.backend, _CURE)
         return [*told(known)]
 
