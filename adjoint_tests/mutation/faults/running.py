@@ -208,7 +208,7 @@ COLLECTIVES = (
         "root by its number",
         "the root of a collective of MPI is a worker's number, not its place in the group",
         "address",
-        "linop.backends.mpi.collectives:Exchange.root",
+        "linop.backends.mpi.collectives:Arguments.root",
         "self.found.group.index(self.found.root or 0)",
         "self.found.root or 0",
         ("test_patterns.py::test_mpi_collectives_of_some_ranks",),

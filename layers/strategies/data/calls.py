@@ -27,7 +27,7 @@ class _Saved(NamedTuple):
     number: int
     size: tuple[int, ...]
     stride: tuple[int, ...]
-    offset: int
+    offset: int | torch.SymInt
     dtype: Any
     conjugate: bool
     negative: bool
@@ -113,9 +113,7 @@ class Call:
             return tensor if outer is None else _Outer(outer[1], outer[0](tensor))
         self.saved = True
         lazy = tensor.dtype, tensor.is_conj(), tensor.is_neg()
-        return _Saved(
-            self, k, tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()), *lazy
-        )
+        return _Saved(self, k, tuple(tensor.shape), tensor.stride(), tensor.storage_offset(), *lazy)
 
 
 def _places(tensors: Sequence[Tensor]) -> dict[int, int]:
