@@ -201,6 +201,15 @@ WINDOWS = (
         "None",
         ("test_mpi_memory.py::test_windows_have_their_pages_from_the_start",),
     ),
+    Fault(
+        "buffer free a run too early",
+        "in shared memory, a buffer is said to be read a run before it is",
+        "synchronisation",
+        "linop.backends.mpi.shared_memory.windows:Windows.end",
+        "self._ready(self._turns)",
+        "self._ready(self._turns + 1)",
+        ("test_proven_programs.py::test_programs_of_ranks_are_proven",),
+    ),
 )
 
 COLLECTIVES = (
