@@ -173,12 +173,20 @@ def _collective(
 
 
 def _classified(entries: Routes) -> Pattern | None:
-    """The pattern of a closed group's routes, by the table in the module's docstring; or None."""
+    """The pattern of a closed group's routes, by the table in the module's docstring; or None.
+
+    1. No box overlaps another of its end. 2. What is exchanged, with the local copies that belong
+    to it, has one coefficient. 3. The numbers of senders and receivers of boxes say which
+    collective it is. 4. Routes are bundled, and the order of bundles in messages compared.
+    5. Elements are counted by member.
+    """
+    # 1
     t = entries.table.take(entries.row)
     sources = _Boxes.of(t, entries.sender, t.src, t.of)
     targets = _Boxes.of(t, entries.receiver, t.dst, t.at)
     if not (sources.disjoint and targets.disjoint):
         return None
+    # 2
     remote = entries.sender != entries.receiver
     # A local copy belongs to the collective if its source is sent too, or its target received.
     part = sources.shared(remote) | targets.shared(remote)
@@ -189,6 +197,7 @@ def _classified(entries: Routes) -> Pattern | None:
         return None
     if _repeat(source, receiver) or _repeat(target, sender):
         return None
+    # 3
     S, D = np.unique(sender), np.unique(receiver)
     group = np.union1d(S, D)
     froms, tos = np.bincount(target)[target], np.bincount(source)[source]
@@ -210,7 +219,7 @@ def _classified(entries: Routes) -> Pattern | None:
             kind = Kind.ALL_TO_ALL
         case _:
             return None
-    # A bundle is numbered by its one box, or by that of its first contributor.
+    # 4. A bundle is numbered by its one box, or by that of its first contributor.
     bundle = target if kind.sums else source
     if kind is Kind.ALL_REDUCE:
         first = np.zeros(int(target.max()) + 1, np.int64)
@@ -224,6 +233,7 @@ def _classified(entries: Routes) -> Pattern | None:
     )
     position = _rank(row_keys(receiver, sender))
     aligned = not _several(row_keys(message, position), bundle)
+    # 5
     whose, box = (receiver, target) if kind is Kind.REDUCE_SCATTER else (sender, source)
     # Count each box once, however many receive it.
     _, once = np.unique(box, return_index=True)

@@ -269,18 +269,25 @@ class LoweredPlan:
     @cached_property
     def in_place(self) -> bool:
         """True if results may share memory with the arguments of the same name: unchanged elements
-        keep their position, and no element is read where another is written."""
+        keep their position, and no element is read where another is written.
+
+        1. There is one stage, of movements. 2. No region that is written to is kept under another
+        name, too. 3. Each result that has an argument's name has its shape and memory, is neither
+        cleared nor added to, and what is written to it is not read.
+        """
+        # 1
         steps = self.steps
         if any(isinstance(step, Apply) for step in steps):
             return False
         if sum(isinstance(step, Advance) for step in steps) != 1:
             return False
-        # A region aliased under another name is read last, when its memory may be overwritten.
+        # 2. A region aliased under another name is read last, when its memory may be overwritten.
         aliases = [step for step in steps if isinstance(step, Alias)]
         written_to = {r.name for r in self.outputs}
         written_to -= {a.target.name for a in aliases if a.source.name == a.target.name}
         if any(a.source.name != a.target.name and a.source.name in written_to for a in aliases):
             return False
+        # 3
         puts = puts_of(steps)
         new = [put for put in puts if not put.keeps]
         read = [p for step in steps if isinstance(step, Send) for p in step.parts]
