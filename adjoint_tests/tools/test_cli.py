@@ -181,7 +181,9 @@ def test_show_prints_plans_before_and_after_each_pass(run: Run) -> None:
         assert collectives.splitlines()[:2] == ["in_collectives", "the same"]
         assert "share 1 of sum 0 = message from 0 at 0 + x@1[50000:100000]" in fused
         assert "share 1 of sum 0[50000] within x@1[50000:100000]" in stored
-        text = plans.split("worker 1: memory, messages\n")[1].split("\n\n")[0]
+        text = plans.split("worker 1: instructions, with messages among threads\n")[1].split(
+            "\n\n"
+        )[0]
         assert "# send 50000 elements to 0: share 1 of sum 0\n" in text
         compile(f"def run(c0):\n{textwrap.indent(text, ' ')}", "listing", "exec")
     result = run("show", "--passes", "--worker", "2", target)

@@ -210,7 +210,7 @@ class LinearOperator(WithOrigin, ABC, Generic[Domain_co, Codomain_co]):
         alike = self.domain == other.domain and self.codomain == other.codomain
         return alike and self.stages.equals(other.stages)
 
-    def simplify(self) -> LinearOperator[Domain_co, Codomain_co]:
+    def simplify(self) -> LinearOperator:
         """An equal operator, reduced by the laws ``K K = K``, ``A* A = I``, … of
         `linop.operators.laws`; the operator itself if none applies."""
         from linop.operators.simplification import in_order, simplified

@@ -18,8 +18,9 @@ from linop.planning.placement import Placement
 from linop.planning.plan import LoweredPlan
 from linop.planning.prediction.rank_order import better_order, bytes_between
 
-MOST = 64
-"""Workers of an operator whose instructions are shown, at most."""
+MOST, LARGEST = 64, 1 << 24
+"""Workers of an operator whose instructions are shown, and elements of its arguments and results,
+at most: they are made with their memory, on as many threads as the highest worker's number says."""
 
 
 def another_order(op: LinearOperator, placement: Placement) -> str:
@@ -57,10 +58,14 @@ def passes(
         for what, plan in shown(op.stages, worker, options, placement):
             yield f"worker {worker}: {what}", "the same" if plan == before else plan.describe()
             before = plan
-    everybodys = workers_of(op.stages)
-    if len(everybodys) <= MOST:
-        texts = linop.launch(partial(_listing, op, placement), max(everybodys, default=0) + 1)
-        yield from ((f"worker {worker}: memory, messages", texts[worker]) for worker in workers)
+    threads = max(workers_of(op.stages), default=0) + 1
+    what = "instructions, with messages among threads"
+    if threads > MOST or op.domain.size + op.codomain.size > LARGEST:
+        limits = f"of at most {MOST} workers, numbered from 0, and {LARGEST} elements"
+        yield what, f"not shown: they are of operators {limits}"
+        return
+    texts = linop.launch(partial(_listing, op, placement), threads, "threads")
+    yield from ((f"worker {worker}: {what}", texts[worker]) for worker in workers)
 
 
 def _listing(op: LinearOperator, placement: Placement | None, backend: Backend) -> str:

@@ -132,6 +132,7 @@ class Join:
     sends: Packet
     receives: Packet | None
     sent: tuple[int, ...]
+    received: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -274,9 +275,9 @@ class _Export:
                 return [Post(tuple(map(self.packet, packets)))]
             case i.Complete(packets=packets):
                 return [Complete(tuple(map(self.number, packets)))]
-            case i.Join(found=found, sends=sends, receives=receives, sent=sent):
+            case i.Join(found=found, sends=sends, receives=receives):
                 to = None if receives is None else self.packet(receives)
-                return [Join(found, self.packet(sends), to, tuple(sent))]
+                return [Join(found, self.packet(sends), to, tuple(one.sent), tuple(one.received))]
             case i.Signal(flags=flags, ahead=ahead, piece=piece):
                 return [Signal(tuple(flags), ahead, _name(piece))]
             case i.Until(flags=flags, piece=piece):

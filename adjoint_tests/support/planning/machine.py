@@ -77,6 +77,12 @@ def prove(programs: Sequence[Exported], stages: Stages, seed: int = 0) -> None:
     """
     runs = 2 + max([_SLOTS, *(many for program in programs for many in program.ready.values())])
     machine = _Machine(programs)
+    require(set(stages.workers) <= set(machine.index), "a worker of the operator is not there")
+    for program in programs:
+        sides = (program.inputs, stages.domain), (program.outputs, stages.codomain)
+        for known, space in sides:
+            held = {region.name for region in space.on(program.worker)}
+            require(known.keys() == held, "other arguments or results")
     rng = np.random.default_rng(seed)
     given, wanted = [], []
     for _ in range(runs):
@@ -351,6 +357,8 @@ class _Run:
 
     def post(self, packet: Packet) -> None:
         where, machine = self.packet(packet), self.machine
+        if packet.incoming:  # from now on it may be written to
+            machine.write(self.me, where, np.array(_NOTHING))
         require(packet.number not in self.under_way, "a message is begun twice")
         require(packet.peer in machine.index, f"a message for {packet.peer}, who is not there")
         machine.busy(where, packet.incoming, 1)
@@ -379,8 +387,14 @@ class _Run:
         else:
             while machine.posted[key] <= turn:
                 yield "waits"
-            machine.busy(where, False, -1)
+            self.left(where)
         del self.under_way[number]
+
+    def left(self, where: Bytes) -> None:
+        """It may have been read until now."""
+        self.clock[self.me] += 1
+        self.machine.busy(where, False, -1)
+        self.machine.read(self.me, where, garbage=True)
 
     def arrive(self, where: Bytes, values: np.ndarray, clocks: Sequence[np.ndarray]) -> None:
         for clock in clocks:
@@ -401,14 +415,20 @@ class _Run:
         key = group, turn
         members = self.machine.joined.setdefault(key, {})
         members[self.program.worker] = one, values, self.clock.copy()
-        require(
-            len({(each.found.kind, each.found.root) for each, *_ in members.values()}) == 1,
-            "members of a group begin different collectives",
-        )
+        first = next(iter(members.values()))[0]
+        require(one.found == first.found, "members of a group begin different collectives")
+        size = len(values) // self.program.dtype.itemsize
+        require(size in _brings(one, self.program.worker), "a contribution of another size")
+        if one.found.kind in (Kind.BROADCAST, Kind.REDUCE):
+            is_root = self.program.worker == one.found.root
+            gets = is_root if one.found.kind is Kind.REDUCE else not is_root
+            require((one.receives is not None) == gets, "who gets a result is not who wants it")
         for packet in (one.sends, one.receives):
             if packet is not None:
                 where = self.packet(packet)
                 require(packet.number not in self.under_way, "a collective is begun twice")
+                if packet.incoming:
+                    self.machine.write(self.me, where, np.array(_NOTHING))
                 self.machine.busy(where, packet.incoming, 1)
                 self.under_way[packet.number] = one, where, key, packet.incoming
 
@@ -419,7 +439,7 @@ class _Run:
         while len(members) < len(key[0]):
             yield "waits"
         if not incoming:
-            self.machine.busy(where, False, -1)
+            self.left(where)
             return
         itemsize, found = self.program.dtype.itemsize, one.found
         kind, group, mine = found.kind, found.group, found.group.index(self.program.worker)
@@ -442,6 +462,8 @@ class _Run:
             pieces = []
             for w in group:
                 sent = members[w][0].sent
+                at = group.index(w)
+                require(one.received[at] == sent[mine], "received as another number than sent")
                 begin = sum(sent[:mine])
                 pieces.append(from_all[w][begin : begin + sent[mine]])
             values = np.concatenate(pieces)
@@ -462,7 +484,9 @@ class _Run:
             require(
                 read is not None and (read <= self.clock).all(), "a signal is lost: nobody read it"
             )
-        said.append((self.number(one.piece, one.ahead), self.clock.copy()))
+        number = self.number(one.piece, one.ahead)
+        require(not said or said[-1][0] < number, "a signal that does not grow")
+        said.append((number, self.clock.copy()))
 
     def until(self, flag: Flag, one: Until) -> Iterator[str]:
         require(flag.target == self.program.worker, "a wait for a signal to another worker")
@@ -483,6 +507,23 @@ class _Run:
         self.machine.taken[key, wanted] = np.where(
             np.arange(len(self.clock)) == self.me, self.clock, 0
         )
+
+
+def _brings(one: Join, worker: int) -> tuple[int, ...]:
+    """Numbers of elements that a member of a collective may contribute."""
+    found = one.found
+    match found.kind:
+        case Kind.BROADCAST:
+            return (found.counts[0],) if worker == found.root else (0,)
+        case Kind.REDUCE:
+            return (found.counts[0], 0) if worker == found.root else (found.counts[0],)
+        case Kind.ALL_REDUCE:
+            return (found.counts[0],)
+        case Kind.ALL_GATHER:
+            return (found.count(worker),)
+        case Kind.REDUCE_SCATTER:
+            return (sum(found.count(w) for w in found.group),)
+    return (sum(one.sent),)
 
 
 def _elements(found: np.ndarray) -> np.ndarray:
