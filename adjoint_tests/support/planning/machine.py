@@ -12,10 +12,8 @@ only if what it waits for must have come, a send only once its receive was poste
 
 from __future__ import annotations
 
-import hashlib
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from fractions import Fraction
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,7 +21,6 @@ import numpy as np
 from linop.backends.engine.execution.instructions import Flag, Sign
 from linop.normal_form.stages import Stages
 from linop.planning.patterns import Kind
-from linop.spaces.exact import Gaussian, exact
 from support.planning.exported import (
     Alias,
     Base,
@@ -46,12 +43,8 @@ from support.planning.exported import (
     Sum,
     Until,
 )
+from support.planning.field import PRIME, applied, modulo, unknown
 
-PRIME = 2**31 - 19
-_ROOT = next(
-    r for g in range(2, 99) if (r := pow(g, (PRIME - 1) // 4, PRIME)) * r % PRIME == PRIME - 1
-)
-"""A square root of -1."""
 _NOTHING = -1
 """Value of memory that nobody has written."""
 _PAGE = 1 << 12
@@ -90,52 +83,6 @@ def prove(programs: Sequence[Exported], stages: Stages, seed: int = 0) -> None:
         given.append(x)
         wanted.append(applied(stages, x))
     machine.execute(given, wanted)
-
-
-# Numbers modulo the prime
-
-
-def modulo(number: Any) -> int:
-    """A rational or Gaussian number."""
-    found = exact(number)
-    if isinstance(found, Gaussian):
-        return (modulo(found.real) + _ROOT * modulo(found.imag)) % PRIME
-    fraction = Fraction(found)
-    return fraction.numerator * pow(fraction.denominator, -1, PRIME) % PRIME
-
-
-def unknown(number: int, sources: Sequence[np.ndarray], k: int, shape: Any) -> np.ndarray:
-    """Result k of an unknown function."""
-    text = hashlib.sha256(f"{number} {k} {shape}".encode())
-    for source in sources:
-        text.update(f"{source.shape}".encode())
-        text.update(np.ascontiguousarray(source).tobytes())
-    seed = int.from_bytes(text.digest()[:8], "little")
-    drawn: np.ndarray = np.random.default_rng(seed).integers(0, PRIME, shape)
-    return drawn
-
-
-def applied(stages: Stages, x: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The results of an operator, by region, with unknown functions for its local maps."""
-    stages = stages.spread
-    numbers: dict[int, int] = {}
-    for k, call in reversed([*enumerate(stages.calls)]):
-        numbers[id(call.map)] = k
-    values = dict(x)
-    for k, movement in enumerate(stages.movements):
-        after = {r.name: np.zeros(r.shape, np.int64) for r in movement.codomain.regions}
-        for row in movement:
-            source = values[row.source.region.name][row.source.index]
-            into = after[row.target.region.name]
-            into[row.target.index] += source * modulo(row.coefficient) % PRIME
-            into %= PRIME
-        values = after
-        for call in stages.layers[k] if k < len(stages.layers) else ():
-            of = [values.pop(name) for name in call.inputs]
-            number, regions = numbers[id(call.map)], call.map.codomain.regions
-            for one, name in enumerate(call.outputs):
-                values[name] = unknown(number, of, one, regions[one].shape)
-    return values
 
 
 # Memory
