@@ -27,6 +27,7 @@ ROADS: dict[str, dict[str, Any]] = {
     "any order": {"windows": False, "collectives": True, "sums": "any"},
 }
 """How ranks exchange messages."""
+EVERY_ROAD: dict[str, dict[str, Any]] = {**ROADS, "machines": {"windows": MACHINES}}
 
 
 def on_threads(workers: int, contract: Callable[..., None], *arguments: Any) -> None:

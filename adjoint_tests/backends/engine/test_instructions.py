@@ -16,9 +16,8 @@ from support.draws import FEW, IN_PROCESS
 from support.operators.catalogue import NAMES, build, describe
 from support.operators.properties import stays_exact
 from support.requirements import needs_mpi
-from support.workers import MACHINES, ROADS, on_ranks
+from support.workers import EVERY_ROAD, on_ranks
 
-EVERY_ROAD: dict[str, dict[str, Any]] = {**ROADS, "machines": {"windows": MACHINES}}
 names = st.sampled_from(NAMES)
 
 

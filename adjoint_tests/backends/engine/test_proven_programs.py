@@ -1,4 +1,4 @@
-"""What is emitted is proven: the instructions of all workers compute their operator."""
+"""The instructions that are emitted are proven: those of all workers compute their operator."""
 
 from __future__ import annotations
 
@@ -27,9 +27,8 @@ from support.operators.properties import stays_exact
 from support.planning.exported import Exported
 from support.planning.machine import Wrong, prove
 from support.requirements import needs_mpi
-from support.workers import MACHINES, ROADS, on_ranks
+from support.workers import EVERY_ROAD, on_ranks
 
-EVERY_ROAD: dict[str, dict[str, Any]] = {**ROADS, "machines": {"windows": MACHINES}}
 names = st.sampled_from(NAMES)
 
 

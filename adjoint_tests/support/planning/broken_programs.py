@@ -88,7 +88,7 @@ def elsewhere(one: Operation, workers: int) -> Iterator[Operation]:
 
 
 def another_road(one: Operation, workers: int) -> Iterator[Operation]:
-    """What is written to another worker's memory is written to somebody else's."""
+    """Writes to another worker's memory go to somebody else's."""
     match one:
         case Move(target=Static(rooms=rooms) as target):
             for k in range(workers):

@@ -356,7 +356,7 @@ class Emitter:
 
 
 def _kind(thing: Any) -> str:
-    """What an object is, as the begin of a name."""
+    """The begin of an object's name, which says its kind."""
     name: str = getattr(thing, "__name__", None) or type(thing).__name__
     return f"{name}_" if name.isidentifier() else "v"  # as of lambdas, and of dtype[bfloat16]
 

@@ -157,7 +157,7 @@ class Settle:
 
 @dataclass(frozen=True, eq=False)
 class Interaction:
-    """What workers do together; this class itself: without data, such as numbers of calls.
+    """An operation of several workers; this class itself: one without data, of numbers of calls.
 
     Attributes:
         by: the operations by which it is done.
@@ -215,7 +215,7 @@ class Join(Interaction):
 
 
 class Sign(Enum):
-    """What a signal in shared memory says."""
+    """The meaning of a signal in shared memory."""
 
     READY = "the receiver's memory may be written to"
     DONE = "a message is complete"

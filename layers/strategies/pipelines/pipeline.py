@@ -45,6 +45,7 @@ from linop.strategies.pipelines.stages.stage_backends import (
     parts_of,
 )
 
+Given = Tensor | None  # by a worker
 Loss = Callable[[Tensor, Tensor], Tensor]
 Optimizer = Callable[[list[Tensor]], Any]
 Made = TypeVar("Made")
@@ -289,10 +290,7 @@ class Pipeline:
     # Interface for users
 
     def step(
-        self,
-        x: Tensor | None = None,
-        target: Tensor | None = None,
-        sizes: Sequence[int] | None = None,
+        self, x: Given = None, target: Given = None, sizes: Sequence[int] | None = None
     ) -> Tensor | None:
         """One run of the schedule: gradients, and the updates. Collective.
 
@@ -330,7 +328,7 @@ class Pipeline:
         total: Tensor = sums[0] if len(sums) == 1 else torch.stack(sums)
         return total
 
-    def __call__(self, x: Tensor | None = None, sizes: Sequence[int] | None = None) -> Any:
+    def __call__(self, x: Given = None, sizes: Sequence[int] | None = None) -> Any:
         """The model's output, without gradients. Collective; see `step`. A batch may have fewer
         rows than the schedule has micro-batches.
 
@@ -431,13 +429,7 @@ class Pipeline:
 
     # Steps
 
-    def _agreed(
-        self,
-        trains: bool,
-        x: Tensor | None,
-        target: Tensor | None,
-        sizes: Sequence[int] | None,
-    ) -> _Batch:
+    def _agreed(self, trains: bool, x: Given, target: Given, sizes: Sequence[int] | None) -> _Batch:
         plan = self._plan
         given = call_metadata(
             [x if plan.is_first else None, target if plan.is_last else None], trains, ()
@@ -466,9 +458,7 @@ class Pipeline:
     def _cut(self, tensor: Tensor | None, sizes: Sequence[int]) -> Sequence[Any]:
         return [None] * len(sizes) if tensor is None else tensor.detach().split(list(sizes))
 
-    def _run(
-        self, batch: _Batch, x: Tensor | None, targets: Sequence[Tensor] | None = None
-    ) -> Step:
+    def _run(self, batch: _Batch, x: Given, targets: Sequence[Tensor] | None = None) -> Step:
         """Run the schedule; to train, with the targets of micro-batches, on workers that have
         some."""
         trains = targets is not None
