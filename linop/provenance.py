@@ -187,6 +187,8 @@ def _snapshot(value: Any) -> Any:
         return type(value)(map(_snapshot, value))
     if type(value) is dict:
         return {key: _snapshot(item) for key, item in value.items()}
+    if isinstance(value, WithOrigin):  # immutable; as an array it would be its matrix
+        return value
     # Sparse matrices and tensors are recognised by their methods, without importing packages.
     if isinstance(value, np.ndarray) or hasattr(value, "tocsr"):
         return value.copy()

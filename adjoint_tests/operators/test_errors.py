@@ -90,7 +90,7 @@ def test_many_differences_are_cut_short() -> None:
         "1 + IC",
         "IC / IC",
         "IC * 'x'",
-        "IC * np.ones(3)",
+        "np.ones(3) * IC",
         "v * IC",
         "v * v",
         "v + 1",

@@ -8,7 +8,9 @@ from __future__ import annotations
 import scipy.sparse.linalg
 
 from linop.operators.operator import LinearOperator
+from linop.operators.scipy_protocol import flat_result
 from linop.spaces.scalars import Array
+from linop.spaces.space import Order, checked_order
 
 
 class FlatOperator(scipy.sparse.linalg.LinearOperator):  # type: ignore[misc]
@@ -17,21 +19,27 @@ class FlatOperator(scipy.sparse.linalg.LinearOperator):  # type: ignore[misc]
 
     Flat vectors are those of `Space.unflatten`, which converts numbers of other dtypes and refuses
     those that the operator's dtype does not hold.
+
+    Args:
+        op: the operator.
+        order: of flat vectors, one of `Space.flatten`.
+
+    Raises:
+        ArgumentError: the order is none.
     """
 
-    def __init__(self, op: LinearOperator) -> None:
+    def __init__(self, op: LinearOperator, order: Order = "global") -> None:
         super().__init__(op.dtype, op.shape)
-        self.op = op
+        self.op, self.order = op, checked_order(order)
 
     def _matvec(self, x: Array) -> Array:
-        op = self.op
-        return op.codomain.flatten(op(op.domain.unflatten(x)))
+        return flat_result(self.op, x, self.order)
 
     def _rmatvec(self, y: Array) -> Array:
-        return FlatOperator(self.op.H)._matvec(y)
+        return self._adjoint()._matvec(y)
 
     def _adjoint(self) -> FlatOperator:
-        return FlatOperator(self.op.H)
+        return FlatOperator(self.op.H, self.order)
 
     def _transpose(self) -> FlatOperator:
-        return FlatOperator(self.op.T)
+        return FlatOperator(self.op.T, self.order)

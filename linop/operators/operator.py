@@ -22,6 +22,7 @@ from linop.graph import MANY, flattened, postorder
 from linop.normal_form.maps import bare_or_dict
 from linop.normal_form.movement import Movement
 from linop.normal_form.stages import Stages
+from linop.operators.scipy_protocol import SciPyProtocol, multiple_of_identity
 from linop.planning.network import Network
 from linop.planning.placement import Placement
 from linop.planning.prediction.cost import Cost, cost
@@ -29,7 +30,7 @@ from linop.provenance import Origin, WithOrigin
 from linop.spaces.exact import Exact
 from linop.spaces.region import LARGEST, integer
 from linop.spaces.scalars import Array, Scalar, check_scalar, is_scalar, reciprocal, sparse_dtype
-from linop.spaces.space import Space
+from linop.spaces.space import Order, Space, checked_order
 from linop.spaces.tensor import TensorSpace
 from linop.spaces.vector import Vector
 
@@ -49,14 +50,15 @@ else:  # without defaults, which are Python 3.13's
 Arrays = dict[str, Array]
 
 
-class LinearOperator(WithOrigin, ABC, Generic[Domain_co, Codomain_co]):
+class LinearOperator(WithOrigin, SciPyProtocol, ABC, Generic[Domain_co, Codomain_co]):
     """A linear map ``domain -> codomain``; to type checkers ``LinearOperator[TensorSpace, Space]``
     where the classes of the two are known.
 
     ``a @ b``, ``a + b``, ``a - b``, ``2 * a``, ``a / 2`` and ``a ** 3`` are composition, sum,
     difference, scalar multiples and power. ``op.H`` is the adjoint: symbolic, so that building it
     runs nothing, and ``A.H.H is A``. ``op(x)`` and ``op @ x`` interpret it in this process, one
-    primitive at a time; `compile` returns the plan that runs it on workers.
+    primitive at a time; ``op @ x`` takes flat arrays, shaped ones and matrices, too, as SciPy's
+    operators do (`SciPyProtocol`). `compile` returns the plan that runs it on workers.
 
     Args:
         domain, codomain: spaces of one dtype.
@@ -186,11 +188,23 @@ class LinearOperator(WithOrigin, ABC, Generic[Domain_co, Codomain_co]):
             )
         return found
 
-    def to_matrix(self) -> scipy.sparse.csr_array:
-        """The matrix as a sparse array of `shape`. Rows and columns follow the spaces' regions,
-        each flattened in C order. A local operator of unknown matrix is applied to unit vectors.
-        Values of float16 and bfloat16, which scipy.sparse lacks, become float64."""
-        return scipy.sparse.csr_array(self.stages.to_matrix().astype(sparse_dtype(self.dtype)))
+    def to_matrix(self, order: Order = "global") -> scipy.sparse.csr_array:
+        """The matrix as a sparse array of `shape`. Rows and columns are in the order of
+        `Space.flatten`. A local operator of unknown matrix is applied to unit vectors. Values of
+        float16 and bfloat16, which scipy.sparse lacks, become float64.
+
+        Args:
+            order: "regions" for region after region, also in tensor spaces.
+
+        Raises:
+            ArgumentError: `order` is neither "global" nor "regions".
+        """
+        matrix = scipy.sparse.csr_array(self.stages.to_matrix().astype(sparse_dtype(self.dtype)))
+        if checked_order(order) == "regions":
+            return matrix
+        domain, codomain = self.flat_ends
+        rows = matrix[codomain.positions(self.codomain)]
+        return rows.T.tocsr()[domain.positions(self.domain)].T.tocsr()
 
     def equals(self, other: LinearOperator) -> bool:
         """True if both operators are the same map: a proof for all vectors, not a sample.
@@ -243,16 +257,20 @@ class LinearOperator(WithOrigin, ABC, Generic[Domain_co, Codomain_co]):
         plan: BoundPlan = backend.compile(self)
         return plan
 
-    def to_scipy(self) -> scipy.sparse.linalg.LinearOperator:
-        """A SciPy `LinearOperator` of `shape` on flat vectors: all regions in order, each in C
-        order. It runs in this process, and pickles if this operator does.
+    def to_scipy(self, order: Order = "global") -> scipy.sparse.linalg.LinearOperator:
+        """A SciPy `LinearOperator` of `shape` on flat vectors, in an order of `Space.flatten`. It
+        runs in this process, and pickles if this operator does.
 
         Flat vectors of other dtypes are converted: integers exactly, floats rounded to the nearest
         of `dtype`, so that a float32 operator rounds the float64 vectors of SciPy's solvers. What
-        `dtype` does not hold is a DTypeError (`Space.unflatten`)."""
+        `dtype` does not hold is a DTypeError (`Space.unflatten`).
+
+        Raises:
+            ArgumentError: `order` is neither "global" nor "regions".
+        """
         from linop.operators.flat_operator import FlatOperator
 
-        return FlatOperator(self)
+        return FlatOperator(self, order)
 
     @overload
     def __call__(self, x: Vector) -> Vector: ...
@@ -291,27 +309,51 @@ class LinearOperator(WithOrigin, ABC, Generic[Domain_co, Codomain_co]):
     def __matmul__(self, other: Any) -> Any: ...
 
     def __matmul__(self, other: Any) -> Any:
-        return ex.compose(self, other) if isinstance(other, LinearOperator) else self(other)
+        return (
+            ex.compose(self, other) if isinstance(other, LinearOperator) else self._applied(other)
+        )
 
     # The algebra
 
-    def __add__(self, other: LinearOperator) -> LinearOperator[Domain_co, Codomain_co]:
+    def __add__(self, other: LinearOperator | Array) -> LinearOperator[Domain_co, Codomain_co]:
+        if isinstance(other, np.ndarray):
+            other = multiple_of_identity(other, self) * ex.Identity(self.domain)
         return ex.Sum((self, other)) if isinstance(other, LinearOperator) else NotImplemented
 
-    def __sub__(self, other: LinearOperator) -> LinearOperator[Domain_co, Codomain_co]:
-        return ex.Sum((self, -other)) if isinstance(other, LinearOperator) else NotImplemented
+    __radd__ = __add__
+
+    def __sub__(self, other: LinearOperator | Array) -> LinearOperator[Domain_co, Codomain_co]:
+        known = isinstance(other, LinearOperator | np.ndarray)
+        return self + (-other) if known else NotImplemented
+
+    def __rsub__(self, other: Array) -> LinearOperator[Domain_co, Codomain_co]:
+        return -self + other
 
     def __neg__(self) -> LinearOperator[Domain_co, Codomain_co]:
         return ex.Scaled(-1, self)
 
-    def __mul__(self, scalar: Scalar | Exact) -> LinearOperator[Domain_co, Codomain_co]:
+    @overload
+    def __mul__(self, scalar: Scalar | Exact) -> LinearOperator[Domain_co, Codomain_co]: ...
+
+    @overload
+    def __mul__(self, scalar: Array | Vector) -> Any: ...
+
+    def __mul__(self, scalar: Any) -> Any:
         if isinstance(scalar, LinearOperator):
             raise ArgumentError("op * op: compose operators with @; * takes a scalar")
+        if isinstance(scalar, np.ndarray) and not scalar.ndim:
+            scalar = scalar[()]
+        if isinstance(scalar, np.ndarray | Vector):
+            return self @ scalar
+        return self._scaled(scalar)
+
+    def __rmul__(self, scalar: Scalar | Exact) -> LinearOperator[Domain_co, Codomain_co]:
+        return self._scaled(scalar[()] if isinstance(scalar, np.ndarray) else scalar)
+
+    def _scaled(self, scalar: Any) -> LinearOperator[Domain_co, Codomain_co]:
         if not is_scalar(scalar):
             return NotImplemented
         return ex.Scaled(check_scalar(scalar, self.dtype), self)
-
-    __rmul__ = __mul__
 
     def __truediv__(self, scalar: Scalar | Exact) -> LinearOperator[Domain_co, Codomain_co]:
         return self * reciprocal(scalar) if is_scalar(scalar) else NotImplemented

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -31,14 +31,29 @@ from linop.spaces.region import (
 from linop.spaces.scalars import Array, Scalar, numeric_dtype, of_dtype
 from linop.spaces.vector import Vector, inners
 
+Order = Literal["global", "regions"]
+"""Orders of the elements of a flat vector: see `Space.flatten`."""
+
+
+class Whole(NamedTuple):
+    """An array that all regions of a space are parts of.
+
+    Attributes:
+        shape: of the array.
+        places: the index of each region in it, in order; they are apart, and cover it.
+    """
+
+    shape: tuple[int, ...]
+    places: Sequence[tuple[Any, ...]]
+
 
 class Space:
     """The direct sum of regions over one dtype, with the Euclidean (complex: Hermitian) inner
     product. A replicated region counts once.
 
-    The order of the regions fixes the order of rows and columns in matrices and flat vectors, and
-    nothing else: spaces with the same regions and dtype are equal, since a direct sum is addressed
-    by name.
+    The order of the regions fixes the order of rows and columns in matrices and flat vectors
+    (`TensorSpace` has the order of its global tensor) and nothing else: spaces with the same
+    regions and dtype are equal, since a direct sum is addressed by name.
 
     Raises:
         RegionError: two regions share a name.
@@ -249,18 +264,33 @@ class Space:
             arrays[region.name] = np.asarray(values.astype(self.dtype))
         return Vector(self, arrays)
 
-    def flatten(self, vector: Vector) -> Array:
-        """All elements in a new 1-d array of shape (size,): the regions in order, each in C order.
+    def flatten(self, vector: Vector, order: Order = "global") -> Array:
+        """All elements in a new 1-d array of shape (size,): the regions in order, each in C order;
+        those of a `TensorSpace` in the C order of the global tensor.
+
+        Args:
+            order: "regions" for the order of the regions, whichever the space is.
 
         Raises:
-            SpaceError: the vector is of another space, or lacks regions.
+            SpaceError: the vector is of another space, or lacks regions. ArgumentError: `order` is
+                neither of the two.
         """
         self.same_as(expect("flatten", vector, Vector).space, "flatten")
         vector.require_all("flatten")
-        pieces = [vector[r.name].ravel() for r in self.regions]
-        return np.concatenate(pieces) if pieces else np.zeros(0, self.dtype)
+        return self._in_order(vector.arrays, self.dtype, order)
 
-    def unflatten(self, flat: npt.ArrayLike) -> Vector:
+    def _in_order(self, arrays: Mapping[str, Array], dtype: npt.DTypeLike, order: Order) -> Array:
+        """Arrays of all regions, in a new flat array."""
+        whole = self._whole(order)
+        if whole is None:
+            pieces = [arrays[r.name].ravel() for r in self.regions]
+            return np.concatenate(pieces) if pieces else np.zeros(0, dtype)
+        array = np.empty(whole.shape, dtype)
+        for region, where in zip(self.regions, whole.places, strict=True):
+            array[where] = arrays[region.name]
+        return array.reshape(-1)
+
+    def unflatten(self, flat: npt.ArrayLike, order: Order = "global") -> Vector:
         """The vector with the elements of a flat array, in the order of `flatten`; a copy.
 
         Numbers of another dtype are converted: integers exactly, floats rounded to the nearest of
@@ -270,15 +300,39 @@ class Space:
             ShapeError: the number of elements is not `size`.
             DTypeError: the space's dtype does not hold a number: it is an integer out of range or
                 between two floats, a fraction for integers, complex for real numbers, or overflows.
+            ArgumentError: `order` is neither "global" nor "regions".
         """
+        whole = self._whole(order)
         flat = of_dtype(flat, self.dtype, "flat vector")
         if flat.size != self.size:
             raise ShapeError(f"flat vector of size {flat.size} given, {self.size} expected")
         flat = flat.reshape(-1)
-        pieces = np.split(flat, list(self.offsets.values())[1:]) if self.regions else []
+        if whole is not None:
+            array = flat.reshape(whole.shape)
+            pieces = [array[where].copy() for where in whole.places]
+        else:
+            pieces = np.split(flat, list(self.offsets.values())[1:]) if self.regions else []
         return Vector(
             self, {r.name: p.reshape(r.shape) for r, p in zip(self.regions, pieces, strict=True)}
         )
+
+    def _whole(self, order: Order) -> Whole | None:
+        """The array that flat vectors of this order are; None if that is region after region."""
+        return self.whole if checked_order(order) == "global" else None
+
+    @property
+    def whole(self) -> Whole | None:
+        """The array whose C order is that of flat vectors; None if they are region after region."""
+        return None
+
+    def positions(self, other: Space) -> npt.NDArray[np.int64]:
+        """For each element of a flat vector, its position in the order of regions of a space that
+        equals this one."""
+        firsts = other.offsets
+        numbers = {
+            r.name: firsts[r.name] + np.arange(r.size).reshape(r.shape) for r in self.regions
+        }
+        return self._in_order(numbers, np.int64, "global")
 
     def same_as(self, other: Space, what: str) -> None:
         """Check that another space equals this one.
@@ -312,6 +366,17 @@ class Space:
                 made by a backend on every worker.
         """
         return inners([(v, w)], space=self)[0]
+
+
+def checked_order(order: Order) -> Order:
+    """An order of flat vectors.
+
+    Raises:
+        ArgumentError: it is neither "global" nor "regions".
+    """
+    if order not in ("global", "regions"):
+        raise ArgumentError(f'order: "global" or "regions" expected, given {order!r}')
+    return order
 
 
 def side_by_side(left: Space, right: Space) -> str:

@@ -11,12 +11,12 @@ import numpy.typing as npt
 
 from linop.caching import cached_property
 from linop.errors import ShapeError, SpaceError, expect
-from linop.spaces.decomposition import Axis, Bounds, checked_axes, checked_bounds
+from linop.spaces.decomposition import COPIES, Axis, Bounds, checked_axes, checked_bounds
 from linop.spaces.numbering import BlockNumbering
 from linop.spaces.partition import Partition
 from linop.spaces.region import Region, known_memory, naturals
 from linop.spaces.scalars import Array, array_of, numeric_dtype, of_dtype
-from linop.spaces.space import Space
+from linop.spaces.space import Space, Whole
 from linop.spaces.vector import Vector
 
 
@@ -134,6 +134,26 @@ class TensorSpace(Space):
         """The shape of a worker's block."""
         return self.region(worker).shape
 
+    @cached_property
+    def whole(self) -> Whole | None:  # type: ignore[override]
+        """The global tensor, after a dimension for each grid axis of independent copies, without
+        elements that no block holds; None if blocks overlap, for then flat vectors are block after
+        block."""
+        cuts = [_side_by_side(bounds) for bounds in self.bounds]
+        if any(starts is None for starts in cuts):
+            return None
+        copies = [k for k, axis in enumerate(self.axes) if axis == COPIES]
+        sizes = [sum(stop - start for start, stop in bounds) for bounds in self.bounds]
+        shape = (*(self.partition.shape[k] for k in copies), *sizes)
+        places = []
+        for region in self.regions:
+            at = self.partition.coordinates(region.workers[0])
+            blocks = (at[self.axes.index(d)] if d in self.axes else 0 for d in range(self.ndim))
+            starts = (cuts[d][k] for d, k in enumerate(blocks))  # type: ignore[index]
+            index = (slice(s, s + n) for s, n in zip(starts, region.shape, strict=True))
+            places.append((*(at[k] for k in copies), *index, ...))
+        return Whole(shape, places)
+
     @property
     def several(self) -> str:
         return f"X.scatter(x), which divides a global array of this space X, or {super().several}"
@@ -222,6 +242,18 @@ class TensorSpace(Space):
             f"TensorSpace({self.global_shape}, {self.partition!r}, dtype={self.dtype.name}, "
             f"axes={self.axes}, name={self.name!r}{memory})"
         )
+
+
+def _side_by_side(bounds: Bounds) -> list[int] | None:
+    """Where the blocks of a dimension begin if those that no block holds are left out; None if
+    some overlap."""
+    starts, end, length = [0] * len(bounds), 0, 0
+    for k in sorted(range(len(bounds)), key=lambda k: bounds[k]):
+        start, stop = bounds[k]
+        if start < min(end, stop):
+            return None
+        starts[k], end, length = length, max(end, stop), length + stop - start
+    return starts
 
 
 def _same(a: Array, b: Array) -> bool:

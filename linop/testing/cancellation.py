@@ -65,7 +65,7 @@ def _known(F: TestedMap, size: Callable[[Array], Any]) -> float:
     found = 0.0
     if _has_noise(F):
         assert F.op is not None
-        given = F.domain.flatten(F.domain.random(0))
+        given = F.domain.flatten(F.domain.random(0), "regions")
         try:
             noise = _noise(F.op, given)
         except Exception:  # as above
@@ -97,10 +97,10 @@ def _noise(op: LinearOperator, x: Array) -> Array:
                 arrays.setdefault(region.name, np.zeros(region.shape, dtype))
 
     nothing = [op.domain.zeros().arrays for _ in range(_SAMPLES)]
-    given = [dict(op.domain.unflatten(x).arrays), *map(dict, nothing)]
+    given = [dict(op.domain.unflatten(x, "regions").arrays), *map(dict, nothing)]
     with np.errstate(all="ignore"):
         found = evaluated(flow, given, lambda: [{} for _ in range(1 + _SAMPLES)], add, ended)
-        each = [op.codomain.flatten(op.codomain.vector(arrays)) for arrays in found[1:]]
+        each = [op.codomain.flatten(op.codomain.vector(arrays), "regions") for arrays in found[1:]]
         squares = [np.abs(noise).astype(np.longdouble) ** 2 for noise in each]
         size: Array = np.sqrt(np.sum(squares, axis=0) / _SAMPLES)
     return size

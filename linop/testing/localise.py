@@ -173,7 +173,7 @@ def not_zero(F: TestedMap) -> Worst | None:
 
 
 def largest(vector: Vector, backend: Backend) -> tuple[int, Any]:
-    """The position of the element of largest modulus, in the order of `Space.flatten`, and its
+    """The position of the element of largest modulus, in the order of regions, and its
     modulus; (0, 0.0) if there are no elements. Collective."""
     best = (_ENDS[0], 0.0, 0)
     for region in held(vector.space, backend.worker):

@@ -72,7 +72,7 @@ def unlike_matrix(F: TestedMap, A: Array) -> tuple[float, Where]:
         image = widened(A) @ widened(given)
     if _doubled(F, F.codomain):
         image = image[: F.codomain.size] + 1j * image[F.codomain.size :]
-    wanted = F.codomain.unflatten(image.astype(dtype))
+    wanted = F.codomain.unflatten(image.astype(dtype), "regions")
     names = "F x", "the matrix of F times x"
     size = largest(x, F.backend)[1]
     return difference(
@@ -81,8 +81,9 @@ def unlike_matrix(F: TestedMap, A: Array) -> tuple[float, Where]:
 
 
 def matrix_of(F: TestedMap) -> Array:
-    """The dense matrix, of `F.shape`. If F is linear over the real numbers only, a complex side has
-    twice as many rows or columns: first all real parts, then all imaginary parts."""
+    """The dense matrix, of `F.shape`, in the order of regions. If F is linear over the real numbers
+    only, a complex side has twice as many rows or columns: first all real parts, then all imaginary
+    parts."""
     columns = [
         everything(F(unit(F.domain, k, F.backend, value)), F)
         for value in ((1, 1j) if _doubled(F, F.domain) else (1,))

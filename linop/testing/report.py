@@ -30,7 +30,7 @@ class Element:
 
 
 def element(space: Space, flat: int) -> Element:
-    """The element at a position in the order of `Space.flatten`.
+    """The element at a position in the order of regions.
 
     Raises:
         IndexError: the space has fewer elements.

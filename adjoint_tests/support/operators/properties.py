@@ -155,7 +155,8 @@ def untouched(apply: Callable[[Vector], Vector], x: Vector) -> Vector:
 def product(op: LinearOperator, x: Vector) -> Vector:
     """The matrix of an operator times a vector: what applying it must give."""
     wide = dense(op)
-    return op.codomain.unflatten((wide @ op.domain.flatten(x).astype(wide.dtype)).astype(op.dtype))
+    flat = wide @ op.domain.flatten(x, "regions").astype(wide.dtype)
+    return op.codomain.unflatten(flat.astype(op.dtype), "regions")
 
 
 def interpretation(op: LinearOperator, seed: int = 0, tolerance: float = 0.0) -> None:

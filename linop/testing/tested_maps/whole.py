@@ -9,17 +9,17 @@ import numpy as np
 
 from linop.backends.engine.worker import Worker
 from linop.spaces.scalars import Array
-from linop.spaces.space import Space
+from linop.spaces.space import Order, Space
 from linop.spaces.vector import Vector
 from linop.testing.report import Worst
 from linop.testing.tested_maps.tested_map import Fault, TestedMap, gathered, host_vector
 
 
-def everything(vector: Vector, F: TestedMap) -> Array:
-    """All elements of a vector, in the order of `Space.flatten`, on every worker. Collective."""
+def everything(vector: Vector, F: TestedMap, order: Order = "regions") -> Array:
+    """All elements of a vector, in an order of `Space.flatten`, on every worker. Collective."""
     space, backend = vector.space, F.backend
     if not isinstance(backend, Worker):
-        return space.flatten(vector)
+        return space.flatten(vector, order)
     said = b"".join(vector[r.name].tobytes() for r in space.on(backend.worker))
     arrays = {}
     for worker, data in enumerate(gathered(backend, said)):
@@ -27,12 +27,13 @@ def everything(vector: Vector, F: TestedMap) -> Array:
         for region in space.on(worker):
             arrays[region.name] = flat[begin : begin + region.size].reshape(region.shape)
             begin += region.size
-    return space.flatten(Vector(space, arrays))
+    return space.flatten(Vector(space, arrays), order)
 
 
 def seen_as(F: TestedMap, domain: Space, codomain: Space, named: bool) -> TestedMap:
     """The map itself, if it is between these spaces; otherwise, if region names of either side are
-    generated, a map between these spaces in which elements correspond by position.
+    generated, a map between these spaces in which elements correspond by position in the order of
+    `Space.flatten`.
 
     Args:
         named: True if the spaces' region names were given by the user.
@@ -55,7 +56,7 @@ def seen_as(F: TestedMap, domain: Space, codomain: Space, named: bool) -> Tested
 
     def between(F: TestedMap, target: Space) -> Callable[[Vector], Vector]:
         def into(space: Space, x: Vector) -> Vector:
-            return host_vector(space, space.unflatten(everything(x, F)), F.backend)
+            return host_vector(space, space.unflatten(everything(x, F, "global")), F.backend)
 
         return lambda x: into(target, F(into(F.domain, x)))
 

@@ -1,0 +1,320 @@
+"""The protocol of SciPy's linear operators and of matrices, on flat and shaped NumPy arrays.
+
+An operator is applied to arrays in this process, through its `domain` and `codomain`; plans under
+MPI have `linop.interop`. Nothing here knows what an operator is made of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import numpy.typing as npt
+import scipy  # submodules load on first use
+
+from linop.caching import cached_property
+from linop.errors import ArgumentError, ShapeError
+from linop.spaces.region import integer
+from linop.spaces.scalars import Array, array_of
+from linop.spaces.space import Order, Space
+from linop.spaces.vector import Vector
+
+if TYPE_CHECKING:
+    from linop.operators.operator import LinearOperator
+
+DENSE = 200
+"""Operators of at most so many rows and columns have eigenvalues and norms from a dense matrix."""
+
+
+class SciPyProtocol:
+    """What SciPy's solvers call, and what people do with matrices.
+
+    Flat arrays are those of `Space.flatten`: the elements of a tensor space are in the C order of
+    the global tensor, whatever its partition. Numbers of other dtypes, and lists, are converted
+    (`Space.unflatten`); what the operator's dtype does not hold is a `DTypeError`.
+    """
+
+    domain: Space
+    codomain: Space
+    shape: tuple[int, int]
+
+    @cached_property
+    def flat_ends(self) -> tuple[Space, Space]:
+        """Domain and codomain, as the spaces whose orders flat vectors have. Where they are equal
+        and one is a tensor space, one order holds for both, so that the matrix is that of an
+        endomorphism: ``linop.shift`` has the blocks of its domain on other workers. The adjoint
+        has the same order."""
+        domain, codomain = self.domain, self.codomain
+        if domain != codomain or domain.whole is codomain.whole is None:
+            return domain, codomain
+        one = min(domain, codomain, key=_preference)
+        return one, one
+
+    @property
+    def _op(self) -> LinearOperator:
+        return cast("LinearOperator", self)
+
+    def matvec(self, x: npt.ArrayLike) -> Array:
+        """A x, for x of shape (n,) or (n, 1), as an array of shape (m,) or (m, 1).
+
+        Raises:
+            ShapeError: another shape. DTypeError: as `Space.unflatten`.
+        """
+        return _flat(self._op, x, "matvec")
+
+    def rmatvec(self, y: npt.ArrayLike) -> Array:
+        """A^H y, for y of shape (m,) or (m, 1), as an array of shape (n,) or (n, 1)."""
+        return _flat(self._op.H, y, "rmatvec")
+
+    def matmat(self, X: npt.ArrayLike) -> Array:
+        """A X, for a matrix X of shape (n, k), as an array of shape (m, k)."""
+        return _columns(self._op, X, "matmat")
+
+    def rmatmat(self, Y: npt.ArrayLike) -> Array:
+        """A^H Y, for a matrix Y of shape (m, k), as an array of shape (n, k)."""
+        return _columns(self._op.H, Y, "rmatmat")
+
+    def dot(self, x: Any) -> Any:
+        """The product with an operator, a `Vector`, an array or a scalar: ``A @ x``; of a scalar
+        ``A * x``."""
+        scalar = isinstance(x, int | float | complex | np.number)
+        return self._op * x if scalar or isinstance(x, np.ndarray) else self._op @ x
+
+    def _applied(self, x: Any) -> Any:
+        """``A @ x``, unless x is an operator.
+
+        An array of shape (n,) is a flat vector, one of (n, k) a matrix. One of the shape of the
+        domain's only region or global tensor is that, and gives one of the codomain's; a flat array
+        if the codomain's regions overlap, or are several without being a tensor.
+
+        Raises:
+            ShapeError: another shape.
+        """
+        foreign = hasattr(x, "shape") and not isinstance(x, np.ndarray)
+        if x is None or foreign or isinstance(x, Vector | Mapping):
+            return self._op(x)
+        x = array_of(x, "operator @ x")
+        domain, codomain = self.flat_ends
+        natural, n = _natural(domain), self.shape[1]
+        if x.shape == natural:
+            result = _natural(codomain)
+            return self.matvec(x.reshape(-1)).reshape(-1 if result is None else result)
+        if x.ndim == 1:
+            return self.matvec(x)
+        if x.ndim == 2 and len(x) == n:
+            return self.matmat(x)
+        forms = f"({n},) or ({n}, k)" + (f" or {natural}" if natural not in (None, (n,)) else "")
+        raise ShapeError(f"operator @ x: an array of shape {x.shape} given, {forms} expected")
+
+    def todense(self) -> Array:
+        """The matrix as an array of shape (m, n); see `LinearOperator.to_matrix`."""
+        return cast(Array, self._op.to_matrix().toarray()).astype(self._op.dtype, copy=False)
+
+    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> Array:
+        if copy is False:
+            raise ValueError("copy=False, but an operator's matrix is made when it is asked for")
+        return self.todense().astype(dtype or self._op.dtype, copy=False)
+
+    __iter__ = None
+    """None: an operator is no sequence, although it has rows."""
+
+    def __getitem__(self, index: Any) -> Any:
+        """Entries, rows and columns of the matrix, as of a NumPy array: ``A[i, j]``, ``A[:, j]``,
+        ``A[i]``, ``A[2:5, [0, 3]]``. The operator, or its adjoint, is applied once for each column
+        or row, whichever are fewer.
+
+        Raises:
+            IndexError: as NumPy's.
+        """
+        m, n = self.shape
+        rows, columns = index if isinstance(index, tuple) else (index, slice(None))
+        # Of numbers of rows and columns, so that NumPy's own rules say what an index means.
+        i, j = np.arange(m)[rows], np.arange(n)[columns]
+        if i.ndim > 1 or j.ndim > 1:
+            raise IndexError("an index of an operator is an integer, a slice or a sequence")
+        if i.ndim == j.ndim == 1 and slice not in (type(rows), type(columns)):
+            i, j = np.broadcast_arrays(i, j)  # pairs, as NumPy takes two sequences
+            return np.array([self[int(a), int(b)] for a, b in zip(i, j, strict=True)], self._dtype)
+        if j.size <= i.size:
+            return self._units(self._op, j)[i].reshape(i.shape + j.shape)
+        return self._units(self._op.H, i)[j].conj().T.reshape(i.shape + j.shape)
+
+    @property
+    def _dtype(self) -> np.dtype[Any]:
+        return self._op.dtype
+
+    def _units(self, op: LinearOperator, which: Array) -> Array:
+        """Columns of an operator's matrix."""
+        columns = which.reshape(-1)
+        units = np.zeros((op.shape[1], columns.size), self._dtype)
+        units[columns, np.arange(columns.size)] = 1
+        return op.matmat(units)
+
+    @property
+    def real(self) -> LinearOperator:
+        """The operator whose matrix is the real part; the operator itself of real dtypes."""
+        op = self._op
+        return (op + op.conj()) / 2 if op.dtype.kind == "c" else op
+
+    @property
+    def imag(self) -> LinearOperator:
+        """The operator whose matrix is the imaginary part, in the operator's dtype."""
+        op = self._op
+        return (op - op.conj()) / 2j if op.dtype.kind == "c" else op * 0
+
+    def trace(self) -> Any:
+        """The sum of the matrix' diagonal, of which it is made: see `trace_est` for large ones.
+
+        Raises:
+            ShapeError: the operator is not square.
+        """
+        self._square("trace")
+        return self._op.to_matrix().trace()
+
+    def trace_est(self, neval: int | None = None, seed: int | None = 0) -> Any:
+        """An unbiased estimate of the trace: the mean of x^H A x over random vectors x of signs
+        (Hutchinson, 1990); its variance is 2/neval times the sum of squares off the diagonal.
+
+        Args:
+            neval: number of vectors; a tenth of the operator's size by default.
+            seed: of NumPy's generator.
+
+        Raises:
+            ShapeError: the operator is not square. ArgumentError: `neval` is below 1.
+        """
+        n = self._square("trace_est")
+        neval = max(1, n // 10) if neval is None else integer(neval, "neval")
+        if neval < 1:
+            raise ArgumentError(f"trace_est: neval from 1 expected, given {neval}")
+        signs = np.random.default_rng(seed).choice(np.array([-1, 1], self._dtype), (n, neval))
+        return np.vdot(signs, self.matmat(signs)) / neval
+
+    def eigs(
+        self,
+        neigs: int | None = None,
+        symmetric: bool = False,
+        niter: int | None = None,
+        **options: Any,
+    ) -> Array:
+        """Eigenvalues, the largest in modulus first; PyLops' arguments.
+
+        Args:
+            neigs: how many; by default all, which a dense matrix gives. Fewer are found by ARPACK
+                (`scipy.sparse.linalg.eigs`).
+            symmetric: the operator is Hermitian, so that eigenvalues are real
+                (`scipy.sparse.linalg.eigsh`).
+            niter: iterations of ARPACK, at most.
+            options: of SciPy's function.
+
+        Raises:
+            ShapeError: the operator is not square.
+        """
+        n = self._square("eigs")
+        if neigs is None or neigs >= n - 1 or (n <= DENSE and not options):
+            dense = self.todense().astype(np.result_type(self._dtype, np.float32), copy=False)
+            found = np.linalg.eigvalsh(dense) if symmetric else np.linalg.eigvals(dense)
+        else:
+            solver = scipy.sparse.linalg.eigsh if symmetric else scipy.sparse.linalg.eigs
+            start = {"v0": np.random.default_rng(0).standard_normal(n)} | options
+            found = solver(
+                self._op.to_scipy(), k=neigs, maxiter=niter, return_eigenvectors=False, **start
+            )
+        order = np.argsort(-np.abs(found), kind="stable")
+        return np.asarray(found[order][:neigs])
+
+    def cond(self, **options: Any) -> float:
+        """The condition number in the 2-norm: the ratio of the largest singular value to the
+        smallest; infinite if that is zero.
+
+        Args:
+            options: of `scipy.sparse.linalg.svds`, which finds them for operators of more than 200
+                rows and columns.
+        """
+        if min(self.shape) <= DENSE:
+            dense = self.todense().astype(np.result_type(self._dtype, np.float32), copy=False)
+            values = np.linalg.svd(dense, compute_uv=False)
+        else:
+            flat, values = self._op.to_scipy(), []
+            start = {"v0": np.random.default_rng(0).standard_normal(min(self.shape))} | options
+            for end in ("LM", "SM"):
+                one = scipy.sparse.linalg.svds(
+                    flat, k=1, which=end, return_singular_vectors=False, **start
+                )
+                values.append(float(one[0]))
+        if not values:
+            raise ArgumentError(f"cond: an operator of shape {self.shape} has no singular values")
+        return float(values[0] / values[-1]) if values[-1] else float("inf")
+
+    def _square(self, what: str) -> int:
+        m, n = self.shape
+        if m != n:
+            raise ShapeError(f"{what}: a square operator expected, given one of shape {self.shape}")
+        return n
+
+
+def multiple_of_identity(matrix: Array, op: LinearOperator) -> Any:
+    """The number c of which an array is c times the identity matrix, as SciPy's functions of
+    matrices subtract it.
+
+    Raises:
+        ShapeError: the array has another shape. ArgumentError: it is no such multiple.
+    """
+    if matrix.shape != op.shape:
+        raise ShapeError(f"operator + matrix: {matrix.shape} given, {op.shape} expected")
+    c = matrix[0, 0] if matrix.size else 0
+    if not (op.shape[0] == op.shape[1] and (matrix == c * np.eye(len(matrix))).all()):
+        raise ArgumentError(
+            "operator + matrix: of arrays, only multiples of the identity are added; "
+            "linop.local_operators.matrix makes an operator of a worker's matrix"
+        )
+    return c
+
+
+def _preference(space: Space) -> tuple[Any, ...]:
+    """Sorting key of equal spaces: tensor spaces first, those on workers in ascending order."""
+    return space.whole is None, [region.workers for region in space.regions], repr(space.whole)
+
+
+def _natural(space: Space) -> tuple[int, ...] | None:
+    """The shape that users' arrays of a space have; None if its regions make no array."""
+    if len(space) == 1:
+        return space.regions[0].shape
+    shape: tuple[int, ...] | None = getattr(space, "global_shape", None)
+    return shape if shape is not None and space.whole and space.whole.shape == shape else None
+
+
+def _flat(op: LinearOperator, x: npt.ArrayLike, what: str) -> Array:
+    """An operator's product with a flat vector.
+
+    Raises:
+        ShapeError: another shape.
+    """
+    given = array_of(x, what)
+    n = op.domain.size
+    if given.shape not in ((n,), (n, 1)):
+        raise ShapeError(f"{what}: a flat array of shape ({n},) expected, given {given.shape}")
+    y = flat_result(op, given)
+    return y if given.ndim == 1 else y.reshape(-1, 1)
+
+
+def flat_result(op: LinearOperator, x: Array, order: Order = "global") -> Array:
+    """An operator's product with a flat vector of `Space.flatten`'s order."""
+    domain, codomain = op.flat_ends if order == "global" else (op.domain, op.codomain)
+    return codomain.flatten(op(domain.unflatten(x, order)), order)
+
+
+def _columns(op: LinearOperator, X: npt.ArrayLike, what: str) -> Array:
+    """An operator's product with each column of a matrix.
+
+    Raises:
+        ShapeError: it is no matrix of as many rows as the domain has elements.
+    """
+    given = array_of(X, what)
+    n = op.domain.size
+    if given.ndim != 2 or len(given) != n:
+        raise ShapeError(f"{what}: a matrix of shape ({n}, k) expected, given {given.shape}")
+    found = np.empty((op.codomain.size, given.shape[1]), op.dtype)
+    for k, column in enumerate(given.T):
+        found[:, k] = _flat(op, column, what)
+    return found
