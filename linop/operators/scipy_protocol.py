@@ -127,12 +127,15 @@ class SciPyProtocol:
         Raises:
             IndexError: as NumPy's.
         """
-        m, n = self.shape
-        rows, columns = index if isinstance(index, tuple) else (index, slice(None))
+        given = index if isinstance(index, tuple) else (index,)
+        rows, columns = (*given, slice(None))[:2] if len(given) < 3 else (None, None)
         # Of numbers of rows and columns, so that NumPy's own rules say what an index means.
-        i, j = np.arange(m)[rows], np.arange(n)[columns]
+        i, j = np.arange(self.shape[0])[rows], np.arange(self.shape[1])[columns]
         if i.ndim > 1 or j.ndim > 1:
-            raise IndexError("an index of an operator is an integer, a slice or a sequence")
+            raise IndexError(
+                f"an operator takes an index or two, each an integer, a slice or a sequence of "
+                f"integers; given {index!r}"
+            )
         if i.ndim == j.ndim == 1 and slice not in (type(rows), type(columns)):
             i, j = np.broadcast_arrays(i, j)  # pairs, as NumPy takes two sequences
             return np.array([self[int(a), int(b)] for a, b in zip(i, j, strict=True)], self._dtype)
@@ -231,6 +234,8 @@ class SciPyProtocol:
             options: of `scipy.sparse.linalg.svds`, which finds them for operators of more than 200
                 rows and columns.
         """
+        if not min(self.shape):
+            raise ArgumentError(f"cond: an operator of shape {self.shape} has no singular values")
         if min(self.shape) <= DENSE:
             dense = self.todense().astype(np.result_type(self._dtype, np.float32), copy=False)
             values = np.linalg.svd(dense, compute_uv=False)
@@ -242,8 +247,6 @@ class SciPyProtocol:
                     flat, k=1, which=end, return_singular_vectors=False, **start
                 )
                 values.append(float(one[0]))
-        if not values:
-            raise ArgumentError(f"cond: an operator of shape {self.shape} has no singular values")
         return float(values[0] / values[-1]) if values[-1] else float("inf")
 
     def _square(self, what: str) -> int:
