@@ -249,7 +249,7 @@ def test_sums_with_multiples_of_the_identity_matrix() -> None:
         (lambda A: A.to_scipy("F"), ArgumentError, "'F'"),
         (lambda A: A.trace_est(0), ArgumentError, "given 0"),
         (lambda A: A.domain.flatten(A.domain.zeros(), "F"), ArgumentError, "'F'"),
-        (lambda A: linop.repartition(A.domain, Partition((1, 1)))[:, 0, 0], IndexError, ""),
+        (lambda A: A[:, 0, 0], IndexError, "an index or two"),
         (lambda A: linop.halo_exchange(A.domain, 3, padding=1).trace(), ShapeError, "square"),
     ],
 )

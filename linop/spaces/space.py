@@ -98,6 +98,14 @@ class Space:
         regions = (Region.checked(r.name, r.shape, r.workers, memory) for r in self.regions)
         return Space(regions, self.dtype)
 
+    def with_dtype(self, dtype: npt.DTypeLike) -> Space:
+        """The same regions over another dtype.
+
+        Raises:
+            DTypeError: the dtype is not numeric.
+        """
+        return Space(self.regions, dtype)
+
     @cached_property
     def digest(self) -> bytes:
         """SHA-256 digest of regions, their order, and dtype; the same on every machine."""

@@ -75,10 +75,17 @@ class TensorSpace(Space):
         return self.numbering.regions
 
     def in_memory(self, memory: str) -> TensorSpace:
+        return self._with(self.dtype, memory)
+
+    def with_dtype(self, dtype: npt.DTypeLike) -> TensorSpace:
+        return self._with(dtype, self.memory)
+
+    def _with(self, dtype: npt.DTypeLike, memory: str) -> TensorSpace:
+        """The same blocks of another dtype or in another kind of memory."""
         return TensorSpace(
             self.global_shape,
             self.partition,
-            self.dtype,
+            dtype,
             self.axes,
             self.name,
             bounds=dict(enumerate(self.bounds)),

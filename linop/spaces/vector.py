@@ -9,22 +9,22 @@ import numpy as np
 import numpy.typing as npt
 
 from linop.errors import ArgumentError, RegionError, SpaceError, expect
+from linop.spaces.array_protocol import ArrayProtocol
 from linop.spaces.comparison import Comparison, only_array
 from linop.spaces.distributed import Asked, Distributed, Partials
-from linop.spaces.exact import Exact
 from linop.spaces.inner_products import norm_of, sums_by_worker
-from linop.spaces.scalars import Array, Scalar, factor_of, is_scalar, reciprocal
+from linop.spaces.scalars import Array, Scalar, is_scalar
 
 if TYPE_CHECKING:
     from linop.spaces.space import Space
 
 
-class Vector:
+class Vector(ArrayProtocol):
     """An element of a space: one array for each region that this process holds.
 
-    Supports ``v[name]``, ``v + w``, ``v - w``, ``2 * v``, ``v / 2``, `inner`, `norm`, `copy`;
-    ``v == w`` compares element by element, `equals` as a whole, so that vectors are not hashable.
-    ``np.asarray(v)`` is the array of the only region.
+    Supports ``v[name]``, `inner`, `norm`, `copy`, arithmetic with vectors and numbers, and NumPy's
+    ufuncs, element by element (`ArrayProtocol`); ``v == w`` compares so, too, `equals` as a whole,
+    so that vectors are not hashable. ``np.asarray(v)`` is the array of the only region.
     A vector made by a backend (``backend.vector``) holds one worker's regions, and its inner
     product sums over all workers: a collective call, of the same vectors on every worker.
 
@@ -33,7 +33,6 @@ class Vector:
     """
 
     __slots__ = ("arrays", "shared", "space")
-    __array_ufunc__ = None  # numpy_scalar * vector calls __rmul__
 
     def __init__(
         self,
@@ -150,59 +149,31 @@ class Vector:
         # A ufunc returns a scalar for 0-d arrays.
         return {n: np.asarray(a) if isinstance(a, np.generic) else a for n, a in results.items()}
 
-    def _paired(self, what: str, f: Callable[..., Array], other: Vector) -> dict[str, Array]:
-        """`_results` of two vectors, after a check that they fit.
+    def _paired(self, what: str, f: Callable[..., Array], *others: Vector) -> dict[str, Array]:
+        """`_results` of several vectors, after a check that they fit.
 
         Raises:
             SpaceError: they are of different spaces, or hold different regions.
         """
-        self.space.same_as(other.space, what)
-        if other.arrays.keys() != self.arrays.keys():
-            raise SpaceError(
-                f"{what}: one side holds {list(self.arrays)}, the other {list(other.arrays)}"
-                f"{_mixed(self, other)}"
-            )
-        return self._results(f, other)
+        for other in others:
+            self.space.same_as(other.space, what)
+            if other.arrays.keys() != self.arrays.keys():
+                raise SpaceError(
+                    f"{what}: one side holds {list(self.arrays)}, the other {list(other.arrays)}"
+                    f"{_mixed(self, other)}"
+                )
+        return self._results(f, *others)
 
-    def _map(self, what: str, f: Callable[..., Array], *others: Vector) -> Vector:
+    def _map(
+        self, what: str, f: Callable[..., Array], *others: Vector, dtype: Any = None
+    ) -> Vector:
+        """The vector of a function's arrays; of another dtype in the space of that dtype."""
         whose = [v.shared for v in (self, *others)]
         first = next((one for one in whose if one is not None), None)
         shared = None if first is None else first.derived(what, *whose[1:])
-        if others:
-            return Vector(self.space, self._paired("vector arithmetic", f, *others), shared)
-        return Vector(self.space, self._results(f), shared)
-
-    def _scale(self, scalar: Any) -> Vector:
-        factor = factor_of(scalar, self.space.dtype)
-        return self._map("scale", lambda a: np.multiply(a, factor))
-
-    def __add__(self, other: Vector) -> Vector:
-        return self._map("add", np.add, other) if isinstance(other, Vector) else NotImplemented
-
-    def __sub__(self, other: Vector) -> Vector:
-        return (
-            self._map("subtract", np.subtract, other)
-            if isinstance(other, Vector)
-            else NotImplemented
-        )
-
-    def __mul__(self, scalar: Scalar | Exact) -> Vector:
-        return self._scale(scalar) if is_scalar(scalar) else NotImplemented
-
-    __rmul__ = __mul__
-
-    def __truediv__(self, scalar: Scalar | Exact) -> Vector:
-        if not is_scalar(scalar):
-            return NotImplemented
-        inverse, dtype = reciprocal(scalar), self.space.dtype
-        if dtype.kind in "iu":
-            return self._scale(inverse)
-        factor_of(inverse, dtype)
-        divisor = factor_of(scalar, dtype)
-        return self._map("divide", lambda a: np.divide(a, divisor))
-
-    def __neg__(self) -> Vector:
-        return self._map("negate", np.negative)
+        same = dtype is None or dtype == self.space.dtype
+        space = self.space if same else self.space.with_dtype(dtype)
+        return Vector(space, self._paired("vector arithmetic", f, *others), shared)
 
 
 def _mixed(v: Vector, w: Vector) -> str:

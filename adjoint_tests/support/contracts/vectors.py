@@ -188,3 +188,14 @@ def space_of(name: str, size: int) -> Space:
 def scaled(power: int, norm: float) -> float:
     """2**power times a norm."""
     return math.ldexp(norm, power)
+
+
+def arithmetic(backend: Backend) -> None:
+    """Norms and products of what NumPy's functions compute element by element, on all workers."""
+    X = TensorSpace((3, 5), Partition((backend.workers,)), "c16")
+    v, w = (backend.vector(X, X.random(seed)) for seed in (0, 1))
+    a, b = (X.gather(X.random(seed)) for seed in (0, 1))
+    u, wanted = np.exp(-abs(v * w)) + 1, np.exp(-abs(a * b)) + 1
+    np.testing.assert_allclose(np.linalg.norm(u), np.linalg.norm(wanted), rtol=1e-12)
+    np.testing.assert_allclose((v * w).dot(v.conj()), (a * b * a.conj()).sum(), rtol=1e-12)
+    assert u.equals(1 + np.exp(-np.abs(w * v)))
