@@ -3,8 +3,8 @@
 Regions of memory on workers, memory operators on them, and their compositions: collectives, halo
 exchanges and repartitions, whose adjoints are derived. This module holds the public names that
 nearly every program uses; others are in `linop.local_operators`, `linop.planning`, `linop.solvers`,
-`linop.networks`, `linop.errors`, `linop.backends`, `linop.testing`, `linop.autograd`,
-`linop.layers` and `linop.strategies`.
+`linop.networks`, `linop.errors`, `linop.backends`, `linop.interop`, `linop.testing`,
+`linop.autograd`, `linop.layers` and `linop.strategies`.
 """
 
 import importlib
@@ -83,6 +83,7 @@ from linop.backends import launch
 
 if typing.TYPE_CHECKING:
     from linop import autograd as autograd
+    from linop import interop as interop
     from linop import layers as layers
     from linop import networks as networks
     from linop import testing as testing
@@ -154,9 +155,21 @@ _MOVED = {
 """Modules of names that were in this one: deprecated aliases, which warn."""
 
 
+_MODULES = (
+    "autograd",
+    "interop",
+    "layers",
+    "networks",
+    "schedules",
+    "solvers",
+    "strategies",
+    "testing",
+)
+
+
 def __getattr__(name: str) -> typing.Any:
     """Import a public module on first access; resolve deprecated names."""
-    if name in ("autograd", "layers", "networks", "schedules", "solvers", "strategies", "testing"):
+    if name in _MODULES:
         return importlib.import_module(f"linop.{name}")
     if name == "verify":
         warnings.warn("linop.verify is linop.verify_plans now", DeprecationWarning, stacklevel=2)

@@ -96,9 +96,9 @@ class SciPyProtocol:
             return self._op(x)
         x = array_of(x, "operator @ x")
         domain, codomain = self.flat_ends
-        natural, n = _natural(domain), self.shape[1]
+        natural, n = natural_shape(domain), self.shape[1]
         if x.shape == natural:
-            result = _natural(codomain)
+            result = natural_shape(codomain)
             return self.matvec(x.reshape(-1)).reshape(-1 if result is None else result)
         if x.ndim == 1:
             return self.matvec(x)
@@ -279,7 +279,7 @@ def _preference(space: Space) -> tuple[Any, ...]:
     return space.whole is None, [region.workers for region in space.regions], repr(space.whole)
 
 
-def _natural(space: Space) -> tuple[int, ...] | None:
+def natural_shape(space: Space) -> tuple[int, ...] | None:
     """The shape that users' arrays of a space have; None if its regions make no array."""
     if len(space) == 1:
         return space.regions[0].shape

@@ -1,0 +1,117 @@
+"""Plans on flat vectors that every worker holds whole, as SciPy's functions take them.
+
+SciPy's solvers keep their vectors in one process. So each worker runs the solver on the same whole
+vectors, in step with the others, and only the products are distributed: for vectors that exceed a
+worker's memory there is `linop.solvers`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from scipy.sparse.linalg import LinearOperator as SciPyOperator
+
+from linop.backends import BoundPlan
+from linop.backends.engine.worker import Worker
+from linop.errors import ArgumentError
+from linop.operators.named_movement import out_of_place
+from linop.operators.operator import LinearOperator
+from linop.spaces.region import Region
+from linop.spaces.scalars import Array
+from linop.spaces.space import Space
+from linop.spaces.vector import Vector
+
+APPLY = "apply an operator of linop.interop"
+
+
+def scipy(plan: BoundPlan | LinearOperator) -> SciPyOperator:
+    """A SciPy `LinearOperator` of an operator, or of the plan of one on any backend: SciPy's
+    solvers, `scipy.optimize.minimize` and others then run on every worker in step.
+
+    Vectors are flat, whole on every worker, and in the order of `Space.flatten`: the C order of
+    global tensors. Each product is collective, and is refused on all workers if their vectors
+    differ, as random ones of different seeds: functions that start from one, such as
+    `scipy.sparse.linalg.eigsh`, take it as ``v0=``.
+
+    Args:
+        plan: an operator, applied in this process; or a plan. Of the plan of one worker of
+            several, this call is collective: it compiles the operator between whole vectors.
+
+    Raises:
+        ArgumentError: `plan` is neither; in a product, workers give different vectors.
+    """
+    if isinstance(plan, LinearOperator):
+        return plan.to_scipy()
+    if not isinstance(plan, BoundPlan):
+        raise ArgumentError(f"interop: an operator or a plan expected, given {plan!r}")
+    return FlatPlan(plan)
+
+
+class FlatPlan(SciPyOperator):  # type: ignore[misc]
+    """A plan as SciPy's operator; see `scipy`."""
+
+    def __init__(self, plan: BoundPlan, whole: BoundPlan | None = None) -> None:
+        super().__init__(plan.op.dtype, plan.op.shape)
+        self.plan = plan
+        backend: Any = plan.backend
+        self._alone = not isinstance(backend, Worker)
+        self._whole = whole or self._compiled(backend)
+
+    def _compiled(self, backend: Any) -> BoundPlan:
+        if self._alone:
+            return self.plan
+        return everywhere(self.plan.op, range(backend.workers)).compile(backend)
+
+    def _matvec(self, x: Array) -> Array:
+        domain, codomain = self.plan.op.flat_ends
+        arrays = domain.unflatten(x).arrays
+        self._check(arrays)
+        y = self._whole(self._vector(self._whole.op.domain, arrays))
+        return codomain.flatten(Vector(codomain, y.arrays))
+
+    def _vector(self, space: Space, arrays: dict[str, Array]) -> Vector:
+        backend: Any = self.plan.backend
+        return Vector(space, arrays) if self._alone else backend.vector(space, arrays)
+
+    def _check(self, arrays: dict[str, Array]) -> None:
+        """Check that all workers hold the same vector; collective.
+
+        Raises:
+            ArgumentError: they do not; on every worker.
+        """
+        if self._alone:
+            return
+        backend: Any = self.plan.backend
+        digest = hashlib.blake2b(digest_size=16)
+        for array in arrays.values():
+            digest.update(np.ascontiguousarray(array).tobytes())
+        said = backend.transport.gather_all(digest.digest(), APPLY)
+        if other := next((w for w, one in enumerate(said) if one != said[0]), None):
+            raise ArgumentError(
+                f"interop: the vector of worker {other} differs from that of worker 0; SciPy's "
+                f"functions have to run in step: give all workers the same start, as x0=, v0= or a "
+                f"seed"
+            )
+
+    def _rmatvec(self, y: Array) -> Array:
+        return self._adjoint()._matvec(y)
+
+    def _adjoint(self) -> FlatPlan:
+        return FlatPlan(self.plan.H, self._whole.H)
+
+
+def everywhere(op: LinearOperator, workers: Sequence[int]) -> LinearOperator:
+    """The operator E_Y op E_X*, between spaces of the same regions, each of which all workers hold
+    as one: its matrix is that of `op`."""
+    return embedding(op.codomain, workers) @ op @ embedding(op.domain, workers).H
+
+
+def embedding(space: Space, workers: Sequence[int]) -> LinearOperator:
+    """E: the operator that gives all workers each region of a space."""
+    held = [Region(r.name, r.shape, workers, r.memory) for r in space.regions]
+    return out_of_place(
+        space, Space(held, space.dtype), list(zip(space.regions, held, strict=True))
+    )
