@@ -14,12 +14,7 @@ from support.contracts import interop
 from support.requirements import needs_mpi
 from support.workers import on_ranks, on_threads
 
-CONTRACTS = [
-    interop.solvers_in_step,
-    interop.rectangular,
-    interop.vectors_that_differ,
-    interop.through_pylops,
-]
+CONTRACTS = [interop.solvers_in_step, interop.rectangular, interop.vectors_that_differ]
 each_contract = pytest.mark.parametrize("contract", CONTRACTS, ids=lambda c: c.__name__)
 
 
@@ -34,6 +29,11 @@ def test_on_threads(contract: Any, workers: int) -> None:
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_on_ranks_of_mpi(contract: Any, ranks: int) -> None:
     on_ranks(ranks, contract)
+
+
+@needs_mpi
+def test_pylops_on_ranks() -> None:
+    on_ranks(2, interop.through_pylops)
 
 
 @needs_mpi

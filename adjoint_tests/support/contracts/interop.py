@@ -40,9 +40,9 @@ def solvers_in_step(backend: Backend) -> None:
         lambda m: 0.5 * m @ (F @ m) - b @ m,
         np.zeros(30),
         jac=lambda m: F.rmatvec(m) - b,
-        options={"gtol": 1e-8},
+        options={"gtol": 1e-5},
     )
-    np.testing.assert_allclose(M @ found.x, b, atol=1e-6)
+    np.testing.assert_allclose(M @ found.x, b, atol=1e-4)
 
 
 def rectangular(backend: Backend) -> None:
