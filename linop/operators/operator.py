@@ -348,9 +348,12 @@ class LinearOperator(WithOrigin, SciPyProtocol, ABC, Generic[Domain_co, Codomain
         return self._scaled(scalar)
 
     def __rmul__(self, scalar: Scalar | Exact) -> LinearOperator[Domain_co, Codomain_co]:
-        return self._scaled(scalar[()] if isinstance(scalar, np.ndarray) else scalar)
+        scaled: LinearOperator[Domain_co, Codomain_co] = self._scaled(
+            scalar[()] if isinstance(scalar, np.ndarray) else scalar
+        )
+        return scaled
 
-    def _scaled(self, scalar: Any) -> LinearOperator[Domain_co, Codomain_co]:
+    def _scaled(self, scalar: Any) -> Any:
         if not is_scalar(scalar):
             return NotImplemented
         return ex.Scaled(check_scalar(scalar, self.dtype), self)

@@ -35,17 +35,13 @@ class SciPyProtocol:
     (`Space.unflatten`); what the operator's dtype does not hold is a `DTypeError`.
     """
 
-    domain: Space
-    codomain: Space
-    shape: tuple[int, int]
-
     @cached_property
     def flat_ends(self) -> tuple[Space, Space]:
         """Domain and codomain, as the spaces whose orders flat vectors have. Where they are equal
         and one is a tensor space, one order holds for both, so that the matrix is that of an
         endomorphism: ``linop.shift`` has the blocks of its domain on other workers. The adjoint
         has the same order."""
-        domain, codomain = self.domain, self.codomain
+        domain, codomain = self._op.domain, self._op.codomain
         if domain != codomain or domain.whole is codomain.whole is None:
             return domain, codomain
         one = min(domain, codomain, key=_preference)
@@ -96,7 +92,7 @@ class SciPyProtocol:
             return self._op(x)
         x = array_of(x, "operator @ x")
         domain, codomain = self.flat_ends
-        natural, n = natural_shape(domain), self.shape[1]
+        natural, n = natural_shape(domain), self._op.shape[1]
         if x.shape == natural:
             result = natural_shape(codomain)
             return self.matvec(x.reshape(-1)).reshape(-1 if result is None else result)
@@ -130,7 +126,7 @@ class SciPyProtocol:
         given = index if isinstance(index, tuple) else (index,)
         rows, columns = (*given, slice(None))[:2] if len(given) < 3 else (None, None)
         # Of numbers of rows and columns, so that NumPy's own rules say what an index means.
-        i, j = np.arange(self.shape[0])[rows], np.arange(self.shape[1])[columns]
+        i, j = np.arange(self._op.shape[0])[rows], np.arange(self._op.shape[1])[columns]
         if i.ndim > 1 or j.ndim > 1:
             raise IndexError(
                 f"an operator takes an index or two, each an integer, a slice or a sequence of "
@@ -138,19 +134,17 @@ class SciPyProtocol:
             )
         if i.ndim == j.ndim == 1 and slice not in (type(rows), type(columns)):
             i, j = np.broadcast_arrays(i, j)  # pairs, as NumPy takes two sequences
-            return np.array([self[int(a), int(b)] for a, b in zip(i, j, strict=True)], self._dtype)
+            return np.array(
+                [self[int(a), int(b)] for a, b in zip(i, j, strict=True)], self._op.dtype
+            )
         if j.size <= i.size:
             return self._units(self._op, j)[i].reshape(i.shape + j.shape)
         return self._units(self._op.H, i)[j].conj().T.reshape(i.shape + j.shape)
 
-    @property
-    def _dtype(self) -> np.dtype[Any]:
-        return self._op.dtype
-
     def _units(self, op: LinearOperator, which: Array) -> Array:
         """Columns of an operator's matrix."""
         columns = which.reshape(-1)
-        units = np.zeros((op.shape[1], columns.size), self._dtype)
+        units = np.zeros((op.shape[1], columns.size), self._op.dtype)
         units[columns, np.arange(columns.size)] = 1
         return op.matmat(units)
 
@@ -190,7 +184,7 @@ class SciPyProtocol:
         neval = max(1, n // 10) if neval is None else integer(neval, "neval")
         if neval < 1:
             raise ArgumentError(f"trace_est: neval from 1 expected, given {neval}")
-        signs = np.random.default_rng(seed).choice(np.array([-1, 1], self._dtype), (n, neval))
+        signs = np.random.default_rng(seed).choice(np.array([-1, 1], self._op.dtype), (n, neval))
         return np.vdot(signs, self.matmat(signs)) / neval
 
     def eigs(
@@ -215,7 +209,7 @@ class SciPyProtocol:
         """
         n = self._square("eigs")
         if neigs is None or neigs >= n - 1 or (n <= DENSE and not options):
-            dense = self.todense().astype(np.result_type(self._dtype, np.float32), copy=False)
+            dense = self.todense().astype(np.result_type(self._op.dtype, np.float32), copy=False)
             found = np.linalg.eigvalsh(dense) if symmetric else np.linalg.eigvals(dense)
         else:
             solver = scipy.sparse.linalg.eigsh if symmetric else scipy.sparse.linalg.eigs
@@ -234,25 +228,30 @@ class SciPyProtocol:
             options: of `scipy.sparse.linalg.svds`, which finds them for operators of more than 200
                 rows and columns.
         """
-        if not min(self.shape):
-            raise ArgumentError(f"cond: an operator of shape {self.shape} has no singular values")
-        if min(self.shape) <= DENSE:
-            dense = self.todense().astype(np.result_type(self._dtype, np.float32), copy=False)
+        if not min(self._op.shape):
+            raise ArgumentError(
+                f"cond: an operator of shape {self._op.shape} has no singular values"
+            )
+        if min(self._op.shape) <= DENSE:
+            dense = self.todense().astype(np.result_type(self._op.dtype, np.float32), copy=False)
             values = np.linalg.svd(dense, compute_uv=False)
         else:
-            flat, values = self._op.to_scipy(), []
-            start = {"v0": np.random.default_rng(0).standard_normal(min(self.shape))} | options
+            flat, ends = self._op.to_scipy(), []
+            start = {"v0": np.random.default_rng(0).standard_normal(min(self._op.shape))} | options
             for end in ("LM", "SM"):
                 one = scipy.sparse.linalg.svds(
                     flat, k=1, which=end, return_singular_vectors=False, **start
                 )
-                values.append(float(one[0]))
+                ends.append(float(one[0]))
+            values = np.array(ends)
         return float(values[0] / values[-1]) if values[-1] else float("inf")
 
     def _square(self, what: str) -> int:
-        m, n = self.shape
+        m, n = self._op.shape
         if m != n:
-            raise ShapeError(f"{what}: a square operator expected, given one of shape {self.shape}")
+            raise ShapeError(
+                f"{what}: a square operator expected, given one of shape {self._op.shape}"
+            )
         return n
 
 

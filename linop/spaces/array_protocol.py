@@ -7,7 +7,7 @@ the vector's own, over all workers. `linop.spaces.vector` says what a vector is.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 import numpy as np
 
@@ -59,13 +59,17 @@ class ArrayProtocol:
     def __mul__(self, other: Scalar | Exact | Vector) -> Vector:
         if is_scalar(other):
             return self._number("scale", other, np.multiply)
-        return applied(np.multiply, (self, other)) if _is_vector(other) else NotImplemented
+        if not _is_vector(other):
+            return NotImplemented
+        product: Vector = applied(np.multiply, (self, other))
+        return product
 
     __rmul__ = __mul__
 
     def __truediv__(self, other: Scalar | Exact | Vector) -> Vector:
         if _is_vector(other):
-            return applied(np.true_divide, (self, other))
+            quotient: Vector = applied(np.true_divide, (self, other))
+            return quotient
         if not is_scalar(other):
             return NotImplemented
         inverse, dtype = reciprocal(other), self._vector.space.dtype
@@ -82,13 +86,17 @@ class ArrayProtocol:
             v = self._vector
             dtype = (np.empty(0, v.space.dtype) ** other).dtype
             return v._map("power", lambda a: a**other, dtype=dtype)
-        return applied(np.power, (self, other)) if _is_vector(other) else NotImplemented
+        if not _is_vector(other):
+            return NotImplemented
+        powers: Vector = applied(np.power, (self, other))
+        return powers
 
     def __neg__(self) -> Vector:
         return self._vector._map("negate", np.negative)
 
     def __abs__(self) -> Vector:
-        return applied(np.absolute, (self,))
+        sizes: Vector = applied(np.absolute, (self,))
+        return sizes
 
     def conj(self) -> Vector:
         """The complex conjugate of each element."""
@@ -183,7 +191,7 @@ def _part(v: Vector, which: str) -> Vector:
     return v._map(which, lambda a: getattr(a, which).astype(dtype), dtype=dtype)
 
 
-def _is_vector(given: object) -> bool:
+def _is_vector(given: object) -> TypeGuard[Vector]:
     return isinstance(given, ArrayProtocol)
 
 

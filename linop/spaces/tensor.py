@@ -142,7 +142,7 @@ class TensorSpace(Space):
         return self.region(worker).shape
 
     @cached_property
-    def whole(self) -> Whole | None:  # type: ignore[override]
+    def whole(self) -> Whole | None:
         """The global tensor, after a dimension for each grid axis of independent copies, without
         elements that no block holds; None if blocks overlap, for then flat vectors are block after
         block."""
