@@ -167,6 +167,18 @@ def interpretation(op: LinearOperator, seed: int = 0, tolerance: float = 0.0) ->
     same_vectors(forward, product(op, x), tolerance)
     same_vectors(backward, product(op.H, y), tolerance)
     dot_products(forward, y, x, backward, tolerance)
+    flat_products(op, x, forward)
+    flat_products(op.H, y, backward)
+
+
+def flat_products(op: LinearOperator, x: Vector, wanted: Vector) -> None:
+    """`matvec` is the operator, in one order of flat vectors for it and its adjoint."""
+    domain, codomain = op.flat_ends
+    for one, other in zip(op.H.flat_ends, (codomain, domain), strict=True):
+        assert (one.whole, one.regions) == (other.whole, other.regions)
+    if domain == codomain:
+        assert domain.whole == codomain.whole
+    same_arrays(op.matvec(domain.flatten(x)), codomain.flatten(wanted))
 
 
 def dot_products(
