@@ -45,9 +45,10 @@ if not (pathlib.Path(__path__[0]) / "backends").is_dir():
     sys.meta_path.insert(0, _Checkout)
 
 from linop.errors import LinopError
-from linop.local_operators import local
+from linop.local_operators import block, block_diag, kron, local
+from linop.local_operators.blocks import hstack, vstack
 from linop.normal_form.movement import Movement
-from linop.operators.algebra import direct_sum, hstack, identity, in_steps, vstack, zero
+from linop.operators.algebra import direct_sum, identity, in_steps, zero
 from linop.operators.collectives import (
     all_gather,
     all_reduce,
@@ -109,6 +110,8 @@ __all__ = [
     "all_to_all",
     "allocate",
     "backends",
+    "block",
+    "block_diag",
     "broadcast",
     "clear",
     "copy",
@@ -120,6 +123,7 @@ __all__ = [
     "hstack",
     "identity",
     "in_steps",
+    "kron",
     "launch",
     "local",
     "move",

@@ -298,6 +298,10 @@ class LinearOperator(WithOrigin, ABC, Generic[Domain_co, Codomain_co]):
     def __add__(self, other: LinearOperator) -> LinearOperator[Domain_co, Codomain_co]:
         return ex.Sum((self, other)) if isinstance(other, LinearOperator) else NotImplemented
 
+    def __radd__(self, other: Any) -> LinearOperator[Domain_co, Codomain_co]:
+        """``0 + A`` is A, so that ``sum([A, B])`` is their sum."""
+        return self if isinstance(other, int) and other == 0 else NotImplemented
+
     def __sub__(self, other: LinearOperator) -> LinearOperator[Domain_co, Codomain_co]:
         return ex.Sum((self, -other)) if isinstance(other, LinearOperator) else NotImplemented
 
