@@ -3,8 +3,8 @@
 Regions of memory on workers, memory operators on them, and their compositions: collectives, halo
 exchanges and repartitions, whose adjoints are derived. This module holds the public names that
 nearly every program uses; others are in `linop.local_operators`, `linop.planning`, `linop.solvers`,
-`linop.networks`, `linop.errors`, `linop.backends`, `linop.testing`, `linop.autograd`,
-`linop.layers` and `linop.strategies`.
+`linop.schedules`, `linop.networks`, `linop.errors`, `linop.backends`, `linop.testing`,
+`linop.autograd`, `linop.layers` and `linop.strategies`.
 """
 
 import importlib
@@ -84,8 +84,14 @@ from linop.backends import launch
 
 if typing.TYPE_CHECKING:
     from linop import autograd as autograd
+    from linop import errors as errors
     from linop import layers as layers
+    from linop import local_operators as local_operators
     from linop import networks as networks
+    from linop import planning as planning
+    from linop import schedules as schedules
+    from linop import solvers as solvers
+    from linop import strategies as strategies
     from linop import testing as testing
 
 __version__ = "0.1.0"
@@ -158,9 +164,25 @@ _MOVED = {
 """Modules of names that were in this one: deprecated aliases, which warn."""
 
 
+_MODULES = (
+    "autograd",
+    "backends",
+    "errors",
+    "layers",
+    "local_operators",
+    "networks",
+    "planning",
+    "schedules",
+    "solvers",
+    "strategies",
+    "testing",
+)
+"""Public modules, those that are heavy imported on first access; all others are the house's."""
+
+
 def __getattr__(name: str) -> typing.Any:
     """Import a public module on first access; resolve deprecated names."""
-    if name in ("autograd", "layers", "networks", "schedules", "solvers", "strategies", "testing"):
+    if name in _MODULES:
         return importlib.import_module(f"linop.{name}")
     if name == "verify":
         warnings.warn("linop.verify is linop.verify_plans now", DeprecationWarning, stacklevel=2)
@@ -173,4 +195,5 @@ def __getattr__(name: str) -> typing.Any:
 
 
 def __dir__() -> list[str]:
-    return __all__
+    """The public names and modules, which completion shows; nothing is imported."""
+    return sorted({*__all__, *_MODULES})

@@ -19,13 +19,11 @@ from support.workers import on_ranks, on_threads
 dtypes = st.sampled_from(["float64", "float32", "complex128", "int64"])
 
 
-@settings(max_examples=12)
 @given(st.data(), st.integers(1, 8), dtypes)
 def test_block_diagonals_on_threads(data: st.DataObject, workers: int, dtype: str) -> None:
     on_threads(workers, own_blocks.diagonal, data.draw(own_blocks.blocks(workers)), dtype)
 
 
-@settings(max_examples=12)
 @given(st.data(), st.integers(1, 8), st.integers(1, 4), dtypes)
 def test_stacks_on_threads(data: st.DataObject, workers: int, columns: int, dtype: str) -> None:
     on_threads(workers, own_blocks.stacks, data.draw(own_blocks.blocks(workers, columns)), dtype)
@@ -39,7 +37,7 @@ def test_mistakes_on_threads(workers: int) -> None:
 @needs_mpi
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("ranks", [1, 2, 4])
-@settings(max_examples=3)
+@settings(max_examples=5)
 @given(data=st.data(), dtype=dtypes)
 def test_blocks_on_ranks(ranks: int, data: st.DataObject, dtype: str) -> None:
     on_ranks(ranks, own_blocks.diagonal, data.draw(own_blocks.blocks(ranks)), dtype)

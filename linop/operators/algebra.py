@@ -15,7 +15,7 @@ from linop.normal_form.stages import Stages
 from linop.operators.expressions import Compound, Identity, Sum, Zero
 from linop.operators.flow import Demand, Flow
 from linop.operators.memory import deallocate
-from linop.operators.notation import Write, subscripted
+from linop.operators.notation import Write, in_latex, starred, subscripted
 from linop.operators.operator import LinearOperator
 from linop.operators.simplification import simplified
 from linop.operators.staging import Staging
@@ -147,10 +147,9 @@ class Named(Compound):
         return self.symbol(write.latex)
 
     def symbol(self, latex: bool = False) -> str:
-        base = subscripted(self.name, self.subscript, latex) if self.subscript else self.name
-        if not self.starred:
-            return base
-        return base + ("^{*}" if latex else "*")
+        name = in_latex(self.name) if latex else self.name
+        base = subscripted(self.name, self.subscript, latex) if self.subscript else name
+        return starred(base, latex) if self.starred else base
 
 
 @simplified.register

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from linop.caching import cached_property
 from linop.errors import ArgumentError, RegionError, ShapeError, SpaceError, expect
+from linop.spaces import showing
 from linop.spaces.contents import accepted
 from linop.spaces.float_formats import native
 from linop.spaces.inner_products import dot
@@ -136,6 +137,9 @@ class Space:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self}, dtype={self.dtype.name})"
+
+    def _repr_html_(self) -> str:
+        return showing.space_html(self)
 
     def __str__(self) -> str:
         parts = [f"{r.name}{list(r.shape)}@{_workers(r)}{memory_mark(r)}" for r in self.regions]

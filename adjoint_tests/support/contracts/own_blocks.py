@@ -122,7 +122,6 @@ def stacks(backend: Backend, every: Sequence[Sequence[Drawn]], dtype: str) -> No
     adjoints = [linop.block_diag(one).H for one in own]
     H = linop.hstack(*adjoints, backend=backend).compile(backend)
     assert (flat(H(shaped(ys[me], H.domain, me))) == total).all()
-    assert linop.testing.check_adjoint(H.op, backend=backend)
 
 
 def shaped(y: Any, space: Space, worker: int) -> Any:
