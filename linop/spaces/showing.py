@@ -100,8 +100,7 @@ def _many(number: int, what: str) -> str:
 def _values(array: Array) -> str:
     if not isinstance(array, np.ndarray):
         return f"(a {type(array).__module__} array)"  # on a device, from where it is not copied
-    options = {"threshold": 6, "edgeitems": 2, "precision": 4, "max_line_width": 10**9}
-    text = np.array2string(array, **options)  # type: ignore[call-overload]
+    text = np.array2string(array, threshold=6, edgeitems=2, precision=4, max_line_width=10**9)
     return " ".join(text.split())
 
 

@@ -69,7 +69,9 @@ def _diagonals(draw: st.DrawFn, workers: int) -> Description:
 
 @operator_factory(_diagonals, pure=False)
 def block_diag(blocks: Any, dtype: str) -> LinearOperator:
-    return linop.block_diag(*(_block(*one, dtype, k) for k, one in enumerate(blocks)))
+    return linop.block_diag(
+        *(_block(m, n, held, dtype, k) for k, (m, n, held) in enumerate(blocks))
+    )
 
 
 @st.composite
