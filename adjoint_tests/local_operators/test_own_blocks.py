@@ -68,6 +68,29 @@ def test_blocks_are_of_the_tensor_that_is_cut_so() -> None:
     linop.launch(main, 3, "threads")
 
 
+def test_blocks_of_several_regions() -> None:
+    """A common domain of two regions, in any shapes; scalars are regions, too."""
+    A = np.arange(14.0).reshape(2, 7)
+
+    def main(backend: linop.backends.Worker) -> None:
+        domain = linop.Space([linop.Region("u", (2, 3)), linop.Region("v", ())])
+        own = linop.local_operators.matrix(A + backend.worker, domain, linop.Region("y", 2))
+        plan = linop.vstack(own, backend=backend).compile(backend)
+        assert [region.workers for region in plan.domain] == [(0, 1, 2)] * 2
+        u, v = np.arange(6.0).reshape(2, 3), np.array(3.0)
+        given = {"u@0": u, "v@0": v}
+        assert (plan(given) == (A + backend.worker) @ np.append(u, v)).all()
+        back = plan.H(np.array([1.0, 2.0]))
+        wanted = sum((A + k).T @ [1.0, 2.0] for k in range(3))
+        assert (back["u@0"].ravel() == wanted[:6]).all()
+        assert back["v@0"] == wanted[6]
+        apart = linop.block_diag(own, backend=backend)
+        assert [region.name for region in apart.domain][:2] == ["u@0", "v@0"]
+        assert isinstance(apart.codomain, linop.TensorSpace)
+
+    linop.launch(main, 3, "threads")
+
+
 def test_all_calls_are_proven_in_debug_mode(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LINOP_DEBUG", "1")
     drawn = [[own_blocks.Drawn(2, 3, "array")], [own_blocks.Drawn(1, 3, "product")]]

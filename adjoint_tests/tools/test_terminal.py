@@ -104,7 +104,7 @@ def _all_of(screen: Any) -> str:
     return shown.decode()
 
 
-@pytest.mark.parametrize("name", ["help", "simulate", "unknown option"])
+@pytest.mark.parametrize("name", ["simulate", "unknown option"])
 def test_a_terminal_gets_none_with_no_color(name: str, folder: Path) -> None:
     assert ESCAPE in on_a_terminal(COMMANDS[name], folder, {})
     assert ESCAPE not in on_a_terminal(COMMANDS[name], folder, {"NO_COLOR": "1"})
