@@ -84,7 +84,8 @@ def _product(left: LocalMap, right: LocalMap, codomain: Space) -> Function:
     across, along = _on_lines(left), _on_lines(right)
 
     def apply(x: Array) -> Array:
-        return across(along(np.reshape(x, (a, b))).T).T.reshape(shape)
+        y: Array = across(along(np.reshape(x, (a, b))).T).T
+        return y.reshape(shape)
 
     return apply
 
