@@ -3,8 +3,8 @@
 Regions of memory on workers, memory operators on them, and their compositions: collectives, halo
 exchanges and repartitions, whose adjoints are derived. This module holds the public names that
 nearly every program uses; others are in `linop.local_operators`, `linop.planning`, `linop.solvers`,
-`linop.networks`, `linop.errors`, `linop.backends`, `linop.interop`, `linop.testing`,
-`linop.autograd`, `linop.layers` and `linop.strategies`.
+`linop.schedules`, `linop.networks`, `linop.errors`, `linop.backends`, `linop.interop`,
+`linop.testing`, `linop.autograd`, `linop.layers` and `linop.strategies`.
 """
 
 import importlib
@@ -45,9 +45,10 @@ if not (pathlib.Path(__path__[0]) / "backends").is_dir():
     sys.meta_path.insert(0, _Checkout)
 
 from linop.errors import LinopError
-from linop.local_operators import local
+from linop.local_operators import block, block_diag, kron, local
+from linop.local_operators.blocks import hstack, vstack
 from linop.normal_form.movement import Movement
-from linop.operators.algebra import direct_sum, hstack, identity, in_steps, vstack, zero
+from linop.operators.algebra import direct_sum, identity, in_steps, zero
 from linop.operators.collectives import (
     all_gather,
     all_reduce,
@@ -83,9 +84,15 @@ from linop.backends import launch
 
 if typing.TYPE_CHECKING:
     from linop import autograd as autograd
+    from linop import errors as errors
     from linop import interop as interop
     from linop import layers as layers
+    from linop import local_operators as local_operators
     from linop import networks as networks
+    from linop import planning as planning
+    from linop import schedules as schedules
+    from linop import solvers as solvers
+    from linop import strategies as strategies
     from linop import testing as testing
 
 __version__ = "0.1.0"
@@ -110,6 +117,8 @@ __all__ = [
     "all_to_all",
     "allocate",
     "backends",
+    "block",
+    "block_diag",
     "broadcast",
     "clear",
     "copy",
@@ -121,6 +130,7 @@ __all__ = [
     "hstack",
     "identity",
     "in_steps",
+    "kron",
     "launch",
     "local",
     "move",
@@ -157,14 +167,19 @@ _MOVED = {
 
 _MODULES = (
     "autograd",
+    "backends",
+    "errors",
     "interop",
     "layers",
+    "local_operators",
     "networks",
+    "planning",
     "schedules",
     "solvers",
     "strategies",
     "testing",
 )
+"""Public modules, those that are heavy imported on first access; all others are the house's."""
 
 
 def __getattr__(name: str) -> typing.Any:
@@ -182,4 +197,5 @@ def __getattr__(name: str) -> typing.Any:
 
 
 def __dir__() -> list[str]:
-    return __all__
+    """The public names and modules, which completion shows; nothing is imported."""
+    return sorted({*__all__, *_MODULES})

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from mutation.fault import Fault
 from mutation.faults import (
     algebra,
+    blocks,
     data_parallel,
     running,
     saved_memory,
@@ -21,6 +22,7 @@ ROOMS: Mapping[str, tuple[Fault, ...]] = {
     "spaces": algebra.SPACES,
     "normal form": algebra.NORMAL_FORM,
     "operators": algebra.OPERATORS,
+    "blocks": blocks.BLOCKS,
     "planning": running.PLANNING,
     "verifier": running.VERIFIER,
     "schedules": schedules.SCHEDULES,

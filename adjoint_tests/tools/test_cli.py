@@ -43,6 +43,10 @@ def ring(workers):
     X = TensorSpace((8,), Partition((workers,)), axes=(linop.COPIES,))
     return linop.ring_all_reduce(X)
 
+def line(workers):
+    X = TensorSpace((workers,), Partition((workers,)))
+    return linop.halo_exchange(X, 3, padding=1)
+
 def plain():
     workers = Partition((2,))
     return linop.gather(TensorSpace((6,), workers))
@@ -248,6 +252,27 @@ def test_names_are_printed_as_they_are(run: Run) -> None:
     assert f"{MODULE}:ring: x@0[8]@0 ⊕ x@1[8]@1" in run("show", f"{MODULE}:ring").output
 
 
+@pytest.mark.parametrize("workers", [5, 20_000])
+def test_simulate_predicts_for_any_number_of_workers(run: Run, workers: int) -> None:
+    result = run("simulate", f"{MODULE}:line", "--workers", str(workers))
+    assert result.exit_code == 0, result.output
+    heads = [line for line in result.output.splitlines() if "stages with messages" in line]
+    assert len(heads) == 2
+    assert all(line.startswith(f"{workers} workers, ") for line in heads)
+    assert f"{2 * (workers - 1)} messages, {16 * (workers - 1)} bytes" in heads[0]
+
+
+def test_simulate_takes_operators(run: Run) -> None:
+    result = run("simulate", f"{MODULE}:shift", "--ranks-per-machine", "1")
+    assert result.exit_code == 0, result.output
+    assert f"{MODULE}:shift, operator\n2 workers, " in result.output
+    assert re.search(r"bytes between machines +24 ", result.output)
+    result = run("simulate", f"{MODULE}:shift", "--workers", "9")
+    assert f"{MODULE}:shift, adjoint, which has 2 workers\n" in result.output
+    assert run("simulate").exit_code == 2
+    assert run("simulate", f"{MODULE}:number").exit_code == 2
+
+
 def test_show_is_of_linops_operators(run: Run) -> None:
     result = run("show", f"{MODULE}:matrix")
     assert result.exit_code == 2
@@ -280,7 +305,7 @@ def linop_command(folder: Path, *arguments: str, timeout: float = 100) -> Any:
     return subprocess.run(
         [sys.executable, "-m", "linop", *arguments],
         cwd=folder,
-        env=os.environ | {"PYTHONPATH": path, "COLUMNS": "200"},
+        env=os.environ | {"PYTHONPATH": path, "COLUMNS": "200", "FORCE_COLOR": "1"},
         capture_output=True,
         check=False,
         text=True,
@@ -300,6 +325,7 @@ needs_pictures = pytest.mark.skipif(
 def test_demo(tmp_path: Path) -> None:
     result = linop_command(tmp_path, "demo", "--output", "picture.png", timeout=290)
     assert result.returncode == 0, result.stdout + result.stderr
+    assert "\x1b" not in result.stdout + result.stderr  # a pipe, whatever FORCE_COLOR says
     table = rows(result.stdout)
     assert table[0][:3] == ["what", "backend", "workers"]
     assert {row[1] for row in table} >= {"reference", "threads", "mpi", "to_scipy()"}

@@ -19,7 +19,8 @@ from linop.backends.engine.roads.call_numbers import Calls
 from linop.backends.engine.roads.point_to_point import PointToPoint
 from linop.backends.engine.worker_plan import WorkerPlan
 from linop.backends.together.deadlock import PAST, Key, Point
-from linop.backends.together.transport import ANY, Transport, weakly
+from linop.backends.together.meeting import OnTransport, Value
+from linop.backends.together.transport import ANY, Item, Transport, weakly
 from linop.errors import BackendError, LinopError, restated
 from linop.normal_form.stages import Stages
 from linop.operators.operator import LinearOperator
@@ -88,6 +89,21 @@ class Worker(Backend):
         plan = WorkerPlan(op, self, 2 * self._plans, lowered)
         self.prepare(plan.plan)
         return plan
+
+    def together(
+        self, work: Callable[[], tuple[Value, Item]], what: str
+    ) -> tuple[Value, list[Item]]:
+        """Result of local work, which may fail on some workers, and by worker its second half,
+        which is sent: small objects. Collective.
+
+        Args:
+            what: name of the public function that all workers call.
+
+        Raises:
+            LinopError: it failed on a worker; on every worker.
+        """
+        with self.meeting:
+            return OnTransport(self.transport).together(work, what, f"call {what}")
 
     def part(self, workers: Sequence[int], purpose: str = "") -> Worker:
         """Backend of some of the workers, this one among them: of its own plans, calls and waits.

@@ -8,7 +8,10 @@ import linop
 def main(backend: linop.backends.Backend, steps: int = 40) -> float:
     X = linop.TensorSpace((40, 32), linop.Partition((backend.workers,)))
     cross = {(0, 0): -4.0, (1, 0): 1.0, (-1, 0): 1.0, (0, 1): 1.0, (0, -1): 1.0}
-    speed = {at: lambda block, k=k: k * (0.2 + 0.005 * np.ogrid[block][0]) + 0 * np.ogrid[block][1] for at, k in cross.items()}
+    speed = {
+        at: lambda block, k=k: k * (0.2 + 0.005 * np.ogrid[block][0]) + 0 * np.ogrid[block][1]
+        for at, k in cross.items()
+    }
     L, I = linop.stencil(X, speed), linop.identity(X)
     u, before = I, 0 * I
     for _ in range(steps):

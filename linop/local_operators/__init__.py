@@ -3,7 +3,7 @@
 Each is a pair of functions, the forward one and its adjoint, and the matrix if it is known. Domain
 and codomain are given as a `Region` or a `Space`, on one worker; or replicated over the same
 workers, all of which then compute. Input that is on other workers is moved by other operators, such
-as `linop.halo_exchange`.
+as `linop.halo_exchange`. `block`, `block_diag` and `kron` are made of others.
 
 Those whose matrix is known, apart from `fft`, keep one rule, forward and adjoint, on every backend.
 On integers they are their matrix A exactly, modulo 2^bits of the dtype. In floating point each
@@ -15,10 +15,23 @@ transform mixes all elements: its errors are relative to the norm of the whole a
 spreads everywhere.
 """
 
+from linop.local_operators.blocks import block, block_diag
 from linop.local_operators.fourier import fft
 from linop.local_operators.functions import local
+from linop.local_operators.kronecker import kron
 from linop.local_operators.matrices import diagonal, matrix, restriction
 from linop.local_operators.scipy_operators import from_scipy
 from linop.local_operators.sliding import convolution
 
-__all__ = ["convolution", "diagonal", "fft", "from_scipy", "local", "matrix", "restriction"]
+__all__ = [
+    "block",
+    "block_diag",
+    "convolution",
+    "diagonal",
+    "fft",
+    "from_scipy",
+    "kron",
+    "local",
+    "matrix",
+    "restriction",
+]

@@ -11,6 +11,7 @@ from linop.errors import ArgumentError, SpaceError
 from linop.local_operators.real_linear import refuse_real_linear
 from linop.normal_form.maps import Function, LocalMap, Port
 from linop.normal_form.stages import Stages
+from linop.operators.notation import in_latex, starred
 from linop.operators.operator import Arrays, LinearOperator
 from linop.provenance import records_origin
 from linop.spaces.array_modules import HOST
@@ -41,9 +42,10 @@ class Local(LinearOperator[Any, Any]):
         return Stages.of_map(self.map)
 
     def symbol(self, latex: bool = False) -> str:
-        if latex and self.map.symbol.endswith("*"):
-            return self.map.symbol[:-1] + "^{*}"
-        return self.map.symbol
+        name = self.map.symbol
+        if not latex:
+            return name
+        return starred(in_latex(name[:-1]), latex) if name.endswith("*") else in_latex(name)
 
 
 @records_origin

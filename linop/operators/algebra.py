@@ -9,39 +9,53 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from linop.errors import ArgumentError, SpaceError
+from linop.errors import ArgumentError
 from linop.normal_form.merging import Merged
 from linop.normal_form.stages import Stages
 from linop.operators.expressions import Compound, Identity, Sum, Zero
 from linop.operators.flow import Demand, Flow
 from linop.operators.memory import deallocate
-from linop.operators.notation import Write, subscripted
+from linop.operators.notation import Write, in_latex, starred, subscripted
 from linop.operators.operator import LinearOperator
 from linop.operators.simplification import simplified
 from linop.operators.staging import Staging
 from linop.provenance import records_origin
+from linop.spaces.direct_sums import joined_space
 from linop.spaces.space import Space
 
 
 class DirectSum(Compound):
     """The block-diagonal operator diag(A, B, …), from the direct sum of the domains to the direct
-    sum of the codomains, whose regions' names must differ."""
+    sum of the codomains, whose regions' names must differ.
+
+    Args:
+        domain, codomain: spaces of the same regions, such as a `TensorSpace` of which each block
+            has a part; by default the direct sums.
+    """
 
     loose = True
 
-    def __init__(self, blocks: Sequence[LinearOperator]) -> None:
+    def __init__(
+        self,
+        blocks: Sequence[LinearOperator],
+        domain: Space | None = None,
+        codomain: Space | None = None,
+    ) -> None:
         self.blocks = tuple(blocks)
-        domain, codomain = ([getattr(b, end) for b in blocks] for end in ("domain", "codomain"))
-        super().__init__(joined_space(domain), joined_space(codomain), self.blocks)
+        super().__init__(
+            domain or joined_space([block.domain for block in blocks]),
+            codomain or joined_space([block.codomain for block in blocks]),
+            self.blocks,
+        )
 
     def _operands(self) -> Sequence[LinearOperator]:
         return self.blocks
 
     def _adjoint(self) -> LinearOperator:
-        return DirectSum([block.H for block in self.blocks])
+        return DirectSum([block.H for block in self.blocks], self.codomain, self.domain)
 
     def _conj(self) -> LinearOperator:
-        return DirectSum([block.conj() for block in self.blocks])
+        return DirectSum([block.conj() for block in self.blocks], self.domain, self.codomain)
 
     def _spread(self, flow: Flow, demand: Demand) -> None:
         for block in self.blocks:
@@ -133,10 +147,9 @@ class Named(Compound):
         return self.symbol(write.latex)
 
     def symbol(self, latex: bool = False) -> str:
-        base = subscripted(self.name, self.subscript, latex) if self.subscript else self.name
-        if not self.starred:
-            return base
-        return base + ("^{*}" if latex else "*")
+        name = in_latex(self.name) if latex else self.name
+        base = subscripted(self.name, self.subscript, latex) if self.subscript else name
+        return starred(base, latex) if self.starred else base
 
 
 @simplified.register
@@ -145,7 +158,7 @@ def _(op: DirectSum) -> LinearOperator:
     if all(isinstance(block, Identity) for block in simple):
         return Identity(op.domain)
     unchanged = all(a is b for a, b in zip(simple, op.blocks, strict=True))
-    return op if unchanged else DirectSum(simple)
+    return op if unchanged else DirectSum(simple, op.domain, op.codomain)
 
 
 @simplified.register
@@ -174,10 +187,11 @@ def zero(domain: Space, codomain: Space) -> LinearOperator:
 @records_origin
 def direct_sum(*ops: LinearOperator) -> LinearOperator:
     """The block-diagonal operator diag(A, B, …), from the direct sum of the domains to the direct
-    sum of the codomains.
+    sum of the codomains, which remember the spaces that they are of (`DirectSumSpace`).
 
     Raises:
-        RegionError: two domains or two codomains share the name of a region.
+        RegionError: two domains or two codomains share the name of a region; `block_diag` renames
+            them.
         SpaceError: dtypes differ. ArgumentError: an argument is no operator, or there is none.
     """
     _check_operators("direct_sum", ops)
@@ -197,17 +211,6 @@ def in_steps(*ops: LinearOperator) -> LinearOperator:
     return ops[0] if len(ops) == 1 else Steps(ops)
 
 
-def joined_space(spaces: Sequence[Space]) -> Space:
-    """The direct sum of spaces.
-
-    Raises:
-        SpaceError: dtypes differ. RegionError: two spaces share the name of a region.
-    """
-    if len({space.dtype for space in spaces}) > 1:
-        raise SpaceError(f"a direct sum keeps the dtype; given {[s.dtype.name for s in spaces]}")
-    return Space((r for space in spaces for r in space.regions), spaces[0].dtype)
-
-
 @records_origin
 def hstack(*ops: LinearOperator) -> LinearOperator:
     """The block row [A B …] = Σ A_i D_i, from the direct sum of the domains to the common codomain.
@@ -218,7 +221,7 @@ def hstack(*ops: LinearOperator) -> LinearOperator:
     """
     _check_operators("hstack", ops)
     domain = joined_space([op.domain for op in ops])
-    return _total([op @ _restriction(domain, op.domain) for op in ops])
+    return total([op @ restricted(domain, op.domain) for op in ops])
 
 
 @records_origin
@@ -231,16 +234,16 @@ def vstack(*ops: LinearOperator) -> LinearOperator:
     """
     _check_operators("vstack", ops)
     codomain = joined_space([op.codomain for op in ops])
-    return _total([_restriction(codomain, op.codomain).H @ op for op in ops])
+    return total([restricted(codomain, op.codomain).H @ op for op in ops])
 
 
-def _restriction(space: Space, part: Space) -> LinearOperator:
+def restricted(space: Space, part: Space) -> LinearOperator:
     """The restriction from a space to some of its regions: deallocates the others."""
     rest = [region for region in space.regions if region.name not in part]
     return deallocate(space, *rest) if rest else Identity(space)
 
 
-def _total(ops: Sequence[LinearOperator]) -> LinearOperator:
+def total(ops: Sequence[LinearOperator]) -> LinearOperator:
     return ops[0] if len(ops) == 1 else Sum(ops)
 
 

@@ -13,10 +13,13 @@ from typing import Any, Protocol
 
 from linop.graph import flattened, postorder, uses
 
-_LATEX = str.maketrans(
+_LATEX = (
     {c: "\\" + c for c in "#$%&_{}"}
     | {"→": r" \to ", "×": r" \times ", "…": r" \dots ", "⁺": "^{+}", "^": r"\hat{}"}
+    | {"⊗": r" \otimes ", "⊕": r" \oplus ", "⟨": r"\langle ", "⟩": r"\rangle "}
+    | {"\\": r"\backslash ", "~": r"\sim ", " ": r"\ "}
 )
+"""Characters of names that LaTeX writes otherwise in mathematics."""
 FEW = 24
 """Occurrences of operators up to which an expression prints without names."""
 LONG = 160
@@ -136,8 +139,29 @@ def elided(texts: list[str], many: int, latex: bool) -> list[str]:
 def subscripted(letter: str, text: str, latex: bool = False) -> str:
     """A letter with a subscript, in braces if the subscript is longer than one character."""
     if latex:
-        text = text.translate(_LATEX)
+        letter, text = in_latex(letter), in_latex(text)
     return f"{letter}_{text}" if len(text) == 1 else f"{letter}_{{{text}}}"
+
+
+def in_latex(name: str) -> str:
+    """A name, of a region or an operator, in LaTeX's mathematics: with special characters escaped,
+    and others that are no mathematics, such as accented letters, as text."""
+    return "".join(map(_character, name))
+
+
+def starred(name: str, latex: bool = False) -> str:
+    """The symbol of an adjoint."""
+    if not latex:
+        return name + "*"
+    return f"{{{name}}}^{{*}}" if "^" in name or "'" in name else f"{name}^{{*}}"
+
+
+def _character(c: str) -> str:
+    if c in _LATEX:
+        return _LATEX[c]
+    if (c.isascii() and c.isprintable() and c not in '"`') or "α" <= c <= "ω" or "Α" <= c <= "Ω":
+        return c
+    return rf"\text{{{c}}}" if c.isprintable() else r"\ "
 
 
 def _shown(op: Any) -> Iterable[Any]:

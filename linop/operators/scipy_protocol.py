@@ -42,7 +42,7 @@ class SciPyProtocol:
         endomorphism: ``linop.shift`` has the blocks of its domain on other workers. The adjoint
         has the same order."""
         domain, codomain = self._op.domain, self._op.codomain
-        if domain != codomain or domain.whole is codomain.whole is None:
+        if domain != codomain or not any((*domain.wholes, *codomain.wholes)):
             return domain, codomain
         one = min(domain, codomain, key=_preference)
         return one, one
@@ -275,7 +275,8 @@ def multiple_of_identity(matrix: Array, op: LinearOperator) -> Any:
 
 def _preference(space: Space) -> tuple[Any, ...]:
     """Sorting key of equal spaces: tensor spaces first, those on workers in ascending order."""
-    return space.whole is None, [region.workers for region in space.regions], repr(space.whole)
+    workers = [region.workers for region in space.regions]
+    return not any(space.wholes), workers, repr(space.wholes)
 
 
 def natural_shape(space: Space) -> tuple[int, ...] | None:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from linop.caching import cached_property
 from linop.errors import PartitionError
+from linop.spaces import showing
 from linop.spaces.region import integer, naturals
 
 
@@ -137,6 +138,9 @@ class Partition:
     def __repr__(self) -> str:
         plain = self.workers == tuple(range(self.size))
         return f"Partition({self.shape}{'' if plain else f', workers={self.workers}'})"
+
+    def _repr_html_(self) -> str:
+        return showing.partition_html(self)
 
     def __str__(self) -> str:
         return "×".join(map(str, self.shape)) or "1"

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from linop.caching import cached_property
 from linop.errors import ArgumentError, RegionError, ShapeError, SpaceError, expect
+from linop.spaces import showing
 from linop.spaces.contents import accepted
 from linop.spaces.float_formats import native
 from linop.spaces.inner_products import dot
@@ -159,6 +160,9 @@ class Space:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self}, dtype={self.dtype.name})"
+
+    def _repr_html_(self) -> str:
+        return showing.space_html(self)
 
     def __str__(self) -> str:
         parts = [f"{r.name}{list(r.shape)}@{_workers(r)}{memory_mark(r)}" for r in self.regions]
@@ -310,19 +314,21 @@ class Space:
                 between two floats, a fraction for integers, complex for real numbers, or overflows.
             ArgumentError: `order` is neither "global" nor "regions".
         """
-        whole = self._whole(order)
+        checked_order(order)
         flat = of_dtype(flat, self.dtype, "flat vector")
         if flat.size != self.size:
             raise ShapeError(f"flat vector of size {flat.size} given, {self.size} expected")
-        flat = flat.reshape(-1)
+        return Vector(self, self._out_of_order(flat.reshape(-1), order))
+
+    def _out_of_order(self, flat: Array, order: Order) -> dict[str, Array]:
+        """The arrays of all regions in a flat one."""
+        whole = self._whole(order)
         if whole is not None:
             array = flat.reshape(whole.shape)
             pieces = [array[where].copy() for where in whole.places]
         else:
             pieces = np.split(flat, list(self.offsets.values())[1:]) if self.regions else []
-        return Vector(
-            self, {r.name: p.reshape(r.shape) for r, p in zip(self.regions, pieces, strict=True)}
-        )
+        return {r.name: p.reshape(r.shape) for r, p in zip(self.regions, pieces, strict=True)}
 
     def _whole(self, order: Order) -> Whole | None:
         """The array that flat vectors of this order are; None if that is region after region."""
@@ -332,6 +338,12 @@ class Space:
     def whole(self) -> Whole | None:
         """The array whose C order is that of flat vectors; None if they are region after region."""
         return None
+
+    @property
+    def wholes(self) -> tuple[Whole | None, ...]:
+        """`whole`, of each part of a direct sum: equal for spaces with the same regions, in the
+        same order, if flat vectors are the same."""
+        return (self.whole,)
 
     def positions(self, other: Space) -> npt.NDArray[np.int64]:
         """For each element of a flat vector, its position in the order of regions of a space that

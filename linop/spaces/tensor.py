@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from linop.caching import cached_property
 from linop.errors import ShapeError, SpaceError, expect
+from linop.spaces import showing
 from linop.spaces.decomposition import COPIES, Axis, Bounds, checked_axes, checked_bounds
 from linop.spaces.numbering import BlockNumbering
 from linop.spaces.partition import Partition
@@ -242,6 +243,9 @@ class TensorSpace(Space):
     def ndim(self) -> int:
         """Number of dimensions of the global tensor."""
         return len(self.global_shape)
+
+    def _repr_html_(self) -> str:
+        return showing.tensor_html(self)
 
     def __repr__(self) -> str:
         memory = "" if self.memory == "default" else f", memory={self.memory!r}"

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from linop.errors import ArgumentError, RegionError, SpaceError, expect
+from linop.spaces import showing
 from linop.spaces.array_protocol import ArrayProtocol
 from linop.spaces.comparison import Comparison, only_array
 from linop.spaces.distributed import Asked, Distributed, Partials
@@ -57,8 +58,10 @@ class Vector(ArrayProtocol):
         return name in self.arrays
 
     def __repr__(self) -> str:
-        shown = ", ".join(f"{n}={a!r}" for n, a in self.arrays.items())
-        return f"Vector({shown})"
+        return showing.vector_text(self)
+
+    def _repr_html_(self) -> str:
+        return showing.vector_html(self)
 
     def require_all(self, what: str) -> None:
         """Check that the vector holds every region of its space.

@@ -1,5 +1,5 @@
-"""The command line: ``linop doctor``, ``verify``, ``show`` and ``demo``. Options, tables and exit
-status are here; the work of a command is in a module of its own."""
+"""The command line: ``linop doctor``, ``verify``, ``show``, ``simulate`` and ``demo``. Options,
+tables and exit status are here; the work of a command is in a module of its own."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
@@ -30,16 +29,23 @@ from linop.planning.prediction.cost import Traffic
 from linop.planning.prediction.traffic import traffic_matrix
 from linop.schedules import GENERATORS
 from linop.testing.verify_command import Case, Result, cases, verified, verified_by_ranks
-from linop.tools import doctor, mpi_links, reporting, schedule_showing, showing
+from linop.tools import (
+    doctor,
+    mpi_links,
+    reporting,
+    schedule_showing,
+    showing,
+    slots,
+    terminal,
+)
 from linop.tools.samples import samples
 
 app = typer.Typer(
     help="Linear-operator algebra for data movement.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
-console = Console(emoji=False)
+console = terminal.console()
 _MATRIX = 16
 """Largest number of workers for which `show` prints the traffic matrix."""
 
@@ -53,6 +59,24 @@ Target = Annotated[
 ]
 
 
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"linop {linop.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def linop_command(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="print the version, and exit", callback=_print_version, is_eager=True
+        ),
+    ] = False,
+) -> None:
+    del version
+
+
 @app.command("doctor")
 def doctor_command(
     mpi: Annotated[
@@ -60,7 +84,8 @@ def doctor_command(
         typer.Option(
             "--mpi",
             help="measure MPI's latency and bandwidth between the ranks of this job (mpiexec -n 4 "
-            "linop doctor --mpi), or between two ranks here, and look at their binding",
+            "linop doctor --mpi), or between two ranks here; look at their binding, and say how "
+            "many slots for ranks there are",
         ),
     ] = False,
 ) -> None:
@@ -82,6 +107,7 @@ def _mpi_links() -> None:
         done = mpirun.mpiexec(2, command, timeout=60, env={"COLUMNS": str(console.width)})
         sys.stdout.write(done.stdout)
         sys.stderr.write(done.stderr)
+        _print_as_it_is(slots.report())
         raise typer.Exit(done.returncode)
     from mpi4py import MPI
 
@@ -183,9 +209,7 @@ def show(
         raise typer.BadParameter("give --ranks-per-machine or --machines, not both")
     for name, op in _operators(target, workers=4):
         placement = Placement.read(machines) if machines else None
-        if ranks_per_machine:
-            many = max(workers_of(op.stages), default=0) + 1
-            placement = Placement.of_blocks(many, ranks_per_machine)
+        placement = showing.in_blocks(op, ranks_per_machine) or placement
         console.print(Text.assemble((name, "bold"), f": {op.domain} -> {op.codomain}"))
         table = Table("", "operator", "adjoint", title=None)
         back = op.H
@@ -263,6 +287,24 @@ def _print_as_it_is(what: object) -> None:
 def _few(workers: Sequence[int]) -> str:
     shown = ", ".join(map(str, workers[:8]))
     return f"{shown}, … {workers[-1]}" if len(workers) > 8 else shown
+
+
+@app.command()
+def simulate(
+    target: Target,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="of a function that takes their number; else 4")
+    ] = None,
+    ranks_per_machine: Annotated[
+        int | None, typer.Option(min=1, help="place this many consecutive workers on each machine")
+    ] = None,
+) -> None:
+    """Predict messages, bytes and time of an operator and of its adjoint on every worker, without
+    running them: for 100000 workers in seconds."""
+    for name, op in _operators(target, workers or 4):
+        for side, text in showing.predictions(op, workers, ranks_per_machine):
+            console.print(Text(f"{name}, {side}", "bold"))
+            _print_as_it_is(text)
 
 
 @app.command()
@@ -442,10 +484,11 @@ def _operators(target: str | None, workers: int) -> Iterator[tuple[str, LinearOp
 
 def main() -> None:
     """Run the command line. A `LinopError` prints as one line, with exit status 1."""
+    terminal.settle_help()
     try:
         app()
     except LinopError as error:
         if in_mpi_job():
             raise
-        Console(stderr=True).print(Text.assemble(("error: ", "red"), str(error)))
+        terminal.console(stderr=True).print(Text.assemble(("error: ", "red"), str(error)))
         raise SystemExit(1) from None

@@ -23,6 +23,28 @@ MOST, LARGEST = 64, 1 << 24
 at most: they are made with their memory, on as many threads as the highest worker's number says."""
 
 
+def in_blocks(op: LinearOperator, ranks_per_machine: int | None) -> Placement | None:
+    """So many consecutive workers on each machine; None for no number."""
+    if ranks_per_machine is None:
+        return None
+    return Placement.of_blocks(max(workers_of(op.stages), default=0) + 1, ranks_per_machine)
+
+
+def predictions(
+    op: LinearOperator, workers: int | None, ranks_per_machine: int | None
+) -> Iterator[tuple[str, str]]:
+    """(side, prediction) of the operator and of its adjoint.
+
+    Args:
+        workers: the number that was asked for; an operator of another number is said to have it.
+    """
+    many = len(workers_of(op.stages))
+    other = "" if workers in (None, many) else f", which has {many} workers"
+    placement = in_blocks(op, ranks_per_machine)
+    for side, which in (("operator", op), ("adjoint", op.H)):
+        yield side + other, str(linop.simulate(which, placement=placement))
+
+
 def another_order(op: LinearOperator, placement: Placement) -> str:
     """The bytes that another order of the workers saves between machines, and that order."""
     better = better_order(op, placement)

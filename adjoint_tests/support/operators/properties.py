@@ -175,9 +175,9 @@ def flat_products(op: LinearOperator, x: Vector, wanted: Vector) -> None:
     """`matvec` is the operator, in one order of flat vectors for it and its adjoint."""
     domain, codomain = op.flat_ends
     for one, other in zip(op.H.flat_ends, (codomain, domain), strict=True):
-        assert (one.whole, one.regions) == (other.whole, other.regions)
+        assert (one.wholes, one.regions) == (other.wholes, other.regions)
     if domain == codomain:
-        assert domain.whole == codomain.whole
+        assert domain.wholes == codomain.wholes
     same_arrays(op.matvec(domain.flatten(x)), codomain.flatten(wanted))
 
 

@@ -1,0 +1,131 @@
+"""Direct sums of spaces that remember their parts, and names that differ between spaces."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from linop.errors import ArgumentError, SpaceError
+from linop.spaces.region import Region
+from linop.spaces.scalars import Array
+from linop.spaces.space import Order, Space, Whole
+from linop.spaces.tensor import TensorSpace
+from linop.spaces.vector import Vector
+
+
+class DirectSumSpace(Space):
+    """The direct sum of spaces: the regions of all, and the spaces themselves as `parts`, so that
+    global arrays of tensor spaces are scattered and gathered part by part, and flat vectors are
+    those of the parts, one after another. It equals a `Space` of the same regions.
+
+    Args:
+        parts: spaces of one dtype, without common names of regions; the parts of direct sums among
+            them are parts of this one.
+
+    Raises:
+        SpaceError: dtypes differ. RegionError: two spaces share the name of a region.
+    """
+
+    def __init__(self, parts: Sequence[Space]) -> None:
+        if len({space.dtype for space in parts}) > 1:
+            raise SpaceError(f"a direct sum keeps the dtype; given {[s.dtype.name for s in parts]}")
+        nested = (p.parts if isinstance(p, DirectSumSpace) else (p,) for p in parts)
+        self.parts: tuple[Space, ...] = tuple(part for some in nested for part in some)
+        super().__init__((r for space in parts for r in space.regions), parts[0].dtype)
+
+    def in_memory(self, memory: str) -> DirectSumSpace:
+        return DirectSumSpace([part.in_memory(memory) for part in self.parts])
+
+    def with_dtype(self, dtype: npt.DTypeLike) -> DirectSumSpace:
+        return DirectSumSpace([part.with_dtype(dtype) for part in self.parts])
+
+    @property
+    def wholes(self) -> tuple[Whole | None, ...]:
+        return tuple(part.whole for part in self.parts)
+
+    def _in_order(self, arrays: Mapping[str, Array], dtype: npt.DTypeLike, order: Order) -> Array:
+        return np.concatenate([part._in_order(arrays, dtype, order) for part in self.parts])
+
+    def _out_of_order(self, flat: Array, order: Order) -> dict[str, Array]:
+        ends = np.cumsum([part.size for part in self.parts])[:-1]
+        pieces = zip(self.parts, np.split(flat, ends), strict=True)
+        return {n: a for part, own in pieces for n, a in part._out_of_order(own, order).items()}
+
+    def scatter(self, *arrays: Any) -> Vector:
+        """The vector of one argument for each part: the global array of a `TensorSpace`
+        (`TensorSpace.scatter`), and what `Space.vector` takes for another space.
+
+        Raises:
+            ArgumentError: not one argument for each part; or as the parts raise.
+        """
+        if len(arrays) != len(self.parts):
+            raise ArgumentError(f"scatter: {len(self.parts)} parts, {len(arrays)} arrays given")
+        vectors = [
+            part.scatter(array) if isinstance(part, TensorSpace) else part.vector(array)
+            for part, array in zip(self.parts, arrays, strict=True)
+        ]
+        return Vector(self, {n: a for v in vectors for n, a in v.arrays.items()})
+
+    def gather(self, vector: Vector) -> tuple[Any, ...]:
+        """For each part, the global array of a `TensorSpace` (`TensorSpace.gather`), and the
+        `Vector` of another space.
+
+        Raises:
+            SpaceError: the vector is of another space, or lacks regions; or as the parts raise.
+        """
+        self.same_as(vector.space, "gather")
+        vector.require_all("gather")
+        found: list[Any] = []
+        for part in self.parts:
+            own = Vector(part, {r.name: vector[r.name] for r in part.regions})
+            found.append(part.gather(own) if isinstance(part, TensorSpace) else own)
+        return tuple(found)
+
+
+def joined_space(spaces: Sequence[Space]) -> Space:
+    """The direct sum of spaces; of one, itself.
+
+    Raises:
+        SpaceError: dtypes differ. RegionError: two spaces share the name of a region.
+    """
+    return spaces[0] if len(spaces) == 1 else DirectSumSpace(spaces)
+
+
+def distinct(spaces: Sequence[Space]) -> list[Space]:
+    """The spaces, with regions renamed whose name is in several of them: ``x`` of the third space,
+    say, as ``x2``; a tensor space stays one."""
+    counts = Counter(region.name for space in spaces for region in space)
+    taken = set(counts)
+    return [_renamed(space, k, counts, taken) for k, space in enumerate(spaces)]
+
+
+def _renamed(space: Space, k: int, counts: Counter[str], taken: set[str]) -> Space:
+    if all(counts[region.name] == 1 for region in space):
+        return space
+    if isinstance(space, TensorSpace):
+        mark = str(k)
+        while not taken.isdisjoint((made := _tensor(space, space.name + mark)).numbering.index):
+            mark += "'"
+        taken.update(made.numbering.index)
+        return made
+    return Space([_distinct(r, k, taken) if counts[r.name] > 1 else r for r in space], space.dtype)
+
+
+def _tensor(X: TensorSpace, name: str) -> TensorSpace:
+    """A tensor space of another name."""
+    bounds = dict(enumerate(X.bounds))
+    return TensorSpace(
+        X.global_shape, X.partition, X.dtype, X.axes, name, bounds=bounds, memory=X.memory
+    )
+
+
+def _distinct(region: Region, k: int, taken: set[str]) -> Region:
+    name = f"{region.name}{k}"
+    while name in taken:
+        name += "'"
+    taken.add(name)
+    return Region(name, region.shape, region.workers, region.memory)
