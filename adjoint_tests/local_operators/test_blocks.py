@@ -20,6 +20,7 @@ from linop import Partition, Region, Space, TensorSpace
 from linop.errors import ArgumentError, RegionError, ShapeError, SpaceError
 from linop.local_operators import diagonal, fft, matrix
 from linop.spaces.direct_sums import DirectSumSpace
+from linop.spaces.space import Order
 from linop.testing import check_adjoint, check_exact
 from linop.testing.code import code
 from linop.testing.describing import seeds, whole_numbers
@@ -34,13 +35,14 @@ GIVEN: dict[str, Any] = {
 }
 
 
-def is_matrix(op: linop.LinearOperator, wanted: np.ndarray) -> None:
+def is_matrix(op: linop.LinearOperator, wanted: np.ndarray, order: Order = "global") -> None:
     assert op.shape == wanted.shape
-    assert (op.to_matrix().toarray() == wanted).all()
-    x = op.domain.integers(1)
-    assert (op.codomain.flatten(op(x)) == wanted @ op.domain.flatten(x)).all()
-    y = op.codomain.integers(2)
-    assert (op.domain.flatten(op.H(y)) == wanted.conj().T @ op.codomain.flatten(y)).all()
+    assert (op.to_matrix(order).toarray() == wanted).all()
+    X, Y = op.domain, op.codomain
+    x = X.integers(1)
+    assert (Y.flatten(op(x), order) == wanted @ X.flatten(x, order)).all()
+    y = Y.integers(2)
+    assert (X.flatten(op.H(y), order) == wanted.conj().T @ Y.flatten(y, order)).all()
 
 
 @st.composite
@@ -115,8 +117,8 @@ def test_operators_on_many_workers_are_blocks() -> None:
     X = TensorSpace((6, 2), Partition((3,)))
     S = linop.shift(X, 1)
     op = linop.block([[S, None], [linop.identity(X), S.H]])
-    s, one = S.to_matrix().toarray(), np.eye(12)
-    is_matrix(op, np.block([[s, 0 * s], [one, s.T]]))
+    s, one = S.to_matrix("regions").toarray(), np.eye(12)
+    is_matrix(op, np.block([[s, 0 * s], [one, s.T]]), "regions")
     assert isinstance(op.domain, DirectSumSpace)
     assert [(part.name, part.global_shape) for part in op.domain.parts] == [
         ("x0", (6, 2)),

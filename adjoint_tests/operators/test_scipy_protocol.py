@@ -268,3 +268,14 @@ def test_regions_that_are_no_tensor_follow_one_another() -> None:
     assert (C @ np.ones(7)).shape == (0,)
     for n, order in itertools.product((1, 7), ("global", "regions")):
         assert A.to_scipy(order).matmat(np.ones((7, n))).tolist() == np.full((7, n), 2.0).tolist()
+
+
+def test_flat_vectors_of_direct_sums_are_those_of_the_parts() -> None:
+    X, Y = TensorSpace((4, 6), Partition((2, 2)), name="u"), TensorSpace((3, 2), Partition((1, 2)))
+    A = linop.direct_sum(2 * linop.identity(X), 3 * linop.identity(Y))
+    u, v = numbers((4, 6)), numbers((3, 2), 1)
+    flat = np.concatenate([u.ravel(), v.ravel()])
+    assert A.domain.flatten(A.domain.scatter(u, v)).tolist() == flat.tolist()
+    assert A.domain.unflatten(flat).equals(A.domain.scatter(u, v))
+    wanted = np.concatenate([2 * u.ravel(), 3 * v.ravel()])
+    assert (A @ flat == wanted).all() and (A.todense() @ flat == wanted).all()
