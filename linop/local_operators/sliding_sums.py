@@ -204,14 +204,14 @@ class _Tiling:
     def _tiles(self) -> Iterator[_Tile]:
         before: list[Index] | None = None
         cuts = [_cuts(n, m) for n, m in zip(self.sums.target, self.shape, strict=True)]
-        varying = [group.tap for group in self.groups if group.number is None]
+        varying = [group for group in self.groups if group.number is None]
         for box in product(*cuts):
             out = (*(slice(a, b) for a, b in box), ...)
             inner = (*(slice(0, b - a) for a, b in box), ...)
             starts = [a * step for (a, _), step in zip(box, self.sums.steps, strict=True)]
             fills = list(self._fills(starts))
             filled = [at for _, _, at in fills]
-            weights = {k: self._weight(k, out, inner) for k in varying}
+            weights = {g.tap: self._weight(g, out, inner, filled) for g in varying}
             yield _Tile(out, inner, filled != before, fills, weights)
             before = filled
 
@@ -222,12 +222,19 @@ class _Tiling:
             if all(parts):
                 yield source, *_indices(parts)
 
-    def _weight(self, tap: int, out: Index, inner: Index) -> tuple[Any, Any]:
+    def _weight(
+        self, group: _Weighted, out: Index, inner: Index, filled: Sequence[Index]
+    ) -> tuple[Any, Any]:
         """The weights of a tile, in memory as the taps' views, and where they are zero."""
-        weights = np.broadcast_to(self.sums.weights[tap], self.sums.target)[out]
+        weights = np.broadcast_to(self.sums.weights[group.tap], self.sums.target)[out]
         full, view = self._pair(np)
         full[...] = 0
         full[inner] = weights
+        if not np.isfinite(weights).all():  # padding multiplies nothing
+            there = np.zeros(self.buffer, bool)
+            for at in filled:
+                there[at] = True
+            view[~(there.reshape(-1) if self.flat else there)[group.views[0]]] = 0
         zeros = None if self.sums.wide.kind in "iu" or weights.all() else self.put(view == 0)
         return self.put(view.copy()), zeros
 

@@ -35,7 +35,7 @@ class Needs:
     def of(self, block: Box) -> list[Box]:
         """Disjoint boxes that together are all elements outside of a block that its outputs need;
         no more, and each once."""
-        if not self.offsets or any(a == b for a, b in block):
+        if not self.offsets or not block or any(a == b for a, b in block):
             return []
         cuts, covers = zip(*(self._cells(d, *ends) for d, ends in enumerate(block)), strict=True)
         needed = np.zeros([len(ends) - 1 for ends in cuts], bool)
