@@ -3,6 +3,7 @@ workers is moved by `linop.operators.halo`."""
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Sequence
 
@@ -79,7 +80,7 @@ def convolution(
     )
 
     def port(namespace: Namespace) -> tuple[Function, Function]:
-        forward, backward = sums.functions(namespace)
-        return (lambda x: forward([x])[0]), (lambda y: backward([y])[0])
+        pair = functools.cache(lambda: sums.functions(namespace))  # planned by who applies it
+        return (lambda x: pair()[0]([x])[0]), (lambda y: pair()[1]([y])[0])
 
     return local_operator(source, target, port, name, sums.matrix)

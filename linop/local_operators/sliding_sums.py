@@ -334,7 +334,8 @@ def _tile_shape(sums: SlidingSums) -> Shape:
     """The target's shape, halved until a buffer has at most `TILE` bytes; rows as long as can
     be."""
     tile = list(sums.target)
-    most = TILE // sums.wide.itemsize
+    strided = any(step > 1 for step in sums.steps)  # most of the buffer is not read, then
+    most = TILE * (2 if strided else 1) // sums.wide.itemsize
     while math.prod(_extent(tile, sums.steps, sums.reach)) > most:
         wide = [m * s > OVERLAP * r for m, s, r in zip(tile, sums.steps, sums.reach, strict=True)]
         free = [d for d, m in enumerate(tile) if m > 1 and wide[d]]

@@ -135,7 +135,7 @@ class _Block:
         names = [region.name for region in held]
 
         def port(namespace: Namespace) -> tuple[Function, Function]:
-            pair = functools.cache(lambda: self.sums.functions(namespace))
+            pair = functools.cache(lambda: self.sums.functions(namespace))  # by who applies it
 
             def forward(x: Any) -> Any:
                 return pair()[0]([x] if single else [x[n] for n in names])[0]
