@@ -103,10 +103,9 @@ class SlidingSums:
         tiling = _Tiling(self, namespace)
         if self.dtype.kind != "c":
             return tiling.forward, tiling.transpose
-        conj = namespace.module.conjugate
 
         def adjoint(ys: Sequence[Any]) -> list[Any]:
-            return [conj(x, out=x) for x in tiling.transpose([conj(y) for y in ys])]
+            return [x.conj() for x in tiling.transpose([y.conj() for y in ys])]
 
         return tiling.forward, adjoint
 
@@ -293,7 +292,7 @@ class _Tiling:
             return
         factor, zeros = weights
         if zeros is not None:  # 0 times infinity or NaN, which does not depend on them
-            x = self.module.where(zeros, self.sums.wide.type(0), x)
+            x = self.module.where(zeros, self.put(np.zeros((), self.sums.wide)), x)
         self.module.multiply(x, factor, out=into)
 
     def transpose(self, arrays: Sequence[Any]) -> list[Any]:
@@ -341,7 +340,7 @@ def _tile_shape(sums: SlidingSums) -> Shape:
         free = [d for d, m in enumerate(tile) if m > 1 and wide[d]]
         if not free:
             break
-        chosen = max(free[:-1] or free, key=lambda d: tile[d])
+        chosen = max([d for d in free if d + 1 < len(tile)] or free, key=lambda d: tile[d])
         tile[chosen] = -(-tile[chosen] // 2)
     return tuple(tile)
 
