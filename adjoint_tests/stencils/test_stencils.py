@@ -35,7 +35,7 @@ SCIPY = {
     "symmetric": "reflect",
     "edge": "nearest",
 }
-UNEVEN = {
+UNEVEN: Description = {
     "source": {
         "shape": (7, 5),
         "grid": (2, 2),
@@ -183,7 +183,7 @@ def test_no_element_travels_that_no_tap_reads_and_none_twice(
 ) -> None:
     boundary = tuple(data.draw(st.sampled_from(sorted(SCIPY))) for _ in shape)
     X = TensorSpace(shape, Partition(data.draw(grids(8, least=2, most=2))), np.int64)
-    cost = linop.stencil(X, dict.fromkeys(offsets, 1), boundary).cost()  # type: ignore[arg-type]
+    cost = linop.stencil(X, dict.fromkeys(offsets, 1), boundary).cost()
     wanted = counted(X, offsets, boundary)
     assert cost.messages == len(wanted)
     assert cost.bytes == 8 * sum(wanted.values())
@@ -247,7 +247,7 @@ BAD: dict[str, tuple[Callable[[], Any], type[LinopError], str]] = {
                    "stencil: 1 boundaries for 2 dimensions"),
     "offset": (lambda: linop.stencil(X, {1: 2.0}), ShapeError,
                "stencil: offset 1 in a tensor of 2 dimensions"),
-    "fraction": (lambda: linop.stencil(X, {(0, 0.5): 2.0}), ArgumentError,  # type: ignore[dict-item]
+    "fraction": (lambda: linop.stencil(X, {(0, 0.5): 2.0}), ArgumentError,
                  "stencil: offset: expected a whole number, given 0.5"),
     "even": (lambda: linop.stencil(X, np.ones((2, 3))), ShapeError,
              "stencil: weights of shape (2, 3), which have no middle; give origin="),

@@ -34,7 +34,7 @@ from linop.stencils.taps import Blockwise, Coefficient, Offset, taps_of
 @records_origin
 def stencil(
     X: TensorSpace,
-    weights: npt.ArrayLike | Mapping[int | Offset, Coefficient],
+    weights: npt.ArrayLike | Mapping[Any, Coefficient],
     boundary: Boundary | Sequence[Boundary] = "zero",
     *,
     origin: int | Sequence[int] | None = None,

@@ -31,13 +31,11 @@ def padded(x: np.ndarray, width: int, boundary: Sequence[str]) -> np.ndarray:
     for d, mode in enumerate(boundary):
         widths = [(width * (d == k),) * 2 for k in range(x.ndim)]
         full = [n + a + b for n, (a, b) in zip(x.shape, widths, strict=True)]
-        x = np.pad(x, widths, NUMPY[mode]) if x.size else np.zeros(full, x.dtype)  # type: ignore
+        x = np.pad(x, widths, NUMPY[mode]) if x.size else np.zeros(full, x.dtype)
     return x
 
 
-def by_slices(
-    x: np.ndarray, taps: Mapping[tuple[int, ...], Any], boundary: Sequence[str]
-) -> np.ndarray:
+def by_slices(x: np.ndarray, taps: Mapping[Any, Any], boundary: Sequence[str]) -> np.ndarray:
     """The stencil of a global array; coefficients are numbers or global arrays."""
     width = max((abs(k) for offset in taps for k in offset), default=0)
     around, y = padded(x, width, boundary), np.zeros_like(x)
