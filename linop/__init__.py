@@ -75,6 +75,7 @@ from linop.spaces.region import Region, Subset
 from linop.spaces.space import Space
 from linop.spaces.tensor import TensorSpace
 from linop.spaces.vector import Vector
+from linop.stencils import stencil
 
 # isort: split
 # Layers above the core; the core does not import them.
@@ -144,6 +145,7 @@ __all__ = [
     "send_recv",
     "shift",
     "simulate",
+    "stencil",
     "sum_reduce",
     "testing",
     "verify_plans",

@@ -25,6 +25,7 @@ from linop.testing.describing import (
     grids,
     seeds,
     tensor_of,
+    tensors,
     whole_numbers,
 )
 from support.operators.catalogue import halos, kernels
@@ -357,6 +358,34 @@ def test_a_distributed_convolution_is_the_one_worker_convolution(
     assert (C @ linop.scatter(X_0, X)).equals(linop.scatter(Y_0, Y) @ alone)
 
 
+@given(data=st.data(), in_place=st.booleans())
+def test_widths_of_each_side(data: st.DataObject, in_place: bool) -> None:
+    X = tensor_of(data.draw(tensors(WORKERS, dtypes=COMPUTED)))
+    sides = st.tuples(st.integers(0, 5), st.integers(0, 5))
+    widths = [data.draw(sides) for _ in range(X.ndim)]
+    H = linop.halo_exchange(X, widths=widths, in_place=in_place)
+    bounds = [
+        tuple((max(a - x, 0), min(b + y, n)) if a < b else (a, b) for a, b in cuts)
+        for cuts, n, (x, y) in zip(X.bounds, X.global_shape, widths, strict=True)
+    ]
+    assert list(H.codomain.bounds) == bounds
+    x = {r.workers[0]: whole_numbers(r.shape, X.dtype, k, 9) for k, r in enumerate(X.regions)}
+    whole = wholes(X, {w: x[X.region(w).workers[0]] for w in X.partition.workers})
+    given = {X.region(w).name: x[w] for w in x}
+    if in_place:
+        given = {r.name: np.zeros(r.shape, X.dtype) for r in H.domain.regions}
+        for w, block in x.items():
+            inside = [
+                slice(a.start - b.start, a.stop - b.start)
+                for a, b in zip(X.slices(w), H.domain.slices(w), strict=True)
+            ]
+            given[H.domain.region(w).name][(*inside, ...)] = block
+    found = H(H.domain.vector(given))
+    for worker in x:
+        region = H.codomain.region(worker)
+        assert (found[region.name] == whole[worker][(*H.codomain.slices(worker), ...)]).all()
+
+
 # Rejected, with the reason
 
 X = TensorSpace((6, 4), Partition((2, 2)))
@@ -385,6 +414,14 @@ BAD: dict[str, tuple[Callable[[], Any], type[LinopError], str]] = {
     "gap": (lambda: linop.halo_exchange(GAP, 3), PartitionError, FOLLOW),
     "overlap": (lambda: linop.halo_exchange(OVERLAP, 3), PartitionError, FOLLOW),
     "negative": (lambda: linop.halo_exchange(X, 3, 1, -1), LinopError, "padding: "),
+    "both": (lambda: linop.halo_exchange(X, 3, widths=1), ArgumentError,
+             "halo_exchange: give a kernel (kernel_size, stride, padding, dilation) or widths"),
+    "neither": (lambda: linop.halo_exchange(X), ArgumentError, "halo_exchange: give a kernel"),
+    "stride": (lambda: linop.halo_exchange(X, stride=2, widths=1), ArgumentError,
+               "halo_exchange: give a kernel"),
+    "widths": (lambda: linop.halo_exchange(X, widths=[(1, 2)]), ShapeError,
+               "widths: [(1, 2)] for 2 dimensions; numbers from 0 expected"),
+    "below": (lambda: linop.halo_exchange(X, widths=-1), ShapeError, "widths: -1 for 2 dimensions"),
     "half": (lambda: linop.halo_exchange(X, 2.5), LinopError, "kernel_size: "),
 }  # fmt: skip
 

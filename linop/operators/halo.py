@@ -13,9 +13,10 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from numbers import Integral
 from typing import Any, NamedTuple
 
-from linop.errors import PartitionError, ShapeError, expect
+from linop.errors import ArgumentError, PartitionError, ShapeError, expect
 from linop.normal_form.matching import matching, separate_copies
 from linop.operators.algebra import Named
 from linop.operators.expressions import Identity, compose
@@ -108,15 +109,16 @@ def halo_geometry(
 @records_origin
 def halo_exchange(
     X: TensorSpace,
-    kernel_size: PerDim,
+    kernel_size: PerDim | None = None,
     stride: PerDim = 1,
     padding: PerDim = 0,
     dilation: PerDim = 1,
     *,
+    widths: int | Sequence[int | tuple[int, int]] | None = None,
     in_place: bool = False,
 ) -> TensorOperator:
     """H: the halo exchange. Every worker gets the input that its block of a sliding kernel's output
-    needs (paper, equation 11).
+    needs (paper, equation 11); or, by `widths`, its own block and so many elements beside it.
 
     Dimensions are exchanged one after the other, so that corners arrive. Boundary padding is not
     communicated and is not in the result: the local kernel adds it, by the widths that
@@ -127,22 +129,33 @@ def halo_exchange(
         X: the blocks of the input; grid axes may also hold copies.
         kernel_size, stride, padding, dilation: of the sliding kernel, as in torch.nn: one number,
             or one per dimension of the tensor.
+        widths: of the halos, instead of a kernel: per dimension (left, right), or one number for
+            both; or one number for all. Beyond the edges of the tensor there is no halo, and a
+            block of no elements has none.
         in_place: map extended blocks, which hold the bulk already, to themselves.
 
     Returns:
-        The operator from X to the ranges ``start:stop`` of `halo_geometry`, without unused input.
+        The operator from X to the ranges ``start:stop`` of `halo_geometry`, without unused input;
+        or to the blocks with halos of the given widths.
         If in place, from the `TensorSpace` of extended blocks (bulk and halo) to itself.
 
     Raises:
         ShapeError: the parameters do not fit the shape, or leave no output. PartitionError: the
-            blocks of X overlap, leave gaps, or are not in order.
+            blocks of X overlap, leave gaps, or are not in order. ArgumentError: both a kernel and
+            widths are given, or neither.
     """
     X = expect("halo_exchange", X, TensorSpace)
     if not is_tiled(X):
         raise PartitionError(f"halo_exchange: the blocks of X must follow one another; {X.bounds}")
-    kernels = _kernels(X.global_shape, kernel_size, stride, padding, dilation)
-    geometry = _geometry(X, kernels)
-    needed = {d: tuple((h.start, h.stop) for h in dims) for d, dims in enumerate(geometry)}
+    kernel = kernel_size, stride, padding, dilation
+    if (kernel_size is None) == (widths is None) or (
+        widths is not None and kernel[1:] != (1, 0, 1)
+    ):
+        raise ArgumentError(
+            "halo_exchange: give a kernel (kernel_size, stride, padding, dilation) or widths, and "
+            "not both"
+        )
+    needed = _by_kernel(X, kernel) if widths is None else _beside(X, widths)
     if in_place:
         return Named("H", "", _in_place(X, needed))
     Y = X.like(X.partition, X.axes, needed)
@@ -261,6 +274,27 @@ class _Exchange:
         return self.corners.setdefault(corner, corner)
 
 
+def _by_kernel(X: TensorSpace, kernel: tuple[Any, Any, Any, Any]) -> dict[int, Bounds]:
+    """The input ranges that a kernel needs, by dimension, for each grid coordinate."""
+    geometry = _geometry(X, _kernels(X.global_shape, *kernel))
+    return {d: tuple((h.start, h.stop) for h in dims) for d, dims in enumerate(geometry)}
+
+
+def _beside(X: TensorSpace, widths: Any) -> dict[int, Bounds]:
+    """The blocks with halos of the given widths, by dimension, for each grid coordinate.
+
+    Raises:
+        ShapeError: the widths are not (left, right) for each dimension.
+    """
+    sides = edge_widths("widths", widths, X.ndim)
+    return {
+        d: tuple((max(a - left, 0), min(b + right, n)) if a < b else (a, b) for a, b in cuts)
+        for d, (cuts, n, (left, right)) in enumerate(
+            zip(X.bounds, X.global_shape, sides, strict=True)
+        )
+    }
+
+
 def _geometry(X: TensorSpace, kernels: Sequence[Kernel]) -> list[list[HaloDim]]:
     """The geometry of X, indexed by dimension, then by grid coordinate along it."""
     return [
@@ -352,3 +386,21 @@ def per_dim(what: str, value: Any, ndim: int, least: int) -> tuple[int, ...]:
     if any(v < least for v in values):
         raise ShapeError(f"{what}: {values}; each is at least {least}")
     return values
+
+
+def edge_widths(what: str, widths: Any, ndim: int) -> tuple[tuple[int, int], ...]:
+    """(left, right) of each dimension.
+
+    Args:
+        what: their name, for messages.
+        widths: one number, or per dimension a number or (left, right).
+        ndim: the number of dimensions.
+
+    Raises:
+        ShapeError: another number of dimensions, or a negative width.
+    """
+    items = [widths] * ndim if isinstance(widths, Integral) else list(widths)
+    pairs = [(p, p) if isinstance(p, Integral) else tuple(p) for p in items]
+    if len(pairs) != ndim or any(len(p) != 2 or min(p) < 0 for p in pairs):
+        raise ShapeError(f"{what}: {widths!r} for {ndim} dimensions; numbers from 0 expected")
+    return tuple((int(a), int(b)) for a, b in pairs)

@@ -42,6 +42,8 @@ def samples(workers: int) -> Iterator[tuple[str, LinearOperator]]:
     yield "pad, zeros", linop.pad(split, ((1, 2), (-1, 1)))
     yield "pad, reflect", linop.pad(split, ((2, 1), (0, 3)), "reflect")
     yield "pad, circular", linop.pad(split, ((2, 1), (1, -2)), "circular")
+    star = {(0, 0): 2.0, (2, 0): np.ones((2 * workers + 1, 5)), (0, -1): -1.0}
+    yield "stencil", linop.stencil(split, star, ("reflect", "periodic"))
     kernel = np.outer([1.0, -2.0, 1.0], [1.0, 0.0, -1.0])
     needed = linop.halo_exchange(split, 3)
     results = TensorSpace((2 * workers - 1, 3), line, name="y")

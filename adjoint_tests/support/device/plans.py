@@ -335,8 +335,8 @@ def a_later_call_fails_everywhere(backend: Backend, arrays: DeviceArrays) -> Non
 
 
 def local_maps_compute_there(backend: Backend, arrays: DeviceArrays, dtype: str) -> None:
-    """Matrices, dense and sparse, diagonals and convolutions on every worker's device, of whole
-    numbers too: exactly what NumPy gives."""
+    """Matrices, dense and sparse, diagonals, convolutions and stencils on every worker's device, of
+    whole numbers too: exactly what NumPy gives."""
     import scipy.sparse
 
     rng = np.random.default_rng(3)
@@ -358,11 +358,14 @@ def local_maps_compute_there(backend: Backend, arrays: DeviceArrays, dtype: str)
             @ mine[-1]
             * 2
         )
-    op = linop.direct_sum(*mine)
-    plan = op.compile(backend)
-    for one in (plan, plan.H):
-        for seed in range(2):
-            same(arrays, one(given(arrays, one, seed)), result(one, seed))
+    X = linop.TensorSpace((4 * n, 5), linop.Partition((n, 1)), dtype)
+    varying = rng.integers(-3, 3, X.global_shape).astype(dtype)
+    star = linop.stencil(X, {(0, 0): varying, (-2, 0): 2, (0, 1): -1, (1, 0): 1}, "reflect")
+    for op in (linop.direct_sum(*mine), star):
+        plan = op.compile(backend)
+        for one in (plan, plan.H):
+            for seed in range(2):
+                same(arrays, one(given(arrays, one, seed)), result(one, seed))
 
 
 def dtypes_are_refused(backend: Backend, arrays: DeviceArrays) -> None:

@@ -274,7 +274,7 @@ for _name, _ufunc in _OPERATORS.items():
     setattr(ndarray, f"__{_name}__", _operator(_ufunc))
     setattr(ndarray, f"__r{_name}__", _operator(_ufunc, swapped=True))
 
-add, multiply = Ufunc(np.add), Ufunc(np.multiply)
+add, subtract, multiply = Ufunc(np.add), Ufunc(np.subtract), Ufunc(np.multiply)
 
 
 class ElementwiseKernel:

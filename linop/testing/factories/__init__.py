@@ -8,7 +8,15 @@ is covered by all generic tests as soon as a factory for it is in one of the mod
     operators(name, workers)    a strategy of operators
 """
 
-from linop.testing.factories import blocks, collectives, local, memory, padding, pipelines
+from linop.testing.factories import (
+    blocks,
+    collectives,
+    local,
+    memory,
+    padding,
+    pipelines,
+    stencils,
+)
 from linop.testing.factories.registry import (
     FACTORIES,
     Factory,
@@ -18,7 +26,7 @@ from linop.testing.factories.registry import (
     operators,
 )
 
-MODULES = (memory, collectives, local, padding, pipelines, blocks)
+MODULES = (memory, collectives, local, padding, pipelines, blocks, stencils)
 
 __all__ = [
     "FACTORIES",

@@ -1,0 +1,5 @@
+"""Stencils on distributed tensors, composed of data movement and of a local operator."""
+
+from linop.stencils.stencil import stencil
+
+__all__ = ["stencil"]
