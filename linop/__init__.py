@@ -2,7 +2,7 @@
 
 Regions of memory on workers, memory operators on them, and their compositions: collectives, halo
 exchanges and repartitions, whose adjoints are derived. This module holds the public names that
-nearly every program uses; others are in `linop.local_operators`, `linop.planning`, `linop.solvers`,
+nearly every program uses; others are in `linop.local_operators`, `linop.fourier`, `linop.planning`, `linop.solvers`,
 `linop.networks`, `linop.errors`, `linop.backends`, `linop.testing`, `linop.autograd`,
 `linop.layers` and `linop.strategies`.
 """
@@ -45,6 +45,7 @@ if not (pathlib.Path(__path__[0]) / "backends").is_dir():
     sys.meta_path.insert(0, _Checkout)
 
 from linop.errors import LinopError
+from linop.fourier import fft
 from linop.local_operators import local
 from linop.normal_form.movement import Movement
 from linop.operators.algebra import direct_sum, hstack, identity, in_steps, vstack, zero
@@ -114,6 +115,7 @@ __all__ = [
     "copy",
     "deallocate",
     "direct_sum",
+    "fft",
     "gather",
     "halo_exchange",
     "halo_geometry",
@@ -145,7 +147,7 @@ _MOVED = {
         ("Cost", "Network", "Simulation", "TrafficMatrix", "traffic_matrix"), "linop.planning"
     ),
     **dict.fromkeys(
-        ("convolution", "diagonal", "fft", "from_scipy", "matrix", "restriction"),
+        ("convolution", "diagonal", "from_scipy", "matrix", "restriction"),
         "linop.local_operators",
     ),
     "Transfer": "linop.normal_form.movement",

@@ -25,23 +25,34 @@ from linop.spaces.space import Space
 
 class DirectSum(Compound):
     """The block-diagonal operator diag(A, B, …), from the direct sum of the domains to the direct
-    sum of the codomains, whose regions' names must differ."""
+    sum of the codomains, whose regions' names must differ.
+
+    Args:
+        domain, codomain: these direct sums, where they are spaces of another class, such as
+            `TensorSpace`.
+    """
 
     loose = True
 
-    def __init__(self, blocks: Sequence[LinearOperator]) -> None:
+    def __init__(
+        self,
+        blocks: Sequence[LinearOperator],
+        domain: Space | None = None,
+        codomain: Space | None = None,
+    ) -> None:
         self.blocks = tuple(blocks)
-        domain, codomain = ([getattr(b, end) for b in blocks] for end in ("domain", "codomain"))
-        super().__init__(joined_space(domain), joined_space(codomain), self.blocks)
+        domain = joined_space([b.domain for b in blocks]) if domain is None else domain
+        codomain = joined_space([b.codomain for b in blocks]) if codomain is None else codomain
+        super().__init__(domain, codomain, self.blocks)
 
     def _operands(self) -> Sequence[LinearOperator]:
         return self.blocks
 
     def _adjoint(self) -> LinearOperator:
-        return DirectSum([block.H for block in self.blocks])
+        return DirectSum([block.H for block in self.blocks], self.codomain, self.domain)
 
     def _conj(self) -> LinearOperator:
-        return DirectSum([block.conj() for block in self.blocks])
+        return DirectSum([block.conj() for block in self.blocks], self.domain, self.codomain)
 
     def _spread(self, flow: Flow, demand: Demand) -> None:
         for block in self.blocks:
@@ -143,9 +154,9 @@ class Named(Compound):
 def _(op: DirectSum) -> LinearOperator:
     simple = [simplified(block) for block in op.blocks]
     if all(isinstance(block, Identity) for block in simple):
-        return Identity(op.domain)
+        return Identity(op.domain, op.codomain)
     unchanged = all(a is b for a, b in zip(simple, op.blocks, strict=True))
-    return op if unchanged else DirectSum(simple)
+    return op if unchanged else DirectSum(simple, op.domain, op.codomain)
 
 
 @simplified.register
