@@ -2,9 +2,9 @@
 
 Regions of memory on workers, memory operators on them, and their compositions: collectives, halo
 exchanges and repartitions, whose adjoints are derived. This module holds the public names that
-nearly every program uses; others are in `linop.local_operators`, `linop.fourier`, `linop.planning`, `linop.solvers`,
-`linop.networks`, `linop.errors`, `linop.backends`, `linop.testing`, `linop.autograd`,
-`linop.layers` and `linop.strategies`.
+nearly every program uses; others are in `linop.local_operators`, `linop.fourier`,
+`linop.planning`, `linop.solvers`, `linop.networks`, `linop.errors`, `linop.backends`,
+`linop.testing`, `linop.autograd`, `linop.layers` and `linop.strategies`.
 """
 
 import importlib
