@@ -136,7 +136,7 @@ class Layouts:
         """The blocks of a dimension: those that X has, if the same axis cuts it, each cut by the
         other axes; else balanced ones."""
         own = self.first[d]
-        nested = bool(own) and axes[: len(own)] == own
+        nested = bool(own) and axes[:1] == own and length == self.X.global_shape[d]
         outer = self.X.bounds[d] if nested else ((0, length),)
         inner = self.count(axes) // len(outer)
         cuts: list[tuple[int, int]] = []
