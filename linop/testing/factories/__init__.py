@@ -8,7 +8,14 @@ is covered by all generic tests as soon as a factory for it is in one of the mod
     operators(name, workers)    a strategy of operators
 """
 
-from linop.testing.factories import collectives, local, memory, padding, pipelines
+from linop.testing.factories import (
+    collectives,
+    fourier,
+    local,
+    memory,
+    padding,
+    pipelines,
+)
 from linop.testing.factories.registry import (
     FACTORIES,
     Factory,
@@ -18,7 +25,7 @@ from linop.testing.factories.registry import (
     operators,
 )
 
-MODULES = (memory, collectives, local, padding, pipelines)
+MODULES = (memory, collectives, local, fourier, padding, pipelines)
 
 __all__ = [
     "FACTORIES",
