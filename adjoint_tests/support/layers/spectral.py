@@ -53,9 +53,7 @@ def sequential(x: Any, weight: Any, modes: tuple[int, ...]) -> Any:
     ]
     at = (slice(None), slice(None), *torch.meshgrid(*kept, indexing="ij"))
     low = torch.fft.fftn(x, dim=dims)[at]
-    mixed = torch.stack(
-        [(low * weight[None, :, o]).sum(1) for o in range(weight.shape[1])], dim=1
-    )
+    mixed = torch.stack([(low * weight[None, :, o]).sum(1) for o in range(weight.shape[1])], dim=1)
     spread = torch.zeros(x.shape[0], weight.shape[1], *sizes, dtype=mixed.dtype)
     spread[at] = mixed
     y = torch.fft.ifftn(spread, dim=dims)

@@ -63,8 +63,6 @@ def spectral_convolution(source: Any, modes: Any, channels: Any, seed: Any) -> L
         return linop.fourier.spectral_convolution(X, weights)
     shape = channels, *X.global_shape[1:]
     bounds = {d: X.bounds[d] for d in range(1, X.ndim)}
-    Y = linop.TensorSpace(
-        shape, X.partition, X.dtype, X.axes, "y", bounds=bounds, memory=X.memory
-    )
+    Y = linop.TensorSpace(shape, X.partition, X.dtype, X.axes, "y", bounds=bounds, memory=X.memory)
     weights = whole_numbers((X.global_shape[0], channels, *modes), X.dtype, seed)
     return linop.fourier.spectral_convolution(X, weights, channels=0, codomain=Y)
