@@ -15,7 +15,10 @@ import linop
 from linop import COPIES, Partition, Region, Space, TensorSpace
 from linop.fourier.layouts import Layouts
 from linop.testing.describing import COMPLEX, Description, seeds, tensor_of, tensors
+from linop.testing.factories import describe
+from support.contracts import repeated_calls
 from support.contracts.fourier import computes_numpy_s
+from support.contracts.proofs import proven_on_ranks
 from support.operators.properties import rounding
 from support.requirements import needs_mpi
 from support.workers import on_ranks, on_threads
@@ -158,7 +161,19 @@ def test_transforms_on_ranks(described: Description, route: Any, seed: int) -> N
     on_ranks(4, computes_numpy_s, described, route, seed)
 
 
-# Regions, and errors
+@needs_mpi
+@settings(max_examples=5)
+@given(describe("distributed_fft", 3), seeds)
+def test_large_messages_go_where_local_transforms_read_them(
+    description: Description, seed: int
+) -> None:
+    """Through shared memory, in any order of the ranks: proven; and repeated calls are right."""
+    what = "distributed_fft", description, seed
+    for contract in (proven_on_ranks, repeated_calls.of_the_catalogue):
+        on_ranks(3, repeated_calls.as_if_large, True, contract, *what)
+
+
+# Regions
 
 
 def test_one_region_is_transformed_as_by_the_local_operator() -> None:

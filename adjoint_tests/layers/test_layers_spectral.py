@@ -29,7 +29,7 @@ def test_spectral_convolutions_on_threads(case: Spectral) -> None:
 
 @needs_mpi
 @pytest.mark.timeout(300)
-@settings(max_examples=4)
+@settings(max_examples=5)
 @given(spectral_layers(4))
 def test_spectral_convolutions_on_ranks(case: Spectral) -> None:
     on_ranks(case.workers, is_sequential, case)
