@@ -58,6 +58,7 @@ from linop.layers.resample import (
     UpsamplingBilinear2d,
     UpsamplingNearest2d,
 )
+from linop.layers.spectral import SpectralConv
 from linop.layers.state.checkpoint import load, save
 from linop.layers.state.optimizer_state import gather_optimizer_state, scatter_optimizer_state
 from linop.layers.state.state import gather_state, scatter_state
@@ -114,6 +115,7 @@ __all__ = [
     "ReplicationPad2d",
     "ReplicationPad3d",
     "SmoothL1Loss",
+    "SpectralConv",
     "SumReduce",
     "Upsample",
     "UpsamplingBilinear2d",

@@ -2,9 +2,10 @@
 
 Regions of memory on workers, memory operators on them, and their compositions: collectives, halo
 exchanges and repartitions, whose adjoints are derived. This module holds the public names that
-nearly every program uses; others are in `linop.local_operators`, `linop.planning`, `linop.solvers`,
-`linop.schedules`, `linop.networks`, `linop.errors`, `linop.backends`, `linop.interop`,
-`linop.testing`, `linop.autograd`, `linop.layers` and `linop.strategies`.
+nearly every program uses; others are in `linop.local_operators`, `linop.fourier`,
+`linop.planning`, `linop.solvers`, `linop.schedules`, `linop.networks`, `linop.errors`,
+`linop.backends`, `linop.interop`, `linop.testing`, `linop.autograd`, `linop.layers` and
+`linop.strategies`.
 """
 
 import importlib
@@ -45,6 +46,7 @@ if not (pathlib.Path(__path__[0]) / "backends").is_dir():
     sys.meta_path.insert(0, _Checkout)
 
 from linop.errors import LinopError
+from linop.fourier import fft
 from linop.local_operators import block, block_diag, kron, local
 from linop.local_operators.blocks import hstack, vstack
 from linop.normal_form.movement import Movement
@@ -125,6 +127,7 @@ __all__ = [
     "copy",
     "deallocate",
     "direct_sum",
+    "fft",
     "gather",
     "halo_exchange",
     "halo_geometry",
@@ -158,7 +161,7 @@ _MOVED = {
         ("Cost", "Network", "Simulation", "TrafficMatrix", "traffic_matrix"), "linop.planning"
     ),
     **dict.fromkeys(
-        ("convolution", "diagonal", "fft", "from_scipy", "matrix", "restriction"),
+        ("convolution", "diagonal", "from_scipy", "matrix", "restriction"),
         "linop.local_operators",
     ),
     "Transfer": "linop.normal_form.movement",

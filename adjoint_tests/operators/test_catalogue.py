@@ -113,7 +113,8 @@ EXPECTED = (
     "identity zero scaled power sum_of_operators direct_sum hstack vstack "
     "send_recv scatter gather broadcast sum_reduce all_reduce all_gather reduce_scatter all_to_all "
     "repartition halo_exchange shift ring_all_reduce block block_diag kron stencil "
-    "dense_matrix sparse_matrix diagonal convolution fft restriction of_scipy of_pylops"
+    "dense_matrix sparse_matrix diagonal convolution fft restriction of_scipy of_pylops "
+    "distributed_fft spectral_convolution"
 ).split()
 
 

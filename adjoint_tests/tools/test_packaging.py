@@ -149,7 +149,7 @@ assert not {"torch", "mpi4py", "matplotlib"} & set(sys.modules)
 
 
 MOVED = {
-    "linop.local_operators": "convolution diagonal fft from_scipy matrix restriction",
+    "linop.local_operators": "convolution diagonal from_scipy matrix restriction",
     "linop.normal_form.movement": "Transfer",
     "linop.planning": "Cost Network Simulation TrafficMatrix traffic_matrix",
     "linop.solvers": "cgls",

@@ -42,11 +42,9 @@ class DirectSum(Compound):
         codomain: Space | None = None,
     ) -> None:
         self.blocks = tuple(blocks)
-        super().__init__(
-            domain or joined_space([block.domain for block in blocks]),
-            codomain or joined_space([block.codomain for block in blocks]),
-            self.blocks,
-        )
+        domain = joined_space([b.domain for b in blocks]) if domain is None else domain
+        codomain = joined_space([b.codomain for b in blocks]) if codomain is None else codomain
+        super().__init__(domain, codomain, self.blocks)
 
     def _operands(self) -> Sequence[LinearOperator]:
         return self.blocks
@@ -156,7 +154,7 @@ class Named(Compound):
 def _(op: DirectSum) -> LinearOperator:
     simple = [simplified(block) for block in op.blocks]
     if all(isinstance(block, Identity) for block in simple):
-        return Identity(op.domain)
+        return Identity(op.domain, op.codomain)
     unchanged = all(a is b for a, b in zip(simple, op.blocks, strict=True))
     return op if unchanged else DirectSum(simple, op.domain, op.codomain)
 

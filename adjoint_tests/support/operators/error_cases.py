@@ -22,6 +22,7 @@ SAME = TensorSpace((6,), LINE, axes=(REPLICATED,))
 TWO = Partition((2,))
 GAP = TensorSpace((6,), TWO, bounds={0: ((0, 2), (3, 6))})
 OVERLAP = TensorSpace((6,), TWO, bounds={0: ((0, 4), (3, 6))})
+WAVES = TensorSpace((6, 6), Partition((2, 2)), complex)
 LONG = linop.local(c, y, lambda x: x, lambda z: z)
 SHORT = linop.local(c, Region("z", 3), lambda x: x.astype(np.float32), lambda z: z)
 BARE = linop.local(C, Space([y, Region("z", 3)]), lambda x: x, lambda z: z["z"])
@@ -371,6 +372,34 @@ linop.local_operators.fft(C)
     DTypeError: fft: a space of dtype float64 given, a complex one expected
 linop.local_operators.fft(AB)
     SpaceError: fft: a space of one region expected, given a[4, 3]@0 ⊕ b[4, 3]@1
+linop.local_operators.fft(Space(c, complex), axes=1)
+    ArgumentError: fft: axes (1,) of a tensor of 1 dimensions
+linop.local_operators.fft(Space(c, complex), axes=(0, -1))
+    ArgumentError: fft: axes (0, -1) name a dimension twice
+linop.local_operators.fft(Space(c, complex), norm="unitary")
+    ArgumentError: fft: norm is one of backward, ortho, forward; given 'unitary'
+linop.fft(X)
+    DTypeError: fft: a space of dtype float64 given, a complex one expected
+linop.fft(WAVES, route="bricks")
+    ArgumentError: fft: route is 'auto', 'slab' or 'pencil'; given 'bricks'
+linop.fft(WAVES, out="other")
+    ArgumentError: fft: out is 'same' or 'transposed'; given 'other'
+linop.fft(WAVES, out="transposed", codomain=WAVES)
+    ArgumentError: fft: out='transposed' and codomain= both say where the result is
+linop.fft(WAVES, codomain=X2)
+    PartitionError: fft: global shape (6, 6) and dtype float64 given, (6, 6) and complex128 expected
+linop.fft(WAVES, codomain=C)
+    ArgumentError: fft: codomain: expected a TensorSpace, given
+linop.fft(TensorSpace((6,), TWO, complex, bounds={0: ((0, 4), (3, 6))}))
+    PartitionError: overlap, or leave elements out; repartition it first
+linop.fft(TensorSpace((6,), TWO, complex, axes=(COPIES,)), codomain=WAVES)
+    PartitionError: fft: codomain= is for a tensor without copies
+linop.fourier.low_modes(WAVES, 7)
+    ShapeError: low_modes: 7 modes of dimensions (0, 1), of lengths (6, 6)
+linop.fourier.low_modes(WAVES, (2, 2, 2))
+    ShapeError: low_modes: (2, 2, 2) modes of dimensions (0, 1), of lengths (6, 6)
+linop.fourier.spectral_convolution(WAVES, np.ones((2, 6, 3)), channels=1)
+    ShapeError: spectral_convolution: weights of shape (2, 6, 3) from
 linop.local_operators.restriction(c, [5])
     ShapeError: indices outside of a region of 3 elements
 linop.local_operators.restriction(c, [0.5])

@@ -28,7 +28,8 @@ class Layout:
     Attributes:
         inputs: buffers of the arguments.
         results: buffers of the results, in the order of the plan's outputs.
-        small: True if the run allocates the results.
+        makes_results: True if a result is made by movements, and not by a local map.
+        small: True if the run allocates these.
         open: results whose buffer differs from run to run, each with its index.
     """
 
@@ -47,6 +48,7 @@ class Layout:
         self.results = tuple(current[region.name] for region in plan.outputs)
         made = {buffer: make.region for stage in self.stages for make, buffer in stage.made}
         self._own = {buffer: made[buffer] for buffer in self.results if buffer in made}
+        self.makes_results = bool(self._own)
         size = sum(self.bytes_of(region.size) for region in self._own.values())
         self.small = size <= arrays.small and not any(buffer.on_host for buffer in self._own)
         self.open: dict[Buffer, int] = {}

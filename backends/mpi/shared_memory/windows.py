@@ -116,17 +116,18 @@ class Windows(Communication):
     # Memory
 
     def _choose(self) -> None:
-        """Decide if peers write into results, which then lie in shared memory, or into separate
-        buffers used in turn, so that they need not wait for this worker's call."""
+        """Decide if peers write into the regions that are made, which then lie in shared memory, or
+        into separate buffers used in turn, so that they need not wait for this worker's call."""
         layout = self.layout
         moved = [(s, p) for s in layout.stages for p in s.puts if self._comes(p)]
         size = layout.bytes_of(sum(p.target.size for s, p in moved if self._is_straight(s, p)))
         results = layout.bytes_of(sum(region.size for region in layout.plan.outputs))
         limit = max(_LEAST, results // _SHARE)
-        self._direct = size > limit and not layout.small
+        allocated = layout.small and layout.makes_results
+        self._direct = size > limit and not allocated
         self._why = f"{size} bytes that come are parts of the result as they are, "
         self._why += f"{'more' if self._direct else 'no more'} than {limit}"
-        if layout.small:
+        if allocated:
             self._why = f"the result has no more than {SMALL} bytes"
         beside = layout.bytes_of(sum(put.target.size for _, put in moved))
         self._turns = MANY if beside <= SMALL else FEW if beside <= _LONG else 1

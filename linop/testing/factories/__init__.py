@@ -11,6 +11,7 @@ is covered by all generic tests as soon as a factory for it is in one of the mod
 from linop.testing.factories import (
     blocks,
     collectives,
+    fourier,
     local,
     memory,
     padding,
@@ -26,7 +27,7 @@ from linop.testing.factories.registry import (
     operators,
 )
 
-MODULES = (memory, collectives, local, padding, pipelines, blocks, stencils)
+MODULES = (memory, collectives, local, fourier, padding, pipelines, blocks, stencils)
 
 __all__ = [
     "FACTORIES",

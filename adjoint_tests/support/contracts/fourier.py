@@ -1,0 +1,31 @@
+"""A plan of a distributed Fourier transform computes NumPy's; on any backend."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+import linop
+from linop.backends import Backend
+from linop.testing.describing import Description, tensor_of
+from support.contracts.plans import mine
+
+
+def computes_numpy_s(backend: Backend, described: Description, route: Any, seed: int) -> None:
+    """Forward, in the blocks of X; and back."""
+    X, here = tensor_of(described), mine(backend)
+    plan = linop.fft(X, route=route).compile(backend)
+    x = np.random.default_rng(seed).normal(size=(2, *X.global_shape))
+    x = (x[0] + 1j * x[1]).astype(X.dtype)
+    whole = np.fft.fftn(x, norm="ortho") if x.size and x.ndim else x
+    if here not in X.partition:
+        assert plan(None) is None and plan.H(None) is None
+        return
+    mine_of_it = (*X.slices(here), ...)
+    given = x[mine_of_it].copy()
+    y = plan(given)
+    near = 64 * np.finfo(X.dtype).eps * np.abs(x).max(initial=1.0) * max(1, x.ndim)
+    assert np.allclose(y, whole[mine_of_it], rtol=0, atol=near)
+    assert np.allclose(plan.H(y), x[mine_of_it], rtol=0, atol=near)
+    assert (given == x[mine_of_it]).all()  # the argument is not changed

@@ -1,0 +1,138 @@
+"""Distributed Fourier transforms beside mpi4py-fft's, with the same serial transform, SciPy's.
+
+    python benchmarks/inverse/fourier.py [--sizes 128 256] [--ranks 2] [--seconds 60]
+
+A cube of complex numbers is cut along its first dimension, and transformed along all. The result
+stays in slabs of the second dimension ("transposed"; mpi4py-fft leaves it in slabs of the last), or returns to those
+of the argument. Beside linop: mpi4py-fft, if it is installed; its method in raw mpi4py, which
+transforms without the copies into and out of the plan's arrays that mpi4py-fft makes around SciPy:
+``Alltoallw`` between datatypes of subarrays (`Transfer` in its ``pencil.py``); and the serial
+transforms of the ranks' blocks alone, without messages: the floor.
+
+mpi4py-fft's Python runs without FFTW here: its compiled module is replaced by NumPy's `empty`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import scipy.fft
+from mpi4py import MPI
+
+import linop
+from benchmarks.harness.jobs import show
+from benchmarks.harness.measure import Run, interleaved
+from linop.spaces.partition import balanced
+from linop.spaces.scalars import Array
+
+HEADER = ("points", "result", "side", "min, median, max ms", "of the floor", "linop's of it")
+
+
+class Slabs:
+    """mpi4py-fft's method by hand: blocks of dimension 0, then of dimension 1."""
+
+    def __init__(self, comm: MPI.Intracomm, n: int) -> None:
+        self.comm = comm
+        rows = balanced(n, comm.size)
+        self.a, self.b = (rows[comm.rank], n, n), (n, rows[comm.rank], n)
+        starts = np.cumsum([0, *rows])[:-1].tolist()
+        self.types_a = [_box(self.a, 1, low, m) for low, m in zip(starts, rows, strict=True)]
+        self.types_b = [_box(self.b, 0, low, m) for low, m in zip(starts, rows, strict=True)]
+        self.counts = [1] * comm.size, [0] * comm.size
+        self.middle, self.back = np.empty(self.b, complex), np.empty(self.a, complex)
+
+    def transposed(self, x: Array) -> Array:
+        y = scipy.fft.fftn(x, axes=(1, 2), norm="ortho")
+        self.comm.Alltoallw(
+            [y, self.counts, self.types_a], [self.middle, self.counts, self.types_b]
+        )
+        return scipy.fft.fft(self.middle, axis=0, norm="ortho", overwrite_x=True)
+
+    def same(self, x: Array) -> Array:
+        y = self.transposed(x)
+        self.comm.Alltoallw([y, self.counts, self.types_b], [self.back, self.counts, self.types_a])
+        return self.back
+
+
+def _box(shape: tuple[int, ...], axis: int, low: int, length: int) -> MPI.Datatype:
+    sizes, starts = list(shape), [0] * len(shape)
+    sizes[axis], starts[axis] = length, low
+    return MPI.C_DOUBLE_COMPLEX.Create_subarray(list(shape), sizes, starts).Commit()
+
+
+def peer(comm: MPI.Intracomm, n: int) -> Callable[[Array], Array] | None:
+    """mpi4py-fft's transform with SciPy's as serial one; None if it is not installed."""
+    if "mpi4py_fft.fftw" not in sys.modules:
+        fftw: Any = ModuleType("mpi4py_fft.fftw")
+        fftw.aligned = lambda shape, dtype, **_: np.empty(shape, dtype)
+        fftw.aligned_like = np.empty_like
+        fftw.fftlib = {}
+        sys.modules["mpi4py_fft.fftw"] = fftw
+    try:
+        from mpi4py_fft import PFFT
+    except ImportError:
+        return None
+
+    def there(x: Array, shape: Any, axes: Any) -> Array:
+        return scipy.fft.fftn(x, shape, axes)
+
+    def back(x: Array, shape: Any, axes: Any) -> Array:
+        return scipy.fft.ifftn(x, shape, axes)
+
+    transforms = {axes: (there, back) for axes in ((1, 2), (0,))}
+    plan = PFFT(
+        comm, (n,) * 3, axes=((0,), (1, 2)), dtype=complex, grid=(-1,), backend="scipy",
+        transforms=transforms,
+    )  # fmt: skip
+    made = np.empty(plan.forward.output_array.shape, complex)
+    return lambda x: plan.forward(x, made, normalize=False)
+
+
+def compared(comm: MPI.Intracomm, n: int, seconds: float) -> Iterator[tuple[str, ...]]:
+    """Rows of one size. Collective."""
+    backend = linop.backends.get("mpi", comm=comm)
+    X = linop.TensorSpace((n,) * 3, linop.Partition((comm.size,)), complex)
+    random = np.random.default_rng(comm.rank)
+    hand = Slabs(comm, n)
+    x = random.normal(size=hand.a) + 1j * random.normal(size=hand.a)
+    middle = random.normal(size=hand.b) + 0j
+    theirs = peer(comm, n)
+
+    def floor() -> None:
+        scipy.fft.fftn(x, axes=(1, 2), norm="ortho")
+        scipy.fft.fft(middle, axis=0, norm="ortho")
+
+    for out in ("transposed", "same"):
+        plan = linop.fft(X, out=out).compile(backend)
+        by_hand = getattr(hand, out)
+        assert np.allclose(plan(x), by_hand(x))
+        sides: dict[str, Run] = {"linop": lambda: plan(x), "by hand": lambda: by_hand(x)}
+        if theirs is not None and out == "transposed":
+            last = linop.TensorSpace((n,) * 3, X.partition, complex, axes=(2,))
+            theirs_here = linop.fft(X, norm="backward", codomain=last).compile(backend)
+            assert np.allclose(theirs(x), theirs_here(x))
+            sides["mpi4py-fft"] = lambda: theirs(x)
+        sides["serial alone"] = floor
+        times = interleaved(comm, sides, seconds).times
+        for side, time in times.items():
+            spread = ", ".join(f"{t / 1e3:.1f}" for t in time)
+            ratios = (
+                time.median / times["serial alone"].median,
+                times["linop"].median / time.median,
+            )
+            yield f"{n}³", out, side, spread, *(f"{ratio:.2f}" for ratio in ratios)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--sizes", type=int, nargs="+", default=[128, 256])
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--seconds", type=float, default=60)
+    given = parser.parse_args()
+    for n in given.sizes:
+        show(given.ranks, HEADER, compared, n, given.seconds)

@@ -1,0 +1,139 @@
+"""Distributed spectral convolution: the layer of a Fourier neural operator (Li et al., "Fourier
+neural operator for parametric partial differential equations", 2021)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from string import ascii_lowercase
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from linop.backends.autograd.dtypes import torch_dtype
+from linop.errors import ArgumentError, DTypeError, ShapeError
+from linop.fourier.spectral import low_modes
+from linop.layers.layer import Function, Layer, zero_volume_result
+from linop.layers.parameters.weights import drawn, hold
+from linop.layers.sliding import spatial
+from linop.operators.collectives import repartition
+from linop.spaces.decomposition import COPIES, Axis
+from linop.spaces.partition import Partition
+from linop.spaces.region import naturals
+from linop.spaces.tensor import TensorSpace
+
+
+class SpectralConv(Layer):
+    """The lowest frequencies of (batch, channels, space), mixed over channels by a weight for each,
+    and transformed back; zero for all others.
+
+    Sequentially, on (batch, in_channels, n, m)::
+
+        low = torch.fft.fftn(x, dim=(2, 3))[the lowest n_modes of both]
+        y = torch.fft.ifftn(torch.einsum("bixy,ioxy->boxy", low, weight)[zeros for the others])
+
+    and the real part of y if x is real. The input is cut as `P_x` says; before anything is sent, it
+    is shortened to the frequencies that count. Workers then multiply blocks of frequencies, of all
+    channels, by their blocks of the weight.
+
+    Args:
+        P_x: the partition of input and output: batch, channels, space.
+        in_channels, out_channels: numbers of channels.
+        n_modes: number of frequencies of each dimension of space, in the order of a transform of
+            that length: 0, 1, …, -2, -1. The layer has one parameter, `weight`, complex, of shape
+            (in_channels, out_channels, *n_modes), which is drawn as in the paper's program.
+        device, dtype: of the weight; complex64 by default. Inputs are of this dtype, or of the real
+            one of its precision.
+
+    Raises:
+        PartitionError: the grid has another number of axes. ArgumentError: the dtype is not
+            complex. ShapeError: from a call, the input has other channels, or a dimension is
+            shorter than its modes. DTypeError: from a call, the input has another dtype.
+    """
+
+    floating = False
+    weight: Tensor | None
+
+    def __init__(
+        self,
+        P_x: Partition,
+        in_channels: int,
+        out_channels: int,
+        n_modes: Sequence[int],
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__([P_x], P_x)
+        self.n_modes = naturals(n_modes, "SpectralConv: n_modes", ArgumentError)
+        spatial(self._name, P_x, len(self.n_modes))
+        dtype = torch.complex64 if dtype is None else dtype
+        if not dtype.is_complex:
+            raise ArgumentError(f"SpectralConv: a weight of {dtype}; a complex dtype expected")
+        self.in_channels, self.out_channels = in_channels, out_channels
+        shape = in_channels, out_channels, *self.n_modes
+        scale = 1 / max(in_channels * out_channels, 1)
+        whole = drawn(self, lambda: scale * torch.rand(shape, device=device, dtype=dtype))
+        whole.requires_grad_()
+        smallest = P_x.shape[0], in_channels, *self.n_modes
+        needed = self._needed(low_modes(TensorSpace(smallest, P_x, complex), *self._low).codomain)
+        one = tuple(slice(0, 1) if axis is COPIES else slice(None) for axis in needed.axes)
+        hold(self, "weight", TensorSpace(shape, needed.partition[one], axes=needed.axes), whole)
+
+    @property
+    def _low(self) -> tuple[Any, ...]:
+        """The arguments of `low_modes`, but for the space."""
+        return self.n_modes, tuple(range(2, 2 + len(self.n_modes))), (1,)
+
+    def _needed(self, Z: TensorSpace) -> TensorSpace:
+        """The blocks of the weight that workers need for their blocks of the frequencies."""
+        axes: list[Axis] = [COPIES if axis == 0 else axis for axis in Z.axes]
+        bounds = {d: Z.bounds[d] for d in range(2, Z.ndim) if d in axes}
+        shape = self.in_channels, self.out_channels, *self.n_modes
+        return TensorSpace(shape, Z.partition, Z.dtype, axes, bounds=bounds)
+
+    def bind(self, *inputs: TensorSpace) -> Function:
+        (X,) = inputs
+        dtype = self.dtype_of("weight")
+        if X.ndim != 2 + len(self.n_modes) or X.global_shape[1] != self.in_channels:
+            raise ShapeError(
+                f"{self._name}: an input of shape {X.global_shape}; (batch, {self.in_channels}, …) "
+                f"of {2 + len(self.n_modes)} dimensions expected"
+            )
+        if np.result_type(X.dtype, np.complex64) != dtype or X.dtype.kind not in "fc":
+            raise DTypeError(f"{self._name}: an input of {X.dtype} for a weight of {dtype}")
+        spaces = [self._complex(X, dtype, c) for c in (self.in_channels, self.out_channels)]
+        there, back = (low_modes(space, *self._low, route="slab") for space in spaces)
+        Z, kind, real = there.codomain, torch_dtype(dtype), X.dtype.kind == "f"
+        held = self.spaces["weight"]
+        held = TensorSpace(
+            held.global_shape, held.partition, dtype, held.axes, bounds=dict(enumerate(held.bounds))
+        )
+        spread = self.moved(repartition, held, self._needed(Z))
+        forward, inverse = self.applied(there), self.applied(back.H)
+        space = ascii_lowercase[: len(self.n_modes)]
+        products = f"XI{space},IO{space}->XO{space}"
+
+        def convolve(x: Tensor | None) -> Tensor:
+            weight = spread(self.weight)
+            z = forward(x if x is None else x.to(kind))
+            if self.worker in Z.partition:
+                z = torch.einsum(products, z, weight)
+            else:
+                z = zero_volume_result(back.codomain, z, weight)
+            y = inverse(z)
+            return y.real if real else y
+
+        return convolve
+
+    @staticmethod
+    def _complex(X: TensorSpace, dtype: np.dtype[Any], channels: int) -> TensorSpace:
+        """The space of an input with complex numbers, and with so many channels."""
+        shape = X.global_shape[0], channels, *X.global_shape[2:]
+        bounds = {d: X.bounds[d] for d in range(X.ndim) if d != 1}
+        return TensorSpace(shape, X.partition, dtype, X.axes, X.name, bounds=bounds)
+
+    def extra_repr(self) -> str:
+        return (
+            f"{self.inputs[0]}, {self.in_channels}, {self.out_channels}, n_modes={self.n_modes}"
+        )

@@ -1,0 +1,159 @@
+"""Convolution in the space of the lowest frequencies, as in a Fourier neural operator's layer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from string import ascii_letters
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from linop.errors import ArgumentError, ShapeError, expect
+from linop.fourier.layouts import Layouts, Way
+from linop.fourier.transform import transformed, ways_of
+from linop.local_operators.fourier import transformed_axes
+from linop.local_operators.functions import local_operator
+from linop.normal_form.maps import Function
+from linop.operators.algebra import DirectSum
+from linop.operators.expressions import compose
+from linop.operators.operator import TensorOperator
+from linop.planning.prediction.simulation import simulate
+from linop.provenance import records_origin
+from linop.spaces.array_modules import Namespace
+from linop.spaces.region import integer, naturals
+from linop.spaces.scalars import Array, of_dtype
+from linop.spaces.space import Space
+from linop.spaces.tensor import TensorSpace
+
+
+@records_origin
+def low_modes(
+    X: TensorSpace,
+    modes: int | Sequence[int],
+    axes: int | Sequence[int] | None = None,
+    whole: Sequence[int] = (),
+    *,
+    route: Way | Literal["auto"] = "auto",
+) -> TensorOperator:
+    """F: the lowest frequencies of the orthonormal Fourier transform. Its adjoint is the inverse
+    transform of these, with zeros for all others.
+
+    A dimension is shortened as soon as it is transformed, before anything is sent.
+
+    Args:
+        X: a `TensorSpace` of a complex dtype, whose blocks do not overlap.
+        modes: for each of the axes, the number m of frequencies, in the order of a transform of
+            length m: 0, 1, …, -2, -1. One number is for all.
+        axes: dimensions to transform along; by default all but those in `whole`.
+        whole: other dimensions that no block of the result cuts.
+        route: as for `linop.fft`.
+
+    Returns:
+        The operator from X to the space of the frequencies, in the blocks of the last local
+        transform.
+
+    Raises:
+        DTypeError: the dtype is not complex. PartitionError: blocks of X overlap, or leave gaps.
+        ArgumentError: an axis does not exist, or is named twice. ShapeError: there is not one
+            number of modes for each axis, or one is larger than the dimension.
+    """
+    X = expect("low_modes", X, TensorSpace)
+    kept = transformed_axes(X.dtype, whole, X.ndim, "ortho")
+    axes = [d for d in range(X.ndim) if d not in kept] if axes is None else axes
+    dims = transformed_axes(X.dtype, axes, X.ndim, "ortho")
+    given = naturals(modes, "low_modes: modes", ArgumentError)
+    counts = given * len(dims) if np.ndim(modes) == 0 else given
+    lengths = tuple(X.global_shape[d] for d in dims)
+    if len(counts) != len(dims) or any(m > n for m, n in zip(counts, lengths, strict=True)):
+        raise ShapeError(f"low_modes: {modes} modes of dimensions {dims}, of lengths {lengths}")
+    layouts = Layouts(X, dict(zip(dims, counts, strict=True)), kept)
+    every = tuple(sorted({*dims, *kept}))
+    return transformed("F", layouts, dims, every, ways_of(route), None, "ortho")
+
+
+@records_origin
+def spectral_convolution(
+    X: TensorSpace,
+    weights: npt.ArrayLike,
+    axes: int | Sequence[int] | None = None,
+    channels: int | None = None,
+    codomain: TensorSpace | None = None,
+) -> TensorOperator:
+    """F* W F: the lowest frequencies of a tensor multiplied by weights, and transformed back; zero
+    for all others (Li et al., "Fourier neural operator for parametric partial differential
+    equations", 2021, equation 5).
+
+    Args:
+        X: a `TensorSpace` of a complex dtype, whose blocks do not overlap.
+        weights: a number for each frequency, of shape (modes of each axis), in the order of
+            `low_modes`; with `channels`, a matrix, of shape (channels of X, channels of the result,
+            modes of each axis).
+        axes: dimensions to transform along, in increasing order; by default the last ones.
+        channels: the dimension of channels, which are mixed.
+        codomain: the space of the result; by default X. It is cut as X is.
+
+    Raises:
+        ShapeError: the weights do not fit X and the codomain. DTypeError: a dtype is not complex,
+            or does not hold the weights. PartitionError, ArgumentError: as `low_modes`.
+    """
+    X = expect("spectral_convolution", X, TensorSpace)
+    Y = X if codomain is None else expect("spectral_convolution", codomain, TensorSpace)
+    of = None if channels is None else integer(channels, "spectral_convolution: channels") % X.ndim
+    values = of_dtype(weights, X.dtype, "spectral_convolution")
+    mixed, whole = (0, ()) if of is None else (2, (of,))
+    axes = range(X.ndim - values.ndim + mixed, X.ndim) if axes is None else axes
+    along = transformed_axes(X.dtype, axes, X.ndim, "ortho")
+    modes = values.shape[mixed:]
+    routes = [low_modes(X, modes, along, whole, route=way) for way in ways_of("auto")]
+    times = [simulate(op).time for op in routes]
+    best = times.index(min(times))
+    first = routes[best]
+    last = low_modes(Y, modes, along, whole, route=ways_of("auto")[best])
+    Z, T = first.codomain, last.codomain
+    ends = () if of is None else (X.global_shape[of], Y.global_shape[of])
+    if values.shape[:mixed] != ends or not _alike(Z, T, of):
+        raise ShapeError(
+            f"spectral_convolution: weights of shape {values.shape} from {X!r} to {Y!r}; they "
+            f"begin with the numbers of channels, and the spaces differ in these alone"
+        )
+    blocks = []
+    for source, target in zip(Z.regions, T.regions, strict=True):
+        own = (slice(None),) * mixed + tuple(Z.block(source)[d] for d in along)
+        ports = _weighted(values[own], X.ndim, along, of)
+        ends_of = Space(source, Z.dtype), Space(target, Z.dtype)
+        blocks.append(local_operator(*ends_of, ports, "W"))
+    return compose(last.H, DirectSum(blocks, Z, T), first)
+
+
+def _alike(Z: TensorSpace, T: TensorSpace, channels: int | None) -> bool:
+    """True if two spaces are cut alike, and differ in the number of channels alone."""
+    pairs = enumerate(zip(Z.global_shape, T.global_shape, strict=False))
+    return (
+        (Z.ndim, Z.dtype, Z.partition, Z.axes) == (T.ndim, T.dtype, T.partition, T.axes)
+        and all(n == m for d, (n, m) in pairs if d != channels)
+        and all(
+            a == b
+            for d, (a, b) in enumerate(zip(Z.bounds, T.bounds, strict=False))
+            if d != channels
+        )
+    )
+
+
+def _weighted(weights: Array, ndim: int, axes: Sequence[int], channels: int | None) -> Any:
+    """The product of each frequency's channels and its matrix, and its adjoint."""
+    x = ascii_letters[:ndim]
+    y, w = x, "".join(x[d] for d in axes)
+    if channels is not None:
+        y = x.replace(x[channels], "Z")
+        w = x[channels] + "Z" + w
+
+    def port(namespace: Namespace) -> tuple[Function, Function]:
+        here, einsum = namespace.put(weights), namespace.module.einsum
+        back = here.conj()
+        return (
+            lambda block: einsum(f"{x},{w}->{y}", block, here),
+            lambda block: einsum(f"{y},{w}->{x}", block, back),
+        )
+
+    return port
