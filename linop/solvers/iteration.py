@@ -1,0 +1,501 @@
+"""The driver of iterative methods: reductions, callbacks, progress, checkpoints.
+
+SciPy's own solvers cannot be used here: they hold flat arrays of one process, where these hold
+vectors whose parts are on many workers and whose inner products are collective calls.
+
+A method (`Method`) is written for one right-hand side, as generators that yield the inner products
+they need (`Ask`) and get numbers back. `run` drives one method or several side by side, and joins
+what they ask for in the same round into one collective call. Checks of arguments are in
+`linop.solvers.arguments`, files in `linop.solvers.checkpoint`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+from typing import Any, NamedTuple, TypedDict
+from zlib import crc32
+
+import numpy as np
+
+from linop.errors import ArgumentError, MissingExtraError
+from linop.solvers import checkpoint
+from linop.solvers.arguments import function_or_none, whole
+from linop.solvers.result import CONVERGED, LIMIT, STOPPED, Result
+from linop.spaces.finite import not_finite
+from linop.spaces.scalars import Scalar
+from linop.spaces.space import Space
+from linop.spaces.vector import Vector, inners
+
+Callback = Callable[[Vector], object]
+Named = tuple[str, Vector, Vector]
+"""The name of a product's vectors, for errors, and the two."""
+
+
+class Checkpoints(TypedDict, total=False):
+    """Keyword arguments for interrupted runs.
+
+    Attributes:
+        checkpoint: path of a file to which the state is saved; each of several workers saves its
+            own, with ``.1-of-4`` behind the path, and the file before it as ``….previous``.
+        every: iterations between two checkpoints, 10 by default; the last one is saved too.
+        resume: path of a checkpoint to go on from, bit for bit as if there had been no stop. All
+            workers resume from the same iteration, or all raise.
+    """
+
+    checkpoint: str | os.PathLike[str] | None
+    every: int
+    resume: str | os.PathLike[str] | None
+
+
+class Control(Checkpoints, total=False):
+    """Keyword arguments that all iterative methods take, beside those of `Checkpoints`.
+
+    Attributes:
+        show: True prints a line an iteration, on the first worker; "bar" shows a progress bar
+            there, of tqdm (``pip install 'linop-algebra[progress]'``).
+    """
+
+    show: bool | str
+
+
+class Ask(NamedTuple):
+    """Inner products that a method needs.
+
+    Attributes:
+        pairs: names for errors, and the two vectors of each product.
+        final: True if the method's `x` is now that of this iteration: the callback is called, and
+            its vote travels with these products. A step without one votes with the next step's
+            first products, and changes nothing before it.
+    """
+
+    pairs: Sequence[Named]
+    final: bool = False
+
+
+Steps = Generator[Ask, list[Any], None]
+
+
+class Method:
+    """One right-hand side of an iterative method. Public attributes are its state, which is saved;
+    those with an underscore are given by the arguments.
+
+    Attributes:
+        x: the current solution.
+        nit: iterations done.
+        residuals: norms of the residual, in the method's units.
+        status: see `linop.solvers.result`; None while it goes on.
+        message: the reason of the end.
+    """
+
+    name = "solver"
+
+    def __init__(self) -> None:
+        self.nit = 0
+        self.residuals: list[float] = []
+        self.status: int | None = None
+        self.message = ""
+
+    x: Vector
+
+    def start(self) -> Steps:
+        """Set the state before the first iteration; may end the method."""
+        raise NotImplementedError
+
+    def step(self) -> Steps:
+        """One iteration, which counts itself in `nit`; may end the method."""
+        raise NotImplementedError
+
+    def current(self) -> Vector | None:
+        """The solution in the user's units, for the callback; None if this iteration has none."""
+        return self.x
+
+    def progress(self) -> dict[str, float]:
+        """Numbers that lines and messages show, by name."""
+        return {"residual": self.residuals[-1]}
+
+    def result(self, reductions: Reductions) -> Result:
+        """The result, after the end."""
+        raise NotImplementedError
+
+    def finished(
+        self,
+        values: tuple[Any, ...],
+        x: Any,
+        residuals: list[float],
+        reductions: Reductions,
+        **others: Any,
+    ) -> Result:
+        """The result that unpacks as `values`, in the user's units."""
+        return Result(
+            values,
+            x=x,
+            success=self.status == CONVERGED,
+            status=self.status,
+            message=self.message,
+            nit=self.nit,
+            residuals=residuals,
+            reductions=reductions.count,
+            **others,
+        )
+
+    def limits(self) -> str:
+        """What was wanted, for the message of a method that was ended from outside; may be
+        empty."""
+        return ""
+
+    def end(self, status: int, message: str) -> None:
+        """End the method for a reason."""
+        self.status, self.message = status, f"{self.name}: {message}"
+
+    def ended_outside(self, status: int, reason: str) -> None:
+        """End the method by the driver; the message says how far it came."""
+        numbers = ", ".join(f"{name} {value:.3g}" for name, value in self.progress().items())
+        self.end(status, f"{reason}; {numbers}{self.limits()}")
+
+    def state(self) -> dict[str, Any]:
+        """The attributes that are saved."""
+        return {name: value for name, value in vars(self).items() if name[0] != "_"}
+
+
+class Reductions:
+    """Inner products of a run, counted, and checked to be finite.
+
+    Attributes:
+        count: collective calls so far.
+    """
+
+    def __init__(self, method: str) -> None:
+        self.method, self.count = method, 0
+
+    def __call__(
+        self, pairs: Sequence[Named], iteration: int = 0, own: Sequence[Scalar] = ()
+    ) -> list[Any]:
+        """The products of named pairs and the sums of own numbers, in one collective call. A
+        vector's product with itself is real in complex spaces too.
+
+        Raises:
+            ArgumentError: a product is not finite, on every worker; it names the vector, the
+                iteration, and the first element.
+        """
+        self.count += 1
+        found: list[Any] = inners([pair[1:] for pair in pairs], f"step of {self.method}", own=own)
+        for (name, *vectors), value in zip(pairs, found, strict=False):
+            if not np.isfinite(value):
+                where = next(filter(None, map(not_finite, vectors)), None)
+                raise ArgumentError(
+                    f"{self.method}, iteration {iteration}: the {name} is not finite: "
+                    f"{where or 'its square is beyond floating point: scale the operator'}"
+                )
+        for k, (_, v, w) in enumerate(pairs):
+            found[k] = found[k].real if v is w else found[k]
+        return found
+
+    def norm(self, vector: Vector, what: str) -> float:
+        """The norm of an argument, without overflow or underflow of its square.
+
+        Raises:
+            ArgumentError: it is not finite, on every worker.
+        """
+        self.count += 1
+        norm = vector.norm()
+        if not np.isfinite(norm):
+            where = not_finite(vector) or "its norm is beyond floating point"
+            raise ArgumentError(f"{self.method}: {what} is not finite: {where}")
+        return norm
+
+
+def run(
+    A: Any,
+    methods: Sequence[Method],
+    maxiter: int,
+    reductions: Reductions,
+    callback: Callback | None = None,
+    problem: Sequence[Any] = (),
+    likes: Sequence[Vector] = (),
+    **control: Any,
+) -> list[Result]:
+    """Drive methods side by side until each has ended; a result for each.
+
+    Args:
+        A: operator or plan; its backend says which worker this is.
+        maxiter: iterations, at most.
+        callback: called with a copy of each current x after each iteration, on the workers that
+            give one. If it returns True, or raises StopIteration, on any worker, all end with this
+            x; what else it returns is not looked at.
+        problem: arguments that a resumed run must share: numbers, texts.
+        likes: vectors that define the problem, as the right-hand sides: a checkpoint is of them and
+            of vectors in their spaces and in A's.
+        control: see `Control`.
+
+    Raises:
+        ArgumentError: an argument is not what it should be; or a vector is not finite; or there is
+            no checkpoint to resume from; on every worker. OSError: one cannot be written.
+    """
+    driver = _Driver(A, methods, reductions, callback, list(problem), list(likes), **control)
+    return driver.run(maxiter)
+
+
+class _Driver:
+    def __init__(
+        self,
+        A: Any,
+        methods: Sequence[Method],
+        reductions: Reductions,
+        callback: Callback | None,
+        problem: list[Any],
+        likes: list[Vector],
+        **control: Any,
+    ) -> None:
+        self._backend = getattr(A, "backend", None)
+        self._methods, self._reductions = methods, reductions
+        self._name = reductions.method
+        self._callback = function_or_none(self._name, "callback", callback)
+        self._control = _checked(self._name, control)
+        self._likes = likes
+        self._spaces = checkpoint.spaces_by_digest(
+            *(
+                side
+                for side in (getattr(A, "domain", None), getattr(A, "codomain", None))
+                if isinstance(side, Space)
+            ),
+            *(like.space for like in likes),
+        )
+        self._files = {
+            key: checkpoint.place(path, self._backend)
+            for key in ("checkpoint", "resume")
+            if (path := self._control.get(key)) is not None
+        }
+        self._problem = problem
+        self._pending: dict[int, bool] = {}
+        """Votes of callbacks that have not travelled yet, by the number of the method."""
+        self._done = 0
+
+    def run(self, maxiter: int) -> list[Result]:
+        if "resume" in self._files:
+            self._resume()
+        else:
+            self._together([method.start() for method in self._methods], self._methods)
+        with _shown(self._control.get("show", False), self._backend, self._name) as show:
+            while active := [m for m in self._methods if m.status is None]:
+                if self._done >= maxiter:
+                    for method in active:
+                        method.ended_outside(LIMIT, f"{maxiter} iterations done, the most allowed")
+                    break
+                self._together([method.step() for method in active], active)
+                self._done += 1
+                show(self._done, active)
+                self._save(maxiter)
+        return [method.result(self._reductions) for method in self._methods]
+
+    def _together(self, steps: Sequence[Steps], methods: Sequence[Method]) -> None:
+        """Advance generators to their ends; a collective call for the products of each round."""
+        waiting = {k: ask for k, one in enumerate(steps) if (ask := next(one, None))}
+        asked: set[int] = set()
+        stopped: set[int] = set()
+        while waiting:
+            answers = self._answers(waiting, methods, asked)
+            for k, (vote, numbers) in answers.items():
+                if vote:
+                    stopped.add(k)
+                if vote and not waiting[k].final:  # of the iteration before: this step is dropped
+                    steps[k].close()
+                    del waiting[k]
+                elif (ask := _sent(steps[k], numbers)) is None:
+                    del waiting[k]
+                else:
+                    waiting[k] = ask
+        for k, method in enumerate(methods):
+            if k in stopped and method.status is None:
+                method.ended_outside(STOPPED, "the callback asked to stop")
+            elif k not in asked and method.status is None and method.nit:
+                self._pending[id(method)] = self._stops(method)
+
+    def _answers(
+        self, waiting: dict[int, Ask], methods: Sequence[Method], asked: set[int]
+    ) -> dict[int, tuple[bool, list[Any]]]:
+        """The votes and products of a round, by the number of the method."""
+        pairs = [pair for ask in waiting.values() for pair in ask.pairs]
+        votes = []
+        for k, ask in waiting.items():
+            if ask.final:
+                asked.add(k)
+                votes.append(int(self._stops(methods[k])))
+            else:
+                votes.append(int(self._pending.pop(id(methods[k]), False)))
+        found = iter(self._reductions(pairs, self._done + 1, votes))
+        numbers = {k: [next(found) for _ in ask.pairs] for k, ask in waiting.items()}
+        return {k: (next(found) > 0, numbers[k]) for k in waiting}
+
+    def _stops(self, method: Method) -> bool:
+        """Call the user's function; True if it asks to stop."""
+        if self._callback is None or (x := method.current()) is None:
+            return False
+        try:
+            asked = self._callback(x.copy())
+            return isinstance(asked, bool | np.bool_) and bool(asked)
+        except StopIteration:
+            return True
+
+    # Checkpoints
+
+    def _save(self, maxiter: int) -> None:
+        """Save the state if it is time to.
+
+        Raises:
+            OSError: a worker cannot write its file; on every worker.
+        """
+        file, every = self._files.get("checkpoint"), self._control.get("every", 10)
+        over = self._done == maxiter or all(m.status is not None for m in self._methods)
+        if file is None or (self._done % every and not over):
+            return
+        failure: OSError | None = None
+        try:
+            state = [method.state() for method in self._methods]
+            checkpoint.save(file, self._described(), self._done, state)
+        except OSError as error:
+            failure = error
+        if self._total(int(failure is not None))[0]:
+            raise failure or OSError(
+                f"{self._name}: another worker cannot write its part of checkpoint={file.name!r}"
+            )
+
+    def _resume(self) -> None:
+        """Set the state from the last checkpoint that all workers have.
+
+        Raises:
+            ArgumentError: there is none; on every worker.
+        """
+        last = self._files["resume"]
+        problem = self._described()
+        kept = [
+            (checkpoint.iteration_of(one, problem), one)
+            for one in (last, checkpoint.previous(last))
+        ]
+        mine = max((one for one in kept if one[0] >= 0), default=None, key=lambda one: one[0])
+        other = mine is None and bool(checkpoint.problem_of(last))
+        workers, none, foreign, total = self._total(
+            1, int(mine is None), int(other), 0 if mine is None else mine[0]
+        )
+        if none:
+            raise ArgumentError(
+                f"{self._name}: resume={str(self._control['resume'])!r}: {none} of {workers} "
+                f"workers have no checkpoint of this problem there: {none - foreign} find none or "
+                f"a damaged one, {foreign} one of another method, space, right-hand side or "
+                f"argument, or of another number of workers"
+            )
+        assert mine is not None
+        if mine[0] * workers > total:  # some have the one before it only
+            mine = min((one for one in kept if one[0] >= 0), key=lambda one: one[0])
+        count, found, squares = self._total(1, mine[0], mine[0] ** 2)
+        if squares * count != found**2:
+            raise ArgumentError(
+                f"{self._name}: resume={str(self._control['resume'])!r}: the workers have "
+                f"checkpoints of different iterations, this one of {mine[0]}"
+            )
+        states = checkpoint.load(mine[1], self._vector)
+        for method, state in zip(self._methods, states, strict=True):
+            vars(method).update(state)
+        self._done = mine[0]
+
+    def _vector(self, digest: str, arrays: dict[str, Any]) -> Vector:
+        """A vector of this worker from the arrays of a file."""
+        space, shared = self._spaces[digest], self._likes[0].shared
+        of = getattr(getattr(self._backend, "arrays", None), "of", None)
+        made = {}
+        for name, array in arrays.items():
+            array = array.view(space.dtype) if array.dtype.kind == "V" else array
+            made[name] = array if of is None else of(space[name].memory).put(array)
+        return Vector(space, made, None if shared is None else shared.derived("resume"))
+
+    def _described(self) -> str:
+        """The problem, for this worker's file: all that a run depends on, but for the operator."""
+        likes = [[v.space.digest.hex()[:16], _code(v)] for v in self._likes]
+        workers = getattr(self._backend, "workers", None)
+        given = [self._name, len(self._methods), workers, likes, self._problem]
+        return json.dumps(given, default=repr)
+
+    def _total(self, *numbers: int) -> list[Any]:
+        """Sums of a worker's numbers over all workers; collective."""
+        like = self._likes[0]
+        return inners([(like, like)], f"checkpoint of {self._name}", own=numbers)[1:]
+
+
+def _sent(steps: Steps, numbers: list[Any]) -> Ask | None:
+    """The next request of a generator; None if it has ended."""
+    try:
+        return steps.send(numbers)
+    except StopIteration:
+        return None
+
+
+def _code(vector: Vector) -> str:
+    """A check sum of this worker's part of a vector."""
+    code = 0
+    for array in vector.arrays.values():
+        host = array.get() if not isinstance(array, np.ndarray) and hasattr(array, "get") else array
+        code = crc32(np.ascontiguousarray(host).view(np.uint8).data, code)
+    return f"{code:08x}"
+
+
+def _checked(method: str, control: dict[str, Any]) -> dict[str, Any]:
+    """The keyword arguments of `Control`, checked.
+
+    Raises:
+        ArgumentError: an unknown one, or a wrong value.
+    """
+    known = Control.__optional_keys__
+    if unknown := [name for name in control if name not in known]:
+        raise ArgumentError(
+            f"{method}: unknown keyword argument {unknown[0]!r}; beside the method's own there are "
+            f"{', '.join(sorted(known))}"
+        )
+    if "every" in control:
+        control["every"] = whole(method, "every", control["every"], 1)
+    if (show := control.get("show", False)) not in (True, False, "bar"):
+        raise ArgumentError(f"{method}: show is True, False or 'bar'; given {show!r}")
+    if show == "bar" and find_spec("tqdm") is None:  # on all workers, though the first one shows it
+        raise MissingExtraError(
+            f"{method}: show='bar' needs tqdm: pip install 'linop-algebra[progress]'; show=True "
+            f"prints lines"
+        )
+    return control
+
+
+# Progress
+
+
+@contextmanager
+def _shown(
+    show: bool | str, backend: Any, name: str
+) -> Iterator[Callable[[int, Sequence[Method]], None]]:
+    """A function that shows the progress of methods after an iteration, on the first worker."""
+    if not show or getattr(backend, "worker", None) not in (None, 0):
+        yield lambda iteration, methods: None
+    elif show == "bar":
+        from tqdm import tqdm
+
+        with tqdm(desc=name, unit=" iterations") as bar:
+
+            def move(iteration: int, methods: Sequence[Method]) -> None:
+                bar.set_postfix({k: f"{v:.3e}" for k, v in _worst(methods).items()}, refresh=False)
+                bar.update(1)
+
+            yield move
+    else:
+
+        def line(iteration: int, methods: Sequence[Method]) -> None:
+            numbers = "  ".join(f"{k} {v:.6e}" for k, v in _worst(methods).items())
+            print(f"{name} {iteration:5d}  {numbers}")
+
+        yield line
+
+
+def _worst(methods: Sequence[Method]) -> dict[str, float]:
+    """The progress of the method that is farthest from its end."""
+    shown = [method.progress() for method in methods]
+    return max(shown, key=lambda numbers: next(iter(numbers.values()), math.nan))
