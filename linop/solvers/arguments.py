@@ -67,19 +67,22 @@ def vector_of(method: str, A: Any, given: Any, name: str, side: str, op: str = "
     space = getattr(A, side, None)
     backend: Any = getattr(A, "backend", None)
     alone = getattr(backend, "worker", None) is None or backend.workers == 1
-    if not isinstance(given, Vector):
-        given = _from_array(method, given, name, f"{op}.{side}", space if alone else None)
+    vector: Vector = (
+        given
+        if isinstance(given, Vector)
+        else _from_array(method, given, name, f"{op}.{side}", space if alone else None)
+    )
     if isinstance(space, Space):
-        space.same_as(given.space, f"{method}, {name}")
-    if given.space.dtype.kind in "iu":
+        space.same_as(vector.space, f"{method}, {name}")
+    if vector.space.dtype.kind in "iu":
         raise DTypeError(
-            f"{method}: it divides, so a floating dtype is expected; given {given.space.dtype}"
+            f"{method}: it divides, so a floating dtype is expected; given {vector.space.dtype}"
         )
-    if getattr(backend, "worker", None) is None or given.shared is not None:
-        return given
+    if getattr(backend, "worker", None) is None or vector.shared is not None:
+        return vector
     if alone:
-        made: Vector = backend.vector(given.space, given)
-        return made
+        vector = backend.vector(vector.space, vector)
+        return vector
     raise SpaceError(
         f"{method}: {name} is a vector of one process, {op} the plan of one worker of several; "
         f"give backend.vector({op}.{side}, {name}), which keeps the regions of this worker, and "

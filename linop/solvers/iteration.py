@@ -195,6 +195,21 @@ class Reductions:
             found[k] = found[k].real if v is w else found[k]
         return found
 
+    def norms(self, named: Sequence[tuple[str, Vector]]) -> list[float]:
+        """The norms of arguments: one collective call, and one more for each whose square is out of
+        the range of floating point.
+
+        Raises:
+            ArgumentError: one is not finite, on every worker.
+        """
+        self.count += 1
+        pairs = [(vector, vector) for _, vector in named]
+        squares: list[Any] = [one.real for one in inners(pairs, f"step of {self.method}")]
+        return [
+            math.sqrt(square) if 2.0**-900 < square < 2.0**900 else self.norm(vector, f"the {name}")
+            for (name, vector), square in zip(named, squares, strict=True)
+        ]
+
     def norm(self, vector: Vector, what: str) -> float:
         """The norm of an argument, without overflow or underflow of its square.
 
