@@ -122,7 +122,7 @@ class _Cg(LinearMethod):
 
     def _indefinite(self, curvature: complex) -> bool:
         """True, and the method ended, if <p, A p> is not a positive number."""
-        if abs(curvature.imag) > 1e-3 * abs(curvature.real):
+        if not self.nit and abs(curvature.imag) > 1e-3 * abs(curvature.real):
             self.breakdown(f"A is not Hermitian: <p, A p> = {curvature:.3g}; take gmres, bicgstab")
         elif curvature.real <= 0:
             self.breakdown(

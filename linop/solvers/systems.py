@@ -35,10 +35,11 @@ class System:
     ) -> None:
         self._power = power = power_of(b, norm)
         self.A = _applied(method, A, "A")
-        self.H = _applied(method, A.H, "A.H") if adjoint else None
-        self.M = None if M is None else _applied(method, M, "M", b)
+        self.H: Any = _applied(method, A.H, "A.H") if adjoint else None
+        self.M: Any = None if M is None else _applied(method, M, "M", b)
         self.b = times_power(b, -power)
-        self.x0 = None if x0 is None else times_power(x0, -power)
+        solved = not (norm or adjoint)  # A x = 0, by x = 0
+        self.x0 = None if x0 is None or solved else times_power(x0, -power)
         self.norm = float(np.ldexp(norm, -power))
         self.eps = float(np.finfo(_wide(b.space.dtype)).eps)
 

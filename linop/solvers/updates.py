@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -38,3 +39,11 @@ def times(a: Any, x: Vector) -> Vector:
 def _times(x: Any, a: Any) -> Any:
     result = np.multiply(x, a)
     return np.asarray(result) if isinstance(result, np.generic) else result
+
+
+def combined(factors: Sequence[Any], vectors: Sequence[Vector]) -> Vector:
+    """The sum of multiples of vectors, at least one, from the left to the right."""
+    total = times(factors[0], vectors[0])
+    for factor, vector in zip(factors[1:], vectors[1:], strict=True):
+        total = plus(total, factor, vector)
+    return total
