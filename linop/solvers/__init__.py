@@ -3,15 +3,18 @@
 SciPy's solvers hold flat arrays of one process; through ``op.to_scipy()`` they run there only.
 """
 
-from linop.solvers.bicgstab import bicgstab
-from linop.solvers.cg import cg
-from linop.solvers.gmres import gmres
-from linop.solvers.iteration import Checkpoints, Control
-from linop.solvers.least_squares import cgls
-from linop.solvers.lsmr import lsmr
-from linop.solvers.lsqr import lsqr
-from linop.solvers.minres import minres
+from linop.solvers.iteration import Control
+from linop.solvers.krylov.bicgstab import bicgstab
+from linop.solvers.krylov.cg import cg
+from linop.solvers.krylov.gmres import gmres
+from linop.solvers.krylov.lanczos import lanczos
+from linop.solvers.krylov.least_squares import cgls
+from linop.solvers.krylov.lsmr import lsmr
+from linop.solvers.krylov.lsqr import lsqr
+from linop.solvers.krylov.minres import minres
+from linop.solvers.krylov.power import power
 from linop.solvers.result import Result
+from linop.solvers.saving import Checkpoints
 
 __all__ = [
     "Checkpoints",
@@ -21,7 +24,9 @@ __all__ = [
     "cg",
     "cgls",
     "gmres",
+    "lanczos",
     "lsmr",
     "lsqr",
     "minres",
+    "power",
 ]

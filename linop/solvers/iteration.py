@@ -6,50 +6,30 @@ vectors whose parts are on many workers and whose inner products are collective 
 A method (`Method`) is written for one right-hand side, as generators that yield the inner products
 they need (`Ask`) and get numbers back. `run` drives one method or several side by side, and joins
 what they ask for in the same round into one collective call. Checks of arguments are in
-`linop.solvers.arguments`, files in `linop.solvers.checkpoint`.
+`linop.solvers.arguments`, checkpoints in `linop.solvers.saving`.
 """
 
 from __future__ import annotations
 
-import json
 import math
-import os
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Sequence
 from importlib.util import find_spec
-from typing import Any, NamedTuple, TypedDict
-from zlib import crc32
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
 from linop.errors import ArgumentError, MissingExtraError
-from linop.solvers import checkpoint
-from linop.solvers.arguments import function_or_none, whole
+from linop.solvers import progress
+from linop.solvers.arguments import function_or_none
 from linop.solvers.result import CONVERGED, LIMIT, STOPPED, Result
+from linop.solvers.saving import Checkpoints, Saving
 from linop.spaces.finite import not_finite
 from linop.spaces.scalars import Scalar
-from linop.spaces.space import Space
 from linop.spaces.vector import Vector, inners
 
 Callback = Callable[[Vector], object]
 Named = tuple[str, Vector, Vector]
 """The name of a product's vectors, for errors, and the two."""
-
-
-class Checkpoints(TypedDict, total=False):
-    """Keyword arguments for interrupted runs.
-
-    Attributes:
-        checkpoint: path of a file to which the state is saved; each of several workers saves its
-            own, with ``.1-of-4`` behind the path, and the file before it as ``….previous``.
-        every: iterations between two checkpoints, 10 by default; the last one is saved too.
-        resume: path of a checkpoint to go on from, bit for bit as if there had been no stop. All
-            workers resume from the same iteration, or all raise.
-    """
-
-    checkpoint: str | os.PathLike[str] | None
-    every: int
-    resume: str | os.PathLike[str] | None
 
 
 class Control(Checkpoints, total=False):
@@ -251,8 +231,8 @@ def run(
         ArgumentError: an argument is not what it should be; or a vector is not finite; or there is
             no checkpoint to resume from; on every worker. OSError: one cannot be written.
     """
-    driver = _Driver(A, methods, reductions, callback, list(problem), list(likes), **control)
-    return driver.run(maxiter)
+    checked = _checked(reductions.method, control)
+    return _Driver(A, methods, reductions, callback, problem, likes, checked).run(maxiter)
 
 
 class _Driver:
@@ -262,40 +242,26 @@ class _Driver:
         methods: Sequence[Method],
         reductions: Reductions,
         callback: Callback | None,
-        problem: list[Any],
-        likes: list[Vector],
-        **control: Any,
+        problem: Sequence[Any],
+        likes: Sequence[Vector],
+        control: Control,
     ) -> None:
-        self._backend = getattr(A, "backend", None)
         self._methods, self._reductions = methods, reductions
-        self._name = reductions.method
-        self._callback = function_or_none(self._name, "callback", callback)
-        self._control = _checked(self._name, control)
-        self._likes = likes
-        self._spaces = checkpoint.spaces_by_digest(
-            *(
-                side
-                for side in (getattr(A, "domain", None), getattr(A, "codomain", None))
-                if isinstance(side, Space)
-            ),
-            *(like.space for like in likes),
-        )
-        self._files = {
-            key: checkpoint.place(path, self._backend)
-            for key in ("checkpoint", "resume")
-            if (path := self._control.get(key)) is not None
-        }
-        self._problem = problem
+        name = reductions.method
+        self._callback = function_or_none(name, "callback", callback)
+        shown = _show(name, control)
+        self._saving = Saving(name, A, methods, problem, likes, control)
+        self._shown = progress.shown(shown, getattr(A, "backend", None), name)
         self._pending: dict[int, bool] = {}
-        """Votes of callbacks that have not travelled yet, by the number of the method."""
+        """Votes of callbacks that have not travelled yet, by the identity of the method."""
         self._done = 0
 
     def run(self, maxiter: int) -> list[Result]:
-        if "resume" in self._files:
-            self._resume()
+        if self._saving.resumes:
+            self._done = self._saving.load()
         else:
             self._together([method.start() for method in self._methods], self._methods)
-        with _shown(self._control.get("show", False), self._backend, self._name) as show:
+        with self._shown as show:
             while active := [m for m in self._methods if m.status is None]:
                 if self._done >= maxiter:
                     for method in active:
@@ -304,7 +270,7 @@ class _Driver:
                 self._together([method.step() for method in active], active)
                 self._done += 1
                 show(self._done, active)
-                self._save(maxiter)
+                self._saving.save(self._done, maxiter)
         return [method.result(self._reductions) for method in self._methods]
 
     def _together(self, steps: Sequence[Steps], methods: Sequence[Method]) -> None:
@@ -356,89 +322,6 @@ class _Driver:
         except StopIteration:
             return True
 
-    # Checkpoints
-
-    def _save(self, maxiter: int) -> None:
-        """Save the state if it is time to.
-
-        Raises:
-            OSError: a worker cannot write its file; on every worker.
-        """
-        file, every = self._files.get("checkpoint"), self._control.get("every", 10)
-        over = self._done == maxiter or all(m.status is not None for m in self._methods)
-        if file is None or (self._done % every and not over):
-            return
-        failure: OSError | None = None
-        try:
-            state = [method.state() for method in self._methods]
-            checkpoint.save(file, self._described(), self._done, state)
-        except OSError as error:
-            failure = error
-        if self._total(int(failure is not None))[0]:
-            raise failure or OSError(
-                f"{self._name}: another worker cannot write its part of checkpoint={file.name!r}"
-            )
-
-    def _resume(self) -> None:
-        """Set the state from the last checkpoint that all workers have.
-
-        Raises:
-            ArgumentError: there is none; on every worker.
-        """
-        last = self._files["resume"]
-        problem = self._described()
-        kept = [
-            (checkpoint.iteration_of(one, problem), one)
-            for one in (last, checkpoint.previous(last))
-        ]
-        mine = max((one for one in kept if one[0] >= 0), default=None, key=lambda one: one[0])
-        other = mine is None and bool(checkpoint.problem_of(last))
-        workers, none, foreign, total = self._total(
-            1, int(mine is None), int(other), 0 if mine is None else mine[0]
-        )
-        if none:
-            raise ArgumentError(
-                f"{self._name}: resume={str(self._control['resume'])!r}: {none} of {workers} "
-                f"workers have no checkpoint of this problem there: {none - foreign} find none or "
-                f"a damaged one, {foreign} one of another method, space, right-hand side or "
-                f"argument, or of another number of workers"
-            )
-        assert mine is not None
-        if mine[0] * workers > total:  # some have the one before it only
-            mine = min((one for one in kept if one[0] >= 0), key=lambda one: one[0])
-        count, found, squares = self._total(1, mine[0], mine[0] ** 2)
-        if squares * count != found**2:
-            raise ArgumentError(
-                f"{self._name}: resume={str(self._control['resume'])!r}: the workers have "
-                f"checkpoints of different iterations, this one of {mine[0]}"
-            )
-        states = checkpoint.load(mine[1], self._vector)
-        for method, state in zip(self._methods, states, strict=True):
-            vars(method).update(state)
-        self._done = mine[0]
-
-    def _vector(self, digest: str, arrays: dict[str, Any]) -> Vector:
-        """A vector of this worker from the arrays of a file."""
-        space, shared = self._spaces[digest], self._likes[0].shared
-        of = getattr(getattr(self._backend, "arrays", None), "of", None)
-        made = {}
-        for name, array in arrays.items():
-            array = array.view(space.dtype) if array.dtype.kind == "V" else array
-            made[name] = array if of is None else of(space[name].memory).put(array)
-        return Vector(space, made, None if shared is None else shared.derived("resume"))
-
-    def _described(self) -> str:
-        """The problem, for this worker's file: all that a run depends on, but for the operator."""
-        likes = [[v.space.digest.hex()[:16], _code(v)] for v in self._likes]
-        workers = getattr(self._backend, "workers", None)
-        given = [self._name, len(self._methods), workers, likes, self._problem]
-        return json.dumps(given, default=repr)
-
-    def _total(self, *numbers: int) -> list[Any]:
-        """Sums of a worker's numbers over all workers; collective."""
-        like = self._likes[0]
-        return inners([(like, like)], f"checkpoint of {self._name}", own=numbers)[1:]
-
 
 def _sent(steps: Steps, numbers: list[Any]) -> Ask | None:
     """The next request of a generator; None if it has ended."""
@@ -448,20 +331,11 @@ def _sent(steps: Steps, numbers: list[Any]) -> Ask | None:
         return None
 
 
-def _code(vector: Vector) -> str:
-    """A check sum of this worker's part of a vector."""
-    code = 0
-    for array in vector.arrays.values():
-        host = array.get() if not isinstance(array, np.ndarray) and hasattr(array, "get") else array
-        code = crc32(np.ascontiguousarray(host).view(np.uint8).data, code)
-    return f"{code:08x}"
-
-
-def _checked(method: str, control: dict[str, Any]) -> dict[str, Any]:
-    """The keyword arguments of `Control`, checked.
+def _checked(method: str, control: dict[str, Any]) -> Control:
+    """The keyword arguments of `Control`.
 
     Raises:
-        ArgumentError: an unknown one, or a wrong value.
+        ArgumentError: an unknown one.
     """
     known = Control.__optional_keys__
     if unknown := [name for name in control if name not in known]:
@@ -469,48 +343,22 @@ def _checked(method: str, control: dict[str, Any]) -> dict[str, Any]:
             f"{method}: unknown keyword argument {unknown[0]!r}; beside the method's own there are "
             f"{', '.join(sorted(known))}"
         )
-    if "every" in control:
-        control["every"] = whole(method, "every", control["every"], 1)
-    if (show := control.get("show", False)) not in (True, False, "bar"):
+    return cast(Control, control)
+
+
+def _show(method: str, control: Control) -> bool | str:
+    """The argument `show`.
+
+    Raises:
+        ArgumentError: it is none of the values allowed. MissingExtraError: a bar is wanted, and
+            tqdm is not installed.
+    """
+    show = control.get("show", False)
+    if not (isinstance(show, bool) or show == "bar"):
         raise ArgumentError(f"{method}: show is True, False or 'bar'; given {show!r}")
     if show == "bar" and find_spec("tqdm") is None:  # on all workers, though the first one shows it
         raise MissingExtraError(
             f"{method}: show='bar' needs tqdm: pip install 'linop-algebra[progress]'; show=True "
             f"prints lines"
         )
-    return control
-
-
-# Progress
-
-
-@contextmanager
-def _shown(
-    show: bool | str, backend: Any, name: str
-) -> Iterator[Callable[[int, Sequence[Method]], None]]:
-    """A function that shows the progress of methods after an iteration, on the first worker."""
-    if not show or getattr(backend, "worker", None) not in (None, 0):
-        yield lambda iteration, methods: None
-    elif show == "bar":
-        from tqdm import tqdm
-
-        with tqdm(desc=name, unit=" iterations") as bar:
-
-            def move(iteration: int, methods: Sequence[Method]) -> None:
-                bar.set_postfix({k: f"{v:.3e}" for k, v in _worst(methods).items()}, refresh=False)
-                bar.update(1)
-
-            yield move
-    else:
-
-        def line(iteration: int, methods: Sequence[Method]) -> None:
-            numbers = "  ".join(f"{k} {v:.6e}" for k, v in _worst(methods).items())
-            print(f"{name} {iteration:5d}  {numbers}")
-
-        yield line
-
-
-def _worst(methods: Sequence[Method]) -> dict[str, float]:
-    """The progress of the method that is farthest from its end."""
-    shown = [method.progress() for method in methods]
-    return max(shown, key=lambda numbers: next(iter(numbers.values()), math.nan))
+    return show

@@ -11,9 +11,9 @@ import numpy as np
 from linop.errors import ArgumentError
 from linop.solvers.arguments import whole
 from linop.solvers.iteration import Ask, Control, Reductions, Steps
-from linop.solvers.orthogonal import orthogonalised
+from linop.solvers.krylov.orthogonal import orthogonalised
+from linop.solvers.krylov.systems import LinearMethod, System, solve, tolerances
 from linop.solvers.result import Result
-from linop.solvers.systems import LinearMethod, System, solve, tolerances
 from linop.solvers.updates import combined, plus, times
 from linop.spaces.vector import Vector
 

@@ -6,10 +6,10 @@ import math
 from typing import Any, Unpack
 
 from linop.solvers.arguments import real
-from linop.solvers.golub_kahan import Bidiagonalisation, rotation
 from linop.solvers.iteration import Ask, Callback, Control, Reductions, Steps
+from linop.solvers.krylov.golub_kahan import Bidiagonalisation, rotation
+from linop.solvers.krylov.systems import solve, tolerances
 from linop.solvers.result import Result
-from linop.solvers.systems import solve, tolerances
 from linop.solvers.updates import plus
 
 

@@ -6,7 +6,7 @@ import math
 from typing import Any, Unpack
 
 from linop.solvers.iteration import Ask, Callback, Control, Named, Steps
-from linop.solvers.systems import LinearMethod, solve, tolerances
+from linop.solvers.krylov.systems import LinearMethod, solve, tolerances
 from linop.solvers.updates import plus
 from linop.spaces.vector import Vector
 

@@ -14,8 +14,8 @@ import numpy as np
 from linop.errors import ArgumentError, ShapeError
 from linop.solvers.arguments import operator_of, real, square, vector_of, whole
 from linop.solvers.iteration import Callback, Method, Reductions, run
+from linop.solvers.krylov.scaling import power_of, times_power
 from linop.solvers.result import Result
-from linop.solvers.scaling import power_of, times_power
 from linop.spaces.vector import Vector
 
 

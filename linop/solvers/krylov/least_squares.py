@@ -1,4 +1,4 @@
-"""Conjugate gradients for least squares. Units of the problem are in `linop.solvers.scaling`."""
+"""Conjugate gradients for least squares. Units of the problem: `linop.solvers.krylov.scaling`."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import numpy as np
 
 from linop.errors import ArgumentError
 from linop.solvers.arguments import function_or_none, operator_of, real, vector_of, whole
-from linop.solvers.iteration import Ask, Callback, Checkpoints, Method, Reductions, Steps, run
+from linop.solvers.iteration import Ask, Callback, Method, Reductions, Steps, run
+from linop.solvers.krylov.scaling import ScaledProblem
 from linop.solvers.result import CONVERGED, LIMIT, STOPPED, Result
-from linop.solvers.scaling import ScaledProblem
+from linop.solvers.saving import Checkpoints
 from linop.solvers.updates import plus
 from linop.spaces.vector import Vector
 

@@ -7,8 +7,8 @@ from typing import Any, Unpack
 
 from linop.solvers.arguments import real
 from linop.solvers.iteration import Ask, Callback, Control, Steps
+from linop.solvers.krylov.systems import LinearMethod, System, solve, tolerances
 from linop.solvers.result import BREAKDOWN, CONVERGED
-from linop.solvers.systems import LinearMethod, System, solve, tolerances
 from linop.solvers.updates import plus, times
 from linop.spaces.vector import Vector
 

@@ -6,8 +6,8 @@ import math
 from typing import Any
 
 from linop.solvers.iteration import Ask, Method, Named, Reductions, Steps
+from linop.solvers.krylov.systems import System
 from linop.solvers.result import BREAKDOWN, CONVERGED, Result
-from linop.solvers.systems import System
 from linop.solvers.updates import plus, times
 from linop.spaces.vector import Vector
 
