@@ -6,9 +6,10 @@ take the place of absolute values). Values are collective where vectors are dist
 so where its `prox` is.
 """
 
-from linop.solvers.prox.elementwise import box, l1, squared_l2, user
+from linop.solvers.prox.elementwise import box, l1, user
 from linop.solvers.prox.maps import ProximalMap
 from linop.solvers.prox.norms import group, l2, nuclear
+from linop.solvers.prox.quadratic import squared_l2
 from linop.solvers.prox.total_variation import gradient, total_variation
 
 __all__ = [

@@ -53,36 +53,6 @@ def shrinkage(moduli: Any, least: float) -> Any:
     return left / np.where(left > 0, moduli, 1)
 
 
-def squared_l2(sigma: float = 1.0, b: Vector | None = None) -> ProximalMap:
-    """(sigma / 2) ‖x - b‖².
-
-    Args:
-        b: a vector made as the arguments are; zero by default.
-
-    Raises:
-        ArgumentError: sigma is not positive, or b no `Vector`.
-    """
-    if not (b is None or isinstance(b, Vector)):
-        raise ArgumentError(f"squared_l2: b is a Vector; given {type(b).__name__}")
-    return _SquaredL2(positive("squared_l2: sigma", sigma), b)
-
-
-class _SquaredL2(ProximalMap):
-    def __init__(self, sigma: float, b: Vector | None) -> None:
-        self._sigma, self._b, self.name = sigma, b, f"squared_l2({sigma:g})"
-
-    def _prox(self, v: Vector, step: float) -> Vector:
-        gain = self._sigma * step
-        return (v if self._b is None else v + gain * self._b) / (1 + gain)
-
-    def partial(self, v: Vector) -> dict[int, Scalar]:
-        rest = v if self._b is None else v - self._b
-        return v.space.partial_inners(rest, rest)
-
-    def of_sum(self, number: Scalar) -> float:
-        return self._sigma / 2 * super().of_sum(number)
-
-
 def box(lower: Bound = None, upper: Bound = None) -> ProximalMap:
     """The indicator of lower <= x <= upper: 0 inside, infinity outside; its proximal map is the
     projection. On real spaces only.

@@ -78,7 +78,8 @@ def _differences(bulk: tuple[int, ...], wider: tuple[int, ...]) -> scipy.sparse.
     inside = [scipy.sparse.eye_array(n, m, format="csr", dtype=np.int8) for n, m in sizes]
     along = [[*inside[:d], _line(*sizes[d]), *inside[d + 1 :]] for d in range(len(bulk))]
     rows = [reduce(scipy.sparse.kron, factors) for factors in along]
-    return scipy.sparse.csr_array(scipy.sparse.vstack(rows))
+    # Products of matrices without entries are of float64, whatever their factors.
+    return scipy.sparse.csr_array(scipy.sparse.vstack(rows)).astype(np.int8)
 
 
 def _line(n: int, m: int) -> scipy.sparse.csr_array:
