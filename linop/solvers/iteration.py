@@ -267,14 +267,18 @@ class _Driver:
                     for method in active:
                         method.ended_outside(LIMIT, f"{maxiter} iterations done, the most allowed")
                     break
-                self._together([method.step() for method in active], active)
-                self._done += 1
+                self._done += self._together([method.step() for method in active], active)
                 show(self._done, active)
                 self._saving.save(self._done, maxiter)
         return [method.result(self._reductions) for method in self._methods]
 
-    def _together(self, steps: Sequence[Steps], methods: Sequence[Method]) -> None:
-        """Advance generators to their ends; a collective call for the products of each round."""
+    def _together(self, steps: Sequence[Steps], methods: Sequence[Method]) -> bool:
+        """Advance generators to their ends; a collective call for the products of each round.
+
+        Returns:
+            False if all of them were dropped.
+        """
+        dropped = 0
         waiting = {k: ask for k, one in enumerate(steps) if (ask := next(one, None))}
         asked: set[int] = set()
         stopped: set[int] = set()
@@ -285,6 +289,7 @@ class _Driver:
                     stopped.add(k)
                 if vote and not waiting[k].final:  # of the iteration before: this step is dropped
                     steps[k].close()
+                    dropped += 1
                     del waiting[k]
                 elif (ask := _sent(steps[k], numbers)) is None:
                     del waiting[k]
@@ -295,6 +300,7 @@ class _Driver:
                 method.ended_outside(STOPPED, "the callback asked to stop")
             elif k not in asked and method.status is None and method.nit:
                 self._pending[id(method)] = self._stops(method)
+        return dropped < len(steps)
 
     def _answers(
         self, waiting: dict[int, Ask], methods: Sequence[Method], asked: set[int]

@@ -16,6 +16,7 @@ import numpy as np
 from linop.errors import ArgumentError
 from linop.solvers import checkpoint
 from linop.solvers.arguments import whole
+from linop.solvers.result import STOPPED
 from linop.spaces.space import Space
 from linop.spaces.vector import Vector, inners
 
@@ -135,6 +136,7 @@ class Saving:
             )
         for method, state in zip(self._methods, checkpoint.load(file, self._vector), strict=True):
             vars(method).update(state)
+            method.status = None if method.status == STOPPED else method.status
         return iteration
 
     def _all_have(self, mine: bool, foreign: bool) -> None:

@@ -31,14 +31,15 @@ def bicgstab(
 
     Two reductions an iteration, in which ‖r‖ and the next ρ follow from products with s and t; and
     one more where ‖r‖ falls by four digits at once, since these have cancelled then. The textbook
-    has four. The coefficients α and ω depend on each other, so that two is the least without
-    further operator applications or a changed recurrence.
+    has four. ω needs an operator application that needs α, so that two is the least for this
+    recurrence. At the end ‖b - A x‖ is computed, by one application and one reduction; where the
+    updated r has lost it, the method goes on from the true one.
 
     Args:
         A: an operator, the plan of one, or a function of vectors, of a space to itself.
         b: right-hand side, or a list of vectors; see `linop.solvers.cg`.
         x0: initial guess; zero by default.
-        rtol, atol: stop when ‖r‖ is at most max(rtol ‖b‖, atol); r is updated.
+        rtol, atol: stop when ‖b - A x‖ is at most max(rtol ‖b‖, atol).
         maxiter: 10 times the dimension by default.
         M: approximate inverse of A, applied on the right.
         callback: see `linop.solvers.cg`. That it asked to stop travels with the next iteration's
@@ -46,8 +47,8 @@ def bicgstab(
         control: see `Control`.
 
     Returns:
-        A `Result` that unpacks as SciPy's x, info (0: converged, -10: ρ is zero, -11: a product
-        with A is orthogonal to the first residual, or ω is zero; else iterations done).
+        A `Result` that unpacks as SciPy's x, info (0: converged, -10: ρ is zero, -11: α or ω
+        is zero or not defined; else iterations done).
 
     Raises:
         ArgumentError, SpaceError, ShapeError, DTypeError: as `linop.solvers.cg`.
@@ -80,10 +81,15 @@ class _Bicgstab(LinearMethod):
 
     def start(self) -> Steps:
         system = self._system
-        self.r = self.shadow = self.p = system.residual_at(system.x0)
-        self.x = system.first(self.r)
-        self.broken = -10
-        (rr,) = yield Ask([("residual r", self.r, self.r)])
+        r = system.residual_at(system.x0)
+        self.x = system.first(r)
+        self.broken, self.anorm = -10, 0.0
+        yield from self._begin(r, False)
+
+    def _begin(self, r: Vector, final: bool) -> Steps:
+        """Begin from a residual b - A x, unless it is small enough."""
+        self.r = self.shadow = self.p = r
+        (rr,) = yield Ask([("residual b - A x", r, r)], final)
         self.rho: complex = rr
         self.first = math.sqrt(rr)
         self.converged(self.first)
@@ -92,9 +98,15 @@ class _Bicgstab(LinearMethod):
         system = self._system
         phat = self._precondition(self.p)
         v = system.A(phat)
-        (sigma,) = yield Ask([("product A p with the first residual", self.shadow, v)])
-        if not abs(sigma):
-            self._breaks(-11, "<r0, A p> is zero, r0 the first residual")
+        sigma, vv, pp = yield Ask(
+            [
+                ("product A p with the first residual", self.shadow, v),
+                ("product A p", v, v),
+                ("direction p", phat, phat),
+            ]
+        )
+        if self._vanishes(vv, pp) or not abs(sigma):
+            self._breaks(-11, "A p, p the direction, is zero or orthogonal to the first residual")
             return
         alpha = self.rho / sigma
         s = plus(self.r, -alpha, v)
@@ -111,32 +123,40 @@ class _Bicgstab(LinearMethod):
         )
         self.x = plus(self.x, alpha, phat)
         self.nit += 1
-        if math.sqrt(ss) <= self._limit or not tt:
-            self.r = s
-            if not self.converged(math.sqrt(ss)):
-                self._breaks(-11, "A s is zero, s the residual after half a step: A is singular")
+        if math.sqrt(ss) <= self._limit:
+            yield from self._begin(system.residual_at(self.x), True)
+            return
+        if self._vanishes(tt, ss) or not abs(ts):
+            self.residuals.append(math.sqrt(ss))
+            self._breaks(-11, "A s is zero or orthogonal to s, the residual after half a step")
             return
         omega = ts / tt
         self.x, self.r = plus(self.x, omega, shat), plus(s, -omega, t)
         rr, rho = ss - abs(ts) ** 2 / tt, rs - omega * rt
         if rr <= _CANCELLED * ss:
             pairs = [("residual r", self.r, self.r), ("residual r", self.shadow, self.r)]
-            rr, rho = yield Ask(pairs, final=True)
-        if not self.converged(math.sqrt(rr)) and not self._stagnates(rho, omega, rr):
+            rr, rho = yield Ask(pairs)
+        if math.sqrt(rr) <= self._limit:
+            yield from self._begin(system.residual_at(self.x), True)
+        elif not self.converged(math.sqrt(rr)) and not self._stagnates(rho, rr):
             beta = rho / self.rho * (alpha / omega)
             self.p = plus(self.r, beta, plus(self.p, -omega, v))
             self.rho = rho
+
+    def _vanishes(self, image: float, square: float) -> bool:
+        """True if ‖A p‖², p of this squared norm, is zero to rounding."""
+        norm = math.sqrt(image / square) if square else 0.0
+        self.anorm = max(self.anorm, norm)
+        return norm <= self._system.eps * self.anorm
 
     def _precondition(self, r: Vector) -> Vector:
         M = self._system.M
         return r if M is None else M(r)
 
-    def _stagnates(self, rho: complex, omega: complex, rr: float) -> bool:
+    def _stagnates(self, rho: complex, rr: float) -> bool:
         """True, and the method ended, if the next direction is not defined to rounding."""
         if abs(rho) <= self._system.eps**2 * self.first * math.sqrt(rr):
             self._breaks(-10, "the residual is orthogonal to the first one: another x0 may help")
-        elif not abs(omega):
-            self._breaks(-11, "<A s, s> is zero, s the residual after half a step; take gmres")
         return self.status is not None
 
     def _breaks(self, number: int, reason: str) -> None:

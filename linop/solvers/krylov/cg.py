@@ -43,8 +43,9 @@ def cg(
             `linop.solvers.iteration.run`. Of several right-hand sides for each; what it stops is
             that one.
         pipelined: take the method of Ghysels & Vanroose (Parallel Computing 40, 2014, algorithm 4):
-            one reduction an iteration, for three more vectors and updates, and a residual that
-            rounding keeps from becoming as small. The reduction is not overlapped.
+            one reduction an iteration, for three more vectors and updates. The reduction is not
+            overlapped. Rounding drives its r from b - A x: where r is small enough, or A seems to
+            be indefinite, the method begins anew from b - A x (two applications, one reduction).
         control: see `Control`.
 
     Returns:
@@ -113,7 +114,7 @@ class _Cg(LinearMethod):
 
     def _decide(self, rho: float, rr: float) -> bool:
         """True if the method has ended."""
-        if self.converged(math.sqrt(rr)):
+        if self.converged(math.sqrt(rr)) or self.diverged():
             return True
         if rho <= 0:
             self.breakdown(f"M is not positive definite: <r, M r> = {rho:.3g}")
@@ -136,48 +137,54 @@ class _Pipelined(_Cg):
 
     Attributes:
         u, w: M r and A u.
-        z, q, s: A q, M s and A p.
-        gamma, delta, alpha: <r, u>, <w, u>, and the last step.
+        z, q, s, p: A q, M s, A p, and the direction.
+        gamma, alpha, beta: <r, u>, and the next step and share of the last direction.
     """
 
     def start(self) -> Steps:
         system = self._system
-        self.r = system.residual_at(system.x0)
-        self.x = system.first(self.r)
-        self.u = self._precondition(self.r)
-        self.w = system.A(self.u)
-        self.z, self.q, self.s, self.p = (0 * self.r for _ in range(4))
+        r = system.residual_at(system.x0)
+        self.x = system.first(r)
+        yield from self._begin(r, False)
+
+    def _begin(self, r: Vector, final: bool) -> Steps:
+        """Begin from a residual b - A x, unless it is small enough."""
+        self.r, self.u = r, self._precondition(r)
+        self.w = self._system.A(self.u)
+        self.z, self.q, self.s, self.p = (0 * r for _ in range(4))
         self.gamma, self.alpha = 0.0, 0.0
-        yield from self._reduce(False)
+        rr, gamma, delta = yield from self._products(final)
+        if not self._decide(gamma, rr) and not self._indefinite(delta):
+            self.beta, self.gamma, self.alpha = 0.0, gamma, gamma / delta.real
 
     def step(self) -> Steps:
         m = self._precondition(self.w)
         n = self._system.A(m)
-        beta = self.beta
-        self.z, self.q = plus(n, beta, self.z), plus(m, beta, self.q)
-        self.s, self.p = plus(self.w, beta, self.s), plus(self.u, beta, self.p)
+        self.z, self.q = plus(n, self.beta, self.z), plus(m, self.beta, self.q)
+        self.s, self.p = plus(self.w, self.beta, self.s), plus(self.u, self.beta, self.p)
         self.x = plus(self.x, self.alpha, self.p)
         self.r = plus(self.r, -self.alpha, self.s)
         self.u = self.r if self._system.M is None else plus(self.u, -self.alpha, self.q)
         self.w = plus(self.w, -self.alpha, self.z)
         self.nit += 1
-        yield from self._reduce(True)
+        rr, gamma, delta = yield from self._products(True)
+        beta = gamma / self.gamma
+        curvature = delta.real - beta * gamma / self.alpha
+        if math.sqrt(rr) <= self._limit or min(gamma, curvature) <= 0:  # as it seems
+            yield from self._begin(self._system.residual_at(self.x), False)
+        else:
+            self._decide(gamma, rr)
+            self.beta, self.gamma, self.alpha = beta, gamma, gamma / curvature
 
     def _precondition(self, r: Vector) -> Vector:
         M = self._system.M
         return r if M is None else M(r)
 
-    def _reduce(self, final: bool) -> Steps:
-        """The products of an iteration, and the step and direction that follow from them."""
+    def _products(self, final: bool) -> Any:
+        """‖r‖², <r, u> and <w, u>."""
         pairs: list[Named] = [("residual r", self.r, self.r)]
         pairs += [("product A M r with M r", self.w, self.u)]
         if self._system.M is not None:
             pairs += [("product M r with the residual r", self.r, self.u)]
         rr, delta, *rest = yield Ask(pairs, final)
-        gamma = rest[0].real if rest else rr
-        if self._decide(gamma, rr):
-            return
-        self.beta = gamma / self.gamma if self.gamma else 0.0
-        rest_of = self.beta * gamma / self.alpha if self.gamma else 0.0
-        if not self._indefinite(delta - rest_of):
-            self.gamma, self.alpha = gamma, gamma / (delta.real - rest_of)
+        return rr, rest[0].real if rest else rr, delta

@@ -87,6 +87,7 @@ class _Gmres(LinearMethod):
         basis: orthonormal vectors of this cycle.
         triangle: (restart, restart) array, the Hessenberg matrix after the rotations.
         rotations: (c, s) of each column.
+        first: ‖b - A x‖ at the start of the cycle.
         rest: (restart + 1) array, the right-hand side after the rotations.
     """
 
@@ -111,7 +112,7 @@ class _Gmres(LinearMethod):
         self.triangle = np.zeros((self._cycle, self._cycle), complex)
         self.rotations: list[Any] = []
         self.rest = np.zeros(self._cycle + 1, complex)
-        self.rest[0] = norm
+        self.rest[0] = self.first = norm
 
     def step(self) -> Steps:
         system, k = self._system, len(self.basis) - 1
@@ -132,7 +133,7 @@ class _Gmres(LinearMethod):
         self.residuals.pop()  # the estimate of the number that is known now
         if self.converged(math.sqrt(rr)):
             return
-        if broken:
+        if broken and math.sqrt(rr) > self.first / 2:
             self.breakdown("A maps the Krylov space to itself, and x is its best: A is singular")
         else:
             self._begin(r, math.sqrt(rr))

@@ -76,7 +76,7 @@ def lanczos(
     operator_of("lanczos", A, adjoint=singular)
     wide = False
     if singular:
-        wide = bool(A.shape[0] < A.shape[1])
+        wide = A.codomain.size < A.domain.size
     else:
         square("lanczos", A)
     if which not in (allowed := ("LM", "SM") if singular else tuple(_WHICH)):

@@ -85,6 +85,7 @@ class _Cgls(Method):
         r, s, c: residual, gradient Op* r - damp² x, and direction.
         gamma: ‖s‖².
         scale: the gradient's square that the criterion compares with.
+        gain: estimate, from below, of ‖Op‖² + damp².
     """
 
     name = "cgls"
@@ -109,7 +110,7 @@ class _Cgls(Method):
                 ("Op* y", start, start),
             ]
         )
-        self.scale = max(self.gamma, at_zero)
+        self.scale, self.gain = max(self.gamma, at_zero), 0.0
         self._decide(rr)
 
     def step(self) -> Steps:
@@ -117,6 +118,7 @@ class _Cgls(Method):
         named = ("product Op c with the search direction c", q, q)
         qq, cc = yield Ask([named, ("search direction c", self.c, self.c)])
         curvature = qq + self._squared * cc
+        self.gain = max(self.gain, curvature / cc if cc else 0.0)
         if not curvature:
             self._no_curvature()
             return
@@ -132,6 +134,14 @@ class _Cgls(Method):
         self.gamma, rr = yield Ask(pairs, final=True)
         self.c = plus(self.s, self.gamma / last, self.c)
         self._decide(rr)
+        if self.status is None and self.gamma >= last and last <= self._rounding(rr):
+            self.end(CONVERGED, "converged to rounding: the gradient falls no more")
+
+    def _rounding(self, rr: float) -> float:
+        """The square of a gradient that is made of rounding errors, which more steps magnify."""
+        dtype = self.x.space.dtype
+        eps = float(np.finfo(dtype if dtype.kind in "fc" else np.float16).eps)
+        return (10 * eps) ** 2 * self.gain * rr
 
     def _decide(self, rr: float) -> None:
         self.residuals.append(math.sqrt(rr))

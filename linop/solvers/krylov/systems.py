@@ -84,6 +84,12 @@ class LinearMethod(Method):
         self.end(0, f"converged: ‖r‖ = {given(norm):.3g}{self.limits()}")
         return True
 
+    def diverged(self) -> bool:
+        """True, and the method ended, if ‖r‖ has grown so much that x has no digit left."""
+        if self.residuals[-1] * self._system.eps > max(self.residuals[0], self._system.norm):
+            self.breakdown("the residual grows: A is singular to rounding, and b not in its range")
+        return self.status is not None
+
     def progress(self) -> dict[str, float]:
         return {"residual": self._system.norm_given(self.residuals[-1])}
 
