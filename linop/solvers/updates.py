@@ -42,8 +42,16 @@ def _times(x: Any, a: Any) -> Any:
 
 
 def combined(factors: Sequence[Any], vectors: Sequence[Vector]) -> Vector:
-    """The sum of multiples of vectors, at least one, from the left to the right."""
-    total = times(factors[0], vectors[0])
-    for factor, vector in zip(factors[1:], vectors[1:], strict=True):
-        total = plus(total, factor, vector)
-    return total
+    """The sum of multiples of vectors, at least one, from the left to the right; rounded as by
+    `plus`."""
+    first, *others = vectors
+    dtype = first.space.dtype
+    with np.errstate(all="ignore"):
+        rounded = [dtype.type(a if dtype.kind == "c" else a.real) for a in factors]
+        arrays = {name: _times(array, rounded[0]) for name, array in first.arrays.items()}
+        for factor, vector in zip(rounded[1:], others, strict=True):
+            for name, total in arrays.items():
+                total += np.multiply(vector.arrays[name], factor)
+    names = [vector.shared for vector in others]
+    shared = None if first.shared is None else first.shared.derived("combine", *names)
+    return Vector(first.space, arrays, shared)
