@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from linop.errors import ArgumentError, DTypeError, expect
+from linop.solvers.updates import plus, times
 from linop.spaces.scalars import Scalar
 from linop.spaces.space import Space
 from linop.spaces.vector import Vector, summed
@@ -90,7 +91,7 @@ class _Conjugate(ProximalMap):
         self._f.check(space)
 
     def _prox(self, v: Vector, step: float) -> Vector:
-        return v - step * self._f.prox(v / step, 1 / step)
+        return plus(v, -step, self._f.prox(times(1 / step, v), 1 / step))
 
     def partial(self, v: Vector) -> dict[int, Scalar]:
         raise no_value(self.name)

@@ -63,7 +63,8 @@ class SquaredL2(ProximalMap):
         if self._op is not None:
             return self.minimizer(None, v, 1 / step, v).x  # type: ignore[no-any-return]
         gain = self._sigma * step
-        return (v if self._b is None else v + gain * self._b) / (1 + gain)
+        whole = v if self._b is None else plus(v, gain, self._b)
+        return times(1 / (1 + gain), whole)
 
     def minimizer(self, M: Any, w: Vector, weight: float, x0: Vector) -> Result:
         """The minimizer of this function of x and (weight / 2) ‖M x - w‖², by conjugate gradients

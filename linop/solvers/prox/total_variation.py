@@ -18,6 +18,7 @@ from linop.operators.operator import LinearOperator
 from linop.provenance import records_origin
 from linop.solvers.prox.maps import ProximalMap, counted, mapped, positive, total
 from linop.solvers.prox.norms import lengths
+from linop.solvers.updates import plus, times
 from linop.spaces.decomposition import Bounds
 from linop.spaces.distributed import Partials
 from linop.spaces.region import integer
@@ -147,14 +148,14 @@ class _TotalVariation(ProximalMap):
         ‖x - v‖² / 2 + weight Re <∇x, p> over ‖p[:, i]‖ <= 1."""
         weight = self._sigma * step
         slope = self._gradient(v)
-        p, best, t = 0 * slope, v, 1.0
+        p, best, t = times(0, slope), v, 1.0
         q, slope_q = p, slope
         rounding = float(np.finfo(v.space.dtype).eps)
         ascent = 1 / (4 * self._space.ndim * weight)
         for _ in range(self._niter):
             last, old = p, slope
-            p = _within_one(q + ascent * slope_q)
-            best = v - weight * self._gradient.H(p)
+            p = _within_one(plus(q, ascent, slope_q))
+            best = plus(v, -weight, self._gradient.H(p))
             slope = self._gradient(best)
             length, product, square, uphill = self._sums(slope, p, v, (q - p, p - last))
             # The gap bounds the squared distance to the minimizer, halved.
@@ -162,7 +163,8 @@ class _TotalVariation(ProximalMap):
             if not gap > max(self._rtol**2 / 2 * square, 4 * rounding * weight * length):
                 break
             before, t = (1.0, 1.0) if uphill > 0 else (t, (1 + math.sqrt(1 + 4 * t * t)) / 2)
-            q, slope_q = (a + (before - 1) / t * (a - b) for a, b in ((p, last), (slope, old)))
+            momentum = (before - 1) / t
+            q, slope_q = (plus(a, momentum, a - b) for a, b in ((p, last), (slope, old)))
         return best
 
     def _sums(
