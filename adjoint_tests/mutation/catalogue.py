@@ -8,6 +8,8 @@ from mutation.fault import Fault
 from mutation.faults import (
     algebra,
     data_parallel,
+    krylov,
+    proximal,
     running,
     saved_memory,
     schedules,
@@ -21,6 +23,8 @@ ROOMS: Mapping[str, tuple[Fault, ...]] = {
     "spaces": algebra.SPACES,
     "normal form": algebra.NORMAL_FORM,
     "operators": algebra.OPERATORS,
+    "Krylov methods": krylov.KRYLOV,
+    "proximal maps": proximal.PROXIMAL,
     "planning": running.PLANNING,
     "verifier": running.VERIFIER,
     "schedules": schedules.SCHEDULES,

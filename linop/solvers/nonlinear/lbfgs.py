@@ -14,7 +14,7 @@ from linop.solvers.arguments import function_or_none, real, whole
 from linop.solvers.iteration import Ask, Callback, Control, Method, Named, Reductions, Steps, run
 from linop.solvers.nonlinear.wolfe import Point, search
 from linop.solvers.result import BREAKDOWN, CONVERGED, Result
-from linop.solvers.updates import plus, times
+from linop.solvers.updates import combined, plus, times
 from linop.solvers.values import Place, differs, first_guess, same_on_all
 from linop.spaces.vector import Vector
 
@@ -193,9 +193,8 @@ class _Lbfgs(Method):
         for i in range(k):
             rest = scale * (self.yg[i] - self.yy[i] @ alpha) + self.sy[:, i] @ delta
             delta[i] = alpha[i] - rho[i] * rest
-        p = times(-scale, self.jac)
-        for i in range(k):
-            p = plus(plus(p, scale * alpha[i], self.y[i]), -delta[i], self.s[i])
+        factors = [-scale, *(scale * alpha), *(-delta)]
+        p = combined(factors, [self.jac, *self.y, *self.s])
         return p, float(-scale * (square - alpha @ self.yg) - delta @ self.sg)
 
     def _products(self, s: Vector, y: Vector) -> list[Named]:

@@ -39,7 +39,7 @@ def gradient(X: TensorSpace) -> LinearOperator:
         X: n dimensions; blocks that do not overlap.
 
     Returns:
-        The operator from X to the `TensorSpace` of shape (n, *X.global_shape), cut as X is; its
+        The operator from X to the `TensorSpace` of shape ``(n, *X.global_shape)``, cut as X is; its
         norm is at most 2 √n.
 
     Raises:
