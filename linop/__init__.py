@@ -88,6 +88,7 @@ from linop.backends import launch
 if typing.TYPE_CHECKING:
     from linop import autograd as autograd
     from linop import errors as errors
+    from linop import fourier as fourier
     from linop import interop as interop
     from linop import layers as layers
     from linop import local_operators as local_operators
@@ -174,6 +175,7 @@ _MODULES = (
     "autograd",
     "backends",
     "errors",
+    "fourier",
     "interop",
     "layers",
     "local_operators",

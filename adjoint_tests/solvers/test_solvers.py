@@ -211,7 +211,7 @@ def test_callback_and_show(capsys: pytest.CaptureFixture[str]) -> None:
     assert [line.split()[:3] for line in lines] == [["cgls", str(k), "residual"] for k in (1, 2, 3)]
 
 
-@pytest.mark.parametrize("y", [np.ones(15), [1.0], None, 3])
+@pytest.mark.parametrize("y", ["ones", None, 3])
 def test_data_that_is_no_vector(y: Any) -> None:
     with pytest.raises(ArgumentError, match=r"cgls: expected a Vector, given .*backend\.vector"):
         linop.solvers.cgls(tall(), y)

@@ -115,7 +115,7 @@ print(linop.__file__, linop.backends.threads.backend.__file__, sep="\\n")
 
 
 MODULES = (
-    "autograd backends errors interop layers local_operators networks planning schedules "
+    "autograd backends errors fourier interop layers local_operators networks planning schedules "
     "solvers strategies testing"
 ).split()
 

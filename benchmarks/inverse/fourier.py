@@ -84,7 +84,7 @@ def peer(comm: MPI.Intracomm, n: int) -> Callable[[Array], Array] | None:
     def back(x: Array, shape: Any, axes: Any) -> Array:
         return scipy.fft.ifftn(x, shape, axes)
 
-    transforms = {axes: (there, back) for axes in ((1, 2), (0,))}
+    transforms = dict.fromkeys(((1, 2), (0,)), (there, back))
     plan = PFFT(
         comm, (n,) * 3, axes=((0,), (1, 2)), dtype=complex, grid=(-1,), backend="scipy",
         transforms=transforms,

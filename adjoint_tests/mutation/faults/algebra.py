@@ -66,9 +66,9 @@ SPACES = (
         "absolute criterion",
         "cgls compares the gradient with a number that has no units",
         "precision",
-        "linop.solvers.least_squares:_Search.__init__",
-        "tol * self._scale",
-        "tol",
+        "linop.solvers.krylov.least_squares:_Cgls._decide",
+        "self._tol * self.scale",
+        "self._tol",
         ("test_solver_border.py::test_small_data_are_solved",),
     ),
 )

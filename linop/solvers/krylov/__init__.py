@@ -1,0 +1,1 @@
+"""Krylov methods: linear systems, least squares, eigenvalues and singular values."""

@@ -1,0 +1,183 @@
+"""MINRES of Paige & Saunders, for Hermitian operators that may be indefinite or singular."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Unpack
+
+from linop.solvers.arguments import real
+from linop.solvers.iteration import Ask, Callback, Control, Steps
+from linop.solvers.krylov.systems import LinearMethod, System, solve, tolerances
+from linop.solvers.result import BREAKDOWN, CONVERGED
+from linop.solvers.updates import plus, times
+from linop.spaces.vector import Vector
+
+
+def minres(
+    A: Any,
+    b: Any,
+    x0: Any = None,
+    *,
+    rtol: float = 1e-5,
+    shift: float = 0.0,
+    maxiter: int | None = None,
+    M: Any = None,
+    callback: Callback | None = None,
+    **control: Unpack[Control],
+) -> Any:
+    """The minimum residual method for (A - shift) x = b, A Hermitian; SciPy's signature (Paige &
+    Saunders, SIAM J. Numer. Anal. 12, 1975). Two reductions an iteration.
+
+    Args:
+        A: an operator, the plan of one, or a function of vectors; indefinite or singular, too.
+        b: right-hand side, or a list of vectors; see `linop.solvers.cg`.
+        x0: initial guess; zero by default.
+        rtol: stop when ‖r‖ is at most rtol ‖A‖ ‖x‖, or, for a least-squares solution, ‖A r‖ at most
+            rtol ‖A‖ ‖r‖; ‖A‖ is estimated. (SciPy counts ‖b‖ into ‖A‖, so that the end depends on
+            units.)
+        shift: a real number.
+        maxiter: 5 times the dimension by default.
+        M: approximate inverse of A, Hermitian and positive definite. Residuals are then measured
+            in the norm of <r, M r>.
+        callback: see `linop.solvers.cg`. That it asked to stop travels with the next iteration's
+            first reduction.
+        control: see `Control`.
+
+    Returns:
+        A `Result` that unpacks as SciPy's x, info (0: converged, -1: breakdown, else iterations
+        done).
+
+    Raises:
+        ArgumentError, SpaceError, ShapeError, DTypeError: as `linop.solvers.cg`.
+    """
+    (rtol,) = tolerances("minres", rtol=rtol)
+    shift = real("minres", "shift", shift)
+    return solve(
+        lambda system: _Minres(system, rtol, shift),
+        A,
+        b,
+        x0,
+        M,
+        maxiter=maxiter,
+        most=lambda size: 5 * size,
+        callback=callback,
+        problem=[rtol, shift],
+        name="minres",
+        **control,
+    )
+
+
+class _Minres(LinearMethod):
+    """The state of the iteration, in the names of SciPy's source.
+
+    Attributes:
+        r1, r2, y: the last two Lanczos vectors, times their betas, and M r2.
+        w, w2: the last two directions.
+        xx: ‖x‖².
+    """
+
+    name = "minres"
+
+    def __init__(self, system: System, rtol: float, shift: float) -> None:
+        super().__init__(system, rtol, 0.0)
+        self._rtol, self._shift = rtol, shift
+
+    def start(self) -> Steps:
+        system = self._system
+        self.r1 = self.r2 = system.residual_at(system.x0)
+        self.x = system.first(self.r2)
+        if system.x0 is not None and self._shift:
+            self.r1 = self.r2 = plus(self.r2, self._shift, self.x)
+        self.y = self._precondition(self.r2)
+        square, self.xx = yield Ask(
+            [("product M r with the residual r", self.r2, self.y), ("solution x", self.x, self.x)]
+        )
+        self.residuals.append(math.sqrt(max(0.0, square.real)))
+        self.beta1 = self.beta = self.phibar = self.rhs1 = self.residuals[0]
+        if square.real < 0:
+            self.breakdown(f"M is not positive definite: <r, M r> = {square.real:.3g}")
+        elif not self.beta:
+            self.end(CONVERGED, "converged: ‖r‖ = 0 at the start")
+        self.oldb = self.dbar = self.epsln = self.rhs2 = self.tnorm2 = self.gmax = self.sn = 0.0
+        self.gmin, self.cs = math.inf, -1.0
+        self.w = self.w2 = 0 * self.r2
+
+    def step(self) -> Steps:
+        v = times(1 / self.beta, self.y)
+        y = self._system.A(v)
+        y = plus(y, -self._shift, v) if self._shift else y
+        y = plus(y, -self.beta / self.oldb, self.r1) if self.nit else y
+        (product,) = yield Ask([("product A v", v, y)])
+        alfa = product.real
+        self.r1, self.r2 = self.r2, plus(y, -alfa / self.beta, self.r2)
+        self.y = self._precondition(self.r2)
+        oldeps, delta = self.epsln, self.cs * self.dbar + self.sn * alfa
+        t = plus(plus(v, -oldeps, self.w2), -delta, self.w)
+        square, tt, xt = yield Ask(
+            [
+                ("product M r with the Lanczos vector r", self.r2, self.y),
+                ("direction", t, t),
+                ("solution x", self.x, t),
+            ]
+        )
+        if square.real < 0:
+            self.breakdown(f"M is not positive definite: <r, M r> = {square.real:.3g}")
+            return
+        self.oldb, self.beta = self.beta, math.sqrt(square.real)
+        self.tnorm2 += alfa**2 + self.beta**2 + (self.oldb**2 if self.nit else 0.0)
+        phi, gamma, root = self._rotate(alfa)
+        self.w, self.w2 = times(1 / gamma, t), self.w
+        self.x = plus(self.x, phi, self.w)
+        step = phi / gamma
+        self.xx = max(0.0, self.xx + 2 * step * xt.real + step**2 * tt)
+        self.nit += 1
+        self._decide(root)
+
+    def _precondition(self, r: Vector) -> Vector:
+        M = self._system.M
+        return r if M is None else M(r)
+
+    def _rotate(self, alfa: float) -> tuple[float, float, float]:
+        """The next rotation: the step, its denominator, and ‖A r‖ / ‖r‖ of the residual before.
+
+        A denominator that is zero to rounding says that A is singular, and that no step along this
+        direction makes the residual less.
+        """
+        gbar = self.sn * self.dbar - self.cs * alfa
+        self.epsln, self.dbar = self.sn * self.beta, -self.cs * self.beta
+        root = math.hypot(gbar, self.dbar)
+        gamma = math.hypot(gbar, self.beta)
+        if gamma <= self._system.eps * math.sqrt(self.tnorm2):
+            self.cs, self.sn = 0.0, 1.0
+            return 0.0, 1.0, root
+        self.cs, self.sn = gbar / gamma, self.beta / gamma
+        phi = self.cs * self.phibar
+        self.phibar *= self.sn
+        self.gmax, self.gmin = max(self.gmax, gamma), min(self.gmin, gamma)
+        return phi, gamma, root
+
+    def _decide(self, root: float) -> None:
+        """End the method by the rules of SciPy's source, in its order."""
+        self.residuals.append(self.phibar)
+        anorm, xnorm = math.sqrt(self.tnorm2), math.sqrt(self.xx)
+        eps = self._system.eps
+        solves = self.phibar / (anorm * xnorm) if anorm * xnorm else math.inf
+        minimum = root / anorm if anorm else 0.0
+        cond = self.gmax / self.gmin if self.gmax else math.inf
+        words = f"‖r‖/(‖A‖ ‖x‖) = {solves:.3g}"
+        least = f"‖A r‖/(‖A‖ ‖r‖) = {minimum:.3g}"
+        asked = f"at most rtol = {self._rtol:.3g} is asked"
+        if solves <= self._rtol:
+            self.end(CONVERGED, f"converged: {words}, {asked}")
+        elif minimum <= self._rtol:
+            self.end(CONVERGED, f"converged to a least-squares solution: {least}, {asked}")
+        elif anorm * xnorm * eps >= self.beta1 or 1 + solves <= 1:
+            self.end(CONVERGED, f"converged to rounding: {words}")
+        elif 1 + minimum <= 1:
+            self.end(CONVERGED, f"converged to a least-squares solution to rounding: {least}")
+        elif cond >= 0.1 / eps or not self.beta:
+            reason = f"A is singular to rounding: its condition number is {cond:.3g}; {least}"
+            self.ended_outside(BREAKDOWN, reason)
+
+    def limits(self) -> str:
+        return f", where ‖r‖/(‖A‖ ‖x‖) of at most rtol = {self._rtol:.3g} is asked"

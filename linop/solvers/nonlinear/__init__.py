@@ -1,0 +1,1 @@
+"""Methods for smooth functions: limited-memory BFGS, Gauss-Newton."""

@@ -1,0 +1,162 @@
+"""Proximal maps that act on each element by itself: without messages, and the same bits on any
+number of workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from linop.errors import ArgumentError, DTypeError, ShapeError
+from linop.solvers.prox.maps import ProximalMap, counted, mapped, no_value, positive, total
+from linop.spaces.scalars import Scalar
+from linop.spaces.space import Space
+from linop.spaces.vector import Vector
+
+Bound = float | Vector | None
+
+
+def l1(sigma: float = 1.0) -> ProximalMap:
+    """sigma ‖x‖₁: its proximal map is soft thresholding, which of a complex number keeps the phase.
+
+    Raises:
+        ArgumentError: sigma is not positive.
+    """
+    return _L1(positive("l1: sigma", sigma))
+
+
+class _L1(ProximalMap):
+    def __init__(self, sigma: float) -> None:
+        self._sigma, self.name = sigma, f"l1({sigma:g})"
+
+    def _prox(self, v: Vector, step: float) -> Vector:
+        return mapped("soft threshold", lambda a, name: soft(a, self._sigma * step), v)
+
+    def partial(self, v: Vector) -> dict[int, Scalar]:
+        return counted(lambda a, name: total(np.abs(a)), v)
+
+    def of_sum(self, number: Scalar) -> float:
+        return self._sigma * super().of_sum(number)
+
+
+def soft(a: Any, least: float) -> Any:
+    """Numbers whose moduli are smaller by `least`, or zero."""
+    if a.dtype.kind != "c":
+        return a - np.clip(a, -least, least)
+    return a * shrinkage(np.abs(a), least)
+
+
+def shrinkage(moduli: Any, least: float) -> Any:
+    """max(1 - least / modulus, 0); zero where the modulus is at most `least`."""
+    left = np.maximum(moduli - least, 0)
+    return left / np.where(left > 0, moduli, 1)
+
+
+def box(lower: Bound = None, upper: Bound = None) -> ProximalMap:
+    """The indicator of lower <= x <= upper: 0 inside, infinity outside; its proximal map is the
+    projection. On real spaces only.
+
+    Args:
+        lower, upper: numbers, or vectors made as the arguments are; None for no bound.
+
+    Raises:
+        ArgumentError: a bound is neither, or NaN, or lower is above upper.
+    """
+    for name, bound in (("lower", lower), ("upper", upper)):
+        number = isinstance(bound, int | float | np.integer | np.floating)
+        if not (bound is None or isinstance(bound, Vector) or (number and bound == bound)):
+            raise ArgumentError(f"box: {name} is a real number or a Vector; given {bound!r}")
+    numbers = not any(one is None or isinstance(one, Vector) for one in (lower, upper))
+    if numbers and lower > upper:  # type: ignore[operator]
+        raise ArgumentError(f"box: lower is at most upper; given {lower} and {upper}")
+    return _Box(lower, upper)
+
+
+class _Box(ProximalMap):
+    name = "box"
+
+    def __init__(self, lower: Bound, upper: Bound) -> None:
+        self._bounds = lower, upper
+
+    def check(self, space: Space) -> None:
+        super().check(space)
+        if space.dtype.kind == "c":
+            raise DTypeError(f"box: complex numbers are not ordered; given {space.dtype}")
+        for bound in self._bounds:
+            if isinstance(bound, Vector):
+                space.same_as(bound.space, "box, a bound")
+
+    def _limits(self, name: str) -> list[Any]:
+        return [bound[name] if isinstance(bound, Vector) else bound for bound in self._bounds]
+
+    def _prox(self, v: Vector, step: float) -> Vector:
+        vectors = [bound for bound in self._bounds if isinstance(bound, Vector)]
+        return mapped("box", lambda a, name: _clip(a, *self._limits(name)), v, *vectors)
+
+    def partial(self, v: Vector) -> dict[int, Scalar]:
+        def outside(a: Any, name: str) -> int:
+            lower, upper = self._limits(name)
+            above = True if lower is None else a >= lower
+            below = True if upper is None else a <= upper
+            return int((~np.broadcast_to(np.logical_and(above, below), a.shape)).sum())
+
+        return counted(outside, v)
+
+    def of_sum(self, number: Scalar) -> float:
+        return float("inf") if number else 0.0
+
+
+def _clip(a: Any, lower: Any, upper: Any) -> Any:
+    low = a if lower is None else np.maximum(a, lower)
+    return low.copy() if upper is None else np.minimum(low, upper)
+
+
+def user(
+    prox: Callable[[Any, float], Any],
+    value: Callable[[Any], float] | None = None,
+    name: str = "user",
+) -> ProximalMap:
+    """A proximal map of your own that acts within each region, as one element by element does.
+
+    Args:
+        prox: function of an array and a step; returns an array of the same shape, and leaves its
+            argument as it is.
+        value: function of an array; the values of all regions are added. None if it is not known.
+        name: for messages; the same on all workers.
+
+    Raises:
+        ArgumentError: one is no function.
+    """
+    if not (callable(prox) and (value is None or callable(value))):
+        raise ArgumentError(
+            f"user: functions expected: prox(array, step), value(array) or None; given {prox!r}, "
+            f"{value!r}"
+        )
+    return _User(prox, value, name)
+
+
+class _User(ProximalMap):
+    def __init__(
+        self, prox: Callable[[Any, float], Any], value: Callable[[Any], float] | None, name: str
+    ) -> None:
+        self._of_array, self._value, self.name = prox, value, name
+        self.has_value = value is not None
+
+    def _prox(self, v: Vector, step: float) -> Vector:
+        return mapped(self.name, lambda a, name: self._checked(a, step), v)
+
+    def _checked(self, a: Any, step: float) -> Any:
+        result = self._of_array(a, step)
+        if getattr(result, "shape", None) != a.shape:
+            given = getattr(result, "shape", type(result).__name__)
+            raise ShapeError(f"{self.name}: prox of an array of shape {a.shape} returned {given}")
+        if result.dtype.kind == "c" != a.dtype.kind:
+            raise DTypeError(f"{self.name}: prox of an array of {a.dtype} returned {result.dtype}")
+        return result.copy() if np.may_share_memory(result, a) else result
+
+    def partial(self, v: Vector) -> dict[int, Scalar]:
+        if self._value is None:
+            raise no_value(self.name)
+        value = self._value
+        return counted(lambda a, name: value(a), v)

@@ -1,0 +1,150 @@
+"""The class of proximal maps, their conjugates, and functions of the arrays of a vector.
+
+The maps themselves are in the modules beside this one.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from numbers import Real
+from typing import Any
+
+import numpy as np
+
+from linop.errors import ArgumentError, DTypeError, expect
+from linop.solvers.updates import plus, times
+from linop.spaces.scalars import Scalar
+from linop.spaces.space import Space
+from linop.spaces.vector import Vector, summed
+
+
+class ProximalMap(ABC):
+    """A convex function f of vectors, with its proximal map (Parikh & Boyd, Proximal Algorithms,
+    2014)."""
+
+    name = "f"
+    """Shown in messages."""
+
+    def prox(self, v: Vector, step: float) -> Vector:
+        """The minimizer x of f(x) + ‖x - v‖² / (2 step), a new vector of the space of v.
+
+        Raises:
+            ArgumentError: v is no `Vector`, or step no positive number. DTypeError: an integer
+                dtype, or a complex one that f is not defined for.
+        """
+        self.check(v.space if isinstance(v, Vector) else expect(self.name, v, Vector).space)
+        return self._prox(v, positive(f"{self.name}: step", step))
+
+    def __call__(self, v: Vector) -> float:
+        """f(v); infinity outside of its domain. Collective for vectors made by a backend.
+
+        Raises:
+            ArgumentError: v is no `Vector`, or f has no value (`conjugate`, `user` without one).
+        """
+        self.check(expect(self.name, v, Vector).space)
+        return self.of_sum(summed(lambda: [self.partial(v)], f"value of {self.name}", [(v, v)])[0])
+
+    def check(self, space: Space) -> None:
+        """Check that f is defined on a space.
+
+        Raises:
+            DTypeError: an integer dtype.
+        """
+        if space.dtype.kind in "iu":
+            raise DTypeError(
+                f"{self.name}: a floating dtype is expected, given {space.dtype}: use a space of "
+                f"dtype float64"
+            )
+
+    has_value = True
+    """False if f has a proximal map alone."""
+
+    @abstractmethod
+    def _prox(self, v: Vector, step: float) -> Vector: ...
+
+    @abstractmethod
+    def partial(self, v: Vector) -> dict[int, Scalar]:
+        """Numbers by worker whose sum over all workers determines f(v)."""
+
+    def of_sum(self, number: Scalar) -> float:
+        """f(v), of the sum of `partial`."""
+        return float(number.real)
+
+    def conjugate(self) -> ProximalMap:
+        """The convex conjugate f*(y) = sup Re <x, y> - f(x): its proximal map by Moreau's identity,
+        prox(v, step) = v - step f.prox(v / step, 1 / step). It has no value."""
+        return _Conjugate(self)
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+class _Conjugate(ProximalMap):
+    has_value = False
+
+    def __init__(self, f: ProximalMap) -> None:
+        self._f, self.name = f, f"{f.name}*"
+
+    def check(self, space: Space) -> None:
+        self._f.check(space)
+
+    def _prox(self, v: Vector, step: float) -> Vector:
+        return plus(v, -step, self._f.prox(times(1 / step, v), 1 / step))
+
+    def partial(self, v: Vector) -> dict[int, Scalar]:
+        raise no_value(self.name)
+
+    def conjugate(self) -> ProximalMap:
+        return self._f
+
+
+def no_value(name: str) -> ArgumentError:
+    """The error of a map whose value is asked for and unknown."""
+    return ArgumentError(f"{name}: it has a proximal map and no value; ask for its prox(v, step)")
+
+
+def positive(what: str, value: Any) -> float:
+    """A positive finite number, given as an argument.
+
+    Raises:
+        ArgumentError: it is none.
+    """
+    number = float(value) if isinstance(value, Real | np.floating | np.integer) else math.nan
+    if not (0 < number < math.inf):
+        raise ArgumentError(f"{what}: a positive finite number expected, given {value!r}")
+    return number
+
+
+def mapped(what: str, f: Callable[..., Any], v: Vector, *others: Vector) -> Vector:
+    """The vector of f(array, name) for each region that is held here, in the dtype of v.
+
+    Args:
+        what: the operation, the same on all workers.
+        others: vectors that f reads.
+    """
+    arrays = {name: array_like(f(a, name), v.space.dtype) for name, a in v.arrays.items()}
+    whose = v.shared and v.shared.derived(what, *(other.shared for other in others))
+    return Vector(v.space, arrays, whose)
+
+
+def array_like(result: Any, dtype: np.dtype[Any]) -> Any:
+    """The array of a ufunc's result, which is a scalar for arrays without dimensions."""
+    made = result.astype(dtype, copy=False)
+    return np.asarray(made) if isinstance(made, np.generic) else made
+
+
+def counted(f: Callable[..., Any], v: Vector) -> dict[int, Scalar]:
+    """The sum of f(array, name) over the regions held here, by worker; a replicated region counts
+    for the first of its workers."""
+    found: dict[int, Scalar] = {}
+    for name, array in v.arrays.items():
+        worker = v.space[name].workers[0]
+        found[worker] = found.get(worker, 0) + float(f(array, name))
+    return found
+
+
+def total(array: Any) -> Any:
+    """The sum of real numbers, in double precision at least."""
+    return array.sum(dtype=np.result_type(array.dtype, np.float64))

@@ -1,0 +1,102 @@
+"""The proximal map of least squares: in closed form, or by conjugate gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from linop.errors import ArgumentError, SpaceError
+from linop.solvers.arguments import operator_of, real, whole
+from linop.solvers.krylov.cg import cg
+from linop.solvers.prox.maps import ProximalMap, positive
+from linop.solvers.result import BREAKDOWN, Result
+from linop.solvers.updates import plus, times
+from linop.spaces.scalars import Scalar
+from linop.spaces.space import Space
+from linop.spaces.vector import Vector
+
+
+def squared_l2(
+    sigma: float = 1.0,
+    b: Vector | None = None,
+    Op: Any = None,
+    *,
+    niter: int = 100,
+    rtol: float = 1e-8,
+) -> ProximalMap:
+    """(sigma / 2) ‖Op x - b‖², by default of Op = 1 and b = 0.
+
+    Args:
+        b: a vector made as the arguments are.
+        Op: an operator, or the plan of one; its proximal map takes conjugate gradients, with two
+            reductions an iteration.
+        niter, rtol: their iterations at most, and relative residual.
+
+    Raises:
+        ArgumentError: sigma is not positive, b no `Vector`, Op no operator, or another argument is
+            wrong.
+    """
+    if not (b is None or isinstance(b, Vector)):
+        raise ArgumentError(f"squared_l2: b is a Vector; given {type(b).__name__}")
+    if Op is not None:
+        operator_of("squared_l2", Op, "Op", adjoint=True)
+    limits = whole("squared_l2", "niter", niter), real("squared_l2", "rtol", rtol, least=0.0)
+    return SquaredL2(positive("squared_l2: sigma", sigma), b, Op, *limits)
+
+
+class SquaredL2(ProximalMap):
+    """See `squared_l2`."""
+
+    def __init__(self, sigma: float, b: Vector | None, Op: Any, niter: int, rtol: float) -> None:
+        self._sigma, self._b, self._op, self._limits = sigma, b, Op, (niter, rtol)
+        self.name = f"squared_l2({sigma:g})"
+        self.iterates = Op is not None
+        """True if its proximal map takes conjugate gradients."""
+
+    def check(self, space: Space) -> None:
+        super().check(space)
+        if self._op is None and self._b is not None:
+            space.same_as(self._b.space, f"{self.name}, b")
+        elif isinstance(domain := getattr(self._op, "domain", None), Space):
+            domain.same_as(space, f"{self.name}, domain of Op")
+
+    def _prox(self, v: Vector, step: float) -> Vector:
+        if self._op is not None:
+            return self.minimizer(None, v, 1 / step, v).x  # type: ignore[no-any-return]
+        gain = self._sigma * step
+        whole = v if self._b is None else plus(v, gain, self._b)
+        return times(1 / (1 + gain), whole)
+
+    def minimizer(self, M: Any, w: Vector, weight: float, x0: Vector) -> Result:
+        """The minimizer of this function of x and (weight / 2) ‖M x - w‖², by conjugate gradients
+        for its normal equations; M is an operator or a plan, or None for 1.
+
+        Raises:
+            ArgumentError: they break down.
+        """
+        op, sigma = self._op, self._sigma
+
+        def normal(x: Vector) -> Vector:
+            other = times(weight, x if M is None else M.H(M(x)))
+            return plus(other, sigma, x if op is None else op.H(op(x)))
+
+        right = times(weight, w if M is None else M.H(w))
+        if self._b is not None:
+            right = plus(right, sigma, self._b if op is None else op.H(self._b))
+        niter, rtol = self._limits
+        found: Result = cg(normal, right, x0, rtol=rtol, maxiter=niter)
+        if found.status == BREAKDOWN:
+            raise ArgumentError(
+                f"{self.name}: its normal equations are not positive definite, so that Op.H is not "
+                f"the adjoint of Op (see linop.testing.check_adjoint): {found.message}"
+            )
+        return found
+
+    def partial(self, v: Vector) -> dict[int, Scalar]:
+        image = v if self._op is None else self._op(v)
+        if self._b is not None and image.space != self._b.space:
+            raise SpaceError(f"{self.name}: b is of another space than Op x")
+        rest = image if self._b is None else image - self._b
+        return rest.space.partial_inners(rest, rest)
+
+    def of_sum(self, number: Scalar) -> float:
+        return self._sigma / 2 * super().of_sum(number)

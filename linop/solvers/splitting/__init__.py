@@ -1,0 +1,1 @@
+"""Methods for sums of functions with proximal maps: proximal gradients, primal-dual, ADMM."""
