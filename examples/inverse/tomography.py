@@ -8,17 +8,17 @@ import linop
 
 def main(backend: linop.backends.Backend, n: int = 24) -> float:
     i, j = np.indices((n, n)).reshape(2, -1) - (n - 1) / 2
-    angles = np.pi / 60 * np.arange(60)[backend.worker :: backend.workers]
-    bins = [np.rint(i * np.cos(a) + j * np.sin(a)).astype(int) + n for a in angles]
-    ones = np.ones(n * n), (np.arange(n * n),)
-    rays = scipy.sparse.vstack(
-        [
-            scipy.sparse.csr_array((np.ones(n * n), (at, np.arange(n * n))), (2 * n, n * n))
-            for at in bins
-        ]
-    )
+    angles = np.pi / 60 * np.arange(60)[backend.worker :: backend.workers, None]
+    at = np.rint(i * np.cos(angles) + j * np.sin(angles)).astype(int) + n  # where a ray ends
+    at += 2 * n * np.arange(len(angles))[:, None]
+    entries = np.ones(at.size), (at.ravel(), np.tile(np.arange(n * n), len(angles)))
+    rays = scipy.sparse.csr_array(entries, (2 * n * len(angles), n * n))
     A = linop.vstack(rays, backend=backend)
     disk = 1.0 * ((i - 3) ** 2 + (j + 2) ** 2 < 30)
     y = backend.vector(A.codomain, rays @ disk)
-    x = linop.solvers.cgls(A.compile(backend), y, niter=60).x
-    return float(np.linalg.norm(next(iter(x.arrays.values())) - disk) / np.linalg.norm(disk))
+    (found,) = linop.solvers.cgls(A.compile(backend), y, niter=60).x.arrays.values()
+    return float(np.linalg.norm(found - disk) / np.linalg.norm(disk))
+
+
+if __name__ == "__main__":
+    print("relative error of the image:", linop.launch(main)[0])

@@ -322,14 +322,16 @@ class LinearOperator(WithOrigin, SciPyProtocol, ABC, Generic[Domain_co, Codomain
 
     def __radd__(self, other: Array | int) -> LinearOperator[Domain_co, Codomain_co]:
         """``0 + A`` is A, so that ``sum([A, B])`` is their sum."""
-        return self if isinstance(other, int) and other == 0 else self.__add__(other)  # type: ignore[arg-type]
+        if isinstance(other, np.ndarray):
+            return self + other
+        return self if isinstance(other, int) and other == 0 else NotImplemented
 
     def __sub__(self, other: LinearOperator | Array) -> LinearOperator[Domain_co, Codomain_co]:
         known = isinstance(other, LinearOperator | np.ndarray)
         return self + (-other) if known else NotImplemented
 
     def __rsub__(self, other: Array) -> LinearOperator[Domain_co, Codomain_co]:
-        return (-self).__add__(other)
+        return -self + other if isinstance(other, np.ndarray) else NotImplemented
 
     def __neg__(self) -> LinearOperator[Domain_co, Codomain_co]:
         return ex.Scaled(-1, self)
