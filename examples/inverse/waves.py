@@ -1,11 +1,11 @@
-"""Waves in two dimensions from a source to receivers, and the adjoint; `mpiexec -n 4` runs it too."""
+"""Waves in 2-D from a source to receivers, and the adjoint; `mpiexec -n 4 python` runs it too."""
 
 import numpy as np
 
 import linop
 
 
-def main(backend: linop.backends.Backend, steps: int = 30) -> float:
+def main(backend: linop.backends.Backend, steps: int = 60) -> float:
     X = linop.TensorSpace((40, 32), linop.Partition((backend.workers,)))
     speed = np.linspace(0.1, 0.3, 40)[:, None] * np.ones(32)  # grows with depth
     cross = {(0, 0): -4.0, (1, 0): 1.0, (-1, 0): 1.0, (0, 1): 1.0, (0, -1): 1.0}

@@ -1,0 +1,59 @@
+"""The programs of examples/inverse, on three backends: each checks its adjoint, or its result, and
+is short."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import linop
+from support.examples import example
+from support.inverse_examples import RIGHT, is_right
+from support.requirements import needs_mpi
+from support.workers import on_ranks, on_threads
+
+FOLDER = Path(__file__).resolve().parents[2] / "examples" / "inverse"
+LINES = {
+    "poisson": 18,
+    "least_squares": 16,
+    "heat_source": 18,
+    "helmholtz": 12,
+    "lasso": 15,
+    "blocks": 16,
+    "tomography": 16,
+    "waves": 31,
+    "eigenvalues": 5,
+}
+"""At most so many, of code: half of what each took before there were solvers, but for two."""
+each = pytest.mark.parametrize("name", RIGHT)
+
+
+@each
+def test_in_one_process(name: str) -> None:
+    linop.launch(lambda backend: is_right(backend, name), 1, "reference")
+
+
+@each
+def test_on_threads(name: str) -> None:
+    on_threads(3, is_right, name)
+
+
+@needs_mpi
+@each
+def test_on_ranks(name: str) -> None:
+    on_ranks(2, is_right, name)
+
+
+def test_eigenvalues() -> None:
+    i, j = np.arange(1, 21), np.arange(1, 16)
+    of_lines = [4 * np.sin(k * np.pi / 2 / (len(k) + 1)) ** 2 for k in (i, j)]
+    wanted = np.sort(np.add.outer(*of_lines).ravel())[::-1][:3]
+    np.testing.assert_allclose(example("inverse/eigenvalues").values, wanted)
+
+
+@pytest.mark.parametrize("name", LINES)
+def test_how_long_it_is(name: str) -> None:
+    lines = [line for line in (FOLDER / f"{name}.py").read_text().splitlines() if line.strip()]
+    assert len(lines) - 1 <= LINES[name]  # without the docstring

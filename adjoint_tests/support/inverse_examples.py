@@ -1,0 +1,26 @@
+"""Results of the programs of examples/inverse, on any backend."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from linop.backends import Backend
+from support.examples import example
+
+RIGHT: dict[str, Callable[[Any], bool]] = {
+    "poisson": lambda found: found[1] < 1e-7,
+    "least_squares": lambda error: error < 1e-10,
+    "heat_source": lambda errors: errors[0] < 1e-4 and errors[1] < 1e-6,
+    "helmholtz": lambda residual: residual < 1e-7,
+    "lasso": lambda found: found[0] == 5 and found[1] < 0.05,
+    "blocks": lambda error: error < 1e-6,
+    "tomography": lambda error: error < 0.25,
+    "waves": lambda norm: abs(norm - 0.1386383) < 1e-6,
+}
+"""By name: if the result of its `main` is right."""
+
+
+def is_right(backend: Backend, name: str) -> None:
+    found = example(f"inverse/{name}").main(backend)
+    assert RIGHT[name](found), found
