@@ -8,9 +8,9 @@ import linop
 def main(backend: linop.backends.Backend) -> tuple[float, float]:
     X = linop.TensorSpace((32, 32), linop.Partition((backend.workers,)))
     step = linop.stencil(X, {(0, 0): 0.2, (1, 0): 0.2, (-1, 0): 0.2, (0, 1): 0.2, (0, -1): 0.2})
-    A = I = linop.identity(X)
+    A = one = linop.identity(X)
     for _ in range(9):
-        A = step @ A + I  # a source that stays on
+        A = step @ A + one  # a source that stays on
     linop.testing.assert_adjoint(A, backend)
     i, j = np.ogrid[X.slices(backend.worker)]
     source = backend.vector(X, np.exp(-((i - 10) ** 2 + (j - 20) ** 2) / 20.0))
