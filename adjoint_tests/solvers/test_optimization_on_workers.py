@@ -19,19 +19,30 @@ from support.requirements import needs_mpi
 from support.workers import on_ranks, on_threads
 
 names = st.sampled_from(sorted(PROBLEMS))
-shapes = st.lists(st.integers(3, 10), min_size=1, max_size=2).map(tuple)
+shapes = st.lists(st.integers(2, 7), min_size=1, max_size=2).map(tuple)
 
 
 @given(st.integers(1, 8), names, shapes)
 def test_on_threads(workers: int, name: str, shape: tuple[int, ...]) -> None:
-    on_threads(workers, optimization.iterates_are_those_of_one_process, name, shape, 4)
+    on_threads(workers, optimization.iterates_are_those_of_one_process, name, shape, 3)
 
 
 @needs_mpi
 @ON_RANKS
 @given(st.integers(1, 4), names, shapes)
 def test_on_ranks(ranks: int, name: str, shape: tuple[int, ...]) -> None:
-    on_ranks(ranks, optimization.iterates_are_those_of_one_process, name, shape, 4)
+    on_ranks(ranks, optimization.iterates_are_those_of_one_process, name, shape, 3)
+
+
+@pytest.mark.parametrize("name", sorted(PROBLEMS))
+def test_runs_repeat(name: str) -> None:
+    on_threads(3, optimization.repeats, name)
+
+
+@needs_mpi
+def test_runs_on_ranks_repeat() -> None:
+    for name in ("primal_dual", "lbfgs"):
+        on_ranks(3, optimization.repeats, name)
 
 
 @given(st.integers(1, 4), names, st.integers(1, 3), st.data())
@@ -45,7 +56,7 @@ def test_a_run_is_resumed(name: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         optimization.resumes(None, name, folder)
     with tempfile.TemporaryDirectory() as folder:
-        on_threads(3, optimization.resumes, name, folder)
+        on_threads(2, optimization.resumes, name, folder)
 
 
 @needs_mpi

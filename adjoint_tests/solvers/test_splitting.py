@@ -266,6 +266,24 @@ def test_a_map_without_a_value_has_no_cost() -> None:
     np.testing.assert_allclose(np.asarray(found.x), np.ones(3) / 2, atol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", ["float16", "float32", "longdouble", "complex64", "clongdouble"])
+def test_other_dtypes_are_kept(dtype: str) -> None:
+    X = TensorSpace((8,), Partition((2,)), dtype)
+    D = prox.gradient(X)
+    op, y, g = linop.identity(X) + D.H @ D / 4, X.random(0), prox.l1(0.1)
+    one = prox.squared_l2(1.0, y)
+    results = [
+        fista(op, y, g, niter=30),
+        primal_dual(D, prox.group(0, 0.1), one, y, niter=30),
+        admm(prox.squared_l2(1.0, y, op, rtol=1e-3), g, y, niter=30),
+        linop.solvers.lbfgs(lambda x: ((x - y).norm() ** 2 / 2, x - y), 0 * y, maxiter=9),
+        linop.solvers.gauss_newton(lambda x: op(x) - y, op, 0 * y, rtol=1e-2),
+    ]
+    for found in results:
+        assert {a.dtype.name for a in found.x.arrays.values()} == {X.dtype.name}
+        assert found.residuals[-1] < 0.7
+
+
 def test_lines_and_messages(capsys: pytest.CaptureFixture[str]) -> None:
     op = linop.local_operators.matrix(np.diag([1.0, 0.5]))
     found = fista(op, np.ones(2), prox.l1(0.1), niter=3, tol=0, show=True)

@@ -12,6 +12,7 @@ import linop
 from linop import Partition, TensorSpace
 from linop.backends import Backend
 from linop.solvers import prox
+from support.once import once
 
 Maker = Callable[[TensorSpace, Any], prox.ProximalMap]
 """Makes a map for a space, and a backend or None."""
@@ -65,25 +66,28 @@ MAKERS = {**ELEMENTWISE, **OTHERS}
 REAL_ONLY = ("box", "box of vectors", "user")
 
 
+@once(kept=2)
+def of_one_process(X: TensorSpace, name: str, step: float) -> tuple[Any, ...]:
+    """Value, result of the map and of its conjugate, for whole vectors."""
+    f, v = MAKERS[name](X, None), _vector(X, None, 5)
+    return f(v), f.prox(v, step), f.conjugate().prox(v, step)
+
+
 def prox_is_that_of_one_process(
     backend: Backend, name: str, shape: tuple[int, ...], dtype: str, step: float
 ) -> None:
     """A map, its conjugate and its value on blocks, against those of the whole vectors."""
     X = TensorSpace(shape, Partition((backend.workers or 1,)), dtype)
-    whole, f = MAKERS[name](X, None), MAKERS[name](X, backend)
-    alone, v = _vector(X, None, 5), _vector(X, backend, 5)
-    exact = name in ELEMENTWISE
-    for wanted, found in (
-        (whole.prox(alone, step), f.prox(v, step)),
-        (whole.conjugate().prox(alone, step), f.conjugate().prox(v, step)),
-    ):
+    f, v = MAKERS[name](X, backend), _vector(X, backend, 5)
+    exact, (value, *both) = name in ELEMENTWISE, of_one_process(X, name, step)
+    for wanted, found in zip(both, (f.prox(v, step), f.conjugate().prox(v, step)), strict=True):
         assert found.shared is not None
         close = 0 if exact else 1e-9 if np.finfo(dtype).eps < 1e-10 else 1e-3
         for region, array in found.arrays.items():
             assert array.dtype == X.dtype
             np.testing.assert_allclose(array, wanted[region], rtol=0, atol=close)
     # Sums over workers are rounded in another order.
-    np.testing.assert_allclose(f(v), whole(alone), rtol=1e-5)
+    np.testing.assert_allclose(f(v), value, rtol=1e-5)
 
 
 def gradient_on_workers(backend: Backend, shape: tuple[int, ...], seed: int) -> None:

@@ -24,7 +24,7 @@ def hermitian(size: int, workers: int, dtype: str, shift: float) -> LinearOperat
     H = linop.halo_exchange(X, 3, padding=1)
     rng = np.random.default_rng(size)
     parts = [
-        linop.local_operators.diagonal((rng.integers(0, 4, r.shape) + shift).astype(dtype), r)
+        linop.local_operators.diagonal((4 * rng.random(r.shape) + shift).astype(dtype), r)
         for r in X.regions
     ]
     return H.H @ H + linop.direct_sum(*parts)

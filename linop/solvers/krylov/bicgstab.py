@@ -95,9 +95,8 @@ class _Bicgstab(LinearMethod):
         self.converged(self.first)
 
     def step(self) -> Steps:
-        system = self._system
         phat = self._precondition(self.p)
-        v = system.A(phat)
+        v = self._system.A(phat)
         sigma, vv, pp = yield Ask(
             [
                 ("product A p with the first residual", self.shadow, v),
@@ -109,9 +108,14 @@ class _Bicgstab(LinearMethod):
             self._breaks(-11, "A p, p the direction, is zero or orthogonal to the first residual")
             return
         alpha = self.rho / sigma
-        s = plus(self.r, -alpha, v)
+        self.r = plus(self.r, -alpha, v)
+        yield from self._stabilise(alpha, phat, v)
+
+    def _stabilise(self, alpha: complex, phat: Vector, v: Vector) -> Steps:
+        """The second half of a step, after α and s, which is in `r`."""
+        s = self.r
         shat = self._precondition(s)
-        t = system.A(shat)
+        t = self._system.A(shat)
         ts, tt, ss, rs, rt = yield Ask(
             [
                 ("product A s with s", t, s),
@@ -124,7 +128,7 @@ class _Bicgstab(LinearMethod):
         self.x = plus(self.x, alpha, phat)
         self.nit += 1
         if math.sqrt(ss) <= self._limit:
-            yield from self._begin(system.residual_at(self.x), True)
+            yield from self._begin(self._system.residual_at(self.x), True)
             return
         if self._vanishes(tt, ss) or not abs(ts):
             self.residuals.append(math.sqrt(ss))
@@ -136,10 +140,13 @@ class _Bicgstab(LinearMethod):
         if rr <= _CANCELLED * ss:
             pairs = [("residual r", self.r, self.r), ("residual r", self.shadow, self.r)]
             rr, rho = yield Ask(pairs)
-        if math.sqrt(rr) <= self._limit:
-            yield from self._begin(system.residual_at(self.x), True)
-        elif not self.converged(math.sqrt(rr)) and not self._stagnates(rho, rr):
-            beta = rho / self.rho * (alpha / omega)
+        yield from self._finish(math.sqrt(rr), rho, rho / self.rho * (alpha / omega), omega, v)
+
+    def _finish(self, norm: float, rho: complex, beta: complex, omega: complex, v: Vector) -> Steps:
+        """The next direction, unless ‖r‖ is small enough."""
+        if norm <= self._limit:
+            yield from self._begin(self._system.residual_at(self.x), True)
+        elif not self.converged(norm) and not self._stagnates(rho, norm):
             self.p = plus(self.r, beta, plus(self.p, -omega, v))
             self.rho = rho
 
@@ -153,9 +160,9 @@ class _Bicgstab(LinearMethod):
         M = self._system.M
         return r if M is None else M(r)
 
-    def _stagnates(self, rho: complex, rr: float) -> bool:
+    def _stagnates(self, rho: complex, norm: float) -> bool:
         """True, and the method ended, if the next direction is not defined to rounding."""
-        if abs(rho) <= self._system.eps**2 * self.first * math.sqrt(rr):
+        if abs(rho) <= self._system.eps**2 * self.first * norm:
             self._breaks(-10, "the residual is orthogonal to the first one: another x0 may help")
         return self.status is not None
 
