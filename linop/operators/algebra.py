@@ -183,17 +183,32 @@ def zero(domain: Space, codomain: Space) -> LinearOperator:
 
 
 @records_origin
-def direct_sum(*ops: LinearOperator) -> LinearOperator:
+def direct_sum(
+    *ops: LinearOperator, domain: Space | None = None, codomain: Space | None = None
+) -> LinearOperator:
     """The block-diagonal operator diag(A, B, …), from the direct sum of the domains to the direct
     sum of the codomains, which remember the spaces that they are of (`DirectSumSpace`).
+
+    Args:
+        ops: the blocks.
+        domain, codomain: the space that a side is, if its regions are the blocks of a `TensorSpace`
+            Y, for instance: flat vectors and matrices are then in the order of Y's tensor, not
+            region after region.
 
     Raises:
         RegionError: two domains or two codomains share the name of a region; `block_diag` renames
             them.
-        SpaceError: dtypes differ. ArgumentError: an argument is no operator, or there is none.
+        SpaceError: dtypes differ; or `domain` or `codomain` has other regions than the blocks.
+        ArgumentError: an argument is no operator, or there is none.
     """
     _check_operators("direct_sum", ops)
-    return ops[0] if len(ops) == 1 else DirectSum(ops)
+    sides = joined_space([op.domain for op in ops]), joined_space([op.codomain for op in ops])
+    for given, joined in zip((domain, codomain), sides, strict=True):
+        if given is not None:
+            joined.same_as(given, "direct_sum")
+    if len(ops) == 1 and domain is codomain is None:
+        return ops[0]
+    return DirectSum(ops, domain, codomain)
 
 
 @records_origin

@@ -96,7 +96,7 @@ def blur(shape: tuple[int, ...], partition: Partition, kernel: Array) -> Blur:
         )
         for k, worker in enumerate(partition.workers)
     ]
-    return Blur(X, Y, H, linop.direct_sum(*local) @ H)
+    return Blur(X, Y, H, linop.direct_sum(*local, codomain=Y) @ H)
 
 
 @dataclass(frozen=True)

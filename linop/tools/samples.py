@@ -50,9 +50,6 @@ def samples(workers: int) -> Iterator[tuple[str, LinearOperator]]:
     ends = zip(needed.codomain.regions, results.regions, strict=True)
     local = [linop.local_operators.convolution(kernel, a, b) for a, b in ends]
     yield "convolution ∘ halo_exchange", linop.direct_sum(*local) @ needed
-    waves = TensorSpace((2 * workers + 1, 5), line, np.complex128)
-    yield "fft", linop.fft(waves)
-    yield "spectral_convolution", linop.fourier.spectral_convolution(waves, 1j * np.ones((3, 2)))
 
 
 def _memory(workers: int) -> Iterator[tuple[str, LinearOperator]]:

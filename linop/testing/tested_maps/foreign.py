@@ -28,7 +28,8 @@ from linop.testing.tested_maps.tested_map import Function, TestedMap, only_whole
 
 def checkable(op: Any) -> bool:
     """True if `tested_map` accepts the object."""
-    return isinstance(op, TestedMap | BoundPlan | LinearOperator | Pair) or _adapted(op) is not None
+    known = isinstance(op, TestedMap | BoundPlan | LinearOperator | Pair)
+    return known or (not isinstance(op, type) and _adapted(op) is not None)
 
 
 def tested_map(what: str, op: Any, backend: Backend | str = "reference") -> TestedMap:
