@@ -54,7 +54,7 @@ def vector_of(method: str, A: Any, given: Any, name: str, side: str, op: str = "
 
     Args:
         given: a `Vector`; in one process also an array or nested list with the elements of the
-            space: of a tensor space in the global C order, else in the order of `Space.flatten`.
+            space, in the order of `Space.flatten`.
         name: of the argument.
         side: "domain" or "codomain", of A.
         op: the name of the argument A.
@@ -103,14 +103,14 @@ def _from_array(method: str, given: Any, name: str, where: str, space: Space | N
             f"backend.vector({where}, array), or {where}.vector(array) in one process"
         )
     array = of_dtype(given, space.dtype, f"{method}, {name}")
-    size = math.prod(space.global_shape) if isinstance(space, TensorSpace) else space.size
-    if array.size != size:
+    if isinstance(space, TensorSpace) and array.shape == space.global_shape:
+        return space.scatter(array)
+    if array.size != space.size:
         raise ShapeError(
-            f"{method}: {name} has {array.size} elements, shape {array.shape}; {where} has {size}"
+            f"{method}: {name} has {array.size} elements, shape {array.shape}; {where} has "
+            f"{space.size}"
         )
-    if isinstance(space, TensorSpace):
-        return space.scatter(array.reshape(space.global_shape))
-    return space.unflatten(array.reshape(-1))
+    return space.unflatten(array)
 
 
 def real(method: str, name: str, value: Any, least: float = -math.inf) -> float:
