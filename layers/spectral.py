@@ -134,6 +134,4 @@ class SpectralConv(Layer):
         return TensorSpace(shape, X.partition, dtype, X.axes, X.name, bounds=bounds)
 
     def extra_repr(self) -> str:
-        return (
-            f"{self.inputs[0]}, {self.in_channels}, {self.out_channels}, n_modes={self.n_modes}"
-        )
+        return f"{self.inputs[0]}, {self.in_channels}, {self.out_channels}, n_modes={self.n_modes}"
