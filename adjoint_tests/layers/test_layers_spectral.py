@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 if importlib.util.find_spec("torch") is None:
     pytest.skip(
@@ -29,8 +29,13 @@ def test_spectral_convolutions_on_threads(case: Spectral) -> None:
 
 @needs_mpi
 @pytest.mark.timeout(300)
-@settings(max_examples=5)
-@given(spectral_layers(4))
+@pytest.mark.parametrize(
+    "case",
+    [
+        Spectral(Partition((1, 1, 2, 2)), (3, 2, 5, 6), 3, (3, 4), real=True, seed=1),
+        Spectral(Partition((2, 1, 2), (3, 0, 2, 1)), (3, 2, 7), 1, (4,), real=False, seed=2),
+    ],
+)
 def test_spectral_convolutions_on_ranks(case: Spectral) -> None:
     on_ranks(case.workers, is_sequential, case)
 

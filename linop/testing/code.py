@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import scipy
 
-from linop import local_operators
+import linop
 from linop.graph import flattened, postorder, uses
 from linop.normal_form.primitives import Action, Add, Allocate, Clear, Deallocate
 from linop.operators.algebra import DirectSum, Named
@@ -194,9 +194,8 @@ def _origin(origin: Origin) -> str:
 
 def _public(function: Callable[..., Any]) -> str:
     """The path of a public function that builds an operator."""
-    name = function.__name__
-    listed = name in local_operators.__all__ and name != "local"
-    return f"linop.local_operators.{name}" if listed else f"linop.{name}"
+    name, module = function.__name__, function.__module__.split(".")[1]
+    return f"linop.{name}" if vars(linop).get(name) is function else f"linop.{module}.{name}"
 
 
 @singledispatch

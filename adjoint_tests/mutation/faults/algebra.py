@@ -230,4 +230,22 @@ OPERATORS = (
         "self.module.copyto(part, padded[at])",
         ("test_sliding_sums.py::test_tiles_are_the_matrix",),
     ),
+    Fault(
+        "frequencies from the wrong end",
+        "the negative frequencies that are kept begin one too late",
+        "boundary",
+        "linop.fourier.layouts:lowest",
+        "n - negative",
+        "n - negative - 1",
+        ("test_spectral.py::test_spectral_convolutions_are_numpy_s",),
+    ),
+    Fault(
+        "dimensions transformed while they are cut",
+        "a layout's whole dimensions are taken for those that are left",
+        "local",
+        "linop.fourier.layouts:Layouts.route",
+        "(d for d in left if not cuts[d])",
+        "(d for d in left)",
+        ("test_fft.py::test_copies_are_transformed_by_themselves",),
+    ),
 )
