@@ -41,9 +41,9 @@ def block_diag(*blocks: Any, backend: Any = None) -> LinearOperator:
 
     Returns:
         An operator between direct sums. With a backend, the block of worker k has regions ``x@k``
-        and ``y@k``; domain and codomain are `TensorSpace`s, cut along dimension 0, where each
-        worker has one region, and their shapes differ in dimension 0 alone. A block is applied by
-        its worker only: compile the operator.
+        and ``y@k``; domain and codomain are tensor spaces, cut along dimension 0, where each worker
+        has one region, and their shapes differ in dimension 0 alone. A block is applied by its
+        worker only: compile the operator.
 
     Raises:
         SpaceError: dtypes differ. ArgumentError: there is no block, or one is no operator; or, with

@@ -322,7 +322,6 @@ linop.halo_geometry(6, Partition((2, 2)), 3)
     PartitionError: grid axis 1 of Partition((2, 2))
 
 # Costs
-
 linop.planning.Network(latency=-1e-6)
     ArgumentError: network: latency is a number of seconds from 0; given -1e-06
 linop.planning.Network(per_byte=float("nan"))
@@ -414,7 +413,6 @@ linop.local_operators.from_scipy(LONG.to_scipy(), c, c)
     ShapeError: which needs (3, 3)
 
 # Numbers that are none, or too large
-
 Region("x", float("inf"))
     ArgumentError: shape of region 'x': expected whole numbers, given inf
 Region("x", 2**63)
@@ -477,7 +475,6 @@ linop.broadcast(X2, Partition((2, 1)))
     PartitionError: in the destination grid 2×1; in the source grid 1 expected
 
 # What a conversion would lose
-
 IW(np.ones(3))
     DTypeError: a conversion would lose fractions: build the space with dtype='float64'
 IC(np.ones(3, complex))

@@ -30,7 +30,7 @@ def power(
     Args:
         A: an operator, or the plan of one, of a space to itself.
         x0: first vector; random by default, the same numbers on every backend.
-        rtol: stop when ‖A x - λ x‖ is at most rtol |λ|, for x of norm 1.
+        rtol: stop when ‖A x - λ x‖ is at most rtol abs(λ), for x of norm 1.
         maxiter: iterations, at most.
         seed: of the random vector.
         callback, control: see `linop.solvers.cg`.
