@@ -27,7 +27,7 @@ def test_on_threads(contract: Any, workers: int) -> None:
 @needs_mpi
 @each_contract
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_on_ranks_of_mpi(contract: Any, ranks: int) -> None:
+def test_on_ranks(contract: Any, ranks: int) -> None:
     on_ranks(ranks, contract)
 
 

@@ -127,5 +127,5 @@ def test_on_threads(workers: int) -> None:
 
 @needs_mpi
 @pytest.mark.parametrize("workers", [1, 2, 3])
-def test_on_ranks_of_mpi(workers: int) -> None:
+def test_on_ranks(workers: int) -> None:
     on_ranks(workers, vectors.arithmetic)
