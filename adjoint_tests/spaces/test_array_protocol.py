@@ -32,8 +32,8 @@ BINARY = [
 ]
 COMPARISONS = [operator.lt, operator.le, operator.gt, operator.ge, operator.eq, np.less, np.equal]
 UNARY = [np.exp, np.sqrt, np.abs, abs, np.negative, operator.neg, np.square, np.conj, np.sin]
-UNARY += [lambda x: 1 / (x + 1), lambda x: 2 - x, lambda x: x**2, lambda x: x * np.float64(3)]
-UNARY += [lambda x: np.float64(0.5) * x, lambda x: x.real, lambda x: x.imag, lambda x: x.conj()]
+UNARY += [lambda x: 1 / (x + 1), lambda x: 2 - x, lambda x: x**2, lambda x: x * 3.0]
+UNARY += [lambda x: 0.5 * x, lambda x: x.real, lambda x: x.imag, lambda x: x.conj()]
 
 
 @st.composite
