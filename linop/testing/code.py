@@ -195,7 +195,11 @@ def _origin(origin: Origin) -> str:
 def _public(function: Callable[..., Any]) -> str:
     """The path of a public function that builds an operator."""
     name, module = function.__name__, function.__module__.split(".")[1]
-    return f"linop.{name}" if vars(linop).get(name) is function else f"linop.{module}.{name}"
+    if vars(linop).get(name) is function:
+        return f"linop.{name}"
+    own = getattr(getattr(linop, module, None), name, None) is function
+    # Else the public function of that name calls this one.
+    return f"linop.{module}.{name}" if own else f"linop.{name}"
 
 
 @singledispatch
