@@ -37,7 +37,7 @@ def records_origin(function: Callable[Args, Made]) -> Callable[Args, Made]:
         given = tuple(map(_snapshot, arguments))
         named = {name: _snapshot(value) for name, value in options.items()}
         made = function(*given, **named)
-        if not any(made is value for value in given):
+        if not _among(given, made):
             attributes(made)["origin"] = Origin(recording, given, named)
         return made
 
@@ -179,6 +179,13 @@ def _rebuilt(origin: Origin) -> Any:
 
 def _adjoint_of(op: Any) -> Any:
     return op.H
+
+
+def _among(given: Any, made: Any) -> bool:
+    """True if a function has returned one of its arguments, or of what lists of them hold."""
+    if type(given) in (list, tuple):
+        return any(_among(one, made) for one in given)
+    return given is made
 
 
 def _snapshot(value: Any) -> Any:
