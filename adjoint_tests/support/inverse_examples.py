@@ -5,8 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from linop.backends import Backend
+from support.contracts.stencils import by_slices
 from support.examples import example
+
+
+def _norm_of_stencil() -> float:
+    index = sum(np.ogrid[:60, :48])
+    star = [(k, 0) for k in range(-4, 5)] + [(0, k) for k in range(-4, 5) if k]
+    taps = {at: np.cos(index + sum(at)) for at in star}
+    return float(np.linalg.norm(by_slices(np.ones((60, 48)), taps, ["reflect", "reflect"])))
+
 
 RIGHT: dict[str, Callable[[Any], bool]] = {
     "poisson": lambda found: found[1] < 1e-7,
@@ -16,6 +27,8 @@ RIGHT: dict[str, Callable[[Any], bool]] = {
     "lasso": lambda found: found[0] == 5 and found[1] < 0.05,
     "blocks": lambda error: error < 1e-6,
     "tomography": lambda error: error < 0.25,
+    "deconvolution": lambda found: abs(found[0] - 0.115) < 0.001 and abs(found[1] - 0.058) < 0.001,
+    "stencil": lambda norm: abs(norm - _norm_of_stencil()) < 1e-9,
     "waves": lambda norm: abs(norm - 0.13863398563719) < 1e-9,
 }
 """By name: if the result of its `main` is right."""
