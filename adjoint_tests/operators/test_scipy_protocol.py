@@ -279,3 +279,41 @@ def test_flat_vectors_of_direct_sums_are_those_of_the_parts() -> None:
     assert A.domain.unflatten(flat).equals(A.domain.scatter(u, v))
     wanted = np.concatenate([2 * u.ravel(), 3 * v.ravel()])
     assert (A @ flat == wanted).all() and (A.todense() @ flat == wanted).all()
+
+
+def diagonal(values: np.ndarray) -> LinearOperator:
+    return linop.local_operators.diagonal(values, Region("x", len(values)))
+
+
+def test_singular_operators_have_no_condition_number() -> None:
+    for n in (300, 1200):  # from dense matrices, and from ARPACK
+        assert diagonal(np.r_[np.zeros(n // 2), np.ones(n // 2)]).cond() == np.inf
+        assert diagonal(np.r_[5.0, np.ones(n - 1)]).cond() == pytest.approx(5)
+    assert diagonal(np.linspace(0, 1, 300)).cond() == np.inf
+
+
+def test_ellipses_and_scalars_among_indices() -> None:
+    A, M = laplacian((2, 2))
+    for index in (..., (...,), (), (..., [0, 3]), ([0, 3], ...), (..., 2), (1, ..., 2), ([1], ...)):
+        assert A[index].shape == M[index].shape
+        assert (A[index] == M[index]).all()
+    assert isinstance(A[3, 4], np.float64)
+
+
+def test_traces_of_short_integers_do_not_wrap() -> None:
+    X = TensorSpace((200,), Partition((2,)), np.int8)
+    assert linop.identity(X).trace_est(3) == 200
+    with pytest.raises(DTypeError, match="no sign"):
+        linop.identity(X.with_dtype("u1")).trace_est(3)
+
+
+def test_arguments_of_eigenvalues() -> None:
+    A, _ = laplacian((2, 1))
+    for call, words in (
+        (lambda: A.eigs(29, which="SM"), "which: options are ARPACK's"),
+        (lambda: A.eigs(sigma=0.0), "sigma"),
+        (lambda: A.eigs(-1), "neigs from 1 expected, given -1"),
+    ):
+        with pytest.raises(ArgumentError, match=words):
+            call()
+    assert (A * ([1.0] * 30) == A @ np.ones(30)).all()

@@ -129,3 +129,13 @@ def test_on_threads(workers: int) -> None:
 @pytest.mark.parametrize("workers", [1, 2, 3])
 def test_on_ranks(workers: int) -> None:
     on_ranks(workers, vectors.arithmetic)
+
+
+def test_what_is_no_function_of_elements_is_refused() -> None:
+    v = TensorSpace((4,), Partition((2,))).zeros()
+    for call in (lambda: np.matmul(v, v), lambda: iter(v)):
+        with pytest.raises(TypeError):
+            call()
+    for call in (lambda: np.vdot(np.ones(4), v), lambda: np.dot(v, 2)):
+        with pytest.raises(ArgumentError, match="two vectors of a space"):
+            call()

@@ -104,6 +104,11 @@ def spectral_convolution(
     mixed, whole = (0, ()) if of is None else (2, (of,))
     axes = range(X.ndim - values.ndim + mixed, X.ndim) if axes is None else axes
     along = transformed_axes(X.dtype, axes, X.ndim, "ortho")
+    if [int(d) % X.ndim for d in np.atleast_1d(axes)] != list(along):
+        raise ArgumentError(
+            f"spectral_convolution: axes in increasing order expected, as the weights' dimensions "
+            f"are; given {axes}"
+        )
     modes = values.shape[mixed:]
     routes = [low_modes(X, modes, along, whole, route=way) for way in ways_of("auto")]
     times = [simulate(op).time for op in routes]

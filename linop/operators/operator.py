@@ -347,7 +347,7 @@ class LinearOperator(WithOrigin, SciPyProtocol, ABC, Generic[Domain_co, Codomain
             raise ArgumentError("op * op: compose operators with @; * takes a scalar")
         if isinstance(scalar, np.ndarray) and not scalar.ndim:
             scalar = scalar[()]
-        if isinstance(scalar, np.ndarray | Vector):
+        if isinstance(scalar, np.ndarray | Vector | list | tuple):
             return self @ scalar
         return self._scaled(scalar)
 

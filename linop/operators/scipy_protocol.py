@@ -6,6 +6,7 @@ MPI have `linop.interop`. Nothing here knows what an operator is made of.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
@@ -14,7 +15,7 @@ import numpy.typing as npt
 import scipy  # submodules load on first use
 
 from linop.caching import cached_property
-from linop.errors import ArgumentError, ShapeError
+from linop.errors import ArgumentError, DTypeError, ShapeError, UndecidableError
 from linop.spaces.region import integer
 from linop.spaces.scalars import Array, array_of
 from linop.spaces.space import Order, Space
@@ -23,7 +24,7 @@ from linop.spaces.vector import Vector
 if TYPE_CHECKING:
     from linop.operators.operator import LinearOperator
 
-DENSE = 200
+DENSE = 1000
 """Operators of at most so many rows and columns have eigenvalues and norms from a dense matrix."""
 
 
@@ -123,8 +124,7 @@ class SciPyProtocol:
         Raises:
             IndexError: as NumPy's.
         """
-        given = index if isinstance(index, tuple) else (index,)
-        rows, columns = (*given, slice(None))[:2] if len(given) < 3 else (None, None)
+        rows, columns = _rows_and_columns(index)
         # Of numbers of rows and columns, so that NumPy's own rules say what an index means.
         i, j = np.arange(self._op.shape[0])[rows], np.arange(self._op.shape[1])[columns]
         if i.ndim > 1 or j.ndim > 1:
@@ -138,8 +138,10 @@ class SciPyProtocol:
                 [self[int(a), int(b)] for a, b in zip(i, j, strict=True)], self._op.dtype
             )
         if j.size <= i.size:
-            return self._units(self._op, j)[i].reshape(i.shape + j.shape)
-        return self._units(self._op.H, i)[j].conj().T.reshape(i.shape + j.shape)
+            found = self._units(self._op, j)[i].reshape(i.shape + j.shape)
+        else:
+            found = self._units(self._op.H, i)[j].conj().T.reshape(i.shape + j.shape)
+        return found if found.ndim else found[()]
 
     def _units(self, op: LinearOperator, which: Array) -> Array:
         """Columns of an operator's matrix."""
@@ -184,8 +186,11 @@ class SciPyProtocol:
         neval = max(1, n // 10) if neval is None else integer(neval, "neval")
         if neval < 1:
             raise ArgumentError(f"trace_est: neval from 1 expected, given {neval}")
+        if self._op.dtype.kind == "u":
+            raise DTypeError(f"trace_est: {self._op.dtype} has no sign; trace() is exact")
         signs = np.random.default_rng(seed).choice(np.array([-1, 1], self._op.dtype), (n, neval))
-        return np.vdot(signs, self.matmat(signs)) / neval
+        wide = np.result_type(self._op.dtype, np.float64)
+        return np.vdot(signs.astype(wide), self.matmat(signs).astype(wide)) / neval
 
     def eigs(
         self,
@@ -205,9 +210,17 @@ class SciPyProtocol:
             options: of SciPy's function.
 
         Raises:
-            ShapeError: the operator is not square.
+            ShapeError: the operator is not square. ArgumentError: `neigs` is below 1, or there are
+                options for all eigenvalues but one, which ARPACK does not find.
         """
         n = self._square("eigs")
+        if neigs is not None and (neigs := integer(neigs, "neigs")) < 1:
+            raise ArgumentError(f"eigs: neigs from 1 expected, given {neigs}")
+        if options and (neigs is None or neigs >= n - 1):
+            raise ArgumentError(
+                f"eigs: {', '.join(options)}: options are ARPACK's, which finds fewer than {n - 1} "
+                f"eigenvalues of an operator of shape {self._op.shape}; given neigs={neigs}"
+            )
         if neigs is None or neigs >= n - 1 or (n <= DENSE and not options):
             dense = self.todense().astype(np.result_type(self._op.dtype, np.float32), copy=False)
             found = np.linalg.eigvalsh(dense) if symmetric else np.linalg.eigvals(dense)
@@ -225,26 +238,52 @@ class SciPyProtocol:
         smallest; infinite if that is zero.
 
         Args:
-            options: of `scipy.sparse.linalg.svds`, which finds them for operators of more than 200
-                rows and columns.
+            options: of `scipy.sparse.linalg.lobpcg`, which finds the ends of the spectrum of A^H A,
+                or A A^H, for operators of more than 1,000 rows and columns. Condition numbers
+                beyond the inverse root of the machine epsilon are infinite there.
+
+        Raises:
+            ArgumentError: the operator has no rows or no columns. UndecidableError: it does not
+                converge in its iterations; ``maxiter=`` gives it more.
         """
         if not min(self._op.shape):
-            raise ArgumentError(
-                f"cond: an operator of shape {self._op.shape} has no singular values"
-            )
+            raise ArgumentError(f"cond: a {self._op.shape} operator has no singular values")
         if min(self._op.shape) <= DENSE:
             dense = self.todense().astype(np.result_type(self._op.dtype, np.float32), copy=False)
             values = np.linalg.svd(dense, compute_uv=False)
+            large, small = float(values[0]), float(values[-1])
+            least = large * max(self._op.shape) * float(np.finfo(values.dtype).eps)
         else:
-            flat, ends = self._op.to_scipy(), []
-            start = {"v0": np.random.default_rng(0).standard_normal(min(self._op.shape))} | options
-            for end in ("LM", "SM"):
-                one = scipy.sparse.linalg.svds(
-                    flat, k=1, which=end, return_singular_vectors=False, **start
-                )
-                ends.append(float(one[0]))
-            values = np.array(ends)
-        return float(values[0] / values[-1]) if values[-1] else float("inf")
+            eps = float(np.finfo(np.result_type(self._op.dtype, np.float32)).eps)
+            most = self._end_of_gram(True, 0.0, options)
+            noise = most * max(self._op.shape) * eps
+            small = max(self._end_of_gram(False, noise, options), 0.0) ** 0.5
+            large, least = most**0.5, noise**0.5
+        return large / small if small > least else float("inf")
+
+    def _end_of_gram(self, largest: bool, noise: float, options: dict[str, Any]) -> float:
+        """The largest or smallest eigenvalue of A^H A, or of A A^H if that is smaller.
+
+        Args:
+            noise: an eigenvalue no larger is zero to rounding.
+        """
+        op = self._op
+        gram = (op.H @ op if op.shape[0] >= op.shape[1] else op @ op.H).to_scipy()
+        start = np.random.default_rng(0).standard_normal((gram.shape[0], 4))
+        chosen = {"maxiter": 500, "tol": 1e-10} | options
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # it has not converged: as is seen below
+            found, vectors = scipy.sparse.linalg.lobpcg(
+                gram, start.astype(gram.dtype), largest=largest, **chosen
+            )
+        k = int(np.argmax(found) if largest else np.argmin(found))
+        rest = np.linalg.norm(gram @ vectors[:, k] - found[k] * vectors[:, k])
+        if not rest <= max(0.01 * abs(found[k]), noise):  # the error is of its square
+            raise UndecidableError(
+                f"cond: an end of the spectrum of A^H A, {found[k]:.3g}, is known to {rest:.1g} "
+                f"after {chosen['maxiter']} iterations; cond(maxiter=…) takes more"
+            )
+        return float(found[k])
 
     def _square(self, what: str) -> int:
         m, n = self._op.shape
@@ -253,6 +292,22 @@ class SciPyProtocol:
                 f"{what}: a square operator expected, given one of shape {self._op.shape}"
             )
         return n
+
+
+def _rows_and_columns(index: Any) -> tuple[Any, Any]:
+    """The indices of rows and of columns; an ellipsis stands for those that are not given.
+
+    Raises:
+        IndexError: there are more than two.
+    """
+    given = list(index) if isinstance(index, tuple) else [index]
+    hole = next((k for k, one in enumerate(given) if one is Ellipsis), None)
+    missing = [slice(None)] * max(0, 2 + (hole is not None) - len(given))
+    at = len(given) if hole is None else hole
+    full = [*given[:at], *missing, *given[at + (hole is not None) :]]
+    if len(full) != 2:
+        raise IndexError(f"an operator takes an index or two, of rows and columns; given {index!r}")
+    return full[0], full[1]
 
 
 def multiple_of_identity(matrix: Array, op: LinearOperator) -> Any:

@@ -20,7 +20,7 @@ import numpy as np
 
 from linop.errors import ArgumentError, MissingExtraError
 from linop.solvers import progress
-from linop.solvers.arguments import function_or_none
+from linop.solvers.arguments import function_or_none, whole
 from linop.solvers.result import CONVERGED, LIMIT, STOPPED, Result
 from linop.solvers.saving import Checkpoints, Saving
 from linop.spaces.finite import not_finite
@@ -212,6 +212,7 @@ def run(
     callback: Callback | None = None,
     problem: Sequence[Any] = (),
     likes: Sequence[Vector] = (),
+    /,
     **control: Any,
 ) -> list[Result]:
     """Drive methods side by side until each has ended; a result for each.
@@ -225,12 +226,14 @@ def run(
         problem: arguments that a resumed run must share: numbers, texts.
         likes: vectors that define the problem, as the right-hand sides: a checkpoint is of them and
             of vectors in their spaces and in A's.
-        control: see `Control`.
+        control: see `Control`; and ``maxiter``, where a method has another name for it.
 
     Raises:
         ArgumentError: an argument is not what it should be; or a vector is not finite; or there is
             no checkpoint to resume from; on every worker. OSError: one cannot be written.
     """
+    if (said := control.pop("maxiter", None)) is not None:
+        maxiter = whole(reductions.method, "maxiter", said)
     checked = _checked(reductions.method, control)
     return _Driver(A, methods, reductions, callback, problem, likes, checked).run(maxiter)
 

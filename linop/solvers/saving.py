@@ -83,6 +83,7 @@ class Saving:
         sides = (getattr(A, "domain", None), getattr(A, "codomain", None))
         spaces = [*(one for one in sides if isinstance(one, Space)), *(v.space for v in likes)]
         self._spaces = {space.digest.hex(): space for space in spaces} if self._files else {}
+        self._operator = _seen(A, likes[0]) if self._files else ""
 
     @property
     def resumes(self) -> bool:
@@ -168,16 +169,28 @@ class Saving:
         return Vector(space, made, None if shared is None else shared.derived("resume"))
 
     def _described(self) -> str:
-        """The problem, for this worker's file: all that a run depends on, but for the operator."""
+        """The problem, for this worker's file: all that a run depends on."""
         likes = [[v.space.digest.hex()[:16], _code(v)] for v in self._likes]
         workers = getattr(self._backend, "workers", None)
-        given = [self._name, len(self._methods), workers, likes, list(self._problem)]
+        same = [likes, self._operator, list(self._problem)]
+        given = [self._name, len(self._methods), workers, *same]
         return json.dumps(given, default=repr)
 
     def _total(self, *numbers: int) -> list[Any]:
         """Sums of a worker's numbers over all workers; collective."""
         like = self._likes[0]
         return inners([(like, like)], f"checkpoint of {self._name}", own=numbers)[1:]
+
+
+def _seen(A: Any, like: Vector) -> str:
+    """A check sum of this worker's part of the image of a vector under an operator, or under its
+    adjoint: another operator has another one. Empty if the vector is in neither of its spaces.
+    Collective for plans."""
+    for side, apply in (("domain", A), ("codomain", getattr(A, "H", None))):
+        if isinstance(space := getattr(A, side, None), Space) and callable(apply):
+            if space == like.space:
+                return _code(apply(like))
+    return ""
 
 
 def _code(vector: Vector) -> str:

@@ -29,6 +29,8 @@ class ArrayProtocol:
     """
 
     __slots__ = ()
+    __iter__ = None
+    """None: a vector has regions, not a first element."""
 
     @property
     def _vector(self) -> Vector:
@@ -136,7 +138,7 @@ class ArrayProtocol:
             ArgumentError: an array among the vectors, or an option of NumPy's such as ``out=``.
             SpaceError: the vectors are of different spaces.
         """
-        if method != "__call__":
+        if method != "__call__" or ufunc.signature is not None:  # not element by element
             return NotImplemented
         if options:
             raise ArgumentError(
@@ -213,6 +215,21 @@ def _norm(v: Vector, ord: Any = None, axis: None = None, keepdims: bool = False)
     return v.norm()
 
 
+def _both(what: str, v: Any, w: Any) -> tuple[Vector, Vector]:
+    """Two arguments that are vectors.
+
+    Raises:
+        ArgumentError: one is none.
+    """
+    if _is_vector(v) and _is_vector(w):
+        return v, w
+    other = v if _is_vector(w) else w
+    raise ArgumentError(
+        f"numpy.{what}: two vectors of a space expected, given {type(other).__name__}; "
+        f"X.vector(array) or X.scatter(array) of the space X makes one"
+    )
+
+
 def _reversed(name: str) -> Callable[[Any, Any], Any]:
     """The method of a vector for a number on its left or its right."""
 
@@ -233,8 +250,8 @@ _ARITHMETIC: dict[np.ufunc, Callable[..., Any]] = {
 }
 _FUNCTIONS: dict[Any, Callable[..., Any]] = {
     np.linalg.norm: _norm,
-    np.vdot: lambda v, w: v.inner(w),
-    np.dot: lambda v, w: v.dot(w),
+    np.vdot: lambda v, w: _both("vdot", v, w)[0].inner(w),
+    np.dot: lambda v, w: _both("dot", v, w)[0].dot(w),
     np.copy: lambda v, order="K", subok=False: v.copy(),
 }
 """NumPy's functions of vectors; others are of arrays."""

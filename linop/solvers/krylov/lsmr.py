@@ -81,7 +81,7 @@ class _Lsmr(Bidiagonalisation):
         self.betadd, self.rhodold = self.beta, 1.0
         self.betad = self.tautildeold = self.thetatilde = self.d = 0.0
         self.squares = self.alpha**2
-        self.anorm, self.cond, self.maxrbar, self.minrbar = self.alpha, 1.0, 0.0, 1e100
+        self.anorm, self.cond, self.maxrbar, self.minrbar = self.alpha, 1.0, 0.0, math.inf
 
     def step(self) -> Steps:
         yield from self.advance_u()

@@ -23,6 +23,7 @@ def lsqr(
     iter_lim: int | None = None,
     x0: Any = None,
     callback: Callback | None = None,
+    maxiter: int | None = None,
     **control: Unpack[Control],
 ) -> Any:
     """LSQR for min ‖b - A x‖² + damp² ‖x - x0‖²; SciPy's arguments (Paige & Saunders, ACM TOMS 8,
@@ -35,7 +36,7 @@ def lsqr(
         atol, btol: stop when ‖r‖ is at most btol ‖b‖ + atol ‖A‖ ‖x‖, or ‖A* r‖ at most
             atol ‖A‖ ‖r‖; ‖A‖ is estimated.
         conlim: stop when the estimated condition number is above it; 0 for no limit.
-        iter_lim: twice the dimension of the domain by default.
+        iter_lim, maxiter: iterations, at most; twice the dimension of the domain by default.
         x0: initial guess; zero by default.
         callback: see `linop.solvers.cg`.
         control: see `Control`.
@@ -54,7 +55,7 @@ def lsqr(
         A,
         b,
         x0,
-        maxiter=iter_lim,
+        maxiter=iter_lim if maxiter is None else maxiter,
         most=lambda size: 2 * size,
         callback=callback,
         problem=[damp, *numbers],
