@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import linop
 from linop import Partition, TensorSpace
+from linop.errors import ArgumentError
 from linop.fourier import low_modes, spectral_convolution
 from linop.testing.describing import tensor_of
 from linop.testing.factories import describe
@@ -74,3 +76,9 @@ def test_all_frequencies_with_weight_one_are_the_identity() -> None:
     X = TensorSpace((5, 6), Partition((2, 2)), complex)
     A = spectral_convolution(X, np.ones((5, 6)))
     assert np.allclose(A.to_matrix().toarray(), np.eye(30), atol=rounding(A))
+
+
+def test_axes_are_in_the_order_of_the_weights() -> None:
+    X = TensorSpace((4, 4), Partition((2,)), complex)
+    with pytest.raises(ArgumentError, match=r"increasing order expected.*\(1, 0\)"):
+        spectral_convolution(X, np.ones((4, 4)), axes=(1, 0))

@@ -4,6 +4,7 @@ callbacks, progress, results."""
 from __future__ import annotations
 
 import pickle
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -314,3 +315,41 @@ def test_results_are_tuples_with_names() -> None:
     assert len(solvers.lsqr(op, op.codomain.random(1))) == 10
     assert len(solvers.lsmr(op, op.codomain.random(1))) == 8
     assert len(solvers.cgls(op, op.codomain.random(1))) == 6
+
+
+@given(st.integers(0, 99))
+def test_minres_does_not_claim_a_system_that_is_not_hermitian(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    M, b = rng.standard_normal((10, 10)), rng.standard_normal(10)
+    found = solvers.minres(matrix(M), b, rtol=1e-3, maxiter=400)
+    assert not found.success
+    if found.status == 3:
+        assert "A is not Hermitian" in found.message
+
+
+def test_a_checkpoint_is_of_its_operator(tmp_path: Path) -> None:
+    rng, file = np.random.default_rng(0), tmp_path / "state"
+    a, b = rng.standard_normal((8, 8)), rng.standard_normal(8)
+    spd = a @ a.T + np.eye(8)
+    for solve in (solvers.cg, solvers.minres, solvers.lsqr, solvers.lsmr, solvers.gmres):
+        solve(matrix(spd), b, maxiter=3, checkpoint=file)
+        assert solve(matrix(spd), b, resume=file).nit > 3
+        with pytest.raises(ArgumentError, match="no checkpoint of this problem"):
+            solve(matrix(2 * spd + np.eye(8)), b, resume=file)
+
+
+def test_maxiter_is_a_name_of_every_limit() -> None:
+    A, b = matrix(np.diag([1.0, 2, 3, 4, 5])), np.ones(5)
+    for solve in (solvers.lsqr, solvers.lsmr, solvers.cg, solvers.cgls):
+        given_b = A.codomain.vector(b) if solve is solvers.cgls else b
+        assert solve(A, given_b, maxiter=2).nit == 2
+    with pytest.raises(ArgumentError, match="maxiter"):
+        solvers.cgls(A, A.codomain.vector(b), maxiter=-1)
+
+
+def test_the_units_of_an_operator_are_no_condition() -> None:
+    A = np.diag([1.0, 2, 3, 4])
+    for scale in (1e-30, 1e30, 1e-150):
+        found = solvers.lsmr(matrix(scale * A), np.ones(4))
+        assert "condition" not in found.message
+        assert np.allclose(scale * A @ found.x["x"], 1, atol=1e-3)

@@ -123,8 +123,8 @@ class _Lsmr(Bidiagonalisation):
         self.squares += self.beta**2
         self.anorm = math.sqrt(self.squares)
         self.squares += self.alpha**2
-        self.maxrbar = max(self.maxrbar, rhobarold)
-        if self.nit > 1:
+        if self.nit > 1:  # before, it is 1, whichever the units
+            self.maxrbar = max(self.maxrbar, rhobarold)
             self.minrbar = min(self.minrbar, rhobarold)
         self.cond = max(self.maxrbar, rhotemp) / min(self.minrbar, rhotemp)
 

@@ -132,6 +132,22 @@ class _Minres(LinearMethod):
         self.xx = max(0.0, self.xx + 2 * step * xt.real + step**2 * tt)
         self.nit += 1
         self._decide(root)
+        if self.status == CONVERGED:
+            yield from self._verify()
+
+    def _verify(self) -> Steps:
+        """Compare the residual of the recurrence, which is right for a Hermitian A, with that of
+        x."""
+        r = self._system.residual_at(self.x)
+        r = plus(r, self._shift, self.x) if self._shift else r
+        (square,) = yield Ask([("product M r with the residual b - A x", r, self._precondition(r))])
+        true = math.sqrt(max(0.0, square.real))
+        size = self.beta1 + math.sqrt(self.tnorm2 * self.xx)
+        if true > 2 * self.phibar + math.sqrt(self._system.eps) * size:
+            self.breakdown(
+                f"‖b - A x‖ = {true:.3g}, where the recurrence has {self.phibar:.3g}: A is not "
+                f"Hermitian (linop.testing.check_self_adjoint tests it; gmres takes any A)"
+            )
 
     def _precondition(self, r: Vector) -> Vector:
         M = self._system.M
