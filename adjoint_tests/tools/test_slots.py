@@ -67,7 +67,7 @@ def test_another_launcher_does_not_say() -> None:
 @needs_mpi
 @pytest.mark.timeout(120)
 def test_the_hint_is_right(tmp_path: os.PathLike[str]) -> None:
-    """Where mpiexec says its slots, one rank more fails, and starts with the variables."""
+    """As mpiexec says its slots, one rank more fails, and starts with the variables."""
     own = {k: v for k, v in os.environ.items() if k not in (slots.OVERSUBSCRIBE, slots.YIELD)}
     said = slots.report(own)
     number = re.match(r"slots: (\d+) ", said)

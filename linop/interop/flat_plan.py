@@ -8,7 +8,7 @@ worker's memory there is `linop.solvers`.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ from linop.spaces.scalars import Array
 from linop.spaces.space import Space
 from linop.spaces.vector import Vector
 
-APPLY = "apply an operator of linop.interop"
+APPLY = "an operator of linop.interop"
 
 
 def scipy(plan: BoundPlan | LinearOperator) -> SciPyOperator:
@@ -67,8 +67,7 @@ class FlatPlan(SciPyOperator):  # type: ignore[misc]
 
     def _matvec(self, x: Array) -> Array:
         domain, codomain = self.plan.op.flat_ends
-        arrays = domain.unflatten(x).arrays
-        self._check(arrays)
+        arrays = self._alike(lambda: domain.unflatten(x).arrays)
         y = self._whole(self._vector(self._whole.op.domain, arrays))
         return codomain.flatten(Vector(codomain, y.arrays))
 
@@ -76,25 +75,33 @@ class FlatPlan(SciPyOperator):  # type: ignore[misc]
         backend: Any = self.plan.backend
         return Vector(space, arrays) if self._alone else backend.vector(space, arrays)
 
-    def _check(self, arrays: dict[str, Array]) -> None:
-        """Check that all workers hold the same vector; collective.
+    def _alike(self, given: Callable[[], dict[str, Array]]) -> dict[str, Array]:
+        """The arrays of a vector, after a check that all workers hold the same one; collective.
 
         Raises:
-            ArgumentError: they do not; on every worker.
+            ArgumentError: they do not. ShapeError, DTypeError: one worker's is no vector of the
+                domain. On every worker.
         """
         if self._alone:
-            return
+            return given()
+
+        def work() -> tuple[dict[str, Array], bytes]:
+            arrays = given()
+            digest = hashlib.blake2b(digest_size=16)
+            for array in arrays.values():
+                digest.update(np.ascontiguousarray(array).tobytes())
+            return arrays, digest.digest()
+
         backend: Any = self.plan.backend
-        digest = hashlib.blake2b(digest_size=16)
-        for array in arrays.values():
-            digest.update(np.ascontiguousarray(array).tobytes())
-        said = backend.transport.gather_all(digest.digest(), APPLY)
+        arrays, said = backend.together(work, APPLY)
         if other := next((w for w, one in enumerate(said) if one != said[0]), None):
             raise ArgumentError(
                 f"interop: the vector of worker {other} differs from that of worker 0; SciPy's "
                 f"functions have to run in step: give all workers the same start, as x0=, v0= or a "
                 f"seed"
             )
+        found: dict[str, Array] = arrays
+        return found
 
     def _rmatvec(self, y: Array) -> Array:
         return self._adjoint()._matvec(y)

@@ -29,7 +29,7 @@ DENSE = 1000
 
 
 class SciPyProtocol:
-    """What SciPy's solvers call, and what people do with matrices.
+    """The methods that SciPy's solvers call, and that people know of matrices.
 
     Flat arrays are those of `Space.flatten`: the elements of a tensor space are in the C order of
     the global tensor, whatever its partition. Numbers of other dtypes, and lists, are converted

@@ -124,7 +124,7 @@ class Method:
         )
 
     def limits(self) -> str:
-        """What was wanted, for the message of a method that was ended from outside; may be
+        """The limits asked for, for the message of a method that was ended from outside; may be
         empty."""
         return ""
 

@@ -256,8 +256,8 @@ class TensorSpace(Space):
 
 
 def _side_by_side(bounds: Bounds) -> list[int] | None:
-    """Where the blocks of a dimension begin if those that no block holds are left out; None if
-    some overlap."""
+    """The positions at which blocks of a dimension begin if indices that no block holds are left
+    out; None if some overlap."""
     starts, end, length = [0] * len(bounds), 0, 0
     for k in sorted(range(len(bounds)), key=lambda k: bounds[k]):
         start, stop = bounds[k]

@@ -90,7 +90,7 @@ def stencil(
 
 
 class _Block:
-    """What a stencil does for one block.
+    """The part of a stencil that is one block's.
 
     Attributes:
         pieces: regions for the elements of other blocks that the block needs.

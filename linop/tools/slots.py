@@ -35,8 +35,8 @@ def report(environment: Mapping[str, str] = os.environ) -> str:
 
 
 def said(environment: Mapping[str, str]) -> str:
-    """What Open MPI's ``mpiexec`` prints of its allocation; empty for another launcher, or if it
-    fails.
+    """The text that Open MPI's ``mpiexec`` prints of its allocation; empty for another launcher, or
+    if it fails.
 
     Raises:
         MissingExtraError: there is none.

@@ -12,7 +12,7 @@ import scipy.sparse.linalg as sl
 import linop
 from linop import LinearOperator, Partition, TensorSpace, Vector
 from linop.backends import Backend
-from linop.errors import ArgumentError
+from linop.errors import ArgumentError, DTypeError
 
 
 def laplacian(grid: tuple[int, int], dtype: Any = np.float64) -> tuple[LinearOperator, np.ndarray]:
@@ -68,6 +68,8 @@ def vectors_that_differ(backend: Backend) -> None:
     last = backend.workers - 1
     with pytest.raises(ArgumentError, match=f"the vector of worker {last} differs"):
         F @ np.full(30, float(backend.worker == last))
+    with pytest.raises(DTypeError):  # on every worker, though one alone has complex numbers
+        F @ (np.ones(30) * (1j if backend.worker == last else 1))
     assert (F @ np.ones(30) == M @ np.ones(30)).all()
 
 

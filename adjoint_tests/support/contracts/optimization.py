@@ -97,7 +97,7 @@ def _gauss_newton(X: TensorSpace, b: Any, damp: float = 0.0, **given: Any) -> Re
         return Vector(X, {name: f(a) for name, a in x.arrays.items()}, x.shared)
 
     class Jacobian:
-        """What `cgls` needs of a plan, with the diagonal of this worker."""
+        """The parts of a plan that `cgls` needs, with the diagonal of this worker."""
 
         domain = codomain = X
         backend = getattr(plan, "backend", None)

@@ -62,7 +62,7 @@ def given(worker: int, k: int, drawn: Drawn, dtype: str) -> Any:
 
 
 def matrices(every: Sequence[Sequence[Drawn]], dtype: str) -> list[list[np.ndarray]]:
-    """What a worker's blocks are, for each worker."""
+    """The blocks of each worker."""
     return [
         [_factor(one) * values(w, k, one, dtype) for k, one in enumerate(own)]
         for w, own in enumerate(every)

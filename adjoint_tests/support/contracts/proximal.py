@@ -56,7 +56,7 @@ ELEMENTWISE: dict[str, Maker] = {
     "group": lambda X, b: prox.group(1, 0.7),
     "labels": lambda X, b: prox.group(labels=labels(X), sigma=0.7),
 }
-"""Those whose results are the same bits on any number of workers, if dimension 1 is not cut."""
+"""Methods whose results are the same bits on any number of workers, if dimension 1 is not cut."""
 OTHERS: dict[str, Maker] = {
     "l2": lambda X, b: prox.l2(0.7),
     "nuclear": lambda X, b: prox.nuclear(0.7, X, b),

@@ -198,7 +198,7 @@ class _Lbfgs(Method):
         return p, float(-scale * (square - alpha @ self.yg) - delta @ self.sg)
 
     def _products(self, s: Vector, y: Vector) -> list[Named]:
-        """Those that the next direction needs, beside the ones kept."""
+        """The vectors that the next direction needs, beside the ones kept."""
         jac, steps, changes = self.jac, [*self.s, s], [*self.y, y]
         return [
             ("gradient", jac, jac),
