@@ -169,6 +169,15 @@ def test_one_order_where_domain_and_codomain_are_equal() -> None:
         assert ((op**2).todense() == M @ M).all()
 
 
+def test_one_order_of_regions_that_are_listed_in_two() -> None:
+    a, b = Region("a", (1,), (0,)), Region("b", (2,), (1,))
+    parts = [linop.identity(Space([r])) * k for k, r in ((2.0, a), (3.0, b))]
+    op = linop.direct_sum(*parts, domain=Space([a, b]), codomain=Space([b, a]))
+    assert (op.todense() == np.diag([2.0, 3.0, 3.0])).all()
+    assert (op.H.todense() == op.todense()).all()
+    assert np.allclose(sl.cg(op, np.ones(3))[0], [1 / 2, 1 / 3, 1 / 3])
+
+
 def laplacian(grid: tuple[int, int]) -> tuple[LinearOperator, np.ndarray]:
     """A symmetric positive definite operator on a cut grid, and its matrix by Kronecker sums."""
     m, n = 6, 5

@@ -38,12 +38,11 @@ class SciPyProtocol:
 
     @cached_property
     def flat_ends(self) -> tuple[Space, Space]:
-        """Domain and codomain, as the spaces whose orders flat vectors have. Where they are equal
-        and one is a tensor space, one order holds for both, so that the matrix is that of an
-        endomorphism: ``linop.shift`` has the blocks of its domain on other workers. The adjoint
-        has the same order."""
+        """Domain and codomain, as the spaces whose orders flat vectors have. Where they are equal,
+        one order holds for both, so that the matrix is that of an endomorphism: ``linop.shift`` has
+        the blocks of its domain on other workers. The adjoint has the same order."""
         domain, codomain = self._op.domain, self._op.codomain
-        if domain != codomain or not any((*domain.wholes, *codomain.wholes)):
+        if domain is codomain or domain != codomain:
             return domain, codomain
         one = min(domain, codomain, key=_preference)
         return one, one
@@ -330,8 +329,8 @@ def multiple_of_identity(matrix: Array, op: LinearOperator) -> Any:
 
 def _preference(space: Space) -> tuple[Any, ...]:
     """Sorting key of equal spaces: tensor spaces first, those on workers in ascending order."""
-    workers = [region.workers for region in space.regions]
-    return not any(space.wholes), workers, repr(space.wholes)
+    regions = [(region.workers, region.name) for region in space.regions]
+    return not any(space.wholes), regions, repr(space.wholes)
 
 
 def natural_shape(space: Space) -> tuple[int, ...] | None:
