@@ -22,6 +22,7 @@ from linop.operators.notation import Write, elided, ends_of, subscripted, writte
 from linop.operators.operator import Arrays, LinearOperator
 from linop.operators.staging import Staging, stages_of
 from linop.spaces.exact import Exact, shown, wrapped
+from linop.spaces.scalars import as_exact, check_scalar
 from linop.spaces.space import Space
 
 
@@ -264,7 +265,8 @@ class Scaled(Compound):
 
 
 def compose(*factors: LinearOperator) -> LinearOperator[Any, Any]:
-    """The product of operators, the last one applied first.
+    """The product of operators, the last one applied first. Real results of a factor become complex
+    ones where the next one takes these (`linop.real`).
 
     Raises:
         SpaceError: the codomain of a factor is not the domain of the factor to its left.
@@ -277,10 +279,59 @@ def compose(*factors: LinearOperator) -> LinearOperator[Any, Any]:
         return factors[0]
     for left, right in pairwise(factors):
         if left.domain != right.codomain:
+            if left.domain.dtype != right.codomain.dtype:
+                return _composed_of_parts(factors)
             left, right = _end(left, -1), _end(right, 0)
             what = f"composition ({left}) @ ({right}): left domain, right codomain"
             left.domain.same_as(right.codomain, what)
+    if not all(factor.clinear for factor in factors):
+        return _composed_of_parts(factors)
     return Composition(factors)
+
+
+def _composed_of_parts(factors: Sequence[LinearOperator]) -> LinearOperator:
+    """`compose`, of factors of which some are linear over the real numbers alone."""
+    from linop.operators.real_linear import embedded, lifted
+
+    found = [factors[-1]]
+    for left in factors[-2::-1]:
+        right = embedded(found[0], left.domain)
+        if left.domain != right.codomain:
+            hint = ""
+            if (left.domain.dtype.kind, right.codomain.dtype.kind) == ("f", "c"):
+                hint = "; linop.real(space) takes the real part"
+            left, right = _end(left, -1), _end(right, 0)
+            what = f"composition ({left}) @ ({right}): left domain, right codomain{hint}"
+            left.domain.same_as(right.codomain, what)
+        found[:1] = [left, right]
+    return lifted(compose, found, factors[-1].domain, factors[0].codomain)
+
+
+def add(one: LinearOperator, other: LinearOperator) -> LinearOperator[Any, Any]:
+    """The sum of two operators; of a real and a complex codomain, to the complex one.
+
+    Raises:
+        SpaceError: domains or codomains differ.
+    """
+    if one.clinear and other.clinear and one.codomain.dtype == other.codomain.dtype:
+        return Sum((one, other))
+    from linop.operators.real_linear import add
+
+    return add((one, other))
+
+
+def scaled(scalar: Any, op: LinearOperator) -> LinearOperator[Any, Any]:
+    """A multiple of an operator; complex ones of real operators have a complex codomain.
+
+    Raises:
+        ArgumentError: not a finite number. DTypeError: a number that the dtype does not hold.
+    """
+    number = as_exact(scalar)
+    if op.clinear and not (number.imag and op.dtype.kind == "f"):
+        return Scaled(check_scalar(scalar, op.dtype), op)
+    from linop.operators import real_linear
+
+    return real_linear.scaled(number, op)
 
 
 def _end(op: LinearOperator, at: int) -> LinearOperator:

@@ -29,7 +29,7 @@ from linop.planning.prediction.cost import Cost, cost
 from linop.provenance import Origin, WithOrigin
 from linop.spaces.exact import Exact
 from linop.spaces.region import LARGEST, integer
-from linop.spaces.scalars import Array, Scalar, check_scalar, is_scalar, reciprocal, sparse_dtype
+from linop.spaces.scalars import Array, Scalar, is_scalar, reciprocal, sparse_dtype
 from linop.spaces.space import Order, Space, checked_order
 from linop.spaces.tensor import TensorSpace
 from linop.spaces.vector import Vector
@@ -70,9 +70,12 @@ class LinearOperator(WithOrigin, SciPyProtocol, ABC, Generic[Domain_co, Codomain
     __array_ufunc__ = None  # so that numpy_scalar * op calls __rmul__
     _h: LinearOperator | None = None
     _conjugate: LinearOperator | None = None
+    _over_reals: LinearOperator | None = None
     loose = False  # True if the symbol needs parentheses inside a product
     spreads = False  # True if values and stages are made of those of its operands
     depth = 0  # of the expression: 0 without operands
+    clinear = True
+    """False of operators that are linear over the real numbers alone; PyLops' name."""
 
     def __init__(self, domain: Domain_co, codomain: Codomain_co) -> None:
         for space in (domain, codomain):
@@ -168,6 +171,16 @@ class LinearOperator(WithOrigin, SciPyProtocol, ABC, Generic[Domain_co, Codomain
         """The transpose: the adjoint without conjugation."""
         return self.H.conj()
 
+    def over_reals(self) -> LinearOperator:
+        """The operator over the real numbers, on rows of real and imaginary parts: from
+        ``domain.over_reals()`` to ``codomain.over_reals()``. Its inner products are the real parts
+        of the complex ones."""
+        if self._over_reals is None:
+            from linop.operators.real_linear import OverReals
+
+            self._over_reals = OverReals(self)
+        return self._over_reals
+
     @cached_property
     def stages(self) -> Stages:
         """The normal form: alternating movements and layers of local maps."""
@@ -221,8 +234,11 @@ class LinearOperator(WithOrigin, SciPyProtocol, ABC, Generic[Domain_co, Codomain
             raise ArgumentError(f"equals: expected an operator, given {other!r}")
         if self is other:
             return True
-        alike = self.domain == other.domain and self.codomain == other.codomain
-        return alike and self.stages.equals(other.stages)
+        if self.domain != other.domain or self.codomain != other.codomain:
+            return False
+        if not (self.clinear and other.clinear):
+            return self.over_reals().stages.equals(other.over_reals().stages)
+        return self.stages.equals(other.stages)
 
     def simplify(self) -> LinearOperator:
         """An equal operator, reduced by the laws ``K K = K``, ``A* A = I``, … of
@@ -318,7 +334,7 @@ class LinearOperator(WithOrigin, SciPyProtocol, ABC, Generic[Domain_co, Codomain
     def __add__(self, other: LinearOperator | Array) -> LinearOperator[Domain_co, Codomain_co]:
         if isinstance(other, np.ndarray):
             other = multiple_of_identity(other, self) * ex.Identity(self.domain)
-        return ex.Sum((self, other)) if isinstance(other, LinearOperator) else NotImplemented
+        return ex.add(self, other) if isinstance(other, LinearOperator) else NotImplemented
 
     def __radd__(self, other: Array | int) -> LinearOperator[Domain_co, Codomain_co]:
         """``0 + A`` is A, so that ``sum([A, B])`` is their sum."""
@@ -334,7 +350,8 @@ class LinearOperator(WithOrigin, SciPyProtocol, ABC, Generic[Domain_co, Codomain
         return -self + other if isinstance(other, np.ndarray) else NotImplemented
 
     def __neg__(self) -> LinearOperator[Domain_co, Codomain_co]:
-        return ex.Scaled(-1, self)
+        negative: LinearOperator[Domain_co, Codomain_co] = self._scaled(-1)
+        return negative
 
     @overload
     def __mul__(self, scalar: Scalar | Exact) -> LinearOperator[Domain_co, Codomain_co]: ...
@@ -360,7 +377,7 @@ class LinearOperator(WithOrigin, SciPyProtocol, ABC, Generic[Domain_co, Codomain
     def _scaled(self, scalar: Any) -> Any:
         if not is_scalar(scalar):
             return NotImplemented
-        return ex.Scaled(check_scalar(scalar, self.dtype), self)
+        return ex.scaled(scalar, self)
 
     def __truediv__(self, scalar: Scalar | Exact) -> LinearOperator[Domain_co, Codomain_co]:
         return self * reciprocal(scalar) if is_scalar(scalar) else NotImplemented

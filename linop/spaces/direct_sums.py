@@ -43,6 +43,9 @@ class DirectSumSpace(Space):
     def with_dtype(self, dtype: npt.DTypeLike) -> DirectSumSpace:
         return DirectSumSpace([part.with_dtype(dtype) for part in self.parts])
 
+    def over_reals(self) -> DirectSumSpace:
+        return DirectSumSpace([part.over_reals() for part in self.parts])
+
     @property
     def wholes(self) -> tuple[Whole | None, ...]:
         return tuple(part.whole for part in self.parts)

@@ -20,6 +20,7 @@ from linop.spaces.contents import accepted
 from linop.spaces.float_formats import native
 from linop.spaces.inner_products import dot
 from linop.spaces.numbering import Numbering
+from linop.spaces.real_parts import parts_of
 from linop.spaces.region import (
     Part,
     Region,
@@ -106,6 +107,16 @@ class Space:
             DTypeError: the dtype is not numeric.
         """
         return Space(self.regions, dtype)
+
+    def over_reals(self) -> Space:
+        """The same vectors over the real numbers: each region of shape s as one of shape (*s, 2) of
+        real and imaginary parts, or (*s, 1) of a real dtype, in the same memory
+        (`linop.spaces.real_parts`)."""
+        count, dtype = parts_of(self.dtype)
+        regions = (
+            Region.checked(r.name, (*r.shape, count), r.workers, r.memory) for r in self.regions
+        )
+        return Space(regions, dtype)
 
     @cached_property
     def digest(self) -> bytes:

@@ -15,6 +15,7 @@ from linop.spaces import showing
 from linop.spaces.decomposition import COPIES, Axis, Bounds, checked_axes, checked_bounds
 from linop.spaces.numbering import BlockNumbering
 from linop.spaces.partition import Partition
+from linop.spaces.real_parts import parts_of
 from linop.spaces.region import Region, known_memory, naturals
 from linop.spaces.scalars import Array, array_of, numeric_dtype, of_dtype
 from linop.spaces.space import Space, Whole
@@ -91,6 +92,18 @@ class TensorSpace(Space):
             self.name,
             bounds=dict(enumerate(self.bounds)),
             memory=memory,
+        )
+
+    def over_reals(self) -> TensorSpace:
+        count, dtype = parts_of(self.dtype)
+        return TensorSpace(
+            (*self.global_shape, count),
+            self.partition,
+            dtype,
+            self.axes,
+            self.name,
+            bounds=dict(enumerate(self.bounds)),
+            memory=self.memory,
         )
 
     @cached_property
