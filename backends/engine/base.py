@@ -68,7 +68,6 @@ class Backend(Keeper, ABC):
         self.tracing: Recording | None = None
         self.started: set[BoundPlan] = set()
 
-    @abstractmethod
     def compile(self, op: LinearOperator) -> BoundPlan:
         """Bind an operator. Collective: all workers of the backend call it, in the same order.
 
@@ -76,6 +75,15 @@ class Backend(Keeper, ABC):
             BackendError: the backend lacks a worker of the operator, or workers built different
                 operators; on every worker.
         """
+        if getattr(op, "clinear", True):
+            return self._compile(op)
+        from linop.backends.engine.parts_plan import PartsPlan
+
+        return PartsPlan(op, self._compile(op.over_reals()))
+
+    @abstractmethod
+    def _compile(self, op: LinearOperator) -> BoundPlan:
+        """`compile`, of an operator of one dtype."""
 
     def vector(self, space: Space, arrays: Any) -> Vector:
         """A vector of the arrays held here; inner products sum over all workers (collectively).

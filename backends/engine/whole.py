@@ -40,7 +40,7 @@ class Whole(Backend):
                 and the plans it runs, from which sent messages and bytes are counted.
         """
 
-    def compile(self, op: LinearOperator) -> BoundPlan:
+    def _compile(self, op: LinearOperator) -> BoundPlan:
         check_workers(op, self)
         check_here(op, self)
         return WholePlan(op, self)

@@ -68,11 +68,11 @@ class Worker(Backend):
         self.meeting = threading.RLock()
         """Held during an exchange on the control channel: two threads' messages would mix."""
 
-    def compile(self, op: LinearOperator) -> BoundPlan:
-        with self.meeting:
-            return self._compile(op)
-
     def _compile(self, op: LinearOperator) -> BoundPlan:
+        with self.meeting:
+            return self._agreed(op)
+
+    def _agreed(self, op: LinearOperator) -> BoundPlan:
         # Agreement first: it is collective; errors found below may occur on some workers only,
         # such as a coefficient that the dtype cannot represent, so lowering errors take part in it.
         lowered: LoweredPlan | LinopError

@@ -242,10 +242,10 @@ class Rank(RankWorker):
         else:
             self.transport.listen_to(self._pool.bells)
 
-    def _compile(self, op: LinearOperator) -> BoundPlan:
+    def _agreed(self, op: LinearOperator) -> BoundPlan:
         if self._pool is not None:
             self._pool.retire()
-        return super()._compile(op)
+        return super()._agreed(op)
 
     def prepare(self, plan: LoweredPlan) -> None:
         """Allocate a new shared-memory window if a plan and its adjoint do not fit into the

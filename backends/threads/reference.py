@@ -63,7 +63,7 @@ class ReferenceWorker(Worker):
         del program
         return _WAY
 
-    def compile(self, op: LinearOperator) -> BoundPlan:
+    def _compile(self, op: LinearOperator) -> BoundPlan:
         self._plans = 1 + check_agreement(op, self.transport, self._plans)
         check_workers(op, self)
         return ReferenceWorkerPlan(op, self, 2 * self._plans)

@@ -8,11 +8,13 @@ import numpy as np
 import numpy.typing as npt
 
 from linop.errors import ArgumentError, SpaceError
-from linop.local_operators.real_linear import refuse_real_linear
+from linop.local_operators.real_linear import real_linear
 from linop.normal_form.maps import Function, LocalMap, Port
+from linop.normal_form.real_parts import parts_map
 from linop.normal_form.stages import Stages
 from linop.operators.notation import in_latex, starred
 from linop.operators.operator import Arrays, LinearOperator
+from linop.operators.real_linear import RealLinear
 from linop.provenance import records_origin
 from linop.spaces.array_modules import HOST
 from linop.spaces.region import Region
@@ -57,6 +59,7 @@ def local(
     *,
     name: str = "L",
     dtype: npt.DTypeLike = np.float64,
+    clinear: bool = True,
 ) -> LinearOperator:
     """A linear map given as a function and its adjoint. Neither is checked here:
     `linop.testing.check_adjoint` tests that they are linear and adjoint.
@@ -70,16 +73,25 @@ def local(
             memory.
         name: the symbol.
         dtype: of the space, if a `Region` is given.
+        clinear: False if the functions, of complex arrays, are linear over the real numbers only:
+            the adjoint is then that for real inner products, Re <F x, y> = Re <x, F* y>. Methods of
+            operators that say so (PyLops' ``clinear=False``) are taken at their word, as are
+            functions between a real and a complex space.
 
     Raises:
-        ArgumentError: a side is neither a `Region` nor a `Space`; or spaces are complex, and a
-            function is a method of an operator that is linear over the real numbers only (PyLops'
-            ``clinear=False``).
-        SpaceError: regions are on different workers, or the sides' dtypes differ.
+        ArgumentError: a side is neither a `Region` nor a `Space`.
+        SpaceError: regions are on different workers, or the sides' dtypes differ otherwise than as
+            a real one and the complex one with such parts.
     """
     source, target = as_space(domain, dtype), as_space(codomain, dtype)
-    refuse_real_linear(f"local operator {name}", source.dtype, forward, adjoint)
-    return local_operator(source, target, lambda namespace: (forward, adjoint), name, fresh=False)
+    return local_operator(
+        source,
+        target,
+        lambda namespace: (forward, adjoint),
+        name,
+        fresh=False,
+        clinear=clinear and not real_linear(forward, adjoint),
+    )
 
 
 def local_operator(
@@ -90,6 +102,7 @@ def local_operator(
     known: Any = None,
     portable: bool = True,
     fresh: bool = True,
+    clinear: bool = True,
 ) -> LinearOperator:
     """A pair of functions as an operator.
 
@@ -101,9 +114,10 @@ def local_operator(
         portable: True if `port` accepts other array modules than NumPy's.
         fresh: True if both functions return newly allocated memory, and write to nothing else; see
             `LocalMap`.
+        clinear: as for `local`.
 
     Raises:
-        SpaceError: the regions are on different workers, or dtypes differ.
+        SpaceError: the regions are on different workers, or dtypes differ, unless as for `local`.
     """
     holders = {r.workers for space in (domain, codomain) for r in space.regions}
     if len(holders) > 1:
@@ -111,6 +125,9 @@ def local_operator(
             f"local operator {name}: its regions are on different workers: {domain} -> {codomain}; "
             f"a local operator stays inside one worker{_cure(holders)}"
         )
+    if domain.dtype != codomain.dtype or not (clinear or domain.dtype.kind != "c"):
+        parts = parts_map(domain, codomain, port, name, known, portable, fresh=fresh)
+        return RealLinear(Local(parts), domain, codomain)
     forward, backward = port(HOST)
     ported = port if portable else None
     return Local(LocalMap(domain, codomain, forward, backward, name, known, ported, fresh=fresh))

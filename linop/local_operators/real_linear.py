@@ -1,6 +1,5 @@
 """Functions and operators that say that they are linear over the real numbers only: PyLops'
-``clinear=False``, as a Fourier transform of real arrays, or a real part. On complex spaces the
-algebra, ``1j * A`` for one, would give these wrong adjoints."""
+``clinear=False``, as a Fourier transform of real arrays, or a real part."""
 
 from __future__ import annotations
 
@@ -12,38 +11,12 @@ from typing import Any
 import numpy as np
 
 from linop.caching import attributes
-from linop.errors import ArgumentError
 
 
-def refuse_real_linear(what: str, dtype: np.dtype[Any], *given: Any) -> None:
-    """Check that no operator, or function of one, is linear over the real numbers only, if its
-    space is complex.
-
-    Args:
-        what: which caller is given it, for the message.
-        dtype: of the space.
-
-    Raises:
-        ArgumentError: one is.
-    """
-    if dtype.kind != "c":
-        return
-    found = next((part for one in given for part in _parts(one) if _says_real(part)), None)
-    if found is not None:
-        raise ArgumentError(
-            f"{what}: {type(found).__name__} is linear over the real numbers only "
-            f"(clinear=False), an operator on a space of dtype {dtype} is linear over the complex "
-            f"ones: F(1j x) is not 1j F(x), and 1j * F would have a wrong adjoint. Give a function "
-            f"that is complex-linear, as the full Fourier transform is; one between a real and a "
-            f"complex space can be checked as linop.testing.pair(F.matvec, F.rmatvec, "
-            f"Space(…, float), Space(…, complex))"
-        )
-
-
-def real_linear(given: Any) -> bool:
+def real_linear(*given: Any) -> bool:
     """True if an operator, a part of one, or the operator whose method a function is, says that it
     is linear over the real numbers only."""
-    return any(map(_says_real, _parts(given)))
+    return any(_says_real(part) for one in given for part in _parts(one))
 
 
 def _says_real(given: Any) -> bool:

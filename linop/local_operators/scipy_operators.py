@@ -12,7 +12,7 @@ from linop.errors import ArgumentError, DTypeError
 from linop.local_operators.flat import on_regions
 from linop.local_operators.functions import RegionOrSpace, local_operator
 from linop.local_operators.matrices import matrix, sides
-from linop.local_operators.real_linear import refuse_real_linear
+from linop.local_operators.real_linear import real_linear
 from linop.normal_form.maps import Function
 from linop.operators.operator import LinearOperator
 from linop.provenance import records_origin
@@ -38,6 +38,10 @@ def from_scipy(
     have guessed, too, is taken for a guess. Give a `Space` of integers to have these; whole results
     beyond its dtype wrap, as those of every operator on it do.
 
+    One that says that it is linear over the real numbers only (PyLops' ``clinear=False``) has its
+    ``rmatvec`` for the adjoint for real inner products. Domain and codomain may be a real space and
+    the complex one with such parts.
+
     Args:
         A: of shape (codomain size, domain size).
         domain, codomain: by default regions ``x`` and ``y`` of worker 0; of a square A one space
@@ -45,8 +49,7 @@ def from_scipy(
         name: the symbol; by default the name of A's class.
 
     Raises:
-        ArgumentError: A is neither an operator nor a matrix; or it is linear over the real numbers
-            only (PyLops' ``clinear=False``), and the spaces are complex.
+        ArgumentError: A is neither an operator nor a matrix.
         ShapeError: A does not fit the spaces. DTypeError: the spaces' dtype cannot hold A's; when
             it is applied, that of its results.
     """
@@ -58,9 +61,11 @@ def from_scipy(
         raise ArgumentError(f"from_scipy: expected an operator or a matrix, given {A!r}") from None
     said, dtype = name or type(A).__name__, declared_dtype(op)
     source, target = sides(op.shape, dtype or np.dtype(np.float64), domain, codomain)
-    if dtype is not None and not holds_kind(source.dtype, dtype):
-        raise DTypeError(f"values of dtype {dtype} on a space of dtype {source.dtype}")
-    refuse_real_linear(f"from_scipy of {said}", source.dtype, op)
+    wide = (
+        np.result_type(source.dtype, target.dtype) if source.dtype != target.dtype else source.dtype
+    )
+    if dtype is not None and not holds_kind(wide, dtype):
+        raise DTypeError(f"values of dtype {dtype} on a space of dtype {wide}")
 
     def port(namespace: Namespace) -> tuple[Function, Function]:
         return (
@@ -68,7 +73,8 @@ def from_scipy(
             on_regions(_returning(op.rmatvec, source, f"rmatvec of {said}"), target, source),
         )
 
-    return local_operator(source, target, port, said, portable=False, fresh=False)
+    whole = not real_linear(op)
+    return local_operator(source, target, port, said, portable=False, fresh=False, clinear=whole)
 
 
 def declared_dtype(op: Any) -> np.dtype[Any] | None:

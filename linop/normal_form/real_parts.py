@@ -15,7 +15,7 @@ import numpy as np
 import scipy
 
 from linop.caching import attributes, cached_property
-from linop.errors import DTypeError
+from linop.errors import DTypeError, SpaceError
 from linop.normal_form.boxes import Ints, Table, concatenate
 from linop.normal_form.columns import each, ones
 from linop.normal_form.kronecker import NO_AXIS, Kronecker, Relation
@@ -24,7 +24,7 @@ from linop.normal_form.movement import Movement
 from linop.normal_form.stages import Stages
 from linop.normal_form.transfer_table import IdentityTable, TransferTable, digest_of
 from linop.spaces.array_modules import HOST, Namespace
-from linop.spaces.real_parts import in_parts, of_parts
+from linop.spaces.real_parts import in_parts, of_parts, parts_of
 from linop.spaces.space import Space
 
 PARTS = [(0, 0, "real"), (1, 1, "real"), (0, 1, "minus"), (1, 0, "imag")]
@@ -164,7 +164,16 @@ def parts_map(
         port: returns the functions for an array module.
         matrix: returns the matrix M of x -> M x, of which a real codomain has the real part.
         portable, fresh: as for `linop.local_operators.functions.local_operator`.
+
+    Raises:
+        SpaceError: the dtypes are neither equal, nor a real one and the complex one of such parts.
     """
+    if parts_of(domain.dtype)[1] != parts_of(codomain.dtype)[1]:
+        raise SpaceError(
+            f"local operator {symbol}: domain of dtype {domain.dtype}, codomain of "
+            f"{codomain.dtype}; expected equal ones, or a real one and the complex one of such "
+            f"parts, as float64 and complex128"
+        )
 
     def viewed(function: Function, source: Space, target: Space) -> Function:
         def given(x: Any) -> Any:

@@ -12,7 +12,7 @@ from itertools import pairwise
 from linop.errors import ArgumentError
 from linop.normal_form.merging import Merged
 from linop.normal_form.stages import Stages
-from linop.operators.expressions import Compound, Identity, Sum, Zero
+from linop.operators.expressions import Compound, Identity, Zero, add, over_reals_of
 from linop.operators.flow import Demand, Flow
 from linop.operators.memory import deallocate
 from linop.operators.notation import Write, in_latex, starred, subscripted
@@ -208,7 +208,7 @@ def direct_sum(
             joined.same_as(given, "direct_sum")
     if len(ops) == 1 and domain is codomain is None:
         return ops[0]
-    return DirectSum(ops, domain, codomain)
+    return over_reals_of(DirectSum, ops, domain or sides[0], codomain or sides[1])
 
 
 @records_origin
@@ -221,7 +221,11 @@ def in_steps(*ops: LinearOperator) -> LinearOperator:
         ArgumentError: an argument is no operator, or there is none.
     """
     _check_operators("in_steps", ops)
-    return ops[0] if len(ops) == 1 else Steps(ops)
+    if len(ops) == 1:
+        return ops[0]
+    return over_reals_of(
+        lambda factors, *ends: Steps(factors), ops, ops[-1].domain, ops[0].codomain
+    )
 
 
 @records_origin
@@ -257,7 +261,7 @@ def restricted(space: Space, part: Space) -> LinearOperator:
 
 
 def total(ops: Sequence[LinearOperator]) -> LinearOperator:
-    return ops[0] if len(ops) == 1 else Sum(ops)
+    return ops[0] if len(ops) == 1 else add(*ops)
 
 
 def _check_operators(what: str, ops: Sequence[LinearOperator]) -> None:

@@ -6,7 +6,7 @@ composition, sum, scalar multiple. Direct sums, stacks and named operators are i
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -291,7 +291,7 @@ def compose(*factors: LinearOperator) -> LinearOperator[Any, Any]:
 
 def _composed_of_parts(factors: Sequence[LinearOperator]) -> LinearOperator:
     """`compose`, of factors of which some are linear over the real numbers alone."""
-    from linop.operators.real_linear import embedded, lifted
+    from linop.operators.real_linear import embedded
 
     found = [factors[-1]]
     for left in factors[-2::-1]:
@@ -304,20 +304,38 @@ def _composed_of_parts(factors: Sequence[LinearOperator]) -> LinearOperator:
             what = f"composition ({left}) @ ({right}): left domain, right codomain{hint}"
             left.domain.same_as(right.codomain, what)
         found[:1] = [left, right]
-    return lifted(compose, found, factors[-1].domain, factors[0].codomain)
+    return over_reals_of(
+        lambda parts, *ends: Composition(parts), found, factors[-1].domain, factors[0].codomain
+    )
 
 
-def add(one: LinearOperator, other: LinearOperator) -> LinearOperator[Any, Any]:
-    """The sum of two operators; of a real and a complex codomain, to the complex one.
+def add(*terms: LinearOperator) -> LinearOperator[Any, Any]:
+    """The sum of operators; of real and complex codomains, to the complex one.
 
     Raises:
         SpaceError: domains or codomains differ.
     """
-    if one.clinear and other.clinear and one.codomain.dtype == other.codomain.dtype:
-        return Sum((one, other))
+    if len({term.codomain.dtype for term in terms}) == 1 and all(t.clinear for t in terms):
+        return Sum(terms)
     from linop.operators.real_linear import add
 
-    return add((one, other))
+    return add(terms)
+
+
+def over_reals_of(
+    make: Callable[[Sequence[LinearOperator], Space, Space], LinearOperator],
+    ops: Sequence[LinearOperator],
+    domain: Space,
+    codomain: Space,
+) -> LinearOperator[Any, Any]:
+    """``make(ops, domain, codomain)``; over the real numbers, if one of the operators is linear
+    over these alone."""
+    if all(op.clinear for op in ops):
+        return make(ops, domain, codomain)
+    from linop.operators.real_linear import RealLinear
+
+    forms = [op.over_reals() for op in ops]
+    return RealLinear(make(forms, domain.over_reals(), codomain.over_reals()), domain, codomain)
 
 
 def scaled(scalar: Any, op: LinearOperator) -> LinearOperator[Any, Any]:

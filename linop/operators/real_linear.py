@@ -8,17 +8,17 @@ that for the real inner products Re <v, w>. So nothing below knows of two dtypes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import scipy
 
-from linop.errors import ArgumentError, DTypeError, UndecidableError, expect
+from linop.errors import DTypeError, UndecidableError, expect
 from linop.normal_form.movement import Movement
 from linop.normal_form.real_parts import stages_over_reals
 from linop.normal_form.stages import Stages
-from linop.operators.expressions import Identity, Scaled, Sum, compose
+from linop.operators.expressions import Identity, Scaled, Sum, compose, over_reals_of
 from linop.operators.named_movement import NamedMovement, out_of_place
 from linop.operators.operator import Arrays, LinearOperator
 from linop.operators.simplification import simplified
@@ -110,19 +110,6 @@ class RealLinear(LinearOperator[Any, Any]):
         real = self.form.to_matrix(order)
         return real if self.codomain.dtype.kind != "c" else real[0::2] + 1j * real[1::2]
 
-    def _scaled(self, scalar: Any) -> Any:
-        return scaled(scalar, self)
-
-
-def lifted(
-    make: Callable[..., LinearOperator],
-    ops: Sequence[LinearOperator],
-    domain: Space,
-    codomain: Space,
-) -> LinearOperator:
-    """What is made of some operators, which need not be of one dtype."""
-    return RealLinear(make(*(op.over_reals() for op in ops)), domain, codomain)
-
 
 def add(terms: Sequence[LinearOperator]) -> LinearOperator:
     """The sum of operators, of which some are real-linear; a real codomain becomes complex if that
@@ -136,7 +123,7 @@ def add(terms: Sequence[LinearOperator]) -> LinearOperator:
     for term in same[1:]:
         same[0].domain.same_as(term.domain, "sum of operators, domains")
         same[0].codomain.same_as(term.codomain, "sum of operators, codomains")
-    return lifted(lambda *parts: Sum(parts), same, same[0].domain, same[0].codomain)
+    return over_reals_of(lambda parts, *ends: Sum(parts), same, same[0].domain, same[0].codomain)
 
 
 def scaled(scalar: Exact, op: LinearOperator) -> LinearOperator:
@@ -147,7 +134,7 @@ def scaled(scalar: Exact, op: LinearOperator) -> LinearOperator:
         DTypeError: no complex dtype has parts of the codomain's.
     """
     if not scalar.imag:
-        return lifted(lambda form: form * scalar, [op], op.domain, op.codomain)
+        return RealLinear(op.over_reals() * scalar, op.domain, op.codomain)
     wide = op.codomain.with_dtype(complex_of(op.codomain.dtype))
     return compose(Scaled(scalar, Identity(wide)), embedded(op, wide))
 

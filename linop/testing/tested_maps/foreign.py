@@ -15,12 +15,10 @@ import scipy
 from linop import backends
 from linop.backends.engine.base import Backend, BoundPlan
 from linop.errors import ArgumentError
-from linop.local_operators.real_linear import refuse_real_linear
 from linop.local_operators.scipy_operators import declared_dtype
 from linop.operators.operator import LinearOperator
 from linop.spaces.region import naturals
 from linop.spaces.scalars import Array, plain
-from linop.spaces.space import Space
 from linop.testing.tested_maps.distributed import pylops_mpi_operator
 from linop.testing.tested_maps.pairs import Pair
 from linop.testing.tested_maps.tested_map import Function, TestedMap, only_whole
@@ -58,7 +56,6 @@ def tested_map(what: str, op: Any, backend: Backend | str = "reference") -> Test
                 "domain, codomain), with the shapes of their arguments or with spaces"
             )
         raise ArgumentError(f"{what}: expected an operator, given {op!r}{more}")
-    _refuse_real_linear(what, known)
     chosen = backends.get(backend) if isinstance(backend, str) else backend
     return known.bound(chosen) if isinstance(known, Pair) else _of_plan(known.compile(chosen))
 
@@ -74,19 +71,10 @@ def _of_plan(plan: BoundPlan) -> TestedMap:
         plan,
         adjoint,
         plan.backend,
+        real=not plan.op.clinear,
         exact=plan.op.stages.pure,
         op=plan.op,
     )
-
-
-def _refuse_real_linear(what: str, op: LinearOperator | Pair) -> None:
-    """Check that an operator between complex spaces does not say that it is linear over the real
-    numbers only; raises as `refuse_real_linear`."""
-    if isinstance(op, Pair) and not op.real:
-        dtypes = [side.dtype if isinstance(side, Space) else dtype for side, dtype in op.sides]
-        if all(dtype.kind == "c" for dtype in dtypes):
-            given = (op.adapted, op.forward, op.adjoint)
-            refuse_real_linear(f"{what} of {op.name}", dtypes[0], *given)
 
 
 # Matrices, and objects with matvec and rmatvec

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from linop.backends.engine.base import Backend
 from linop.backends.engine.worker import Worker
 from linop.errors import ArgumentError, BackendError
+from linop.local_operators.real_linear import real_linear
 from linop.spaces.region import Region, naturals
 from linop.spaces.space import Space
 from linop.testing.tested_maps.tested_map import Function, TestedMap, gathered
@@ -45,6 +46,10 @@ class Pair:
     def sides(self) -> tuple[tuple[Side, np.dtype[Any]], ...]:
         """Domain and codomain, each with the dtype that it has if it is no `Space`."""
         return (self.domain, self.dtypes[0]), (self.codomain, self.dtypes[1])
+
+    @property
+    def _says_real(self) -> bool:
+        return real_linear(self.adapted, self.forward, self.adjoint)
 
     @property
     def H(self) -> Pair:
@@ -86,7 +91,7 @@ class Pair:
             self.forward,
             self.adjoint,
             backend,
-            real=self.real or ("c" in kinds and len(kinds) > 1),
+            real=self.real or ("c" in kinds and (len(kinds) > 1 or self._says_real)),
             foreign=True,
             flat=self.flat,
             anonymous=not isinstance(self.domain, Space | Region),
