@@ -49,10 +49,10 @@ class Bridge:
             waits for the interpreter, so that threads with a common leaf would deadlock.
     """
 
-    def __init__(self, plan: BoundPlan, dtype: Any, order: Order) -> None:
+    def __init__(self, plan: BoundPlan, order: Order) -> None:
         plan.counters.forget()
         self.plan = plan
-        self.dtype = dtype
+        self.dtype, made = (torch_dtype(s.dtype, plan.op) for s in (plan.domain, plan.codomain))
         self.order = order
         self._adjoint: Bridge | None = None
         self._started = False
@@ -60,17 +60,19 @@ class Bridge:
         """Context of what `start` queues, such as a device's stream."""
         self._into, self._out_of = (
             [Port(plan.backend, region, dtype) for region in held(space, plan.backend.worker)]
-            for space in (plan.domain, plan.codomain)
+            for space, dtype in ((plan.domain, self.dtype), (plan.codomain, made))
         )
         self.one = len(self._into) == len(self._out_of) == 1
-        self._nothing = torch.empty(0, dtype=dtype, device=plan.backend.arrays.device)
+        device = plan.backend.arrays.device
+        self._nothing = torch.empty(0, dtype=self.dtype, device=device)
+        self._nothing_made = torch.empty(0, dtype=made, device=device)
         with torch.inference_mode(False):
             self.anchor = torch.empty(0, device="cpu", requires_grad=True)
 
     @property
     def adjoint(self) -> Bridge:
         if self._adjoint is None:
-            self._adjoint = type(self)(self.plan.H, self.dtype, self.order)
+            self._adjoint = type(self)(self.plan.H, self.order)
             self._adjoint._adjoint = self
         return self._adjoint
 
@@ -178,7 +180,7 @@ class Bridge:
         if self.one:
             return (self._out_of[0].tensor(y),)
         if y is None:
-            return (torch.empty_like(self._nothing),)
+            return (torch.empty_like(self._nothing_made),)
         arrays = y.values() if isinstance(y, dict) else [y]
         return tuple(p.tensor(a) for p, a in zip(self._out_of, arrays, strict=True))
 
@@ -194,8 +196,8 @@ class DeviceBridge(Bridge):
     """Bridge for a plan on a device: its work is queued on torch's current stream, and that of
     `start` on another one if `queue` says so."""
 
-    def __init__(self, plan: BoundPlan, dtype: Any, order: Order) -> None:
-        super().__init__(plan, dtype, order)
+    def __init__(self, plan: BoundPlan, order: Order) -> None:
+        super().__init__(plan, order)
         self._arrays = cast(DeviceArrays, plan.backend.arrays)
         self._waits = any(p.kind is not self._arrays for p in (*self._into, *self._out_of))
         self.queue = partial(self._arrays.tensors.stream, torch)
@@ -236,19 +238,20 @@ def bridge_of(op: Any, backend: Backend | None) -> Bridge:
 def _new_bridge(op: Any, backend: Backend) -> Bridge:
     if isinstance(op, BoundPlan):
         if op.backend not in op.kept:
-            op.kept[op.backend] = _bridge(op, op.op)
+            op.kept[op.backend] = _bridge(op)
         return op.kept[op.backend]  # type: ignore[no-any-return]
     if not isinstance(op, LinearOperator):
         raise ArgumentError(f"linop.autograd: a LinearOperator or a plan expected, given {op!r}")
-    torch_dtype(op.dtype, op)  # raises before anything is sent
+    for space in (op.domain, op.codomain):
+        torch_dtype(space.dtype, op)  # raises before anything is sent
     for other in [key for key in list(op.kept) if isinstance(key, Backend) and key.ended]:
         op.kept.pop(other, None)
     there = op.H.kept.get(backend)
     # Compiling is collective: its condition depends only on calls that all workers made.
-    op.kept[backend] = there.adjoint if there else _bridge(backend.compile(op), op)
+    op.kept[backend] = there.adjoint if there else _bridge(backend.compile(op))
     return op.kept[backend]  # type: ignore[no-any-return]
 
 
-def _bridge(plan: BoundPlan, op: LinearOperator) -> Bridge:
+def _bridge(plan: BoundPlan) -> Bridge:
     on_device = isinstance(plan.backend.arrays, DeviceArrays)
-    return (DeviceBridge if on_device else Bridge)(plan, torch_dtype(op.dtype, op), Order())
+    return (DeviceBridge if on_device else Bridge)(plan, Order())

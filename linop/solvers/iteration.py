@@ -147,10 +147,12 @@ class Reductions:
 
     Attributes:
         count: collective calls so far.
+        real: True if the operator is linear over the real numbers alone, so that products are the
+            real parts of the complex ones.
     """
 
     def __init__(self, method: str) -> None:
-        self.method, self.count = method, 0
+        self.method, self.count, self.real = method, 0, False
 
     def __call__(
         self, pairs: Sequence[Named], iteration: int = 0, own: Sequence[Scalar] = ()
@@ -172,7 +174,7 @@ class Reductions:
                     f"{where or 'its square is beyond floating point: scale the operator'}"
                 )
         for k, (_, v, w) in enumerate(pairs):
-            found[k] = found[k].real if v is w else found[k]
+            found[k] = found[k].real if v is w or self.real else found[k]
         return found
 
     def norms(self, named: Sequence[tuple[str, Vector]]) -> list[float]:
@@ -250,6 +252,7 @@ class _Driver:
         control: Control,
     ) -> None:
         self._methods, self._reductions = methods, reductions
+        reductions.real = not getattr(getattr(A, "op", A), "clinear", True)
         name = reductions.method
         self._callback = function_or_none(name, "callback", callback)
         shown = _show(name, control)
