@@ -46,7 +46,7 @@ if not (pathlib.Path(__path__[0]) / "backends").is_dir():
     sys.meta_path.insert(0, _Checkout)
 
 from linop.errors import LinopError
-from linop.fourier import fft
+from linop.fourier import fft, irfft, rfft
 from linop.local_operators import block, block_diag, kron, local
 from linop.local_operators.blocks import hstack, vstack
 from linop.normal_form.movement import Movement
@@ -69,6 +69,7 @@ from linop.operators.memory import add, allocate, clear, copy, deallocate, move
 from linop.operators.offloading import offload
 from linop.operators.operator import LinearOperator
 from linop.operators.padding import pad
+from linop.operators.real_linear import conj, imag, real
 from linop.operators.ring import ring_all_gather, ring_all_reduce
 from linop.planning import simulate, verify_plans
 from linop.spaces.decomposition import COPIES, REPLICATED
@@ -125,6 +126,7 @@ __all__ = [
     "block_diag",
     "broadcast",
     "clear",
+    "conj",
     "copy",
     "deallocate",
     "direct_sum",
@@ -134,15 +136,19 @@ __all__ = [
     "halo_geometry",
     "hstack",
     "identity",
+    "imag",
     "in_steps",
+    "irfft",
     "kron",
     "launch",
     "local",
     "move",
     "offload",
     "pad",
+    "real",
     "reduce_scatter",
     "repartition",
+    "rfft",
     "ring_all_gather",
     "ring_all_reduce",
     "scatter",

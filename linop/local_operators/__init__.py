@@ -16,7 +16,7 @@ spreads everywhere.
 """
 
 from linop.local_operators.blocks import block, block_diag
-from linop.local_operators.fourier import fft
+from linop.local_operators.fourier import fft, irfft, rfft
 from linop.local_operators.functions import local
 from linop.local_operators.kronecker import kron
 from linop.local_operators.matrices import diagonal, matrix, restriction
@@ -30,8 +30,10 @@ __all__ = [
     "diagonal",
     "fft",
     "from_scipy",
+    "irfft",
     "kron",
     "local",
     "matrix",
     "restriction",
+    "rfft",
 ]

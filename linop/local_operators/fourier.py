@@ -20,8 +20,10 @@ from linop.normal_form.maps import Function
 from linop.operators.operator import LinearOperator
 from linop.provenance import records_origin
 from linop.spaces.array_modules import HOST, Namespace
+from linop.spaces.real_parts import complex_of
 from linop.spaces.region import Region, integer
 from linop.spaces.scalars import Array
+from linop.spaces.space import Space
 
 Norm = Literal["backward", "ortho", "forward"]
 """NumPy's normalizations: the transform is not scaled, scaled by n^(-1/2), or by 1/n."""
@@ -87,6 +89,144 @@ def fft(
         return scipy.sparse.csr_array(np.reshape(columns, (region.size, region.size)).T)
 
     return local_operator(space, target, port, name, dense)
+
+
+@records_origin
+def rfft(
+    domain: RegionOrSpace,
+    codomain: RegionOrSpace | None = None,
+    *,
+    axes: int | Sequence[int] | None = None,
+    norm: Norm = "ortho",
+    name: str = "Fr",
+) -> LinearOperator:
+    """The n-d discrete Fourier transform of one region of real numbers, as `numpy.fft.rfftn`: of
+    the last axis, of length n, the n // 2 + 1 frequencies from 0, which determine the others. Its
+    adjoint, for real inner products, is not its inverse (`irfft`), as those count twice.
+
+    Args:
+        domain: one region, of a real dtype; float64 if a `Region` is given.
+        codomain: by default a region ``<name>^`` on the same worker, of the complex dtype.
+        axes: to transform along, the halved one last; by default all.
+        norm: as for `fft`.
+        name: the symbol.
+
+    Raises:
+        DTypeError, ShapeError, ArgumentError: as `fft`.
+    """
+    ends, along, lengths, halves = _half("rfft", domain, codomain, axes, norm)
+
+    def port(namespace: Namespace) -> tuple[Function, Function]:
+        transforms, half = namespace.scipy("fft"), namespace.put(halves)
+
+        def forward(x: Array) -> Any:
+            return transforms.rfftn(x, axes=along, norm=norm)
+
+        def backward(y: Array) -> Any:
+            return transforms.irfftn(half * y, lengths, axes=along, norm=DUAL[norm])
+
+        return forward, backward
+
+    def dense() -> scipy.sparse.sparray:
+        return _half_matrix(ends[0], along, norm)
+
+    return local_operator(*ends, port, name, dense)
+
+
+@records_origin
+def irfft(
+    codomain: RegionOrSpace,
+    domain: RegionOrSpace | None = None,
+    *,
+    axes: int | Sequence[int] | None = None,
+    norm: Norm = "ortho",
+    name: str = "Fr⁻¹",
+) -> LinearOperator:
+    """The inverse of `rfft` of a region, as `numpy.fft.irfftn`: from its codomain to the region.
+
+    Args:
+        codomain: the region of real numbers.
+        domain: the codomain of `rfft`; by default a region ``<name>^``.
+        axes, norm: those of `rfft`.
+        name: the symbol.
+
+    Raises:
+        DTypeError, ShapeError, ArgumentError: as `rfft`.
+    """
+    ends, along, lengths, halves = _half("irfft", codomain, domain, axes, norm)
+
+    def port(namespace: Namespace) -> tuple[Function, Function]:
+        transforms, double = namespace.scipy("fft"), namespace.put(1 / halves)
+
+        def forward(y: Array) -> Any:
+            return transforms.irfftn(y, lengths, axes=along, norm=norm)
+
+        def backward(x: Array) -> Any:
+            return double * transforms.rfftn(x, axes=along, norm=DUAL[norm])
+
+        return forward, backward
+
+    def dense() -> scipy.sparse.sparray:
+        twice = np.broadcast_to(1 / halves, ends[1].regions[0].shape).reshape(-1, 1)
+        return scipy.sparse.csr_array((_half_matrix(ends[0], along, DUAL[norm]) * twice).conj().T)
+
+    return local_operator(*ends[::-1], port, name, dense)
+
+
+def _half(
+    what: str,
+    real: RegionOrSpace,
+    other: RegionOrSpace | None,
+    axes: int | Sequence[int] | None,
+    norm: Norm,
+) -> tuple[tuple[Space, Space], tuple[int, ...], tuple[int, ...], Array]:
+    """The real space and that of the frequencies, the axes, their lengths, and the factors of the
+    frequencies in the adjoint: a half of those that stand for two.
+
+    Raises:
+        DTypeError, ShapeError, ArgumentError: as `rfft`.
+    """
+    space = as_space(real, np.float64)
+    region, dtype = single_region(what, space), complex_of(real_dtype(what, space.dtype))
+    ndim = len(region.shape)
+    every = transformed_axes(dtype, axes, ndim, norm)
+    if not every:
+        raise ArgumentError(f"{what}: an axis to transform along expected, given {axes}")
+    last = every[-1] if axes is None else int(np.atleast_1d(axes)[-1]) % ndim
+    n = region.shape[last]
+    shape = tuple(n // 2 + 1 if d == last else m for d, m in enumerate(region.shape))
+    made = Region(f"{region.name}^", shape, region.workers, region.memory)
+    target = as_space(made if other is None else other, dtype)
+    given = single_region(what, target).shape
+    if given != shape or target.dtype != dtype or not n:
+        raise ShapeError(
+            f"{what}: of {region} the frequencies are {shape} of {dtype}; given {target!r}"
+        )
+    halves = np.full(n // 2 + 1, 0.5, space.dtype)
+    halves[0] = 1
+    if n % 2 == 0:
+        halves[-1] = 1
+    along = (*(d for d in every if d != last), last)
+    lengths = tuple(region.shape[d] for d in along)
+    return (space, target), along, lengths, halves.reshape([-1] + [1] * (ndim - 1 - last))
+
+
+def real_dtype(what: str, dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The dtype, after a check that it is a real one.
+
+    Raises:
+        DTypeError: it is not.
+    """
+    if dtype.kind != "f":
+        raise DTypeError(f"{what}: a space of dtype {dtype} given, a real one expected")
+    return dtype
+
+
+def _half_matrix(space: Space, along: Sequence[int], norm: Norm) -> scipy.sparse.csr_array:
+    region = space.regions[0]
+    units = np.eye(region.size).reshape(region.size, *region.shape)
+    columns = [np.ravel(np.fft.rfftn(unit, axes=along, norm=norm)) for unit in units]
+    return scipy.sparse.csr_array(np.reshape(columns, (region.size, -1)).T)
 
 
 def transformed_axes(

@@ -12,7 +12,7 @@ from linop.errors import ArgumentError
 from linop.solvers.arguments import whole
 from linop.solvers.iteration import Ask, Control, Reductions, Steps
 from linop.solvers.krylov.orthogonal import orthogonalised
-from linop.solvers.krylov.systems import LinearMethod, System, solve, tolerances
+from linop.solvers.krylov.systems import LinearMethod, System, solve, tolerances, unknowns
 from linop.solvers.result import Result
 from linop.solvers.updates import combined, plus, times
 from linop.spaces.vector import Vector
@@ -60,7 +60,7 @@ def gmres(
         ArgumentError, SpaceError, ShapeError, DTypeError: as `linop.solvers.cg`.
     """
     rtol, atol = tolerances("gmres", rtol=rtol, atol=atol)
-    size = getattr(getattr(A, "domain", None), "size", 20)
+    size = unknowns(A, A.domain) if hasattr(A, "domain") else 20
     cycle = max(1, min(20, size) if restart is None else whole("gmres", "restart", restart, 1))
     if callback_type not in ("x", "pr_norm"):
         raise ArgumentError(f"gmres: callback_type is 'x' or 'pr_norm'; given {callback_type!r}")

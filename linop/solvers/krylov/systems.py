@@ -16,6 +16,7 @@ from linop.solvers.arguments import operator_of, real, square, vector_of, whole
 from linop.solvers.iteration import Callback, Method, Reductions, run
 from linop.solvers.krylov.scaling import power_of, times_power
 from linop.solvers.result import Result
+from linop.spaces.space import Space
 from linop.spaces.vector import Vector
 
 
@@ -160,7 +161,7 @@ def solve(
     results = run(
         A,
         [kind(system) for system in systems],
-        most(space.size) if maxiter is None else maxiter,
+        most(unknowns(A, space)) if maxiter is None else maxiter,
         reductions,
         callback,
         problem,
@@ -168,6 +169,12 @@ def solve(
         **control,
     )
     return results if many else results[0]
+
+
+def unknowns(A: Any, space: Space) -> int:
+    """The dimension of a space, over the reals if the operator is linear over these alone."""
+    clinear = getattr(getattr(A, "op", A), "clinear", True)
+    return space.size if clinear or space.dtype.kind != "c" else 2 * space.size
 
 
 def tolerances(name: str, **given: Any) -> list[float]:

@@ -1,0 +1,155 @@
+"""Fourier transforms of real tensors in blocks, and their inverse. The halved axis is transformed
+where it is whole, before the others, so that what is sent between these is of half the size."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, get_args
+
+import numpy as np
+
+from linop.errors import ArgumentError
+from linop.fourier.layouts import Layouts, Way
+from linop.fourier.transform import Out, transformed, ways_of
+from linop.local_operators import fourier as local
+from linop.local_operators.fourier import DUAL, Norm, real_dtype, transformed_axes
+from linop.local_operators.functions import RegionOrSpace
+from linop.operators.algebra import Named, direct_sum
+from linop.operators.expressions import compose, over_reals_of
+from linop.operators.grids import axes_text, target_space
+from linop.operators.operator import LinearOperator, TensorOperator
+from linop.planning.network import Network
+from linop.provenance import records_origin
+from linop.spaces.real_parts import complex_of
+from linop.spaces.space import Space
+from linop.spaces.tensor import TensorSpace
+
+
+@records_origin
+def rfft(
+    X: RegionOrSpace,
+    axes: int | Sequence[int] | None = None,
+    norm: Norm = "ortho",
+    *,
+    out: Out = "same",
+    codomain: TensorSpace | None = None,
+    route: Way | Literal["auto"] = "auto",
+    network: Network | None = None,
+) -> LinearOperator:
+    """The n-d discrete Fourier transform of a real global tensor, as `numpy.fft.rfftn`: of the last
+    axis, of length n, the n // 2 + 1 frequencies from 0. Its adjoint is that for real inner
+    products; its inverse is `irfft`.
+
+    Args:
+        X: a `TensorSpace` of a real dtype, whose blocks do not overlap. A region, or a space of one
+            region, is transformed as by `linop.local_operators.rfft`.
+        axes: dimensions to transform along, the halved one last; by default all.
+        norm, route, network: as for `linop.fft`.
+        out: ``"same"``: the result is on the grid of X, with balanced blocks of the halved
+            dimension. ``"transposed"``: it stays in the blocks of the last local transform.
+        codomain: another space for the result, of the complex dtype.
+
+    Returns:
+        The operator from X to the result's space.
+
+    Raises:
+        DTypeError: the dtype is not real. PartitionError, ArgumentError: as `linop.fft`.
+    """
+    if not isinstance(X, TensorSpace):
+        return local.rfft(X, codomain, axes=axes, norm=norm)
+    dims, others, real = _parts("rfft", X, axes, norm, out, codomain, route, network)
+    space, half = real.codomain, others.domain
+    steps = [local.rfft(a, b, axes=dims[-1], norm=norm) for a, b in _blocks(space, half)]
+    op = compose(others, direct_sum(*steps, domain=space, codomain=half), real)
+    return _named("Fr", dims, op)
+
+
+@records_origin
+def irfft(
+    X: RegionOrSpace,
+    axes: int | Sequence[int] | None = None,
+    norm: Norm = "ortho",
+    *,
+    out: Out = "same",
+    domain: TensorSpace | None = None,
+    route: Way | Literal["auto"] = "auto",
+    network: Network | None = None,
+) -> LinearOperator:
+    """The inverse of ``linop.rfft(X, axes, norm)``, as `numpy.fft.irfftn`: from its codomain to X.
+
+    Args:
+        X: the space of the real tensor.
+        axes, norm, out, route, network: those of `rfft`.
+        domain: its `codomain`.
+
+    Raises:
+        DTypeError, PartitionError, ArgumentError: as `rfft`.
+    """
+    if not isinstance(X, TensorSpace):
+        return local.irfft(X, domain, axes=axes, norm=norm)
+    dims, others, real = _parts("irfft", X, axes, DUAL[norm], out, domain, route, network)
+    space, half = real.codomain, others.domain
+    steps = [local.irfft(a, b, axes=dims[-1], norm=norm) for a, b in _blocks(space, half)]
+    op = compose(real.H, direct_sum(*steps, domain=half, codomain=space), others.H)
+    return _named("Fr⁻¹", dims, op)
+
+
+def _parts(
+    what: str,
+    X: TensorSpace,
+    axes: int | Sequence[int] | None,
+    norm: Norm,
+    out: Out,
+    codomain: TensorSpace | None,
+    route: Way | Literal["auto"],
+    network: Network | None,
+) -> tuple[tuple[int, ...], TensorOperator, TensorOperator]:
+    """The axes, the halved one last; the transform along the others; and the repartition of X that
+    makes that one whole."""
+    dtype = complex_of(real_dtype(what, X.dtype))
+    dims = transformed_axes(dtype, axes, X.ndim, norm)
+    ways = ways_of(route)
+    if not dims:
+        raise ArgumentError(f"{what}: an axis to transform along expected, given {axes}")
+    if out not in get_args(Out):
+        raise ArgumentError(f"{what}: out is 'same' or 'transposed'; given {out!r}")
+    if out == "transposed" and codomain is not None:
+        raise ArgumentError(
+            f"{what}: out='transposed' and another space both say where the result is"
+        )
+    last = dims[-1] if axes is None else int(np.atleast_1d(axes)[-1]) % X.ndim
+    rest = tuple(d for d in dims if d != last)
+    layouts = Layouts(X)
+    *_, (cuts, _) = layouts.route("pencil", [last])
+    space = layouts.space(cuts)
+    real = layouts.move(X, space)
+    half = _shortened(space, last, dtype)
+    end = None if out == "transposed" else _shortened(X, last, dtype)
+    if codomain is not None and end is not None:
+        end = target_space(what, end, codomain)
+    return (
+        (*rest, last),
+        transformed("F", Layouts(half), rest, rest, ways, end, norm, network),
+        real,
+    )
+
+
+def _shortened(X: TensorSpace, last: int, dtype: np.dtype) -> TensorSpace:
+    """The frequencies on the grid of X."""
+    shape = tuple(n // 2 + 1 if d == last else n for d, n in enumerate(X.global_shape))
+    bounds = {d: cuts for d, cuts in enumerate(X.bounds) if d != last}
+    return TensorSpace(shape, X.partition, dtype, X.axes, X.name, bounds=bounds, memory=X.memory)
+
+
+def _blocks(space: TensorSpace, half: TensorSpace) -> list[tuple[Space, Space]]:
+    pairs = zip(space.regions, half.regions, strict=True)
+    return [(Space(a, space.dtype), Space(b, half.dtype)) for a, b in pairs]
+
+
+def _named(name: str, dims: Sequence[int], op: LinearOperator) -> LinearOperator:
+    return over_reals_of(
+        lambda ops, *ends: Named(name, axes_text(tuple(sorted(dims))), ops[0]),
+        [op],
+        op.domain,
+        op.codomain,
+    )
