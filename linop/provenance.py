@@ -53,7 +53,7 @@ class Keeper:
         return {}
 
 
-DERIVED = ("_h", "_conjugate", "_simplified")
+DERIVED = ("_h", "_conjugate", "_over_reals", "_simplified")
 """Attributes with what was derived from an object: not copied with it."""
 SHALLOW = 20
 """Depth up to which an expression is pickled by pickle's own recursion."""

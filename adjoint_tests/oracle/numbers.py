@@ -246,10 +246,9 @@ def draw_real_linear(random: Random) -> Case:
         x, y = (rng.standard_normal(k) + 1j * rng.standard_normal(k) for k in reversed(op.shape))
         if op.dtype.kind != "c":
             x, y = x.real, y.real
-        left, right = np.vdot(y, op(x)), np.vdot(op.H(y), x)
-        complex_linear = np.allclose(op(1j * x), 1j * np.asarray(op(x))) if scale else True
+        left, right = np.vdot(y, op(x)).real, np.vdot(op.H(y), x).real
         agree = abs(left - right) < 1e-9 * (1 + abs(left))
-        want(complex_linear and agree, f"taken as linear; <y, Ax> {left}, <A* y, x> {right}")
+        want(agree, f"Re <y, Ax> is {left}, Re <A* y, x> is {right}")
         want(bool(testing.check_adjoint(F)) == bool(testing.check_adjoint(op)), "checks differ")
 
     return Case(4, f"{scale} * pylops {name} of {n}", check)

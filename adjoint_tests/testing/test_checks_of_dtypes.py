@@ -270,24 +270,26 @@ WRAPPED: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("way", WRAPPED)
 @pytest.mark.parametrize("F", REAL, ids=lambda F: type(F).__name__)
-def test_real_linear_operators_are_refused(F: Any, way: str) -> None:
+def test_real_linear_operators_are_checked_as_such(F: Any, way: str) -> None:
+    """In real inner products, in which PyLops' and SciPy's adjoints of complex multiples are wrong:
+    conj(a) F* is not the adjoint of a F. Those of linop are right."""
     op = WRAPPED[way](F)
-    said = r"linear over the real numbers only \(clinear=False\)"
-    with pytest.raises(ArgumentError, match=said):
-        from_scipy(op)
-    for check in SINGLE:
-        with pytest.raises(ArgumentError, match=said):
-            check(op)
-    for name in PROPERTIES:
-        found = verified(Case(name, op), "reference", name, 0, 1)
-        assert found.failed
-        assert "linear over the real numbers only" in found.error
+    right = "multiple" not in way
+    taken = from_scipy(op)
     m, n = op.shape
     x, y = Space(Region("x", n), complex), Space(Region("y", m), complex)
-    with pytest.raises(ArgumentError, match=said):
-        local(x, y, op.matvec, op.rmatvec)
-    with pytest.raises(ArgumentError, match=said):
-        lt.check_adjoint(lt.pair(op.matvec, op.rmatvec, n, m, dtype=complex))
+    by_hand = local(x, y, op.matvec, op.rmatvec)
+    pair = lt.pair(op.matvec, op.rmatvec, n, m, dtype=complex)
+    for one in (op, taken, by_hand, pair):
+        assert bool(lt.check_adjoint(one)) == right
+        assert bool(lt.check_exact(one)) == right
+        assert lt.check_linear(one)
+    assert not taken.clinear and not by_hand.clinear
+    for multiple in (1j * from_scipy(F), from_scipy(F) * (2 - 1j), from_scipy(F).H * 1j):
+        assert lt.check_exact(multiple)
+    for name in PROPERTIES:
+        found = verified(Case(name, op), "reference", name, 0, 1)
+        assert not found.error
 
 
 def test_real_linear_operators_that_are_right() -> None:

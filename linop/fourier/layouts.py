@@ -62,6 +62,8 @@ class Layouts:
         self.first: Cuts = tuple(
             tuple(k for k in held.get(d, ()) if grid[k] > 1) for d in range(X.ndim)
         )
+        self.start = self.first
+        """The layout that routes begin in."""
 
     def space(self, cuts: Cuts, done: Collection[int] = ()) -> TensorSpace:
         """The tensor in a layout, on the workers of X. Of grid axes that cut dimensions of X, and
@@ -100,7 +102,7 @@ class Layouts:
     def route(self, way: Way, dims: Sequence[int]) -> Iterator[tuple[Cuts, tuple[int, ...]]]:
         """The layouts of a transform along `dims`, each with the dimensions that are transformed
         in it."""
-        cuts, left = self.first, list(dims)
+        cuts, left = self.start, list(dims)
         while True:
             whole = tuple(d for d in left if not cuts[d])
             left = [d for d in left if cuts[d]]

@@ -10,13 +10,13 @@ import numpy as np
 
 from linop.errors import ArgumentError
 from linop.fourier.layouts import Layouts, Way
-from linop.fourier.transform import Out, transformed, ways_of
+from linop.fourier.transform import Out, end_of, transformed, ways_of
 from linop.local_operators import fourier as local
 from linop.local_operators.fourier import DUAL, Norm, real_dtype, transformed_axes
 from linop.local_operators.functions import RegionOrSpace
 from linop.operators.algebra import Named, direct_sum
 from linop.operators.expressions import compose, over_reals_of
-from linop.operators.grids import axes_text, target_space
+from linop.operators.grids import axes_text
 from linop.operators.operator import LinearOperator, TensorOperator
 from linop.planning.network import Network
 from linop.provenance import records_origin
@@ -118,20 +118,17 @@ def _parts(
             f"{what}: out='transposed' and another space both say where the result is"
         )
     last = dims[-1] if axes is None else int(np.atleast_1d(axes)[-1]) % X.ndim
+    if not X.global_shape[last]:
+        raise ArgumentError(f"{what}: the halved dimension {last} of {X!r} has no element")
     rest = tuple(d for d in dims if d != last)
-    layouts = Layouts(X)
+    layouts, halved = Layouts(X), Layouts(_shortened(X, last, dtype))
     *_, (cuts, _) = layouts.route("pencil", [last])
-    space = layouts.space(cuts)
-    real = layouts.move(X, space)
-    half = _shortened(space, last, dtype)
-    end = None if out == "transposed" else _shortened(X, last, dtype)
+    halved.start = cuts
+    end = None if out == "transposed" else halved.X
     if codomain is not None and end is not None:
-        end = target_space(what, end, codomain)
-    return (
-        (*rest, last),
-        transformed("F", Layouts(half), rest, rest, ways, end, norm, network),
-        real,
-    )
+        end = end_of(end, codomain)
+    others = transformed("F", halved, rest, rest, ways, end, norm, network)
+    return (*rest, last), others, layouts.move(X, layouts.space(cuts))
 
 
 def _shortened(X: TensorSpace, last: int, dtype: np.dtype) -> TensorSpace:

@@ -78,7 +78,7 @@ def fft(
         raise ArgumentError(f"fft: out is 'same' or 'transposed'; given {out!r}")
     if out == "transposed" and codomain is not None:
         raise ArgumentError("fft: out='transposed' and codomain= both say where the result is")
-    end = None if out == "transposed" else _end(X, codomain)
+    end = None if out == "transposed" else end_of(X, codomain)
     return transformed("F", Layouts(X), dims, dims, ways, end, norm, network)
 
 
@@ -122,7 +122,7 @@ Step = tuple[TensorSpace, tuple[int, ...]]
 """A layout, and the dimensions that are transformed in it."""
 
 
-def _end(X: TensorSpace, codomain: Space | None) -> TensorSpace:
+def end_of(X: TensorSpace, codomain: Space | None) -> TensorSpace:
     """The space of the result.
 
     Raises:
@@ -146,7 +146,7 @@ def _steps(
     """The layouts of a route, the last of them the space of the result."""
     steps: list[Step] = []
     done: list[int] = []
-    cuts = layouts.first
+    cuts = layouts.start
     for cuts, now in layouts.route(way, whole):
         steps.append((layouts.space(cuts, done), tuple(d for d in now if d in dims)))
         done += now

@@ -3,7 +3,8 @@ workers are in `linop.fourier`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -117,15 +118,8 @@ def rfft(
     ends, along, lengths, halves = _half("rfft", domain, codomain, axes, norm)
 
     def port(namespace: Namespace) -> tuple[Function, Function]:
-        transforms, half = namespace.scipy("fft"), namespace.put(halves)
-
-        def forward(x: Array) -> Any:
-            return transforms.rfftn(x, axes=along, norm=norm)
-
-        def backward(y: Array) -> Any:
-            return transforms.irfftn(half * y, lengths, axes=along, norm=DUAL[norm])
-
-        return forward, backward
+        half, (there, back) = namespace.put(halves), _transforms(namespace, ends, along, lengths)
+        return (lambda x: there(x, norm)), (lambda y: back(half * y, DUAL[norm]))
 
     def dense() -> scipy.sparse.sparray:
         return _half_matrix(ends[0], along, norm)
@@ -156,15 +150,9 @@ def irfft(
     ends, along, lengths, halves = _half("irfft", codomain, domain, axes, norm)
 
     def port(namespace: Namespace) -> tuple[Function, Function]:
-        transforms, double = namespace.scipy("fft"), namespace.put(1 / halves)
-
-        def forward(y: Array) -> Any:
-            return transforms.irfftn(y, lengths, axes=along, norm=norm)
-
-        def backward(x: Array) -> Any:
-            return double * transforms.rfftn(x, axes=along, norm=DUAL[norm])
-
-        return forward, backward
+        double = namespace.put(1 / halves)
+        there, back = _transforms(namespace, ends, along, lengths)
+        return (lambda y: back(y, norm)), (lambda x: double * there(x, DUAL[norm]))
 
     def dense() -> scipy.sparse.sparray:
         twice = np.broadcast_to(1 / halves, ends[1].regions[0].shape).reshape(-1, 1)
@@ -194,11 +182,13 @@ def _half(
         raise ArgumentError(f"{what}: an axis to transform along expected, given {axes}")
     last = every[-1] if axes is None else int(np.atleast_1d(axes)[-1]) % ndim
     n = region.shape[last]
+    if not n:
+        raise ShapeError(f"{what}: the halved axis {last} of {region} has no element")
     shape = tuple(n // 2 + 1 if d == last else m for d, m in enumerate(region.shape))
     made = Region(f"{region.name}^", shape, region.workers, region.memory)
     target = as_space(made if other is None else other, dtype)
     given = single_region(what, target).shape
-    if given != shape or target.dtype != dtype or not n:
+    if given != shape or target.dtype != dtype:
         raise ShapeError(
             f"{what}: of {region} the frequencies are {shape} of {dtype}; given {target!r}"
         )
@@ -209,6 +199,29 @@ def _half(
     along = (*(d for d in every if d != last), last)
     lengths = tuple(region.shape[d] for d in along)
     return (space, target), along, lengths, halves.reshape([-1] + [1] * (ndim - 1 - last))
+
+
+def _transforms(
+    namespace: Namespace,
+    ends: tuple[Space, Space],
+    along: Sequence[int],
+    lengths: Sequence[int],
+) -> tuple[Callable[[Array, Norm], Any], Callable[[Array, Norm], Any]]:
+    """The transform of real arrays and its inverse, of arrays and a norm."""
+    transforms, zeros = namespace.scipy("fft"), namespace.module.zeros
+    (x, real), (y, made) = ((s.regions[0].shape, s.dtype) for s in ends)
+
+    def there(array: Array, norm: Norm) -> Any:
+        if not array.size:
+            return zeros(y, made)
+        return transforms.rfftn(array, axes=along, norm=norm).astype(made, copy=False)
+
+    def back(array: Array, norm: Norm) -> Any:
+        if not array.size:
+            return zeros(x, real)
+        return transforms.irfftn(array, lengths, axes=along, norm=norm).astype(real, copy=False)
+
+    return there, back
 
 
 def real_dtype(what: str, dtype: np.dtype[Any]) -> np.dtype[Any]:
@@ -226,7 +239,8 @@ def _half_matrix(space: Space, along: Sequence[int], norm: Norm) -> scipy.sparse
     region = space.regions[0]
     units = np.eye(region.size).reshape(region.size, *region.shape)
     columns = [np.ravel(np.fft.rfftn(unit, axes=along, norm=norm)) for unit in units]
-    return scipy.sparse.csr_array(np.reshape(columns, (region.size, -1)).T)
+    rows = math.prod(n // 2 + 1 if d == along[-1] else n for d, n in enumerate(region.shape))
+    return scipy.sparse.csr_array(np.reshape(columns, (region.size, rows)).T)
 
 
 def transformed_axes(

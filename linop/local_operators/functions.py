@@ -14,7 +14,7 @@ from linop.normal_form.real_parts import parts_map
 from linop.normal_form.stages import Stages
 from linop.operators.notation import in_latex, starred
 from linop.operators.operator import Arrays, LinearOperator
-from linop.operators.real_linear import RealLinear
+from linop.operators.real_linear import given_by
 from linop.provenance import records_origin
 from linop.spaces.array_modules import HOST
 from linop.spaces.region import Region
@@ -127,7 +127,7 @@ def local_operator(
         )
     if domain.dtype != codomain.dtype or not (clinear or domain.dtype.kind != "c"):
         parts = parts_map(domain, codomain, port, name, known, portable, fresh=fresh)
-        return RealLinear(Local(parts), domain, codomain)
+        return given_by(Local(parts), domain, codomain)
     forward, backward = port(HOST)
     ported = port if portable else None
     return Local(LocalMap(domain, codomain, forward, backward, name, known, ported, fresh=fresh))

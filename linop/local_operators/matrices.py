@@ -18,8 +18,10 @@ from linop.local_operators.functions import (
 )
 from linop.normal_form.maps import Function
 from linop.operators.operator import LinearOperator
+from linop.operators.real_linear import between_parts
 from linop.provenance import records_origin
 from linop.spaces.array_modules import Namespace
+from linop.spaces.real_parts import complex_of
 from linop.spaces.region import Part, Region, Subset
 from linop.spaces.scalars import Array, array_of, of_dtype, sparse_dtype
 from linop.spaces.space import Space
@@ -38,7 +40,8 @@ def matrix(
     Args:
         A: of shape (codomain size, domain size).
         domain, codomain: by default regions ``x`` and ``y`` of worker 0; of a square matrix one
-            space for both, so that it has powers: the given one, or a region ``x``.
+            space for both, so that it has powers: the given one, or a region ``x``. Of a real and a
+            complex one, real results are the real parts.
         name: the symbol.
 
     Raises:
@@ -52,6 +55,9 @@ def matrix(
     if A.ndim != 2:
         raise ShapeError(f"matrix: expected two dimensions, given shape {A.shape}")
     source, target = sides(A.shape, A.dtype, domain, codomain)
+    if source.dtype != target.dtype:
+        ends = (space.with_dtype(complex_of(space.dtype)) for space in (source, target))
+        return between_parts(matrix(A, *ends, name=name), source, target)
     values = of_dtype(A.data if sparse else A, source.dtype, "matrix")
     wide = sparse_dtype(source.dtype)
     A = _with_values(A, values.astype(wide)) if sparse else values.astype(wide, copy=False)

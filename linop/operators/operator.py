@@ -176,10 +176,16 @@ class LinearOperator(WithOrigin, SciPyProtocol, ABC, Generic[Domain_co, Codomain
         ``domain.over_reals()`` to ``codomain.over_reals()``. Its inner products are the real parts
         of the complex ones."""
         if self._over_reals is None:
-            from linop.operators.real_linear import OverReals
-
-            self._over_reals = OverReals(self)
+            self._over_reals = self._form()
         return self._over_reals
+
+    def _form(self) -> LinearOperator:
+        """The operator on rows of parts; called once, by `over_reals`."""
+        from linop.operators.real_linear import OverReals
+
+        form = OverReals(self)
+        attributes(form)["origin"] = Origin(LinearOperator.over_reals, (self,), {})
+        return form
 
     @cached_property
     def stages(self) -> Stages:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import scipy
 
+from linop.caching import attributes
 from linop.errors import DTypeError, UndecidableError, expect
 from linop.normal_form.movement import Movement
 from linop.normal_form.real_parts import stages_over_reals
@@ -22,7 +23,7 @@ from linop.operators.expressions import Identity, Scaled, Sum, compose, over_rea
 from linop.operators.named_movement import NamedMovement, out_of_place
 from linop.operators.operator import Arrays, LinearOperator
 from linop.operators.simplification import simplified
-from linop.provenance import records_origin
+from linop.provenance import Origin, records_origin
 from linop.spaces.exact import Exact
 from linop.spaces.real_parts import arrays_in_parts, arrays_of_parts, complex_of, parts_of
 from linop.spaces.region import Region, Subset
@@ -73,7 +74,7 @@ class RealLinear(LinearOperator[Any, Any]):
         """The complex one, if domain or codomain is complex."""
         return np.result_type(self.domain.dtype, self.codomain.dtype)
 
-    def over_reals(self) -> LinearOperator:
+    def _form(self) -> LinearOperator:
         return self.form
 
     def _adjoint(self) -> LinearOperator:
@@ -109,6 +110,14 @@ class RealLinear(LinearOperator[Any, Any]):
             )
         real = self.form.to_matrix(order)
         return real if self.codomain.dtype.kind != "c" else real[0::2] + 1j * real[1::2]
+
+
+def given_by(form: LinearOperator, domain: Space, codomain: Space) -> LinearOperator:
+    """The operator with a form that is made for it: each of the two is known by the call that built
+    the operator."""
+    made = RealLinear(form, domain, codomain)
+    attributes(form)["origin"] = Origin(LinearOperator.over_reals, (made,), {})
+    return made
 
 
 def add(terms: Sequence[LinearOperator]) -> LinearOperator:
@@ -149,6 +158,13 @@ def embedded(op: LinearOperator, codomain: Space) -> LinearOperator:
     return compose(real(codomain).H, op)
 
 
+def between_parts(op: LinearOperator, domain: Space, codomain: Space) -> LinearOperator:
+    """A complex operator of real arguments, or its real part, where these spaces are real."""
+    if codomain.dtype.kind != "c":
+        op = compose(real(op.codomain), op)
+    return op if domain.dtype.kind == "c" else compose(op, real(op.domain).H)
+
+
 @records_origin
 def real(space: Space) -> LinearOperator:
     """The real part, from a complex space to the space of the same regions over its real dtype. The
@@ -183,7 +199,7 @@ def conj(space: Space) -> LinearOperator:
         pairs = [part.H.over_reals() @ part.over_reals() for part in both]
         return pairs[0] - pairs[1]
 
-    return RealLinear(NamedMovement("conj", "", given, build), space, space)
+    return given_by(NamedMovement("conj", "", given, build), space, space)
 
 
 def _part(space: Space, part: int, name: str) -> LinearOperator:
@@ -197,7 +213,7 @@ def _part(space: Space, part: int, name: str) -> LinearOperator:
     ]
     given = Movement.of_blocks(rows, column, [(b, a, 1) for a, b in pairs])
     moved = NamedMovement(name, "", given, lambda: out_of_place(rows, column, pairs))
-    return RealLinear(moved, space, target)
+    return given_by(moved, space, target)
 
 
 def _columns(region: Region, part: int) -> Subset:

@@ -136,7 +136,7 @@ class SciPyProtocol:
             return np.array(
                 [self[int(a), int(b)] for a, b in zip(i, j, strict=True)], self._op.dtype
             )
-        if j.size <= i.size:
+        if j.size <= i.size or not self._op.clinear:
             found = self._units(self._op, j)[i].reshape(i.shape + j.shape)
         else:
             found = self._units(self._op.H, i)[j].conj().T.reshape(i.shape + j.shape)
@@ -145,7 +145,9 @@ class SciPyProtocol:
     def _units(self, op: LinearOperator, which: Array) -> Array:
         """Columns of an operator's matrix."""
         columns = which.reshape(-1)
-        units = np.zeros((op.shape[1], columns.size), self._op.dtype)
+        if not op.clinear and op.domain.dtype.kind == "c":
+            op.to_matrix()  # raises: there is none
+        units = np.zeros((op.shape[1], columns.size), op.domain.dtype)
         units[columns, np.arange(columns.size)] = 1
         return op.matmat(units)
 
@@ -185,9 +187,10 @@ class SciPyProtocol:
         neval = max(1, n // 10) if neval is None else integer(neval, "neval")
         if neval < 1:
             raise ArgumentError(f"trace_est: neval from 1 expected, given {neval}")
-        if self._op.dtype.kind == "u":
-            raise DTypeError(f"trace_est: {self._op.dtype} has no sign; trace() is exact")
-        signs = np.random.default_rng(seed).choice(np.array([-1, 1], self._op.dtype), (n, neval))
+        dtype = self._op.domain.dtype
+        if dtype.kind == "u":
+            raise DTypeError(f"trace_est: {dtype} has no sign; trace() is exact")
+        signs = np.random.default_rng(seed).choice(np.array([-1, 1], dtype), (n, neval))
         wide = np.result_type(self._op.dtype, np.float64)
         return np.vdot(signs.astype(wide), self.matmat(signs).astype(wide)) / neval
 
@@ -371,7 +374,7 @@ def _columns(op: LinearOperator, X: npt.ArrayLike, what: str) -> Array:
     n = op.domain.size
     if given.ndim != 2 or len(given) != n:
         raise ShapeError(f"{what}: a matrix of shape ({n}, k) expected, given {given.shape}")
-    found = np.empty((op.codomain.size, given.shape[1]), op.dtype)
+    found = np.empty((op.codomain.size, given.shape[1]), op.codomain.dtype)
     for k, column in enumerate(given.T):
         found[:, k] = _flat(op, column, what)
     return found

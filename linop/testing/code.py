@@ -187,8 +187,8 @@ def _origin(origin: Origin) -> str:
     function, arguments, options = origin
     given = [code(argument) for argument in arguments]
     given += [f"{name}={code(value)}" for name, value in options.items()]
-    if function is LinearOperator.conj:
-        return f"{_bracketed(arguments[0])}.conj()"
+    if function in (LinearOperator.conj, LinearOperator.over_reals):
+        return f"{_bracketed(arguments[0])}.{function.__name__}()"
     return f"{_public(function)}({', '.join(given)})"
 
 

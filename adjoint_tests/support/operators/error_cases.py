@@ -134,8 +134,10 @@ IC**-1
     ArgumentError: power: expected a whole number from 0, given -1
 IC * IC
     ArgumentError: op * op: compose operators with @; * takes a scalar
-IC * 1j
-    DTypeError: complex scalar 1j on a space of dtype float64
+IW * 1j
+    DTypeError: complex scalar 1j on a space of dtype int64
+linop.real(X)
+    DTypeError: Re: a complex space expected, given one of dtype float64
 IC * np.inf
     ArgumentError: a scalar multiple needs a finite number, given inf
 IC * np.nan

@@ -8,7 +8,7 @@ from typing import Any, Unpack
 from linop.solvers.arguments import real
 from linop.solvers.iteration import Ask, Callback, Control, Reductions, Steps
 from linop.solvers.krylov.golub_kahan import Bidiagonalisation, rotation
-from linop.solvers.krylov.systems import solve, tolerances
+from linop.solvers.krylov.systems import solve, tolerances, unknowns
 from linop.solvers.result import Result
 from linop.solvers.updates import plus
 
@@ -57,7 +57,7 @@ def lsmr(
         b,
         x0,
         maxiter=maxiter,
-        most=lambda size: min(size, getattr(codomain, "size", size)),
+        most=lambda size: min(size, unknowns(A, codomain) if codomain else size),
         callback=callback,
         problem=[damp, *numbers],
         adjoint=True,

@@ -16,6 +16,7 @@ from linop.testing.factories import (
     memory,
     padding,
     pipelines,
+    real_linear,
     stencils,
 )
 from linop.testing.factories.registry import (
@@ -27,7 +28,7 @@ from linop.testing.factories.registry import (
     operators,
 )
 
-MODULES = (memory, collectives, local, fourier, padding, pipelines, blocks, stencils)
+MODULES = (memory, collectives, local, fourier, padding, pipelines, blocks, stencils, real_linear)
 
 __all__ = [
     "FACTORIES",
