@@ -181,6 +181,8 @@ def parts_map(
 
         def parts(y: Any) -> Any:
             y = y if hasattr(y, "reshape") else np.asarray(y)
+            if y.dtype == parts_of(target.dtype)[1]:  # real results in a complex space
+                y = y.astype(target.dtype, copy=False)
             if y.dtype != target.dtype:
                 raise DTypeError(f"dtype {y.dtype}, {target.dtype} expected")
             return in_parts(y)
