@@ -87,7 +87,7 @@ def irfft(
     """
     if not isinstance(X, TensorSpace):
         return local.irfft(X, domain, axes=axes, norm=norm)
-    dims, others, real = _parts("irfft", X, axes, DUAL[norm], out, domain, route, network)
+    dims, others, real = _parts("irfft", X, axes, norm, out, domain, route, network)
     space, half = real.codomain, others.domain
     steps = [local.irfft(a, b, axes=dims[-1], norm=norm) for a, b in _blocks(space, half)]
     op = compose(real.H, direct_sum(*steps, domain=half, codomain=space), others.H)
@@ -95,7 +95,7 @@ def irfft(
 
 
 def _parts(
-    what: str,
+    what: Literal["rfft", "irfft"],
     X: TensorSpace,
     axes: int | Sequence[int] | None,
     norm: Norm,
@@ -104,8 +104,8 @@ def _parts(
     route: Way | Literal["auto"],
     network: Network | None,
 ) -> tuple[tuple[int, ...], TensorOperator, TensorOperator]:
-    """The axes, the halved one last; the transform along the others; and the repartition of X that
-    makes that one whole."""
+    """The axes, the halved one last; the transform along the others, whose adjoint is part of
+    the inverse; and the repartition of X that makes that one whole."""
     dtype = complex_of(real_dtype(what, X.dtype))
     dims = transformed_axes(dtype, axes, X.ndim, norm)
     ways = ways_of(route)
@@ -127,7 +127,8 @@ def _parts(
     end = None if out == "transposed" else halved.X
     if codomain is not None and end is not None:
         end = end_of(end, codomain)
-    others = transformed("F", halved, rest, rest, ways, end, norm, network)
+    scale = norm if what == "rfft" else DUAL[norm]
+    others = transformed("F", halved, rest, rest, ways, end, scale, network)
     return (*rest, last), others, layouts.move(X, layouts.space(cuts))
 
 

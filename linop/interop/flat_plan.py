@@ -55,7 +55,7 @@ class FlatPlan(SciPyOperator):  # type: ignore[misc]
 
     def __init__(self, plan: BoundPlan, whole: BoundPlan | None = None) -> None:
         super().__init__(plan.op.dtype, plan.op.shape)
-        self.plan = plan
+        self.plan, self.clinear = plan, plan.op.clinear
         backend: Any = plan.backend
         self._alone = not isinstance(backend, Worker)
         self._whole = whole or self._compiled(backend)

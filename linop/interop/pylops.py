@@ -30,4 +30,6 @@ def to_pylops(plan: BoundPlan | LinearOperator) -> Any:
     op = plan if isinstance(plan, LinearOperator) else plan.op
     sides = zip(op.flat_ends, op.shape[::-1], strict=True)
     dims, dimsd = (natural_shape(space) or (size,) for space, size in sides)
-    return pylops.LinearOperator(Op=scipy(plan), dims=dims, dimsd=dimsd, name=str(op))
+    return pylops.LinearOperator(
+        Op=scipy(plan), dims=dims, dimsd=dimsd, clinear=op.clinear, name=str(op)
+    )

@@ -253,7 +253,9 @@ def transformed_axes(
         ArgumentError: an axis does not exist, or is named twice; or the norm is none of NumPy's.
     """
     if dtype.kind != "c":
-        raise DTypeError(f"fft: a space of dtype {dtype} given, a complex one expected")
+        raise DTypeError(
+            f"fft: a space of dtype {dtype} given, a complex one expected; rfft takes real ones"
+        )
     if norm not in get_args(Norm):
         raise ArgumentError(f"fft: norm is one of {', '.join(get_args(Norm))}; given {norm!r}")
     if axes is None:

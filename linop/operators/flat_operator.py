@@ -30,7 +30,7 @@ class FlatOperator(scipy.sparse.linalg.LinearOperator):  # type: ignore[misc]
 
     def __init__(self, op: LinearOperator, order: Order = "global") -> None:
         super().__init__(op.dtype, op.shape)
-        self.op, self.order = op, checked_order(order)
+        self.op, self.order, self.clinear = op, checked_order(order), op.clinear
 
     def _matvec(self, x: Array) -> Array:
         return flat_result(self.op, x, self.order)

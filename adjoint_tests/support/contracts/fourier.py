@@ -29,3 +29,22 @@ def computes_numpy_s(backend: Backend, described: Description, route: Any, seed:
     assert np.allclose(y, whole[mine_of_it], rtol=0, atol=near)
     assert np.allclose(plan.H(y), x[mine_of_it], rtol=0, atol=near)
     assert (given == x[mine_of_it]).all()  # the argument is not changed
+
+
+def computes_numpy_s_of_real(backend: Backend, description: Description, seed: int) -> None:
+    """Plans of rfft and irfft give what the operators give, three times."""
+    options = {k: v for k, v in description.items() if k not in ("source", "inverse")}
+    X, here = tensor_of(description["source"]), mine(backend)
+    for make in (linop.rfft, linop.irfft):
+        op = make(X, **options)
+        plan = op.compile(backend)
+        for one, A in ((plan, op), (plan.H, op.H)):
+            for k in range(3):
+                x = A.domain.random(seed + k)
+                wanted = A(x)
+                (held,) = [x[r.name] for r in A.domain.on(here)] or [None]
+                found = one(held)
+                for region in A.codomain.on(here):
+                    y = wanted[region.name]
+                    near = 256 * np.finfo(y.dtype).eps * (1 + np.abs(y).max(initial=0))
+                    assert np.allclose(found, y, rtol=0, atol=near)
