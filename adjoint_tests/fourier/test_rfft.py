@@ -114,6 +114,7 @@ def test_regions_are_transformed_as_by_the_local_operators(
 
 def test_mistakes_are_named() -> None:
     X = TensorSpace((4, 6), Partition((2,)))
+    x = Region("x", 4)
     overlap = TensorSpace((4, 6), Partition((2,)), bounds={0: [(0, 3), (1, 4)]})
     for call, error, words in [
         (lambda: linop.rfft(X.with_dtype(complex)), DTypeError, "a real one expected"),
@@ -127,7 +128,7 @@ def test_mistakes_are_named() -> None:
         (lambda: linop.rfft(X, codomain=X), LinopError, "rfft|fft"),
         (lambda: linop.rfft(TensorSpace((4, 0), Partition((2,)))), ArgumentError, "no element"),
         (lambda: linop.rfft(Region("x", 0)), ShapeError, "no element"),
-        (lambda: linop.irfft(Region("x", 4), domain=Region("y", 4)), ShapeError, r"\(3,\) of complex128"),
+        (lambda: linop.irfft(x, domain=Region("y", 4)), ShapeError, r"\(3,\) of complex128"),
     ]:  # fmt: skip
         with pytest.raises(error, match=words):
             call()

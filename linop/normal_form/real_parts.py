@@ -17,18 +17,16 @@ import scipy
 from linop.caching import attributes, cached_property
 from linop.errors import DTypeError, SpaceError
 from linop.normal_form.boxes import Ints, Table, concatenate
-from linop.normal_form.columns import each, ones
+from linop.normal_form.columns import each, multiples, ones
 from linop.normal_form.kronecker import NO_AXIS, Kronecker, Relation
 from linop.normal_form.maps import Call, Function, LocalMap, Port
 from linop.normal_form.movement import Movement
 from linop.normal_form.stages import Stages
+from linop.normal_form.table_algebra import ScaledTable
 from linop.normal_form.transfer_table import IdentityTable, TransferTable, digest_of
 from linop.spaces.array_modules import HOST, Namespace
 from linop.spaces.real_parts import in_parts, of_parts, parts_of
 from linop.spaces.space import Space
-
-PARTS = [(0, 0, "real"), (1, 1, "real"), (0, 1, "minus"), (1, 0, "imag")]
-"""Of a coefficient a + ib: target part, source part, and which of a, -b, b."""
 
 
 class RealTable(TransferTable):
@@ -64,17 +62,12 @@ class RealTable(TransferTable):
         if not mixed.any():
             return self._parts(table, 0, 0, 2)
         some = table.take(mixed)
-        of = {
-            "real": each(some.coef, lambda number: number.real),
-            "minus": each(some.coef, lambda number: -number.imag),
-            "imag": imag[mixed],
-        }
-        split = []
-        for at, source, name in PARTS:
-            rows = self._parts(some, at, source, 1)
-            rows = replace(rows, coef=of[name])
-            split.append(rows.take(np.asarray(of[name] != 0, bool)))
-        return concatenate(self._parts(table.take(~mixed), 0, 0, 2), *split)
+        real, imag = each(some.coef, lambda number: number.real), imag[mixed]
+        split = [self._parts(table.take(~mixed), 0, 0, 2)]
+        for at, of, coef in ((0, 0, real), (1, 1, real), (0, 1, multiples(imag, -1)), (1, 0, imag)):
+            rows = replace(self._parts(some, at, of, 1), coef=coef)
+            split.append(rows.take(np.asarray(coef != 0, bool)))
+        return concatenate(*split)
 
     def _parts(self, table: Table, at: int, of: int, extent: int) -> Table:
         """The rows with a box of parts in the dimension after those of their regions."""
@@ -85,7 +78,8 @@ class RealTable(TransferTable):
             box = box.copy()
             box[rows, column] = value
             boxes.append(box)
-        return Table(wide.dst, wide.src, *boxes, wide.coef)
+        starts, sources, extents = boxes
+        return replace(wide, at=starts, of=sources, extent=extents)
 
     @cached_property
     def digest(self) -> bytes:
@@ -116,6 +110,8 @@ def movement_over_reals(movement: Movement) -> Movement:
 def _table(rows: TransferTable, complex_space: Space, real_space: Space) -> TransferTable:
     if isinstance(rows, IdentityTable):
         return IdentityTable(real_space.numbering.shapes)
+    if isinstance(rows, ScaledTable) and not (rows.conjugated or rows.scalar.imag):
+        return ScaledTable(_table(rows.of, complex_space, real_space), rows.scalar)
     ndims = np.array([region.ndim for region in complex_space.regions], np.int64)
     if isinstance(rows, Kronecker):
         dim = int(ndims.max(initial=0))
