@@ -81,6 +81,12 @@ def several(workers: int, size: int = SMALL) -> LinearOperator:
     return linop.identity(space) + linop.add(space, a[0], a[-1]) + linop.add(space, a[-1], a[0])
 
 
+def parts(workers: int, size: int = SMALL) -> LinearOperator:
+    """The real parts of i times every worker's block, which goes to the next one."""
+    X = TensorSpace((size * workers,), Partition((workers,)), complex)
+    return linop.real(X) @ (1j * linop.identity(X)) @ linop.shift(X, 1)
+
+
 OPERATORS: dict[str, Callable[[int], LinearOperator]] = {
     "total": total,
     "large total": lambda n: total(n, LARGE),
@@ -93,6 +99,8 @@ OPERATORS: dict[str, Callable[[int], LinearOperator]] = {
     "tall stencil": tall,
     "several": several,
     "large several": lambda n: several(n, LARGE),
+    "parts": parts,
+    "large parts": lambda n: parts(n, LARGE),
 }
 """By name, of a number of workers."""
 
