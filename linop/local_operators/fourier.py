@@ -3,7 +3,7 @@ workers are in `linop.fourier`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -80,13 +80,24 @@ def fft(
 
         return forward, backward
 
+    def inside(transform: str, scale: Norm) -> Callable[[Array], None]:
+        def overwrite(x: Array) -> None:
+            if x.size and along:
+                change = getattr(HOST.scipy("fft"), transform)
+                made = change(x, axes=along, norm=scale, overwrite_x=True)
+                if not np.may_share_memory(made, x):
+                    x[...] = made
+
+        return overwrite
+
     def dense() -> scipy.sparse.sparray:
         forward, _ = port(HOST)
         units = np.eye(region.size).reshape(region.size, *region.shape)
         columns = [np.ravel(forward(unit.astype(space.dtype))) for unit in units]
         return scipy.sparse.csr_array(np.reshape(columns, (region.size, region.size)).T)
 
-    return local_operator(space, target, port, name, dense)
+    both = inside("fftn", norm), inside("ifftn", DUAL[norm])
+    return local_operator(space, target, port, name, dense, inside=both)
 
 
 def transformed_axes(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -90,6 +91,7 @@ def local_operator(
     known: Any = None,
     portable: bool = True,
     fresh: bool = True,
+    inside: tuple[Callable[[Any], None], Callable[[Any], None]] | None = None,
 ) -> LinearOperator:
     """A pair of functions as an operator.
 
@@ -101,6 +103,7 @@ def local_operator(
         portable: True if `port` accepts other array modules than NumPy's.
         fresh: True if both functions return newly allocated memory, and write to nothing else; see
             `LocalMap`.
+        inside: both functions in a form that overwrites the argument of NumPy with the result.
 
     Raises:
         SpaceError: the regions are on different workers, or dtypes differ.
@@ -113,7 +116,8 @@ def local_operator(
         )
     forward, backward = port(HOST)
     ported = port if portable else None
-    return Local(LocalMap(domain, codomain, forward, backward, name, known, ported, fresh=fresh))
+    how = {"fresh": fresh, "inside": inside}
+    return Local(LocalMap(domain, codomain, forward, backward, name, known, ported, **how))  # type: ignore[arg-type]
 
 
 def _cure(holders: set[tuple[int, ...]]) -> str:
