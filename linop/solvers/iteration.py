@@ -308,6 +308,8 @@ class _Driver:
             self._together([method.start() for method in self._methods], self._methods)
             for method in self._methods:
                 method.doubted = False  # its residual is that of x
+            if all(method.status == STOPPED for method in self._methods):
+                self._saving.save(self._done, maxiter)
         with self._shown as show:
             while active := [m for m in self._methods if m.status is None or m.doubted]:
                 going = [m for m in active if m.status is None]
