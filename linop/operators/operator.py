@@ -331,16 +331,16 @@ class LinearOperator(WithOrigin, SciPyProtocol, ABC, Generic[Domain_co, Codomain
             return self + other
         if isinstance(other, int):
             return self if other == 0 else NotImplemented
-        return self._joined(other, lambda own, left: left + own)  # type: ignore[no-any-return]
+        return self._joined(other, lambda own, left: left + own)
 
     def __sub__(self, other: LinearOperator | Array) -> LinearOperator[Domain_co, Codomain_co]:
         known = isinstance(other, LinearOperator | np.ndarray)
-        return self + (-other) if known else self._joined(other, sub)  # type: ignore[no-any-return]
+        return self + (-other) if known else self._joined(other, sub)
 
     def __rsub__(self, other: Array) -> LinearOperator[Domain_co, Codomain_co]:
         if isinstance(other, np.ndarray):
             return -self + other
-        return self._joined(other, lambda own, left: left - own)  # type: ignore[no-any-return]
+        return self._joined(other, lambda own, left: left - own)
 
     def __neg__(self) -> LinearOperator[Domain_co, Codomain_co]:
         return ex.Scaled(-1, self)
