@@ -6,11 +6,13 @@ The oracle is NumPy on global arrays: a tensor space's flat vector is the ravele
 from __future__ import annotations
 
 import itertools
+import operator
 import warnings
 from typing import Any
 
 import numpy as np
 import pytest
+import scipy.sparse
 import scipy.sparse.linalg as sl
 from hypothesis import given
 from hypothesis import strategies as st
@@ -326,3 +328,61 @@ def test_arguments_of_eigenvalues() -> None:
         with pytest.raises(ArgumentError, match=words):
             call()
     assert (A * ([1.0] * 30) == A @ np.ones(30)).all()
+
+
+# Beside SciPy's matrices and operators
+
+MADE = {
+    "array": scipy.sparse.csr_array,
+    "matrix": scipy.sparse.csr_matrix,
+    "operator": sl.aslinearoperator,
+}
+
+
+def squares(X: TensorSpace) -> LinearOperator:
+    return linop.halo_exchange(X, 3, padding=1).H @ linop.halo_exchange(X, 3, padding=1)
+
+
+@pytest.mark.parametrize("kind", MADE)
+@given(st.sampled_from([(1,), (2,), (2, 2)]), st.integers(0, 9))
+def test_algebra_with_scipy_on_either_side(kind: str, grid: tuple[int, ...], seed: int) -> None:
+    X = TensorSpace((4, 3), Partition(grid))
+    A, S = squares(X), numbers((12, 12), seed)
+    D, M, x = A.todense(), MADE[kind](S), numbers(12, seed + 1)
+    for found, wanted in (
+        (A + M, D + S),
+        (M + A, D + S),
+        (A - M, D - S),
+        (M - A, S - D),
+        (A @ M, D @ S),
+        (A * M, D @ S),
+        (A.dot(M), D @ S),
+        (M @ A, S @ D),
+        (S @ A, S @ D),
+    ):
+        assert found.shape == (12, 12)
+        assert (found @ x).tolist() == (wanted @ x).tolist()
+        assert found.dot(np.eye(12)).tolist() == wanted.tolist()
+    assert isinstance(A + M, sl.LinearOperator)
+    assert ((A + M).H @ x).tolist() == ((D + S).T @ x).tolist()
+    assert (x @ A).tolist() == (x @ D).tolist()
+
+
+def test_shapes_have_to_fit_those_of_scipy() -> None:
+    A = squares(TensorSpace((4, 3), Partition((2,))))
+    for join in (operator.add, operator.sub, operator.matmul):
+        with pytest.raises(ValueError, match=r"shape|dimension"):
+            join(A, scipy.sparse.eye_array(5))
+    for wrong in (object(), "A", None):
+        with pytest.raises(TypeError):
+            A + wrong
+
+
+def test_lobpcg_takes_an_operator() -> None:
+    X = TensorSpace((8, 8), Partition((2, 2)))
+    A = linop.identity(X) + squares(X)
+    first = np.random.default_rng(1).standard_normal((64, 3))
+    values, vectors = sl.lobpcg(A, first, maxiter=200, tol=1e-6)
+    np.testing.assert_allclose(values, np.linalg.eigvalsh(A.todense())[:-4:-1], rtol=1e-6)
+    np.testing.assert_allclose(A @ vectors, values * vectors, atol=1e-4)
+    assert (A(first) == A.matmat(first)).all()

@@ -11,7 +11,7 @@ import pytest
 import linop
 from linop import COPIES, LinearOperator, Partition, TensorSpace
 from linop.planning.passes import Options, rewritten
-from linop.planning.plan import LoweredPlan, Make, Put, Step, Sum, puts_of
+from linop.planning.plan import Alias, Apply, LoweredPlan, Make, Put, Step, Sum, puts_of
 from linop.planning.verification.plan_errors import FusedSumError, PlanError, StorageError
 from support.operators.properties import plans_of
 
@@ -74,6 +74,41 @@ def test_small_results_have_nothing_made_within_them() -> None:
     assert not any(put.stored for plan in plans for put in puts_of(plan.steps))
     plans = passed(op, small=200_000 * 8 - 1)["stored_in_results"]
     assert all(any(put.stored for put in puts_of(plan.steps)) for plan in plans)
+
+
+def transform() -> LinearOperator:
+    return linop.fft(TensorSpace((4, 6), Partition((2,)), complex))
+
+
+def test_transforms_overwrite_arrays_that_the_plan_made() -> None:
+    """The first one a copy of the argument, the second one what messages brought."""
+    after = passed(transform())
+    for before, plan in zip(after["stored_in_results"], after["applied_inside"], strict=True):
+        applied = [step for step in plan.steps if isinstance(step, Apply)]
+        assert len(applied) == 2 and all(step.inside for step in applied)
+        assert str(applied[0]).endswith(", inside its argument")
+        (kept,) = (step for step in before.steps if isinstance(step, Alias))
+        (made, copied) = plan.steps[:2]
+        assert made == Make(kept.target, zeroed=False)
+        assert isinstance(copied, Put) and copied.is_copy
+        assert (copied.source, copied.target) == (kept.source[...], kept.target[...])
+    for plan in plans_of(transform()):
+        *_, (_, last) = rewritten(plan, Options(inside=False))
+        assert not any(isinstance(step, Apply) and step.inside for step in last.steps)
+
+
+def test_maps_that_return_new_arrays_get_no_copy() -> None:
+    op = linop.local_operators.diagonal([1.0, 2.0, 3.0], linop.Region("x", (3,)))
+    assert passed(op)["applied_inside"] == passed(op)["stored_in_results"]
+
+
+def test_only_arrays_that_were_made_are_overwritten() -> None:
+    op = transform()
+    plans = passed(op)["stored_in_results"]
+    linop.verify_plans(passed(op)["applied_inside"], op)
+    broken = edited(plans, lambda s: replace(s, inside=True) if isinstance(s, Apply) else s)
+    with pytest.raises(StorageError, match="the array that it overwrites was not made"):
+        linop.verify_plans(broken, op)
 
 
 def other_target(step: Step) -> Step:

@@ -148,8 +148,9 @@ def test_least_squares_as_scipy(
     if numbers[1] == others[1] and RTOL[dtype] < 1e-6 and numbers[0] == others[0]:
         count = 6 if name == "lsqr" else 5
         known = [k for k in range(2, count + 2) if k not in (_GRADIENT[name], _CONDITION[name])]
-        for k in known:
-            assert numbers[k] == pytest.approx(others[k], rel=1e-5, abs=1e-6 * size)
+        for k in known:  # number 4 estimates ‖A‖ from vectors that are no longer orthogonal
+            rel = 1e-3 if k == 4 else 1e-5
+            assert numbers[k] == pytest.approx(others[k], rel=rel, abs=1e-6 * size)
 
 
 _GRADIENT = {"lsqr": 6, "lsmr": 3}

@@ -225,7 +225,7 @@ class Worker(Backend):
     @property
     def options(self) -> Options:
         """Options of the passes over plans that run here."""
-        return Options(small=self.arrays.small)
+        return Options(small=self.arrays.small, inside=not self.arrays.asynchronous)
 
     def layout(self, plan: LoweredPlan, options: Options | None = None) -> Layout:
         """Memory of a lowered plan, after the passes over plans."""

@@ -192,7 +192,7 @@ class Threads(Whole):
 
     @property
     def _options(self) -> Options:
-        return Options(small=self.arrays.small)
+        return Options(small=self.arrays.small, inside=not self.arrays.asynchronous)
 
     def _planned(self, stages: Stages, worker: int) -> LoweredPlan:
         return lower(stages, worker, self.placement)

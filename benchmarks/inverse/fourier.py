@@ -4,10 +4,11 @@
 
 A cube of complex numbers is cut along its first dimension, and transformed along all. The result
 stays in slabs of the second dimension ("transposed"; mpi4py-fft leaves it in slabs of the last), or
-returns to those of the argument. Beside linop: mpi4py-fft, if it is installed; its method in raw
-mpi4py, which transforms without the copies into and out of the plan's arrays that mpi4py-fft makes
-around SciPy: ``Alltoallw`` between datatypes of subarrays (`Transfer` in its ``pencil.py``); and
-the serial transforms of the ranks' blocks alone, without messages: the floor.
+returns to those of the argument ("same"); "adjoint" is the inverse of "transposed". Beside linop:
+mpi4py-fft, if it is installed; its method in raw mpi4py, which transforms without the copies into
+and out of the plan's arrays that mpi4py-fft makes around SciPy: ``Alltoallw`` between datatypes of
+subarrays (`Transfer` in its ``pencil.py``); and the serial transforms of the ranks' blocks alone,
+without messages: the floor.
 
 mpi4py-fft's Python runs without FFTW here: its compiled module, which the transform of SciPy does
 not need, is replaced by NumPy's `empty`.
@@ -35,7 +36,7 @@ from linop.spaces.scalars import Array
 
 HEADER = (
     *("points", "result", "side", "min, median, max ms", "of the floor", "linop's of it"),
-    *("processor ms", "linop's of it"),
+    *("processor ms", "linop's of it", "MiB sent"),
 )
 
 
@@ -51,6 +52,9 @@ class Slabs:
         self.types_b = [_box(self.b, 0, low, m) for low, m in zip(starts, rows, strict=True)]
         self.counts = [1] * comm.size, [0] * comm.size
         self.middle, self.back = np.empty(self.b, complex), np.empty(self.a, complex)
+        others = [k for k in range(comm.size) if k != comm.rank]
+        self.sent = comm.allreduce(sum(self.types_a[k].Get_size() for k in others))
+        """Bytes that all ranks send in one repartition."""
 
     def transposed(self, x: Array) -> Array:
         y = scipy.fft.fftn(x, axes=(1, 2), norm="ortho")
@@ -64,6 +68,11 @@ class Slabs:
         self.comm.Alltoallw([y, self.counts, self.types_b], [self.back, self.counts, self.types_a])
         return self.back
 
+    def adjoint(self, y: Array) -> Array:
+        z = scipy.fft.ifft(y, axis=0, norm="ortho")
+        self.comm.Alltoallw([z, self.counts, self.types_b], [self.back, self.counts, self.types_a])
+        return scipy.fft.ifftn(self.back, axes=(1, 2), norm="ortho", overwrite_x=True)
+
 
 def _box(shape: tuple[int, ...], axis: int, low: int, length: int) -> MPI.Datatype:
     sizes, starts = list(shape), [0] * len(shape)
@@ -71,8 +80,9 @@ def _box(shape: tuple[int, ...], axis: int, low: int, length: int) -> MPI.Dataty
     return MPI.C_DOUBLE_COMPLEX.Create_subarray(list(shape), sizes, starts).Commit()
 
 
-def peer(comm: MPI.Intracomm, n: int) -> Callable[[Array], Array] | None:
-    """mpi4py-fft's transform with SciPy's as serial one; None if it is not installed."""
+def peer(comm: MPI.Intracomm, n: int) -> dict[str, Callable[[Array], Array]]:
+    """mpi4py-fft's transform, with SciPy's as serial one, and its inverse; empty if it is not
+    installed."""
     if "mpi4py_fft.fftw" not in sys.modules:
         fftw: Any = ModuleType("mpi4py_fft.fftw")
         fftw.aligned = lambda shape, dtype, **_: np.empty(shape, dtype)
@@ -82,7 +92,7 @@ def peer(comm: MPI.Intracomm, n: int) -> Callable[[Array], Array] | None:
     try:
         from mpi4py_fft import PFFT
     except ImportError:
-        return None
+        return {}
 
     def there(x: Array, shape: Any, axes: Any) -> Array:
         return scipy.fft.fftn(x, shape, axes)
@@ -94,7 +104,11 @@ def peer(comm: MPI.Intracomm, n: int) -> Callable[[Array], Array] | None:
     how["transforms"] = dict.fromkeys(((1, 2), (0,)), (there, back))
     plan = PFFT(comm, (n,) * 3, axes=((0,), (1, 2)), **how)
     made = np.empty(plan.forward.output_array.shape, complex)
-    return lambda x: plan.forward(x, made, normalize=False)
+    back_made = np.empty(plan.forward.input_array.shape, complex)
+    return {
+        "transposed": lambda x: plan.forward(x, made, normalize=False),
+        "adjoint": lambda y: plan.backward(y, back_made, normalize=False),
+    }
 
 
 def compared(comm: MPI.Intracomm, n: int, seconds: float) -> Iterator[tuple[str, ...]]:
@@ -111,18 +125,24 @@ def compared(comm: MPI.Intracomm, n: int, seconds: float) -> Iterator[tuple[str,
         scipy.fft.fftn(x, axes=(1, 2), norm="ortho")
         scipy.fft.fft(middle, axis=0, norm="ortho")
 
-    for out in ("transposed", "same"):
-        plan = linop.fft(X, out=out).compile(backend)
-        by_hand = getattr(hand, out)
-        assert np.allclose(plan(x), by_hand(x))
-        sides: dict[str, Run] = {"linop": partial(plan, x), "by hand": partial(by_hand, x)}
-        if theirs is not None and out == "transposed":
-            last = linop.TensorSpace((n,) * 3, X.partition, complex, axes=(2,))
-            ours = linop.fft(X, norm="backward", codomain=last).compile(backend)
-            assert np.allclose(theirs(x), ours(x))
-            ours.release()
-            sides["mpi4py-fft"] = partial(theirs, x)
+    last = linop.TensorSpace((n,) * 3, X.partition, complex, axes=(2,))
+    for result in ("transposed", "adjoint", "same"):
+        F = linop.fft(X, out="same" if result == "same" else "transposed")
+        op, given = (F.H, middle) if result == "adjoint" else (F, x)
+        plan, by_hand = op.compile(backend), getattr(hand, result)
+        assert np.allclose(plan(given), by_hand(given))
+        sides: dict[str, Run] = {"linop": partial(plan, given), "by hand": partial(by_hand, given)}
+        if result in theirs:
+            ours = linop.fft(X, norm="backward", codomain=last)
+            ours = ours.H if result == "adjoint" else ours
+            like = x.reshape(last.local_shape(comm.rank)) if result == "adjoint" else x
+            checked = ours.compile(backend)
+            assert np.allclose(theirs[result](like), checked(like))
+            checked.release()
+            sides["mpi4py-fft"] = partial(theirs[result], like)
         sides["serial alone"] = floor
+        times_sent = 2 if result == "same" else 1
+        sent = {"linop": op.cost().bytes, "serial alone": 0}
         times = interleaved(comm, sides, seconds).times
         processor = processor_ms(comm, sides)
         for side, time in times.items():
@@ -131,9 +151,11 @@ def compared(comm: MPI.Intracomm, n: int, seconds: float) -> Iterator[tuple[str,
             ratios = f"{time.median / floor_of:.2f}", f"{of_it / time.median:.2f}"
             own = processor[side]
             yield (
-                *(f"{n}³", out, side, spread, *ratios),
+                *(f"{n}³", result, side, spread, *ratios),
                 *(f"{own:.0f}", f"{processor['linop'] / own:.2f}"),
+                f"{sent.get(side, times_sent * hand.sent) / 2**20:.0f}",
             )
+        plan.release()
 
 
 def processor_ms(comm: MPI.Intracomm, sides: dict[str, Run]) -> dict[str, float]:

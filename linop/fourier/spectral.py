@@ -11,14 +11,13 @@ import numpy.typing as npt
 
 from linop.errors import ArgumentError, ShapeError, expect
 from linop.fourier.layouts import Layouts, Way
-from linop.fourier.transform import transformed, ways_of
+from linop.fourier.transform import fastest, transformed, ways_of
 from linop.local_operators.fourier import transformed_axes
 from linop.local_operators.functions import local_operator
 from linop.normal_form.maps import Function
 from linop.operators.algebra import DirectSum
 from linop.operators.expressions import compose
 from linop.operators.operator import TensorOperator
-from linop.planning.prediction.simulation import simulate
 from linop.provenance import records_origin
 from linop.spaces.array_modules import Namespace
 from linop.spaces.region import integer, naturals
@@ -58,6 +57,15 @@ def low_modes(
         ArgumentError: an axis does not exist, or is named twice. ShapeError: there is not one
             number of modes for each axis, or one is larger than the dimension.
     """
+    layouts, dims, every = _shortened(X, modes, axes, whole)
+    return transformed("F", layouts, dims, every, ways_of(route), None, "ortho")
+
+
+def _shortened(
+    X: TensorSpace, modes: Any, axes: int | Sequence[int] | None, whole: Sequence[int]
+) -> tuple[Layouts, tuple[int, ...], tuple[int, ...]]:
+    """The layouts of `low_modes`, the dimensions that are transformed, and those that no block of
+    the result cuts."""
     X = expect("low_modes", X, TensorSpace)
     kept = transformed_axes(X.dtype, whole, X.ndim, "ortho")
     axes = [d for d in range(X.ndim) if d not in kept] if axes is None else axes
@@ -69,7 +77,7 @@ def low_modes(
         raise ShapeError(f"low_modes: {modes} modes of dimensions {dims}, of lengths {lengths}")
     layouts = Layouts(X, dict(zip(dims, counts, strict=True)), kept)
     every = tuple(sorted({*dims, *kept}))
-    return transformed("F", layouts, dims, every, ways_of(route), None, "ortho")
+    return layouts, dims, every
 
 
 @records_origin
@@ -110,11 +118,9 @@ def spectral_convolution(
             f"are; given {axes}"
         )
     modes = values.shape[mixed:]
-    routes = [low_modes(X, modes, along, whole, route=way) for way in ways_of("auto")]
-    times = [simulate(op).time for op in routes]
-    best = times.index(min(times))
-    first = routes[best]
-    last = low_modes(Y, modes, along, whole, route=ways_of("auto")[best])
+    way = fastest(*_shortened(X, modes, along, whole), ways_of("auto"), None)
+    first = low_modes(X, modes, along, whole, route=way)
+    last = low_modes(Y, modes, along, whole, route=way)
     Z, T = first.codomain, last.codomain
     ends = () if of is None else (X.global_shape[of], Y.global_shape[of])
     if values.shape[:mixed] != ends or not _alike(Z, T, of):

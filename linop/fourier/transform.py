@@ -109,13 +109,24 @@ def transformed(
         whole: the dimensions that no block of the last layout cuts; with `dims`.
         end: the space of the result; None for the last layout.
     """
+    steps = _steps(layouts, fastest(layouts, dims, whole, ways, end, network), dims, whole, end)
+    return Named(name, axes_text(dims), _composed(layouts, steps, norm))
+
+
+def fastest(
+    layouts: Layouts,
+    dims: Sequence[int],
+    whole: Sequence[int],
+    ways: Sequence[Way],
+    end: TensorSpace | None,
+    network: Network | None = None,
+) -> Way:
+    """The way that is predicted to be the fastest, by the arguments of `transformed`."""
     routes = [_steps(layouts, way, dims, whole, end) for way in ways]
-    ops = [_composed(layouts, steps, norm) for steps in routes]
-    best = ops[0]
-    if len(ops) > 1 and _cuts(routes[0]) != _cuts(routes[1]):
-        times = [_seconds(op, steps, network) for op, steps in zip(ops, routes, strict=True)]
-        best = ops[times.index(min(times))]
-    return Named(name, axes_text(dims), best)
+    if len(ways) == 1 or _cuts(routes[0]) == _cuts(routes[1]):
+        return ways[0]
+    times = [_seconds(layouts, steps, network) for steps in routes]
+    return ways[times.index(min(times))]
 
 
 Step = tuple[TensorSpace, tuple[int, ...]]
@@ -177,10 +188,11 @@ def _cuts(steps: Sequence[Step]) -> list[tuple[Any, ...]]:
     return [space.made_from for space, _ in steps]
 
 
-def _seconds(op: LinearOperator, steps: Sequence[Step], network: Network | None) -> float:
-    """The predicted time of a route: its repartitions, and the local transforms of the largest
-    blocks."""
-    seconds = simulate(op, network).time
+def _seconds(layouts: Layouts, steps: Sequence[Step], network: Network | None) -> float:
+    """The predicted time of a route: its repartitions, one after the other, and the local
+    transforms of the largest blocks."""
+    moves = [layouts.move(before, after) for (before, _), (after, _) in pairwise(steps)]
+    seconds = sum(simulate(move, network).time for move in moves)
     for space, dims in steps:
         largest = float(space.numbering.shapes.prod(axis=1).max(initial=0))
         seconds += PER_BYTE * len(dims) * largest * space.dtype.itemsize

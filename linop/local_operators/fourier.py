@@ -83,13 +83,24 @@ def fft(
 
         return forward, backward
 
+    def inside(transform: str, scale: Norm) -> Callable[[Array], None]:
+        def overwrite(x: Array) -> None:
+            if x.size and along:
+                change = getattr(HOST.scipy("fft"), transform)
+                made = change(x, axes=along, norm=scale, overwrite_x=True)
+                if not np.may_share_memory(made, x):
+                    x[...] = made
+
+        return overwrite
+
     def dense() -> scipy.sparse.sparray:
         forward, _ = port(HOST)
         units = np.eye(region.size).reshape(region.size, *region.shape)
         columns = [np.ravel(forward(unit.astype(space.dtype))) for unit in units]
         return scipy.sparse.csr_array(np.reshape(columns, (region.size, region.size)).T)
 
-    return local_operator(space, target, port, name, dense)
+    both = inside("fftn", norm), inside("ifftn", DUAL[norm])
+    return local_operator(space, target, port, name, dense, inside=both)
 
 
 @records_origin
@@ -260,7 +271,7 @@ def transformed_axes(
         raise ArgumentError(f"fft: norm is one of {', '.join(get_args(Norm))}; given {norm!r}")
     if axes is None:
         return tuple(range(ndim))
-    given = tuple(integer(d, "fft: axes") for d in (axes if np.ndim(axes) else (axes,)))  # type: ignore[union-attr]
+    given = tuple(integer(d, "fft: axes") for d in (axes if np.iterable(axes) else (axes,)))  # type: ignore[union-attr]
     if any(not -ndim <= d < ndim for d in given):
         raise ArgumentError(f"fft: axes {given} of a tensor of {ndim} dimensions")
     chosen = {d % ndim for d in given}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -103,6 +104,7 @@ def local_operator(
     portable: bool = True,
     fresh: bool = True,
     clinear: bool = True,
+    inside: tuple[Callable[[Any], None], Callable[[Any], None]] | None = None,
 ) -> LinearOperator:
     """A pair of functions as an operator.
 
@@ -115,6 +117,7 @@ def local_operator(
         fresh: True if both functions return newly allocated memory, and write to nothing else; see
             `LocalMap`.
         clinear: as for `local`.
+        inside: both functions in a form that overwrites the argument of NumPy with the result.
 
     Raises:
         SpaceError: the regions are on different workers, or dtypes differ, unless as for `local`.
@@ -130,7 +133,8 @@ def local_operator(
         return given_by(Local(parts), domain, codomain)
     forward, backward = port(HOST)
     ported = port if portable else None
-    return Local(LocalMap(domain, codomain, forward, backward, name, known, ported, fresh=fresh))
+    how = {"fresh": fresh, "inside": inside}
+    return Local(LocalMap(domain, codomain, forward, backward, name, known, ported, **how))  # type: ignore[arg-type]
 
 
 def _cure(holders: set[tuple[int, ...]]) -> str:

@@ -36,7 +36,8 @@ class LocalMap:
     that have no other reference, and write to no other memory. Functions that are not fresh get
     read-only views (of NumPy arrays), and their results are copied. `apart`: `forward` of a map
     with several arguments as a function of their arrays, in the order of the domain's regions;
-    faster, since no dict is made.
+    faster, since no dict is made. `inside`: both functions of a map between regions of one shape in
+    a form that overwrites the argument with the result, and returns nothing.
     """
 
     domain: Space
@@ -49,6 +50,7 @@ class LocalMap:
     namespace: Namespace = HOST
     fresh: bool = False
     apart: Callable[..., Any] | None = None
+    inside: tuple[Callable[[Any], None], Callable[[Any], None]] | None = None
 
     def on(self, namespace: Namespace) -> LocalMap:
         """The same map for the arrays of another module; its constants (a matrix, a kernel) are
@@ -68,6 +70,7 @@ class LocalMap:
             port=None,
             namespace=namespace,
             apart=None,
+            inside=None,
         )
 
     def check_on(self, namespace: Namespace) -> None:
@@ -101,6 +104,7 @@ class LocalMap:
             matrix=matrix,
             port=port,
             apart=None,
+            inside=None if self.inside is None else self.inside[::-1],
         )
         attributes(back)["adjoint"] = self
         return back
@@ -134,6 +138,7 @@ class LocalMap:
             matrix=matrix,
             port=ports,
             apart=None,
+            inside=None,
         )
         attributes(other)["conj"] = self
         return other

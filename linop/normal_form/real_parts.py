@@ -7,7 +7,7 @@ is data movement. Local maps get views as complex arrays.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -137,10 +137,17 @@ def map_over_reals(local: LocalMap) -> LocalMap:
         made = parts_map(
             domain, codomain, port, local.symbol, local.matrix, portable, fresh=local.fresh
         )
+        if local.inside is not None:
+            made = replace(made, inside=tuple(_inside(f, domain) for f in local.inside))
         known["over_reals"] = made
         attributes(local.adjoint)["over_reals"] = made.adjoint
     found: LocalMap = known["over_reals"]
     return found
+
+
+def _inside(function: Callable[[Any], None], space: Space) -> Callable[[Any], None]:
+    """A function that overwrites its argument, on rows of parts."""
+    return lambda rows: function(of_parts(rows, space.dtype))
 
 
 def parts_map(

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from operator import add, matmul, sub
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, overload
 
 import numpy as np
@@ -314,6 +315,8 @@ class LinearOperator(WithOrigin, SciPyProtocol, ABC, Generic[Domain_co, Codomain
         Raises:
             RegionError, ShapeError, DTypeError: the argument is not in the domain.
         """
+        if isinstance(x, np.ndarray) and self._is_matrix(x):  # as SciPy's lobpcg calls functions
+            return self.matmat(x)
         vector = x if isinstance(x, Vector) else self.domain.vector({} if x is None else x)
         self.domain.same_as(vector.space, "argument of an operator")
         vector.require_all("applying an operator here")
@@ -340,20 +343,26 @@ class LinearOperator(WithOrigin, SciPyProtocol, ABC, Generic[Domain_co, Codomain
     def __add__(self, other: LinearOperator | Array) -> LinearOperator[Domain_co, Codomain_co]:
         if isinstance(other, np.ndarray):
             other = multiple_of_identity(other, self) * ex.Identity(self.domain)
-        return ex.add(self, other) if isinstance(other, LinearOperator) else NotImplemented
+        if isinstance(other, LinearOperator):
+            return ex.add(self, other)
+        return self._joined(other, add)  # type: ignore[no-any-return]
 
     def __radd__(self, other: Array | int) -> LinearOperator[Domain_co, Codomain_co]:
         """``0 + A`` is A, so that ``sum([A, B])`` is their sum."""
         if isinstance(other, np.ndarray):
             return self + other
-        return self if isinstance(other, int) and other == 0 else NotImplemented
+        if isinstance(other, int):
+            return self if other == 0 else NotImplemented
+        return self._joined(other, lambda own, left: left + own)
 
     def __sub__(self, other: LinearOperator | Array) -> LinearOperator[Domain_co, Codomain_co]:
         known = isinstance(other, LinearOperator | np.ndarray)
-        return self + (-other) if known else NotImplemented
+        return self + (-other) if known else self._joined(other, sub)
 
     def __rsub__(self, other: Array) -> LinearOperator[Domain_co, Codomain_co]:
-        return -self + other if isinstance(other, np.ndarray) else NotImplemented
+        if isinstance(other, np.ndarray):
+            return -self + other
+        return self._joined(other, lambda own, left: left - own)
 
     def __neg__(self) -> LinearOperator[Domain_co, Codomain_co]:
         negative: LinearOperator[Domain_co, Codomain_co] = self._scaled(-1)
@@ -372,7 +381,7 @@ class LinearOperator(WithOrigin, SciPyProtocol, ABC, Generic[Domain_co, Codomain
             scalar = scalar[()]
         if isinstance(scalar, np.ndarray | Vector | list | tuple):
             return self @ scalar
-        return self._scaled(scalar)
+        return self._scaled(scalar) if is_scalar(scalar) else self._joined(scalar, matmul)
 
     def __rmul__(self, scalar: Scalar | Exact) -> LinearOperator[Domain_co, Codomain_co]:
         scaled: LinearOperator[Domain_co, Codomain_co] = self._scaled(

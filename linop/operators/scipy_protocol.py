@@ -7,7 +7,8 @@ MPI have `linop.interop`. Nothing here knows what an operator is made of.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from operator import matmul
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -77,6 +78,29 @@ class SciPyProtocol:
         scalar = isinstance(x, int | float | complex | np.number)
         return self._op * x if scalar or isinstance(x, np.ndarray) else self._op @ x
 
+    ndim = 2
+    """SciPy's sparse matrices ask for it."""
+
+    def _joined(self, other: Any, join: Callable[[Any, Any], Any]) -> Any:
+        """``join(A, other)`` of both as SciPy's operators, if the other one is SciPy's operator or
+        sparse matrix, or PyLops' operator; else NotImplemented."""
+        if not (hasattr(other, "matvec") or scipy.sparse.issparse(other)):
+            return NotImplemented
+        return join(self._op.to_scipy(), scipy.sparse.linalg.aslinearoperator(other))
+
+    def _is_matrix(self, x: Array) -> bool:
+        """True for an array of shape (n, k) that is not the domain's only region."""
+        regions = self._op.domain.regions
+        alone = len(regions) == 1 and regions[0].shape == x.shape
+        return x.ndim == 2 and len(x) == self._op.shape[1] and not alone
+
+    def __rmatmul__(self, other: Any) -> Any:
+        """The product of an array of shape (m,) or (k, m) with the matrix."""
+        if not isinstance(other, np.ndarray):
+            return self._joined(other, lambda own, left: left @ own)
+        transposed = self._op.T
+        return transposed.matvec(other) if other.ndim == 1 else transposed.matmat(other.T).T
+
     def _applied(self, x: Any) -> Any:
         """``A @ x``, unless x is an operator.
 
@@ -88,6 +112,8 @@ class SciPyProtocol:
             ShapeError: another shape.
         """
         foreign = hasattr(x, "shape") and not isinstance(x, np.ndarray)
+        if foreign and (composed := self._joined(x, matmul)) is not NotImplemented:
+            return composed
         if x is None or foreign or isinstance(x, Vector | Mapping):
             return self._op(x)
         x = array_of(x, "operator @ x")

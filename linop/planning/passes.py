@@ -1,7 +1,7 @@
 """The passes, in order: from an operator's stages to the plan of one worker that is bound.
 
     stages -> factored_products -> hierarchy -> reduce_scatter_sums -> lower
-        -> in_collectives -> sums_fused -> stored_in_results -> plan
+        -> in_collectives -> sums_fused -> stored_in_results -> applied_inside -> plan
 
 Passes over stages (`linop.planning.stage_passes`) concern all workers, and come before `lower`;
 passes over plans rewrite one worker's steps. The verifier accepts the plans of all workers after
@@ -36,6 +36,8 @@ class Options:
     """The patterns, by stage, that run as collectives of the message-passing library."""
     small: int = 0
     """Bytes of results up to which they are allocated in every run."""
+    inside: bool = True
+    """True if local maps may overwrite their arguments."""
 
 
 def in_collectives(plan: LoweredPlan, options: Options) -> LoweredPlan:
@@ -54,7 +56,12 @@ def stored_in_results(plan: LoweredPlan, options: Options) -> LoweredPlan:
     return fusion.stored_in_results(plan, options.small)
 
 
-PLAN_PASSES = (in_collectives, sums_fused, stored_in_results)
+def applied_inside(plan: LoweredPlan, options: Options) -> LoweredPlan:
+    """Let local maps overwrite their arguments (`linop.planning.fusion`)."""
+    return fusion.applied_inside(plan) if options.inside else plan
+
+
+PLAN_PASSES = (in_collectives, sums_fused, stored_in_results, applied_inside)
 """All passes over plans, in order of application."""
 
 

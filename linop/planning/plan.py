@@ -193,10 +193,12 @@ class Apply:
 
     call: Call
     outputs: tuple[Region, ...]
+    inside: bool = False
+    """True if the result overwrites the argument's array."""
 
     def __str__(self) -> str:
-        call = self.call
-        return f"{', '.join(call.outputs)} = {call.map.symbol}({', '.join(call.inputs)})"
+        call, where = self.call, ", inside its argument" if self.inside else ""
+        return f"{', '.join(call.outputs)} = {call.map.symbol}({', '.join(call.inputs)}){where}"
 
 
 @dataclass(frozen=True)

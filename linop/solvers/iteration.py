@@ -21,7 +21,7 @@ import numpy as np
 from linop.errors import ArgumentError, MissingExtraError
 from linop.solvers import progress
 from linop.solvers.arguments import function_or_none, whole
-from linop.solvers.result import CONVERGED, LIMIT, STOPPED, Result
+from linop.solvers.result import ACCURACY, CONVERGED, LIMIT, STOPPED, Result
 from linop.solvers.saving import Checkpoints, Saving
 from linop.spaces.finite import not_finite
 from linop.spaces.scalars import Scalar
@@ -51,10 +51,13 @@ class Ask(NamedTuple):
         final: True if the method's `x` is now that of this iteration: the callback is called, and
             its vote travels with these products. A step without one votes with the next step's
             first products, and changes nothing before it.
+        sources: vectors that the step computed, by name and in order: if a product is not finite,
+            the first of them that is not is named.
     """
 
     pairs: Sequence[Named]
     final: bool = False
+    sources: Sequence[tuple[str, Vector]] = ()
 
 
 Steps = Generator[Ask, list[Any], None]
@@ -70,15 +73,22 @@ class Method:
         residuals: norms of the residual, in the method's units.
         status: see `linop.solvers.result`; None while it goes on.
         message: the reason of the end.
+        doubted: True after a recurrence has converged, until `verify` has compared it with x.
+        verified: the residual of x that `verify` found last; None before.
     """
 
     name = "solver"
+    recurs = False
+    """True if convergence is found by a recurrence, which rounding, or an operator that is not what
+    the method assumes, drives from the residual of x. The driver then calls `verify`."""
 
     def __init__(self) -> None:
         self.nit = 0
         self.residuals: list[float] = []
         self.status: int | None = None
         self.message = ""
+        self.doubted = False
+        self.verified: float | None = None
 
     x: Vector
 
@@ -89,6 +99,31 @@ class Method:
     def step(self) -> Steps:
         """One iteration, which counts itself in `nit`; may end the method."""
         raise NotImplementedError
+
+    def verify(self) -> Steps:
+        """Compute the residual of x, and call `confirmed`; go on from it if that returns False, and
+        has not ended the method."""
+        raise NotImplementedError
+
+    def confirmed(self, met: bool, true: float, again: bool = True) -> bool:
+        """`met`: that the criterion holds for x. If not, the method goes on; or it ends, if it
+        cannot go on from x (not `again`), or did, and what has to be small has not fallen by half.
+
+        Args:
+            true: what has to be small, computed from x.
+        """
+        last, self.verified, self.doubted = self.verified, true, False
+        if met:
+            return True
+        if not again or (last is not None and true > last / 2):
+            self.ended_outside(
+                ACCURACY,
+                "attainable accuracy reached: the recurrence converged, and the residual computed "
+                "from x did not",
+            )
+        else:
+            self.status, self.message = None, ""
+        return False
 
     def current(self) -> Vector | None:
         """The solution in the user's units, for the callback; None if this iteration has none."""
@@ -131,6 +166,7 @@ class Method:
     def end(self, status: int, message: str) -> None:
         """End the method for a reason."""
         self.status, self.message = status, f"{self.name}: {message}"
+        self.doubted = self.recurs and status == CONVERGED
 
     def ended_outside(self, status: int, reason: str) -> None:
         """End the method by the driver; the message says how far it came."""
@@ -155,7 +191,11 @@ class Reductions:
         self.method, self.count, self.real = method, 0, False
 
     def __call__(
-        self, pairs: Sequence[Named], iteration: int = 0, own: Sequence[Scalar] = ()
+        self,
+        pairs: Sequence[Named],
+        iteration: int = 0,
+        own: Sequence[Scalar] = (),
+        sources: Sequence[tuple[str, Vector]] = (),
     ) -> list[Any]:
         """The products of named pairs and the sums of own numbers, in one collective call. A
         vector's product with itself is real in complex spaces too.
@@ -168,10 +208,12 @@ class Reductions:
         found: list[Any] = inners([pair[1:] for pair in pairs], f"step of {self.method}", own=own)
         for (name, *vectors), value in zip(pairs, found, strict=False):
             if not np.isfinite(value):
-                where = next(filter(None, map(not_finite, vectors)), None)
+                every = [*sources, *((name, vector) for vector in vectors)]
+                wheres = ((what, not_finite(vector)) for what, vector in every)
+                beyond = name, "its square is beyond floating point: scale the operator"
+                what, where = next((one for one in wheres if one[1]), beyond)
                 raise ArgumentError(
-                    f"{self.method}, iteration {iteration}: the {name} is not finite: "
-                    f"{where or 'its square is beyond floating point: scale the operator'}"
+                    f"{self.method}, iteration {iteration}: the {what} is not finite: {where}"
                 )
         for k, (_, v, w) in enumerate(pairs):
             found[k] = found[k].real if v is w or self.real else found[k]
@@ -267,14 +309,22 @@ class _Driver:
             self._done = self._saving.load()
         else:
             self._together([method.start() for method in self._methods], self._methods)
+            for method in self._methods:
+                method.doubted = False  # its residual is that of x
+            if all(method.status == STOPPED for method in self._methods):
+                self._saving.save(self._done, maxiter)
         with self._shown as show:
-            while active := [m for m in self._methods if m.status is None]:
-                if self._done >= maxiter:
-                    for method in active:
+            while active := [m for m in self._methods if m.status is None or m.doubted]:
+                going = [m for m in active if m.status is None]
+                if going and self._done >= maxiter:
+                    for method in going:
                         method.ended_outside(LIMIT, f"{maxiter} iterations done, the most allowed")
-                    break
-                self._done += self._together([method.step() for method in active], active)
-                show(self._done, active)
+                    continue
+                steps = [m.verify() if m.doubted else m.step() for m in active]
+                advanced = self._together(steps, active)
+                if going:
+                    self._done += advanced
+                    show(self._done, going)
                 self._saving.save(self._done, maxiter)
         return [method.result(self._reductions) for method in self._methods]
 
@@ -285,9 +335,9 @@ class _Driver:
             False if all of them were dropped.
         """
         dropped = 0
-        waiting = {k: ask for k, one in enumerate(steps) if (ask := next(one, None))}
-        asked: set[int] = set()
+        asked = {k for k, method in enumerate(methods) if method.doubted}
         stopped: set[int] = set()
+        waiting = {k: ask for k, one in enumerate(steps) if (ask := next(one, None))}
         while waiting:
             answers = self._answers(waiting, methods, asked)
             for k, (vote, numbers) in answers.items():
@@ -320,7 +370,8 @@ class _Driver:
                 votes.append(int(self._stops(methods[k])))
             else:
                 votes.append(int(self._pending.pop(id(methods[k]), False)))
-        found = iter(self._reductions(pairs, self._done + 1, votes))
+        sources = [source for ask in waiting.values() for source in ask.sources]
+        found = iter(self._reductions(pairs, self._done + 1, votes, sources))
         numbers = {k: [next(found) for _ in ask.pairs] for k, ask in waiting.items()}
         return {k: (next(found) > 0, numbers[k]) for k in waiting}
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-CONVERGED, LIMIT, STOPPED, BREAKDOWN = 0, 1, 2, 3
+CONVERGED, LIMIT, STOPPED, BREAKDOWN, ACCURACY = range(5)
 """Values of `Result.status`, the same for all methods."""
 
 
@@ -19,7 +19,8 @@ class Result(tuple[Any, ...]):
         x: the solution, a `Vector`; of eigenvalue methods the eigenvectors or singular vectors.
         success: True if the method's criterion is met.
         status: 0 converged, 1 limit of iterations reached, 2 stopped by the callback, 3 breakdown:
-            the method cannot go on, for example since the operator is not positive definite.
+            the method cannot go on, for example since the operator is not positive definite;
+            4 attainable accuracy reached: rounding keeps the residual above what is asked.
         message: the reason of the end as a sentence, with the numbers compared.
         nit: iterations done.
         residuals: norms of the residual, before the first iteration and after each.

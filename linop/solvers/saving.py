@@ -41,6 +41,7 @@ class Saved(Protocol):
     """A method whose state is its public attributes."""
 
     status: int | None
+    doubted: bool
 
     def state(self) -> dict[str, Any]:
         """The attributes to save, by name."""
@@ -97,7 +98,8 @@ class Saving:
             OSError: a worker cannot write its file; on every worker.
         """
         file = self._files.get("checkpoint")
-        over = iteration == maxiter or all(one.status is not None for one in self._methods)
+        ended = all(one.status is not None and not one.doubted for one in self._methods)
+        over = iteration == maxiter or ended
         if file is None or (iteration % self._every and not over):
             return
         failure: OSError | None = None

@@ -46,6 +46,15 @@ PLANNING = (
         ("test_plans.py::test_out_may_be_the_argument",),
     ),
     Fault(
+        "transforms overwrite arguments",
+        "a local map overwrites an array that the stage before kept, not made",
+        "aliasing",
+        "linop.planning.fusion:_own",
+        "[Make(step.target, zeroed=False), copied]",
+        "[step]",
+        ("test_plan_passes.py::test_transforms_overwrite_arrays_that_the_plan_made",),
+    ),
+    Fault(
         "results overwrite arguments",
         "of two results that are arguments, in place, the first overwrites the second",
         "aliasing",

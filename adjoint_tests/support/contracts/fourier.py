@@ -29,6 +29,12 @@ def computes_numpy_s(backend: Backend, described: Description, route: Any, seed:
     assert np.allclose(y, whole[mine_of_it], rtol=0, atol=near)
     assert np.allclose(plan.H(y), x[mine_of_it], rtol=0, atol=near)
     assert (given == x[mine_of_it]).all()  # the argument is not changed
+    kept, out = y.copy(), np.empty_like(y)
+    assert plan(given, out=out) is out and (out == kept).all()
+    plan.start(2 * given)
+    assert np.allclose(plan.finish(), 2 * kept, rtol=0, atol=2 * near)
+    assert (y == kept).all() and not np.may_share_memory(plan(given), y)
+    assert plan(given, out=given) is given and (given == kept).all()
 
 
 def computes_numpy_s_of_real(backend: Backend, description: Description, seed: int) -> None:

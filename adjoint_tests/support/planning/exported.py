@@ -94,7 +94,7 @@ class Map:
 
     number: int
     sources: tuple[Base, ...]
-    results: tuple[OfRun, ...]
+    results: tuple[Base, ...]
 
 
 @dataclass(frozen=True)
@@ -264,7 +264,7 @@ class _Export:
             case i.Add():
                 return [Sum(*map(self.view, (one.target, one.first, one.second)))]
             case i.Apply(local=local, sources=sources, results=results):
-                made = tuple(map(self.of_run, results))
+                made = tuple(map(self.buffer if one.inside else self.of_run, results))
                 return [Map(self.maps[id(local)], tuple(map(self.view, sources)), made)]
             case i.Contiguous(result=result, source=source):
                 return [Alias(self.of_run(result), self.view(source), source.contiguous)]

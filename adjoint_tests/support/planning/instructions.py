@@ -159,7 +159,10 @@ class _Run:
             case Apply(local=local, sources=sources, results=results):
                 made = local([self.view(source) for source in sources])
                 for result, array in zip(results, made, strict=True):
-                    self.give(result, np.array(array))
+                    if operation.inside:
+                        self.array(result)[...] = array
+                    else:
+                        self.give(result, np.array(array))
             case Call():
                 self.call(operation)
             case Interaction(by=by):

@@ -277,7 +277,8 @@ class _Run:
             case Map(number=number, sources=sources, results=results):
                 of = [self.get(source) for source in sources]
                 for k, result in enumerate(results):
-                    self.set(result, unknown(number, of, k, result.shape))
+                    shape = self.places(result)[1].shape
+                    self.set(result, unknown(number, of, k, shape))
             case Alias(result=result, source=source, contiguous=contiguous):
                 if contiguous:
                     self.of_run[result.buffer] = self.places(source)

@@ -323,6 +323,8 @@ class Emitter:
 
     def _apply(self, apply: Apply) -> list[str]:
         local, name = apply.local.on(self.arrays), self.name
+        if apply.inside and local.inside is not None:
+            return [f"{name(local.inside[0])}({self.view(apply.sources[0])})"]
         alone = len(apply.sources) == 1
         if len(apply.results) != 1 or not (alone or local.fresh):
             return [self._call(Call(local, [Views(apply.sources)], apply.results, unpack=True))]

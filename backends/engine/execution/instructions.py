@@ -97,11 +97,15 @@ class Call:
 @dataclass(frozen=True, eq=False)
 class Apply:
     """Apply a local map to arrays. Its results are validated, and copied unless the map declares
-    them `fresh`."""
+    them `fresh`. A result whose buffer is the argument's overwrites it (`inside`)."""
 
     local: LocalMap
     sources: Sequence[View]
     results: Sequence[Buffer]
+
+    @property
+    def inside(self) -> bool:
+        return [source.buffer for source in self.sources] == list(self.results)
 
 
 @dataclass(frozen=True, eq=False)

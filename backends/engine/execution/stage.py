@@ -58,7 +58,9 @@ class Stage:
                 case Alias():
                     self.new[step.target.name] = current[step.source.name]
                 case Apply():
-                    self.new.update({r.name: buffer_of(r, arrays) for r in step.outputs})
+                    kept = [current[name] for name in step.call.inputs] if step.inside else None
+                    made = kept or [buffer_of(region, arrays) for region in step.outputs]
+                    self.new.update(zip((r.name for r in step.outputs), made, strict=True))
                     self.applies.append(step)
                 case Put() | Sum():
                     self.writes.append(step)

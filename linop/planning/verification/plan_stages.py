@@ -130,6 +130,7 @@ def read(plan: LoweredPlan) -> tuple[PlanStage, ...]:
         )
     for before, after in pairwise([None, *stages, None]):
         _check_storage(before, after)
+        _check_inside(before, after)
     numbers = [stage.number for stage in stages]
     if any(a >= b for a, b in pairwise(numbers)):
         raise StageError(f"worker {plan.worker}: stages {numbers}; their numbers increase")
@@ -182,6 +183,15 @@ def _check_storage(stage: PlanStage | None, after: PlanStage | None) -> None:
         added = any(p.accumulate and p.target.overlaps(target) for _, p in puts)
         if make.zeroed or kept or added or any(other.zeroed or other.within for other in others):
             raise StorageError(f"{stage.where(at)}: the memory of {target} has another use")
+
+
+def _check_inside(stage: PlanStage | None, after: PlanStage | None) -> None:
+    """Check that a local map overwrites an array only if the stage before made it."""
+    made = set() if stage is None else {step.region.name for _, step in stage.of(Make)}
+    for at, step in [] if after is None else after.of(Apply):
+        if step.inside and (step.call.map.inside is None or not made.issuperset(step.call.inputs)):
+            assert after is not None
+            raise StorageError(f"{after.where(at)}: the array that it overwrites was not made")
 
 
 def _is_of(coefficient: Scalar, dtype: np.dtype[Any]) -> bool:

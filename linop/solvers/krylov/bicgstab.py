@@ -136,7 +136,7 @@ class _Bicgstab(LinearMethod):
             return
         omega = ts / tt
         self.x, self.r = plus(self.x, omega, shat), plus(s, -omega, t)
-        rr, rho = ss - abs(ts) * abs(ts) / tt, rs - omega * rt
+        rr, rho = ss - abs(ts) * (abs(ts) / tt), rs - omega * rt
         if rr <= _CANCELLED * ss:
             pairs = [("residual r", self.r, self.r), ("residual r", self.shadow, self.r)]
             rr, rho = yield Ask(pairs)

@@ -81,6 +81,7 @@ class _Cg(LinearMethod):
     """
 
     name = "cg"
+    recurs = True
 
     def start(self) -> Steps:
         system = self._system
@@ -102,6 +103,12 @@ class _Cg(LinearMethod):
         z, rho, rr = yield from self._preconditioned(True)
         if not self._decide(rho, rr):
             self.p, self.rho = plus(z, rho / self.rho, self.p), rho
+
+    def verify(self) -> Steps:
+        self.r = self._system.residual_at(self.x)
+        self.p, self.rho, rr = yield from self._preconditioned(False)
+        self.residuals[-1] = math.sqrt(rr)
+        self.confirmed(self.residuals[-1] <= 1.001 * self._limit, self.residuals[-1])
 
     def _preconditioned(self, final: bool) -> Any:
         """M r, <r, M r> and ‖r‖²."""
@@ -140,6 +147,8 @@ class _Pipelined(_Cg):
         z, q, s, p: A q, M s, A p, and the direction.
         gamma, alpha, beta: <r, u>, and the next step and share of the last direction.
     """
+
+    recurs = False  # it begins anew from b - A x by itself
 
     def start(self) -> Steps:
         system = self._system

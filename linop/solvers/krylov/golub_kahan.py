@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from linop.solvers.iteration import Ask, Method, Named, Reductions, Steps
-from linop.solvers.krylov.systems import System
+from linop.solvers.krylov.systems import ROUNDING, System
 from linop.solvers.result import BREAKDOWN, CONVERGED, Result
 from linop.solvers.updates import plus, times
 from linop.spaces.vector import Vector
@@ -19,7 +19,12 @@ class Bidiagonalisation(Method):
         u, v: the last left and right vectors, of norm 1 or 0.
         alpha, beta: the last numbers of the diagonal and the one below.
         istop: SciPy's reason of the end.
+        scale: ‖b‖; ‖b - A x0‖ if it is zero.
+        begun, base: iterations, and ‖x‖, when the recurrence began last; 0 for the first time.
     """
+
+    recurs = True
+    anorm = 0.0
 
     def __init__(
         self, system: System, damp: float, atol: float, btol: float, conlim: float
@@ -29,24 +34,53 @@ class Bidiagonalisation(Method):
         self._ctol = 1 / conlim if conlim > 0 else 0.0
         self.istop = 0
 
-    def begin(self) -> Steps:
+    def start(self) -> Steps:
+        self.base, self.scale = 0.0, self._system.norm
+        yield from self.begin(self._system.x0)
+
+    def begin(self, x: Vector | None) -> Steps:
+        """Set the state to that of no iteration from x, None for zero."""
+        raise NotImplementedError
+
+    def begin_vectors(self, x: Vector | None) -> Steps:
         """Set u, v, beta, alpha and x, and end the method if x is a solution already."""
         system = self._system
-        self.u = system.residual_at(system.x0)
+        self.u, self.begun = system.residual_at(x), self.nit
         (square,) = yield Ask([("residual r", self.u, self.u)])
         self.beta = math.sqrt(square)
         self.u = times(1 / self.beta if self.beta else 0.0, self.u)
         self.v = system.H(self.u)
-        self.x = system.first(self.v)
+        self.x = 0 * self.v if x is None else x.copy()
         (square,) = yield Ask([("product A* r", self.v, self.v)])
         self.alpha = math.sqrt(square)
         self.v = times(1 / self.alpha if self.alpha else 0.0, self.v)
-        self.scale = system.norm or self.beta
+        self.scale = self.scale or self.beta
         self.residuals.append(self.beta)
         self.gradient = self.alpha * self.beta
         if not self.gradient:
             which = "A x0 = b" if not self.beta else "A* r = 0 at the start"
             self.end(CONVERGED, f"converged: {which}, so that the initial x is a solution")
+
+    def verify(self) -> Steps:
+        """Compare ‖r‖ and ‖A* r‖, of the damped problem if there is one, with what is asked."""
+        system, damp, x = self._system, self._damp, self.x
+        r = system.residual_at(x)
+        gradient, moved = system.H(r), x if system.x0 is None else x - system.x0
+        gradient = plus(gradient, -(damp**2), moved) if damp else gradient
+        named = ("residual b - A x", r), ("gradient A* r", gradient), ("solution x", x)
+        products = yield Ask([(n, v, v) for n, v in (*named, ("step x - x0", moved))])
+        rnorm, norm, xnorm, step = map(math.sqrt, products)
+        rnorm = math.hypot(rnorm, damp * step)
+        self.residuals[-1], self.gradient = rnorm, norm
+        size = self.anorm * min(max(xnorm, step), 10 * xnorm)  # the recurrence knows the step only
+        rounding = ROUNDING * system.eps * (size + self.scale)
+        solves = 1.001 * (self._btol * self.scale + self._atol * size) + rounding
+        least = self.anorm * (1.001 * self._atol * rnorm + rounding)
+        met = rnorm <= solves or norm <= least
+        if not self.confirmed(met, norm, again=not damp) and self.status is None:
+            self.residuals.pop()
+            self.base, self.istop = xnorm, 0
+            yield from self.begin(x)
 
     def advance_u(self, *others: Named) -> Any:
         """The next u and beta; returns the products of other pairs, in the same reduction. Nothing
@@ -78,7 +112,7 @@ class Bidiagonalisation(Method):
         """
         self.residuals.append(rnorm)
         self.gradient = gradient
-        share = anorm * xnorm / self.scale
+        share = anorm * max(xnorm, self.base) / self.scale
         consistent, limit = rnorm / self.scale, self._btol + self._atol * share
         below = anorm * rnorm
         least = gradient / below if below else (math.inf if gradient else 0.0)

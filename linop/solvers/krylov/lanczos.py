@@ -10,7 +10,16 @@ import numpy as np
 
 from linop.errors import ArgumentError
 from linop.solvers.arguments import operator_of, square, whole
-from linop.solvers.iteration import Ask, Callback, Control, Method, Reductions, Steps, run
+from linop.solvers.iteration import (
+    Ask,
+    Callback,
+    Control,
+    Method,
+    Named,
+    Reductions,
+    Steps,
+    run,
+)
 from linop.solvers.krylov.first_vectors import first_vector, norm_of_first, random_vector
 from linop.solvers.krylov.orthogonal import orthogonalised
 from linop.solvers.krylov.systems import tolerances
@@ -25,6 +34,8 @@ _WHICH = {
     "SA": lambda values: values,
 }
 """Keys to sort by, the most wanted first."""
+_PAIR = 1 << 30
+"""Added to seeds of the vectors by which A is found to be Hermitian."""
 
 
 def lanczos(
@@ -47,7 +58,8 @@ def lanczos(
     Lanczos' method with all vectors kept orthogonal, and thick restarts (Wu & Simon, SIAM J. Matrix
     Anal. Appl. 22, 2000); for singular values Golub-Kahan bidiagonalisation, in the same way
     (Baglama & Reichel, SIAM J. Sci. Comput. 27, 2005). Two reductions for each application of A,
-    and of A.H.
+    and of A.H. That A is Hermitian is checked for two random vectors first, in one reduction; of
+    singular values, that A.H is the adjoint.
 
     Args:
         A: an operator, or the plan of one; with an adjoint ``A.H`` for singular values.
@@ -71,7 +83,8 @@ def lanczos(
         among them, unless `success`.
 
     Raises:
-        ArgumentError, SpaceError, ShapeError, DTypeError: as `linop.solvers.cg`.
+        ArgumentError: A is not Hermitian, or A.H not its adjoint; or as `linop.solvers.cg`.
+        SpaceError, ShapeError, DTypeError: as `linop.solvers.cg`.
     """
     operator_of("lanczos", A, adjoint=singular)
     wide = False
@@ -110,6 +123,7 @@ class _Lanczos(Method):
     """
 
     name = "lanczos"
+    _wrong = "A is not Hermitian (linop.testing.check_self_adjoint; singular=True takes any A)"
 
     def __init__(
         self, A: Any, wide: bool, first: Vector, k: int, which: str, ncv: int, tol: float, seed: int
@@ -126,7 +140,31 @@ class _Lanczos(Method):
         self.basis = [self._first]
         self.projected = self._empty()
         self.columns, self.norm, self.drawn, self.restarted = 0, 0.0, 0, False
-        yield from ()
+        yield from self._compare_sides()
+
+    def _compare_sides(self) -> Steps:
+        """Check <A x, y> = <x, A* y> for random x and y.
+
+        Raises:
+            ArgumentError: they differ; on every worker.
+        """
+        x = random_vector(self._A, self._first, self._seed + _PAIR)
+        ax = self._A(x)
+        y = random_vector(self._A, ax, self._seed + _PAIR + 1)
+        ay = self._adjoint(y)
+        pairs: list[Named] = [("product A x with y", ax, y), ("product A* y with x", x, ay)]
+        pairs += [("random vector or its image", v, v) for v in (x, y, ax, ay)]
+        one, other, *squares = yield Ask(pairs)
+        xx, yy, aa, bb = map(math.sqrt, squares)
+        if abs(one - other) > math.sqrt(self._eps) * (aa * yy + xx * bb):
+            raise ArgumentError(
+                f"lanczos: {self._wrong}: of random x and y, <A x, y> = {one:.6g} and <x, A* y> = "
+                f"{other:.6g}"
+            )
+
+    @property
+    def _adjoint(self) -> Any:
+        return self._A
 
     def _empty(self) -> Any:
         return np.zeros((self._ncv, self._ncv), float if self._real else complex)
@@ -223,9 +261,15 @@ class _Singular(_Lanczos):
         projected: A between them: <left, A basis>.
     """
 
+    _wrong = "A.H is not the adjoint of A (linop.testing.check_adjoint)"
+
     def start(self) -> Steps:
         yield from super().start()
         self.left: list[Vector] = []
+
+    @property
+    def _adjoint(self) -> Any:
+        return self._A.H
 
     def _applied(self) -> Generator[Ask, list[Any], Vector]:
         u = self._A(self.basis[-1])

@@ -45,8 +45,7 @@ def cgls(
         niter: number of iterations, at most.
         damp: damping, the square root of the weight of ‖x‖²; a real number.
         tol: stop when ‖Op* r - damp² x‖² is at most `tol` times its value at x = 0, or at x0 where
-            that is larger: independent of the units of y and Op. (PyLops compares with `tol`
-            itself.)
+            that is zero: independent of the units of y and Op. (PyLops compares with `tol` itself.)
         show: print the residual of every iteration, on the first worker; "bar" shows a bar.
         callback: called with a copy of the current x after every iteration, on the workers that
             give one. If it returns True, or raises StopIteration, on any worker, all workers end
@@ -89,6 +88,7 @@ class _Cgls(Method):
     """
 
     name = "cgls"
+    recurs = True
 
     def __init__(self, problem: ScaledProblem, tol: float) -> None:
         super().__init__()
@@ -110,7 +110,7 @@ class _Cgls(Method):
                 ("Op* y", start, start),
             ]
         )
-        self.scale, self.gain = max(self.gamma, at_zero), 0.0
+        self.scale, self.gain = at_zero or self.gamma, 0.0
         self._decide(rr)
 
     def step(self) -> Steps:
@@ -137,11 +137,26 @@ class _Cgls(Method):
         if self.status is None and self.gamma >= last and last <= self._rounding(rr):
             self.end(CONVERGED, "converged to rounding: the gradient falls no more")
 
-    def _rounding(self, rr: float) -> float:
-        """The square of a gradient that is made of rounding errors, which more steps magnify."""
+    def verify(self) -> Steps:
+        problem, y = self._problem, self._problem.y
+        self.r = y - problem.forward(self.x)
+        self.s = problem.backward(self.r)
+        if self._squared:
+            self.s = plus(self.s, -self._squared, self.x)
+        self.c = self.s.copy()
+        named = ("gradient Op* r", self.s), ("residual r", self.r), ("solution x", self.x), ("y", y)
+        self.gamma, rr, xx, yy = yield Ask([(name, v, v) for name, v in named])
+        self.residuals[-1] = math.sqrt(rr)
+        rounding = 100 * self._rounding(self.gain * xx + yy)
+        met = self.gamma <= 1.001 * self._tol * self.scale + rounding
+        self.confirmed(met, math.sqrt(self.gamma))
+
+    def _rounding(self, square: float) -> float:
+        """The square of a gradient that is made of rounding errors, which more steps magnify, of a
+        residual of this square."""
         dtype = self.x.space.dtype
         eps = float(np.finfo(dtype if dtype.kind in "fc" else np.float16).eps)
-        return (10 * eps) ** 2 * self.gain * rr
+        return (10 * eps) ** 2 * self.gain * square
 
     def _decide(self, rr: float) -> None:
         self.residuals.append(math.sqrt(rr))
@@ -150,7 +165,7 @@ class _Cgls(Method):
             self.end(
                 CONVERGED,
                 f"converged: the gradient's norm {gradient:.3g} is at most √tol = "
-                f"{math.sqrt(self._tol):.3g} times {scale:.3g}, its norm at the start",
+                f"{math.sqrt(self._tol):.3g} times {scale:.3g}, its norm at x = 0",
             )
 
     def _no_curvature(self) -> None:

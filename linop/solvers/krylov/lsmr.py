@@ -11,6 +11,7 @@ from linop.solvers.krylov.golub_kahan import Bidiagonalisation, rotation
 from linop.solvers.krylov.systems import solve, tolerances, unknowns
 from linop.solvers.result import Result
 from linop.solvers.updates import plus
+from linop.spaces.vector import Vector
 
 
 def lsmr(
@@ -71,8 +72,8 @@ class _Lsmr(Bidiagonalisation):
 
     name = "lsmr"
 
-    def start(self) -> Steps:
-        yield from self.begin()
+    def begin(self, x: Vector | None) -> Steps:
+        yield from self.begin_vectors(x)
         (self.xx,) = yield Ask([("initial guess x0", self.x, self.x)])
         self.h, self.hbar = self.v, 0 * self.v
         self.zetabar, self.alphabar = self.alpha * self.beta, self.alpha
@@ -123,7 +124,7 @@ class _Lsmr(Bidiagonalisation):
         self.squares += self.beta**2
         self.anorm = math.sqrt(self.squares)
         self.squares += self.alpha**2
-        if self.nit > 1:  # before, it is 1, whichever the units
+        if self.nit > self.begun + 1:  # before, it is 1, whichever the units
             self.maxrbar = max(self.maxrbar, rhobarold)
             self.minrbar = min(self.minrbar, rhobarold)
         self.cond = max(self.maxrbar, rhotemp) / min(self.minrbar, rhotemp)

@@ -11,6 +11,7 @@ from linop.solvers.krylov.golub_kahan import Bidiagonalisation, rotation
 from linop.solvers.krylov.systems import solve, tolerances
 from linop.solvers.result import Result
 from linop.solvers.updates import plus
+from linop.spaces.vector import Vector
 
 
 def lsqr(
@@ -70,8 +71,8 @@ class _Lsqr(Bidiagonalisation):
 
     name = "lsqr"
 
-    def start(self) -> Steps:
-        yield from self.begin()
+    def begin(self, x: Vector | None) -> Steps:
+        yield from self.begin_vectors(x)
         self.w = self.v
         self.rhobar, self.phibar = self.alpha, self.beta
         self.anorm = self.acond = self.ddnorm = self.res2 = 0.0

@@ -7,7 +7,7 @@ from typing import Any, Unpack
 
 from linop.solvers.arguments import real
 from linop.solvers.iteration import Ask, Callback, Control, Steps
-from linop.solvers.krylov.systems import LinearMethod, System, solve, tolerances
+from linop.solvers.krylov.systems import ROUNDING, LinearMethod, System, solve, tolerances
 from linop.solvers.result import BREAKDOWN, CONVERGED
 from linop.solvers.updates import plus, times
 from linop.spaces.vector import Vector
@@ -74,30 +74,38 @@ class _Minres(LinearMethod):
         r1, r2, y: the last two Lanczos vectors, times their betas, and M r2.
         w, w2: the last two directions.
         xx: ‖x‖².
+        anorm: the largest estimate of ‖A‖, where the recurrence has begun anew.
+        least: True if it is a least-squares solution to which the method has come.
     """
 
     name = "minres"
+    recurs = True
 
     def __init__(self, system: System, rtol: float, shift: float) -> None:
         super().__init__(system, rtol, 0.0)
         self._rtol, self._shift = rtol, shift
 
     def start(self) -> Steps:
+        self.x = self._system.first(self._system.b)
+        self.anorm = 0.0
+        yield from self._begin()
+        if self.status is None and not self.beta:
+            self.end(CONVERGED, "converged: ‖r‖ = 0 at the start")
+
+    def _begin(self) -> Steps:
+        """Begin from b - (A - shift) x."""
         system = self._system
-        self.r1 = self.r2 = system.residual_at(system.x0)
-        self.x = system.first(self.r2)
-        if system.x0 is not None and self._shift:
-            self.r1 = self.r2 = plus(self.r2, self._shift, self.x)
+        r = system.residual_at(self.x if self.nit or system.x0 is not None else None)
+        self.r1 = self.r2 = plus(r, self._shift, self.x) if self._shift else r
         self.y = self._precondition(self.r2)
         square, self.xx = yield Ask(
             [("product M r with the residual r", self.r2, self.y), ("solution x", self.x, self.x)]
         )
+        del self.residuals[self.nit :]
         self.residuals.append(math.sqrt(max(0.0, square.real)))
-        self.beta1 = self.beta = self.phibar = self.rhs1 = self.residuals[0]
+        self.beta1 = self.beta = self.phibar = self.rhs1 = self.residuals[-1]
         if square.real < 0:
             self.breakdown(f"M is not positive definite: <r, M r> = {square.real:.3g}")
-        elif not self.beta:
-            self.end(CONVERGED, "converged: ‖r‖ = 0 at the start")
         self.oldb = self.dbar = self.epsln = self.rhs2 = self.tnorm2 = self.gmax = self.sn = 0.0
         self.gmin, self.cs = math.inf, -1.0
         self.w = self.w2 = 0 * self.r2
@@ -106,7 +114,7 @@ class _Minres(LinearMethod):
         v = times(1 / self.beta, self.y)
         y = self._system.A(v)
         y = plus(y, -self._shift, v) if self._shift else y
-        y = plus(y, -self.beta / self.oldb, self.r1) if self.nit else y
+        y = plus(y, -self.beta / self.oldb, self.r1) if self.oldb else y
         (product,) = yield Ask([("product A v", v, y)])
         alfa = product.real
         self.r1, self.r2 = self.r2, plus(y, -alfa / self.beta, self.r2)
@@ -123,8 +131,9 @@ class _Minres(LinearMethod):
         if square.real < 0:
             self.breakdown(f"M is not positive definite: <r, M r> = {square.real:.3g}")
             return
+        below = self.beta**2 if self.oldb else 0.0
         self.oldb, self.beta = self.beta, math.sqrt(square.real)
-        self.tnorm2 += alfa**2 + self.beta**2 + (self.oldb**2 if self.nit else 0.0)
+        self.tnorm2 += alfa**2 + self.beta**2 + below
         phi, gamma, root = self._rotate(alfa)
         self.w, self.w2 = times(1 / gamma, t), self.w
         self.x = plus(self.x, phi, self.w)
@@ -132,20 +141,34 @@ class _Minres(LinearMethod):
         self.xx = max(0.0, self.xx + 2 * step * xt.real + step**2 * tt)
         self.nit += 1
         self._decide(root)
-        if self.status == CONVERGED:
-            yield from self._verify()
 
-    def _verify(self) -> Steps:
-        """Compare the residual of the recurrence, which is right for a Hermitian A, with that of
-        x."""
-        r = self._system.residual_at(self.x)
-        r = plus(r, self._shift, self.x) if self._shift else r
-        (square,) = yield Ask([("product M r with the residual b - A x", r, self._precondition(r))])
-        true = math.sqrt(max(0.0, square.real))
-        size = self.beta1 + math.sqrt(self.tnorm2 * self.xx)
-        if true > 2 * self.phibar + math.sqrt(self._system.eps) * size:
+    def verify(self) -> Steps:
+        recurred, self.anorm = self.phibar, max(self.anorm, math.sqrt(self.tnorm2))
+        yield from self._begin()
+        size = self.anorm * math.sqrt(self.xx)
+        asked = recurred if self.least else self._rtol * size
+        rounding = ROUNDING * self._system.eps * (size + self._system.norm)
+        true = self.residuals[-1]
+        if self.status == CONVERGED and not self.confirmed(true <= 1.001 * asked + rounding, true):
+            yield from self._compare_sides()
+
+    def _compare_sides(self) -> Steps:
+        """End the method if <B r, x> is not <r, B x>, B = A - shift: the recurrence is that of a
+        Hermitian one."""
+        r, x = self.r2, self.x
+        image = plus(self._system.A(r), -self._shift, r)
+        other = self._system.b - r
+        one, two, *squares = yield Ask(
+            [
+                ("product A r with x", image, x),
+                ("product A x with r", r, other),
+                *(("residual or its image", v, v) for v in (image, x, r, other)),
+            ]
+        )
+        ir, xx, rr, ix = map(math.sqrt, squares)
+        if abs(one - two) > math.sqrt(self._system.eps) * (ir * xx + rr * ix):
             self.breakdown(
-                f"‖b - A x‖ = {true:.3g}, where the recurrence has {self.phibar:.3g}: A is not "
+                f"‖b - A x‖ = {self.residuals[-1]:.3g}, and not as the recurrence has it: A is not "
                 f"Hermitian (linop.testing.check_self_adjoint tests it; gmres takes any A)"
             )
 
@@ -183,11 +206,13 @@ class _Minres(LinearMethod):
         words = f"‖r‖/(‖A‖ ‖x‖) = {solves:.3g}"
         least = f"‖A r‖/(‖A‖ ‖r‖) = {minimum:.3g}"
         asked = f"at most rtol = {self._rtol:.3g} is asked"
+        rounded = anorm * xnorm * eps >= self.beta1 or 1 + solves <= 1
+        self.least = solves > self._rtol and (minimum <= self._rtol or not rounded)
         if solves <= self._rtol:
             self.end(CONVERGED, f"converged: {words}, {asked}")
         elif minimum <= self._rtol:
             self.end(CONVERGED, f"converged to a least-squares solution: {least}, {asked}")
-        elif anorm * xnorm * eps >= self.beta1 or 1 + solves <= 1:
+        elif rounded:
             self.end(CONVERGED, f"converged to rounding: {words}")
         elif 1 + minimum <= 1:
             self.end(CONVERGED, f"converged to a least-squares solution to rounding: {least}")

@@ -19,6 +19,9 @@ from linop.solvers.result import Result
 from linop.spaces.space import Space
 from linop.spaces.vector import Vector
 
+ROUNDING = 100
+"""Roundings of ‖A‖ ‖x‖ + ‖b‖ of which b - A x may be made, where a method has converged to that."""
+
 
 class System:
     """One right-hand side.
@@ -109,8 +112,9 @@ class LinearMethod(Method):
         return self.finished((x, self.info()), x, residuals, reductions)
 
     def info(self) -> int:
-        """SciPy's second value: 0 if converged, iterations at the limit, negative at breakdown."""
-        return {0: 0, 3: -1}.get(self.status or 0, self.nit)
+        """SciPy's second value: 0 if converged, iterations at the limit, negative at breakdown, and
+        where rounding keeps the residual above what is asked."""
+        return {0: 0, 3: -1, 4: -1}.get(self.status or 0, self.nit)
 
 
 def solve(

@@ -120,7 +120,9 @@ class _Admm(Method):
         named = [("difference Op x - z", gap), ("step of z", change), ("product Op x", image)]
         value = Value((self._f, x), (self._g, z))
         squares = [(what, v, v) for what, v in [*named, ("variable z", z)]]
-        numbers = yield Ask([*squares, *value.pairs], final=True)
+        sources = [(f"minimizer x, of {self._f},", x), ("product Op x", image)]
+        sources.append((f"result of {self._g}.prox", z))
+        numbers = yield Ask([*squares, *value.pairs], True, sources)
         if value.known:
             self.cost.append(value.of(numbers[4:]))
         self._decide(*(math.sqrt(one) for one in numbers[:4]))

@@ -137,7 +137,11 @@ class _PrimalDual(Method):
         what = "step of x", "step of the dual variable", "image K of a step"
         named = [*zip(what, moves, strict=True), ("solution x", x), ("dual variable y", y)]
         value = Value((self._f, k), (self._g, x))
-        numbers = yield Ask([*((n, v, v) for n, v in named), *value.pairs], final=True)
+        sources = [
+            *((f"result of {self._dual}.prox", y), ("product K* y", v)),
+            *((f"result of {self._g}.prox", x), ("product K x", k)),
+        ]
+        numbers = yield Ask([*((n, w, w) for n, w in named), *value.pairs], True, sources)
         moved, dual, image, xx, yy = numbers[:5]
         if value.known:
             self.cost.append(value.of(numbers[5:]))

@@ -165,7 +165,8 @@ class _ProximalGradient(Method):
         self.nit += 1
         named = [("step of x", move), ("solution x", x), ("residual Op x - y", r)]
         squares = [(what, v, v) for what, v in [*named, ("image of a step", image)]]
-        numbers = yield Ask([*squares, *value.pairs], final=True)
+        sources = [("product Op* r", v), (f"result of {self._g}.prox", x), ("product Op x", r)]
+        numbers = yield Ask([*squares, *value.pairs], True, sources)
         moved, xx, rr, gain = numbers[:4]
         self.residuals.append(math.sqrt(rr))
         if value.known:
