@@ -99,7 +99,8 @@ def test_out_is_refused(backend: str, length: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "what", [what for what in plan_contracts.OPERATORS if "several" not in what]
+    "what",
+    [one for one in plan_contracts.OPERATORS if not one.endswith(("several", "parts"))],
 )
 def test_a_later_call_refuses_the_argument_s_memory(what: str) -> None:
     linop.launch(lambda b: plan_contracts.a_later_call_refuses_the_argument_s_memory(b, what), 1)
