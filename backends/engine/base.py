@@ -25,7 +25,7 @@ from linop.backends.engine.execution.calls import IN_PLACE, MISSED, NEW, OUT, Fa
 from linop.backends.engine.execution.program import Program
 from linop.backends.engine.tracing import Recording, traced
 from linop.backends.together.transport import Transport
-from linop.errors import ArgumentError, BackendError
+from linop.errors import ArgumentError, BackendError, LinopError
 from linop.normal_form.maps import bare_or_dict
 from linop.operators.operator import LinearOperator
 from linop.planning.lowering import lower, workers_of
@@ -303,6 +303,16 @@ class BoundPlan(Keeper, ABC):
         Raises:
             BackendError: they are not; on every worker of the operator.
         """
+
+    def enter(self, wrong: LinopError | None) -> None:
+        """Before calls of `validated`: raise an error of this worker, on all that wait for it."""
+        if wrong is not None:
+            raise wrong
+
+    def validated(self, arrays: Sequence[Array], outs: Sequence[Array]) -> None:
+        """A call with arrays that fit, in the order of the regions held here, that writes the
+        results to others, which share no memory with them."""
+        self(bare_or_dict(self._regions_in, arrays), out=bare_or_dict(self._regions_out, outs))
 
     def _recorded(self, x: Any, out: Any) -> Any:
         """`_run` with each step recorded in the trace, where runs have steps."""

@@ -10,6 +10,7 @@ from typing import Any
 from linop.backends.engine.arrays.arguments import written
 from linop.backends.engine.arrays.interface import NUMPY, Arrays, arrays_named
 from linop.backends.engine.base import Backend, BoundPlan, check_here, check_workers
+from linop.backends.engine.driving import driving
 from linop.errors import ArgumentError
 from linop.operators.operator import LinearOperator
 from linop.planning.plan import LoweredPlan
@@ -41,6 +42,8 @@ class Whole(Backend):
         """
 
     def compile(self, op: LinearOperator) -> BoundPlan:
+        if op.loops:
+            return driving(op, self)
         check_workers(op, self)
         check_here(op, self)
         return WholePlan(op, self)

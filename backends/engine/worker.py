@@ -13,6 +13,7 @@ from weakref import WeakValueDictionary
 from linop.backends.engine.arrays.interface import NUMPY, Arrays
 from linop.backends.engine.base import Backend, BoundPlan, check_here, check_workers
 from linop.backends.engine.compile_agreement import check_agreement
+from linop.backends.engine.driving import driving
 from linop.backends.engine.execution.layout import Layout
 from linop.backends.engine.execution.program import Program
 from linop.backends.engine.roads.call_numbers import Calls
@@ -69,6 +70,8 @@ class Worker(Backend):
         """Held during an exchange on the control channel: two threads' messages would mix."""
 
     def compile(self, op: LinearOperator) -> BoundPlan:
+        if op.loops:
+            return driving(op, self)
         with self.meeting:
             return self._compile(op)
 

@@ -14,6 +14,7 @@ import numpy as np
 from linop.backends.engine.arrays.arguments import written
 from linop.backends.engine.base import Backend, BoundPlan, check_workers
 from linop.backends.engine.compile_agreement import check_agreement
+from linop.backends.engine.driving import driving
 from linop.backends.engine.execution.program import Program
 from linop.backends.engine.whole import Whole
 from linop.backends.engine.worker import Worker
@@ -64,6 +65,8 @@ class ReferenceWorker(Worker):
         return _WAY
 
     def compile(self, op: LinearOperator) -> BoundPlan:
+        if op.loops:
+            return driving(op, self)
         self._plans = 1 + check_agreement(op, self.transport, self._plans)
         check_workers(op, self)
         return ReferenceWorkerPlan(op, self, 2 * self._plans)

@@ -73,6 +73,7 @@ class LinearOperator(WithOrigin, SciPyProtocol, ABC, Generic[Domain_co, Codomain
     loose = False  # True if the symbol needs parentheses inside a product
     spreads = False  # True if values and stages are made of those of its operands
     depth = 0  # of the expression: 0 without operands
+    loops = False  # True if it is a time loop, or has one among its operands
 
     def __init__(self, domain: Domain_co, codomain: Codomain_co) -> None:
         for space in (domain, codomain):

@@ -1,0 +1,110 @@
+"""Time loops of linear steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from linop.errors import ArgumentError, SpaceError, expect
+from linop.loops.loop import Loop
+from linop.loops.over_time import NOTHING, renaming, series, steps
+from linop.operators.algebra import Named, hstack, vstack
+from linop.operators.expressions import Identity, compose
+from linop.operators.operator import LinearOperator
+from linop.operators.simplification import in_order
+from linop.provenance import records_origin
+from linop.spaces.space import Space
+
+
+@records_origin
+def repeat(A: LinearOperator, n: int) -> LinearOperator:
+    """A applied n times, as a loop: the map ``A ** n``, which runs the one plan of A n times, and
+    whose adjoint runs that of ``A.H``.
+
+    ``A ** n`` is a product of n factors instead: it can be merged (a power of data movement is one
+    movement), proven equal to others and drawn, and its plan has the stages of all factors.
+
+    Args:
+        A: from a space to itself.
+        n: from 0; 0 gives the identity.
+
+    Raises:
+        ArgumentError: A is no operator, or n no whole number from 0. SpaceError: A's domain and
+            codomain differ.
+    """
+    A = _step("repeat", A)
+    return Loop(A, A.domain, steps("repeat", n), NOTHING, NOTHING, True, True)
+
+
+@records_origin
+def timeloop(
+    step: LinearOperator,
+    n: int,
+    sources: LinearOperator | None = None,
+    receivers: LinearOperator | None = None,
+    *,
+    initial: bool | None = None,
+    final: bool | None = None,
+) -> LinearOperator:
+    """n time steps x ← A x + S s_k, with records r_k = R x, for k = 0, 1, …, n - 1, as one operator
+    from signals to records. Record k is taken after step k, so that it hears signal k.
+
+    It is a block lower triangular operator, r_j = Σ R A^(j-k) S s_k over k ≤ j, and runs as a loop:
+    the step is compiled once, whatever n is. The adjoint is the loop of the step's adjoint from
+    the last record to the first signal, x ← Aᴴ (x + Rᴴ r_k) with signals Sᴴ (x + Rᴴ r_k).
+
+    Args:
+        step: A, from the space of states to itself.
+        n: number of steps, from 0.
+        sources: S, from the space of one signal to that of states; by default no signals.
+        receivers: R, from the space of states to that of one record; by default no records.
+        initial: True if the initial state is a part of the domain, before the signals; else it is
+            zero. By default it is if there are no signals.
+        final: True if the final state is a part of the codomain, before the records. By default it
+            is if there are no records.
+
+    Returns:
+        The operator. Signals and records of all steps are in the regions of one signal and one
+            record with a first dimension for time, ``(n, *shape)``; a `TensorSpace` stays one.
+
+    Raises:
+        ArgumentError: an argument is no operator, or n no whole number from 0; or domain or
+            codomain would be empty. SpaceError: A's domain and codomain differ, or S leads to
+            another space, or R starts from another; or a dtype differs. RegionError: the state and
+            the signals (records) are both given (returned), and have regions of one name.
+    """
+    A, n = _step("timeloop", step), steps("timeloop", n)
+    X = A.domain
+    initial = sources is None if initial is None else initial
+    final = receivers is None if final is None else final
+    if not (initial or sources) or not (final or receivers):
+        side, what = ("initial", "sources") if not (initial or sources) else ("final", "receivers")
+        raise ArgumentError(f"timeloop: {side}=False without {what} leaves nothing; give {what}")
+    body, coming, going = in_order(A, X, X), NOTHING, NOTHING
+    if sources is not None:
+        S = _port("sources", sources, "codomain", X)
+        coming = series(S.domain, n, "·in")
+        body = hstack(body, compose(S, renaming(S.domain, coming.names).H))
+    if receivers is not None:
+        R = _port("receivers", receivers, "domain", X)
+        going = series(R.codomain, n, "·out")
+        seen = compose(renaming(R.codomain, going.names), R)
+        body = compose(vstack(Identity(X), seen), body)
+    return Loop(Named("Step", "", body), X, n, coming, going, initial, final)
+
+
+def _step(what: str, A: Any) -> LinearOperator:
+    A = expect(f"{what}, step", A, LinearOperator)
+    if A.domain != A.codomain:
+        A.domain.same_as(A.codomain, f"{what}: the step must map the space of states to itself; A")
+    return A
+
+
+def _port(name: str, op: Any, side: str, X: Space) -> LinearOperator:
+    """Sources or receivers, of which one side is the space of states."""
+    op = expect(f"timeloop, {name}", op, LinearOperator)
+    space: Space = getattr(op, side)
+    if space != X:
+        raise SpaceError(
+            f"timeloop: the {side} of {name} must be the space of states, {X}; given {space}"
+        )
+    return in_order(op, op.domain, X) if side == "codomain" else in_order(op, X, op.codomain)
