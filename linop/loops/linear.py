@@ -6,9 +6,9 @@ from typing import Any
 
 from linop.errors import ArgumentError, SpaceError, expect
 from linop.loops.loop import Loop
-from linop.loops.over_time import NOTHING, renaming, series, steps
-from linop.operators.algebra import Named, hstack, vstack
-from linop.operators.expressions import Identity, compose
+from linop.loops.over_time import NOTHING, Series, renaming, series, steps
+from linop.operators.algebra import Named, hstack, identity, vstack
+from linop.operators.expressions import compose
 from linop.operators.operator import LinearOperator
 from linop.operators.simplification import in_order
 from linop.provenance import records_origin
@@ -79,17 +79,46 @@ def timeloop(
     if not (initial or sources) or not (final or receivers):
         side, what = ("initial", "sources") if not (initial or sources) else ("final", "receivers")
         raise ArgumentError(f"timeloop: {side}=False without {what} leaves nothing; give {what}")
-    body, coming, going = in_order(A, X, X), NOTHING, NOTHING
+    coming, going = series_of("timeloop", n, sources, receivers, X)
+    before, after = wired(X, sources, receivers, coming, going)
+    body = Named("Step", "", compose(after, in_order(A, X, X), before))
+    return Loop(body, X, n, coming, going, initial, final)
+
+
+def series_of(
+    what: str, n: int, sources: LinearOperator | None, receivers: LinearOperator | None, X: Space
+) -> tuple[Series, Series]:
+    """Signals and records over time, of sources and receivers of states in X.
+
+    Raises:
+        ArgumentError, SpaceError: as `timeloop`.
+    """
+    coming = going = NOTHING
     if sources is not None:
-        S = _port("sources", sources, "codomain", X)
-        coming = series(S.domain, n, "·in")
-        body = hstack(body, compose(S, renaming(S.domain, coming.names).H))
+        _check_port(f"{what}, sources", sources, "codomain", X)
+        coming = series(sources.domain, n, "·in")
     if receivers is not None:
-        R = _port("receivers", receivers, "domain", X)
-        going = series(R.codomain, n, "·out")
-        seen = compose(renaming(R.codomain, going.names), R)
-        body = compose(vstack(Identity(X), seen), body)
-    return Loop(Named("Step", "", body), X, n, coming, going, initial, final)
+        _check_port(f"{what}, receivers", receivers, "domain", X)
+        going = series(receivers.codomain, n, "·out")
+    return coming, going
+
+
+def wired(
+    X: Space,
+    sources: LinearOperator | None,
+    receivers: LinearOperator | None,
+    coming: Series,
+    going: Series,
+) -> tuple[LinearOperator, LinearOperator]:
+    """The operators before and after a step: of states, and of signals and records of one step."""
+    before = after = identity(X)
+    if sources is not None:
+        signals = renaming(sources.domain, coming.names).H
+        before = hstack(before, in_order(compose(sources, signals), coming.at(), X))
+    if receivers is not None:
+        records = renaming(receivers.codomain, going.names)
+        after = vstack(after, in_order(compose(records, receivers), X, going.at()))
+    return before, after
 
 
 def _step(what: str, A: Any) -> LinearOperator:
@@ -99,12 +128,8 @@ def _step(what: str, A: Any) -> LinearOperator:
     return A
 
 
-def _port(name: str, op: Any, side: str, X: Space) -> LinearOperator:
-    """Sources or receivers, of which one side is the space of states."""
-    op = expect(f"timeloop, {name}", op, LinearOperator)
-    space: Space = getattr(op, side)
+def _check_port(what: str, op: Any, side: str, X: Space) -> None:
+    """Check that one side of sources or receivers is the space of states."""
+    space: Space = getattr(expect(what, op, LinearOperator), side)
     if space != X:
-        raise SpaceError(
-            f"timeloop: the {side} of {name} must be the space of states, {X}; given {space}"
-        )
-    return in_order(op, op.domain, X) if side == "codomain" else in_order(op, X, op.codomain)
+        raise SpaceError(f"{what}: its {side} must be the space of states, {X}; given {space}")

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from linop.loops.over_time import Series, renaming
+from linop.loops.over_time import Series, beside, renaming
 from linop.normal_form.stages import Stages
 from linop.operators.algebra import direct_sum, restricted, within
 from linop.operators.expressions import Identity, compose
@@ -128,4 +128,4 @@ def _side(state: Space, whole: bool, other: Series) -> Space:
     """The space of one side of a loop."""
     if not whole:
         return other.space
-    return joined_space([state, other.space]) if other.names else state
+    return beside("timeloop", [state, other.space]) if other.names else state

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import scipy
 
-from linop.errors import ArgumentError
+from linop.errors import ArgumentError, RegionError
 from linop.local_operators.functions import local_operator
 from linop.normal_form.maps import Function
 from linop.operators.algebra import direct_sum
@@ -17,7 +17,7 @@ from linop.operators.memory import deallocate, move
 from linop.operators.operator import LinearOperator
 from linop.operators.simplification import in_order
 from linop.spaces.array_modules import Namespace
-from linop.spaces.direct_sums import DirectSumSpace
+from linop.spaces.direct_sums import DirectSumSpace, joined_space
 from linop.spaces.region import Region, integer
 from linop.spaces.scalars import Array
 from linop.spaces.space import Space
@@ -93,6 +93,23 @@ NOTHING = Series(Space([]), ())
 def series(space: Space, n: int, mark: str) -> Series:
     """The series of a space, whose regions the step calls by their names and a mark."""
     return Series(over_time(space, n), tuple(region.name + mark for region in space))
+
+
+def beside(what: str, spaces: Sequence[Space]) -> Space:
+    """The direct sum of state, parameters and a series, one side of a loop.
+
+    Raises:
+        RegionError: two of them have regions of one name.
+    """
+    names = [region.name for space in spaces for region in space]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise RegionError(
+            f"{what}: state, parameters and signals (or records) have regions of one name, "
+            f"{', '.join(twice[:4])}; make the sources' domain (the receivers' codomain) of another "
+            f"name, as by linop.repartition(X, TensorSpace(..., name='r'))"
+        )
+    return joined_space(spaces)
 
 
 def renaming(space: Space, names: Sequence[str]) -> LinearOperator:
