@@ -7,7 +7,7 @@ from typing import Any
 from linop.errors import ArgumentError, SpaceError, expect
 from linop.loops.loop import Loop
 from linop.loops.over_time import NOTHING, Series, renaming, series, steps
-from linop.operators.algebra import Named, hstack, identity, vstack
+from linop.operators.algebra import Named, hstack, identity, in_steps, vstack, within
 from linop.operators.expressions import compose
 from linop.operators.operator import LinearOperator
 from linop.operators.simplification import in_order
@@ -81,7 +81,9 @@ def timeloop(
         raise ArgumentError(f"timeloop: {side}=False without {what} leaves nothing; give {what}")
     coming, going = series_of("timeloop", n, sources, receivers, X)
     before, after = wired(X, sources, receivers, coming, going)
-    body = Named("Step", "", compose(after, in_order(A, X, X), before))
+    # In steps: the state is made once, for what goes out and for the next step, there and back.
+    ahead = compose(before, within(in_order(A, X, X), before.domain))
+    body = Named("Step", "", ahead if receivers is None else in_steps(after, ahead))
     return Loop(body, X, n, coming, going, initial, final)
 
 

@@ -106,7 +106,7 @@ def beside(what: str, spaces: Sequence[Space]) -> Space:
     if twice:
         raise RegionError(
             f"{what}: state, parameters and signals (or records) have regions of one name, "
-            f"{', '.join(twice[:4])}; make the sources' domain (the receivers' codomain) of another "
+            f"{', '.join(twice[:4])}; give the sources' domain (the receivers' codomain) another "
             f"name, as by linop.repartition(X, TensorSpace(..., name='r'))"
         )
     return joined_space(spaces)
