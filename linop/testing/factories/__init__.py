@@ -13,6 +13,7 @@ from linop.testing.factories import (
     collectives,
     fourier,
     local,
+    loops,
     memory,
     padding,
     pipelines,
@@ -27,7 +28,7 @@ from linop.testing.factories.registry import (
     operators,
 )
 
-MODULES = (memory, collectives, local, fourier, padding, pipelines, blocks, stencils)
+MODULES = (memory, collectives, local, fourier, padding, pipelines, blocks, stencils, loops)
 
 __all__ = [
     "FACTORIES",
