@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from linop.errors import ArgumentError, SpaceError, expect
+from linop.errors import ArgumentError, SpaceError
 from linop.loops.loop import Loop
 from linop.loops.over_time import NOTHING, Series, renaming, series, steps
 from linop.operators.algebra import Named, hstack, identity, in_steps, vstack, within
@@ -124,7 +124,8 @@ def wired(
 
 
 def _step(what: str, A: Any) -> LinearOperator:
-    A = expect(f"{what}, step", A, LinearOperator)
+    if not isinstance(A, LinearOperator):
+        raise ArgumentError(f"{what}, step: expected an operator, given {A!r}")
     if A.domain != A.codomain:
         A.domain.same_as(A.codomain, f"{what}: the step must map the space of states to itself; A")
     return A
@@ -132,6 +133,8 @@ def _step(what: str, A: Any) -> LinearOperator:
 
 def _check_port(what: str, op: Any, side: str, X: Space) -> None:
     """Check that one side of sources or receivers is the space of states."""
-    space: Space = getattr(expect(what, op, LinearOperator), side)
+    if not isinstance(op, LinearOperator):
+        raise ArgumentError(f"{what}: expected an operator or None, given {op!r}")
+    space: Space = getattr(op, side)
     if space != X:
         raise SpaceError(f"{what}: its {side} must be the space of states, {X}; given {space}")

@@ -55,7 +55,12 @@ class LoopProgram:
         self._coming, self._going = (
             _pairs(ends, self._held(ends.space)) for ends in (evolution.coming, evolution.going)
         )
-        self._forget()
+        self._given: ByName | None = None
+        self._now: ByName = {}
+        self._kept: dict[int, ByName] = {}
+        self._made: ByName = {}
+        self._rest: Iterator[Action] | None = None
+        self._most = self._ran = 0
 
     # Values and derivatives
 
@@ -134,14 +139,6 @@ class LoopProgram:
         return Counts(self._most, self._ran, max(0, self._ran - self.evolution.n))
 
     # The loop
-
-    def _forget(self) -> None:
-        self._given: ByName | None = None
-        self._now: ByName = {}
-        self._kept: dict[int, ByName] = {}
-        self._made: ByName = {}
-        self._rest: Iterator[Action] | None = None
-        self._most = self._ran = 0
 
     def _restart(self) -> None:
         """Go to the initial state."""
