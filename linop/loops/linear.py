@@ -76,8 +76,9 @@ def timeloop(
     X = A.domain
     initial = sources is None if initial is None else initial
     final = receivers is None if final is None else final
-    if not (initial or sources) or not (final or receivers):
-        side, what = ("initial", "sources") if not (initial or sources) else ("final", "receivers")
+    hears, speaks = initial or sources is not None, final or receivers is not None
+    if not (hears and speaks):
+        side, what = ("final", "receivers") if hears else ("initial", "sources")
         raise ArgumentError(f"timeloop: {side}=False without {what} leaves nothing; give {what}")
     coming, going = series_of("timeloop", n, sources, receivers, X)
     before, after = wired(X, sources, receivers, coming, going)

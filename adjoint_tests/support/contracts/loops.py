@@ -86,7 +86,7 @@ def stands_anywhere(backend: Backend) -> None:
     for op in (
         to @ A @ L @ A @ L,
         2 * L + A - L @ L,
-        linop.vstack(L, to @ A, B @ to),
+        linop.vstack(L, to @ A + B @ to @ L),
         linop.hstack(L, to.H),
         linop.direct_sum(L, B),
         linop.in_steps(A, L, A),
