@@ -133,6 +133,12 @@ class LoopProgram:
         return self.evolution.checkpoints.predicted(self.evolution.n)
 
     @property
+    def predicted_bytes(self) -> int:
+        """The largest memory that kept states take here, in bytes."""
+        elements = sum(region.size for region in self._held(self.evolution.state))
+        return self.predicted.states * elements * self.domain.dtype.itemsize
+
+    @property
     def counted(self) -> Counts:
         """The cost since the last value, which is included. After one gradient it is as predicted;
         further products with the Jacobian add their steps."""

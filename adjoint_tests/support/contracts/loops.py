@@ -190,6 +190,9 @@ def is_the_chain_of_its_steps(
     _same(run.vjp(hg), J.H(g))
     assert run.counted == run.predicted, checkpoints
     assert run.counted.steps == n + run.counted.recomputed
+    assert run.predicted_bytes == run.counted.states * sum(
+        8 * r.size for r in _held(T.state, backend)
+    )
     _same(run.jvp(hv), J(v))
     _same(run.jacobian.H(hg), J.H(g))
     some = [r.name for r in T.domain if r.name.startswith("m")]
