@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mutation.fault import Fault
 
-LOOP = "test_time_loops.py::test_a_loop_is_its_recursion"
+ANYWHERE = "test_time_loops.py::test_loops_stand_anywhere"
 CHAIN = "test_evolution.py::test_a_loop_is_the_chain_of_its_steps"
 
 LOOPS = (
@@ -15,7 +15,7 @@ LOOPS = (
         "linop.loops.loop:Loop._adjoint",
         "not self.backwards",
         "self.backwards",
-        (LOOP,),
+        ("test_time_loops.py::test_solvers_take_loops",),
     ),
     Fault(
         "one buffer for two states",
@@ -24,7 +24,7 @@ LOOPS = (
         "linop.backends.engine.driving:LoopPlan._other",
         "left % 2",
         "0",
-        ("test_time_loops.py::test_loops_stand_anywhere",),
+        (ANYWHERE,),
     ),
     Fault(
         "a loop that starts where it ended",
@@ -33,7 +33,7 @@ LOOPS = (
         "linop.backends.engine.driving:LoopPlan._zeros",
         "array[...] = 0",
         "array",
-        (LOOP,),
+        (ANYWHERE,),
     ),
     Fault(
         "the last step's parameter alone",

@@ -15,6 +15,7 @@ from linop.backends.engine.base import Backend
 from linop.errors import BackendError, LinopError, ShapeError
 from linop.loops import Checkpoints, Evolution, evolution
 from linop.networks import Map, chain, multiply
+from linop.operators.expressions import Identity, compose
 from linop.testing.describing import Description, tensor_of
 from linop.testing.factories import build
 from linop.testing.factories.pipelines import scaled
@@ -23,10 +24,12 @@ Matrix = np.ndarray
 
 
 def operands(described: Description) -> tuple[LinearOperator, ...]:
-    """A, S, and R of a description of `time_loop`."""
+    """A, S, and R of a description of `time_loop`, of tensor spaces: flat vectors of states are in
+    one order."""
     X, Y, Z = map(tensor_of, described["cuts"])
     P, seed = linop.repartition(X, Y), described["seed"]
-    return P.H @ scaled(Y, seed) @ P, scaled(X, seed + 1) @ P.H, linop.repartition(X, Z)
+    S = compose(Identity(X, X), scaled(X, seed + 1), P.H)
+    return P.H @ scaled(Y, seed) @ P, S, linop.repartition(X, Z)
 
 
 def recursion(described: Description) -> Matrix:
