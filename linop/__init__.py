@@ -2,7 +2,7 @@
 
 Regions of memory on workers, memory operators on them, and their compositions: collectives, halo
 exchanges and repartitions, whose adjoints are derived. This module holds the public names that
-nearly every program uses; others are in `linop.local_operators`, `linop.fourier`,
+nearly every program uses; others are in `linop.local_operators`, `linop.fourier`, `linop.loops`,
 `linop.planning`, `linop.solvers`, `linop.schedules`, `linop.networks`, `linop.errors`,
 `linop.backends`, `linop.interop`, `linop.testing`, `linop.autograd`, `linop.layers` and
 `linop.strategies`.
@@ -49,6 +49,7 @@ from linop.errors import LinopError
 from linop.fourier import fft, irfft, rfft
 from linop.local_operators import block, block_diag, kron, local
 from linop.local_operators.blocks import hstack, vstack
+from linop.loops import repeat, timeloop
 from linop.normal_form.movement import Movement
 from linop.operators.algebra import direct_sum, identity, in_steps, zero
 from linop.operators.collectives import (
@@ -93,6 +94,7 @@ if typing.TYPE_CHECKING:
     from linop import interop as interop
     from linop import layers as layers
     from linop import local_operators as local_operators
+    from linop import loops as loops
     from linop import networks as networks
     from linop import planning as planning
     from linop import schedules as schedules
@@ -148,6 +150,7 @@ __all__ = [
     "real",
     "reduce_scatter",
     "repartition",
+    "repeat",
     "rfft",
     "ring_all_gather",
     "ring_all_reduce",
@@ -158,6 +161,7 @@ __all__ = [
     "stencil",
     "sum_reduce",
     "testing",
+    "timeloop",
     "verify_plans",
     "vstack",
     "zero",
@@ -185,6 +189,7 @@ _MODULES = (
     "interop",
     "layers",
     "local_operators",
+    "loops",
     "networks",
     "planning",
     "schedules",

@@ -193,7 +193,8 @@ def _snapshot(value: Any) -> Any:
     if type(value) in (list, tuple):
         return type(value)(map(_snapshot, value))
     if type(value) is dict:
-        return {key: _snapshot(item) for key, item in value.items()}
+        once = {id(item): _snapshot(item) for item in value.values()}
+        return {key: once[id(item)] for key, item in value.items()}
     if isinstance(value, WithOrigin):  # immutable; as an array it would be its matrix
         return value
     # Sparse matrices and tensors are recognised by their methods, without importing packages.

@@ -10,7 +10,7 @@ import pytest
 
 import linop
 from support.examples import example
-from support.inverse_examples import RIGHT, is_right
+from support.inverse_examples import RIGHT, is_right, passes_taylors_test
 from support.requirements import needs_mpi
 from support.workers import on_ranks, on_threads
 
@@ -46,6 +46,16 @@ def test_on_threads(name: str) -> None:
 @each
 def test_on_ranks(name: str) -> None:
     on_ranks(2, is_right, name)
+
+
+def test_the_gradient_of_full_waveform_inversion() -> None:
+    linop.launch(passes_taylors_test, 1, "reference")
+    on_threads(4, passes_taylors_test)
+
+
+@needs_mpi
+def test_the_gradient_of_full_waveform_inversion_on_ranks() -> None:
+    on_ranks(4, passes_taylors_test)
 
 
 def test_eigenvalues() -> None:

@@ -141,6 +141,20 @@ def test_blocks_of_many_tiles() -> None:
     assert all((other == found[0]).all() for other in found)
 
 
+def test_taps_of_one_array_are_summed_first() -> None:
+    """Of one worker and of many; the array is multiplied once, and kept once."""
+    c = whole_numbers((7, 5), np.int64, 1, 9)
+    taps = {(0, 0): c + 1, (1, 0): c, (-1, 0): c, (0, 2): 3, (2, -1): c}
+    x, y = (whole_numbers((7, 5), np.int64, seed, 9) for seed in (2, 3))
+    for grid in ((1, 1), (3, 2)):
+        X = TensorSpace((7, 5), Partition(grid), np.int64)
+        S = linop.stencil(X, taps, "periodic")
+        assert (X.gather(S(X.scatter(x))) == by_slices(x, taps, ["periodic"] * 2)).all()
+        assert X.scatter(y).inner(S(X.scatter(x))) == S.H(X.scatter(y)).inner(X.scatter(x))
+    given = S.origin.arguments[1] if S.origin else {}
+    assert given[1, 0] is given[-1, 0] and given[1, 0] is not c
+
+
 def test_zeros_of_varying_coefficients_multiply_nothing() -> None:
     X = TensorSpace(6, Partition(2))
     x, c = np.array([1, 2, np.nan, 4, np.inf, 6]), np.array([1.0, 0, 2, 0, 3, 1])

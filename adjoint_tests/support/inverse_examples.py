@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ RIGHT: dict[str, Callable[[Any], bool]] = {
     "tomography": lambda error: error < 0.25,
     "deconvolution": lambda found: abs(found[0] - 0.115) < 0.001 and abs(found[1] - 0.058) < 0.001,
     "stencil": lambda norm: abs(norm - _norm_of_stencil()) < 1e-9,
+    "full_waveform": lambda found: found[0] < 0.06 and found[1] < 0.8,
     "waves": lambda norm: abs(norm - 0.13863398563719) < 1e-9,
 }
 """By name: if the result of its `main` is right."""
@@ -37,3 +39,17 @@ RIGHT: dict[str, Callable[[Any], bool]] = {
 def is_right(backend: Backend, name: str) -> None:
     found = example(f"inverse/{name}").main(backend)
     assert RIGHT[name](found), found
+
+
+def passes_taylors_test(backend: Backend) -> None:
+    """The gradient of full-waveform inversion: the rest of the linear model falls by four when the
+    step is halved. On every backend the checkpoints cost what was predicted."""
+    misfit = example("inverse/full_waveform").Misfit(backend)
+    d = misfit.right - misfit.guess
+    value, gradient = misfit(misfit.guess)
+    assert misfit.run.counted == misfit.run.predicted
+    rests = [
+        abs(misfit(misfit.guess + h * d)[0] - value - h * gradient.inner(d))
+        for h in (0.1, 0.05, 0.025)
+    ]
+    assert all(3.9 < a / b < 4.1 for a, b in pairwise(rests)), rests

@@ -115,8 +115,8 @@ print(linop.__file__, linop.backends.threads.backend.__file__, sep="\\n")
 
 
 MODULES = (
-    "autograd backends errors fourier interop layers local_operators networks planning schedules "
-    "solvers strategies testing"
+    "autograd backends errors fourier interop layers local_operators loops networks planning "
+    "schedules solvers strategies testing"
 ).split()
 
 

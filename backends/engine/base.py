@@ -25,7 +25,7 @@ from linop.backends.engine.execution.calls import IN_PLACE, MISSED, NEW, OUT, Fa
 from linop.backends.engine.execution.program import Program
 from linop.backends.engine.tracing import Recording, traced
 from linop.backends.together.transport import Transport
-from linop.errors import ArgumentError, BackendError
+from linop.errors import ArgumentError, BackendError, LinopError
 from linop.normal_form.maps import bare_or_dict
 from linop.operators.operator import LinearOperator
 from linop.planning.lowering import lower, workers_of
@@ -75,15 +75,20 @@ class Backend(Keeper, ABC):
             BackendError: the backend lacks a worker of the operator, or workers built different
                 operators; on every worker.
         """
-        if getattr(op, "clinear", True):
-            return self._compile(op)
-        from linop.backends.engine.parts_plan import PartsPlan
+        # Plans of plans stand above this module, and are imported where an operator needs them.
+        if not getattr(op, "clinear", True):
+            from linop.backends.engine.parts_plan import PartsPlan
 
-        return PartsPlan(op, self._compile(op.over_reals()))
+            return PartsPlan(op, self.compile(op.over_reals()))
+        if getattr(op, "loops", False):
+            from linop.backends.engine.driving import driving
+
+            return driving(op, self)
+        return self._compile(op)
 
     @abstractmethod
     def _compile(self, op: LinearOperator) -> BoundPlan:
-        """`compile`, of an operator of one dtype."""
+        """`compile`, of an operator of one dtype, without loops."""
 
     def vector(self, space: Space, arrays: Any) -> Vector:
         """A vector of the arrays held here; inner products sum over all workers (collectively).
@@ -311,6 +316,16 @@ class BoundPlan(Keeper, ABC):
         Raises:
             BackendError: they are not; on every worker of the operator.
         """
+
+    def enter(self, wrong: LinopError | None) -> None:
+        """Before calls of `validated`: raise an error of this worker, on all that wait for it."""
+        if wrong is not None:
+            raise wrong
+
+    def validated(self, arrays: Sequence[Array], outs: Sequence[Array]) -> None:
+        """A call with arrays that fit, in the order of the regions held here, that writes the
+        results to others, which share no memory with them."""
+        self(bare_or_dict(self._regions_in, arrays), out=bare_or_dict(self._regions_out, outs))
 
     def _recorded(self, x: Any, out: Any) -> Any:
         """`_run` with each step recorded in the trace, where runs have steps."""

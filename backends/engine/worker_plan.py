@@ -29,7 +29,7 @@ from linop.backends.engine.execution.calls import (
     fast,
     fast_start,
 )
-from linop.backends.engine.execution.functions import Form
+from linop.backends.engine.execution.functions import STRAIGHT, Form
 from linop.backends.engine.execution.program import Program
 from linop.backends.engine.proving import prove
 from linop.backends.together.agreement import Talk, Verdict, agree
@@ -176,8 +176,7 @@ class WorkerPlan(BoundPlan):
             raise
 
     def _ready(self, x: Any, out: Any) -> tuple[Sequence[Array], Sequence[Array] | None, Program]:
-        """Validated arguments and ``out`` arrays, and the bound program. The first call binds it,
-        collectively."""
+        """Validated arguments and ``out`` arrays, and the bound program."""
         wrong: LinopError | None = None
         arrays: Sequence[Array] = ()
         outs: Sequence[Array] | None = None
@@ -186,6 +185,27 @@ class WorkerPlan(BoundPlan):
             outs = self._outs(out, arrays)
         except LinopError as error:
             wrong = error
+        return arrays, outs, self._entered(wrong)
+
+    def enter(self, wrong: LinopError | None) -> None:
+        self._entered(wrong)
+
+    def validated(self, arrays: Sequence[Array], outs: Sequence[Array]) -> None:
+        program = self._program
+        if program is None or self.compares or self._worker.tracing is not None or not outs:
+            super().validated(arrays, outs)
+            return
+        if not self.lock.acquire(False):
+            raise self._busy("called")
+        try:
+            self._check_unbroken()
+            self._call(program, STRAIGHT, False)(*arrays, *outs)
+        finally:
+            self.lock.release()
+
+    def _entered(self, wrong: LinopError | None) -> Program:
+        """The bound program; raises an error of this worker's argument on every worker. The first
+        call binds it, collectively."""
         self._check_unbroken()
         program = self._program
         if program is None or self.compares:
@@ -203,7 +223,7 @@ class WorkerPlan(BoundPlan):
             self._enter()
             self._fail(wrong)
             raise wrong
-        return arrays, outs, program
+        return program
 
     def _check_unbroken(self) -> None:
         if self._broken is not None:

@@ -176,12 +176,14 @@ class _Tiling:
         self.tiles = list(self._tiles())
 
     def _groups(self) -> list[_Weighted]:
-        """Taps of equal finite numbers together; ones last, since they are added to what is
-        there."""
+        """Taps of one finite weight together: of equal numbers, or of one array. Ones last, since
+        they are added to what is there."""
         alike: dict[Any, list[int]] = {}
         for k, weight in enumerate(self.sums.weights):
-            number = np.ndim(weight) == 0 and np.isfinite(weight)
-            alike.setdefault(self.sums.wide.type(weight) if number else (k,), []).append(k)
+            key: Any = (k,)
+            if np.isfinite(weight).all():
+                key = _place(weight) if np.ndim(weight) else self.sums.wide.type(weight)
+            alike.setdefault(key, []).append(k)
         views = [self._view(offset) for offset in self.sums.offsets]
         groups = [
             _Weighted(None if isinstance(w, tuple) else w, taps[0], tuple(views[k] for k in taps))
@@ -327,6 +329,11 @@ class _Tiling:
 
 _UNIT = (1, -1)
 """Weights that multiply nothing."""
+
+
+def _place(array: Any) -> tuple[Any, ...]:
+    """The memory of an array, which tells whether another is the same one."""
+    return array.__array_interface__["data"][0], array.shape, array.strides, array.dtype
 
 
 def _tile_shape(sums: SlidingSums) -> Shape:

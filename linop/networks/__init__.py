@@ -7,7 +7,7 @@ training sends is a part of the product, and what its gradient sends is that par
 Training of torch modules is in `linop.layers`.
 """
 
-from linop.networks.activations import relu, sigmoid
+from linop.networks.activations import multiply, relu, sigmoid
 from linop.networks.chain import chain
 from linop.networks.linear import bias, linear
 from linop.networks.losses import softmax_cross_entropy, squared_loss
@@ -20,6 +20,7 @@ __all__ = [
     "bias",
     "chain",
     "linear",
+    "multiply",
     "relu",
     "sigmoid",
     "softmax_cross_entropy",

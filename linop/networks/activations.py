@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
-from linop.networks.blockwise import blockwise, check_fractions, check_tensors
-from linop.networks.derivatives import scaling
+from linop.networks.blockwise import blockwise, check_fractions, check_tensors, same_layout
+from linop.networks.derivatives import Point, scaling
 from linop.networks.maps import Map
 from linop.spaces.scalars import Array
 from linop.spaces.tensor import TensorSpace
@@ -41,6 +42,36 @@ def relu(X: TensorSpace, name: str = "h") -> Map:
     )
 
 
+def multiply(X: TensorSpace, Y: TensorSpace, name: str = "z") -> Map:
+    """x y, elementwise.
+
+    Args:
+        X, Y: of one shape, divided alike.
+        name: of the result, which is divided as `X` is.
+
+    Raises:
+        ArgumentError: an argument is no `TensorSpace`. SpaceError: dtypes differ.
+        PartitionError: X and Y are not divided alike.
+    """
+    check_tensors("multiply", X, Y)
+    same_layout("multiply", X, Y)
+    return blockwise(
+        "multiply",
+        [X, Y],
+        _renamed(X, name),
+        np.multiply,
+        lambda x, y, z: (
+            lambda at: scaling(x, z, X.dtype, partial(_copy, at, 1)),
+            lambda at: scaling(y, z, X.dtype, partial(_copy, at, 0)),
+        ),
+    )
+
+
+def _copy(at: Point, k: int) -> Array:
+    """The k-th argument, in memory of its own."""
+    return at.arrays[k].copy()
+
+
 def _sigmoid(x: Array) -> Array:
     # tanh does not overflow, and takes complex arguments: derivatives by complex steps. In place:
     # in new memory each operation on a large array takes several times as long.
@@ -63,13 +94,16 @@ def _elementwise(
     """An elementwise function; `slope` is its derivative, as a function of its value, in memory of
     its own."""
     check_tensors(symbol, X)
-    Y = TensorSpace(
-        X.global_shape, X.partition, X.dtype, X.axes, name, bounds=dict(enumerate(X.bounds))
-    )
     return blockwise(
         symbol,
         [X],
-        Y,
+        _renamed(X, name),
         value,
         lambda x, y: (lambda at: scaling(x, y, X.dtype, lambda: slope(at.arrays[1])),),
     )
+
+
+def _renamed(X: TensorSpace, name: str) -> TensorSpace:
+    """The space of a result, which is divided as X is."""
+    bounds = dict(enumerate(X.bounds))
+    return TensorSpace(X.global_shape, X.partition, X.dtype, X.axes, name, bounds=bounds)

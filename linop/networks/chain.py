@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 
 from linop.errors import ArgumentError, RegionError, SpaceError
 from linop.networks.maps import Map, Points
-from linop.operators.algebra import direct_sum, identity
+from linop.operators.algebra import identity, within
 from linop.operators.memory import deallocate
 from linop.operators.operator import LinearOperator
 from linop.operators.simplification import in_order
@@ -75,7 +75,7 @@ class Chain(Map):
         whole = identity(self.domain)
         for k, link in enumerate(self.links):
             step = link if isinstance(link, LinearOperator) else link.evaluation(points.part(k))
-            whole = _within(step, whole.codomain) @ whole
+            whole = within(step, whole.codomain) @ whole
         return in_order(whole, self.domain, self.codomain)
 
     def derivative(self, points: Points, active: Collection[str]) -> LinearOperator | None:
@@ -88,15 +88,8 @@ class Chain(Map):
             else:
                 step = link.derivative(points.part(k), {r.name for r in whole.codomain.regions})
             if step is not None:
-                whole = _within(step, whole.codomain) @ whole
+                whole = within(step, whole.codomain) @ whole
         return whole if whole.codomain.regions else None
-
-
-def _within(op: LinearOperator, space: Space) -> LinearOperator:
-    """An operator on some regions of a space; the others are unchanged."""
-    rest = Space((r for r in space.regions if r.name not in op.domain), space.dtype)
-    beside = direct_sum(op, identity(rest)) if rest.regions else op
-    return in_order(beside, space, beside.codomain)
 
 
 def _of_some(op: LinearOperator, space: Space) -> LinearOperator | None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from linop.errors import LinopError
 from linop.networks.derivatives import CurrentPoint
 from linop.normal_form.maps import bare_or_dict
 from linop.operators.operator import LinearOperator
@@ -66,6 +67,10 @@ class Program:
         if len(self._names) == 1:
             return {self._names[0]: found}
         return found or {}
+
+    def refuse(self, wrong: LinopError) -> None:
+        """Raise an error of this worker's argument, in place of a call: on every worker."""
+        self._value.enter(wrong)
 
     def _run(self, plan: Any, x: Any) -> Any:
         outer = getattr(CurrentPoint.running, "points", None)

@@ -17,7 +17,7 @@ from linop.operators.flow import Demand, Flow
 from linop.operators.memory import deallocate
 from linop.operators.notation import Write, in_latex, starred, subscripted
 from linop.operators.operator import LinearOperator
-from linop.operators.simplification import simplified
+from linop.operators.simplification import in_order, simplified
 from linop.operators.staging import Staging
 from linop.provenance import records_origin
 from linop.spaces.direct_sums import joined_space
@@ -258,6 +258,13 @@ def restricted(space: Space, part: Space) -> LinearOperator:
     """The restriction from a space to some of its regions: deallocates the others."""
     rest = [region for region in space.regions if region.name not in part]
     return deallocate(space, *rest) if rest else Identity(space)
+
+
+def within(op: LinearOperator, space: Space) -> LinearOperator:
+    """An operator on some regions of a space; the others are unchanged."""
+    rest = Space((r for r in space.regions if r.name not in op.domain), space.dtype)
+    beside = DirectSum([op, Identity(rest)]) if rest.regions else op
+    return in_order(beside, space, beside.codomain)
 
 
 def total(ops: Sequence[LinearOperator]) -> LinearOperator:

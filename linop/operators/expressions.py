@@ -98,6 +98,7 @@ class Compound(LinearOperator[Any, Any]):
     def __init__(self, domain: Space, codomain: Space, parts: Sequence[LinearOperator]) -> None:
         super().__init__(domain, codomain)
         self.depth = depth_of(parts)
+        self.loops = any(part.loops for part in parts)
 
     @abstractmethod
     def _spread(self, flow: Flow, demand: Demand) -> None:

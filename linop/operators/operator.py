@@ -77,6 +77,7 @@ class LinearOperator(WithOrigin, SciPyProtocol, ABC, Generic[Domain_co, Codomain
     depth = 0  # of the expression: 0 without operands
     clinear = True
     """False of operators that are linear over the real numbers alone; PyLops' name."""
+    loops = False  # True if it is a time loop, or has one among its operands
 
     def __init__(self, domain: Domain_co, codomain: Codomain_co) -> None:
         for space in (domain, codomain):

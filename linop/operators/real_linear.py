@@ -67,7 +67,7 @@ class RealLinear(LinearOperator[Any, Any]):
         form.codomain.same_as(codomain.over_reals(), "codomain over the reals")
         self.domain, self.codomain = domain, codomain
         self.form = form
-        self.loose = form.loose
+        self.loose, self.loops = form.loose, form.loops
 
     @property
     def dtype(self) -> np.dtype[Any]:

@@ -36,7 +36,10 @@ def taps_of(X: TensorSpace, weights: Any, origin: Any) -> list[tuple[Offset, Blo
         given = [(_offset(X, at), weight) for at, weight in weights.items()]
     else:
         given = _of_array(X, weights, origin)
-    return [(at, _blockwise(X, weight)) for at, weight in given if not _is_zero(weight)]
+    given = [(at, weight) for at, weight in given if not _is_zero(weight)]
+    # One array for taps of one weight: `SlidingSums` multiplies their sum by it.
+    known = {id(weight): _blockwise(X, weight) for _, weight in given}
+    return [(at, known[id(weight)]) for at, weight in given]
 
 
 def _offset(X: TensorSpace, given: Any) -> Offset:

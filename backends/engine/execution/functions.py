@@ -29,6 +29,8 @@ class Form(NamedTuple):
 
 
 NEW = Form()
+STRAIGHT = Form(out=True, straight=True)
+"""Passed arrays that are `Arrays.plain`, and share no memory with arguments."""
 LATE = Form(out=True)
 """Passed arrays that hold arguments which are read until the end: results are copied to them."""
 Stops = Callable[[int, Instruction], Iterable[str]]

@@ -13,6 +13,7 @@ from linop.testing.factories import (
     collectives,
     fourier,
     local,
+    loops,
     memory,
     padding,
     pipelines,
@@ -28,7 +29,18 @@ from linop.testing.factories.registry import (
     operators,
 )
 
-MODULES = (memory, collectives, local, fourier, padding, pipelines, blocks, stencils, real_linear)
+MODULES = (
+    memory,
+    collectives,
+    local,
+    fourier,
+    padding,
+    pipelines,
+    blocks,
+    stencils,
+    real_linear,
+    loops,
+)
 
 __all__ = [
     "FACTORIES",

@@ -46,7 +46,7 @@ def pipeline(cuts: Any, seed: Any, back: Any) -> LinearOperator:
     first, *others = map(tensor_of, cuts)
     op, now = linop.identity(first), first
     for k, cut in enumerate(others):
-        op = linop.repartition(now, cut) @ _scaled(now, seed + k) @ op
+        op = linop.repartition(now, cut) @ scaled(now, seed + k) @ op
         now = cut
     return op.H @ op if back else op
 
@@ -78,7 +78,7 @@ def shared_operands(cuts: Any, seed: Any, back: Any, steps: Any) -> LinearOperat
     D, or (without `back`) of the diagonal alone."""
     first, second = map(tensor_of, cuts)
     R = linop.repartition(first, second)
-    S = R.H @ _scaled(second, seed) @ R if back else _scaled(first, seed)
+    S = R.H @ scaled(second, seed) @ R if back else scaled(first, seed)
     before, op = linop.identity(first), S
     for step in steps:
         if step == "recurrence":
@@ -114,10 +114,10 @@ def _framed(draw: st.DrawFn, workers: int) -> Description:
 def there_and_back(name: Any, described: Any, seed: Any) -> LinearOperator:
     """C* D C for a collective C and a diagonal D."""
     op = build(name, described)
-    return op.H @ _scaled(op.codomain, seed) @ op
+    return op.H @ scaled(op.codomain, seed) @ op
 
 
-def _scaled(space: Space, seed: int) -> LinearOperator:
+def scaled(space: Space, seed: int) -> LinearOperator:
     """The direct sum of a diagonal on each region."""
     blocks = (
         linop.local_operators.diagonal(
