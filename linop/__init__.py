@@ -69,6 +69,7 @@ from linop.operators.memory import add, allocate, clear, copy, deallocate, move
 from linop.operators.offloading import offload
 from linop.operators.operator import LinearOperator
 from linop.operators.padding import pad
+from linop.operators.riesz import inner_product, riesz
 from linop.operators.ring import ring_all_gather, ring_all_reduce
 from linop.planning import simulate, verify_plans
 from linop.spaces.decomposition import COPIES, REPLICATED
@@ -135,6 +136,7 @@ __all__ = [
     "hstack",
     "identity",
     "in_steps",
+    "inner_product",
     "kron",
     "launch",
     "local",
@@ -143,6 +145,7 @@ __all__ = [
     "pad",
     "reduce_scatter",
     "repartition",
+    "riesz",
     "ring_all_gather",
     "ring_all_reduce",
     "scatter",

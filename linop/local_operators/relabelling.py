@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from linop.local_operators.functions import Local
 from linop.normal_form.maps import Function, LocalMap
-from linop.operators.expressions import compose
+from linop.operators.expressions import Local, compose
 from linop.operators.named_movement import out_of_place
 from linop.operators.operator import LinearOperator
 from linop.spaces.array_modules import Namespace

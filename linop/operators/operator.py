@@ -55,10 +55,11 @@ class LinearOperator(WithOrigin, SciPyProtocol, ABC, Generic[Domain_co, Codomain
     where the classes of the two are known.
 
     ``a @ b``, ``a + b``, ``a - b``, ``2 * a``, ``a / 2`` and ``a ** 3`` are composition, sum,
-    difference, scalar multiples and power. ``op.H`` is the adjoint: symbolic, so that building it
-    runs nothing, and ``A.H.H is A``. ``op(x)`` and ``op @ x`` interpret it in this process, one
-    primitive at a time; ``op @ x`` takes flat arrays, shaped ones and matrices, too, as SciPy's
-    operators do (`SciPyProtocol`). `compile` returns the plan that runs it on workers.
+    difference, scalar multiples and power. ``op.H`` is the adjoint for the inner products of the
+    spaces: symbolic, so that building it runs nothing, and ``A.H.H is A``. ``op(x)`` and ``op @ x``
+    interpret it in this process, one primitive at a time; ``op @ x`` takes flat arrays, shaped ones
+    and matrices, too, as SciPy's operators do (`SciPyProtocol`). `compile` returns the plan that
+    runs it on workers.
 
     Args:
         domain, codomain: spaces of one dtype.
@@ -69,6 +70,7 @@ class LinearOperator(WithOrigin, SciPyProtocol, ABC, Generic[Domain_co, Codomain
 
     __array_ufunc__ = None  # so that numpy_scalar * op calls __rmul__
     _h: LinearOperator | None = None
+    _euclidean: LinearOperator | None = None
     _conjugate: LinearOperator | None = None
     loose = False  # True if the symbol needs parentheses inside a product
     spreads = False  # True if values and stages are made of those of its operands
@@ -89,7 +91,8 @@ class LinearOperator(WithOrigin, SciPyProtocol, ABC, Generic[Domain_co, Codomain
 
     @abstractmethod
     def _adjoint(self) -> LinearOperator:
-        """The adjoint rule: the adjoint, built from those of the operands. Called once, by `H`."""
+        """The adjoint rule: `euclidean_adjoint`, which calls it once, built from those of the
+        operands."""
 
     def _conj(self) -> LinearOperator:
         """The operator with the complex conjugate matrix; called for complex dtypes alone."""
@@ -138,14 +141,39 @@ class LinearOperator(WithOrigin, SciPyProtocol, ABC, Generic[Domain_co, Codomain
 
     @property
     def H(self) -> LinearOperator[Codomain_co, Domain_co]:
-        """The adjoint; ``A.H.H is A``."""
+        """The adjoint for the inner products of domain and codomain, ``<A x, y> = <x, A.H y>``;
+        ``A.H.H is A``. Of Euclidean spaces `euclidean_adjoint`; else with Riesz maps at its ends
+        (`linop.riesz`).
+
+        Raises:
+            SpaceError: the domain's inner product is of an operator without an inverse.
+        """
         if self._h is None:
-            for op in postorder(self, known=lambda op: op._h is not None):
-                op._h = op._adjoint()
-                op._h._h = op
+            made = self.euclidean_adjoint  # of Euclidean spaces, it is the adjoint from now on
+            if self._h is None:
+                from linop.operators.riesz import weighted_adjoint
+
+                made = weighted_adjoint(self)
+                made = made if made._h is None else ex.Composition((made,))
+                self._h, made._h = made, self
         adjoint: LinearOperator[Codomain_co, Domain_co] | None = self._h  # type: ignore[assignment]
         assert adjoint is not None
         return adjoint
+
+    @property
+    def euclidean_adjoint(self) -> LinearOperator[Codomain_co, Domain_co]:
+        """The operator of the conjugate transpose of the matrix: the adjoint for Euclidean inner
+        products, between the same spaces; the same as ``A.H`` if these are Euclidean."""
+        if self._euclidean is None:
+            for op in postorder(self, known=lambda op: op._euclidean is not None):
+                made = op._adjoint()
+                op._euclidean, made._euclidean = made, op
+                if op.domain.inner_product is op.codomain.inner_product is None:
+                    op._h, made._h = made, op
+        found: LinearOperator[Codomain_co, Domain_co] | None
+        found = self._euclidean  # type: ignore[assignment]
+        assert found is not None
+        return found
 
     def adjoint(self) -> LinearOperator[Codomain_co, Domain_co]:
         """The adjoint, as a method (SciPy's and PyLops' convention)."""
@@ -165,8 +193,8 @@ class LinearOperator(WithOrigin, SciPyProtocol, ABC, Generic[Domain_co, Codomain
 
     @property
     def T(self) -> LinearOperator[Codomain_co, Domain_co]:
-        """The transpose: the adjoint without conjugation."""
-        return self.H.conj()
+        """The operator of the transpose of the matrix, whichever the inner products are."""
+        return self.euclidean_adjoint.conj()
 
     @cached_property
     def stages(self) -> Stages:
