@@ -19,6 +19,7 @@ from linop.backends.engine.worker import Worker
 from linop.errors import ArgumentError
 from linop.operators.named_movement import out_of_place
 from linop.operators.operator import LinearOperator
+from linop.operators.riesz import between_euclidean
 from linop.spaces.region import Region
 from linop.spaces.scalars import Array
 from linop.spaces.space import Space
@@ -55,6 +56,8 @@ class FlatPlan(SciPyOperator):  # type: ignore[misc]
 
     def __init__(self, plan: BoundPlan, whole: BoundPlan | None = None) -> None:
         super().__init__(plan.op.dtype, plan.op.shape)
+        plain = between_euclidean(plan.op)  # as flat arrays are, for SciPy
+        plan = plan if plain is plan.op else plan.backend.compile(plain)
         self.plan = plan
         backend: Any = plan.backend
         self._alone = not isinstance(backend, Worker)

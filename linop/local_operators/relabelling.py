@@ -23,7 +23,7 @@ def between(op: LinearOperator, domain: Space, codomain: Space) -> LinearOperato
         return op
     if isinstance(op, Local):
         return Local(relabelled(op.map, domain, codomain))
-    return compose(moved(op.codomain, codomain), op, moved(op.domain, domain).H)
+    return compose(moved(op.codomain, codomain), op, moved(op.domain, domain).euclidean_adjoint)
 
 
 def moved(space: Space, other: Space) -> LinearOperator:
@@ -39,7 +39,8 @@ def as_map(op: LinearOperator) -> LocalMap:
     known = all(call.map.matrix is not None for call in op.stages.calls)
     text = " ".join(str(op).split())
     matrix = op.to_matrix if known else None
-    return LocalMap(op.domain, op.codomain, op, op.H, f"({text})" if op.loose else text, matrix)
+    symbol = f"({text})" if op.loose else text
+    return LocalMap(op.domain, op.codomain, op, op.euclidean_adjoint, symbol, matrix)
 
 
 def relabelled(local: LocalMap, domain: Space, codomain: Space) -> LocalMap:

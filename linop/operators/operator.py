@@ -107,6 +107,10 @@ class LinearOperator(WithOrigin, SciPyProtocol, ABC, Generic[Domain_co, Codomain
     def _stages(self) -> Stages:
         """The normal form, computed from those of the operands."""
 
+    def _cancels(self, other: LinearOperator) -> bool:
+        """True if the operator is known to be the inverse of another one."""
+        return False
+
     def _operands(self) -> Sequence[LinearOperator]:
         """The operators that it is built of."""
         return ()

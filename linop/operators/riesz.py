@@ -24,6 +24,7 @@ from linop.operators.chebyshev import chebyshev_inverse
 from linop.operators.expressions import Composition, Identity, Local, Scaled, compose
 from linop.operators.notation import subscripted
 from linop.operators.operator import LinearOperator
+from linop.operators.simplification import is_still, simplified, without_inverses
 from linop.provenance import records_origin
 from linop.spaces.exact import Exact
 from linop.spaces.scalars import Array, as_exact, reciprocal
@@ -157,8 +158,7 @@ class Riesz(Named):
         weights = isinstance(self.space.inner_product, Diagonal)
         return self if weights else super()._conj()
 
-    def cancels(self, other: LinearOperator) -> bool:
-        """True if their product is the identity."""
+    def _cancels(self, other: LinearOperator) -> bool:
         inverse = isinstance(other, Riesz) and other.inverted != self.inverted
         return inverse and self.space == other.domain
 
@@ -167,6 +167,11 @@ class Riesz(Named):
         if not self.inverted:
             return base
         return f"{base}^{{-1}}" if latex else f"{base}⁻¹"
+
+
+@simplified.register
+def _(op: Riesz) -> LinearOperator:
+    return op
 
 
 @records_origin
@@ -259,23 +264,8 @@ def weighted_adjoint(op: LinearOperator) -> LinearOperator:
         return Scaled(ratio, back)
     inner = back.factors if isinstance(back, Composition) else (back,)
     factors = [riesz(X, inverse=True), *inner, riesz(Y)]
-    return _product([f for f in factors if not _is_still(f)]) or Identity(Y, X)
-
-
-def _is_still(op: LinearOperator) -> bool:
-    return isinstance(op, Identity) and op.domain == op.codomain
-
-
-def _product(factors: Sequence[LinearOperator]) -> LinearOperator | None:
-    """The product of operators, without those that cancel with their neighbour; None if all do."""
-    kept: list[LinearOperator] = []
-    for factor in factors:
-        last = kept[-1] if kept else None
-        if isinstance(last, Riesz) and last.cancels(factor):
-            kept.pop()
-        else:
-            kept.append(factor)
-    return compose(*kept) if kept else None
+    kept = without_inverses([factor for factor in factors if not is_still(factor)])
+    return compose(*kept) if kept else Identity(Y, X)
 
 
 def _uniform(Y: Space, X: Space) -> Exact | None:
