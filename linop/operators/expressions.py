@@ -39,7 +39,7 @@ class Identity(LinearOperator[Any, Any]):
     another inner product."""
 
     def __init__(self, space: Space, codomain: Space | None = None) -> None:
-        super().__init__(space, codomain or space)
+        super().__init__(space, space if codomain is None else codomain)
 
     def _adjoint(self) -> LinearOperator:
         return self if self.domain is self.codomain else Identity(self.codomain, self.domain)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -102,13 +103,9 @@ def inner_product(
     """
     space = expect("inner_product: G", G, LinearOperator).domain
     space.same_as(G.codomain, "inner_product: domain and codomain of G")
-    space.same_as(
-        space.euclidean, "inner_product: G is an operator on the Euclidean space, its space"
-    )
+    space.same_as(space.euclidean, "inner_product: space of G, which has to be Euclidean")
     if inverse is not None and spectrum is not None:
-        raise ArgumentError(
-            "inner_product: give an inverse or the bounds of the spectrum, not both"
-        )
+        raise ArgumentError("inner_product: give an inverse or bounds of the spectrum, not both")
     if spectrum is not None:
         inverse = chebyshev_inverse(G, *spectrum)
     elif inverse is not None and not isinstance(inverse, LinearOperator):
@@ -135,10 +132,12 @@ def _solver(space: Space, solve: Any) -> LinearOperator:
             f"{len(space)}: give an operator as inverse, or the bounds of the spectrum of G"
         )
 
-    def solved(x: Array) -> Array:
-        return np.asarray(solve(x.reshape(-1)), space.dtype).reshape(x.shape)
-
+    solved = partial(_solved, solve)
     return Local(LocalMap(space, space, solved, solved, "G⁻¹"))
+
+
+def _solved(solve: Any, x: Array) -> Array:
+    return np.asarray(solve(x.reshape(-1)), x.dtype).reshape(x.shape)
 
 
 class Riesz(Named):

@@ -71,7 +71,7 @@ class ProximalMap(ABC):
             )
 
     inner_products: tuple[type, ...] = (type(None),)
-    """Classes of the inner products that f is defined for; NoneType stands for the Euclidean one."""
+    """Classes of the inner products that f is defined for; NoneType is the Euclidean one."""
 
     has_value = True
     """False if f has a proximal map alone."""
