@@ -118,9 +118,7 @@ def test_weights_of_the_global_tensor_follow_movement(seed: int) -> None:
     plain = X.euclidean
     moves = [
         lambda X: linop.repartition(X, linop.Partition((1, 2))),
-        lambda X: linop.broadcast(X, linop.Partition((3, 2))),
-        lambda X: linop.halo_exchange(X, widths=1),
-        linop.all_gather,
+        lambda X: linop.shift(X, 1),
         lambda X: linop.all_gather(X, into=linop.REPLICATED),
         lambda X: linop.all_to_all(X, 0, 1),
         linop.gather,
@@ -132,6 +130,11 @@ def test_weights_of_the_global_tensor_follow_movement(seed: int) -> None:
         assert op.H.movement() == op.movement().adjoint()
         assert (op.H.domain, op.H.codomain) == (op.codomain, X)
         assert op.H.stages.to_matrix().nnz == move(plain).H.stages.to_matrix().nnz
+    copied = linop.halo_exchange(X, widths=1), linop.all_gather(X), linop.pad(X, [(1, 1), (0, 2)])
+    for op in (*copied, linop.broadcast(X, linop.Partition((3, 2)))):
+        assert op.codomain.inner_product is None
+        assert riesz_maps(op.H) == [True]
+        assert linop.testing.check_exact(op)
     other = linop.TensorSpace((6, 4), linop.Partition((1, 2)), inner=weights + 1)
     written = linop.repartition(X, other)
     assert written.H is not written.euclidean_adjoint

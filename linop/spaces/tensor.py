@@ -38,9 +38,10 @@ class TensorSpace(Space):
             leave gaps.
         memory: the kind of memory of all blocks, one of `linop.spaces.region.MEMORIES`.
         inner: the inner product, as for `Space`; an array of weights is of the global shape, and
-            holds for the same tensor in other blocks, too (``linop.repartition(X, partition)`` and
-            the other collectives). Weights by region, a vector's, and operators' inner products are
-            of these blocks only: elsewhere the inner product is then the Euclidean one.
+            holds for the same tensor in other blocks, too, as those of
+            ``linop.repartition(X, partition)``. Codomains of collectives are Euclidean where
+            elements are in several blocks (copies, halos); and where `inner` is weights by region,
+            a vector, or an operator's inner product, which are of these blocks alone.
 
     Balanced means that the first ``n mod p`` blocks are one longer; with more workers than elements
     the last blocks are empty.
@@ -241,9 +242,10 @@ class TensorSpace(Space):
     def like(
         self, partition: Partition, axes: Sequence[Axis], bounds: Mapping[int, Bounds] | None = None
     ) -> TensorSpace:
-        """The same global tensor, name, memory and global weights on another partition; balanced in
-        dimensions without `bounds`."""
-        return TensorSpace(
+        """The same global tensor, name and memory on another partition; balanced in dimensions
+        without `bounds`. It has the weights of the global tensor, if no element is in several
+        blocks; else it is Euclidean."""
+        made = TensorSpace(
             self.global_shape,
             partition,
             self.dtype,
@@ -251,8 +253,16 @@ class TensorSpace(Space):
             self.name,
             bounds=bounds,
             memory=self.memory,
-            inner=self.inner_of_other_blocks,
         )
+        inner = self.inner_of_other_blocks
+        return made.with_inner(inner) if inner is not None and made._holds_each_once else made
+
+    @property
+    def _holds_each_once(self) -> bool:
+        """True if no element of the tensor is in several blocks, or in several copies of one."""
+        grid = zip(self.axes, self.partition.shape, strict=True)
+        several = any(axis is COPIES and extent > 1 for axis, extent in grid)
+        return not several and None not in map(_side_by_side, self.bounds)
 
     @property
     def inner_of_other_blocks(self) -> InnerProduct | None:

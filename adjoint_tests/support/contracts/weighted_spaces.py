@@ -42,7 +42,7 @@ def gram(space: Space) -> np.ndarray:
     if hasattr(inner, "G"):
         return inner.G.to_matrix("regions").toarray()
     each = [np.broadcast_to(inner.of(space, r), r.shape).ravel() for r in space.regions]
-    return np.diag(np.concatenate(each).astype(np.float64))
+    return np.diag(np.concatenate([np.zeros(0), *each]).astype(np.float64))
 
 
 def adjoint_of_matrix(op: LinearOperator) -> np.ndarray:
