@@ -1,4 +1,4 @@
-"""Gradient descent that deblurs an image, with a penalty on its slope: with gradients of the Sobolev
+"""Gradient descent that deblurs an image, with a penalty on its slope: with gradients in the Sobolev
 space H1 it takes fewer iterations; `mpiexec -n 2 python` runs it too."""
 
 import numpy as np

@@ -30,8 +30,9 @@ def local(
     name: str = "L",
     dtype: npt.DTypeLike = np.float64,
 ) -> LinearOperator:
-    """A linear map given as a function and its adjoint. Neither is checked here:
-    `linop.testing.check_adjoint` tests that they are linear and adjoint.
+    """A linear map given as a function and its adjoint, that of Euclidean inner products, whichever
+    the spaces have. Neither is checked here: `linop.testing.check_adjoint` tests that they are
+    linear and adjoint.
 
     Args:
         domain, codomain: regions or spaces, all on one worker.

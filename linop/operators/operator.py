@@ -153,7 +153,7 @@ class LinearOperator(WithOrigin, SciPyProtocol, ABC, Generic[Domain_co, Codomain
             SpaceError: the domain's inner product is of an operator without an inverse.
         """
         if self._h is None:
-            made = self.euclidean_adjoint  # of Euclidean spaces, it is the adjoint from now on
+            made: LinearOperator = self.euclidean_adjoint  # of Euclidean spaces, it sets _h
             if self._h is None:
                 from linop.operators.riesz import weighted_adjoint
 

@@ -27,9 +27,10 @@ from linop.operators.notation import subscripted
 from linop.operators.operator import LinearOperator
 from linop.operators.simplification import is_still, simplified, without_inverses
 from linop.provenance import records_origin
+from linop.spaces.differences import side_by_side
 from linop.spaces.exact import Exact
 from linop.spaces.scalars import Array, as_exact, reciprocal
-from linop.spaces.space import Space, side_by_side
+from linop.spaces.space import Space
 from linop.spaces.vector import Vector
 from linop.spaces.weighted import Diagonal, InnerProduct, Joined, not_renamed
 
@@ -41,7 +42,7 @@ class OfOperator(InnerProduct):
         self.G, self.inverse = G, inverse
 
     @cached_property
-    def digest(self) -> bytes:  # type: ignore[override]
+    def digest(self) -> bytes:
         return hashlib.sha256(self.G.stages.digest).digest()
 
     def fitted(self, space: Space) -> InnerProduct:
@@ -101,7 +102,9 @@ def inner_product(
             `inverse` and `spectrum` are given; or the bounds are not positive and in order.
         SpaceError: G is no endomorphism of a Euclidean space, or `inverse` not of the same space.
     """
-    space = expect("inner_product: G", G, LinearOperator).domain
+    if not isinstance(G, LinearOperator):
+        raise ArgumentError(f"inner_product: expected an operator G, given {G!r}")
+    space = G.domain
     space.same_as(G.codomain, "inner_product: domain and codomain of G")
     space.same_as(space.euclidean, "inner_product: space of G, which has to be Euclidean")
     if inverse is not None and spectrum is not None:

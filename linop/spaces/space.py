@@ -18,6 +18,7 @@ from linop.caching import attributes, cached_property
 from linop.errors import ArgumentError, RegionError, ShapeError, SpaceError, expect
 from linop.spaces import showing
 from linop.spaces.contents import accepted
+from linop.spaces.differences import inner_text, replicas_text, side_by_side, workers_text
 from linop.spaces.float_formats import native
 from linop.spaces.inner_products import dot
 from linop.spaces.numbering import Numbering
@@ -94,7 +95,7 @@ class Space:
             twice = sorted({n for n in names if names.count(n) > 1})
             raise RegionError(
                 f"duplicate region {', '.join(map(repr, twice))} in a space: {names}"
-                f"{_replicas(given, twice)}"
+                f"{replicas_text(given, twice)}"
             )
         self.dtype = numeric_dtype(dtype)
         self.inner_product = inner_product_of(self, inner)
@@ -230,13 +231,13 @@ class Space:
     @property
     def _inner_shown(self) -> str:
         """The inner product as the end of a list of arguments."""
-        return "" if self.inner_product is None else f", inner={_inner_text(self)}"
+        return "" if self.inner_product is None else f", inner={inner_text(self)}"
 
     def _repr_html_(self) -> str:
         return showing.space_html(self)
 
     def __str__(self) -> str:
-        parts = [f"{r.name}{list(r.shape)}@{_workers(r)}{memory_mark(r)}" for r in self.regions]
+        parts = [f"{r.name}{list(r.shape)}@{workers_text(r)}{memory_mark(r)}" for r in self.regions]
         return " ⊕ ".join(parts if len(parts) <= 8 else [*parts[:6], "…", parts[-1]]) or "0"
 
     def require(self, part: Part) -> Subset:
@@ -478,46 +479,3 @@ def same_inner_product(left: Space, right: Space) -> bool:
     if one is other:
         return True
     return one is not None and other is not None and one.agrees(left, right)
-
-
-def side_by_side(left: Space, right: Space) -> str:
-    """The regions, dtypes and inner products in which two spaces differ, in two columns; at most 12
-    rows."""
-    if left.has_regions_of(right):
-        return (
-            f"  inner product {_inner_text(left)}  ≠  {_inner_text(right)}\n"
-            f"linop.identity(X, Y) maps one to the other; X.euclidean and X.with_inner(…) are "
-            f"spaces of the same regions"
-        )
-    names = list(dict.fromkeys([*left.numbering.index, *right.numbering.index]))
-    rows = [("dtype " + left.dtype.name, "dtype " + right.dtype.name)]
-    rows += [(_describe(left, n), _describe(right, n)) for n in names]
-    rows = [r for r in rows if r[0] != r[1]][:12] or rows[:1]
-    width = max(len(a) for a, _ in rows)
-    return "\n".join(f"  {a:<{width}}  ≠  {b}" for a, b in rows)
-
-
-def _inner_text(space: Space) -> str:
-    return "Euclidean" if space.inner_product is None else str(space.inner_product)
-
-
-def _replicas(given: Sequence[Region], names: Sequence[str]) -> str:
-    """The end of an error of duplicate regions, if they are replicated ones."""
-    shared = next((r for r in given if r.name in names and r.replicated), None)
-    if shared is None:
-        return ""
-    return (
-        f"; {shared.name!r} is replicated: one region of the workers {shared.workers}. Take it, "
-        f"and a local operator on it, once and not for each worker"
-    )
-
-
-def _describe(space: Space, name: str) -> str:
-    if name not in space:
-        return f"(no {name!r})"
-    region = space[name]
-    return f"{name!r} shape {region.shape} on worker {_workers(region)}{memory_mark(region)}"
-
-
-def _workers(region: Region) -> str:
-    return ",".join(map(str, region.workers))

@@ -78,7 +78,7 @@ class Diagonal(InnerProduct):
         """The dtype of arrays that were checked to be positive; None of users' arrays."""
 
     @cached_property
-    def digest(self) -> bytes:  # type: ignore[override]
+    def digest(self) -> bytes:
         found = hashlib.sha256(b"diagonal")
         for name in sorted(self.given):
             array = np.ascontiguousarray(self.given[name])
@@ -168,7 +168,7 @@ class Joined(InnerProduct):
         self.parts = tuple(parts)
 
     @cached_property
-    def digest(self) -> bytes:  # type: ignore[override]
+    def digest(self) -> bytes:
         return hashlib.sha256(b"".join(part.digest for part in self.parts)).digest()
 
     def fitted(self, space: Space) -> Joined:
@@ -268,4 +268,5 @@ def _positive(values: Any, dtype: np.dtype[Any], what: str) -> Array:
 def _scaled(array: Array, weights: Array) -> Array:
     """An array, multiplied by weights in the precision of inner products."""
     array = wide(array)
-    return array * np.asarray(weights, like=array)
+    scaled: Array = array * np.asarray(weights, like=array)
+    return scaled
