@@ -149,7 +149,7 @@ class Space:
     def __getstate__(self) -> dict[str, Any]:
         """The attributes without what is derived from the inner product, or differs in another
         process."""
-        derived = ("_riesz", "_hash", "digest", "euclidean")
+        derived = ("_riesz", "_hash", "digest", "euclidean", "made_from")
         return {name: own for name, own in attributes(self).items() if name not in derived}
 
     @cached_property
