@@ -36,7 +36,7 @@ def drawn(data: st.DataObject, name: str, workers: int = 4) -> tuple[LinearOpera
     return op, 0.0 if FACTORIES[name].exact else 64 * rounding(op)
 
 
-@settings(max_examples=120)
+@settings(max_examples=60)
 @given(data=st.data(), name=names, seed=seeds)
 def test_adjoint_of_the_catalogue(data: st.DataObject, name: str, seed: int) -> None:
     op, tolerance = drawn(data, name)

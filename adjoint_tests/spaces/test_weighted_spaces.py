@@ -95,6 +95,7 @@ def test_text() -> None:
     X = Space(Region("x", 2), inner=[1.0, 2.0])
     assert repr(X) == "Space(x[2]@0, dtype=float64, inner=positive weights)"
     assert repr(blocks((2, 2), 1, "float64", 0.5)).endswith("name='x', inner=weight 0.5)")
+    assert "; inner product: positive weights" in X._repr_html_()
     with pytest.raises(SpaceError) as found:
         X.zeros() + X.euclidean.zeros()
     assert str(found.value) == (

@@ -29,6 +29,7 @@ from linop.operators.simplification import is_still, simplified, without_inverse
 from linop.provenance import records_origin
 from linop.spaces.differences import side_by_side
 from linop.spaces.exact import Exact
+from linop.spaces.region import Subset
 from linop.spaces.scalars import Array, as_exact, reciprocal
 from linop.spaces.space import Space
 from linop.spaces.vector import Vector
@@ -286,17 +287,18 @@ def _between_equal_weights(op: LinearOperator) -> bool:
     """True if an operator is data movement, each element of which has the weight of those that it
     goes to."""
     X, Y = op.domain, op.codomain
-    here, there = X.inner_product, Y.inner_product
-    if not (isinstance(here, Diagonal) and isinstance(there, Diagonal)):
+    if not all(isinstance(space.inner_product, Diagonal) for space in (X, Y)):
         return False
     movement = op.stages.merged
     return movement is not None and all(
-        np.array_equal(
-            here.of(X, t.source.region)[t.source.index],
-            there.of(Y, t.target.region)[t.target.index],
-        )
-        for t in movement
+        np.array_equal(_weights(X, t.source), _weights(Y, t.target)) for t in movement
     )
+
+
+def _weights(space: Space, part: Subset) -> Array:
+    inner = expect("inner product", space.inner_product, Diagonal)
+    found: Array = inner.of(space, part.region)[part.index]
+    return found
 
 
 def between_euclidean(op: LinearOperator) -> LinearOperator[Any, Any]:

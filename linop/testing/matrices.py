@@ -35,7 +35,9 @@ def worst_of_matrices(
             if this is exceeded, to their rounding errors (`linop.testing.cancellation`).
         weighed: True if an inner product is not the Euclidean one.
     """
-    wanted = (_weighed(F, forward) if weighed else forward).conj().T
+    if weighed:
+        forward = _weighed(F, forward)
+    wanted = forward.conj().T
     if not wanted.size:
         return 0.0, Worst("there is no entry")
     difference = np.abs(widened(backward) - widened(wanted))
