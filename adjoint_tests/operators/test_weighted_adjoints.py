@@ -108,6 +108,14 @@ def test_mass_matrix_on_ranks(dtype: str) -> None:
     on_ranks(2, contracts.mass_on_workers, (7, 3), 2, dtype)
 
 
+def test_the_contract_notices_a_wrong_adjoint() -> None:
+    X = linop.TensorSpace((4,), linop.Partition((2,)), inner=[1.0, 2, 4, 8])
+    op = linop.stencil(X, {0: 1.0, 1: 2.0})
+    op._h = op.euclidean_adjoint
+    with pytest.raises(AssertionError):
+        on_threads(2, contracts.agrees, op, 0)
+
+
 # Movements between elements of equal weights: nothing is written
 
 

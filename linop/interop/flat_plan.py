@@ -56,9 +56,7 @@ class FlatPlan(SciPyOperator):  # type: ignore[misc]
 
     def __init__(self, plan: BoundPlan, whole: BoundPlan | None = None) -> None:
         super().__init__(plan.op.dtype, plan.op.shape)
-        plain = between_euclidean(plan.op)  # as flat arrays are, for SciPy
-        plan = plan if plain is plan.op else plan.backend.compile(plain)
-        self.plan = plan
+        self.plan = plan = euclidean(plan)
         backend: Any = plan.backend
         self._alone = not isinstance(backend, Worker)
         self._whole = whole or self._compiled(backend)
@@ -111,6 +109,13 @@ class FlatPlan(SciPyOperator):  # type: ignore[misc]
 
     def _adjoint(self) -> FlatPlan:
         return FlatPlan(self.plan.H, self._whole.H)
+
+
+def euclidean(plan: BoundPlan) -> BoundPlan:
+    """The plan between Euclidean spaces, whose inner product arrays of other packages have; itself
+    if it is one. Collective, where it compiles another."""
+    plain = between_euclidean(plan.op)
+    return plan if plain is plan.op else plan.backend.compile(plain)
 
 
 def everywhere(op: LinearOperator, workers: Sequence[int]) -> LinearOperator:
